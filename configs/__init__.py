@@ -1,0 +1,1 @@
+"""Job files: the schema that every YAML in this folder is checked against."""

@@ -1,0 +1,99 @@
+"""Reading a job file: YAML, `section.field=value` overrides, and errors that name the dotted path.
+
+Knows YAML and pydantic's error lists; the rules themselves are in `configs.schema`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+JobModel = TypeVar("JobModel", bound=BaseModel)
+
+
+class ConfigError(ValueError):
+    """A job file or override that is refused; the message names the dotted path and what to do."""
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """Parse one YAML file into a mapping.
+
+    Raises:
+        ConfigError: the file is missing, is no YAML, or holds no mapping.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: is not valid YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path}: must hold a mapping of sections, not {type(data).__name__}")
+    return data
+
+
+def apply_override(data: dict[str, Any], override: str) -> None:
+    """Set one `section.field=value` in place; the value is read as YAML.
+
+    Raises:
+        ConfigError: there is no `=`, or the path runs through something that is no mapping.
+    """
+    dotted, separator, raw = override.partition("=")
+    keys = dotted.split(".")
+    if not separator or not all(keys):
+        raise ConfigError(f"override {override!r} must look like section.field=value")
+    try:
+        value = yaml.safe_load(raw)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"override {dotted}: {raw!r} is not valid YAML: {error}") from None
+    node = data
+    for depth, key in enumerate(keys[:-1]):
+        child = node.setdefault(key, {})
+        if child is None:
+            child = node[key] = {}
+        if not isinstance(child, dict):
+            raise ConfigError(f"override {dotted}: {'.'.join(keys[: depth + 1])} is no section but {child!r}")
+        node = child
+    node[keys[-1]] = value
+
+
+def validate(model: type[JobModel], data: dict[str, Any], origin: str) -> JobModel:
+    """Check plain data against the schema.
+
+    Raises:
+        ConfigError: one line per problem, each with its dotted path.
+    """
+    try:
+        # Through JSON, so that YAML lists are accepted for tuples while strings are never taken for numbers.
+        return model.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors(include_url=False):
+            where = ".".join(str(part) for part in problem["loc"]) or "(whole file)"
+            message = problem["msg"].removeprefix("Value error, ")
+            if problem["type"] == "extra_forbidden":
+                message = "is not a known key"
+            elif problem["type"] == "missing":
+                message = "is required"
+            lines.append(f"{origin}: {where}: {message}")
+        raise ConfigError("\n".join(lines)) from None
+    except TypeError as error:
+        raise ConfigError(f"{origin}: holds a value that is neither text, number, list nor mapping: {error}") from None
+
+
+def load_job(model: type[JobModel], path: str | Path, overrides: tuple[str, ...] = ()) -> JobModel:
+    """Read one job file, apply overrides, and validate the whole.
+
+    Raises:
+        ConfigError: anything at all is wrong with it.
+    """
+    data = read_yaml(path)
+    for override in overrides:
+        apply_override(data, override)
+    return validate(model, data, str(path))

@@ -1,0 +1,300 @@
+"""The schema of a job file: one YAML is one job, strict in every key, refused before anything expensive starts.
+
+Knows the legal values and which choices go together; knows nothing of how a choice is built (that is `actors.pair`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class Section(BaseModel):
+    """Strict base of every section: unknown keys and silent conversions are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+# --- source and prompt ---------------------------------------------------------------------------------------------
+
+
+class SourceColumns(Section):
+    """Which columns (Parquet) or member extensions (tar) hold what."""
+
+    image: str | None = None
+    """Parquet: a column of encoded bytes, of URIs, or of `struct<bytes, path>`. WebDataset: ignored, images are found by
+    extension."""
+
+
+class Source(Section):
+    """Where samples come from."""
+
+    kind: Literal["parquet", "images", "webdataset"]
+    path: str
+    """A file, a folder or a glob; any fsspec URL."""
+    columns: SourceColumns = SourceColumns()
+    id_column: str | None = None
+    """The user's own unique id; without it the id is the path relative to the source root and the row's index."""
+    span_max_rows: Annotated[int, Field(ge=1)] = 1000
+    span_max_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
+    uri_schemes: tuple[str, ...] = ("file",)
+    """Schemes that image URIs inside rows may use; a path without a scheme is `file`, relative to the source root."""
+    max_image_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
+    max_image_pixels: Annotated[int, Field(ge=1)] = 64_000_000
+    max_side_px: Annotated[int, Field(ge=16)] | None = None
+    """Images with a longer side are shrunk to it after decoding, before they travel to the actor."""
+
+
+class Message(Section):
+    """One turn of the conversation; `text` may hold `{column}` placeholders."""
+
+    role: Literal["system", "user", "assistant"]
+    text: str
+    images: bool | None = None
+    """Whether this turn carries the row's images; by default the first user turn does."""
+
+
+class Prompt(Section):
+    """What the model is asked: a single user text, or messages."""
+
+    text: str | None = None
+    messages: tuple[Message, ...] = ()
+
+    @model_validator(mode="after")
+    def _one_of(self) -> Prompt:
+        if (self.text is None) == (not self.messages):
+            raise ValueError("give either prompt.text or prompt.messages, and not both")
+        if self.messages and self.messages[-1].role != "user":
+            raise ValueError("prompt.messages must end with a user turn, which the model then answers")
+        return self
+
+
+# --- model ---------------------------------------------------------------------------------------------------------
+
+
+class Checkpoint(Section):
+    """One model: a folder written by `save_pretrained`, or a hub id."""
+
+    path: str
+    revision: str | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    """`auto` is the first CUDA device where there is one, and the CPU elsewhere."""
+    allow_remote_code: bool = False
+
+
+class Model(Section):
+    """The pair: the target whose distribution counts, and the drafter that guesses ahead."""
+
+    target: Checkpoint
+    drafter: Checkpoint | None = None
+
+
+# --- method: four choices ------------------------------------------------------------------------------------------
+
+
+class NoDrafter(Section):
+    """Plain decoding: the same loop, nothing proposed."""
+
+    kind: Literal["none"] = "none"
+
+
+class ModelDrafter(Section):
+    """An independent smaller model (`model.drafter`)."""
+
+    kind: Literal["model"] = "model"
+
+
+class FullContext(Section):
+    """The drafter sees the whole prompt, images included."""
+
+    kind: Literal["full"] = "full"
+
+
+class ChainTree(Section):
+    """A single path of `length` drafts."""
+
+    kind: Literal["chain"] = "chain"
+    length: Annotated[int, Field(ge=1, le=64)] = 5
+
+
+class StaticTree(Section):
+    """A fixed tree: `branching[d]` children for every node of depth d, or explicit `paths` of child ranks."""
+
+    kind: Literal["static"] = "static"
+    branching: tuple[Annotated[int, Field(ge=1, le=64)], ...] = ()
+    paths: tuple[tuple[Annotated[int, Field(ge=0, le=63)], ...], ...] = ()
+
+    @model_validator(mode="after")
+    def _one_of(self) -> StaticTree:
+        if bool(self.branching) == bool(self.paths):
+            raise ValueError("give either branching or paths, and not both")
+        num_nodes, level = 0, 1
+        for width in self.branching:
+            level *= width
+            num_nodes += level
+        if num_nodes > 512:
+            raise ValueError(f"branching {list(self.branching)} makes {num_nodes} nodes; at most 512 are verified at once")
+        known = set(self.paths)
+        for path in self.paths:
+            if not path:
+                raise ValueError("a path must not be empty: the root is always there")
+            for parent in (path[:-1], (*path[:-1], path[-1] - 1) if path[-1] else ()):
+                if parent and parent not in known:
+                    raise ValueError(f"path {list(path)} needs {list(parent)}, which is not among the paths")
+        if len(known) != len(self.paths):
+            raise ValueError("the same path is given twice")
+        return self
+
+
+class ExactAcceptance(Section):
+    """Lossless: greedy match, or the target's own shared-noise draw."""
+
+    kind: Literal["exact"] = "exact"
+
+
+class RejectionAcceptance(Section):
+    """Lossless in distribution: rejection sampling with residuals (Leviathan et al. 2023, Algorithm 1)."""
+
+    kind: Literal["rejection"] = "rejection"
+
+
+Drafter = Annotated[NoDrafter | ModelDrafter, Field(discriminator="kind")]
+Context = Annotated[FullContext, Field()]
+Tree = Annotated[ChainTree | StaticTree, Field(discriminator="kind")]
+Acceptance = Annotated[ExactAcceptance | RejectionAcceptance, Field(discriminator="kind")]
+
+
+class Method(Section):
+    """A speculative-decoding method: drafter × contexts × tree × acceptance."""
+
+    name: str | None = None
+    drafter: Drafter = NoDrafter()
+    contexts: tuple[Context, ...] = (FullContext(),)
+    tree: Tree = ChainTree()
+    acceptance: Acceptance = ExactAcceptance()
+
+    @model_validator(mode="after")
+    def _legal(self) -> Method:
+        if len(self.contexts) != 1:
+            raise ValueError(f"contexts: this drafter sees exactly one context, not {len(self.contexts)}")
+        return self
+
+    @property
+    def verify_mode(self) -> Literal["lossless", "lossy"]:
+        """Whether the output keeps the target's distribution; stands in every row."""
+        return "lossless"
+
+    @property
+    def label(self) -> str:
+        """The method's name in rows and reports."""
+        if self.name:
+            return self.name
+        if isinstance(self.drafter, NoDrafter):
+            return "plain"
+        return f"{self.drafter.kind}+{self.tree.kind}+{self.acceptance.kind}"
+
+
+class Sampling(Section):
+    """How tokens are chosen; see `decoding.Sampling`."""
+
+    max_new_tokens: Annotated[int, Field(ge=1, le=65_536)] = 256
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    ignore_eos: bool = False
+
+
+# --- running -------------------------------------------------------------------------------------------------------
+
+
+class Pool(Section):
+    """The actors: each holds one pair and one engine."""
+
+    min_size: Annotated[int, Field(ge=1)] = 1
+    max_size: Annotated[int, Field(ge=1)] = 1
+    slots: Annotated[int, Field(ge=1, le=4096)] = 16
+    max_context_tokens: Annotated[int, Field(ge=16)] = 2048
+    """Prompt, images and generated tokens together; a row that needs more becomes an error row."""
+    batch_rows: Annotated[int, Field(ge=1)] = 32
+    max_batches_in_flight: Annotated[int, Field(ge=1, le=64)] = 4
+    num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
+    torch_threads: Annotated[int, Field(ge=1)] | None = None
+    """Threads of one CPU actor; by default the machine's cores shared among `max_size` actors."""
+    decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
+    accelerator_type: str | None = None
+
+    @model_validator(mode="after")
+    def _sizes(self) -> Pool:
+        if self.max_size < self.min_size:
+            raise ValueError(f"max_size ({self.max_size}) is smaller than min_size ({self.min_size})")
+        return self
+
+
+class Sink(Section):
+    """Where results go: `data/`, `errors/` and `_job/` under `path`."""
+
+    path: str
+    keep_columns: tuple[str, ...] = ()
+    """Input columns that travel through into every output row."""
+    rows_per_file: Annotated[int, Field(ge=1)] = 10_000
+    compression: Literal["zstd", "snappy", "none"] = "zstd"
+
+
+class Job(Section):
+    """The run itself."""
+
+    name: str = "caption"
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    ray_address: str = "local"
+    """`local` starts a private Ray on this machine; `auto` joins the cluster that the job was submitted to; or an address."""
+    num_cpus: Annotated[int, Field(ge=1)] | None = None
+    """Logical CPUs of a local Ray; by default the machine's cores, and never fewer than 2."""
+    progress: bool = True
+
+
+class CaptionJob(Section):
+    """A whole caption job."""
+
+    source: Source
+    prompt: Prompt
+    model: Model
+    method: Method = Method()
+    sampling: Sampling = Sampling()
+    pool: Pool = Pool()
+    sink: Sink
+    job: Job = Job()
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _short_prompt(cls, value: Any) -> Any:
+        return {"text": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _pair(self) -> CaptionJob:
+        if isinstance(self.method.drafter, ModelDrafter) and self.model.drafter is None:
+            raise ValueError("method.drafter.kind is 'model', so model.drafter must name a checkpoint")
+        return self
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole configuration as plain JSON data, defaults filled in."""
+        return self.model_dump(mode="json")
+
+    def fingerprint(self, revisions: dict[str, str]) -> str:
+        """A short hash of all that decides the output's content: source, prompt, models, method, sampling, seed.
+
+        Pool sizes and where the job runs are left out on purpose: they may change between attempts.
+        """
+        data = self.resolved()
+        del data["pool"]
+        data["job"] = {"seed": self.job.seed}
+        data["sink"] = {"keep_columns": data["sink"]["keep_columns"]}
+        if isinstance(self.method.drafter, NoDrafter):
+            data["method"] = {"drafter": data["method"]["drafter"], "acceptance": data["method"]["acceptance"]}
+        data["revisions"] = revisions
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]

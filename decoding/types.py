@@ -1,0 +1,127 @@
+"""The values that enter and leave the engine: `Request`, `Sampling`, `Completion` and its `Telemetry`.
+
+Plain frozen data. Knows nothing of models, Ray, files or how a token is chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+FINISH_REASONS = ("stop", "length", "stop_string", "error")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How tokens are chosen for one request.
+
+    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off; `repetition_penalty` 1 is off and otherwise counts the
+    prompt's tokens too, as transformers does. `stop` are strings that end the text (they are cut off it).
+
+    Raises:
+        ValueError: a value is outside its range; the message names the field.
+    """
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"sampling.max_new_tokens must be at least 1, not {self.max_new_tokens}")
+        if not 0.0 <= self.temperature < float("inf"):
+            raise ValueError(f"sampling.temperature must be 0 (greedy) or a positive number, not {self.temperature}")
+        if self.top_k < 0:
+            raise ValueError(f"sampling.top_k must be 0 (off) or positive, not {self.top_k}")
+        if not 0.0 < self.top_p <= 1.0:
+            raise ValueError(f"sampling.top_p must be in (0, 1], not {self.top_p}")
+        if not 0.0 < self.repetition_penalty < float("inf"):
+            raise ValueError(f"sampling.repetition_penalty must be positive, not {self.repetition_penalty}")
+        if any(not text for text in self.stop):
+            raise ValueError("sampling.stop must not contain an empty string")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One sample to decode.
+
+    `prompt` is the rendered text, image placeholders included, exactly as the target's processor expects it;
+    `images` are uint8 RGB arrays of shape (height, width, 3) in the order of their placeholders. Noise is keyed by
+    `(seed, sample_id, replica)`, so the output depends on nothing else in the batch.
+    """
+
+    sample_id: str
+    prompt: str
+    images: tuple[NDArray[np.uint8], ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    replica: int = 0
+
+
+@dataclass(frozen=True)
+class RequestError:
+    """Why a request gave no text: a stable `code` (see `decoding.errors`) and a message for people."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """What speculation did for one request, under the names vLLM uses.
+
+    `num_spec_steps` counts verify steps after the prefill; `acceptance_histogram[i]` counts the steps that kept i
+    drafts, so its length is the deepest draft + 1. Exactly: generated = 1 + kept accepted + steps − (1 if the last
+    step ended inside its path). Times are shares of the batch's time, in milliseconds.
+    """
+
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    acceptance_histogram: tuple[int, ...] = ()
+    num_relaxed_accepts: int = 0
+    ended_inside_path: bool = False
+    target_forwards: int = 0
+    drafter_forwards: int = 0
+    prefill_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    batch_size_mean: float = 0.0
+    extras: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """1 + accepted / steps, the bonus token included; 1.0 for a request that took no step."""
+        return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted / drafted; 0.0 when nothing was drafted."""
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The outcome of one request: tokens (EOS included when it was drawn), text, telemetry, or an error.
+
+    `mean_logprob` is the mean natural-log probability of the kept tokens under the target before temperature and
+    filters. `finish_reason` is one of `FINISH_REASONS`: "stop" (EOS), "length", "stop_string", "error".
+    """
+
+    sample_id: str
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    mean_logprob: float = 0.0
+    finish_reason: str = "length"
+    num_input_tokens: int = 0
+    num_visual_tokens: int = 0
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    error: RequestError | None = None
