@@ -1,0 +1,29 @@
+"""Lossless acceptance: a draft is taken where it is the very token that the target would have taken.
+
+Greedy rows compare with the argmax. Sampled rows compare with the target's shared-noise draw argmax(log p + g), g keyed
+by sample and position, so the output equals plain sampling token for token, whatever was drafted (drafter-invariant
+coupling: Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+"""
+
+from __future__ import annotations
+
+from decoding.acceptance.walk import walk_choices
+from decoding.contracts import Judgement
+from decoding.noise import Stream
+from decoding.sampling import perturb
+from decoding.tree import Verdict
+
+
+class Exact:
+    """Take a draft where it equals the target's own choice."""
+
+    lossless = True
+    draft_stream = Stream.TOKEN
+    needs_draft_probs = False
+
+    def judge(self, judgement: Judgement) -> Verdict:
+        tree, noise = judgement.tree, None
+        if judgement.rows.any_sampled:
+            draws = judgement.noise.gumbel(Stream.TOKEN)
+            noise = draws.gather(1, tree.depth[:, :, None].expand(-1, -1, draws.shape[-1]))
+        return walk_choices(tree, perturb(judgement.warped, noise, judgement.rows).argmax(dim=-1))

@@ -1,0 +1,77 @@
+"""Lossless in distribution: accept by probability ratio, else draw from the residual.
+
+A chain is Leviathan, Kalman, Matias 2023, Algorithm 1 (arXiv 2211.17192). Siblings are drawn without replacement (the
+policy ranks by log q + independent Gumbel noise), and each is tried against what the earlier ones left of the target's
+mass: p ← norm(max(p − q, 0)), q ← q without the tried token, renormalised.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from decoding.contracts import Judgement
+from decoding.noise import Stream
+from decoding.tree import Verdict
+
+
+class Rejection:
+    """Accept draft x with probability min(1, p(x) / q(x)); on refusal draw from the residual."""
+
+    lossless = True
+    draft_stream = Stream.DRAFT
+    needs_draft_probs = True
+
+    def judge(self, judgement: Judgement) -> Verdict:
+        tree, warped = judgement.tree, judgement.warped
+        b, _, vocab_size = warped.shape
+        device = warped.device
+        row = torch.arange(b, device=device)
+        rank = tree.sibling_rank()
+        current = torch.zeros(b, dtype=torch.long, device=device)
+        alive = torch.ones(b, dtype=torch.bool, device=device)
+        n = torch.ones(b, dtype=torch.long, device=device)
+        path = [current]
+        mass = self._target_probs(judgement, current)
+        for depth in range(tree.num_levels):
+            assert tree.draft_probs is not None, "rejection needs the distributions that drafts were drawn from"
+            draft = tree.draft_probs[row, current]
+            taken = torch.zeros_like(alive)
+            child = current
+            for sibling in range(tree.max_siblings):
+                match = (tree.parents == current[:, None]) & (rank == sibling) & tree.valid
+                here = alive & ~taken & match.any(dim=1)
+                node = match.long().argmax(dim=1)
+                token = tree.tokens[row, node]
+                p, q = mass[row, token], draft[row, token]
+                u = judgement.noise.uniform(Stream.ACCEPT, sibling)[:, depth]
+                accept = here & (u * q < p)
+                child = torch.where(accept, node, child)
+                taken = taken | accept
+                refused = (here & ~accept)[:, None]
+                mass = torch.where(refused, _normalise((mass - draft).clamp_min(0), mass), mass)
+                rest = draft * (1 - F.one_hot(token, vocab_size).to(draft.dtype))
+                draft = torch.where(refused, _normalise(rest, rest), draft)
+            alive = taken
+            current = torch.where(alive, child, current)
+            path.append(torch.where(alive, current, 0))
+            n = n + alive
+            mass = torch.where(alive[:, None], self._target_probs(judgement, current), mass)
+        noise = judgement.noise.gumbel(Stream.RESIDUAL)[row, n - 1]
+        scores = mass.log() + noise * judgement.rows.is_sampled[:, None]
+        nodes = torch.stack(path, dim=1)
+        return Verdict(nodes, n, scores.argmax(dim=-1), torch.zeros_like(nodes, dtype=torch.bool))
+
+    @staticmethod
+    def _target_probs(judgement: Judgement, nodes: Tensor) -> Tensor:
+        """The target's distribution (b, V) after one node each; certain on greedy rows."""
+        logits = judgement.warped[torch.arange(nodes.shape[0], device=nodes.device), nodes]
+        certain = F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)
+        return torch.where(judgement.rows.is_sampled[:, None], logits.softmax(dim=-1), certain)
+
+
+def _normalise(mass: Tensor, fallback: Tensor) -> Tensor:
+    """Scale rows of `mass` (b, V) to one; rows without any mass (p = q in rounding) become `fallback`."""
+    total = mass.sum(dim=-1, keepdim=True)
+    return torch.where(total > 0, mass / total.clamp_min(torch.finfo(mass.dtype).tiny), fallback)

@@ -1,0 +1,117 @@
+"""An independent smaller model as the drafter, with one cache lane per context.
+
+Its memory lags the target's by the tokens it has not run yet: the pending token always, and the last accepted draft
+when that was a leaf. Both are run by the first forward of the next draft. Knows no tree shapes and no acceptance rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from decoding.contracts import Context
+from decoding.tree import DraftTree, Frontier, Verdict
+from decoding.types import Request
+from models.lanes import SlotBatch
+from models.prefix import Prefix
+from models.target import Target
+
+CATCH_UP = 2
+"""Tokens of the catch-up forward: a leaf that was accepted, and the pending token."""
+
+
+class ModelDrafter:
+    """Drafts with `model`; `vocab_size` is the target's, of which the drafter's first tokens must be the same.
+
+    Per slot: `_pending` (S, 2) tokens not run yet and `_num_pending` (S,). Per step: the scratch column (b, G) of every
+    grown node, and which scratch columns it sees (b, G, M).
+    """
+
+    name = "model"
+
+    def __init__(self, model: Target, contexts: Sequence[Context], vocab_size: int) -> None:
+        assert len(contexts) == 1, "several contexts need a merge"
+        self.model = model
+        self.contexts = tuple(contexts)
+        self.vocab_size = vocab_size
+        self.num_forwards = 0
+
+    def open(self, num_slots: int, max_context_tokens: int, max_frontier_nodes: int, max_grown_nodes: int) -> None:
+        capacity = max_context_tokens + max(max_frontier_nodes, CATCH_UP) + CATCH_UP
+        self.lanes = self.model.lanes(num_slots, len(self.contexts), capacity)
+        self._max_scratch = max_frontier_nodes
+        self._max_grown = max_grown_nodes
+        device = self.model.device
+        self._pending = torch.zeros(num_slots, CATCH_UP, dtype=torch.long, device=device)
+        self._num_pending = torch.zeros(num_slots, dtype=torch.long, device=device)
+        self._causal = torch.ones(CATCH_UP, CATCH_UP, dtype=torch.bool, device=device).tril()
+
+    def prefixes(self, request: Request) -> list[Prefix]:
+        return [context.build(request, self.model) for context in self.contexts]
+
+    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor) -> None:
+        self.lanes.admit(slots, prefixes)
+        self.num_forwards += 1
+        self._pending[slots.index, 0] = first
+        self._num_pending[slots.index] = 1
+
+    def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
+        hidden = self._catch_up(slots) if frontier.depth == 0 else self._extend(slots, frontier)
+        self.num_forwards += 1
+        logits = self.lanes.logits(hidden)[:, 0]
+        return _to_vocabulary(logits, self.vocab_size)
+
+    def _catch_up(self, slots: SlotBatch) -> Tensor:
+        """Run the pending tokens and commit them; hidden states (b, R, 1, D) after the root."""
+        tokens, count = self._pending[slots.index], self._num_pending[slots.index]
+        b = tokens.shape[0]
+        depth = torch.arange(CATCH_UP, device=tokens.device).expand(b, -1)
+        # A row with one pending token leaves junk one column further on, which the next write replaces.
+        hidden = self.lanes.forward(slots, tokens, depth, self._causal.expand(b, -1, -1))
+        self.lanes.commit(slots, depth[:, :0], count)
+        self._num_scratch = 0
+        self._column = tokens.new_full((b, self._max_grown), -1)
+        self._sees = torch.zeros(b, self._max_grown, self._max_scratch, dtype=torch.bool, device=tokens.device)
+        last = (count - 1)[:, None, None, None].expand(-1, hidden.shape[1], 1, hidden.shape[3])
+        return hidden.gather(2, last)
+
+    def _extend(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
+        """Run the frontier in scratch columns; hidden states (b, R, F, D)."""
+        b, width = frontier.nodes.shape
+        start = self._num_scratch
+        columns = torch.arange(start, start + width, device=frontier.nodes.device)
+        parents = frontier.parents[:, :, None].expand(-1, -1, self._max_scratch)
+        sees = self._sees.gather(1, parents)
+        sees[:, torch.arange(width, device=columns.device), columns] = True
+        self._sees.scatter_(1, frontier.nodes[:, :, None].expand(-1, -1, self._max_scratch), sees)
+        self._column.scatter_(1, frontier.nodes, columns.expand(b, -1))
+        # The root is committed already, so a node of depth 1 stands at the row's next position.
+        depth = torch.full_like(frontier.tokens, frontier.depth - 1)
+        self._num_scratch += width
+        return self.lanes.forward(slots, frontier.tokens, depth, sees[:, :, : self._num_scratch], start)
+
+    def commit(self, slots: SlotBatch, tree: DraftTree, verdict: Verdict) -> None:
+        if tree.num_levels == 0:
+            # Nothing was drafted, which the engine only does when every row ends with this very step.
+            return
+        grown = tree.origin.gather(1, verdict.path[:, 1:])
+        columns = self._column.gather(1, grown)
+        place = torch.arange(columns.shape[1], device=columns.device)[None]
+        taken = place < (verdict.n - 1)[:, None]
+        has = (taken & (columns >= 0)).sum(dim=1)
+        self.lanes.commit(slots, columns.clamp_min(0), has)
+        missing = (verdict.n - 1) > has
+        last = tree.tokens.gather(1, verdict.path.gather(1, (verdict.n - 1)[:, None]))[:, 0]
+        self._pending[slots.index, 0] = torch.where(missing, last, verdict.next)
+        self._pending[slots.index, 1] = torch.where(missing, verdict.next, torch.zeros_like(verdict.next))
+        self._num_pending[slots.index] = 1 + missing.long()
+
+
+def _to_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
+    """Cut or fill (…, V') logits to the target's V; tokens that the drafter does not have get probability 0."""
+    own = logits.shape[-1]
+    if own >= vocab_size:
+        return logits[..., :vocab_size]
+    return torch.nn.functional.pad(logits, (0, vocab_size - own), value=-torch.inf)

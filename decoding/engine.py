@@ -1,0 +1,259 @@
+"""The one loop: admit → draft → verify → accept → commit, batched, with slots refilled as they fall free.
+
+Plain decoding is this loop with the drafter `none`; every method is this loop with other parts. Knows the contracts of
+`decoding.contracts` and nothing of what stands behind them; knows no Ray and no files.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+from decoding.contracts import Judgement, Method, StepNoise
+from decoding.errors import PROMPT_REFUSED, context_too_long, non_finite_logits
+from decoding.growth import grow_tree
+from decoding.noise import Stream
+from decoding.sampling import RowSampling, perturb, warp
+from decoding.slots import Progress, SlotTable, failed
+from decoding.stats import EngineStats, RequestStats
+from decoding.tree import DraftTree, Verdict
+from decoding.types import Completion, Request, RequestError
+from models.front_end import PromptError
+from models.lanes import SlotBatch
+from models.prefix import Prefix
+from models.target import Target
+
+
+class Engine:
+    """Runs requests through a target with one method.
+
+    `slots` samples are decoded at once; `max_context_tokens` bounds prompt, images and output together. One thread
+    may use an engine at a time.
+    """
+
+    def __init__(self, target: Target, method: Method, slots: int = 16, max_context_tokens: int = 2048) -> None:
+        if slots < 1:
+            raise ValueError(f"slots must be at least 1, not {slots}")
+        self.target = target
+        self.method = method
+        self.max_context_tokens = max_context_tokens
+        self.stats = EngineStats()
+        self._lanes = target.lanes(slots, 1, max_context_tokens + method.tree.max_nodes)
+        self._slots = SlotTable(slots, target.vocab_size, target.device)
+        self._waiting: deque[Request] = deque()
+        self._drafts = method.drafter.name != "none"
+        method.drafter.open(slots, max_context_tokens, method.tree.max_frontier_nodes, method.tree.max_grown_nodes)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is waiting or in a slot."""
+        return bool(self._waiting) or bool(self._slots.active)
+
+    @property
+    def num_free_slots(self) -> int:
+        """Slots that neither a running nor a waiting request will take."""
+        return max(0, len(self._slots.free) - len(self._waiting))
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; it is admitted by the next `step` with a free slot."""
+        self._waiting.append(request)
+
+    def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
+        """Decode requests, yielding completions as they finish, not in input order; read as slots fall free."""
+        source = iter(requests)
+        exhausted = False
+        while not exhausted or self.has_work:
+            while not exhausted and self.num_free_slots > 0:
+                request = next(source, None)
+                if request is None:
+                    exhausted = True
+                else:
+                    self.submit(request)
+            yield from self.step()
+
+    @torch.inference_mode()
+    def step(self) -> list[Completion]:
+        """Admit what fits, then draft and verify once; returns the requests that finished, errors included."""
+        finished = self._admit()
+        active = self._slots.active
+        if active:
+            finished += self._decode(self._slots.batch(active))
+        self.stats.num_finished += len(finished)
+        return finished
+
+    # --- admission -------------------------------------------------------------------------------------------------
+
+    def _admit(self) -> list[Completion]:
+        start = time.perf_counter()
+        refused: list[Completion] = []
+        progress: list[Progress] = []
+        target_prefixes: list[Prefix] = []
+        drafter_prefixes: list[list[Prefix]] = []
+        free = self._slots.free
+        while self._waiting and len(progress) < len(free):
+            request = self._waiting.popleft()
+            encoded = self._encode(request)
+            if isinstance(encoded, RequestError):
+                refused.append(failed(request, encoded))
+                continue
+            prefix, drafter_prefix = encoded
+            stats = RequestStats(self.method.tree.max_levels if self._drafts else 0)
+            progress.append(Progress(request, prefix.length, int(prefix.visual.sum()), stats))
+            target_prefixes.append(prefix)
+            drafter_prefixes.append(drafter_prefix)
+        self.stats.encode_s += time.perf_counter() - start
+        if not progress:
+            return refused
+        ids = free[: len(progress)]
+        self._slots.occupy(ids, progress, target_prefixes)
+        return refused + self._prefill(self._slots.batch(ids), progress, target_prefixes, drafter_prefixes)
+
+    def _encode(self, request: Request) -> tuple[Prefix, list[Prefix]] | RequestError:
+        room = self.max_context_tokens - request.sampling.max_new_tokens
+        try:
+            prefix = self.target.encode(request.prompt, request.images)
+            if prefix.length > room:
+                return self._too_long("target", prefix, request)
+            lanes = self.method.drafter.prefixes(request)
+        except PromptError as error:
+            return RequestError(PROMPT_REFUSED, str(error))
+        for lane in lanes:
+            if lane.length > room:
+                return self._too_long("drafter", lane, request)
+        return prefix, lanes
+
+    def _too_long(self, who: str, prefix: Prefix, request: Request) -> RequestError:
+        return context_too_long(who, prefix.length, request.sampling.max_new_tokens, self.max_context_tokens)
+
+    def _prefill(
+        self,
+        slots: SlotBatch,
+        progress: list[Progress],
+        prefixes: list[Prefix],
+        drafter_prefixes: list[list[Prefix]],
+    ) -> list[Completion]:
+        start = time.perf_counter()
+        hidden = self._lanes.admit(slots, [[prefix] for prefix in prefixes])
+        raw = self._lanes.logits(hidden)  # (b, 1, V): the one lane stands where a node would
+        rows = self._slots.sampling(slots)
+        draws = None
+        if rows.any_sampled:
+            draws = StepNoise(self._slots.noise(slots), 1, self.target.vocab_size).gumbel(Stream.TOKEN)
+        first = perturb(warp(raw, rows, None), draws, rows).argmax(dim=-1)
+        logprobs = raw.gather(-1, first[:, :, None])[..., 0] - raw.logsumexp(dim=-1)
+        self._slots.advance(slots, first, torch.ones_like(first[:, 0]))
+        self.method.drafter.admit(slots, drafter_prefixes, first[:, 0])
+        self.stats.target_forwards += 1
+        self.stats.num_admitted += len(progress)
+        tokens, values = first.tolist(), logprobs.tolist()
+        spent = time.perf_counter() - start
+        self.stats.prefill_s += spent
+        finished = []
+        for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
+            one.stats.prefill_ms = 1000 * spent / len(progress)
+            one.stats.target_forwards = 1
+            one.stats.drafter_forwards = int(self._drafts)
+            one.take(tokens[row], values[row], self.target.eos_ids, self.target.front_end.decode)
+            finished += self._collect(slot, one, values[row])
+        return finished
+
+    def _collect(self, slot: int, one: Progress, new_logprobs: list[float]) -> list[Completion]:
+        """Release the slot if its request is done."""
+        if not all(math.isfinite(value) for value in new_logprobs):
+            self._slots.release(slot)
+            return [one.failure(non_finite_logits())]
+        if not one.finish_reason:
+            return []
+        self._slots.release(slot)
+        self.stats.num_generated_tokens += len(one.token_ids)
+        return [one.completion(self.target.front_end.decode)]
+
+    # --- decoding --------------------------------------------------------------------------------------------------
+
+    def _decode(self, slots: SlotBatch) -> list[Completion]:
+        start = time.perf_counter()
+        progress = [one for one in self._slots.progress if one is not None]
+        rows = self._slots.sampling(slots)
+        acceptance, drafter = self.method.acceptance, self.method.drafter
+        num_levels = min(self.method.tree.max_levels, max(one.remaining for one in progress) - 1) if self._drafts else 0
+        noise = StepNoise(self._slots.noise(slots), num_levels + 1, self.target.vocab_size)
+        drafter_before = drafter.num_forwards
+        tree = grow_tree(
+            drafter,
+            self.method.tree,
+            slots,
+            self._slots.root[slots.index],
+            num_levels,
+            rows,
+            noise,
+            acceptance.draft_stream,
+            acceptance.needs_draft_probs,
+        ).within(self._slots.max_depth(slots))
+        drafted = time.perf_counter()
+        hidden = self._lanes.forward(slots, tree.tokens, tree.depth, tree.visible())
+        raw = self._lanes.logits(hidden)[:, 0]
+        verdict = self._judge(slots, tree, raw, hidden, noise, rows)
+        tokens = produced_tokens(tree, verdict)
+        logprobs = path_logprobs(raw, verdict, tokens)
+        verified = time.perf_counter()
+        self._lanes.commit(slots, verdict.path[:, :0] if tree.is_chain else verdict.path, verdict.n)
+        drafter.commit(slots, tree, verdict)
+        self._slots.advance(slots, tokens, verdict.n)
+        num_drafted = tree.valid.sum(dim=1) - 1
+        # The step's one look at the device.
+        host_tokens, host_logprobs = tokens.tolist(), logprobs.tolist()
+        counts, drafted_counts, relaxed = verdict.n.tolist(), num_drafted.tolist(), verdict.relaxed.tolist()
+        committed = time.perf_counter()
+        self._count_step(len(progress), drafted - start, verified - drafted, committed - verified)
+        finished = []
+        for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
+            n = counts[row]
+            new_logprobs = host_logprobs[row][:n]
+            kept = one.take(host_tokens[row][:n], new_logprobs, self.target.eos_ids, self.target.front_end.decode)
+            # The n-th produced token is the target's own; a text that ends before it ended inside its path.
+            ended_inside = bool(one.finish_reason) and kept < n
+            accepted = kept if ended_inside else n - 1
+            one.stats.add_step(drafted_counts[row], accepted, sum(relaxed[row][1 : accepted + 1]), ended_inside)
+            one.stats.target_forwards += 1
+            one.stats.drafter_forwards += drafter.num_forwards - drafter_before
+            one.stats.draft_ms += 1000 * (drafted - start) / len(progress)
+            one.stats.verify_ms += 1000 * (committed - drafted) / len(progress)
+            one.stats.batch_size_total += len(progress)
+            finished += self._collect(slot, one, new_logprobs[:kept])
+        return finished
+
+    def _judge(
+        self, slots: SlotBatch, tree: DraftTree, raw: Tensor, hidden: Tensor, noise: StepNoise, rows: RowSampling
+    ) -> Verdict:
+        earlier = valid = None
+        if rows.seen is not None:
+            valid = tree.visible()
+            earlier = tree.tokens[:, None].expand_as(valid)
+        warped = warp(raw, rows, earlier, valid)
+        return self.method.acceptance.judge(Judgement(slots, tree, raw, warped, hidden, noise, rows))
+
+    def _count_step(self, num_active: int, draft_s: float, verify_s: float, commit_s: float) -> None:
+        self.stats.num_steps += 1
+        self.stats.num_slot_steps += num_active
+        self.stats.target_forwards += 1
+        self.stats.draft_s += draft_s
+        self.stats.verify_s += verify_s
+        self.stats.commit_s += commit_s
+
+
+def produced_tokens(tree: DraftTree, verdict: Verdict) -> Tensor:
+    """Tokens of one step (b, D + 1): the accepted drafts, then the target's own; places beyond `verdict.n` are junk."""
+    path_tokens = tree.tokens.gather(1, verdict.path)
+    shifted = torch.cat([path_tokens[:, 1:], verdict.next[:, None]], dim=1)
+    return shifted.scatter(1, (verdict.n - 1)[:, None], verdict.next[:, None])
+
+
+def path_logprobs(raw: Tensor, verdict: Verdict, tokens: Tensor) -> Tensor:
+    """Natural-log probability (b, D + 1) of each produced token under the target's raw logits (b, N, V)."""
+    logits = raw.gather(1, verdict.path[:, :, None].expand(-1, -1, raw.shape[-1]))
+    return logits.gather(-1, tokens[:, :, None])[..., 0] - logits.logsumexp(dim=-1)

@@ -1,0 +1,39 @@
+"""The level loop: a drafter gives distributions for the frontier, a policy picks children and the next frontier.
+
+It belongs to no method, so every tree works with every drafter that can draft a level.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from decoding.contracts import Drafter, Level, StepNoise, TreePolicy
+from decoding.noise import Stream
+from decoding.sampling import RowSampling, warp
+from decoding.tree import DraftTree, Frontier
+from models.lanes import SlotBatch
+
+
+def grow_tree(
+    drafter: Drafter,
+    policy: TreePolicy,
+    slots: SlotBatch,
+    root: Tensor,
+    num_levels: int,
+    rows: RowSampling,
+    noise: StepNoise,
+    stream: Stream,
+    keep_probs: bool,
+) -> DraftTree:
+    """Grow one tree per slot under `root` (b,); at most `num_levels` deep, and without any draft when that is 0."""
+    if num_levels == 0:
+        return DraftTree.root_only(root)
+    frontier: Frontier | None = policy.start(slots, root, num_levels, keep_probs)
+    while frontier is not None:
+        logits = warp(drafter.draft(slots, frontier), rows, frontier.path)
+        draws = None
+        if rows.any_sampled:
+            # One draw per depth: the noise that the target's own choice at this depth will use, when it is shared.
+            draws = noise.gumbel(stream)[:, frontier.depth : frontier.depth + 1]
+        frontier = policy.grow(Level(logits, draws, rows))
+    return policy.finish()

@@ -1,0 +1,95 @@
+"""What flows between drafter, tree policy, target and acceptance: frontier, draft tree, verdict.
+
+Plain tensors with fixed meanings. Shapes: b active slots, F frontier nodes, N tree nodes, D levels, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from models.attention import ancestors
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Nodes whose children are wanted: all of depth `depth`, the root alone at first.
+
+    `nodes` (b, F) are indices among the grown nodes, `parents` (b, F) those of their parents (−1 for the root),
+    `tokens` (b, F), `path` (b, F, depth) the drafted tokens from depth 1 down to the node itself.
+    """
+
+    depth: int
+    nodes: Tensor
+    parents: Tensor
+    tokens: Tensor
+    path: Tensor
+
+    @staticmethod
+    def at_root(tokens: Tensor) -> Frontier:
+        """The first frontier: `tokens` (b,) are the pending tokens."""
+        zeros = torch.zeros_like(tokens)[:, None]
+        return Frontier(0, zeros, zeros - 1, tokens[:, None], zeros[:, :, None][:, :, :0])
+
+
+@dataclass(frozen=True)
+class DraftTree:
+    """A tree of drafts for every slot; a chain is a tree.
+
+    `tokens`, `parents`, `depth`, `valid`, `origin` (b, N): column 0 is the root (the pending token, which no cache
+    holds yet), parents are topological (−1 for the root), siblings stand in draw order, invalid nodes are padding, and
+    `origin` names the grown node behind each kept one. `draft_probs` (b, N, V) holds at i the distribution from which
+    node i's children were drawn, or None where drafts are judged as certain. `num_levels` D is the deepest depth,
+    `max_siblings` the most children that any node has.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    depth: Tensor
+    valid: Tensor
+    origin: Tensor
+    num_levels: int
+    max_siblings: int = 1
+    draft_probs: Tensor | None = None
+    is_chain: bool = False
+
+    @staticmethod
+    def root_only(tokens: Tensor) -> DraftTree:
+        """Nothing drafted: `tokens` (b,) are the pending tokens."""
+        zeros = torch.zeros_like(tokens)[:, None]
+        return DraftTree(tokens[:, None], zeros - 1, zeros, zeros == 0, zeros, 0, is_chain=True)
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.tokens.shape[1])
+
+    def visible(self) -> Tensor:
+        """Ancestors-or-self (b, N, N); an invalid node is seen by nobody and sees its own line only."""
+        if self.is_chain:
+            # A chain's invalid nodes are its tail, which no valid node could see anyway.
+            full = torch.ones(self.num_nodes, self.num_nodes, dtype=torch.bool, device=self.tokens.device).tril()
+            return full.expand(self.tokens.shape[0], -1, -1)
+        return ancestors(self.parents)
+
+    def sibling_rank(self) -> Tensor:
+        """How many earlier nodes share each node's parent, (b, N)."""
+        same = self.parents[:, :, None] == self.parents[:, None, :]
+        return same.tril(-1).sum(-1)
+
+    def within(self, max_depth: Tensor) -> DraftTree:
+        """The same tree with nodes deeper than `max_depth` (b,) marked invalid."""
+        valid = self.valid & (self.depth <= max_depth[:, None])
+        return replace(self, valid=valid)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the target takes: `path` (b, D + 1) nodes from the root on, `n` (b,) how many of them (root included),
+    `next` (b,) the target's own token after the last, `relaxed` (b, D + 1) which were taken against its choice."""
+
+    path: Tensor
+    n: Tensor
+    next: Tensor
+    relaxed: Tensor

@@ -1,0 +1,144 @@
+"""Trees of a shape fixed in advance: the chain, uniform branching, or any list of child-rank paths.
+
+A path (1, 0) is "the best child of the root's second-best child". Ranks follow log q + noise, so under shared-noise
+sampling the first child is the drafter's own draw. Knows nothing of where the distributions come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from decoding.contracts import Level
+from decoding.sampling import perturb
+from decoding.tree import DraftTree, Frontier
+from models.lanes import SlotBatch
+
+
+def branching_paths(branching: Sequence[int]) -> list[tuple[int, ...]]:
+    """All paths of a tree whose nodes of depth d have `branching[d]` children."""
+    levels = range(1, len(branching) + 1)
+    return [path for depth in levels for path in product(*(range(width) for width in branching[:depth]))]
+
+
+def chain(length: int) -> StaticTree:
+    """A single path of `length` drafts."""
+    return StaticTree(branching_paths([1] * length))
+
+
+@dataclass(frozen=True)
+class _LevelPlan:
+    """Index tensors of one level: where each child's parent stands, and which children are drafted from in turn.
+
+    `under` and `rank` (children,) pick a child's token from the frontier's ranking; `above` (children,) is its parent's
+    place among the previous level's nodes; `inner` (F',) the children that have children, `nodes` and `parents` (F',)
+    their and their parents' node numbers.
+    """
+
+    most: int
+    frontier: Tensor
+    under: Tensor
+    rank: Tensor
+    above: Tensor
+    inner: Tensor
+    nodes: Tensor
+    parents: Tensor
+
+
+class StaticTree:
+    """The policy for a fixed set of paths; every path's parent must be in the set."""
+
+    def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
+        # Breadth first, so that a tree of fewer levels is the first few nodes.
+        nodes = [(), *sorted(set(paths), key=lambda path: (len(path), path))]
+        place = {path: index for index, path in enumerate(nodes)}
+        for path in nodes[1:]:
+            assert path[:-1] in place, f"path {path} has no parent in the tree"
+        self._parents = [-1] + [place[path[:-1]] for path in nodes[1:]]
+        self._ranks = [0] + [path[-1] for path in nodes[1:]]
+        self._depths = [len(path) for path in nodes]
+        inner = set(self._parents)
+        self.max_levels = max(self._depths)
+        self.max_nodes = self.max_grown_nodes = len(nodes)
+        # The root is committed before its children are drafted, so it takes no scratch column.
+        self.max_frontier_nodes = sum(1 for i in inner if i > 0)
+        self.max_siblings = max(self._parents.count(i) for i in inner)
+        self.is_chain = self.max_nodes == self.max_levels + 1
+        self._plans: dict[torch.device, list[_LevelPlan]] = {}
+
+    def _plan(self, device: torch.device) -> list[_LevelPlan]:
+        if device not in self._plans:
+            self._plans[device] = [self._plan_level(depth, device) for depth in range(self.max_levels)]
+        return self._plans[device]
+
+    def _plan_level(self, depth: int, device: torch.device) -> _LevelPlan:
+        upper, children = ([i for i, own in enumerate(self._depths) if own == level] for level in (depth, depth + 1))
+        frontier = [i for i in upper if i in self._parents]
+        inner = [place for place, i in enumerate(children) if i in self._parents]
+        return _LevelPlan(
+            most=max(self._ranks[i] for i in children) + 1,
+            frontier=_index(device, frontier),
+            under=_index(device, [frontier.index(self._parents[i]) for i in children]),
+            rank=_index(device, [self._ranks[i] for i in children]),
+            above=_index(device, [self._parents[i] - upper[0] for i in children]),
+            inner=_index(device, inner),
+            nodes=_index(device, [children[place] for place in inner]),
+            parents=_index(device, [self._parents[children[place]] for place in inner]),
+        )
+
+    def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
+        self._num_levels = min(num_levels, self.max_levels)
+        self._tokens = [root[:, None]]
+        self._valid = [torch.ones_like(root, dtype=torch.bool)[:, None]]
+        self._probs: list[Tensor] = []
+        self._keep_probs = keep_probs
+        self._frontier = Frontier.at_root(root)
+        return self._frontier
+
+    def grow(self, level: Level) -> Frontier | None:
+        depth = self._frontier.depth
+        plan = self._plan(level.logits.device)[depth]
+        if self._keep_probs:
+            self._probs.append(level.logits.softmax(dim=-1))
+        scores = perturb(level.logits, level.noise, level.rows)
+        best = scores.topk(plan.most, dim=-1) if plan.most > 1 else scores.max(dim=-1, keepdim=True)
+        values, indices = best[0][:, plan.under, plan.rank], best[1][:, plan.under, plan.rank]
+        # A filter may leave fewer candidates than the shape has places.
+        self._valid.append((values > -torch.inf) & self._valid[-1][:, plan.above])
+        self._tokens.append(indices)
+        if depth + 1 >= self._num_levels:
+            return None
+        b = indices.shape[0]
+        tokens = indices[:, plan.inner]
+        path = torch.cat([self._frontier.path[:, plan.under[plan.inner]], tokens[:, :, None]], dim=-1)
+        self._frontier = Frontier(depth + 1, plan.nodes.expand(b, -1), plan.parents.expand(b, -1), tokens, path)
+        return self._frontier
+
+    def finish(self) -> DraftTree:
+        tokens = torch.cat(self._tokens, dim=1)
+        b, num_nodes = tokens.shape
+        device = tokens.device
+        probs = None
+        if self._keep_probs:
+            probs = self._probs[0].new_zeros(b, num_nodes, self._probs[0].shape[-1])
+            for plan, values in zip(self._plan(device), self._probs, strict=False):
+                probs[:, plan.frontier] = values
+        return DraftTree(
+            tokens=tokens,
+            parents=_index(device, self._parents[:num_nodes]).expand(b, -1),
+            depth=_index(device, self._depths[:num_nodes]).expand(b, -1),
+            valid=torch.cat(self._valid, dim=1),
+            origin=torch.arange(num_nodes, device=device).expand(b, -1),
+            num_levels=len(self._tokens) - 1,
+            max_siblings=self.max_siblings,
+            draft_probs=probs,
+            is_chain=self.is_chain,
+        )
+
+
+def _index(device: torch.device, values: Sequence[int]) -> Tensor:
+    return torch.tensor(values, dtype=torch.long, device=device)

@@ -1,0 +1,105 @@
+"""Attention over ragged rows, plugged into transformers' own attention layers.
+
+Owns the mask arithmetic and the one attention function that target and drafter models run under. Knows nothing of
+tokens, sampling or which method asked.
+
+The mask, by example: a row has 3 committed columns; the tree is root 0 with children 1 and 2, and 3 below 1. Node j is
+written to column 3 + j. `visible` is ancestors-or-self, and row i of the mask is "all committed columns, then
+`visible[i]`":
+
+    node 0:  1 1 1 | 1 0 0 0
+    node 1:  1 1 1 | 1 1 0 0
+    node 2:  1 1 1 | 1 0 1 0        siblings 1 and 2 never see each other
+    node 3:  1 1 1 | 1 1 0 1
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from models.cache import RaggedCache
+
+IMPLEMENTATION = "draftfleet_ragged"
+
+
+@dataclass(frozen=True)
+class AttentionStep:
+    """What one forward needs to know about memory: where its r rows write, and what they may read.
+
+    `mask` (r, 1, N, window) is True where a node may look; None means a prefill, which is causal over the incoming
+    tokens only.
+    """
+
+    cache: RaggedCache
+    rows: Tensor
+    columns: Tensor
+    mask: Tensor | None
+    window: int
+    num_leading_rows: int | None
+
+
+def ancestors(parents: Tensor) -> Tensor:
+    """Ancestors-or-self of every node: `parents` (b, N), topological, −1 for the root, → bool (b, N, N)."""
+    b, num_nodes = parents.shape
+    eye = torch.eye(num_nodes, dtype=torch.bool, device=parents.device)
+    rows: list[Tensor] = []
+    for node in range(num_nodes):
+        own = eye[node].expand(b, -1)
+        if node == 0:
+            rows.append(own)
+            continue
+        earlier = torch.stack(rows, dim=1)  # (b, node, N)
+        parent = parents[:, node].clamp_min(0)[:, None, None].expand(-1, 1, num_nodes)
+        inherited = earlier.gather(1, parent).squeeze(1) & (parents[:, node] >= 0)[:, None]
+        rows.append(inherited | own)
+    return torch.stack(rows, dim=1)
+
+
+def tree_mask(lens: Tensor, visible: Tensor, window: int) -> Tensor:
+    """Which columns each node may read: `lens` (r,), `visible` (r, N, M) of scratch columns → bool (r, 1, N, window)."""
+    _, num_nodes, num_scratch = visible.shape
+    offset = torch.arange(window, device=lens.device)[None] - lens[:, None]  # (r, window), < 0 is committed
+    inside = (offset >= 0) & (offset < num_scratch)
+    index = offset.clamp(0, num_scratch - 1)[:, None].expand(-1, num_nodes, -1)
+    scratch = visible.gather(2, index) & inside[:, None]
+    return ((offset < 0)[:, None] | scratch)[:, None]
+
+
+def attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    lanes: AttentionStep | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention contract: write K and V (r, H_kv, N, D_h), return the mixed values (r, N, H, D_h)."""
+    assert lanes is not None, "this model is owned by an engine: call it through models.lanes, not directly"
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    lanes.cache.write(layer, lanes.rows, lanes.columns, key, value)
+    if lanes.mask is None:
+        grouped = query.shape[1] != key.shape[1]
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
+        return mixed.transpose(1, 2), None
+    keys, values = lanes.cache.read(layer, lanes.rows, lanes.num_leading_rows, lanes.window)
+    num_rows, num_heads, num_nodes, head_dim = query.shape
+    groups = num_heads // keys.shape[1]
+    mask = lanes.mask
+    if groups > 1:
+        # Query heads of one group become extra query rows: K and V are read once instead of being repeated.
+        query = query.reshape(num_rows, keys.shape[1], groups * num_nodes, head_dim)
+        mask = mask.repeat(1, 1, groups, 1)
+    mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+    return mixed.reshape(num_rows, num_heads, num_nodes, values.shape[3]).transpose(1, 2), None
+
+
+# No mask function is registered under this name, so transformers builds no mask of its own.
+AttentionInterface.register(IMPLEMENTATION, attend)

@@ -1,0 +1,69 @@
+"""Key and value memory with a length per row: a slot owns R rows ("lanes"), writes are scattered, nothing is padded.
+
+Knows rows, columns and lengths. Does not know attention, trees or which tokens a row holds.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class RaggedCache:
+    """K and V of every layer, shape (rows, H_kv, capacity, D_h), with one length per row.
+
+    A layer's tensors are made at its first write, when head count, head size and type are known. `lens` (rows,) counts
+    the committed columns; columns at and beyond it are scratch and hold whatever the last forward left there.
+    """
+
+    def __init__(self, num_rows: int, capacity: int, num_layers: int, device: torch.device) -> None:
+        self.num_rows = num_rows
+        self.capacity = capacity
+        self.keys: list[Tensor | None] = [None] * num_layers
+        self.values: list[Tensor | None] = [None] * num_layers
+        self.lens = torch.zeros(num_rows, dtype=torch.long, device=device)
+
+    def write(self, layer: int, rows: Tensor, columns: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Scatter new entries: `rows` (r,), `columns` (r, N), `keys` and `values` (r, H_kv, N, D_h)."""
+        if self.keys[layer] is None:
+            shape = (self.num_rows, keys.shape[1], self.capacity)
+            # Zeros, not empty memory: a NaN in a masked column would still poison 0 * NaN in the weighted sum.
+            self.keys[layer] = keys.new_zeros((*shape, keys.shape[3]))
+            self.values[layer] = values.new_zeros((*shape, values.shape[3]))
+        index = rows[:, None]
+        self.keys[layer][index, :, columns] = keys.transpose(1, 2)  # type: ignore[index]
+        self.values[layer][index, :, columns] = values.transpose(1, 2)  # type: ignore[index]
+
+    def read(self, layer: int, rows: Tensor, num_leading_rows: int | None, window: int) -> tuple[Tensor, Tensor]:
+        """The first `window` columns of the given rows, (r, H_kv, window, D_h) each.
+
+        With `num_leading_rows` the rows are known to be 0 … n − 1 and a view is returned; otherwise they are copied.
+        """
+        keys, values = self.keys[layer], self.values[layer]
+        assert keys is not None, f"layer {layer} is read before its first write"
+        assert values is not None
+        if num_leading_rows is not None:
+            return keys[:num_leading_rows, :, :window], values[:num_leading_rows, :, :window]
+        return keys[rows, :, :window], values[rows, :, :window]
+
+    def compact(self, rows: Tensor, source: Tensor, keep: Tensor) -> None:
+        """Move columns `lens + source` to `lens + 0 …`: `source` (r, P) offsets, `keep` (r,) how many are real.
+
+        Offsets beyond `keep` are left where they are. `lens` does not change; see `advance`.
+        """
+        if source.shape[1] == 0:
+            return
+        place = torch.arange(source.shape[1], device=source.device)[None]
+        base = self.lens[rows][:, None]
+        # Rows that keep fewer columns copy a column onto itself. The right-hand side is gathered before it is written.
+        from_columns = base + torch.where(place < keep[:, None], source, place)
+        to_columns = (base + place).clamp_max(self.capacity - 1)
+        from_columns = from_columns.clamp_max(self.capacity - 1)
+        index = rows[:, None]
+        for memory in (*self.keys, *self.values):
+            if memory is not None:
+                memory[index, :, to_columns] = memory[index, :, from_columns]
+
+    def advance(self, rows: Tensor, count: Tensor) -> None:
+        """Commit `count` (r,) columns of each row."""
+        self.lens[rows] += count

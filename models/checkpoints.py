@@ -1,0 +1,117 @@
+"""Finding and loading checkpoints: a `save_pretrained` folder or a hub id, safetensors only, remote code off.
+
+Knows transformers' loaders. Does not know which of the two models a checkpoint is for, nor how it is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedConfig,
+)
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, unreadable or of a kind that cannot be run; the message names it."""
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """Where one model comes from: `path` is a folder or a hub id, `revision` a hub commit."""
+
+    path: str
+    revision: str | None = None
+    allow_remote_code: bool = False
+
+    @property
+    def is_folder(self) -> bool:
+        return Path(self.path).is_dir()
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments that every transformers loader gets."""
+        if not self.is_folder and (self.path.startswith(("/", ".", "~")) or self.path.count("/") != 1):
+            raise CheckpointError(f"{self.path}: no such folder (and not a hub id of the form owner/name)")
+        return {"revision": self.revision, "trust_remote_code": self.allow_remote_code}
+
+
+def read_config(ref: CheckpointRef) -> PreTrainedConfig:
+    """The checkpoint's `config.json`.
+
+    Raises:
+        CheckpointError: it is missing or cannot be understood.
+    """
+    options = ref.options()
+    try:
+        return AutoConfig.from_pretrained(ref.path, **options)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{ref.path}: its config.json cannot be read: {_first_line(error)}") from error
+
+
+def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
+    """The processor of a vision-language checkpoint, or the tokenizer of a text one.
+
+    Raises:
+        CheckpointError: its files are missing or broken.
+    """
+    loader: Any = AutoProcessor if is_vision_language(config) else AutoTokenizer
+    try:
+        return loader.from_pretrained(ref.path, **ref.options())
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise CheckpointError(f"{ref.path}: its processor cannot be read: {_first_line(error)}") from error
+
+
+def load_weights(ref: CheckpointRef, config: PreTrainedConfig, dtype: str, device: torch.device) -> nn.Module:
+    """Load a model in evaluation mode onto `device`; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
+
+    Raises:
+        CheckpointError: weights are missing, torn, or not safetensors.
+    """
+    loader: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
+    try:
+        model: nn.Module = loader.from_pretrained(
+            ref.path, dtype=DTYPES.get(dtype, "auto"), use_safetensors=True, attn_implementation="sdpa", **ref.options()
+        )
+    except Exception as error:  # safetensors, OSError, ValueError, RuntimeError: all mean the same to the user
+        raise CheckpointError(f"{ref.path}: its weights cannot be loaded: {_first_line(error)}") from error
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    return model.eval().to(device)
+
+
+def is_vision_language(config: PreTrainedConfig) -> bool:
+    """Whether transformers loads this architecture as an image-text-to-text model."""
+    return config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+
+def revision_of(ref: CheckpointRef, config: PreTrainedConfig) -> str:
+    """What identifies the weights: the hub commit, or a hash over names, sizes and headers of a folder's files."""
+    if not ref.is_folder:
+        return str(getattr(config, "_commit_hash", None) or ref.revision or "main")
+    digest = hashlib.sha256()
+    for file in sorted(Path(ref.path).iterdir()):
+        if file.suffix in {".json", ".safetensors", ".jinja", ".model", ".txt"}:
+            with file.open("rb") as stream:
+                # A whole 150 GB target is not read twice: the header names every tensor, its shape and offsets, and
+                # a sample from the end tells retrained weights of the same shape apart.
+                head = stream.read(1 << 20)
+                stream.seek(max(0, file.stat().st_size - (1 << 16)))
+                digest.update(f"{file.name}:{file.stat().st_size}:".encode() + head + stream.read())
+    return digest.hexdigest()[:16]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,0 +1,144 @@
+"""A language model whose samples own slots of R cache rows: prefill, tree forwards, commits.
+
+Knows rows, positions and memory. Does not know what is drafted, accepted or sampled; target and drafter models are the
+same to it. Shapes: b active slots, R lanes, N nodes, D hidden, V vocabulary; r = b · R rows, slot-major.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.attention import IMPLEMENTATION, AttentionStep, tree_mask
+from models.cache import RaggedCache
+from models.prefix import Prefix
+
+WINDOW_STEP = 64
+"""Attention windows are rounded up to this many columns, so that few different shapes occur."""
+
+
+@dataclass(frozen=True)
+class SlotBatch:
+    """The active slots of one step, on the device and on the host.
+
+    `index` (b,) and `ids` are the same numbers; `num_generated` is how many tokens each has so far (the pending one
+    included), which bounds every row's length without asking the device.
+    """
+
+    index: Tensor
+    ids: tuple[int, ...]
+    num_generated: tuple[int, ...]
+
+    @property
+    def is_leading(self) -> bool:
+        """Whether the slots are exactly 0 … b − 1, so that memory can be read as a view."""
+        return self.ids == tuple(range(len(self.ids)))
+
+
+class LaneModel:
+    """One model with memory for `num_slots` samples of `num_lanes` rows and `capacity` columns each."""
+
+    def __init__(self, decoder: nn.Module, head: nn.Module, num_slots: int, num_lanes: int, capacity: int) -> None:
+        self.decoder = decoder
+        self.head = head
+        self.num_lanes = num_lanes
+        device = next(decoder.parameters()).device
+        self.device = device
+        config: Any = decoder.config
+        self.cache = RaggedCache(num_slots * num_lanes, capacity, config.num_hidden_layers, device)
+        self.delta = torch.zeros(num_slots * num_lanes, dtype=torch.long, device=device)
+        self._prefix_lengths = [0] * num_slots
+        if config._attn_implementation != IMPLEMENTATION:
+            decoder.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
+
+    def rows(self, slots: SlotBatch) -> Tensor:
+        """Cache rows (b · R,) of the given slots."""
+        lanes = torch.arange(self.num_lanes, device=self.device)
+        return (slots.index[:, None] * self.num_lanes + lanes).flatten()
+
+    def admit(self, slots: SlotBatch, prefixes: Sequence[Sequence[Prefix]]) -> Tensor:
+        """Prefill fresh slots from `prefixes[i][lane]`; the last column's hidden state (b, R, D), after the norm."""
+        flat = [prefix for lanes in prefixes for prefix in lanes]
+        assert len(flat) == len(slots.ids) * self.num_lanes, (len(flat), len(slots.ids), self.num_lanes)
+        lengths = [prefix.length for prefix in flat]
+        longest = max(lengths)
+        assert longest <= self.cache.capacity, (longest, self.cache.capacity)
+        embeds = torch.stack([_pad(prefix.embeds, longest) for prefix in flat])
+        positions = _stack_positions(flat, longest)
+        rows = self.rows(slots)
+        lens = torch.tensor(lengths, device=self.device)
+        columns = torch.arange(longest, device=self.device).expand(len(flat), -1)
+        step = AttentionStep(self.cache, rows, columns, None, longest, None)
+        extra: dict[str, Any] = {}
+        if any(prefix.deepstack for prefix in flat):
+            extra["visual_pos_masks"] = torch.stack([_pad(prefix.visual, longest) for prefix in flat])
+            layers = zip(*(prefix.deepstack for prefix in flat if prefix.deepstack), strict=True)
+            extra["deepstack_visual_embeds"] = [torch.cat(features) for features in layers]
+        hidden = self._run(embeds, positions, step, extra)
+        self.cache.lens[rows] = lens
+        self.delta[rows] = torch.tensor([prefix.position_offset for prefix in flat], device=self.device)
+        for slot, lanes in zip(slots.ids, prefixes, strict=True):
+            self._prefix_lengths[slot] = max(prefix.length for prefix in lanes)
+        last = hidden[torch.arange(len(flat), device=self.device), lens - 1]
+        return last.view(len(slots.ids), self.num_lanes, -1)
+
+    def forward(self, slots: SlotBatch, tokens: Tensor, depth: Tensor, visible: Tensor, offset: int = 0) -> Tensor:
+        """Run N nodes of every slot: `tokens`, `depth` (b, N), `visible` (b, N, M) → hidden (b, R, N, D).
+
+        Node i is written to scratch column `offset + i` and reads the committed columns and the scratch columns that
+        `visible` marks. Its position is the row's next position plus `depth`.
+        """
+        b, num_nodes = tokens.shape
+        rows = self.rows(slots)
+        lens = self.cache.lens[rows]
+        needed = max(self._prefix_lengths[s] + n for s, n in zip(slots.ids, slots.num_generated, strict=True))
+        window = min(-(-(needed + visible.shape[2]) // WINDOW_STEP) * WINDOW_STEP, self.cache.capacity)
+        columns = lens[:, None] + offset + torch.arange(num_nodes, device=self.device)
+        mask = tree_mask(lens, self._spread(visible), window)
+        leading = len(slots.ids) * self.num_lanes if slots.is_leading else None
+        step = AttentionStep(self.cache, rows, columns, mask, window, leading)
+        positions = (lens + self.delta[rows])[:, None] + self._spread(depth)
+        embeds = self.decoder.get_input_embeddings()(self._spread(tokens))  # type: ignore[operator]
+        hidden = self._run(embeds, positions, step, {})
+        return hidden.view(b, self.num_lanes, num_nodes, -1)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states (…, D) → logits (…, V) in fp32."""
+        out: Tensor = self.head(hidden)
+        return out.float()
+
+    def commit(self, slots: SlotBatch, source: Tensor, keep: Tensor) -> None:
+        """Keep scratch columns `source` (b, P), the first `keep` (b,) of them, as each row's next columns."""
+        rows = self.rows(slots)
+        source, keep = self._spread(source), self._spread(keep)
+        self.cache.compact(rows, source, keep)
+        self.cache.advance(rows, keep)
+
+    def _spread(self, values: Tensor) -> Tensor:
+        """(b, …) → (b · R, …)."""
+        return values if self.num_lanes == 1 else values.repeat_interleave(self.num_lanes, dim=0)
+
+    def _run(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
+        out = self.decoder(
+            inputs_embeds=embeds, position_ids=positions, attention_mask=None, use_cache=False, lanes=step, **extra
+        )
+        hidden: Tensor = out.last_hidden_state
+        return hidden
+
+
+def _pad(values: Tensor, length: int) -> Tensor:
+    """Pad the first axis with zeros up to `length`."""
+    return torch.cat([values, values.new_zeros((length - values.shape[0], *values.shape[1:]))])
+
+
+def _stack_positions(prefixes: Sequence[Prefix], length: int) -> Tensor:
+    """Positions (r, L), or (3, r, L) as soon as one prefix has three rotary axes; padding is 0."""
+    num_axes = max(prefix.positions.dim() for prefix in prefixes)
+    padded = [torch.nn.functional.pad(prefix.positions, (0, length - prefix.length)) for prefix in prefixes]
+    if num_axes == 1:
+        return torch.stack(padded)
+    return torch.stack([positions.expand(3, -1) for positions in padded], dim=1)

@@ -1,0 +1,78 @@
+"""A prompt as the language model receives it: embedded, positioned, with its visual columns marked.
+
+Captured once at the language model's door, so that no model family needs code of its own. Knows nothing of caches,
+slots or what is generated after the prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """One lane's prompt: `token_ids` (L,), `embeds` (L, D), `positions` (L,) or (3, L), `visual` (L,) bool.
+
+    `deepstack` holds the features (visual columns, D) that some families add at their first layers.
+    """
+
+    token_ids: Tensor
+    embeds: Tensor
+    positions: Tensor
+    visual: Tensor
+    deepstack: tuple[Tensor, ...] = ()
+
+    @property
+    def length(self) -> int:
+        return int(self.embeds.shape[0])
+
+    @property
+    def position_offset(self) -> int:
+        """Next rotary position minus length; not 0 where images take fewer positions than columns (3-D rotary)."""
+        return int(self.positions.max()) + 1 - self.length
+
+
+class _ReachedDoor(Exception):
+    """The wrapped model got as far as its language model; what it was about to hand over is recorded."""
+
+
+def capture(model: nn.Module, decoder: nn.Module, inputs: dict[str, Tensor], visual_ids: frozenset[int]) -> Prefix:
+    """Run `model`'s own front end on one sample and stop where it would enter `decoder`.
+
+    `inputs` is what the processor returned for one sample (batch axis of 1). `visual_ids` are the placeholder tokens
+    that the family replaces by image or video features.
+    """
+    received: dict[str, Any] = {}
+
+    def record(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        received.update(kwargs)
+        raise _ReachedDoor
+
+    handle = decoder.register_forward_pre_hook(record, with_kwargs=True)
+    try:
+        model(**inputs, use_cache=False)
+    except _ReachedDoor:
+        pass
+    finally:
+        handle.remove()
+    token_ids = inputs["input_ids"][0]
+    embeds = received.get("inputs_embeds")
+    if embeds is None:
+        embeds = decoder.get_input_embeddings()(inputs["input_ids"])  # type: ignore[operator]
+    length = embeds.shape[1]
+    positions = received.get("position_ids")
+    if positions is None:
+        positions = torch.arange(length, device=embeds.device)
+    else:
+        # (1, L), (3, 1, L), or (4, 1, L) with the text positions first; the last three are the rotary axes.
+        positions = positions.reshape(-1, length)
+        positions = positions[0] if positions.shape[0] == 1 else positions[-3:]
+    visual = torch.zeros(length, dtype=torch.bool, device=embeds.device)
+    for token_id in visual_ids:
+        visual |= token_ids == token_id
+    deepstack = received.get("deepstack_visual_embeds") or ()
+    return Prefix(token_ids, embeds[0], positions, visual, tuple(deepstack))

@@ -1,0 +1,90 @@
+"""One loaded model behind one contract: prompts become prefixes, prefixes get lanes.
+
+Any transformers vision-language or text model, its classes unmodified. A drafter's model is loaded through the same
+class. Does not know slots in use, methods, or tokens chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from models.checkpoints import CheckpointError, CheckpointRef, load_weights, read_config, read_processor
+from models.front_end import FrontEnd
+from models.lanes import LaneModel
+from models.prefix import Prefix, capture
+
+SUPPORTED_LAYERS = frozenset({"full_attention"})
+
+
+class Target:
+    """A model with its front end.
+
+    `eos_ids` end a text, `visual_ids` are the placeholders that image features replace, `vocab_size` is the width of
+    the logits (which may exceed the tokenizer's vocabulary).
+    """
+
+    def __init__(self, model: nn.Module, front_end: FrontEnd, name: str = "") -> None:
+        config: Any = model.config
+        text: Any = config.get_text_config()
+        layers = set(getattr(text, "layer_types", None) or SUPPORTED_LAYERS)
+        if not layers <= SUPPORTED_LAYERS:
+            raise CheckpointError(
+                f"{name or type(model).__name__}: layers of type {sorted(layers - SUPPORTED_LAYERS)} cannot run: "
+                "every layer has to be full attention"
+            )
+        self.model = model
+        self.name = name
+        self.front_end = front_end
+        self.decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
+        self.head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+        self.device = next(self.decoder.parameters()).device
+        self.dtype = next(self.decoder.parameters()).dtype
+        self.vocab_size = int(self.head.weight.shape[0])
+        self.eos_ids = _eos_ids(model, front_end)
+        names = ("image_token_id", "video_token_id")
+        self.visual_ids = frozenset(int(i) for i in (getattr(config, name, None) for name in names) if i is not None)
+
+    @classmethod
+    def load(cls, ref: CheckpointRef, dtype: str = "auto", device: str = "auto") -> Target:
+        """Load a checkpoint.
+
+        Raises:
+            CheckpointError: it is missing, torn, not safetensors, or of an unsupported architecture.
+        """
+        place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        config = read_config(ref)
+        front_end = FrontEnd(read_processor(ref, config))
+        return cls(load_weights(ref, config, dtype, place), front_end, ref.path)
+
+    def prefix(self, inputs: dict[str, Tensor]) -> Prefix:
+        """Processor outputs of one sample → its embedded prompt, on the model's device."""
+        placed = {
+            name: value.to(self.device, self.dtype if value.is_floating_point() else None)
+            for name, value in inputs.items()
+        }
+        with torch.inference_mode():
+            return capture(self.model, self.decoder, placed, self.visual_ids)
+
+    def encode(self, prompt: str, images: Sequence[NDArray[np.uint8]]) -> Prefix:
+        """Rendered prompt and images → prefix; see `FrontEnd.encode` for what is refused."""
+        return self.prefix(self.front_end.encode(prompt, images))
+
+    def lanes(self, num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
+        """Memory for `num_slots` samples of `num_lanes` rows and `capacity` columns."""
+        return LaneModel(self.decoder, self.head, num_slots, num_lanes, capacity)
+
+
+def _eos_ids(model: nn.Module, front_end: FrontEnd) -> frozenset[int]:
+    """End-of-text ids, from the generation config first, as transformers' `generate` does."""
+    generation: Any = getattr(model, "generation_config", None)
+    for owner in (generation, model.config.get_text_config(), front_end.tokenizer):  # type: ignore[union-attr,operator]
+        found = getattr(owner, "eos_token_id", None)
+        if found is not None:
+            return frozenset(int(i) for i in (found if isinstance(found, (list, tuple)) else [found]))
+    return frozenset()
