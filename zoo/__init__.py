@@ -1,0 +1,1 @@
+"""Tiny trained pairs that ship with the repository, the synthetic worlds they know, and the command that rebuilds them."""

@@ -1,0 +1,163 @@
+"""The tokenizer, the processor and the two untrained models of a pair, and how they are saved.
+
+Owns the architecture and the file layout of zoo/checkpoints. Knows nothing of scenes' truth or of training.
+"""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from transformers import (
+    CLIPVisionConfig,
+    GenerationConfig,
+    LlamaConfig,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
+    LlavaProcessor,
+    PreTrainedTokenizerFast,
+)
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+
+from zoo.world import dialogue, grammar
+from zoo.world.scene import change_scene, draw_clip, draw_scene, scene_rng
+
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
+IMAGE_PX, PATCH_PX = 96, 16
+NUM_VISUAL_TOKENS = (IMAGE_PX // PATCH_PX) ** 2
+MAX_POSITIONS = 2048
+SPECIALS = {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>", "image": "<image>"}
+
+# LLaVA-1.5's turns: images first, then text; an answer ends in eos. A message's content may be a plain string.
+CHAT_TEMPLATE = (
+    "{% for m in messages %}"
+    "{% if m['role'] != 'system' %}{{ m['role'].upper() + ':' }}{% endif %}"
+    "{% if m['content'] is string %}{{ ' ' + m['content'] + (eos_token if m['role'] == 'assistant' else ' ') }}"
+    "{% else %}{{ ' ' }}"
+    "{% for c in m['content'] if c['type'] == 'image' %}{{ '<image>\n' }}{% endfor %}"
+    "{% for c in m['content'] if c['type'] == 'text' %}{{ c['text'] }}{% endfor %}"
+    "{{ eos_token if m['role'] == 'assistant' else ' ' }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+
+# Per model: width, attention heads and layers of the language model, its feed-forward width; width and layers of the
+# vision tower. Heads of the language model are 64 wide in both.
+SHAPES = {
+    "target": {"hidden": 256, "heads": 4, "layers": 3, "ffn": 512, "vision": 128, "vision_layers": 4},
+    "drafter": {"hidden": 64, "heads": 1, "layers": 2, "ffn": 192, "vision": 64, "vision_layers": 3},
+}
+
+
+def grammar_texts(num_scenes: int, seed: int) -> list[str]:
+    """Return texts in which every word of the grammar, of the dialogues and of the prompts occurs."""
+    texts = list(grammar.PROMPTS.values()) + list(dialogue.SECOND_PROMPTS.values())
+    texts += [dialogue.CHANGE_PROMPT, dialogue.CLIP_PROMPT, "USER: ", "ASSISTANT: "]
+    texts += [f" {word}" for words in grammar.FILLERS.values() for word in words]
+    for index in range(num_scenes):
+        rng = scene_rng("train", seed, index)
+        scene = draw_scene(rng, "train")
+        texts += [grammar.write_caption(scene, phrasing, rng) for phrasing in grammar.PROMPTS]
+        texts += [dialogue.write_second(scene, question) for question in dialogue.SECOND_PROMPTS]
+        after, kind, changed = change_scene(rng, scene, "train")
+        texts.append(dialogue.write_change(scene, after, kind, changed, rng))
+        texts.append(dialogue.write_clip(draw_clip(rng, "train", 3), rng))
+        texts += list(dialogue.draw_text_only(rng))
+    # A prompt stands after a line break, an answer after a space: the tokenizer sees every text both ways.
+    return texts + [f" {text}" for text in texts if not text.startswith(" ")]
+
+
+def build_tokenizer(seed: int = 0) -> PreTrainedTokenizerFast:
+    """Train the byte-level BPE tokenizer: every word of the world is one token, any other text falls into bytes."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=2048,
+        special_tokens=list(SPECIALS.values()),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    core.train_from_iterator(grammar_texts(800, seed), trainer)
+    bos = SPECIALS["bos"]
+    core.post_processor = processors.TemplateProcessing(
+        single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, core.token_to_id(bos))]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        unk_token=SPECIALS["unk"],
+        bos_token=bos,
+        eos_token=SPECIALS["eos"],
+        pad_token=SPECIALS["pad"],
+        extra_special_tokens={"image_token": SPECIALS["image"]},
+        model_max_length=MAX_POSITIONS,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
+    """Build the processor of both models: CLIP's preprocessing to 96 px on PIL, 36 image tokens per image."""
+    images = CLIPImageProcessorPil(
+        size={"height": IMAGE_PX, "width": IMAGE_PX},
+        crop_size={"height": IMAGE_PX, "width": IMAGE_PX},
+        image_mean=[0.5, 0.5, 0.5],
+        image_std=[0.25, 0.25, 0.25],
+    )
+    return LlavaProcessor(
+        image_processor=images,
+        tokenizer=tokenizer,
+        patch_size=PATCH_PX,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlavaForConditionalGeneration:
+    """Build the untrained `target` or `drafter`, its weights drawn from a seed."""
+    shape = SHAPES[role]
+    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
+    ids["pad_token_id"] = tokenizer.pad_token_id
+    vision = CLIPVisionConfig(
+        hidden_size=shape["vision"],
+        intermediate_size=2 * shape["vision"],
+        num_hidden_layers=shape["vision_layers"],
+        num_attention_heads=shape["vision"] // 32,
+        image_size=IMAGE_PX,
+        patch_size=PATCH_PX,
+        projection_dim=shape["vision"],
+    )
+    text = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=shape["hidden"],
+        intermediate_size=shape["ffn"],
+        num_hidden_layers=shape["layers"],
+        num_attention_heads=shape["heads"],
+        num_key_value_heads=shape["heads"],
+        head_dim=64,
+        max_position_embeddings=MAX_POSITIONS,
+        tie_word_embeddings=False,
+        **ids,
+    )
+    config = LlavaConfig(
+        vision_config=vision,
+        text_config=text,
+        image_token_index=tokenizer.convert_tokens_to_ids(SPECIALS["image"]),
+        image_seq_length=NUM_VISUAL_TOKENS,
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="default",
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(random.Random(f"{role}/{seed}").getrandbits(62))
+    model = LlavaForConditionalGeneration(config)
+    model.generation_config = GenerationConfig(**ids, do_sample=False)
+    return model
+
+
+def save_model(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path) -> None:
+    """Save a model in bfloat16 with its processor, so that the Auto classes load the folder like a hub checkpoint."""
+    model.save_pretrained(folder, state_dict={k: v.to(torch.bfloat16) for k, v in model.state_dict().items()})
+    processor.save_pretrained(folder)

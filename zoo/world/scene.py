@@ -1,0 +1,129 @@
+"""What a scene is, how one is drawn from a seed, and which split it belongs to.
+
+Owns the attribute values, `Scene` and the rule that keeps the splits apart. Knows nothing of pixels, words or models.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import random
+from dataclasses import dataclass
+
+SIZES = ("small", "medium", "large")
+COLOURS = ("red", "orange", "yellow", "green", "teal", "blue", "purple", "pink")
+SHAPES = ("circle", "square", "triangle", "star", "cross", "ring")
+TONES = ("pale", "grey", "dark")
+TEXTURES = ("plain", "striped", "dotted", "checked")
+GRID = 3
+NUM_CELLS = GRID * GRID
+MAX_OBJECTS = 4
+
+# The share of all scene identities, in per cent, that belongs to each split.
+SPLITS = {"train": (0, 85), "held_out": (85, 91), "demo": (91, 96), "test": (96, 100)}
+
+
+@dataclass(frozen=True, order=True)
+class Thing:
+    """One object: its cell of the 3 x 3 grid (0..8 in reading order), size, colour and shape."""
+
+    cell: int
+    size: str
+    colour: str
+    shape: str
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Objects in reading order on a background; `look_seed` decides jitter and texture phase, which no caption states."""
+
+    things: tuple[Thing, ...]
+    tone: str
+    texture: str
+    look_seed: int
+
+    @property
+    def truth(self) -> tuple[tuple[Thing, ...], str, str]:
+        """Everything that a caption states: the objects, the tone, the texture."""
+        return self.things, self.tone, self.texture
+
+
+def split_of(scene: Scene) -> str:
+    """Return the one split a scene belongs to: a hash of its background and its objects, wherever they stand.
+
+    Positions and `look_seed` are left out on purpose: two scenes with the same contents are always in one split, and
+    an object that moves through a clip does not carry its scene into another split.
+    """
+    kinds = sorted((thing.size, thing.colour, thing.shape) for thing in scene.things)
+    digest = hashlib.sha256(repr((scene.tone, scene.texture, kinds)).encode()).digest()
+    bucket = int.from_bytes(digest[:4], "big") % 100
+    return next(name for name, (low, high) in SPLITS.items() if low <= bucket < high)
+
+
+def draw_thing(rng: random.Random, cell: int) -> Thing:
+    """Draw one object for a cell, every attribute uniform and independent."""
+    return Thing(cell, rng.choice(SIZES), rng.choice(COLOURS), rng.choice(SHAPES))
+
+
+def draw_scene(rng: random.Random, split: str) -> Scene:
+    """Draw a scene of 1 to 4 objects that belongs to `split`; raises KeyError for a split that does not exist."""
+    if split not in SPLITS:
+        raise KeyError(f"no split {split!r}; the splits are {', '.join(SPLITS)}")
+    while True:
+        cells = sorted(rng.sample(range(NUM_CELLS), rng.randint(1, MAX_OBJECTS)))
+        things = tuple(draw_thing(rng, cell) for cell in cells)
+        scene = Scene(things, rng.choice(TONES), rng.choice(TEXTURES), rng.getrandbits(32))
+        if split_of(scene) == split:
+            return scene
+
+
+def scene_rng(split: str, seed: int, index: int) -> random.Random:
+    """Return the random stream of sample `index` of a split; streams of different splits never coincide."""
+    digest = hashlib.sha256(f"zoo-world/{split}/{seed}/{index}".encode()).digest()
+    return random.Random(int.from_bytes(digest[:16], "big"))
+
+
+def change_scene(rng: random.Random, scene: Scene, split: str) -> tuple[Scene, str, int]:
+    """Change one thing of a scene inside its split; returns the new scene, the kind of change and the object's index.
+
+    Kinds: `colour`, `shape`, `size`, `moved`, `removed` (index into the old scene) and `added` (index into the new one).
+    """
+    while True:
+        kind = rng.choice(("colour", "shape", "size", "moved", "removed", "added"))
+        things = list(scene.things)
+        free = [cell for cell in range(NUM_CELLS) if cell not in {thing.cell for thing in things}]
+        index = rng.randrange(len(things))
+        old = things[index]
+        if kind == "added":
+            if len(things) == MAX_OBJECTS:
+                continue
+            new = draw_thing(rng, rng.choice(free))
+            things.append(new)
+        elif kind == "removed":
+            if len(things) == 1:
+                continue
+            del things[index]
+        elif kind == "moved":
+            things[index] = dataclasses.replace(old, cell=rng.choice(free))
+        else:
+            values = {"colour": COLOURS, "shape": SHAPES, "size": SIZES}[kind]
+            others = [value for value in values if value != getattr(old, kind)]
+            things[index] = dataclasses.replace(old, **{kind: rng.choice(others)})
+        changed = dataclasses.replace(scene, things=tuple(sorted(things)), look_seed=rng.getrandbits(32))
+        if split_of(changed) == split:
+            return changed, kind, changed.things.index(new) if kind == "added" else index
+
+
+def draw_clip(rng: random.Random, split: str, num_frames: int) -> list[Scene]:
+    """Draw a clip: one object crosses a row or a column of the grid, frame by frame; the first and last cell differ."""
+    scene = draw_scene(rng, split)
+    while len(scene.things) != 1:
+        scene = draw_scene(rng, split)
+    line = rng.randrange(GRID)
+    path = [line * GRID + step for step in range(GRID)] if rng.random() < 0.5 else [
+        step * GRID + line for step in range(GRID)
+    ]
+    if rng.random() < 0.5:
+        path.reverse()
+    steps = [path[round(frame * (GRID - 1) / max(1, num_frames - 1))] for frame in range(num_frames)]
+    return [dataclasses.replace(scene, things=(dataclasses.replace(scene.things[0], cell=cell),)) for cell in steps]
