@@ -1,0 +1,143 @@
+"""The row at its three stages, as Arrow schemas, and the stable codes of row errors.
+
+    READ     encoded images and the values that the prompt names     (out of `pipeline.datasource`)
+    DECODED  RGB pixels and chat messages                            (out of `pipeline.media`)
+    RESULT   text, status, telemetry                                 (out of the actor, into `pipeline.datasink`)
+
+One sample is one row at every stage. A row whose `error_type` is not empty passes the later stages untouched and
+ends in `errors/`. Our own string columns hold empty strings, never nulls; columns that the user keeps travel with their
+own type and their own nulls. Knows no source format, no file layout and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+SCHEMA_VERSION_KEY = b"draftfleet.schema_version"
+
+STATUS_VALUES = ("success", "truncated", "blocked", "error", "skipped")
+
+ERROR_CODES: dict[str, str] = {
+    # reading
+    "broken_shard": "a file cannot be read, from this row to the end of its span",
+    "broken_sample": "a sample's members are not side by side in the tar, or one of them is unusable",
+    "missing_id": "the id column has no value in this row",
+    "duplicate_id": "the id column has a value that an earlier row of the span already has",
+    "invalid_text": "a text that the row needs is not valid UTF-8",
+    "missing_image": "the row names no image, or its image does not exist",
+    "unreadable_image": "the image exists and could not be fetched",
+    "uri_refused": "the image's URI has a scheme that is not allowed, or leaves the source root",
+    # decoding
+    "missing_column_value": "a column that the prompt names has no value in this row",
+    "not_an_image": "the bytes are no image of a known format",
+    "broken_image": "the image is truncated or damaged",
+    "image_too_large": "the image has more bytes or pixels than the source section allows",
+    "unsupported_image": "the pixels have no defined range or colour (floating point, 32-bit integers, Lab)",
+    # the engine, see `decoding.errors`
+    "prompt_refused": "the processor or chat template refuses the sample",
+    "context_too_long": "prompt, images and max_new_tokens do not fit the slot",
+    "non_finite_logits": "the target gave NaN for a token that was taken",
+}
+"""Code to meaning. Codes are part of the output's format: they may be added and are never renamed."""
+
+ENCODED_IMAGES = pa.list_(pa.large_binary())
+PIXELS = pa.struct([("height", pa.int32()), ("width", pa.int32()), ("rgb", pa.large_binary())])
+"""One decoded image: `rgb` is uint8, row-major, height · width · 3 bytes."""
+
+TELEMETRY = pa.struct(
+    [
+        ("num_spec_steps", pa.int64()),
+        ("num_draft_tokens", pa.int64()),
+        ("num_accepted_draft_tokens", pa.int64()),
+        ("mean_acceptance_length", pa.float64()),
+        ("draft_acceptance_rate", pa.float64()),
+        ("acceptance_histogram", pa.list_(pa.int64())),
+        ("num_relaxed_accepts", pa.int64()),
+        ("ended_inside_path", pa.bool_()),
+        ("target_forwards", pa.int64()),
+        ("drafter_forwards", pa.int64()),
+        ("prefill_ms", pa.float64()),
+        ("draft_ms", pa.float64()),
+        ("verify_ms", pa.float64()),
+        ("batch_size_mean", pa.float64()),
+        ("extras", pa.string()),
+    ]
+)
+"""Per-row telemetry under vLLM's names; `extras` is a JSON object of what only one method counts."""
+
+_IDENTITY: list[tuple[str, pa.DataType]] = [
+    ("sample_id", pa.string()),
+    ("source", pa.string()),
+    ("row_index", pa.int64()),
+]
+_ERROR: list[tuple[str, pa.DataType]] = [("error_type", pa.string()), ("error_message", pa.string())]
+_READ = [*_IDENTITY, ("images", ENCODED_IMAGES), ("fields", pa.string()), *_ERROR]
+_DECODED = [*_IDENTITY, ("images", pa.list_(PIXELS)), ("messages", pa.string()), *_ERROR]
+_RESULT = [
+    *_IDENTITY,
+    ("job_id", pa.string()),
+    ("attempt", pa.int32()),
+    ("status", pa.string()),
+    *_ERROR,
+    ("finish_reason", pa.string()),
+    ("generated_text", pa.string()),
+    ("mean_logprob", pa.float64()),
+    ("num_input_tokens", pa.int64()),
+    ("num_visual_tokens", pa.int64()),
+    ("num_generated_tokens", pa.int64()),
+    ("seed", pa.int64()),
+    ("method", pa.string()),
+    ("verify_mode", pa.string()),
+    ("target_id", pa.string()),
+    ("drafter_id", pa.string()),
+    ("config_fingerprint", pa.string()),
+    ("telemetry", TELEMETRY),
+]
+
+RESERVED_COLUMNS = frozenset(name for name, _ in (*_READ, *_DECODED, *_RESULT))
+"""Names that a kept column must not have, at whatever stage we use them."""
+
+
+class RowError(Exception):
+    """What is wrong with one row: a code from `ERROR_CODES` and a message for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        assert code in ERROR_CODES, code
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def _schema(columns: list[tuple[str, pa.DataType]], keep: Iterable[pa.Field]) -> pa.Schema:
+    own = [pa.field(name, kind) for name, kind in columns]
+    kept = [pa.field(field.name, field.type) for field in keep]
+    return pa.schema([*own, *kept], metadata={SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode()})
+
+
+def read_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
+    """The schema out of the read tasks: `images` are encoded bytes, `fields` a JSON object."""
+    return _schema(_READ, keep)
+
+
+def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
+    """The schema into the actor: `images` are RGB pixels (`PIXELS`), `messages` a JSON list of chat turns."""
+    return _schema(_DECODED, keep)
+
+
+def result_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
+    """The schema of `data/` and `errors/`; its footer metadata holds the schema version."""
+    return _schema(_RESULT, keep)
+
+
+def kept_fields(schema: pa.Schema) -> list[pa.Field]:
+    """The user's own columns of a table at any stage, in order."""
+    return [field for field in schema if field.name not in RESERVED_COLUMNS]
+
+
+def find_reserved(names: Sequence[str]) -> list[str]:
+    """Those of the names that collide with ours; case does not count, because SQL engines ignore it."""
+    reserved = {name.lower() for name in RESERVED_COLUMNS}
+    return [name for name in names if name.lower() in reserved]
