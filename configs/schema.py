@@ -25,7 +25,7 @@ class SourceColumns(Section):
     """Which columns (Parquet) or member extensions (tar) hold what."""
 
     image: str | None = None
-    """Parquet: a column of encoded bytes, of URIs, or of `struct<bytes, path>`. WebDataset finds images by extension."""
+    """Parquet: a column of encoded bytes, of URIs, or of `struct<bytes, path>`. Tars: by extension."""
 
 
 class Source(Section):
@@ -253,7 +253,7 @@ class Job(Section):
     name: str = "caption"
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     ray_address: str = "local"
-    """`local` starts a private Ray on this machine, `auto` joins the cluster the job was submitted to; or an address."""
+    """`local` starts a private Ray on this machine, `auto` joins the cluster it was submitted to; or an address."""
     num_cpus: Annotated[int, Field(ge=1)] | None = None
     """Logical CPUs of a local Ray; by default the machine's cores, and never fewer than 2."""
     progress: bool = True

@@ -62,7 +62,7 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def tree_mask(lens: Tensor, visible: Tensor, window: int) -> Tensor:
-    """Which columns each node may read: `lens` (r,), `visible` (r, N, M) of scratch columns → bool (r, 1, N, window)."""
+    """Which columns each node reads: `lens` (r,), `visible` (r, N, M) of scratch columns → bool (r, 1, N, window)."""
     _, num_nodes, num_scratch = visible.shape
     offset = torch.arange(window, device=lens.device)[None] - lens[:, None]  # (r, window), < 0 is committed
     inside = (offset >= 0) & (offset < num_scratch)

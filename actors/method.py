@@ -1,0 +1,43 @@
+"""From a method's four configured choices to its parts.
+
+The one place where names in a YAML meet classes. Each family is a plain mapping from the schema's class to a maker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from configs import schema
+from decoding.acceptance import Exact, Rejection
+from decoding.contexts import Full
+from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
+from decoding.drafters import ModelDrafter, NoDrafter
+from decoding.trees import StaticTree, branching_paths, chain
+from models.target import Target
+
+CONTEXTS: dict[type, Callable[[Any], Context]] = {
+    schema.FullContext: lambda _: Full(),
+}
+TREES: dict[type, Callable[[Any], TreePolicy]] = {
+    schema.ChainTree: lambda tree: chain(tree.length),
+    schema.StaticTree: lambda tree: StaticTree(tree.paths or branching_paths(tree.branching)),
+}
+ACCEPTANCES: dict[type, Callable[[Any], Acceptance]] = {
+    schema.ExactAcceptance: lambda _: Exact(),
+    schema.RejectionAcceptance: lambda _: Rejection(),
+}
+
+
+def build_method(config: schema.Method, drafter_model: Target | None, vocab_size: int) -> Method:
+    """Parts for one engine; `vocab_size` is the target's. Parts hold per-slot state, so each engine needs its own."""
+    drafter: Drafter
+    if isinstance(config.drafter, schema.NoDrafter):
+        drafter = NoDrafter()
+    else:
+        assert drafter_model is not None, "the schema lets no drafter 'model' through without model.drafter"
+        contexts = [CONTEXTS[type(context)](context) for context in config.contexts]
+        drafter = ModelDrafter(drafter_model, contexts, vocab_size)
+    return Method(
+        drafter, TREES[type(config.tree)](config.tree), ACCEPTANCES[type(config.acceptance)](config.acceptance)
+    )

@@ -1,0 +1,140 @@
+"""The only place that loads a pair: drafter and target, checked against each other.
+
+`check` is cheap and runs on the driver before anything starts; `load` reads the weights, in the actor. Knows
+checkpoints and the method's parts; knows no rows and no Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from actors.method import build_method
+from configs import schema
+from configs.load import ConfigError
+from decoding import Engine
+from models.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor, revision_of
+from models.front_end import FrontEnd
+from models.target import Target
+
+NUM_NAMED_DIFFERENCES = 3
+
+
+@dataclass(frozen=True)
+class PairInfo:
+    """What is known of a pair without its weights; `revisions` names each checkpoint's content."""
+
+    front_end: FrontEnd
+    target_id: str
+    drafter_id: str
+    revisions: dict[str, str]
+
+    def render(self, messages: Sequence[dict[str, Any]]) -> str:
+        """The target's chat template over one sample's messages, the turn to be answered opened."""
+        return self.front_end.render(messages)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A loaded pair; `drafter` is None where the method needs no model."""
+
+    config: schema.CaptionJob
+    target: Target
+    drafter: Target | None
+    target_id: str
+    drafter_id: str
+    revisions: dict[str, str]
+
+    def render(self, messages: Sequence[dict[str, Any]]) -> str:
+        """See `PairInfo.render`."""
+        return self.target.front_end.render(messages)
+
+    def engine(self, slots: int, max_context_tokens: int) -> Engine:
+        """A fresh engine over this pair, with the configured method."""
+        method = build_method(self.config.method, self.drafter, self.target.vocab_size)
+        return Engine(self.target, method, slots, max_context_tokens)
+
+
+def check(config: schema.CaptionJob) -> PairInfo:
+    """Look at both checkpoints without reading weights.
+
+    Raises:
+        ConfigError: a checkpoint is missing or unreadable, or the vocabularies do not match; names the dotted path.
+    """
+    target_ref = _ref(config.model.target)
+    target_config, front_end = _describe(target_ref, "model.target")
+    revisions = {"target": revision_of(target_ref, target_config)}
+    drafter_id = ""
+    if not isinstance(config.method.drafter, schema.NoDrafter):
+        assert config.model.drafter is not None
+        drafter_ref = _ref(config.model.drafter)
+        drafter_config, drafter_front_end = _describe(drafter_ref, "model.drafter")
+        _check_vocabulary(front_end, drafter_front_end, drafter_ref.path)
+        revisions["drafter"] = revision_of(drafter_ref, drafter_config)
+        drafter_id = _identity(drafter_ref, revisions["drafter"])
+    return PairInfo(front_end, _identity(target_ref, revisions["target"]), drafter_id, revisions)
+
+
+def load(config: schema.CaptionJob, torch_threads: int | None = None) -> Pair:
+    """Load the pair that `config` names onto its devices.
+
+    Raises:
+        ConfigError: as `check`, and where weights are missing or torn.
+    """
+    if torch_threads is not None:
+        torch.set_num_threads(torch_threads)
+    info = check(config)
+    target = _load(config.model.target, "model.target")
+    drafter = None
+    if config.model.drafter is not None and info.drafter_id:
+        drafter = _load(config.model.drafter, "model.drafter")
+    return Pair(config, target, drafter, info.target_id, info.drafter_id, info.revisions)
+
+
+def _ref(checkpoint: schema.Checkpoint) -> CheckpointRef:
+    return CheckpointRef(checkpoint.path, checkpoint.revision, checkpoint.allow_remote_code)
+
+
+def _identity(ref: CheckpointRef, revision: str) -> str:
+    return f"{ref.path}@{revision}"
+
+
+def _describe(ref: CheckpointRef, where: str) -> tuple[Any, FrontEnd]:
+    try:
+        config = read_config(ref)
+        return config, FrontEnd(read_processor(ref, config))
+    except CheckpointError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _load(checkpoint: schema.Checkpoint, where: str) -> Target:
+    try:
+        return Target.load(_ref(checkpoint), checkpoint.dtype, checkpoint.device)
+    except CheckpointError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _check_vocabulary(target: FrontEnd, drafter: FrontEnd, drafter_path: str) -> None:
+    """Every token that both have must have one id: drafts are ids, and the target judges ids."""
+    ours: dict[str, int] = target.tokenizer.get_vocab()
+    theirs: dict[str, int] = drafter.tokenizer.get_vocab()
+    by_id = {number: token for token, number in theirs.items()}
+    wrong = [
+        f"{number} is {token!r} for the target and {by_id[number]!r} for the drafter"
+        for token, number in sorted(ours.items(), key=lambda item: item[1])
+        if number in by_id and by_id[number] != token
+    ]
+    if wrong:
+        raise ConfigError(
+            f"model.drafter: {drafter_path} does not share the target's vocabulary: {len(wrong)} ids differ, e.g. id "
+            + "; ".join(wrong[:NUM_NAMED_DIFFERENCES])
+            + ". Choose a drafter with the target's tokenizer."
+        )
+    shared = len(ours.keys() & theirs.keys())
+    if shared < len(ours) // 2:
+        raise ConfigError(
+            f"model.drafter: {drafter_path} knows only {shared} of the target's {len(ours)} tokens, too few to draft"
+        )
