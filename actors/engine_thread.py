@@ -1,0 +1,132 @@
+"""One thread that owns one engine and is fed by any number of callers at once.
+
+Knows `decoding`'s requests and completions, and nothing of Ray, Arrow or event loops. Whatever the engine raises is
+taken for unrecoverable (a failing row is a completion with an error, not an exception): the process ends, so that
+whoever runs it starts a fresh one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from decoding.types import Completion, Request
+
+logger = logging.getLogger(__name__)
+
+EXIT_STATUS_OF_A_DEAD_ENGINE = 1
+
+
+class SteppedEngine(Protocol):
+    """The part of `decoding.Engine` that the thread drives."""
+
+    @property
+    def has_work(self) -> bool: ...
+
+    def submit(self, request: Request) -> None: ...
+
+    def step(self) -> list[Completion]: ...
+
+
+@dataclass
+class _Batch:
+    """Requests of one caller, and what came back so far."""
+
+    requests: Sequence[Request]
+    future: Future[list[Completion]] = field(default_factory=Future)
+    completions: list[Completion | None] = field(default_factory=list)
+    num_missing: int = 0
+
+
+class EngineThread:
+    """Runs `engine` on its own thread; slots are refilled from every batch in flight, in order of arrival.
+
+    Only that thread touches the engine. Two requests with the same `sample_id` never run at the same time, so that a
+    completion always belongs to one row, whatever ids the user's data has.
+    """
+
+    def __init__(self, engine: SteppedEngine, die: Callable[[BaseException], None] | None = None) -> None:
+        self._engine = engine
+        self._die = die or end_process
+        self._arrived: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._waiting: dict[str, deque[tuple[_Batch, int]]] = {}
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    def decode(self, requests: Sequence[Request]) -> Future[list[Completion]]:
+        """Hand over a batch; the future resolves to its completions in the order of `requests`. Any thread may call."""
+        batch = _Batch(requests=tuple(requests))
+        batch.completions = [None] * len(batch.requests)
+        batch.num_missing = len(batch.requests)
+        if not batch.requests:
+            batch.future.set_result([])
+        else:
+            self._arrived.put(batch)
+        return batch.future
+
+    def close(self) -> None:
+        """Finish what was handed over, then end the thread."""
+        self._arrived.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            open_for_more = True
+            while open_for_more or self._engine.has_work:
+                open_for_more = self._take_arrivals() and open_for_more
+                if self._engine.has_work:
+                    for completion in self._engine.step():
+                        self._deliver(completion)
+        except BaseException as error:
+            self._die(error)
+
+    def _take_arrivals(self) -> bool:
+        """Move every batch that has arrived into the engine; sleep only while the engine is idle. False once closed."""
+        may_wait = not self._engine.has_work
+        while True:
+            try:
+                batch = self._arrived.get(block=may_wait)
+            except queue.Empty:
+                return True
+            if batch is None:
+                return False
+            may_wait = False
+            for index, request in enumerate(batch.requests):
+                line = self._waiting.setdefault(request.sample_id, deque())
+                line.append((batch, index))
+                if len(line) == 1:
+                    self._engine.submit(request)
+
+    def _deliver(self, completion: Completion) -> None:
+        line = self._waiting[completion.sample_id]
+        batch, index = line.popleft()
+        if line:
+            next_batch, next_index = line[0]
+            self._engine.submit(next_batch.requests[next_index])
+        else:
+            del self._waiting[completion.sample_id]
+        batch.completions[index] = completion
+        batch.num_missing -= 1
+        if not batch.num_missing:
+            batch.future.set_result([done for done in batch.completions if done is not None])
+
+
+def end_process(error: BaseException) -> None:
+    """Log why, give the log a moment to leave the process, and end it without clean-up: a dead engine cannot be used.
+
+    `sys.exit` or Ray's `exit_actor` would count as intended, and the rows in flight would not be run again.
+    """
+    logger.critical("the engine failed and its actor ends, to be replaced", exc_info=error)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    time.sleep(0.2)  # the log monitor of Ray reads what the process wrote
+    os._exit(EXIT_STATUS_OF_A_DEAD_ENGINE)

@@ -1,0 +1,218 @@
+"""The Ray Data actor: a table of decoded rows in, a table of results out, in the same order.
+
+Owns the translation between Arrow rows and the engine's requests and completions. Knows nothing of sources, sinks or
+how Ray schedules it; the schema of its output comes from whoever builds the graph.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+import decoding.errors
+from actors.engine_thread import EngineThread, SteppedEngine
+from configs.schema import CaptionJob
+from decoding.types import Completion, Request, RequestError, Sampling
+
+
+class Pair(Protocol):
+    """What the actor needs of `actors.pair.Pair`."""
+
+    target_id: str
+    drafter_id: str
+
+    def render(self, messages: list[dict[str, Any]]) -> str: ...
+
+    def engine(self, slots: int, max_context_tokens: int) -> SteppedEngine: ...
+
+
+LoadPair = Callable[[CaptionJob, int | None], Pair]
+Tally = Callable[[int, int, int, int], None]
+"""Told after each batch: rows, generated tokens, spec steps, accepted drafts."""
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What every row of one run says about the run."""
+
+    job_id: str
+    attempt: int
+    config_fingerprint: str
+
+
+def load_pair(config: CaptionJob, torch_threads: int | None) -> Pair:
+    """Load drafter and target; torch is first imported here, inside the actor's process."""
+    import actors.pair
+
+    return actors.pair.load(config, torch_threads=torch_threads)
+
+
+class Generate:
+    """Holds one pair and one engine; several calls run at once and share the engine's slots.
+
+    A call is batch in, batch out: one table of the stage `decoded` becomes exactly one table of `schema`, rows in input
+    order, so that a retry by Ray gives the same block again. Rows that carry an error already pass through untouched.
+    """
+
+    def __init__(
+        self,
+        config: CaptionJob,
+        schema: pa.Schema,
+        stamp: Stamp,
+        torch_threads: int | None = None,
+        load: LoadPair = load_pair,
+        tally: Tally | None = None,
+    ) -> None:
+        self._config = config
+        self._schema = schema
+        self._tally = tally
+        self._pair = load(config, torch_threads)
+        self._sampling = Sampling(**config.sampling.model_dump())
+        self._constants = {
+            **asdict(stamp),
+            "seed": config.job.seed,
+            "method": config.method.label,
+            "verify_mode": config.method.verify_mode,
+            "target_id": self._pair.target_id,
+            "drafter_id": self._pair.drafter_id,
+        }
+        self._engine = EngineThread(self._pair.engine(config.pool.slots, config.pool.max_context_tokens))
+
+    async def __call__(self, table: pa.Table) -> AsyncIterator[pa.Table]:
+        """Decode one table of the stage `decoded` and yield one table of results."""
+        requests, completions = self._requests(table)
+        for index, completion in zip(requests, await self._decode(list(requests.values()))):
+            completions[index] = completion
+        result = self._results(table, completions)
+        if self._tally is not None:
+            self._tally(table.num_rows, *_counts(completions.values()))
+        yield result
+
+    async def _decode(self, requests: list[Request]) -> list[Completion]:
+        return await asyncio.wrap_future(self._engine.decode(requests))
+
+    def _requests(self, table: pa.Table) -> tuple[dict[int, Request], dict[int, Completion]]:
+        """Per row index: the request to run, or the completion that a row gets without running."""
+        requests: dict[int, Request] = {}
+        completions: dict[int, Completion] = {}
+        columns = {name: table.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")}
+        images = table.column("images")
+        for index, sample_id in enumerate(columns["sample_id"]):
+            if columns["error_type"][index]:
+                continue
+            try:
+                prompt = self._pair.render(json.loads(columns["messages"][index]))
+            except Exception as error:  # a chat template may raise anything; the row carries it
+                message = f"the target's chat template refuses this conversation: {error}"
+                completions[index] = _failed(sample_id, decoding.errors.PROMPT_REFUSED, message)
+                continue
+            requests[index] = Request(
+                sample_id=sample_id,
+                prompt=prompt,
+                images=rgb_images(images[index]),
+                sampling=self._sampling,
+                seed=self._config.job.seed,
+            )
+        return requests, completions
+
+    def _results(self, table: pa.Table, completions: Mapping[int, Completion]) -> pa.Table:
+        """One table of the result schema: the input's own columns, the run's constants, and what was decoded."""
+        decoded = [
+            result_values(completions[index]) if index in completions else unrun_values(error_type, error_message)
+            for index, (error_type, error_message) in enumerate(
+                zip(table.column("error_type").to_pylist(), table.column("error_message").to_pylist())
+            )
+        ]
+        columns = []
+        for field in self._schema:
+            if field.name in self._constants:
+                values: Any = [self._constants[field.name]] * len(decoded)
+            elif field.name in RESULT_VALUES:
+                values = [row[field.name] for row in decoded]
+            else:
+                columns.append(table.column(field.name).cast(field.type))
+                continue
+            if field.name == "telemetry":
+                values = [telemetry_values(value, field.type) for value in values]
+            columns.append(pa.array(values, type=field.type))
+        return pa.table(columns, schema=self._schema)
+
+
+RESULT_VALUES = (
+    "status",
+    "error_type",
+    "error_message",
+    "finish_reason",
+    "generated_text",
+    "mean_logprob",
+    "num_input_tokens",
+    "num_visual_tokens",
+    "num_generated_tokens",
+    "telemetry",
+)
+
+
+def result_values(completion: Completion) -> dict[str, Any]:
+    """The columns that come from one completion; `status` follows the finish reason."""
+    error = completion.error
+    if error is not None:
+        status = "error"
+    else:
+        status = "truncated" if completion.finish_reason == "length" else "success"
+    return {
+        "status": status,
+        "error_type": error.code if error else "",
+        "error_message": error.message if error else "",
+        "finish_reason": completion.finish_reason,
+        "generated_text": completion.text,
+        "mean_logprob": completion.mean_logprob,
+        "num_input_tokens": completion.num_input_tokens,
+        "num_visual_tokens": completion.num_visual_tokens,
+        "num_generated_tokens": len(completion.token_ids),
+        "telemetry": completion.telemetry,
+    }
+
+
+def unrun_values(error_type: str, error_message: str) -> dict[str, Any]:
+    """The columns of a row that failed before it reached the engine."""
+    return result_values(_failed("", error_type, error_message))
+
+
+def telemetry_values(telemetry: Any, struct: pa.StructType) -> dict[str, Any]:
+    """The telemetry under the field names of the schema; what a method adds travels as one JSON object."""
+    values = {struct.field(i).name: None for i in range(struct.num_fields)}
+    for name in values:
+        value = getattr(telemetry, name)
+        values[name] = json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
+    return values
+
+
+def rgb_images(cell: pa.ListScalar) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], ...]:
+    """The images of one row, uint8 of shape (height, width, 3); copies, because Arrow's memory is read-only."""
+    if cell.values is None:
+        return ()
+    images = []
+    for image in cell.values:
+        shape = (image["height"].as_py(), image["width"].as_py(), 3)
+        images.append(np.frombuffer(image["rgb"].as_buffer(), dtype=np.uint8).reshape(shape).copy())
+    return tuple(images)
+
+
+def _failed(sample_id: str, code: str, message: str) -> Completion:
+    return Completion(sample_id=sample_id, finish_reason="error", error=RequestError(code, message))
+
+
+def _counts(completions: Iterable[Completion]) -> tuple[int, int, int]:
+    """Tokens, spec steps and accepted drafts, for whoever shows progress."""
+    done = list(completions)
+    return (
+        sum(len(completion.token_ids) for completion in done),
+        sum(completion.telemetry.num_spec_steps for completion in done),
+        sum(completion.telemetry.num_accepted_draft_tokens for completion in done),
+    )

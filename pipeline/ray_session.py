@@ -1,0 +1,204 @@
+"""How a job reaches Ray: a private cluster on this machine that leaves nothing behind, or one that already runs.
+
+Owns the environment, the temporary folder and the console lines of Ray. Knows nothing of datasets, models or rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from configs.schema import Job
+
+logger = logging.getLogger(__name__)
+
+PROJECT_ROOT = Path(__file__).resolve().parent.parent
+MAX_LOCAL_OBJECT_STORE_BYTES = 4 * 1024**3
+MIN_LOCAL_OBJECT_STORE_BYTES = 128 * 1024**2
+NOT_SHIPPED = (".git", ".venv*", "out", "build", "dist", "*.egg-info", ".*_cache", ".hypothesis", "__pycache__")
+INSIDE_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+# One for the life of the process, because Ray's client side reads it once.
+_TOKEN = secrets.token_hex(32)
+
+# Ray's C++ core prints this once per process at ERROR level whenever an actor may restart and got a reference. Ray Data
+# always passes one and holds it for as long as the dataset runs, so here it tells the user nothing.
+_RESTART_NOTICE = re.compile(rb"has constructor arguments in the object store and max_restarts > 0")
+# Said at WARNING level when Ray's own bars are off; the job draws its own.
+_OWN_PROGRESS = re.compile(r"^Progress bars (for operators )?disabled")
+
+
+@contextlib.contextmanager
+def session(job: Job) -> Iterator[None]:
+    """Have Ray up inside the block: private and local, or joined at `job.ray_address`.
+
+    A Ray that this very process has already initialised is used as it is and left running.
+    """
+    import ray
+
+    if ray.is_initialized():
+        _quiet_console()
+        yield
+        return
+    with _private_local_ray(job) if job.ray_address == "local" else _joined_ray(job.ray_address):
+        _quiet_console()
+        yield
+
+
+@contextlib.contextmanager
+def _private_local_ray(job: Job) -> Iterator[None]:
+    """Start a Ray of our own: own token, own folder, no dashboard; stop it and delete the folder at the end."""
+    import ray
+
+    # Says at WARNING level that token authentication is on, which is what is wanted.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    folder = Path(tempfile.mkdtemp(prefix="df-", dir=_short_temporary_root()))
+    try:
+        with _environment(_private_environment(folder)):
+            ray.init(
+                address="local",
+                num_cpus=job.num_cpus or max(2, available_cpus()),
+                include_dashboard=False,
+                logging_level=logging.WARNING,
+                _temp_dir=str(folder),
+                **_object_store(folder),
+            )
+            try:
+                yield
+            finally:
+                ray.shutdown()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _joined_ray(address: str) -> Iterator[None]:
+    """Join a running cluster; from a checkout, ship the working directory with the job."""
+    import ray
+
+    runtime_env = None if INSIDE_SUBMITTED_JOB in os.environ else shipped_environment()
+    ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def shipped_environment() -> dict[str, Any]:
+    """The runtime environment that gives a remote cluster this checkout, without what it does not need."""
+    return {"working_dir": str(PROJECT_ROOT), "excludes": list(NOT_SHIPPED)}
+
+
+def available_cpus() -> int:
+    """Cores that this process may use; a container's share is smaller than the machine."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _private_environment(folder: Path) -> dict[str, str | None]:
+    """Variables that keep the user's home, accounts and a Ray that runs elsewhere out of it; None removes one.
+
+    The token travels in the environment, so that `~/.ray` is neither read nor written, while the workers keep the
+    user's own HOME, where credentials of object stores and downloaded models live.
+    """
+    return {
+        "RAY_ADDRESS": None,
+        "RAY_AUTH_MODE": None,  # unset, a local Ray turns its token on by itself, also where Ray is imported already
+        "RAY_AUTH_TOKEN": _TOKEN,
+        "RAY_AUTH_TOKEN_PATH": None,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_USAGE_STATS_CONFIG_PATH": str(folder / "usage.json"),
+        "RAY_TMPDIR": str(folder),
+        # Tasks without GPUs see none; said by name, because Ray otherwise prints a notice that the default will change.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+    }
+
+
+@contextlib.contextmanager
+def _environment(changes: dict[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environment(changes)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _short_temporary_root() -> str | None:
+    """`/tmp` where there is one: Ray puts sockets below it, whose paths may not exceed about 100 characters."""
+    return "/tmp" if os.path.isdir("/tmp") and os.access("/tmp", os.W_OK) else None
+
+
+def _object_store(folder: Path) -> dict[str, Any]:
+    """Size and place of the object store: at most a quarter of the memory, on disk where shared memory is small."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    size_bytes = max(MIN_LOCAL_OBJECT_STORE_BYTES, min(MAX_LOCAL_OBJECT_STORE_BYTES, memory_bytes // 4))
+    shared = Path("/dev/shm")
+    if sys.platform == "linux" and (not shared.is_dir() or shutil.disk_usage(shared).free < 1.25 * size_bytes):
+        return {"object_store_memory": size_bytes, "_plasma_directory": str(folder)}
+    return {"object_store_memory": size_bytes}
+
+
+def _quiet_console() -> None:
+    """Let only what a user must act on through to the console; Ray's log files keep everything."""
+    import ray.data  # configures the logger that is filtered here
+
+    for handler in logging.getLogger("ray.data").handlers:
+        if isinstance(handler, logging.StreamHandler) or type(handler).__name__ == "PlainRayHandler":
+            handler.setLevel(logging.WARNING)
+            if _keep_line not in handler.filters:
+                handler.addFilter(_keep_line)
+    _spend_restart_notice(ray)
+
+
+def _keep_line(record: logging.LogRecord) -> bool:
+    return not _OWN_PROGRESS.match(record.getMessage())
+
+
+_restart_notice_spent = False
+
+
+def _spend_restart_notice(ray: Any) -> None:
+    """Provoke Ray's once-per-process restart notice where it can be caught, and pass on whatever else was said."""
+    global _restart_notice_spent
+    if _restart_notice_spent:
+        return
+    _restart_notice_spent = True
+    # Demands a resource that exists nowhere, so that no process is ever started for it.
+    actor_class = ray.remote(max_restarts=1, num_cpus=0, resources={"draftfleet_nowhere": 1})(_Never)
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as caught:
+        stderr_copy = os.dup(2)
+        try:
+            os.dup2(caught.fileno(), 2)
+            actor = actor_class.remote(ray.put(None))
+        finally:
+            os.dup2(stderr_copy, 2)
+            os.close(stderr_copy)
+        caught.seek(0)
+        for line in caught:
+            if not _RESTART_NOTICE.search(line):
+                os.write(2, line)
+    ray.kill(actor)
+
+
+class _Never:
+    def __init__(self, argument: object) -> None:
+        raise AssertionError(f"an actor that no node can hold was started with {argument!r}")

@@ -1,0 +1,155 @@
+"""A pair and an engine without torch, with the surface of the real ones and texts that can be computed by hand."""
+
+from __future__ import annotations
+
+import json
+import threading
+import zlib
+from collections import deque
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from configs.schema import CaptionJob
+from decoding.types import Completion, Request, RequestError, Telemetry
+from pipeline.rows import decoded_schema
+
+
+def text_of(request: Request) -> str:
+    """What the fake engine answers: it shows which prompt and which pixels reached it."""
+    return f"{request.prompt} / {[int(image.sum()) for image in request.images]}"
+
+
+def num_steps_of(sample_id: str) -> int:
+    """How many steps a sample occupies its slot: 1 to 5, from its id alone."""
+    return 1 + zlib.crc32(sample_id.encode()) % 5
+
+
+class FakeEngine:
+    """Slots, a waiting line, one step at a time; `gate`, when given, is acquired once per step."""
+
+    def __init__(self, slots: int, gate: threading.Semaphore | None = None) -> None:
+        self.slots = slots
+        self.gate = gate
+        self.waiting: deque[Request] = deque()
+        self.active: dict[int, tuple[Request, int]] = {}
+        self.active_ids_per_step: list[tuple[str, ...]] = []
+        self.threads: set[int] = set()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self.waiting or self.active)
+
+    def submit(self, request: Request) -> None:
+        self.threads.add(threading.get_ident())
+        self.waiting.append(request)
+
+    def step(self) -> list[Completion]:
+        if self.gate is not None:
+            self.gate.acquire()
+        self.threads.add(threading.get_ident())
+        for slot in range(self.slots):
+            if slot not in self.active and self.waiting:
+                request = self.waiting.popleft()
+                if "CRASH" in request.prompt:
+                    raise RuntimeError("CUDA error: an illegal memory access was encountered")
+                self.active[slot] = (request, num_steps_of(request.sample_id))
+        self.active_ids_per_step.append(tuple(request.sample_id for request, _ in self.active.values()))
+        done = []
+        for slot, (request, remaining) in list(self.active.items()):
+            if remaining > 1:
+                self.active[slot] = (request, remaining - 1)
+            else:
+                del self.active[slot]
+                done.append(complete(request))
+        return done
+
+
+def complete(request: Request) -> Completion:
+    """The completion of one request: 2 tokens kept in each step after the prefill's first."""
+    if "TOO LONG" in request.prompt:
+        error = RequestError("context_too_long", "this prompt is too long")
+        return Completion(sample_id=request.sample_id, finish_reason="error", error=error)
+    steps = num_steps_of(request.sample_id)
+    return Completion(
+        sample_id=request.sample_id,
+        token_ids=tuple(range(1 + 2 * steps)),
+        text=text_of(request),
+        mean_logprob=-0.5,
+        finish_reason="length" if "ENDLESS" in request.prompt else "stop",
+        num_input_tokens=len(request.prompt),
+        num_visual_tokens=4 * len(request.images),
+        telemetry=Telemetry(
+            num_spec_steps=steps,
+            num_draft_tokens=3 * steps,
+            num_accepted_draft_tokens=steps,
+            acceptance_histogram=(0, steps, 0, 0),
+            target_forwards=1 + steps,
+            drafter_forwards=3 * steps,
+            prefill_ms=1.0,
+            draft_ms=2.0,
+            verify_ms=3.0,
+            batch_size_mean=1.5,
+            extras={"note": 1},
+        ),
+    )
+
+
+class FakePair:
+    """Renders messages as `role: text` lines; refuses a conversation that says REFUSE."""
+
+    target_id = "fake/target"
+    drafter_id = "fake/drafter"
+    revisions: ClassVar[dict[str, str]] = {"target": "t0", "drafter": "d0"}
+
+    def __init__(self, gate: threading.Semaphore | None = None) -> None:
+        self.gate = gate
+        self.engines: list[FakeEngine] = []
+
+    def render(self, messages: list[dict[str, Any]]) -> str:
+        lines = []
+        for message in messages:
+            texts = [part.get("text", "<image>") for part in message["content"]]
+            lines.append(f"{message['role']}: {' '.join(texts)}")
+        prompt = "\n".join(lines)
+        if "REFUSE" in prompt:
+            raise ValueError("conversation roles must alternate")
+        return prompt
+
+    def engine(self, slots: int, max_context_tokens: int) -> FakeEngine:
+        self.engines.append(FakeEngine(slots, self.gate))
+        return self.engines[-1]
+
+
+def fake_job(**sections: Any) -> CaptionJob:
+    """A valid job whose paths are never opened."""
+    data = {
+        "source": {"kind": "images", "path": "in"},
+        "prompt": {"text": "Describe."},
+        "model": {"target": {"path": "target"}, "drafter": {"path": "drafter"}},
+        "method": {"drafter": {"kind": "model"}},
+        "pool": {"slots": 4, "batch_rows": 8},
+        "sink": {"path": "out"},
+        **sections,
+    }
+    return CaptionJob.model_validate_json(json.dumps(data))
+
+
+def decoded_table(rows: list[dict[str, Any]], keep: tuple[pa.Field, ...] = ()) -> pa.Table:
+    """A table of the stage `decoded`; a row has `id`, `text`, `grey` (fills a 2×3 image), `error`, kept values."""
+    columns: dict[str, list[Any]] = {field.name: [] for field in decoded_schema(keep)}
+    for index, row in enumerate(rows):
+        error = row.get("error", "")
+        grey = row.get("grey")
+        image = [] if grey is None or error else [{"height": 2, "width": 3, "rgb": bytes([grey] * 18)}]
+        content = [{"type": "image"}] * len(image) + [{"type": "text", "text": row.get("text", "Describe.")}]
+        columns["sample_id"].append(row["id"])
+        columns["source"].append("shard-0")
+        columns["row_index"].append(index)
+        columns["images"].append(image)
+        columns["messages"].append("" if error else json.dumps([{"role": "user", "content": content}]))
+        columns["error_type"].append(error)
+        columns["error_message"].append(f"about {error}" if error else "")
+        for field in keep:
+            columns[field.name].append(row.get(field.name))
+    return pa.table(columns, schema=decoded_schema(keep))

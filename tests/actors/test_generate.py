@@ -1,0 +1,235 @@
+"""The actor's contract, on a fake engine: order, refill across batches, row errors, and death as a whole process."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import textwrap
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from actors.engine_thread import EngineThread
+from actors.generate import Generate, Stamp
+from decoding.types import Completion, Request
+from pipeline.rows import ERROR_CODES, result_schema
+from tests.actors.fakes import FakePair, decoded_table, fake_job, num_steps_of
+
+ROOT = Path(__file__).resolve().parents[2]
+STAMP = Stamp(job_id="job-1", attempt=3, config_fingerprint="f00d")
+KEEP = (pa.field("caption", pa.string()), pa.field("score", pa.int32()))
+
+
+def make_actor(pair: FakePair, keep: tuple[pa.Field, ...] = (), **pool: Any) -> Generate:
+    job = fake_job(pool={"slots": 4, "batch_rows": 8, **pool})
+    return Generate(job, result_schema(keep), STAMP, load=lambda config, torch_threads: pair)
+
+
+async def call(actor: Generate, table: pa.Table) -> list[pa.Table]:
+    return [result async for result in actor(table)]
+
+
+def run(actor: Generate, *tables: pa.Table) -> list[pa.Table]:
+    """Call the actor with all tables at once; one result per table."""
+
+    async def together() -> list[list[pa.Table]]:
+        return await asyncio.gather(*(call(actor, table) for table in tables))
+
+    results = asyncio.run(together())
+    assert [len(tables) for tables in results] == [1] * len(results)
+    return [tables[0] for tables in results]
+
+
+def rows(count: int, start: int = 0) -> list[dict[str, Any]]:
+    return [{"id": f"s{index}", "grey": index, "text": f"ask {index}"} for index in range(start, start + count)]
+
+
+def test_rows_come_back_in_input_order_whatever_order_they_finish_in() -> None:
+    pair = FakePair()
+    [result] = run(make_actor(pair), decoded_table(rows(20)))
+    assert len({num_steps_of(f"s{index}") for index in range(20)}) > 2
+    assert result.column("sample_id").to_pylist() == [f"s{index}" for index in range(20)]
+    assert result.column("generated_text").to_pylist() == [
+        f"user: <image> ask {index} / [{18 * index}]" for index in range(20)
+    ]
+
+
+def test_every_column_of_the_result_schema_is_filled_from_row_run_and_completion() -> None:
+    [result] = run(make_actor(FakePair(), keep=KEEP), decoded_table([{"id": "a", "text": "x", "score": 7}], KEEP))
+    assert result.schema.equals(result_schema(KEEP), check_metadata=True)
+    steps = num_steps_of("a")
+    row = result.to_pylist()[0]
+    telemetry = row.pop("telemetry")
+    assert row == {
+        "sample_id": "a",
+        "source": "shard-0",
+        "row_index": 0,
+        "job_id": "job-1",
+        "attempt": 3,
+        "status": "success",
+        "error_type": "",
+        "error_message": "",
+        "finish_reason": "stop",
+        "generated_text": "user: x / []",
+        "mean_logprob": -0.5,
+        "num_input_tokens": 7,
+        "num_visual_tokens": 0,
+        "num_generated_tokens": 1 + 2 * steps,
+        "seed": 0,
+        "method": "model+chain+exact",
+        "verify_mode": "lossless",
+        "target_id": "fake/target",
+        "drafter_id": "fake/drafter",
+        "config_fingerprint": "f00d",
+        "caption": None,
+        "score": 7,
+    }
+    assert telemetry["mean_acceptance_length"] == 2.0
+    assert telemetry["draft_acceptance_rate"] == pytest.approx(1 / 3)
+    assert telemetry["acceptance_histogram"] == [0, steps, 0, 0]
+    assert telemetry["extras"] == '{"note": 1}'
+
+
+def test_slots_are_refilled_from_the_next_batch_before_the_first_has_finished() -> None:
+    gate = threading.Semaphore(0)
+    pair = FakePair(gate)
+    actor = make_actor(pair, slots=4)
+    batches = [decoded_table(rows(5)), decoded_table(rows(5, start=5)), decoded_table(rows(5, start=10))]
+
+    async def all_in_flight() -> list[list[pa.Table]]:
+        calls = [asyncio.ensure_future(call(actor, batch)) for batch in batches]
+        await asyncio.sleep(0)  # every call has handed its batch over
+        gate.release(1000)
+        return await asyncio.gather(*calls)
+
+    results = asyncio.run(all_in_flight())
+    assert [table.column("sample_id").to_pylist() for [table] in results] == [
+        [f"s{index}" for index in range(start, start + 5)] for start in (0, 5, 10)
+    ]
+    first, later = {f"s{index}" for index in range(5)}, {f"s{index}" for index in range(5, 10)}
+    mixed = [ids for ids in pair.engines[0].active_ids_per_step if first & set(ids) and later & set(ids)]
+    assert mixed, "no step held rows of two batches"
+    total_steps = sum(num_steps_of(f"s{index}") for index in range(15))
+    idle_slots = 4 * len(pair.engines[0].active_ids_per_step) - total_steps
+    assert idle_slots <= 4 * 5, "slots stood empty although rows were waiting"
+
+
+def test_only_the_engines_own_thread_touches_the_engine() -> None:
+    pair = FakePair()
+    run(make_actor(pair), decoded_table(rows(6)), decoded_table(rows(6, start=6)))
+    assert len(pair.engines[0].threads) == 1
+    assert threading.get_ident() not in pair.engines[0].threads
+
+
+def test_a_result_does_not_depend_on_what_else_is_in_flight() -> None:
+    table = decoded_table(rows(7))
+    [alone] = run(make_actor(FakePair()), table)
+    together = run(make_actor(FakePair(), slots=3), decoded_table(rows(9, start=40)), table)
+    assert together[1].equals(alone)
+
+
+def test_a_row_with_an_error_passes_through_and_is_never_decoded() -> None:
+    pair = FakePair()
+    table = decoded_table([{"id": "bad", "error": "not_an_image", "score": 1}, {"id": "good", "text": "x"}], KEEP)
+    [result] = run(make_actor(pair, keep=KEEP), table)
+    bad, good = result.to_pylist()
+    assert (bad["sample_id"], bad["status"], bad["error_type"], bad["error_message"], bad["score"]) == (
+        "bad",
+        "error",
+        "not_an_image",
+        "about not_an_image",
+        1,
+    )
+    assert (bad["generated_text"], bad["finish_reason"], bad["num_generated_tokens"]) == ("", "error", 0)
+    assert bad["telemetry"]["num_spec_steps"] == 0
+    assert good["status"] == "success"
+    assert {sample for ids in pair.engines[0].active_ids_per_step for sample in ids} == {"good"}
+
+
+def test_a_batch_of_nothing_but_errors_needs_no_engine() -> None:
+    pair = FakePair()
+    [result] = run(make_actor(pair), decoded_table([{"id": f"b{i}", "error": "broken_image"} for i in range(3)]))
+    assert result.column("status").to_pylist() == ["error"] * 3
+    assert pair.engines[0].active_ids_per_step == []
+
+
+def test_an_empty_table_gives_an_empty_table_of_the_schema() -> None:
+    [result] = run(make_actor(FakePair()), decoded_table([]))
+    assert result.num_rows == 0
+    assert result.schema.equals(result_schema())
+
+
+def test_a_conversation_that_the_template_refuses_is_an_error_row_beside_good_ones() -> None:
+    [result] = run(make_actor(FakePair()), decoded_table([{"id": "a", "text": "REFUSE"}, {"id": "b", "text": "ok"}]))
+    refused, good = result.to_pylist()
+    assert (refused["status"], refused["error_type"]) == ("error", "prompt_refused")
+    assert "conversation roles must alternate" in refused["error_message"]
+    assert good["generated_text"] == "user: ok / []"
+
+
+def test_an_error_of_the_engine_for_one_row_is_that_rows_own() -> None:
+    table = decoded_table([{"id": "a", "text": "TOO LONG"}, {"id": "b", "text": "ENDLESS"}, {"id": "c"}])
+    [result] = run(make_actor(FakePair()), table)
+    assert result.column("status").to_pylist() == ["error", "truncated", "success"]
+    assert result.column("error_type").to_pylist() == ["context_too_long", "", ""]
+    assert set(result.column("error_type").to_pylist()) - {""} <= set(ERROR_CODES)
+
+
+def test_two_rows_with_one_id_each_get_their_own_answer() -> None:
+    first = decoded_table([{"id": "same", "text": "one"}, {"id": "same", "text": "two"}])
+    second = decoded_table([{"id": "same", "text": "three"}])
+    results = run(make_actor(FakePair()), first, second)
+    assert results[0].column("generated_text").to_pylist() == ["user: one / []", "user: two / []"]
+    assert results[1].column("generated_text").to_pylist() == ["user: three / []"]
+
+
+def test_an_engine_that_raises_is_given_up_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    died: list[BaseException] = []
+    pair = FakePair()
+    thread = EngineThread(pair.engine(2, 64), die=died.append)
+    future = thread.decode([Request(sample_id="a", prompt="CRASH")])
+    thread.close()
+    assert [str(error) for error in died] == ["CUDA error: an illegal memory access was encountered"]
+    assert not future.done()
+
+
+def test_closing_finishes_what_was_handed_over() -> None:
+    thread = EngineThread(FakePair().engine(2, 64))
+    future = thread.decode([Request(sample_id=f"s{index}", prompt="x") for index in range(5)])
+    thread.close()
+    completions: list[Completion] = future.result(timeout=0)
+    assert [completion.sample_id for completion in completions] == [f"s{index}" for index in range(5)]
+
+
+def test_a_dead_engine_ends_its_whole_process_and_says_why() -> None:
+    program = f"""
+        import asyncio, sys
+        sys.path.insert(0, {str(ROOT)!r})
+        from tests.actors.test_generate import FakePair, call, decoded_table, make_actor
+        table = decoded_table([{{"id": "a", "text": "CRASH"}}])
+        asyncio.run(call(make_actor(FakePair()), table))
+        print("survived")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 1
+    assert "survived" not in done.stdout
+    assert "the engine failed and its actor ends" in done.stderr
+    assert "illegal memory access" in done.stderr
+
+
+def test_progress_is_counted_once_per_batch() -> None:
+    counts: list[tuple[int, int, int, int]] = []
+    pair = FakePair()
+    job = fake_job()
+    actor = Generate(
+        job, result_schema(), STAMP, load=lambda config, threads: pair, tally=lambda *numbers: counts.append(numbers)
+    )
+    run(actor, decoded_table([{"id": "a"}, {"id": "b", "error": "broken_image"}]))
+    steps = num_steps_of("a")
+    assert counts == [(2, 1 + 2 * steps, steps, steps)]
