@@ -1,0 +1,35 @@
+# make demo       caption the shipped scenes with the shipped pair, plain and speculative (sets itself up)
+# make test       the whole suite, warnings as errors (sets itself up)
+# make check      ruff, mypy and the layers
+# make bench      the benchmarks that run without a GPU
+# make test-all   also the full product of the conformance suite
+#
+# TORCH_INDEX=https://…   take torch from this index instead of choosing a build for the machine
+
+PY := .venv/bin/python
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all check bench
+
+help:
+	@sed -n 's/^# //p' Makefile
+
+.venv/.installed: pyproject.toml bootstrap.py
+	@command -v python3 >/dev/null || { echo "make: needs python3 (3.11 to 3.14) on the PATH" >&2; exit 1; }
+	@python3 bootstrap.py
+
+demo: .venv/.installed
+	@$(PY) -m jobs.demo
+
+test: .venv/.installed
+	@$(PY) -m pytest
+
+test-all: .venv/.installed
+	@$(PY) -m pytest -m "full or not full"
+
+check: .venv/.installed
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+	$(PY) -m pytest tests/test_layers.py
+
+bench: .venv/.installed
+	@$(PY) -m benchmarks

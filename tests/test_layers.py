@@ -1,0 +1,113 @@
+"""The layers: imports point one way, and importing initialises nothing and needs no Ray below the actors."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+LAYERS = ("jobs", "pipeline", "actors", "decoding", "models")
+FREE = ("zoo", "benchmarks", "tests")
+READS_CONFIGS = ("jobs", "pipeline", "actors")
+NEVER_BELOW_ACTORS = ("ray", "pyarrow", "fsspec", "pandas", "duckdb")
+
+
+def modules_of(package: str) -> list[Path]:
+    return sorted((ROOT / package).rglob("*.py"))
+
+
+def imports_of(path: Path) -> set[str]:
+    """Dotted names that a file imports anywhere in it, also inside functions."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path.relative_to(ROOT)}: relative import; write the whole path"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def tops_of(path: Path) -> set[str]:
+    return {name.split(".")[0] for name in imports_of(path)}
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_layer_imports_only_what_lies_to_its_right(layer: str) -> None:
+    assert modules_of(layer), f"no module found in {layer}"
+    forbidden = {*LAYERS[: LAYERS.index(layer)], *FREE}
+    if layer not in READS_CONFIGS:
+        forbidden.add("configs")
+    wrong = {str(path.relative_to(ROOT)): sorted(tops_of(path) & forbidden) for path in modules_of(layer)}
+    assert {path: names for path, names in wrong.items() if names} == {}
+
+
+def test_configs_import_no_layer() -> None:
+    wrong = {path.name: sorted(tops_of(path) & {*LAYERS, *FREE}) for path in modules_of("configs")}
+    assert {path: names for path, names in wrong.items() if names} == {}
+
+
+@pytest.mark.parametrize("layer", ["decoding", "models"])
+def test_below_the_actors_nothing_knows_ray_or_files_of_rows(layer: str) -> None:
+    wrong = {str(path.relative_to(ROOT)): sorted(tops_of(path) & {*NEVER_BELOW_ACTORS}) for path in modules_of(layer)}
+    assert {path: names for path, names in wrong.items() if names} == {}
+
+
+def test_the_check_sees_an_import_that_points_the_wrong_way(tmp_path: Path) -> None:
+    planted = tmp_path / "planted.py"
+    planted.write_text("def f():\n    from pipeline.rows import RowError\n    import ray.data\n")
+    assert tops_of(planted) == {"pipeline", "ray"}
+    assert imports_of(planted) == {"pipeline.rows.RowError", "ray.data"}
+
+
+def dotted_names(*packages: str) -> list[str]:
+    """Importable module names; `__main__` runs something and is left out."""
+    names = []
+    for package in packages:
+        for path in modules_of(package):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            if parts[-1] != "__main__":
+                names.append(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
+    return names
+
+
+def run_python(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_models_and_decoding_import_where_ray_is_not_installed() -> None:
+    run_python(f"""
+import importlib, sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in ("ray", "pyarrow"):
+            raise ModuleNotFoundError(f"{{name}} is blocked", name=name)
+sys.meta_path.insert(0, Blocked())
+for name in {dotted_names("models", "decoding")!r}:
+    importlib.import_module(name)
+assert "ray" not in sys.modules and "pyarrow" not in sys.modules
+""")
+
+
+def test_importing_everything_initialises_no_device_and_starts_no_ray() -> None:
+    run_python(f"""
+import importlib
+for name in {dotted_names("configs", *LAYERS)!r}:
+    importlib.import_module(name)
+import ray, torch
+assert not torch.cuda.is_initialized()
+assert not ray.is_initialized()
+""")
+
+
+def test_the_driver_side_of_the_actor_needs_no_torch() -> None:
+    run_python("""
+import sys
+import actors.generate, pipeline.graph
+assert "torch" not in sys.modules
+""")
