@@ -1,0 +1,73 @@
+"""The oracle: one sample, one token at a time, the whole model over the whole text anew, no batch, no drafts.
+
+Slow on purpose and made of other parts than the engine: transformers' own forward and its own logits processors. Only
+the noise is shared, whose values are tested against published vectors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    LogitsProcessorList,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from decoding.noise import Noise, Stream, key_of
+from decoding.types import Request, Sampling
+
+
+@torch.inference_mode()
+def reference_tokens(
+    model: nn.Module, inputs: dict[str, Tensor], request: Request, eos_ids: frozenset[int]
+) -> list[int]:
+    """Token ids that plain decoding must give, EOS included; `inputs` are the processor's outputs for one sample.
+
+    Greedy rows take the argmax, sampled rows argmax(log p + g) with the sample's own noise.
+    """
+    sampling = request.sampling
+    processors = _processors(sampling)
+    key = torch.tensor([key_of(request.seed, request.sample_id, request.replica)])
+    tokens: list[int] = []
+    while len(tokens) < sampling.max_new_tokens:
+        logits = next_logits(model, inputs, tokens)
+        history = torch.cat([inputs["input_ids"], torch.tensor([tokens], dtype=torch.long)], dim=1)
+        scores = processors(history, logits[None])[0]
+        if sampling.temperature > 0:
+            noise = Noise(key, torch.tensor([len(tokens)]))
+            scores = scores + noise.gumbel(Stream.TOKEN, torch.zeros(1, dtype=torch.long), scores.shape[0])[0, 0]
+        tokens.append(int(scores.argmax()))
+        if tokens[-1] in eos_ids and not sampling.ignore_eos:
+            break
+    return tokens
+
+
+def next_logits(model: nn.Module, inputs: dict[str, Tensor], tokens: list[int]) -> Tensor:
+    """fp32 logits (V,) after the prompt and `tokens`: one forward over the prompt, one over all of `tokens`.
+
+    Two forwards, because a drawn token may be an image placeholder, which means an image in a prompt and nothing in an
+    answer. Memory goes from the first to the second and no further.
+    """
+    out: Any = model(**inputs, use_cache=True)
+    if tokens:
+        out = model(input_ids=torch.tensor([tokens]), past_key_values=out.past_key_values, use_cache=True)
+    logits: Tensor = out.logits[0, -1]
+    return logits.float()
+
+
+def _processors(sampling: Sampling) -> LogitsProcessorList:
+    processors = LogitsProcessorList()
+    if sampling.repetition_penalty != 1.0:
+        processors.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if sampling.temperature > 0:
+        processors.append(TemperatureLogitsWarper(float(sampling.temperature)))
+        if sampling.top_k > 0:
+            processors.append(TopKLogitsWarper(sampling.top_k))
+        if sampling.top_p < 1.0:
+            processors.append(TopPLogitsWarper(sampling.top_p))
+    return processors
