@@ -107,6 +107,10 @@ class Drafter(Protocol):
         """Follow the target: keep what was accepted, drop the rest."""
         ...
 
+    def wipe(self, slots: SlotBatch) -> None:
+        """Erase what slots hold that saw numbers that are not finite."""
+        ...
+
 
 class TreePolicy(Protocol):
     """Decides which drafts are proposed, level by level."""

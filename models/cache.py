@@ -64,6 +64,13 @@ class RaggedCache:
             if memory is not None:
                 memory[index, :, to_columns] = memory[index, :, from_columns]
 
+    def wipe(self, rows: Tensor) -> None:
+        """Zero whole rows."""
+        for memory in (*self.keys, *self.values):
+            if memory is not None:
+                memory[rows] = 0.0
+        self.lens[rows] = 0
+
     def advance(self, rows: Tensor, count: Tensor) -> None:
         """Commit `count` (r,) columns of each row."""
         self.lens[rows] += count

@@ -118,6 +118,10 @@ class LaneModel:
         self.cache.compact(rows, source, keep)
         self.cache.advance(rows, keep)
 
+    def wipe(self, slots: SlotBatch) -> None:
+        """Erase the slots' memory: a NaN left in a masked column would still poison the next sample there."""
+        self.cache.wipe(self.rows(slots))
+
     def _spread(self, values: Tensor) -> Tensor:
         """(b, …) → (b · R, …)."""
         return values if self.num_lanes == 1 else values.repeat_interleave(self.num_lanes, dim=0)

@@ -69,7 +69,7 @@ class ModelDrafter:
         b = tokens.shape[0]
         depth = torch.arange(CATCH_UP, device=tokens.device).expand(b, -1)
         # A row with one pending token leaves junk one column further on, which the next write replaces.
-        hidden = self.lanes.forward(slots, tokens, depth, self._causal.expand(b, -1, -1))
+        hidden = self.lanes.forward(slots, self._known(tokens), depth, self._causal.expand(b, -1, -1))
         self.lanes.commit(slots, depth[:, :0], count)
         self._num_scratch = 0
         self._column = tokens.new_full((b, self._max_grown), -1)
@@ -90,7 +90,7 @@ class ModelDrafter:
         # The root is committed already, so a node of depth 1 stands at the row's next position.
         depth = torch.full_like(frontier.tokens, frontier.depth - 1)
         self._num_scratch += width
-        return self.lanes.forward(slots, frontier.tokens, depth, sees[:, :, : self._num_scratch], start)
+        return self.lanes.forward(slots, self._known(frontier.tokens), depth, sees[:, :, : self._num_scratch], start)
 
     def commit(self, slots: SlotBatch, tree: DraftTree, verdict: Verdict) -> None:
         if tree.num_levels == 0:
@@ -107,6 +107,13 @@ class ModelDrafter:
         self._pending[slots.index, 0] = torch.where(missing, last, verdict.next)
         self._pending[slots.index, 1] = torch.where(missing, verdict.next, torch.zeros_like(verdict.next))
         self._num_pending[slots.index] = 1 + missing.long()
+
+    def wipe(self, slots: SlotBatch) -> None:
+        self.lanes.wipe(slots)
+
+    def _known(self, tokens: Tensor) -> Tensor:
+        """Tokens the drafter has never seen become its token 0: it has to read something there."""
+        return torch.where(tokens < self.model.vocab_size, tokens, 0)
 
 
 def _to_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:

@@ -33,3 +33,6 @@ class NoDrafter:
 
     def commit(self, slots: SlotBatch, tree: DraftTree, verdict: Verdict) -> None:
         pass
+
+    def wipe(self, slots: SlotBatch) -> None:
+        pass

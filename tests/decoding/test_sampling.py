@@ -1,0 +1,83 @@
+"""Penalties and filters do what transformers' logits processors do, row by row and node by node."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import (
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from decoding.sampling import RowSampling, warp
+
+V = 23
+
+
+def row_sampling(rows: list[tuple[float, int, float, float]], seen: torch.Tensor | None) -> RowSampling:
+    columns = list(zip(*rows, strict=True))
+    return RowSampling(
+        temperature=torch.tensor(columns[0]),
+        top_k=torch.tensor(columns[1]),
+        top_p=torch.tensor(columns[2]),
+        penalty=torch.tensor(columns[3]),
+        seen=seen,
+        any_sampled=any(t > 0 for t in columns[0]),
+        any_top_k=any(k > 0 for k in columns[1]),
+        any_top_p=any(p < 1 for p in columns[2]),
+    )
+
+
+PARAMETERS = st.tuples(
+    st.sampled_from([0.0, 0.5, 1.0, 1.7]),
+    st.integers(0, V + 3),
+    st.sampled_from([0.05, 0.5, 0.9, 1.0]),
+    st.sampled_from([1.0, 1.3, 0.7]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(rows=st.lists(PARAMETERS, min_size=1, max_size=4), seed=st.integers(0, 10_000), ties=st.booleans())
+def test_each_row_is_warped_as_transformers_would(
+    rows: list[tuple[float, int, float, float]], seed: int, ties: bool
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(len(rows), 1, V, generator=generator) * 3
+    if ties:
+        logits = logits.round()
+    history = torch.randint(0, V, (len(rows), 6), generator=generator)
+    seen = torch.zeros(len(rows), V, dtype=torch.bool).scatter(1, history, True)
+    ours = warp(logits, row_sampling(rows, seen), None)
+    for i, (temperature, top_k, top_p, penalty) in enumerate(rows):
+        expected = logits[i]
+        if penalty != 1.0:
+            expected = RepetitionPenaltyLogitsProcessor(penalty)(history[i : i + 1], expected)
+        if temperature > 0:
+            expected = TemperatureLogitsWarper(temperature)(history[i : i + 1], expected)
+            if top_k:
+                expected = TopKLogitsWarper(top_k)(history[i : i + 1], expected)
+            if top_p < 1:
+                expected = TopPLogitsWarper(top_p)(history[i : i + 1], expected)
+        torch.testing.assert_close(ours[i], expected)
+
+
+def test_the_penalty_counts_the_tokens_between_the_last_committed_one_and_the_node() -> None:
+    logits = torch.ones(1, 2, V)
+    seen = torch.zeros(1, V, dtype=torch.bool)
+    seen[0, 5] = True
+    earlier = torch.tensor([[[7, 7], [7, 8]]])
+    valid = torch.tensor([[[True, False], [True, True]]])
+    out = warp(logits, row_sampling([(0.0, 0, 1.0, 2.0)], seen), earlier, valid)
+    assert [i for i in range(V) if out[0, 0, i] == 0.5] == [5, 7]
+    assert [i for i in range(V) if out[0, 1, i] == 0.5] == [5, 7, 8]
+
+
+def test_a_padded_place_does_not_count_even_when_the_same_token_is_real_elsewhere() -> None:
+    seen = torch.zeros(1, V, dtype=torch.bool)
+    earlier = torch.tensor([[[9, 9, 9]]])
+    valid = torch.tensor([[[False, True, False]]])
+    out = warp(torch.ones(1, 1, V), row_sampling([(0.0, 0, 1.0, 2.0)], seen), earlier, valid)
+    assert [i for i in range(V) if out[0, 0, i] == 0.5] == [9]
