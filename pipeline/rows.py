@@ -26,7 +26,7 @@ ERROR_CODES: dict[str, str] = {
     "broken_sample": "a sample's members are not side by side in the tar, or one of them is unusable",
     "missing_id": "the id column has no value in this row",
     "duplicate_id": "the id column has a value that an earlier row of the span already has",
-    "invalid_text": "a text that the row needs is not valid UTF-8",
+    "invalid_value": "a value that the row needs cannot be had: text that is not UTF-8, a date out of range",
     "missing_image": "the row names no image, or its image does not exist",
     "unreadable_image": "the image exists and could not be fetched",
     "uri_refused": "the image's URI has a scheme that is not allowed, or leaves the source root",

@@ -1,0 +1,210 @@
+"""Reading: a Ray Data source over a frozen manifest whose read tasks are spans, and the same reading without Ray.
+
+Every read task gives exactly one table with `rows.read_schema`, rows in manifest order, whatever state its files are
+in. Knows spans, kinds and rows; formats are in `pipeline.sources`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+from ray.data import Datasource, ReadTask
+from ray.data.block import BlockMetadata
+
+from configs.schema import Source
+from pipeline import rows, spans, storage
+from pipeline.manifest import Manifest
+from pipeline.prompts import whole_text
+from pipeline.rows import RowError
+from pipeline.sources import kind_of
+from pipeline.sources.kind import Chunk, FilePiece, ReadSpec, Sample
+
+if TYPE_CHECKING:
+    from ray.data import DataContext
+
+NUM_PIECE_THREADS = 8
+MAX_MESSAGE_CHARS = 500
+
+
+class SpanDatasource(Datasource):  # type: ignore[misc]
+    """A source as Ray Data reads it; `fields` are the columns that the prompt names, `limit` the first N samples.
+
+    Pass `override_num_blocks=datasource.num_spans` to `ray.data.read_datasource`, so that Ray neither merges nor splits
+    what the read tasks give.
+    """
+
+    def __init__(
+        self, source: Source, manifest: Manifest, fields: tuple[str, ...] = (), limit: int | None = None
+    ) -> None:
+        super().__init__()
+        self._spec = ReadSpec(source, manifest.root, fields, manifest.keep)
+        self._manifest = manifest
+        self._spans = plan_spans(self._spec, manifest, limit)
+
+    @property
+    def num_spans(self) -> int:
+        """How many read tasks there are."""
+        return len(self._spans)
+
+    @property
+    def num_samples(self) -> int | None:
+        """How many rows the read tasks give, None when some file's count is unknown."""
+        return count_samples(self._manifest, self._spans)
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of every table."""
+        return rows.read_schema(self._spec.keep)
+
+    def get_name(self) -> str:
+        """The operator's name in progress bars."""
+        return "ReadSpans"
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        """The listed bytes, which is what encoded images take in memory too."""
+        return self._manifest.num_bytes
+
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
+    ) -> list[ReadTask]:
+        """One task per span, whatever parallelism is asked for: a span is what a retry must repeat exactly."""
+        tasks = []
+        for span in self._spans:
+            pieces = _file_pieces(self._manifest, span)
+            sizes = self._manifest.files["size_bytes"]
+            metadata = BlockMetadata(
+                num_rows=_known_rows(pieces),
+                size_bytes=sum(sizes[piece.file].as_py() for piece in span),
+                exec_stats=None,
+                input_files=None,
+            )
+            read = partial(_read_blocks, self._spec, pieces)
+            read.__name__ = "read_span"  # type: ignore[attr-defined]  # Ray names tasks by it
+            tasks.append(ReadTask(read, metadata, schema=self.schema, per_task_row_limit=per_task_row_limit))
+        return tasks
+
+
+def plan_spans(spec: ReadSpec, manifest: Manifest, limit: int | None) -> spans.Spans:
+    """The manifest's spans; with a limit, those of the first samples, counting in files whose count is unknown."""
+    planned = spans.plan(manifest.files, spec.source.span_max_rows, spec.source.span_max_bytes)
+    if limit is None:
+        return planned
+    filesystem, _ = storage.open_url(spec.root, "source.path")
+    counts, paths = manifest.files["num_samples"], manifest.files["path"]
+
+    def num_samples(file: int, at_most: int) -> int:
+        known = counts[file].as_py()
+        if known is not None:
+            return int(known)
+        return kind_of(spec.source.kind).count(filesystem, spec, paths[file].as_py(), at_most)
+
+    return spans.take(planned, limit, num_samples)
+
+
+def count_samples(manifest: Manifest, planned: spans.Spans) -> int | None:
+    """How many samples the spans hold, None when some file's count is unknown."""
+    total = 0
+    for span in planned:
+        known = _known_rows(_file_pieces(manifest, span))
+        if known is None:
+            return None
+        total += known
+    return total
+
+
+def read_first(source: Source, manifest: Manifest, fields: tuple[str, ...], limit: int) -> pa.Table:
+    """The first `limit` samples in the calling process, without Ray: one table with `rows.read_schema`."""
+    spec = ReadSpec(source, manifest.root, fields, manifest.keep)
+    tables = [read_span(spec, _file_pieces(manifest, span)) for span in plan_spans(spec, manifest, limit)]
+    return pa.concat_tables([rows.read_schema(spec.keep).empty_table(), *tables])
+
+
+def _file_pieces(manifest: Manifest, span: spans.Span) -> list[FilePiece]:
+    paths, counts = manifest.files["path"], manifest.files["num_samples"]
+    return [FilePiece(paths[file].as_py(), start, stop, counts[file].as_py()) for file, start, stop in span]
+
+
+def _known_rows(pieces: list[FilePiece]) -> int | None:
+    total = 0
+    for piece in pieces:
+        stop = piece.num_samples if piece.stop is None else piece.stop
+        if stop is None:
+            return None
+        total += stop - piece.start
+    return total
+
+
+def _read_blocks(spec: ReadSpec, pieces: list[FilePiece]) -> Iterator[pa.Table]:
+    yield read_span(spec, pieces)
+
+
+def read_span(spec: ReadSpec, pieces: list[FilePiece]) -> pa.Table:
+    """All samples of a span as one table with `rows.read_schema`; never raises for what is in the files."""
+    if len(pieces) > 1:
+        with ThreadPoolExecutor(min(NUM_PIECE_THREADS, len(pieces))) as pool:
+            parts = list(pool.map(lambda piece: _read_piece(spec, piece), pieces))
+    else:
+        parts = [_read_piece(spec, piece) for piece in pieces]
+    schema = rows.read_schema(spec.keep)
+    tables = [schema.empty_table()]
+    seen: set[str] = set()
+    for piece, chunks in zip(pieces, parts, strict=True):
+        for chunk in chunks:
+            tables.append(_table(schema, piece.path, chunk, seen))
+    return pa.concat_tables(tables).combine_chunks()
+
+
+def _read_piece(spec: ReadSpec, piece: FilePiece) -> list[Chunk]:
+    """The piece's chunks; where reading fails, one row in place of everything from there on."""
+    chunks: list[Chunk] = []
+    try:
+        filesystem, _ = storage.open_url(spec.root, "source.path")
+        chunks.extend(kind_of(spec.source.kind).read(filesystem, spec, piece))
+    except Exception as error:  # decoders of damaged files raise what they like; the row says what it was
+        row_index = chunks[-1].samples[-1].row_index + 1 if chunks and chunks[-1].samples else piece.start
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+        message = f"{piece.path}: cannot be read from row {row_index} on: {reason}"
+        sample = Sample(row_index, fields=dict.fromkeys(spec.fields), error=RowError("broken_shard", message))
+        chunks.append(Chunk([sample], [pa.nulls(1, field.type) for field in spec.keep]))
+    return chunks
+
+
+def _table(schema: pa.Schema, path: str, chunk: Chunk, seen: set[str]) -> pa.Table:
+    """One chunk as a table; `seen` are the span's own ids so far."""
+    ids: list[str] = []
+    errors: list[RowError | None] = []
+    for sample in chunk.samples:
+        error = sample.error
+        own_id = sample.own_id
+        if own_id is not None and own_id in seen:
+            error = error or RowError("duplicate_id", f"the id {own_id[:100]!r} is there twice")
+            own_id = None
+        if own_id is not None:
+            seen.add(own_id)
+        ids.append(f"{path}#{sample.row_index}" if own_id is None else own_id)
+        errors.append(error)
+    samples = chunk.samples
+    columns: list[Any] = [
+        pa.array(ids, pa.string()),
+        pa.array([path] * len(samples), pa.string()),
+        pa.array([sample.row_index for sample in samples], pa.int64()),
+        pa.array(
+            [sample.images if error is None else [] for sample, error in zip(samples, errors, strict=True)],
+            rows.ENCODED_IMAGES,
+        ),
+        pa.array([json.dumps(sample.fields) for sample in samples], pa.string()),
+        pa.array(["" if error is None else error.code for error in errors], pa.string()),
+        pa.array(["" if error is None else _message(error) for error in errors], pa.string()),
+        *chunk.keep,
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _message(error: RowError) -> str:
+    message = whole_text(error.message)
+    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 3] + "..."

@@ -1,0 +1,177 @@
+"""The manifest: the frozen, sorted listing of a source, kept as Parquet in `_job/manifest/`.
+
+Holds Arrow columns, not objects, so that ten million files fit. Knows the listing's columns; how a kind counts samples
+is in `pipeline.sources`, how files become read tasks in `pipeline.spans`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from fsspec.core import has_magic
+
+from configs.load import ConfigError
+from configs.schema import Prompt, Source
+from pipeline import prompts, storage
+from pipeline.layout import OutputDir
+from pipeline.rows import SCHEMA_VERSION, SCHEMA_VERSION_KEY, find_reserved
+from pipeline.sources import kind_of
+from pipeline.sources.kind import Needs
+
+SCHEMA = pa.schema(
+    [
+        ("path", pa.string()),
+        ("size_bytes", pa.int64()),
+        ("token", pa.string()),
+        ("num_samples", pa.int64()),
+        ("row_group_rows", pa.list_(pa.int64())),
+        ("row_group_bytes", pa.list_(pa.int64())),
+    ]
+)
+"""`path` is relative to the source root; `token` is the etag or modification time; `num_samples` is null where only
+reading tells; the row groups' rows and uncompressed bytes are empty where there are none."""
+
+PART = "_job/manifest/part-00000.parquet"
+_ROOT_KEY = b"draftfleet.source_root"
+_KEEP_KEY = b"draftfleet.keep_schema"
+_LISTING_CHUNK = 65_536
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A frozen listing: `root` as a URL, `files` with the columns of `SCHEMA`, the kept columns' types."""
+
+    root: str
+    files: pa.Table
+    keep: pa.Schema
+
+    @property
+    def num_files(self) -> int:
+        """How many files are listed."""
+        return int(self.files.num_rows)
+
+    @property
+    def num_bytes(self) -> int:
+        """Their sizes together."""
+        return sum(self.files["size_bytes"].to_numpy().tolist()) if self.num_files else 0
+
+    @property
+    def num_samples(self) -> int | None:
+        """How many samples there are, None when some file's count is unknown."""
+        counts = self.files["num_samples"]
+        return None if counts.null_count else sum(counts.to_numpy().tolist())
+
+    def write(self, output: OutputDir) -> None:
+        """Write the first part, whole or not at all."""
+        metadata = {
+            SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode(),
+            _ROOT_KEY: storage.shown(self.root).encode(),
+            _KEEP_KEY: self.keep.serialize().to_pybytes().hex().encode(),
+        }
+        sink = pa.BufferOutputStream()
+        pq.write_table(self.files.replace_schema_metadata(metadata), sink, compression="zstd")
+        output.write_bytes(PART, sink.getvalue())
+
+
+def needs_of(source: Source, prompt: Prompt, keep_columns: Sequence[str]) -> Needs:
+    """The columns that a job reads.
+
+    Raises:
+        ConfigError: the prompt has a lone brace or no turn for images, or a kept name is given twice or collides.
+    """
+    prompts.check(prompt)
+    for name in find_reserved(keep_columns):
+        raise ConfigError(f"sink.keep_columns: {name!r} is a column of the output itself; rename it in the source")
+    if len({name.lower() for name in keep_columns}) != len(keep_columns):
+        raise ConfigError("sink.keep_columns: a column is named twice (upper and lower case are the same here)")
+    if source.kind == "images" and source.columns.image is not None:
+        raise ConfigError("source.columns.image: source.kind 'images' has no columns")
+    return Needs(source, prompts.placeholders(prompt), tuple(keep_columns))
+
+
+def freeze(
+    source: Source, prompt: Prompt, keep_columns: Sequence[str] = (), output: OutputDir | None = None
+) -> Manifest:
+    """List the source, survey its files, and write the manifest where an output is given.
+
+    Raises:
+        ConfigError: the source is missing or empty, or the prompt or the kept columns do not fit it; names the path.
+    """
+    needs = needs_of(source, prompt, keep_columns)
+    kind = kind_of(source.kind)
+    filesystem, path = storage.open_url(source.path, "source.path")
+    try:
+        root, listing = _list(filesystem, path, kind.suffixes)
+        files = _table(listing)
+    except OSError as error:
+        reason = error.strerror or str(error) or type(error).__name__
+        raise ConfigError(f"source.path: {storage.shown(source.path)} cannot be listed: {reason}") from None
+    if not files.num_rows:
+        raise ConfigError(
+            f"source.path: nothing to read at {storage.shown(source.path)}; source.kind {source.kind!r} reads "
+            f"{', '.join('*' + suffix for suffix in kind.suffixes)} in folders, and whatever a glob or a file names"
+        )
+    found = kind.survey(filesystem, root, files["path"], needs)
+    columns = [found.num_samples, found.row_group_rows, found.row_group_bytes]
+    files = pa.table([*files.columns, *columns], schema=SCHEMA)
+    manifest = Manifest(storage.unstripped(filesystem, root), files, found.keep)
+    if manifest.num_samples == 0:
+        raise ConfigError(f"source.path: the files at {storage.shown(source.path)} hold no rows")
+    if output is not None:
+        manifest.write(output)
+    return manifest
+
+
+def _list(filesystem: Any, path: str, suffixes: tuple[str, ...]) -> tuple[str, Iterable[storage.Listed]]:
+    """The source root, and its files: a file's name may hold glob characters, so a file that exists comes first."""
+    if filesystem.isfile(path):
+        root, _, name = path.rpartition("/")
+        return root, [storage.describe(filesystem, path, name)]
+    if filesystem.isdir(path):
+        return path, storage.list_folder(filesystem, path, suffixes)
+    if has_magic(path):
+        parts = path.split("/")
+        fixed = next(index for index, part in enumerate(parts) if has_magic(part))
+        root = "/".join(parts[:fixed])
+        return root, _matches(filesystem, path, root)
+    raise FileNotFoundError(2, "it does not exist")
+
+
+def _matches(filesystem: Any, pattern: str, root: str) -> Iterable[storage.Listed]:
+    for path, info in filesystem.glob(pattern, detail=True).items():
+        relative = str(path)[len(root) :].lstrip("/")
+        hidden = any(part.startswith((".", "_")) for part in relative.split("/"))
+        if info["type"] == "file" and not hidden:
+            yield (
+                storage.describe(filesystem, path, relative)
+                if storage.is_local(filesystem)
+                else storage.listed(relative, info)
+            )
+
+
+def _table(listing: Iterable[storage.Listed]) -> pa.Table:
+    """The sorted listing (by path, as bytes) as the first three columns of `SCHEMA`.
+
+    Raises:
+        ConfigError: a file's name is not valid UTF-8, so no column could hold it.
+    """
+    schema = pa.schema([SCHEMA.field(index) for index in range(3)])
+    batches = []
+    stream = iter(listing)
+    while chunk := list(islice(stream, _LISTING_CHUNK)):
+        try:
+            columns = zip(*((one.path, one.size_bytes, one.token) for one in chunk), strict=True)
+            batches.append(pa.record_batch([pa.array(c, t) for c, t in zip(columns, schema.types)], schema=schema))
+        except UnicodeEncodeError:
+            bad = next(one.path for one in chunk if prompts.whole_text(one.path) != one.path)
+            raise ConfigError(
+                f"source.path: the file name {bad.encode('utf-8', 'backslashreplace').decode()} is not valid UTF-8; "
+                "rename the file"
+            ) from None
+    table = pa.Table.from_batches(batches, schema)
+    return table.sort_by("path").combine_chunks()

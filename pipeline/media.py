@@ -1,0 +1,185 @@
+"""Media: encoded images to uint8 RGB pixels, and prompts filled, row by row; errors stay in their row.
+
+A plain function on Arrow tables (READ to DECODED), so that it runs wherever CPUs are. Knows Pillow and the prompt; no
+model's sizes or normalisation.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+from configs.schema import Prompt
+from pipeline import prompts, rows
+from pipeline.rows import RowError
+
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
+"""What is taken for an image; formats that run interpreters or embed files (EPS, PDF, ICO, …) are left out."""
+
+_TURNS = {
+    2: (Image.Transpose.FLIP_LEFT_RIGHT,),
+    3: (Image.Transpose.ROTATE_180,),
+    4: (Image.Transpose.FLIP_TOP_BOTTOM,),
+    5: (Image.Transpose.TRANSPOSE,),
+    6: (Image.Transpose.ROTATE_270,),
+    7: (Image.Transpose.TRANSVERSE,),
+    8: (Image.Transpose.ROTATE_90,),
+}
+"""EXIF orientation to what puts the picture upright (Exif 2.3, tag 0x0112)."""
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """How rows are decoded: the prompt, the pixel limit, the longer side that images are shrunk to (None: as is)."""
+
+    prompt: Prompt
+    max_image_pixels: int = 64_000_000
+    max_side_px: int | None = None
+
+
+def decode_image(data: bytes, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
+    """One encoded image as uint8 RGB (height, width, 3): upright, alpha over white, first frame of several.
+
+    Raises:
+        RowError: `not_an_image`, `image_too_large` (known before any pixel is decoded), `broken_image`,
+            `unsupported_image`.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image = _open(data, max_pixels)
+        try:
+            image.load()
+            upright = _to_rgb(image)
+            for turn in _TURNS.get(_orientation(image), ()):
+                upright = upright.transpose(turn)
+        except RowError:
+            raise
+        except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, …
+            raise RowError("broken_image", f"the {image.format} image cannot be decoded: {error}") from None
+    if max_side_px is not None and max(upright.size) > max_side_px:
+        scale = max_side_px / max(upright.size)
+        size = (max(1, round(upright.width * scale)), max(1, round(upright.height * scale)))
+        upright = upright.resize(size, Image.Resampling.LANCZOS)
+    return np.asarray(upright)
+
+
+def _open(data: bytes, max_pixels: int) -> Image.Image:
+    """The image with its header read and its size judged; Pillow's own pixel limit is replaced by ours meanwhile."""
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        image = Image.open(io.BytesIO(data), formats=_installed_formats())
+    except UnidentifiedImageError:
+        raise RowError("not_an_image", f"{len(data)} bytes that are no image of a known format") from None
+    except Exception as error:  # a header that is recognised and then makes no sense
+        raise RowError("broken_image", f"the image's header cannot be read: {error}") from None
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
+    if image.width * image.height > max_pixels:
+        raise RowError(
+            "image_too_large",
+            f"{image.width} x {image.height} pixels are more than source.max_image_pixels ({max_pixels})",
+        )
+    return image
+
+
+def _installed_formats() -> list[str]:
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """The loaded image in mode RGB, alpha over white.
+
+    Raises:
+        RowError: `unsupported_image` for pixels whose range or colour is not defined.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        # 65535 is white; Pillow's own conversion would cut everything above 255 off.
+        grey = np.asarray(image).astype(np.int64).clip(0, 65535)
+        return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F", "LAB", "HSV"):
+        message = f"pixels of mode {image.mode!r} ({image.format}) have no agreed range or colour"
+        raise RowError("unsupported_image", message)
+    if image.has_transparency_data:
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+    return image.convert("RGB")
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation 1 to 8; 1 where the EXIF block is damaged, which is no reason to lose the picture."""
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:
+        return 1
+
+
+def decode_table(table: pa.Table, options: DecodeOptions) -> pa.Table:
+    """Decode every row's images and fill its prompt: READ to DECODED, as many rows in the same order.
+
+    A row that arrives with an error passes; one that fails here gets its code, no images and no messages.
+    """
+    keep = rows.kept_fields(table.schema)
+    images: list[list[NDArray[np.uint8]]] = []
+    messages: list[str] = []
+    codes, texts = table["error_type"].to_pylist(), table["error_message"].to_pylist()
+    encoded, fields = table["images"], table["fields"]
+    for index in range(table.num_rows):
+        decoded: list[NDArray[np.uint8]] = []
+        text = ""
+        if not codes[index]:
+            try:
+                cell = encoded[index].as_py()
+                filled = prompts.fill(options.prompt, json.loads(fields[index].as_py()), len(cell))
+                decoded = _decode_all(cell, options)
+                text = json.dumps(filled, ensure_ascii=False)
+            except RowError as error:
+                codes[index], texts[index] = error.code, prompts.whole_text(error.message)[:500]
+        images.append(decoded)
+        messages.append(text)
+    columns = {
+        **{name: table[name] for name in ("sample_id", "source", "row_index")},
+        "images": image_column(images),
+        "messages": pa.array(messages, pa.string()),
+        "error_type": pa.array(codes, pa.string()),
+        "error_message": pa.array(texts, pa.string()),
+        **{field.name: table[field.name] for field in keep},
+    }
+    return pa.table(columns, schema=rows.decoded_schema(keep))
+
+
+def _decode_all(cell: Sequence[bytes], options: DecodeOptions) -> list[NDArray[np.uint8]]:
+    decoded = []
+    for number, data in enumerate(cell, start=1):
+        try:
+            decoded.append(decode_image(data, options.max_image_pixels, options.max_side_px))
+        except RowError as error:
+            if len(cell) == 1:
+                raise
+            raise RowError(error.code, f"image {number} of {len(cell)}: {error.message}") from None
+    return decoded
+
+
+def image_column(cells: Sequence[Sequence[NDArray[np.uint8]]]) -> pa.Array:
+    """Rows of RGB images (height, width, 3) as a column `list<struct<height, width, rgb>>`."""
+    flat = [image for cell in cells for image in cell]
+    parts = [
+        pa.array([image.shape[0] for image in flat], pa.int32()),
+        pa.array([image.shape[1] for image in flat], pa.int32()),
+        pa.array([image.tobytes() for image in flat], pa.large_binary()),
+    ]
+    offsets = np.concatenate([[0], np.cumsum([len(cell) for cell in cells])]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.StructArray.from_arrays(parts, fields=list(rows.PIXELS)))
+
+
+def pixels(cell: Sequence[dict[str, Any]]) -> tuple[NDArray[np.uint8], ...]:
+    """One row's images out of the column's Python value: read-only uint8 arrays (height, width, 3)."""
+    return tuple(np.frombuffer(image["rgb"], np.uint8).reshape(image["height"], image["width"], 3) for image in cell)

@@ -1,0 +1,13 @@
+"""The source kinds: where samples can come from. A new kind is a module here and one entry in `KINDS`."""
+
+from __future__ import annotations
+
+from pipeline.sources import images, parquet, webdataset
+from pipeline.sources.kind import Kind
+
+KINDS: tuple[Kind, ...] = (parquet.KIND, images.KIND, webdataset.KIND)
+
+
+def kind_of(name: str) -> Kind:
+    """The kind of this name (`source.kind`)."""
+    return next(kind for kind in KINDS if kind.name == name)

@@ -1,0 +1,65 @@
+"""The source kind `images`: every file is one sample with one image. Knows nothing of what is in the bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from configs.load import ConfigError
+from pipeline import storage
+from pipeline.rows import RowError
+from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, no_row_groups
+
+SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".jp2", ".avif")
+
+
+def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> Survey:
+    """One sample per file.
+
+    Raises:
+        ConfigError: any column is asked for: image files have none.
+    """
+    for name, dotted in needs.columns().items():
+        raise ConfigError(f"{dotted}: the column {name!r} is asked for, but source.kind 'images' has no columns")
+    num_samples = pa.array(np.ones(len(paths), np.int64))
+    empty = no_row_groups(len(paths))
+    return Survey(num_samples, empty, empty, pa.schema([]))
+
+
+def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
+    """The file's bytes as one sample; a file that cannot be had is a row error."""
+    sample = Sample(0)
+    try:
+        sample.images = [fetch(filesystem, storage.join(spec.root, piece.path), spec.source.max_image_bytes)]
+    except RowError as error:
+        sample.error = error
+    yield Chunk([sample], [])
+
+
+def fetch(filesystem: Any, path: str, max_bytes: int) -> bytes:
+    """One image file's bytes.
+
+    Raises:
+        RowError: `missing_image`, `unreadable_image` or `image_too_large`.
+    """
+    try:
+        data = storage.read_bounded(filesystem, path, max_bytes)
+    except FileNotFoundError:
+        raise RowError("missing_image", f"{storage.shown(path)} does not exist") from None
+    except Exception as error:  # drivers raise what they like: any failure is this row's, and only this row's
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+        raise RowError("unreadable_image", f"{storage.shown(path)} cannot be read: {reason}") from None
+    if data is None:
+        raise RowError("image_too_large", f"{storage.shown(path)} has more than {max_bytes} bytes")
+    return data
+
+
+def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
+    """Always 1."""
+    return 1
+
+
+KIND = Kind("images", SUFFIXES, survey, read, count)

@@ -1,0 +1,142 @@
+"""What every source kind gives: the facts of its files, and the samples of a piece of one file.
+
+Holds the shared shapes (`Needs`, `ReadSpec`, `Sample`, `Chunk`, `Kind`) and rules about ids and columns. Knows no
+format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from configs.load import ConfigError
+from configs.schema import Source
+from pipeline.rows import RowError
+
+TEXT_MAX_BYTES = 16 * 1024 * 1024
+"""The most that a text or JSON member of a sample may hold."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The columns that a job reads: by the prompt (name to dotted path), to keep, and the source section itself."""
+
+    source: Source
+    fields: dict[str, str] = field(default_factory=dict)
+    keep: tuple[str, ...] = ()
+
+    def columns(self) -> dict[str, str]:
+        """Every needed column with the dotted path that names it."""
+        named = dict(self.fields)
+        for name in self.keep:
+            named.setdefault(name, "sink.keep_columns")
+        if self.source.id_column is not None:
+            named.setdefault(self.source.id_column, "source.id_column")
+        if self.source.kind == "parquet" and self.source.columns.image is not None:
+            named.setdefault(self.source.columns.image, "source.columns.image")
+        return named
+
+    def require(self, available: Collection[str], where: str) -> None:
+        """Refuse columns that are not there.
+
+        Raises:
+            ConfigError: names the dotted path, the column and the columns that exist.
+        """
+        for name, dotted in self.columns().items():
+            if name not in available:
+                there = ", ".join(sorted(available)) if available else "none"
+                raise ConfigError(f"{dotted}: the column {name!r} is not in {where}; columns there: {there}")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a kind knows of the listed files before reading them, one entry per file.
+
+    `num_samples` holds None where only reading tells; the row groups of a file are empty where there are none.
+    """
+
+    num_samples: pa.Array
+    row_group_rows: pa.Array
+    row_group_bytes: pa.Array
+    keep: pa.Schema
+
+
+@dataclass(frozen=True)
+class ReadSpec:
+    """All that a read task needs beside its own pieces; small, because every task carries it."""
+
+    source: Source
+    root: str
+    fields: tuple[str, ...]
+    keep: pa.Schema
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether anything but the images is asked for."""
+        return bool(self.fields) or len(self.keep) > 0 or self.source.id_column is not None
+
+
+@dataclass(frozen=True)
+class FilePiece:
+    """Rows `start` to `stop` of one file; `num_samples` is the whole file's count when the manifest was frozen."""
+
+    path: str
+    start: int = 0
+    stop: int | None = None
+    num_samples: int | None = None
+
+
+@dataclass
+class Sample:
+    """One sample as read: `own_id` is the id column's value, None where the source has none or the row lacks it."""
+
+    row_index: int
+    images: list[bytes] = field(default_factory=list)
+    fields: dict[str, Any] = field(default_factory=dict)
+    own_id: str | None = None
+    error: RowError | None = None
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some samples in order, and one array per kept column, aligned with them."""
+
+    samples: list[Sample]
+    keep: list[pa.Array]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A source kind: the suffixes it looks for in folders, and its three functions.
+
+    `survey(filesystem, root, paths, needs)` raises ConfigError for columns that do not fit. `read(filesystem, spec,
+    piece)` yields chunks and may raise anything for a damaged file: what it has yielded stays. `count(filesystem, spec,
+    path, at_most)` counts the samples of a file whose count the survey left open.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    survey: Callable[[Any, str, pa.ChunkedArray, Needs], Survey]
+    read: Callable[[Any, ReadSpec, FilePiece], Iterator[Chunk]]
+    count: Callable[[Any, ReadSpec, str, int], int]
+
+
+def no_row_groups(num_files: int) -> pa.Array:
+    """An empty list for every file."""
+    offsets = pa.array(np.zeros(num_files + 1, np.int32))
+    return pa.ListArray.from_arrays(offsets, pa.array([], pa.int64()))
+
+
+def resolve_id(value: Any, column: str) -> str:
+    """The id column's value as a string.
+
+    Raises:
+        RowError: `missing_id` for null and for the empty string.
+    """
+    if value is None or value == "":
+        raise RowError("missing_id", f"the id column {column!r} has no value in this row")
+    return str(value)
