@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -17,17 +19,20 @@ import pyarrow as pa
 
 import decoding.errors
 from actors.engine_thread import EngineThread, SteppedEngine
-from configs.schema import CaptionJob
+from configs.schema import CaptionJob, Pool
 from decoding.types import Completion, Request, RequestError, Sampling
 
 
 class Pair(Protocol):
     """What the actor needs of `actors.pair.Pair`."""
 
-    target_id: str
-    drafter_id: str
+    @property
+    def target_id(self) -> str: ...
 
-    def render(self, messages: list[dict[str, Any]]) -> str: ...
+    @property
+    def drafter_id(self) -> str: ...
+
+    def render(self, messages: Sequence[dict[str, Any]]) -> str: ...
 
     def engine(self, slots: int, max_context_tokens: int) -> SteppedEngine: ...
 
@@ -46,11 +51,11 @@ class Stamp:
     config_fingerprint: str
 
 
-def load_pair(config: CaptionJob, torch_threads: int | None) -> Pair:
+def load_pair(config: CaptionJob, num_threads: int | None) -> Pair:
     """Load drafter and target; torch is first imported here, inside the actor's process."""
     import actors.pair
 
-    return actors.pair.load(config, torch_threads=torch_threads)
+    return actors.pair.load(config, torch_threads=num_threads)
 
 
 class Generate:
@@ -65,14 +70,13 @@ class Generate:
         config: CaptionJob,
         schema: pa.Schema,
         stamp: Stamp,
-        torch_threads: int | None = None,
         load: LoadPair = load_pair,
         tally: Tally | None = None,
     ) -> None:
         self._config = config
         self._schema = schema
         self._tally = tally
-        self._pair = load(config, torch_threads)
+        self._pair = load(config, torch_threads(config.pool))
         self._sampling = Sampling(**config.sampling.model_dump())
         self._constants = {
             **asdict(stamp),
@@ -186,8 +190,9 @@ def unrun_values(error_type: str, error_message: str) -> dict[str, Any]:
 
 def telemetry_values(telemetry: Any, struct: pa.StructType) -> dict[str, Any]:
     """The telemetry under the field names of the schema; what a method adds travels as one JSON object."""
-    values = {struct.field(i).name: None for i in range(struct.num_fields)}
-    for name in values:
+    values: dict[str, Any] = {}
+    for index in range(struct.num_fields):
+        name = struct.field(index).name
         value = getattr(telemetry, name)
         values[name] = json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
     return values
@@ -202,6 +207,14 @@ def rgb_images(cell: pa.ListScalar) -> tuple[np.ndarray[Any, np.dtype[np.uint8]]
         shape = (image["height"].as_py(), image["width"].as_py(), 3)
         images.append(np.frombuffer(image["rgb"].as_buffer(), dtype=np.uint8).reshape(shape).copy())
     return tuple(images)
+
+
+def torch_threads(pool: Pool) -> int | None:
+    """Threads of one actor: as configured; else, on the CPU, this machine's cores shared among all actors."""
+    if pool.torch_threads is not None or pool.num_gpus:
+        return pool.torch_threads
+    num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    return max(1, num_cores // pool.max_size)
 
 
 def _failed(sample_id: str, code: str, message: str) -> Completion:

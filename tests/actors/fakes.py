@@ -145,7 +145,7 @@ def decoded_table(rows: list[dict[str, Any]], keep: tuple[pa.Field, ...] = ()) -
         content = [{"type": "image"}] * len(image) + [{"type": "text", "text": row.get("text", "Describe.")}]
         columns["sample_id"].append(row["id"])
         columns["source"].append("shard-0")
-        columns["row_index"].append(index)
+        columns["row_index"].append(row.get("row_index", index))
         columns["images"].append(image)
         columns["messages"].append("" if error else json.dumps([{"role": "user", "content": content}]))
         columns["error_type"].append(error)

@@ -26,7 +26,7 @@ KEEP = (pa.field("caption", pa.string()), pa.field("score", pa.int32()))
 
 def make_actor(pair: FakePair, keep: tuple[pa.Field, ...] = (), **pool: Any) -> Generate:
     job = fake_job(pool={"slots": 4, "batch_rows": 8, **pool})
-    return Generate(job, result_schema(keep), STAMP, load=lambda config, torch_threads: pair)
+    return Generate(job, result_schema(keep), STAMP, load=lambda config, num_threads: pair)
 
 
 async def call(actor: Generate, table: pa.Table) -> list[pa.Table]:

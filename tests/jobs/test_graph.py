@@ -1,0 +1,80 @@
+"""The Ray graph on stand-ins: its stages stay apart, one block per task, and deaths change nothing in the result."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from ray.data import Dataset
+
+from actors.generate import Stamp
+from pipeline.graph import caption_dataset
+from pipeline.rows import result_schema
+from tests.actors.fakes import fake_job
+from tests.jobs.stand_ins import LoadFake, RowsInMemory, as_it_is
+
+STAMP = Stamp("job-1", 1, "f00d")
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+def spans_of(num_rows: int, span_rows: int) -> list[list[dict[str, Any]]]:
+    rows = [
+        {"id": f"s{index:03}", "row_index": index, "grey": index % 256, "text": f"ask {index}"}
+        for index in range(num_rows)
+    ]
+    return [rows[start : start + span_rows] for start in range(0, num_rows, span_rows)]
+
+
+def dataset_of(spans: list[list[dict[str, Any]]], lease: Path | None = None, **pool: Any) -> Dataset:
+    job = fake_job(pool={"slots": 4, "batch_rows": 8, **pool})
+    source = RowsInMemory(spans)
+    return caption_dataset(job, source, len(spans), as_it_is, result_schema(), STAMP, load=LoadFake(lease))
+
+
+def blocks_of(dataset: Dataset) -> list[pa.Table]:
+    import ray
+
+    return ray.get([ref for bundle in dataset.iter_internal_ref_bundles() for ref in bundle.block_refs])
+
+
+def by_id(blocks: list[pa.Table]) -> list[dict[str, Any]]:
+    return pa.concat_tables(blocks).sort_by("sample_id").to_pylist()
+
+
+def test_no_stage_is_fused_into_another(capsys: pytest.CaptureFixture[str]) -> None:
+    dataset_of(spans_of(16, 8)).explain()
+    plan = capsys.readouterr().out.split("Physical Plan (Optimized)")[1]
+    assert re.findall(r"(\w+)\[", plan) == [
+        "ActorPoolMapOperator",
+        "TaskPoolMapOperator",
+        "TaskPoolMapOperator",
+        "StreamingRepartition",
+        "TaskPoolMapOperator",
+        "InputDataBuffer",
+    ]
+    assert "->" not in plan
+
+
+def test_each_batch_is_one_task_and_one_block_whatever_the_spans_are() -> None:
+    blocks = blocks_of(dataset_of(spans_of(50, 19)))
+    # The two rows that are left over travel with the last batch or alone.
+    assert sorted(block.num_rows for block in blocks) in ([2, *[8] * 6], [*[8] * 5, 10])
+    assert [row["sample_id"] for row in by_id(blocks)] == [f"s{index:03}" for index in range(50)]
+
+
+def test_the_result_does_not_depend_on_spans_batches_or_the_number_of_actors() -> None:
+    alone = by_id(blocks_of(dataset_of(spans_of(48, 48), batch_rows=48)))
+    assert alone[7]["generated_text"] == "user: <image> ask 7 / [126]"
+    assert by_id(blocks_of(dataset_of(spans_of(48, 10), min_size=2, max_size=2))) == alone
+
+
+def test_an_actor_killed_in_mid_batch_changes_nothing_in_the_result(tmp_path: Path) -> None:
+    spans = spans_of(48, 16)
+    undisturbed = by_id(blocks_of(dataset_of(spans)))
+    lease = tmp_path / "died"
+    disturbed = by_id(blocks_of(dataset_of(spans, lease=lease)))
+    assert lease.exists()
+    assert disturbed == undisturbed
