@@ -1,1 +1,1 @@
-"""Tiny trained pairs that ship with the repository, the synthetic worlds they know, and the command that rebuilds them."""
+"""Tiny trained pairs that ship with the repository, the synthetic world they know, and how they are rebuilt."""

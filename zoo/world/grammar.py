@@ -53,7 +53,6 @@ def draw_fillers(rng: random.Random) -> Words:
     return lambda slot: rng.choices(FILLERS[slot], FILLER_ODDS)[0]
 
 
-
 def _noun(number: int, one: str, many: str) -> str:
     return f"{NUMBERS[number]} {one if number == 1 else many}"
 
@@ -73,9 +72,7 @@ def _plain(scene: Scene, w: Words) -> str:
 
 
 def _inventory(scene: Scene, w: Words) -> str:
-    body = " ".join(
-        f"Item {NUMBERS[i]}: {kind_of(t)}, {PLACES[t.cell]}." for i, t in enumerate(scene.things, start=1)
-    )
+    body = " ".join(f"Item {NUMBERS[i]}: {kind_of(t)}, {PLACES[t.cell]}." for i, t in enumerate(scene.things, start=1))
     count = _noun(len(scene.things), "item", "items")
     return (
         f"{w('listing')} of this {w('view')}: {count}. Ground: {scene.tone}, {scene.texture}. {body} "
@@ -147,8 +144,8 @@ _WHOLE = {
     rf"(?P<body>.+?\.) {_S['nothing']} else is {_S['worth']} in this {_S['kind']} list\.",
     "story": rf"{_S['someone']} {_S['gently']} {_S['placed']} (?P<body>.+?)\. The ground was {_TEXTURE} and {_TONE}\. "
     rf"The {_S['result']} is {_S['quite']} {_S['calm']}, and it {_S['looks']} {_S['bright']}\.",
-    "detailed": rf"A {_S['lovely']} {_S['view']} in {_S['bright']} {_S['light']} with {_COUNT} shapes?: (?P<body>.+?)\. "
-    rf"Behind lies a {_TEXTURE} {_TONE} surface, {_S['quite']} {_S['clear']}\.",
+    "detailed": rf"A {_S['lovely']} {_S['view']} in {_S['bright']} {_S['light']} with {_COUNT} shapes?: "
+    rf"(?P<body>.+?)\. Behind lies a {_TEXTURE} {_TONE} surface, {_S['quite']} {_S['clear']}\.",
     "rows": rf"{_S['reading']} row by row over {_TEXTURE} ground, {_TONE} in tone\. (?P<body>.+\.) "
     rf"{_S['done']}, and the {_S['view']} {_S['looks']} {_S['clear']}\.",
 }
@@ -198,5 +195,6 @@ def _same_form(text: str, scene: Scene, phrasing: str) -> bool:
     if any(thing.cell >= 9 for thing in scene.things) or len(scene.things) > MAX_OBJECTS:
         return False
     written = PHRASINGS[phrasing](scene, lambda slot: f"\0{slot}\0")
-    pattern = re.sub("\0(\\w+)\0", lambda m: _SLOT[m[1]], re.escape(written).replace("\\\0", "\0").replace("\\x00", "\0"))
-    return re.fullmatch(pattern, text) is not None
+    # Split at the slots' marks, every second part is the name of a slot.
+    parts = [_SLOT[part] if number % 2 else re.escape(part) for number, part in enumerate(written.split("\0"))]
+    return re.fullmatch("".join(parts), text) is not None

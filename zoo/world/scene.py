@@ -35,7 +35,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """Objects in reading order on a background; `look_seed` decides jitter and texture phase, which no caption states."""
+    """Objects in reading order on a background; `look_seed` decides the jitter and phase that no caption states."""
 
     things: tuple[Thing, ...]
     tone: str
@@ -86,7 +86,7 @@ def scene_rng(split: str, seed: int, index: int) -> random.Random:
 def change_scene(rng: random.Random, scene: Scene, split: str) -> tuple[Scene, str, int]:
     """Change one thing of a scene inside its split; returns the new scene, the kind of change and the object's index.
 
-    Kinds: `colour`, `shape`, `size`, `moved`, `removed` (index into the old scene) and `added` (index into the new one).
+    Kinds: `colour`, `shape`, `size`, `moved`, `removed` (index into the old scene), `added` (index into the new one).
     """
     while True:
         kind = rng.choice(("colour", "shape", "size", "moved", "removed", "added"))
@@ -120,9 +120,11 @@ def draw_clip(rng: random.Random, split: str, num_frames: int) -> list[Scene]:
     while len(scene.things) != 1:
         scene = draw_scene(rng, split)
     line = rng.randrange(GRID)
-    path = [line * GRID + step for step in range(GRID)] if rng.random() < 0.5 else [
-        step * GRID + line for step in range(GRID)
-    ]
+    path = (
+        [line * GRID + step for step in range(GRID)]
+        if rng.random() < 0.5
+        else [step * GRID + line for step in range(GRID)]
+    )
     if rng.random() < 0.5:
         path.reverse()
     steps = [path[round(frame * (GRID - 1) / max(1, num_frames - 1))] for frame in range(num_frames)]

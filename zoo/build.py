@@ -1,0 +1,99 @@
+"""Rebuilds the pair of zoo/checkpoints from a seed and prints its quality table: `python -m zoo.build`.
+
+Owns the recipe: how many steps of what, in which order. Knows nothing of how each part works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedTokenizerFast
+
+from zoo.allocation import keep_memory
+from zoo.pair import ARCHITECTURES, CHECKPOINTS, build_model, build_processor, build_tokenizer, save_model
+from zoo.quality import measure_pair, quality_table, write_quality
+from zoo.tower import pretrain_tower
+from zoo.train import train_model
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Steps, batch sizes and learning rates of one model: its vision tower first, then the whole."""
+
+    tower_steps: int
+    tower_batch: int
+    tower_lr: float
+    steps: int
+    batch: int
+    lr: float
+    tuned_tower_lr: float
+
+
+RECIPES = {
+    "target": Recipe(2000, 64, 1e-3, 4500, 32, 1.5e-3, 3e-4),
+    "drafter": Recipe(800, 64, 1e-3, 2500, 32, 2e-3, 5e-4),
+}
+# The part of every number of steps that `--quick` runs.
+QUICK_SHARE = 0.15
+
+
+def build_one(
+    role: str, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int, folder: Path, device: torch.device
+) -> None:
+    """Train one model of the pair from a seed and save it under `folder`."""
+    model = build_model(role, tokenizer, seed).to(device)
+    width = ARCHITECTURES[role]["vision"]
+    pretrain_tower(model.model.vision_tower, width, recipe.tower_steps, recipe.tower_batch, recipe.tower_lr, seed)
+    train_model(
+        model,
+        tokenizer,
+        num_steps=recipe.steps,
+        batch_size=recipe.batch,
+        lr=recipe.lr,
+        tower_lr=recipe.tuned_tower_lr,
+        seed=seed,
+        autosave=folder / f"{role}.partial.safetensors",
+    )
+    save_model(model.cpu(), build_processor(tokenizer), folder / f"caption_{role}")
+    (folder / f"{role}.partial.safetensors").unlink(missing_ok=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m zoo.build", description=__doc__.split("\n")[0])
+    parser.add_argument("--out", type=Path, default=CHECKPOINTS, help="folder to write (default: zoo/checkpoints)")
+    parser.add_argument("--quick", action="store_true", help="a short run that checks the recipe; needs --out")
+    parser.add_argument("--only", choices=list(RECIPES), help="train one model, keep the other as it is in --out")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args(arguments)
+    if options.quick and options.out == CHECKPOINTS:
+        parser.error("--quick makes a poor pair: name another folder with --out")
+    keep_memory()
+    torch.set_num_threads(options.threads)
+    options.out.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer(0)
+    started = time.monotonic()
+    for role, recipe in RECIPES.items():
+        if options.only not in (None, role):
+            continue
+        if options.quick:
+            steps, tower_steps = (max(1, round(QUICK_SHARE * n)) for n in (recipe.steps, recipe.tower_steps))
+            recipe = replace(recipe, steps=steps, tower_steps=tower_steps)
+        print(f"{role}: {recipe}", file=sys.stderr)
+        build_one(role, recipe, tokenizer, options.seed, options.out, torch.device(options.device))
+    print(f"trained in {time.monotonic() - started:.0f} s", file=sys.stderr)
+    measured = measure_pair(options.out, num=100 if options.quick else 500, num_other=20 if options.quick else 100)
+    write_quality(measured, options.out / "quality.json")
+    print(quality_table(measured))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
