@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from configs import schema
+from configs import method as choices
 from decoding.acceptance import Exact, Rejection
 from decoding.contexts import Full
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
@@ -17,22 +17,22 @@ from decoding.trees import StaticTree, branching_paths, chain
 from models.target import Target
 
 CONTEXTS: dict[type, Callable[[Any], Context]] = {
-    schema.FullContext: lambda _: Full(),
+    choices.FullContext: lambda _: Full(),
 }
 TREES: dict[type, Callable[[Any], TreePolicy]] = {
-    schema.ChainTree: lambda tree: chain(tree.length),
-    schema.StaticTree: lambda tree: StaticTree(tree.paths or branching_paths(tree.branching)),
+    choices.ChainTree: lambda tree: chain(tree.length),
+    choices.StaticTree: lambda tree: StaticTree(tree.paths or branching_paths(tree.branching)),
 }
 ACCEPTANCES: dict[type, Callable[[Any], Acceptance]] = {
-    schema.ExactAcceptance: lambda _: Exact(),
-    schema.RejectionAcceptance: lambda _: Rejection(),
+    choices.ExactAcceptance: lambda _: Exact(),
+    choices.RejectionAcceptance: lambda _: Rejection(),
 }
 
 
-def build_method(config: schema.Method, drafter_model: Target | None, vocab_size: int) -> Method:
+def build_method(config: choices.Method, drafter_model: Target | None, vocab_size: int) -> Method:
     """Parts for one engine; `vocab_size` is the target's. Parts hold per-slot state, so each engine needs its own."""
     drafter: Drafter
-    if isinstance(config.drafter, schema.NoDrafter):
+    if isinstance(config.drafter, choices.NoDrafter):
         drafter = NoDrafter()
     else:
         assert drafter_model is not None, "the schema lets no drafter 'model' through without model.drafter"

@@ -15,6 +15,7 @@ import torch
 from actors.method import build_method
 from configs import schema
 from configs.load import ConfigError
+from configs.method import NoDrafter
 from decoding import Engine
 from models.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor, revision_of
 from models.front_end import FrontEnd
@@ -68,7 +69,7 @@ def check(config: schema.CaptionJob) -> PairInfo:
     target_config, front_end = _describe(target_ref, "model.target")
     revisions = {"target": revision_of(target_ref, target_config)}
     drafter_id = ""
-    if not isinstance(config.method.drafter, schema.NoDrafter):
+    if not isinstance(config.method.drafter, NoDrafter):
         assert config.model.drafter is not None
         drafter_ref = _ref(config.model.drafter)
         drafter_config, drafter_front_end = _describe(drafter_ref, "model.drafter")

@@ -9,14 +9,10 @@ import hashlib
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-
-class Section(BaseModel):
-    """Strict base of every section: unknown keys and silent conversions are errors."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
+from configs.method import Method, ModelDrafter, NoDrafter
+from configs.section import Section
 
 # --- source and prompt ---------------------------------------------------------------------------------------------
 
@@ -90,113 +86,6 @@ class Model(Section):
 
     target: Checkpoint
     drafter: Checkpoint | None = None
-
-
-# --- method: four choices ------------------------------------------------------------------------------------------
-
-
-class NoDrafter(Section):
-    """Plain decoding: the same loop, nothing proposed."""
-
-    kind: Literal["none"] = "none"
-
-
-class ModelDrafter(Section):
-    """An independent smaller model (`model.drafter`)."""
-
-    kind: Literal["model"] = "model"
-
-
-class FullContext(Section):
-    """The drafter sees the whole prompt, images included."""
-
-    kind: Literal["full"] = "full"
-
-
-class ChainTree(Section):
-    """A single path of `length` drafts."""
-
-    kind: Literal["chain"] = "chain"
-    length: Annotated[int, Field(ge=1, le=64)] = 5
-
-
-class StaticTree(Section):
-    """A fixed tree: `branching[d]` children for every node of depth d, or explicit `paths` of child ranks."""
-
-    kind: Literal["static"] = "static"
-    branching: tuple[Annotated[int, Field(ge=1, le=64)], ...] = ()
-    paths: tuple[tuple[Annotated[int, Field(ge=0, le=63)], ...], ...] = ()
-
-    @model_validator(mode="after")
-    def _one_of(self) -> StaticTree:
-        if bool(self.branching) == bool(self.paths):
-            raise ValueError("give either branching or paths, and not both")
-        num_nodes, level = 0, 1
-        for width in self.branching:
-            level *= width
-            num_nodes += level
-        if num_nodes > 512:
-            raise ValueError(
-                f"branching {list(self.branching)} makes {num_nodes} nodes; at most 512 are verified at once"
-            )
-        known = set(self.paths)
-        for path in self.paths:
-            if not path:
-                raise ValueError("a path must not be empty: the root is always there")
-            for parent in (path[:-1], (*path[:-1], path[-1] - 1) if path[-1] else ()):
-                if parent and parent not in known:
-                    raise ValueError(f"path {list(path)} needs {list(parent)}, which is not among the paths")
-        if len(known) != len(self.paths):
-            raise ValueError("the same path is given twice")
-        return self
-
-
-class ExactAcceptance(Section):
-    """Lossless: greedy match, or the target's own shared-noise draw."""
-
-    kind: Literal["exact"] = "exact"
-
-
-class RejectionAcceptance(Section):
-    """Lossless in distribution: rejection sampling with residuals (Leviathan et al. 2023, Algorithm 1)."""
-
-    kind: Literal["rejection"] = "rejection"
-
-
-Drafter = Annotated[NoDrafter | ModelDrafter, Field(discriminator="kind")]
-Context = Annotated[FullContext, Field()]
-Tree = Annotated[ChainTree | StaticTree, Field(discriminator="kind")]
-Acceptance = Annotated[ExactAcceptance | RejectionAcceptance, Field(discriminator="kind")]
-
-
-class Method(Section):
-    """A speculative-decoding method: drafter × contexts × tree × acceptance."""
-
-    name: str | None = None
-    drafter: Drafter = NoDrafter()
-    contexts: tuple[Context, ...] = (FullContext(),)
-    tree: Tree = ChainTree()
-    acceptance: Acceptance = ExactAcceptance()
-
-    @model_validator(mode="after")
-    def _legal(self) -> Method:
-        if len(self.contexts) != 1:
-            raise ValueError(f"contexts: this drafter sees exactly one context, not {len(self.contexts)}")
-        return self
-
-    @property
-    def verify_mode(self) -> Literal["lossless", "lossy"]:
-        """Whether the output keeps the target's distribution; stands in every row."""
-        return "lossless"
-
-    @property
-    def label(self) -> str:
-        """The method's name in rows and reports."""
-        if self.name:
-            return self.name
-        if isinstance(self.drafter, NoDrafter):
-            return "plain"
-        return f"{self.drafter.kind}+{self.tree.kind}+{self.acceptance.kind}"
 
 
 class Sampling(Section):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +46,38 @@ class StepNoise:
 
 
 @dataclass(frozen=True)
+class EngineSpec:
+    """What a part needs to know of its engine when memory is made.
+
+    `special_ids` are EOS, placeholders and every other token that is no text; relaxed rules leave them alone.
+    """
+
+    num_slots: int
+    max_context_tokens: int
+    vocab_size: int
+    hidden_size: int
+    device: torch.device
+    eos_ids: frozenset[int]
+    special_ids: frozenset[int]
+    max_frontier_nodes: int
+    max_grown_nodes: int
+    max_levels: int
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What the target's prefill of one sample left behind, for those who ask.
+
+    `hidden` (L, D) are its last states after the norm; `attention` (L,) is the mean attention, over layers, heads and
+    the text columns that follow the last image, to each column. Either is None unless some part needs it.
+    """
+
+    prefix: Prefix
+    hidden: Tensor | None = None
+    attention: Tensor | None = None
+
+
+@dataclass(frozen=True)
 class Level:
     """What a drafter says about a frontier: `logits` (b, F, V), penalties and filters applied; and `noise` (b, 1, V) by
     which children are ranked on sampled rows (None when no row samples)."""
@@ -57,10 +89,10 @@ class Level:
 
 @dataclass(frozen=True)
 class Judgement:
-    """All that an acceptance rule may look at.
+    """All that an acceptance rule may look at, and what drafter and policy learn from afterwards.
 
     `raw` and `warped` (b, N, V) logits after the lane merge, before and after penalties and filters; `hidden`
-    (b, R, N, D) the target's last states after its norm; `depth_noise` the step's draws.
+    (b, R, N, D) the target's last states after its norm; `noise` the step's draws.
     """
 
     slots: SlotBatch
@@ -75,7 +107,10 @@ class Judgement:
 class Context(Protocol):
     """What one drafter lane sees of a sample."""
 
-    def build(self, request: Request, model: Target) -> Prefix:
+    needs_attention: bool
+    """Whether the target's prefill must record attention to the visual columns."""
+
+    def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
         """The lane's prompt under the drafter's own front end."""
         ...
 
@@ -86,16 +121,18 @@ class Drafter(Protocol):
     name: str
     num_forwards: int
     """Model passes so far, over all slots together."""
+    needs_hidden: bool
+    needs_attention: bool
 
-    def open(self, num_slots: int, max_context_tokens: int, max_frontier_nodes: int, max_grown_nodes: int) -> None:
-        """Make memory for `num_slots` samples."""
+    def open(self, spec: EngineSpec) -> None:
+        """Make memory."""
         ...
 
-    def prefixes(self, request: Request) -> list[Prefix]:
-        """The sample's prompt for each lane."""
+    def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
+        """The sample's prompt for each lane; none for a drafter without a prompt of its own."""
         ...
 
-    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor) -> None:
+    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
         """Take fresh samples into `slots`; `first` (b,) are the target's first tokens."""
         ...
 
@@ -103,12 +140,16 @@ class Drafter(Protocol):
         """Logits (b, F, V) for the children of the frontier."""
         ...
 
-    def commit(self, slots: SlotBatch, tree: DraftTree, verdict: Verdict) -> None:
-        """Follow the target: keep what was accepted, drop the rest."""
+    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+        """Follow the target: keep what was accepted, drop the rest, learn from both."""
         ...
 
     def wipe(self, slots: SlotBatch) -> None:
         """Erase what slots hold that saw numbers that are not finite."""
+        ...
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        """What the sample's telemetry should say of the drafter."""
         ...
 
 
@@ -118,7 +159,16 @@ class TreePolicy(Protocol):
     max_levels: int
     max_nodes: int
     max_frontier_nodes: int
+    """Most nodes, the root left out, that are forwarded by the drafter in one step, all levels together."""
     max_grown_nodes: int
+
+    def open(self, spec: EngineSpec) -> None:
+        """Make per-slot memory."""
+        ...
+
+    def reset(self, slots: SlotBatch) -> None:
+        """Forget what was learned from the slots' former samples."""
+        ...
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         """Begin a tree of at most `num_levels` under `root` (b,); `keep_probs` asks for `DraftTree.draft_probs`."""
@@ -132,6 +182,14 @@ class TreePolicy(Protocol):
         """The tree to verify."""
         ...
 
+    def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
+        """Learn from a step; levels (b,) that each row's next tree wants, or None for `max_levels`."""
+        ...
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        """What the sample's telemetry should say of its trees."""
+        ...
+
 
 class Acceptance(Protocol):
     """Decides which drafts the target takes."""
@@ -140,10 +198,35 @@ class Acceptance(Protocol):
     draft_stream: Stream
     """Whose noise ranks the drafts: the token's own (shared noise), or an independent one (rejection sampling)."""
     needs_draft_probs: bool
+    needs_hidden: bool
+    """Whether `admit` must be given the prefill's hidden states."""
+
+    def open(self, spec: EngineSpec) -> None:
+        """Make per-slot memory."""
+        ...
+
+    def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
+        """Take fresh samples into `slots`."""
+        ...
 
     def judge(self, judgement: Judgement) -> Verdict:
         """The accepted path and the token after it."""
         ...
+
+
+class StatelessRule:
+    """An acceptance rule that remembers nothing of its samples; rules derive from it."""
+
+    lossless = True
+    draft_stream = Stream.TOKEN
+    needs_draft_probs = False
+    needs_hidden = False
+
+    def open(self, spec: EngineSpec) -> None:
+        pass
+
+    def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
+        pass
 
 
 @dataclass(frozen=True)

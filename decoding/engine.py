@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from decoding.contracts import Judgement, Method, StepNoise
+from decoding.contracts import EngineSpec, Judgement, Method, Probe, StepNoise
 from decoding.errors import PROMPT_REFUSED, context_too_long, non_finite_logits
 from decoding.growth import grow_tree
 from decoding.noise import Stream
@@ -47,7 +47,23 @@ class Engine:
         self._slots = SlotTable(slots, target.vocab_size, target.device)
         self._waiting: deque[Request] = deque()
         self._drafts = method.drafter.name != "none"
-        method.drafter.open(slots, max_context_tokens, method.tree.max_frontier_nodes, method.tree.max_grown_nodes)
+        spec = EngineSpec(
+            num_slots=slots,
+            max_context_tokens=max_context_tokens,
+            vocab_size=target.vocab_size,
+            hidden_size=target.hidden_size,
+            device=target.device,
+            eos_ids=target.eos_ids,
+            special_ids=target.special_ids,
+            max_frontier_nodes=method.tree.max_frontier_nodes,
+            max_grown_nodes=method.tree.max_grown_nodes,
+            max_levels=method.tree.max_levels,
+        )
+        method.drafter.open(spec)
+        method.tree.open(spec)
+        method.acceptance.open(spec)
+        self._needs_hidden = method.drafter.needs_hidden or method.acceptance.needs_hidden
+        self._needs_attention = method.drafter.needs_attention
 
     @property
     def has_work(self) -> bool:
@@ -90,56 +106,41 @@ class Engine:
 
     def _admit(self) -> list[Completion]:
         start = time.perf_counter()
-        refused: list[Completion] = []
+        finished: list[Completion] = []
         progress: list[Progress] = []
-        target_prefixes: list[Prefix] = []
-        drafter_prefixes: list[list[Prefix]] = []
+        prefixes: list[Prefix] = []
         free = self._slots.free
         while self._waiting and len(progress) < len(free):
             request = self._waiting.popleft()
-            encoded = self._encode(request)
-            if isinstance(encoded, RequestError):
-                refused.append(failed(request, encoded))
+            try:
+                prefix = self.target.encode(request.prompt, request.images)
+            except PromptError as error:
+                finished.append(failed(request, RequestError(PROMPT_REFUSED, str(error))))
                 continue
-            prefix, drafter_prefix = encoded
-            stats = RequestStats(self.method.tree.max_levels if self._drafts else 0)
-            progress.append(Progress(request, prefix.length, int(prefix.visual.sum()), stats))
-            target_prefixes.append(prefix)
-            drafter_prefixes.append(drafter_prefix)
+            if prefix.length > self._room(request):
+                finished.append(failed(request, self._too_long("target", prefix, request)))
+                continue
+            levels = self.method.tree.max_levels if self._drafts else 0
+            progress.append(Progress(request, prefix.length, int(prefix.visual.sum()), RequestStats(levels), levels))
+            prefixes.append(prefix)
         self.stats.encode_s += time.perf_counter() - start
-        if not progress:
-            return refused
-        ids = free[: len(progress)]
-        self._slots.occupy(ids, progress, target_prefixes)
-        return refused + self._prefill(self._slots.batch(ids), progress, target_prefixes, drafter_prefixes)
+        if progress:
+            ids = free[: len(progress)]
+            self._slots.occupy(ids, progress, prefixes)
+            finished += self._prefill(self._slots.batch(ids), progress, prefixes)
+        return finished
 
-    def _encode(self, request: Request) -> tuple[Prefix, list[Prefix]] | RequestError:
-        room = self.max_context_tokens - request.sampling.max_new_tokens
-        try:
-            prefix = self.target.encode(request.prompt, request.images)
-            if prefix.length > room:
-                return self._too_long("target", prefix, request)
-            lanes = self.method.drafter.prefixes(request)
-        except PromptError as error:
-            return RequestError(PROMPT_REFUSED, str(error))
-        for lane in lanes:
-            if lane.length > room:
-                return self._too_long("drafter", lane, request)
-        return prefix, lanes
+    def _room(self, request: Request) -> int:
+        return self.max_context_tokens - request.sampling.max_new_tokens
 
     def _too_long(self, who: str, prefix: Prefix, request: Request) -> RequestError:
         return context_too_long(who, prefix.length, request.sampling.max_new_tokens, self.max_context_tokens)
 
-    def _prefill(
-        self,
-        slots: SlotBatch,
-        progress: list[Progress],
-        prefixes: list[Prefix],
-        drafter_prefixes: list[list[Prefix]],
-    ) -> list[Completion]:
+    def _prefill(self, slots: SlotBatch, progress: list[Progress], prefixes: list[Prefix]) -> list[Completion]:
+        """Run the target over fresh prompts and take each sample's first token; then admit those that go on."""
         start = time.perf_counter()
-        hidden = self._lanes.admit(slots, [[prefix] for prefix in prefixes])
-        raw = self._lanes.logits(hidden)  # (b, 1, V): the one lane stands where a node would
+        prefill = self._lanes.admit(slots, [[prefix] for prefix in prefixes], self._needs_attention)
+        raw = self._lanes.logits(prefill.last)  # (b, 1, V): the one lane stands where a node would
         rows = self._slots.sampling(slots)
         draws = None
         if rows.any_sampled:
@@ -147,20 +148,48 @@ class Engine:
         first = perturb(warp(raw, rows, None), draws, rows).argmax(dim=-1)
         logprobs = raw.gather(-1, first[:, :, None])[..., 0] - raw.logsumexp(dim=-1)
         self._slots.advance(slots, first, torch.ones_like(first[:, 0]))
-        self.method.drafter.admit(slots, drafter_prefixes, first[:, 0])
         self.stats.target_forwards += 1
         self.stats.num_admitted += len(progress)
         tokens, values = first.tolist(), logprobs.tolist()
+        finished: list[Completion] = []
+        going: list[tuple[int, Probe, list[Prefix]]] = []
+        for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
+            one.stats.target_forwards = 1
+            one.take(tokens[row], values[row], self.target.eos_ids, self.target.front_end.decode)
+            ended = self._collect(slot, one, values[row])
+            finished += ended
+            if not ended:
+                hidden = prefill.hidden[row, : prefixes[row].length] if self._needs_hidden else None
+                probe = Probe(prefixes[row], hidden, prefill.attention_of(row, prefixes[row].length))
+                lanes = self._drafter_prefixes(one.request, probe)
+                if isinstance(lanes, RequestError):
+                    self._slots.release(slot)
+                    finished.append(failed(one.request, lanes))
+                else:
+                    going.append((slot, probe, lanes))
+        if going:
+            admitted = self._slots.batch([slot for slot, _, _ in going])
+            probes = [probe for _, probe, _ in going]
+            pending = self._slots.root[admitted.index]
+            self.method.drafter.admit(admitted, [lanes for _, _, lanes in going], pending, probes)
+            self.method.tree.reset(admitted)
+            self.method.acceptance.admit(admitted, probes)
         spent = time.perf_counter() - start
         self.stats.prefill_s += spent
-        finished = []
-        for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
+        for one in progress:
             one.stats.prefill_ms = 1000 * spent / len(progress)
-            one.stats.target_forwards = 1
             one.stats.drafter_forwards = int(self._drafts)
-            one.take(tokens[row], values[row], self.target.eos_ids, self.target.front_end.decode)
-            finished += self._collect(slot, one, values[row])
         return finished
+
+    def _drafter_prefixes(self, request: Request, probe: Probe) -> list[Prefix] | RequestError:
+        try:
+            lanes = self.method.drafter.prefixes(request, probe)
+        except PromptError as error:
+            return RequestError(PROMPT_REFUSED, f"the drafter's side: {error}")
+        for lane in lanes:
+            if lane.length > self._room(request):
+                return self._too_long("drafter", lane, request)
+        return lanes
 
     def _collect(self, slot: int, one: Progress, new_logprobs: list[float]) -> list[Completion]:
         """Release the slot if its request is done."""
@@ -174,6 +203,7 @@ class Engine:
             return []
         self._slots.release(slot)
         self.stats.num_generated_tokens += len(one.token_ids)
+        one.stats.extras = self.method.drafter.extras(slot) | self.method.tree.extras(slot)
         return [one.completion(self.target.front_end.decode)]
 
     # --- decoding --------------------------------------------------------------------------------------------------
@@ -183,7 +213,7 @@ class Engine:
         progress = [one for one in self._slots.progress if one is not None]
         rows = self._slots.sampling(slots)
         acceptance, drafter = self.method.acceptance, self.method.drafter
-        num_levels = min(self.method.tree.max_levels, max(one.remaining for one in progress) - 1) if self._drafts else 0
+        num_levels = max(min(one.levels, one.remaining - 1) for one in progress)
         noise = StepNoise(self._slots.noise(slots), num_levels + 1, self.target.vocab_size)
         drafter_before = drafter.num_forwards
         tree = grow_tree(
@@ -200,17 +230,20 @@ class Engine:
         drafted = time.perf_counter()
         hidden = self._lanes.forward(slots, tree.tokens, tree.depth, tree.visible())
         raw = self._lanes.logits(hidden)[:, 0]
-        verdict = self._judge(slots, tree, raw, hidden, noise, rows)
+        judgement = Judgement(slots, tree, raw, self._warp_nodes(tree, raw, rows), hidden, noise, rows)
+        verdict = acceptance.judge(judgement)
         tokens = produced_tokens(tree, verdict)
         logprobs = path_logprobs(raw, verdict, tokens)
         verified = time.perf_counter()
         self._lanes.commit(slots, verdict.path[:, :0] if tree.is_chain else verdict.path, verdict.n)
-        drafter.commit(slots, tree, verdict)
+        drafter.commit(judgement, verdict)
+        levels = self.method.tree.commit(judgement, verdict) if self._drafts else None
         self._slots.advance(slots, tokens, verdict.n)
         num_drafted = tree.valid.sum(dim=1) - 1
         # The step's one look at the device.
         host_tokens, host_logprobs = tokens.tolist(), logprobs.tolist()
         counts, drafted_counts, relaxed = verdict.n.tolist(), num_drafted.tolist(), verdict.relaxed.tolist()
+        wanted_levels = None if levels is None else levels.tolist()
         committed = time.perf_counter()
         self._count_step(len(progress), drafted - start, verified - drafted, committed - verified)
         finished = []
@@ -227,18 +260,17 @@ class Engine:
             one.stats.draft_ms += 1000 * (drafted - start) / len(progress)
             one.stats.verify_ms += 1000 * (committed - drafted) / len(progress)
             one.stats.batch_size_total += len(progress)
+            if wanted_levels is not None:
+                one.levels = wanted_levels[row]
             finished += self._collect(slot, one, new_logprobs[:kept])
         return finished
 
-    def _judge(
-        self, slots: SlotBatch, tree: DraftTree, raw: Tensor, hidden: Tensor, noise: StepNoise, rows: RowSampling
-    ) -> Verdict:
-        earlier = valid = None
-        if rows.seen is not None:
-            valid = tree.visible()
-            earlier = tree.tokens[:, None].expand_as(valid)
-        warped = warp(raw, rows, earlier, valid)
-        return self.method.acceptance.judge(Judgement(slots, tree, raw, warped, hidden, noise, rows))
+    def _warp_nodes(self, tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:
+        """The sampled distribution's logits at every node; its ancestors count as seen."""
+        if rows.seen is None:
+            return warp(raw, rows, None)
+        visible = tree.visible()
+        return warp(raw, rows, tree.tokens[:, None].expand_as(visible), visible)
 
     def _count_step(self, num_active: int, draft_s: float, verify_s: float, commit_s: float) -> None:
         self.stats.num_steps += 1

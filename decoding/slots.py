@@ -27,6 +27,8 @@ class Progress:
     prefix_length: int
     num_visual_tokens: int
     stats: RequestStats
+    levels: int = 0
+    """Levels that the sample's next tree wants."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from decoding.types import Telemetry
 
@@ -45,6 +46,7 @@ class RequestStats:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     batch_size_total: int = 0
+    extras: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.histogram = [0] * (self.max_levels + 1)
@@ -71,4 +73,5 @@ class RequestStats:
             draft_ms=self.draft_ms,
             verify_ms=self.verify_ms,
             batch_size_mean=self.batch_size_total / self.num_steps if self.num_steps else 0.0,
+            extras=self.extras,
         )

@@ -28,6 +28,36 @@ from models.cache import RaggedCache
 IMPLEMENTATION = "draftfleet_ragged"
 
 
+class AttentionProbe:
+    """Adds up, over the layers of one prefill, the attention that the marked `queries` (r, L) pay to each column."""
+
+    QUERY_CHUNK = 64
+    """Queries handled at once: full attention weights of a long prompt would not fit."""
+
+    def __init__(self, queries: Tensor) -> None:
+        self.queries = queries
+        self.total = torch.zeros(queries.shape, dtype=torch.float32, device=queries.device)
+        self.num_added = 0
+
+    def add(self, query: Tensor, key: Tensor, scaling: float | None) -> None:
+        """One layer: `query` (r, H, L, D_h), `key` (r, H_kv, L, D_h), causal."""
+        _, num_heads, length, head_dim = query.shape
+        scale = head_dim**-0.5 if scaling is None else scaling
+        keys = key.repeat_interleave(num_heads // key.shape[1], dim=1).float()
+        column = torch.arange(length, device=query.device)
+        for start in range(0, length, self.QUERY_CHUNK):
+            some = query[:, :, start : start + self.QUERY_CHUNK].float()
+            row = column[start : start + self.QUERY_CHUNK]
+            scores = (some @ keys.transpose(2, 3) * scale).masked_fill(row[:, None] < column, -torch.inf)
+            asked = self.queries[:, None, start : start + self.QUERY_CHUNK, None]
+            self.total += (scores.softmax(-1) * asked).sum(dim=(1, 2))
+        self.num_added += num_heads
+
+    def mean(self) -> Tensor:
+        """Mean over layers, heads and queries, (r, L)."""
+        return self.total / (self.num_added * self.queries.sum(1, keepdim=True).clamp_min(1))
+
+
 @dataclass(frozen=True)
 class AttentionStep:
     """What one forward needs to know about memory: where its r rows write, and what they may read.
@@ -42,6 +72,7 @@ class AttentionStep:
     mask: Tensor | None
     window: int
     num_leading_rows: int | None
+    probe: AttentionProbe | None = None
 
 
 def ancestors(parents: Tensor) -> Tensor:
@@ -86,6 +117,8 @@ def attend(
     layer: int = module.layer_idx  # type: ignore[assignment]
     lanes.cache.write(layer, lanes.rows, lanes.columns, key, value)
     if lanes.mask is None:
+        if lanes.probe is not None:
+            lanes.probe.add(query, key, scaling)
         grouped = query.shape[1] != key.shape[1]
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
         return mixed.transpose(1, 2), None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.attention import IMPLEMENTATION, AttentionStep, tree_mask
+from models.attention import IMPLEMENTATION, AttentionProbe, AttentionStep, tree_mask
 from models.cache import RaggedCache
 from models.prefix import Prefix
 
@@ -39,6 +39,20 @@ class SlotBatch:
         return self.ids == tuple(range(len(self.ids)))
 
 
+@dataclass(frozen=True)
+class Prefill:
+    """What a prefill gives: `last` (b, R, D) states at each prompt's end, `hidden` (r, L, D) all of them, padded, and
+    `attention` (r, L), the mean attention that each column receives, where it was asked for. States are post-norm."""
+
+    last: Tensor
+    hidden: Tensor
+    attention: Tensor | None
+
+    def attention_of(self, row: int, length: int) -> Tensor | None:
+        """The first `length` columns of one row."""
+        return None if self.attention is None else self.attention[row, :length]
+
+
 class LaneModel:
     """One model with memory for `num_slots` samples of `num_lanes` rows and `capacity` columns each."""
 
@@ -60,8 +74,8 @@ class LaneModel:
         lanes = torch.arange(self.num_lanes, device=self.device)
         return (slots.index[:, None] * self.num_lanes + lanes).flatten()
 
-    def admit(self, slots: SlotBatch, prefixes: Sequence[Sequence[Prefix]]) -> Tensor:
-        """Prefill fresh slots from `prefixes[i][lane]`; the last column's hidden state (b, R, D), after the norm."""
+    def admit(self, slots: SlotBatch, prefixes: Sequence[Sequence[Prefix]], probe_attention: bool = False) -> Prefill:
+        """Prefill fresh slots from `prefixes[i][lane]`; `probe_attention` records attention to every column."""
         flat = [prefix for lanes in prefixes for prefix in lanes]
         assert len(flat) == len(slots.ids) * self.num_lanes, (len(flat), len(slots.ids), self.num_lanes)
         lengths = [prefix.length for prefix in flat]
@@ -72,7 +86,8 @@ class LaneModel:
         rows = self.rows(slots)
         lens = torch.tensor(lengths, device=self.device)
         columns = torch.arange(longest, device=self.device).expand(len(flat), -1)
-        step = AttentionStep(self.cache, rows, columns, None, longest, None)
+        probe = AttentionProbe(_text_after_images(flat, longest)) if probe_attention else None
+        step = AttentionStep(self.cache, rows, columns, None, longest, None, probe)
         extra: dict[str, Any] = {}
         if any(prefix.deepstack for prefix in flat):
             extra["visual_pos_masks"] = torch.stack([_pad(prefix.visual, longest) for prefix in flat])
@@ -84,7 +99,7 @@ class LaneModel:
         for slot, lanes in zip(slots.ids, prefixes, strict=True):
             self._prefix_lengths[slot] = max(prefix.length for prefix in lanes)
         last = hidden[torch.arange(len(flat), device=self.device), lens - 1]
-        return last.view(len(slots.ids), self.num_lanes, -1)
+        return Prefill(last.view(len(slots.ids), self.num_lanes, -1), hidden, probe.mean() if probe else None)
 
     def forward(self, slots: SlotBatch, tokens: Tensor, depth: Tensor, visible: Tensor, offset: int = 0) -> Tensor:
         """Run N nodes of every slot: `tokens`, `depth` (b, N), `visible` (b, N, M) → hidden (b, R, N, D).
@@ -132,6 +147,15 @@ class LaneModel:
         )
         hidden: Tensor = out.last_hidden_state
         return hidden
+
+
+def _text_after_images(prefixes: Sequence[Prefix], length: int) -> Tensor:
+    """Columns (r, L) of the text that follows the last visual column; the whole text where there is no image."""
+    marks = torch.zeros(len(prefixes), length, dtype=torch.bool, device=prefixes[0].visual.device)
+    for row, prefix in enumerate(prefixes):
+        later_visual = prefix.visual.flip(0).cumsum(0).flip(0)
+        marks[row, : prefix.length] = later_visual == 0
+    return marks
 
 
 def _pad(values: Tensor, length: int) -> Tensor:

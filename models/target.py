@@ -46,9 +46,12 @@ class Target:
         self.device = next(self.decoder.parameters()).device
         self.dtype = next(self.decoder.parameters()).dtype
         self.vocab_size = int(self.head.weight.shape[0])
+        self.hidden_size = int(self.head.weight.shape[1])
         self.eos_ids = _eos_ids(model, front_end)
         names = ("image_token_id", "video_token_id")
         self.visual_ids = frozenset(int(i) for i in (getattr(config, name, None) for name in names) if i is not None)
+        special = getattr(front_end.tokenizer, "all_special_ids", None) or []
+        self.special_ids = self.eos_ids | self.visual_ids | frozenset(int(i) for i in special)
 
     @classmethod
     def load(cls, ref: CheckpointRef, dtype: str = "auto", device: str = "auto") -> Target:

@@ -8,18 +8,14 @@ coupling: Daliri, Musco, Suresh 2024, arXiv 2408.07978).
 from __future__ import annotations
 
 from decoding.acceptance.walk import walk_choices
-from decoding.contracts import Judgement
+from decoding.contracts import Judgement, StatelessRule
 from decoding.noise import Stream
 from decoding.sampling import perturb
 from decoding.tree import Verdict
 
 
-class Exact:
+class Exact(StatelessRule):
     """Take a draft where it equals the target's own choice."""
-
-    lossless = True
-    draft_stream = Stream.TOKEN
-    needs_draft_probs = False
 
     def judge(self, judgement: Judgement) -> Verdict:
         tree, noise = judgement.tree, None

@@ -11,15 +11,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decoding.contracts import Judgement
+from decoding.contracts import Judgement, StatelessRule
 from decoding.noise import Stream
 from decoding.tree import Verdict
 
 
-class Rejection:
+class Rejection(StatelessRule):
     """Accept draft x with probability min(1, p(x) / q(x)); on refusal draw from the residual."""
 
-    lossless = True
     draft_stream = Stream.DRAFT
     needs_draft_probs = True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from decoding.contracts import Probe
 from decoding.types import Request
 from models.prefix import Prefix
 from models.target import Target
@@ -10,5 +11,7 @@ from models.target import Target
 class Full:
     """Everything the sample has."""
 
-    def build(self, request: Request, model: Target) -> Prefix:
+    needs_attention = False
+
+    def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
         return model.encode(request.prompt, request.images)

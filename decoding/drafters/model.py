@@ -7,12 +7,13 @@ when that was a leaf. Both are run by the first forward of the next draft. Knows
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from decoding.contracts import Context
-from decoding.tree import DraftTree, Frontier, Verdict
+from decoding.contracts import Context, EngineSpec, Judgement, Probe
+from decoding.tree import Frontier, Verdict
 from decoding.types import Request
 from models.lanes import SlotBatch
 from models.prefix import Prefix
@@ -30,6 +31,7 @@ class ModelDrafter:
     """
 
     name = "model"
+    needs_hidden = False
 
     def __init__(self, model: Target, contexts: Sequence[Context], vocab_size: int) -> None:
         assert len(contexts) == 1, "several contexts need a merge"
@@ -37,21 +39,23 @@ class ModelDrafter:
         self.contexts = tuple(contexts)
         self.vocab_size = vocab_size
         self.num_forwards = 0
+        self.needs_attention = any(context.needs_attention for context in contexts)
 
-    def open(self, num_slots: int, max_context_tokens: int, max_frontier_nodes: int, max_grown_nodes: int) -> None:
-        capacity = max_context_tokens + max(max_frontier_nodes, CATCH_UP) + CATCH_UP
+    def open(self, spec: EngineSpec) -> None:
+        num_slots = spec.num_slots
+        capacity = spec.max_context_tokens + max(spec.max_frontier_nodes, CATCH_UP) + CATCH_UP
         self.lanes = self.model.lanes(num_slots, len(self.contexts), capacity)
-        self._max_scratch = max_frontier_nodes
-        self._max_grown = max_grown_nodes
+        self._max_scratch = spec.max_frontier_nodes
+        self._max_grown = spec.max_grown_nodes
         device = self.model.device
         self._pending = torch.zeros(num_slots, CATCH_UP, dtype=torch.long, device=device)
         self._num_pending = torch.zeros(num_slots, dtype=torch.long, device=device)
         self._causal = torch.ones(CATCH_UP, CATCH_UP, dtype=torch.bool, device=device).tril()
 
-    def prefixes(self, request: Request) -> list[Prefix]:
-        return [context.build(request, self.model) for context in self.contexts]
+    def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
+        return [context.build(request, probe, self.model) for context in self.contexts]
 
-    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor) -> None:
+    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
         self.lanes.admit(slots, prefixes)
         self.num_forwards += 1
         self._pending[slots.index, 0] = first
@@ -92,7 +96,8 @@ class ModelDrafter:
         self._num_scratch += width
         return self.lanes.forward(slots, self._known(frontier.tokens), depth, sees[:, :, : self._num_scratch], start)
 
-    def commit(self, slots: SlotBatch, tree: DraftTree, verdict: Verdict) -> None:
+    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+        slots, tree = judgement.slots, judgement.tree
         if tree.num_levels == 0:
             # Nothing was drafted, which the engine only does when every row ends with this very step.
             return
@@ -110,6 +115,9 @@ class ModelDrafter:
 
     def wipe(self, slots: SlotBatch) -> None:
         self.lanes.wipe(slots)
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        return {}
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Tokens the drafter has never seen become its token 0: it has to read something there."""

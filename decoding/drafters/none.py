@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
-from decoding.tree import DraftTree, Frontier, Verdict
+from decoding.contracts import EngineSpec, Judgement, Probe
+from decoding.tree import Frontier, Verdict
 from decoding.types import Request
 from models.lanes import SlotBatch
 from models.prefix import Prefix
@@ -17,22 +19,26 @@ class NoDrafter:
 
     name = "none"
     num_forwards = 0
-    vocab_size: int | None = None
+    needs_hidden = False
+    needs_attention = False
 
-    def open(self, num_slots: int, max_context_tokens: int, max_frontier_nodes: int, max_grown_nodes: int) -> None:
+    def open(self, spec: EngineSpec) -> None:
         pass
 
-    def prefixes(self, request: Request) -> list[Prefix]:
+    def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
         return []
 
-    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor) -> None:
+    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
         pass
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         raise AssertionError("the engine asked the drafter 'none' for drafts")
 
-    def commit(self, slots: SlotBatch, tree: DraftTree, verdict: Verdict) -> None:
+    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         pass
 
     def wipe(self, slots: SlotBatch) -> None:
         pass
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        return {}

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from decoding.contracts import Level
+from decoding.contracts import EngineSpec, Judgement, Level
 from decoding.sampling import perturb
-from decoding.tree import DraftTree, Frontier
+from decoding.tree import DraftTree, Frontier, Verdict
 from models.lanes import SlotBatch
 
 
@@ -89,6 +90,18 @@ class StaticTree:
             nodes=_index(device, [children[place] for place in inner]),
             parents=_index(device, [self._parents[children[place]] for place in inner]),
         )
+
+    def open(self, spec: EngineSpec) -> None:
+        pass
+
+    def reset(self, slots: SlotBatch) -> None:
+        pass
+
+    def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
+        return None
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        return {}
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         self._num_levels = min(num_levels, self.max_levels)

@@ -15,7 +15,7 @@ import torch
 from decoding import Completion, Engine, Method, Request, Sampling, Telemetry
 from decoding.acceptance import Exact, Rejection
 from decoding.contexts import Full
-from decoding.contracts import Acceptance, Drafter, Judgement, TreePolicy
+from decoding.contracts import Acceptance, Drafter, Judgement, Probe, TreePolicy
 from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.reference import next_logits, reference_tokens
 from decoding.tree import Verdict
@@ -54,6 +54,9 @@ class Recorder:
         self.lossless = rule.lossless
         self.draft_stream = rule.draft_stream
         self.needs_draft_probs = rule.needs_draft_probs
+        self.needs_hidden = rule.needs_hidden
+        self.open = rule.open
+        self.admit = rule.admit
         self.rejected_at: set[int] = set()
         self.ranks_taken: set[int] = set()
 
@@ -210,7 +213,7 @@ def check_cache(family: str, tree: str, drafter: str) -> None:
     target = toys.target(family)
     guess = make_drafter(drafter, family)
     engine = Engine(target, Method(guess, TREES[tree](), Exact()), 3, 128)
-    wanted = requests(family, 9)
+    wanted = requests(family, 20)
     for request in wanted:
         engine.submit(request)
     num_compared = 0
@@ -224,7 +227,7 @@ def check_cache(family: str, tree: str, drafter: str) -> None:
             _compare_row(engine._lanes, slot, prefix, committed)
             if isinstance(guess, ModelDrafter):
                 held = len(progress.token_ids) - int(guess._num_pending[slot])
-                own = guess.prefixes(progress.request)[0]
+                own = guess.prefixes(progress.request, Probe(prefix))[0]
                 _compare_row(guess.lanes, slot, own, progress.token_ids[:held])
             num_compared += 1
     assert num_compared > 10

@@ -77,10 +77,10 @@ def commit_forgets_the_root(patch: Patch) -> None:
 def drafter_forgets_the_accepted_leaf(patch: Patch) -> None:
     commit = ModelDrafter.commit
 
-    def forget(self: Any, slots: Any, tree: Any, verdict: Any) -> None:
-        commit(self, slots, tree, verdict)
-        self._pending[slots.index, 0] = verdict.next
-        self._num_pending[slots.index] = 1
+    def forget(self: Any, judgement: Any, verdict: Any) -> None:
+        commit(self, judgement, verdict)
+        self._pending[judgement.slots.index, 0] = verdict.next
+        self._num_pending[judgement.slots.index] = 1
 
     patch.setattr(ModelDrafter, "commit", forget)
 
@@ -88,9 +88,9 @@ def drafter_forgets_the_accepted_leaf(patch: Patch) -> None:
 def drafter_keeps_refused_columns(patch: Patch) -> None:
     commit = ModelDrafter.commit
 
-    def keep(self: Any, slots: Any, tree: Any, verdict: Any) -> None:
-        commit(self, slots, tree, verdict)
-        self.lanes.cache.lens[slots.index] += (verdict.n == 1).long()
+    def keep(self: Any, judgement: Any, verdict: Any) -> None:
+        commit(self, judgement, verdict)
+        self.lanes.cache.lens[judgement.slots.index] += (verdict.n == 1).long()
 
     patch.setattr(ModelDrafter, "commit", keep)
 
@@ -98,9 +98,9 @@ def drafter_keeps_refused_columns(patch: Patch) -> None:
 def refill_keeps_the_old_length(patch: Patch) -> None:
     admit = LaneModel.admit
 
-    def stale(self: Any, slots: Any, prefixes: Any) -> Tensor:
+    def stale(self: Any, *args: Any) -> Any:
         before = self.cache.lens.clone()
-        out = admit(self, slots, prefixes)
+        out = admit(self, *args)
         self.cache.lens.copy_(torch.where(before > 0, before, self.cache.lens))
         return out
 
