@@ -166,7 +166,9 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     """
     needs = Needs(spec.source, dict.fromkeys(spec.fields, ""), tuple(spec.keep.names))
     columns = list(needs.columns())
-    with filesystem.open(storage.join(spec.root, piece.path), "rb") as file, pq.ParquetFile(file) as parquet:
+    path = storage.join(spec.root, piece.path)
+    # Without checksums a flipped byte inside a compressed page can pass as other values.
+    with filesystem.open(path, "rb") as file, pq.ParquetFile(file, page_checksum_verification=True) as parquet:
         num_rows = parquet.metadata.num_rows
         if piece.num_samples is not None and num_rows != piece.num_samples:
             raise ValueError(f"the file has {num_rows} rows and had {piece.num_samples} when the job began")

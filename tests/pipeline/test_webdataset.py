@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import fsspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from configs.load import ConfigError
+from configs.schema import Prompt, Source
+from pipeline import datasource, manifest
+from pipeline.sources import webdataset
+from tests.pipeline.shards import outcomes, read_all, tar_bytes
+
+Members = list[tuple[str, bytes]]
+
+
+def tar_source(path: Path | str, **options) -> Source:
+    return Source(kind="webdataset", path=str(path), **options)
+
+
+def write(path: Path, members: Members, mode: str = "w") -> Path:
+    path.write_bytes(tar_bytes(members, mode))
+    return path
+
+
+def samples(count: int) -> Members:
+    members: Members = []
+    for number in range(count):
+        members.append((f"{number:03d}.jpg", f"image {number}".encode()))
+        members.append((f"{number:03d}.json", json.dumps({"n": number}).encode()))
+    return members
+
+
+def test_members_of_one_basename_are_one_sample(tmp_path) -> None:
+    write(
+        tmp_path / "a.tar",
+        [
+            ("d/1.jpg", b"one"),
+            ("d/1.json", b'{"caption": "c1", "n": [1]}'),
+            ("d/1.txt", b"t1"),
+            ("e/1.png", b"other"),
+            ("e/1.title.txt", "\ufefftitle é".encode()),
+        ],
+    )
+    table = read_all(tar_source(tmp_path), "{caption}{n}{txt}{title}{__key__}", keep=("n", "title", "__key__"))
+    assert outcomes(table) == {"a.tar#0": "", "a.tar#1": ""}
+    assert table["images"].to_pylist() == [[b"one"], [b"other"]]
+    assert [json.loads(fields) for fields in table["fields"].to_pylist()] == [
+        {"caption": "c1", "n": [1], "txt": "t1", "title": None, "__key__": "d/1"},
+        {"caption": None, "n": None, "txt": None, "title": "title é", "__key__": "e/1"},
+    ]
+    assert table["n"].to_pylist() == ["[1]", None]
+    assert table["title"].to_pylist() == [None, "title é"]
+    assert table["__key__"].to_pylist() == ["d/1", "e/1"]
+
+
+def test_several_images_come_in_the_order_of_their_extensions(tmp_path) -> None:
+    write(tmp_path / "a.tar", [("1.b.png", b"B"), ("1.a.jpg", b"A"), ("1.PNG", b"P"), ("1.npy", b"skipped")])
+    assert read_all(tar_source(tmp_path))["images"].to_pylist() == [[b"A", b"B", b"P"]]
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2"])
+def test_compressed_archives_are_streamed_alike(tmp_path, mode) -> None:
+    name = "a.tar" if mode == "w" else "a.tar.gz"
+    write(tmp_path / name, samples(3), mode)
+    assert outcomes(read_all(tar_source(tmp_path))) == {f"{name}#{number}": "" for number in range(3)}
+
+
+def test_a_field_can_be_the_id(tmp_path) -> None:
+    write(tmp_path / "a.tar", [*samples(2), ("x.jpg", b"x"), ("y.jpg", b"y"), ("y.json", b'{"n": 1}')])
+    codes = outcomes(read_all(tar_source(tmp_path, id_column="n")))
+    assert codes == {"0": "", "1": "", "a.tar#2": "missing_id", "a.tar#3": "duplicate_id"}
+    assert list(outcomes(read_all(tar_source(tmp_path, id_column="__key__")))) == ["000", "001", "x", "y"]
+
+
+def test_a_sample_split_by_others_is_one_error_row_at_its_first_place(tmp_path) -> None:
+    members = [("a.jpg", b"a"), ("b.jpg", b"b"), ("a.txt", b"late"), ("c.jpg", b"c"), ("a.png", b"later")]
+    write(tmp_path / "x.tar", members)
+    table = read_all(tar_source(tmp_path))
+    assert outcomes(table) == {"x.tar#0": "broken_sample", "x.tar#1": "", "x.tar#2": ""}
+    assert table["images"].to_pylist() == [[], [b"b"], [b"c"]]
+
+
+def test_names_are_only_names(tmp_path) -> None:
+    write(tmp_path / "x.tar", [("../../etc/passwd.jpg", b"a"), ("/abs/b.jpg", b"b"), ("c:\\d.jpg", b"c")])
+    table = read_all(tar_source(tmp_path), keep=("__key__",))
+    assert table["__key__"].to_pylist() == ["../../etc/passwd", "/abs/b", "c:\\d"]
+    assert table["images"].to_pylist() == [[b"a"], [b"b"], [b"c"]]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["x.tar"]
+
+
+def test_folders_hidden_files_and_files_without_extension_are_no_samples(tmp_path) -> None:
+    write(tmp_path / "x.tar", [("README", b"r"), ("._1.jpg", b"mac"), ("d/.hidden.jpg", b"h"), ("1.jpg", b"one")])
+    assert read_all(tar_source(tmp_path))["images"].to_pylist() == [[b"one"]]
+
+
+def link(name: str, kind: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        info = tarfile.TarInfo(name)
+        info.type = kind
+        info.linkname = "/etc/passwd"
+        tar.addfile(info)
+        data = tarfile.TarInfo("z.jpg")
+        data.size = 1
+        tar.addfile(data, io.BytesIO(b"z"))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+def test_links_and_devices_are_never_followed(tmp_path, kind) -> None:
+    (tmp_path / "x.tar").write_bytes(link("a.jpg", kind))
+    table = read_all(tar_source(tmp_path))
+    assert outcomes(table) == {"x.tar#0": "broken_sample", "x.tar#1": ""}
+    assert table["images"].to_pylist() == [[], [b"z"]]
+
+
+@pytest.mark.parametrize(
+    ("members", "code"),
+    [
+        ([("b.txt", b"no image")], "missing_image"),
+        ([("b.jpg", b"x" * 101)], "image_too_large"),
+        ([("b.jpg", b"1"), ("b.jpg", b"2")], "broken_sample"),
+        ([("b.jpg", b"1"), ("b.json", b"{")], "broken_sample"),
+        ([("b.jpg", b"1"), ("b.json", b"[" * 100_000)], "broken_sample"),
+        ([("b.jpg", b"1"), ("b.json", b"9" * 10_000)], "broken_sample"),
+        ([("b.jpg", b"1"), ("b.txt", b"\xff\xfe\xfa")], "broken_sample"),
+    ],
+)
+def test_an_unusable_sample_is_one_error_row_between_good_ones(tmp_path, members, code) -> None:
+    good = [("a.jpg", b"a"), ("a.txt", b"A")], [("c.jpg", b"c"), ("c.txt", b"C")]
+    write(tmp_path / "x.tar", [*good[0], *members, *good[1]])
+    table = read_all(tar_source(tmp_path, max_image_bytes=100), keep=("txt",))
+    assert outcomes(table) == {"x.tar#0": "", "x.tar#1": code, "x.tar#2": ""}
+    assert table["txt"].to_pylist()[::2] == ["A", "C"]
+
+
+def test_a_text_member_beyond_the_bound_is_not_read(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(webdataset, "TEXT_MAX_BYTES", 10)
+    write(tmp_path / "x.tar", [("a.jpg", b"a"), ("a.txt", b"T" * 11), ("b.jpg", b"b"), ("b.txt", b"T" * 10)])
+    assert outcomes(read_all(tar_source(tmp_path), "{txt}")) == {"x.tar#0": "broken_sample", "x.tar#1": ""}
+
+
+def test_damaged_text_matters_only_where_text_is_asked_for(tmp_path) -> None:
+    write(tmp_path / "x.tar", [("a.jpg", b"a"), ("a.json", b"{")])
+    assert outcomes(read_all(tar_source(tmp_path))) == {"x.tar#0": ""}
+
+
+def test_lone_surrogates_and_bytes_in_names_stay_out_of_the_table(tmp_path) -> None:
+    members = [("a.jpg", b"a"), ("a.json", b'{"t": "x\\ud800"}'), ("b\udcff.jpg", b"b"), ("b\udcff.txt", b"t")]
+    write(tmp_path / "x.tar", members)
+    table = read_all(tar_source(tmp_path), "{t}", keep=("t", "__key__"))
+    assert table["t"].to_pylist() == ["x\ufffd", None]
+    assert table["__key__"].to_pylist() == ["a", "b\ufffd"]
+
+
+def test_a_field_that_no_first_sample_has_is_refused_by_name(tmp_path) -> None:
+    write(tmp_path / "x.tar", samples(2))
+    message = r"^prompt\.text: the column 'nope' is not in the first 16 samples of x\.tar; columns there: __key__, n"
+    with pytest.raises(ConfigError, match=message):
+        read_all(tar_source(tmp_path), "{nope}")
+    with pytest.raises(ConfigError, match=r"^sink\.keep_columns: the column 'nope'"):
+        read_all(tar_source(tmp_path), keep=("nope",))
+
+
+WHOLE = tar_bytes(samples(5))
+MEMBERS_END = 5 * 4 * 512  # each sample is two members of a header and one block of data
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(b"", id="empty file"),
+        pytest.param(b"not a tar at all" * 100, id="no tar"),
+        pytest.param(WHOLE[:300], id="cut in the first header"),
+        pytest.param(WHOLE[: 4 * 2048 + 600], id="cut in a member"),
+        pytest.param(WHOLE[: 4 * 2048 + 1024], id="cut between two members of a sample"),
+        pytest.param(WHOLE[:MEMBERS_END], id="cut before the end marker"),
+        pytest.param(WHOLE[:8192] + b"\xff" * 512 + WHOLE[8704:], id="damaged header"),
+        pytest.param(WHOLE + tar_bytes([("late.jpg", b"late")]), id="two archives in one file"),
+        pytest.param(gzip.compress(WHOLE)[:-60], id="truncated gzip"),
+        pytest.param(b"\x1f\x8b" + b"\0" * 400, id="no gzip behind its magic"),
+    ],
+)
+def test_a_damaged_archive_gives_the_samples_before_it_and_one_error_row(tmp_path, data) -> None:
+    (tmp_path / "x.tar").write_bytes(data)
+    table = read_all(tar_source(tmp_path))
+    codes = outcomes(table)
+    num_good = len(codes) - 1
+    assert list(codes) == [f"x.tar#{number}" for number in range(num_good + 1)]
+    assert list(codes.values()) == [""] * num_good + ["broken_shard"]
+    assert table["images"].to_pylist()[:num_good] == [[f"image {number}".encode()] for number in range(num_good)]
+    assert table["error_message"][num_good].as_py().startswith("x.tar: cannot be read from row ")
+
+
+@pytest.mark.parametrize(("cut", "num_good"), [(8192 + 1024, 4), (MEMBERS_END, 4), (3 * 2048 + 700, 3)])
+def test_the_sample_under_way_at_the_damage_is_not_passed_off_as_whole(tmp_path, cut, num_good) -> None:
+    (tmp_path / "x.tar").write_bytes(WHOLE[:cut])
+    codes = list(outcomes(read_all(tar_source(tmp_path))).values())
+    assert codes == [""] * num_good + ["broken_shard"]
+
+
+def test_an_extended_header_that_claims_gigabytes_is_not_read(tmp_path) -> None:
+    info = tarfile.TarInfo("././@LongLink")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, 3 * 2**30
+    (tmp_path / "x.tar").write_bytes(info.tobuf(tarfile.GNU_FORMAT) + WHOLE)
+    table = read_all(tar_source(tmp_path))
+    assert outcomes(table) == {"x.tar#0": "broken_shard"}
+    assert "3221225472 bytes" in table["error_message"][0].as_py()
+
+
+def test_a_negative_size_is_damage_and_no_endless_loop(tmp_path) -> None:
+    header = bytearray(tarfile.TarInfo("a.jpg").tobuf())
+    header[124:136] = b"\xff" * 12  # base-256 for -1
+    header[148:156] = b"        "
+    header[148:156] = f"{sum(header):06o}\0 ".encode()
+    (tmp_path / "x.tar").write_bytes(bytes(header) + WHOLE)
+    assert outcomes(read_all(tar_source(tmp_path))) == {"x.tar#0": "broken_shard"}
+
+
+def test_an_empty_archive_has_no_samples(tmp_path) -> None:
+    write(tmp_path / "x.tar", [])
+    assert read_all(tar_source(tmp_path)).num_rows == 0
+
+
+@pytest.mark.parametrize("limit", [1, 3, 4, 7, 100])
+def test_a_limit_counts_into_archives_of_unknown_length(tmp_path, limit) -> None:
+    write(tmp_path / "a.tar", samples(4))
+    (tmp_path / "b.tar").write_bytes(WHOLE[: 2 * 2048 + 700])
+    write(tmp_path / "c.tar", samples(2))
+    source = tar_source(tmp_path)
+    frozen = manifest.freeze(source, Prompt(text="x"))
+    everything = list(outcomes(read_all(source)))
+    assert everything == [f"a.tar#{n}" for n in range(4)] + [f"b.tar#{n}" for n in range(3)] + ["c.tar#0", "c.tar#1"]
+    assert list(outcomes(datasource.read_first(source, frozen, (), limit))) == everything[:limit]
+    spans = datasource.SpanDatasource(source, frozen, (), limit)
+    blocks = [list(task()) for task in spans.get_read_tasks(1)]
+    assert [id_ for [block] in blocks for id_ in block["sample_id"].to_pylist()] == everything[:limit]
+
+
+KEYS = st.text(st.characters(exclude_characters="./\0", codec="utf-8"), min_size=1, max_size=20)
+SAMPLES = st.dictionaries(
+    KEYS,
+    st.tuples(st.binary(max_size=1500), st.none() | st.text(st.characters(codec="utf-8"), max_size=20)),
+    min_size=1,
+    max_size=8,
+)
+
+
+def memory_tar(data: bytes) -> Source:
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe_file("/tars/x.tar", data)
+    return tar_source("memory://tars/x.tar")
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(SAMPLES)
+def test_what_is_written_is_what_is_read(written) -> None:
+    members: Members = []
+    for key, (image, text) in written.items():
+        members.append((f"{key}.jpg", image))
+        if text is not None:
+            members.append((f"{key}.txt", text.encode()))
+    source = memory_tar(tar_bytes([*members, ("last.jpg", b""), ("last.txt", b"")]))
+    table = read_all(source, "{txt}", keep=("__key__",)).slice(0, len(written))
+    assert table["__key__"].to_pylist() == list(written)
+    assert table["images"].to_pylist() == [[image] for image, _ in written.values()]
+    texts = [json.loads(fields)["txt"] for fields in table["fields"].to_pylist()]
+    assert [text if text is None else text.removeprefix("\ufeff") for _, text in written.values()] == texts
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), max_size=6),
+    st.integers(0, len(WHOLE)),
+)
+def test_whatever_the_damage_ids_stay_unique_and_in_order(flips, end) -> None:
+    data = bytearray(WHOLE)
+    for place, value in flips:
+        data[place] = value
+    source = memory_tar(bytes(data[:end]))
+    codes = outcomes(read_all(source, "{n}") if not flips and end == len(WHOLE) else read_all(source))
+    assert list(codes) == [f"x.tar#{number}" for number in range(len(codes))]
+    assert set(codes.values()) <= {"", "broken_shard", "broken_sample", "missing_image", "image_too_large"}
+    assert "broken_shard" not in list(codes.values())[:-1]
+    if end < MEMBERS_END:
+        assert list(codes.values())[-1] == "broken_shard"
