@@ -74,6 +74,8 @@ class OutputDir:
             self.write_bytes(_PROBE, b"probe")
             whole = self.filesystem.cat_file(self.path(_PROBE)) == b"probe"
             self.filesystem.rm_file(self.path(_PROBE))
+        except ConfigError:
+            raise
         except Exception as error:  # drivers raise what they like, from PermissionError to HTTP errors
             raise ConfigError(f"sink.path: {self.shown()} cannot be written: {_reason(error)}") from None
         if not whole:

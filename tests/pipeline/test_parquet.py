@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from configs.load import ConfigError
 from configs.schema import Prompt, Source, SourceColumns
-from pipeline import manifest
+from pipeline import datasource, manifest
 from tests.pipeline.shards import encode, outcomes, read_all, write_parquet
 
 
@@ -243,8 +243,6 @@ def test_text_that_is_not_utf8_is_this_rows_error_and_is_not_kept(tmp_path) -> N
 
 
 def test_a_file_that_changed_after_the_listing_is_one_error_row(tmp_path) -> None:
-    from pipeline import datasource
-
     path = write_parquet(tmp_path / "x.parquet", {"q": ["a", "b", "c"]})
     source = parquet_source(tmp_path)
     frozen = manifest.freeze(source, Prompt(text="x"))
