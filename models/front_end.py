@@ -13,10 +13,31 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
+from transformers import ProcessorMixin
+
+VIDEO_PART = "video_processor"
 
 
 class PromptError(ValueError):
     """A prompt that the processor refuses: wrong number of images, an unreadable template, no tokens."""
+
+
+class _ImagesOnly(ProcessorMixin):  # type: ignore[misc]
+    """A processor without its video part, which this project never calls: clips arrive as frames, that is, images."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+        if argument_name == VIDEO_PART and argument is None:
+            return None
+        return super().check_argument_for_proper_class(argument_name, argument)
+
+
+def images_only(processor_class: type[Any]) -> type[Any]:
+    """`processor_class`, which insists on a video part, as a class that works without one.
+
+    Video processors need torchvision, and reading an image must not.
+    """
+
+    return type(processor_class.__name__, (_ImagesOnly, processor_class), {})
 
 
 class FrontEnd:

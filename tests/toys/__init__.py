@@ -1,0 +1,128 @@
+"""Tiny random models with their real transformers classes, made in memory: what the engine is proved on.
+
+One line per family in `FAMILIES`; everything else works by family name. Weights are drawn with a standard deviation of
+0.2, because the default 0.02 makes a model that ignores its positions.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from models.front_end import FrontEnd
+from models.target import Target
+from tests.toys import llava_family, qwen_vl, text
+from tests.toys.llava_family import IMAGE_SIZE_PX, PATCH_PX, llava, llava_processor
+from tests.toys.text import llama, text_config
+from tests.toys.weights import STD, VOCAB_SIZE, make_tokenizer, randomise
+
+__all__ = [
+    "FAMILIES",
+    "IMAGE_SIZE_PX",
+    "PATCH_PX",
+    "STD",
+    "VOCAB_SIZE",
+    "front_end",
+    "llama",
+    "llava",
+    "llava_processor",
+    "make_tokenizer",
+    "oracle",
+    "perturbed",
+    "picture",
+    "processor",
+    "prompt",
+    "randomise",
+    "target",
+    "text_config",
+]
+
+
+@dataclass(frozen=True)
+class Family:
+    """How one family's `model(seed)` and processor are made, the sizes (height, width) of its pictures, and what stands
+    for a picture in its prompts."""
+
+    model: Callable[..., torch.nn.Module]
+    processor: Callable[[], Any]
+    sizes_px: tuple[tuple[int, int], ...] = ()
+    placeholder: str = "<image>"
+
+    @property
+    def takes_images(self) -> bool:
+        return bool(self.sizes_px)
+
+
+FAMILIES = {
+    "llama": Family(llama, make_tokenizer),
+    "qwen2": Family(text.qwen2, make_tokenizer),
+    "qwen3": Family(text.qwen3, make_tokenizer),
+    "llava": Family(llava, llava_processor, tuple((IMAGE_SIZE_PX, IMAGE_SIZE_PX + extra) for extra in range(5))),
+    "llava_next": Family(llava_family.llava_next, llava_family.llava_next_processor, llava_family.TILED_SIZES_PX),
+    "llava_onevision": Family(
+        llava_family.llava_onevision, llava_family.llava_onevision_processor, llava_family.TILED_SIZES_PX
+    ),
+    "qwen2_5_vl": Family(qwen_vl.qwen2_5_vl, qwen_vl.qwen2_5_vl_processor, qwen_vl.SIZES_PX, qwen_vl.PLACEHOLDER),
+    "qwen3_vl": Family(qwen_vl.qwen3_vl, qwen_vl.qwen3_vl_processor, qwen_vl.SIZES_PX, qwen_vl.PLACEHOLDER),
+    "qwen3_vl_moe": Family(qwen_vl.qwen3_vl_moe, qwen_vl.qwen3_vl_processor, qwen_vl.SIZES_PX, qwen_vl.PLACEHOLDER),
+}
+
+
+@cache
+def processor(family: str) -> Any:
+    """The family's own processor over the toys' tokenizer, or that tokenizer alone."""
+    return FAMILIES[family].processor()
+
+
+def front_end(family: str) -> FrontEnd:
+    return FrontEnd(processor(family))
+
+
+def oracle(family: str, seed: int = 0) -> torch.nn.Module:
+    """The model as transformers runs it; never handed to an engine."""
+    model = FAMILIES[family].model(seed)
+    inner = getattr(model, "model", None)
+    if getattr(inner, "rope_deltas", None) is not None:
+        # Left over from the last prompt with images, and applied to the next prompt that has none.
+        inner.rope_deltas = None
+    return model
+
+
+def target(family: str, seed: int = 0) -> Target:
+    """A copy of the oracle, owned by an engine."""
+    return Target(copy.deepcopy(oracle(family, seed)), front_end(family), family)
+
+
+def perturbed(family: str, noise: float, seed: int = 0) -> Target:
+    """The target with its matrices disturbed: agrees with it often, but not always."""
+    model = copy.deepcopy(oracle(family, seed))
+    generator = torch.Generator().manual_seed(1000 + seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * noise)
+    return Target(model, front_end(family), f"{family}-perturbed")
+
+
+def picture(seed: int, family: str = "llava") -> NDArray[np.uint8]:
+    """Random pixels (height, width, 3), the size chosen by the seed."""
+    sizes_px = FAMILIES[family].sizes_px
+    height, width = sizes_px[seed % len(sizes_px)]
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def prompt(family: str, seed: int) -> tuple[str, tuple[NDArray[np.uint8], ...]]:
+    """A prompt of its own length, with zero to two images for the families that take them."""
+    generator = np.random.default_rng(seed)
+    words = [f"w{i}" for i in generator.integers(4, VOCAB_SIZE, int(generator.integers(2, 12)))]
+    num_images = int(generator.integers(0, 3)) if FAMILIES[family].takes_images else 0
+    for _ in range(num_images):
+        words.insert(int(generator.integers(0, len(words))), FAMILIES[family].placeholder)
+    return " ".join(["<s>", *words]), tuple(picture(100 * seed + i, family) for i in range(num_images))

@@ -1,0 +1,50 @@
+"""What all toys share: the vocabulary, the tokenizer, and how weights are drawn."""
+
+from __future__ import annotations
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+VOCAB_SIZE = 64
+STD = 0.2
+IMAGE_ID = 3
+VIDEO_ID = VOCAB_SIZE
+"""One beyond the words: a placeholder that no toy prompt holds and no toy model can draw."""
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Words w4 … w63 with bos 1, eos 2, image 3, video 64; token id = the number in the word."""
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<image>": IMAGE_ID} | {f"w{i}": i for i in range(4, VOCAB_SIZE)}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        additional_special_tokens=["<image>"],
+    )
+
+
+def make_multimodal_tokenizer() -> PreTrainedTokenizerFast:
+    """The same words for processors that ask their tokenizer for the image and video placeholders by name."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", "<video>"]})
+    assert tokenizer.convert_tokens_to_ids("<video>") == VIDEO_ID
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        extra_special_tokens={"image_token": "<image>", "video_token": "<video>"},
+    )
+
+
+def randomise(model: torch.nn.Module, seed: int, std: float = STD) -> None:
+    """Redraw every matrix; norms keep their ones."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
