@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import threading
 import warnings
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +60,8 @@ def decode_image(data: bytes, max_pixels: int, max_side_px: int | None = None) -
         warnings.simplefilter("ignore")
         image = _open(data, max_pixels)
         try:
-            image.load()
+            with _LIBTIFF if image.format == "TIFF" else nullcontext():
+                image.load()
             upright = _to_rgb(image)
             for turn in _TURNS.get(_orientation(image), ()):
                 upright = upright.transpose(turn)
@@ -89,6 +93,34 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
             f"{image.width} x {image.height} pixels are more than source.max_image_pixels ({max_pixels})",
         )
     return image
+
+
+class _SilentStderr:
+    """Sends file descriptor 2 to nowhere: libtiff writes there by itself about damaged files. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._saved: int | None = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        try:
+            self._saved = os.dup(2)
+        except OSError:  # closed already: nothing to silence
+            self._saved = None
+            return
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+
+    def __exit__(self, *_: object) -> None:
+        if self._saved is not None:
+            os.dup2(self._saved, 2)
+            os.close(self._saved)
+        self._lock.release()
+
+
+_LIBTIFF = _SilentStderr()
 
 
 def _installed_formats() -> list[str]:

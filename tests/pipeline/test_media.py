@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import struct
 import zlib
 
@@ -171,6 +172,15 @@ JPEG = encode(kind="JPEG", size=(64, 48))
 def test_bytes_that_are_no_picture_have_a_code(data, code, capfd) -> None:
     assert code_of(data) == code
     assert capfd.readouterr() == ("", "")
+
+
+def test_libtiff_keeps_quiet_about_damage(capfd) -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
+    data = bytearray(saved(Image.fromarray(noise), "TIFF", compression="tiff_adobe_deflate"))
+    data[500:520] = b"\xff" * 20
+    assert code_of(bytes(data)) == "broken_image"
+    os.write(2, b"still here")
+    assert capfd.readouterr().err == "still here"
 
 
 SEEDS = [JPEG, encode(size=(20, 20)), encode(kind="GIF"), encode(kind="TIFF"), encode(kind="WEBP"), encode(kind="BMP")]
