@@ -10,14 +10,22 @@ from typing import Any
 
 from configs import method as choices
 from decoding.acceptance import Exact, Rejection
-from decoding.contexts import Full
+from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
 from decoding.drafters import ModelDrafter, NoDrafter
+from decoding.drafters.ensemble import Ensemble, EnsembleOptions
+from decoding.drafters.merge import Merge, SingleLane
 from decoding.trees import StaticTree, branching_paths, chain
+from models.captioner import Captioner
+from models.checkpoints import CheckpointRef
 from models.target import Target
 
 CONTEXTS: dict[type, Callable[[Any], Context]] = {
     choices.FullContext: lambda _: Full(),
+    choices.TextOnlyContext: lambda _: TextOnly(),
+    choices.PooledContext: lambda _: Pooled(),
+    choices.PrunedContext: lambda c: Pruned(c.ratio, c.guidance, c.attention_share, c.positions),
+    choices.CaptionContext: lambda c: Caption(load_captioner(c), c.lead),
 }
 TREES: dict[type, Callable[[Any], TreePolicy]] = {
     choices.ChainTree: lambda tree: chain(tree.length),
@@ -37,7 +45,19 @@ def build_method(config: choices.Method, drafter_model: Target | None, vocab_siz
     else:
         assert drafter_model is not None, "the schema lets no drafter 'model' through without model.drafter"
         contexts = [CONTEXTS[type(context)](context) for context in config.contexts]
-        drafter = ModelDrafter(drafter_model, contexts, vocab_size)
+        drafter = ModelDrafter(drafter_model, contexts, vocab_size, _merge(config.drafter.ensemble, len(contexts)))
     return Method(
         drafter, TREES[type(config.tree)](config.tree), ACCEPTANCES[type(config.acceptance)](config.acceptance)
     )
+
+
+def load_captioner(choice: choices.CaptionContext) -> Captioner:
+    """The small model behind a caption context."""
+    ref = CheckpointRef(choice.path, choice.revision)
+    return Captioner.load(ref, choice.prompt, choice.dtype, choice.device, choice.num_beams, choice.max_new_tokens)
+
+
+def _merge(choice: choices.EnsembleChoice | None, num_lanes: int) -> Merge:
+    if num_lanes == 1:
+        return SingleLane()
+    return Ensemble(EnsembleOptions(**(choice or choices.EnsembleChoice()).model_dump()))

@@ -6,10 +6,19 @@ tuple; how it is built is `actors.method`'s business.
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from configs.contexts import (
+    CaptionContext,
+    EnsembleChoice,
+    FullContext,
+    PooledContext,
+    PrunedContext,
+    TextOnlyContext,
+)
 from configs.section import Section
 
 
@@ -20,15 +29,11 @@ class NoDrafter(Section):
 
 
 class ModelDrafter(Section):
-    """An independent smaller model (`model.drafter`)."""
+    """An independent smaller model (`model.drafter`); with several contexts, an ensemble of them (TABED)."""
 
     kind: Literal["model"] = "model"
-
-
-class FullContext(Section):
-    """The drafter sees the whole prompt, images included."""
-
-    kind: Literal["full"] = "full"
+    ensemble: EnsembleChoice | None = None
+    """How several contexts are weighed; the default choice when it is left out."""
 
 
 class ChainTree(Section):
@@ -82,7 +87,9 @@ class RejectionAcceptance(Section):
 
 
 Drafter = Annotated[NoDrafter | ModelDrafter, Field(discriminator="kind")]
-Context = Annotated[FullContext, Field()]
+Context = Annotated[
+    FullContext | TextOnlyContext | PooledContext | CaptionContext | PrunedContext, Field(discriminator="kind")
+]
 Tree = Annotated[ChainTree | StaticTree, Field(discriminator="kind")]
 Acceptance = Annotated[ExactAcceptance | RejectionAcceptance, Field(discriminator="kind")]
 
@@ -98,9 +105,30 @@ class Method(Section):
 
     @model_validator(mode="after")
     def _legal(self) -> Method:
-        if len(self.contexts) != 1:
-            raise ValueError(f"contexts: this drafter sees exactly one context, not {len(self.contexts)}")
+        if not self.contexts:
+            raise ValueError("contexts: give at least one; [{kind: full}] is the default")
+        if isinstance(self.drafter, ModelDrafter):
+            self._check_ensemble(self.drafter.ensemble)
+        elif self.contexts != (FullContext(),):
+            raise ValueError(f"contexts: the drafter '{self.drafter.kind}' has no prompt of its own to change")
         return self
+
+    def _check_ensemble(self, ensemble: EnsembleChoice | None) -> None:
+        num_lanes = len(self.contexts)
+        if num_lanes == 1 and ensemble is not None:
+            raise ValueError("drafter.ensemble weighs several contexts, but contexts names one")
+        if ensemble is None:
+            return
+        if ensemble.static_weights and len(ensemble.static_weights) != num_lanes:
+            raise ValueError(
+                f"drafter.ensemble.static_weights has {len(ensemble.static_weights)} numbers for {num_lanes} contexts"
+            )
+        if ensemble.policy in ("matches", "error"):
+            num_candidates = math.comb(ensemble.steps + num_lanes - 1, num_lanes - 1)
+            if num_candidates > 2000:
+                raise ValueError(
+                    f"drafter.ensemble: a grid of {num_candidates} weights; use fewer steps or inverse_linear"
+                )
 
     @property
     def verify_mode(self) -> Literal["lossless", "lossy"]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from decoding.contracts import Context, EngineSpec, Judgement, Probe
+from decoding.drafters.merge import Merge, SingleLane
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
 from models.lanes import SlotBatch
@@ -33,8 +34,8 @@ class ModelDrafter:
     name = "model"
     needs_hidden = False
 
-    def __init__(self, model: Target, contexts: Sequence[Context], vocab_size: int) -> None:
-        assert len(contexts) == 1, "several contexts need a merge"
+    def __init__(self, model: Target, contexts: Sequence[Context], vocab_size: int, merge: Merge | None = None) -> None:
+        self.merge = merge or SingleLane()
         self.model = model
         self.contexts = tuple(contexts)
         self.vocab_size = vocab_size
@@ -45,6 +46,7 @@ class ModelDrafter:
         num_slots = spec.num_slots
         capacity = spec.max_context_tokens + max(spec.max_frontier_nodes, CATCH_UP) + CATCH_UP
         self.lanes = self.model.lanes(num_slots, len(self.contexts), capacity)
+        self.merge.open(spec, len(self.contexts))
         self._max_scratch = spec.max_frontier_nodes
         self._max_grown = spec.max_grown_nodes
         device = self.model.device
@@ -60,12 +62,13 @@ class ModelDrafter:
         self.num_forwards += 1
         self._pending[slots.index, 0] = first
         self._num_pending[slots.index] = 1
+        self.merge.reset(slots)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         hidden = self._catch_up(slots) if frontier.depth == 0 else self._extend(slots, frontier)
         self.num_forwards += 1
-        logits = self.lanes.logits(hidden)[:, 0]
-        return _to_vocabulary(logits, self.vocab_size)
+        logits = _to_vocabulary(self.lanes.logits(hidden), self.vocab_size)
+        return self.merge.merge(slots, logits, frontier.depth == 0)
 
     def _catch_up(self, slots: SlotBatch) -> Tensor:
         """Run the pending tokens and commit them; hidden states (b, R, 1, D) after the root."""
@@ -103,6 +106,9 @@ class ModelDrafter:
             return
         grown = tree.origin.gather(1, verdict.path[:, 1:])
         columns = self._column.gather(1, grown)
+        # Merged first was the root, then the nodes in the order of their scratch columns.
+        merged = torch.cat([torch.zeros_like(columns[:, :1]), torch.where(columns >= 0, columns + 1, -1)], dim=1)
+        self.merge.learn(judgement, verdict, merged)
         place = torch.arange(columns.shape[1], device=columns.device)[None]
         taken = place < (verdict.n - 1)[:, None]
         has = (taken & (columns >= 0)).sum(dim=1)
@@ -117,7 +123,7 @@ class ModelDrafter:
         self.lanes.wipe(slots)
 
     def extras(self, slot: int) -> dict[str, Any]:
-        return {}
+        return self.merge.extras(slot)
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Tokens the drafter has never seen become its token 0: it has to read something there."""

@@ -1,0 +1,97 @@
+"""The whole prompt with most visual columns taken out, for drafters that need only a glance at the image.
+
+Uniform pruning keeps evenly spaced columns (the baseline of LVSpec). Guided pruning is SpecVLM's two stages: first the
+smallest set of columns that holds a share of the target's attention from text to visual columns, then even spacing over
+the rest. Kept columns keep their rotary positions, three axes included, unless `compact` renumbers them as the papers'
+code does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from decoding.contracts import Probe
+from decoding.types import Request
+from models.front_end import PromptError
+from models.prefix import Prefix
+from models.target import Target
+
+
+class Pruned:
+    """Keep `1 − ratio` of the visual columns."""
+
+    def __init__(
+        self,
+        ratio: float,
+        guidance: Literal["uniform", "attention"] = "uniform",
+        attention_share: float = 0.4,
+        positions: Literal["original", "compact"] = "original",
+    ) -> None:
+        self.ratio = ratio
+        self.guidance = guidance
+        self.attention_share = attention_share
+        self.positions = positions
+        self.needs_attention = guidance == "attention"
+
+    def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
+        whole = model.encode(request.prompt, request.images)
+        num_visual = int(whole.visual.sum())
+        num_kept = max(1, int(num_visual * (1.0 - self.ratio) + 1e-6))
+        if num_visual == 0:
+            return whole
+        if self.guidance == "uniform":
+            kept = evenly_spaced(torch.arange(num_visual, device=model.device), num_kept)
+        else:
+            assert probe.attention is not None, "guided pruning needs the prefill's attention"
+            scores = probe.attention[probe.prefix.visual].to(model.device)
+            if scores.shape[0] != num_visual:
+                raise PromptError(
+                    f"guided pruning needs as many visual columns in the drafter ({num_visual}) as in the target "
+                    f"({scores.shape[0]}); use guidance: uniform for this pair"
+                )
+            kept = guided(scores, num_kept, self.attention_share)
+        return prune(whole, kept, self.positions == "compact")
+
+
+def evenly_spaced(columns: Tensor, num_kept: int) -> Tensor:
+    """`num_kept` of `columns` (n,) at equal distances, the first and the last among them."""
+    last = columns.shape[0] - 1
+    return columns[torch.linspace(0, last, num_kept, dtype=torch.float64, device=columns.device).long()]
+
+
+def guided(scores: Tensor, num_kept: int, share: float) -> Tensor:
+    """Visual columns to keep (num_kept,), in order: SpecVLM's two stages over attention `scores` (n,).
+
+    Stage I is the smallest set of best columns that holds `share` of the attention, cut to `num_kept`; stage II spaces
+    what is left of the budget evenly over the other columns.
+    """
+    order = scores.argsort(descending=True, stable=True)
+    mass = scores[order].cumsum(0) / scores.sum().clamp_min(1e-12)
+    num_first = min(int((mass < share).sum()) + 1, num_kept)
+    first = order[:num_first]
+    rest = torch.ones_like(scores, dtype=torch.bool)
+    rest[first] = False
+    others = torch.arange(scores.shape[0], device=scores.device)[rest]
+    second = evenly_spaced(others, num_kept - num_first) if num_kept > num_first else others[:0]
+    return torch.cat([first, second]).sort().values
+
+
+def prune(prefix: Prefix, kept: Tensor, compact: bool) -> Prefix:
+    """The prefix with only the visual columns number `kept` (sorted) among its visual ones, and all of its text."""
+    visual_columns = prefix.visual.nonzero()[:, 0]
+    keep = ~prefix.visual
+    keep[visual_columns[kept]] = True
+    length = int(keep.sum())
+    positions = torch.arange(length, device=keep.device) if compact else prefix.positions[..., keep]
+    return replace(
+        prefix,
+        token_ids=prefix.token_ids[keep],
+        embeds=prefix.embeds[keep],
+        positions=positions,
+        visual=prefix.visual[keep],
+        deepstack=tuple(features[kept] for features in prefix.deepstack),
+    )

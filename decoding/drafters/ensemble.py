@@ -1,0 +1,139 @@
+"""TABED: several contexts drafted in one forward, mixed by weights that follow the sample (TABED, Algorithm 1).
+
+q = Σ w_m · softmax(logits_m). After each step every candidate is scored at the positions that the target judged, up to
+and including the first mismatch, bonus left out; the next block's weights follow from the scores of the window. What
+is remembered are scores per position, never distributions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from decoding.contracts import EngineSpec, Judgement
+from decoding.drafters.weights import adaboost, inverse_error, pick_candidate, random_weights, simplex_grid
+from decoding.noise import Stream
+from decoding.tree import Verdict
+from models.lanes import SlotBatch
+
+Policy = Literal["static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost"]
+Distance = Literal["kl", "tvd"]
+FLOOR = 1e-10
+"""Least probability inside a logarithm: a lane that rules a token out would make every sum infinite."""
+
+
+@dataclass(frozen=True)
+class EnsembleOptions:
+    """`window` positions of history count, all of them when 0; `steps` is the grid's n; `static_weights` are shares of
+    the lanes for policy `static` (equal when empty)."""
+
+    policy: Policy = "matches"
+    distance: Distance = "kl"
+    window: int = 0
+    steps: int = 10
+    temperature: float = 1.0
+    adaboost_constant: float = 1.0
+    static_weights: tuple[float, ...] = ()
+
+
+class Ensemble:
+    """The merge of R lanes by adaptive weights.
+
+    Per slot: `_weights` (S, R); `_matches` and `_errors` (S, W, J) scores of the last W positions, or (S, 1, J) running
+    sums when the window is everything; `_seen` (S,) positions scored. J candidates are the grid's rows for policies
+    `matches` and `error`, and the lanes alone for the others.
+    """
+
+    def __init__(self, options: EnsembleOptions) -> None:
+        self.options = options
+
+    def open(self, spec: EngineSpec, num_lanes: int) -> None:
+        options = self.options
+        searched = options.policy in ("matches", "error")
+        grid = simplex_grid(num_lanes, options.steps) if searched else torch.eye(num_lanes)
+        self._candidates = grid.to(spec.device)
+        start = torch.tensor(options.static_weights or [1.0] * num_lanes, dtype=torch.float32, device=spec.device)
+        assert start.shape == (num_lanes,), f"{num_lanes} lanes, but {start.shape[0]} static weights"
+        self._start = start / start.sum()
+        self._weights = self._start.repeat(spec.num_slots, 1)
+        shape = (spec.num_slots, max(1, options.window), grid.shape[0])
+        self._matches = torch.zeros(shape, device=spec.device)
+        self._errors = torch.zeros(shape, device=spec.device)
+        self._seen = torch.zeros(spec.num_slots, dtype=torch.long, device=spec.device)
+        self._vocab_size = spec.vocab_size
+        self._probs: list[Tensor] = []
+
+    def reset(self, slots: SlotBatch) -> None:
+        self._weights[slots.index] = self._start
+        self._matches[slots.index] = 0.0
+        self._errors[slots.index] = 0.0
+        self._seen[slots.index] = 0
+
+    def merge(self, slots: SlotBatch, logits: Tensor, first: bool) -> Tensor:
+        probs = logits.softmax(dim=-1)  # (b, R, F, V)
+        if first:
+            self._probs = []
+        self._probs.append(probs)
+        mixed = torch.einsum("br,brfv->bfv", self._weights[slots.index], probs)
+        return mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log()
+
+    def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
+        if self.options.policy == "static":
+            return
+        probs = torch.cat(self._probs, dim=2)  # (b, R, G, V)
+        tokens = judgement.tree.tokens.gather(1, verdict.path)
+        said = torch.cat([tokens[:, 1:], verdict.next[:, None]], dim=1)
+        said = said.scatter(1, (verdict.n - 1)[:, None], verdict.next[:, None])
+        for depth in range(verdict.path.shape[1]):
+            judged = (depth < verdict.n) & (place[:, depth] >= 0)
+            self._score(judgement, verdict.path[:, depth], probs, place[:, depth], said[:, depth], judged)
+        self._choose(judgement)
+
+    def _score(
+        self, judgement: Judgement, node: Tensor, probs: Tensor, place: Tensor, said: Tensor, judged: Tensor
+    ) -> None:
+        """Add one position's scores of all candidates to rows that were `judged` (b,)."""
+        row = torch.arange(node.shape[0], device=node.device)
+        lanes = probs[row, :, place.clamp_min(0)]  # (b, R, V)
+        mixed = torch.einsum("jr,brv->bjv", self._candidates, lanes)
+        target = judgement.raw[row, node].softmax(dim=-1)[:, None]
+        if self.options.distance == "kl":
+            error = (target * (target.clamp_min(FLOOR).log() - mixed.clamp_min(FLOOR).log())).sum(-1)
+        else:
+            error = 0.5 * (target - mixed).abs().sum(-1)
+        match = (mixed.argmax(dim=-1) == said[:, None]).float()
+        index = judgement.slots.index
+        # The ring's next place; with an unbounded window there is one place, which adds up.
+        at = self._seen[index] % self._matches.shape[1]
+        keep = judged[:, None]
+        for memory, value in ((self._matches, match), (self._errors, error)):
+            old = memory[index, at]
+            new = old + value if self.options.window == 0 else value
+            memory[index, at] = torch.where(keep, new, old)
+        self._seen[index] += judged.long()
+
+    def _choose(self, judgement: Judgement) -> None:
+        """Weights of the next block."""
+        index, options = judgement.slots.index, self.options
+        matches, errors = self._matches[index].sum(1), self._errors[index].sum(1)
+        seen = self._seen[index]
+        counted = seen if options.window == 0 else seen.clamp_max(options.window)
+        if options.policy in ("matches", "error"):
+            weights = pick_candidate(self._candidates, matches, errors, options.policy == "matches")
+            weights = torch.where((seen > 0)[:, None], weights, self._start)
+        elif options.policy == "random":
+            draws = [judgement.noise.uniform(Stream.RULE, lane)[:, 0] for lane in range(self._start.shape[0])]
+            weights = random_weights(torch.stack(draws, dim=1))
+        elif options.policy == "adaboost":
+            weights = adaboost(matches, counted, self._vocab_size, options.adaboost_constant)
+        else:
+            linear = options.policy == "inverse_linear"
+            weights = inverse_error(errors, seen > 0, options.temperature, linear)
+        self._weights[index] = weights
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        """The weights that the sample ended with, lane by lane."""
+        return {"ensemble_weights": [round(value, 4) for value in self._weights[slot].tolist()]}

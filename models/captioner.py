@@ -1,0 +1,58 @@
+"""A small image-to-text model that tells an image in a sentence. Knows transformers' loaders; no drafts, no slots."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import nn
+
+from models.checkpoints import CheckpointRef, load_weights, read_config, read_processor
+
+
+class Captioner:
+    """Any transformers image-text-to-text model that answers `prompt` about one image by `generate`."""
+
+    def __init__(
+        self, model: nn.Module, processor: Any, prompt: str, num_beams: int = 3, max_new_tokens: int = 128
+    ) -> None:
+        self.model = model
+        self.processor = processor
+        self.prompt = prompt
+        self.num_beams = num_beams
+        self.max_new_tokens = max_new_tokens
+
+    @classmethod
+    def load(
+        cls, ref: CheckpointRef, prompt: str, dtype: str, device: str, num_beams: int, max_new_tokens: int
+    ) -> Captioner:
+        """Load a checkpoint.
+
+        Raises:
+            CheckpointError: it is missing or cannot be loaded.
+        """
+        place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        config = read_config(ref)
+        model = load_weights(ref, config, dtype, place)
+        return cls(model, read_processor(ref, config), prompt, num_beams, max_new_tokens)
+
+    @torch.inference_mode()
+    def caption(self, image: NDArray[np.uint8]) -> str:
+        """One uint8 RGB image (height, width, 3) → its caption."""
+        parameter = next(self.model.parameters())
+        inputs = self.processor(images=[Image.fromarray(image)], text=self.prompt, return_tensors="pt")
+        placed = {
+            name: value.to(parameter.device, parameter.dtype if value.is_floating_point() else None)
+            for name, value in inputs.items()
+        }
+        out = self.model.generate(  # type: ignore[operator]
+            **placed, max_new_tokens=self.max_new_tokens, num_beams=self.num_beams, do_sample=False
+        )
+        config: Any = self.model.config
+        # Decoder-only models repeat the prompt in their output, encoder-decoders do not.
+        start = 0 if getattr(config, "is_encoder_decoder", False) else placed["input_ids"].shape[1]
+        tokenizer = getattr(self.processor, "tokenizer", self.processor)
+        return str(tokenizer.decode(out[0, start:], skip_special_tokens=True)).strip()
