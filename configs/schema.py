@@ -56,7 +56,8 @@ class Prompt(Section):
     """What the model is asked: a single user text, or messages."""
 
     text: str | None = None
-    messages: tuple[Message, ...] = ()
+    messages: Annotated[tuple[Message, ...], Field(strict=False)] = ()
+    """Lists are taken too, because the short form of `prompt` has this section validated as Python data."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Prompt:

@@ -1,0 +1,176 @@
+"""A job that has passed every check that is possible before Ray starts: what will run, on what, to where.
+
+Knows how the rooms of the pipeline fit together; starts nothing, and writes nothing but the probe of the output.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from actors.generate import Stamp
+from configs.load import ConfigError
+from configs.method import NoDrafter
+from configs.schema import CaptionJob
+from pipeline import ray_session, storage
+from pipeline.datasource import SpanDatasource, read_first
+from pipeline.layout import OutputDir
+from pipeline.manifest import Manifest, freeze
+from pipeline.media import DecodeOptions, decode_table
+from pipeline.prompts import placeholders
+from pipeline.rows import result_schema
+
+if TYPE_CHECKING:
+    from actors.pair import PairInfo
+
+NUM_ROWS_LOOKED_AT = 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A checked job. `limit` is the number of samples asked for on the command line."""
+
+    config: CaptionJob
+    pair: PairInfo
+    manifest: Manifest
+    output: OutputDir
+    limit: int | None = None
+
+    @cached_property
+    def datasource(self) -> SpanDatasource:
+        """The source as Ray reads it."""
+        return SpanDatasource(self.config.source, self.manifest, self.fields, self.limit)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Columns that the prompt names."""
+        return tuple(placeholders(self.config.prompt))
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What decides the output's content, hashed."""
+        return self.config.fingerprint(self.pair.revisions)
+
+    @property
+    def job_id(self) -> str:
+        """The same for every attempt of the same job."""
+        return f"{self.config.job.name}-{self.fingerprint}"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the rows that are written."""
+        return result_schema(self.manifest.keep)
+
+    @property
+    def decode_options(self) -> DecodeOptions:
+        """What the decoding stage needs to know."""
+        source = self.config.source
+        return DecodeOptions(self.config.prompt, source.max_image_pixels, source.max_side_px)
+
+    def stamp(self, attempt: int) -> Stamp:
+        """What every row says about this run."""
+        return Stamp(self.job_id, attempt, self.fingerprint)
+
+    def decode_first(self, limit: int) -> pa.Table:
+        """The first rows, read and decoded in this process."""
+        rows = read_first(self.config.source, self.manifest, self.fields, limit)
+        return decode_table(rows, self.decode_options)
+
+
+def make_plan(config: CaptionJob, limit: int | None = None, probe_output: bool = True) -> Plan:
+    """Check everything that can be checked without weights and without Ray.
+
+    Raises:
+        ConfigError: the paths, the output, the pair, the source, the prompt or the kept columns are refused; the
+            message names the dotted path.
+    """
+    _check_paths(config)
+    output = OutputDir(_absolute(config.sink.path))
+    output.refuse_if_used()
+    import actors.pair  # torch and transformers, which a refusal above need not wait for
+
+    pair = actors.pair.check(config)
+    manifest = freeze(config.source, config.prompt, config.sink.keep_columns)
+    plan = Plan(config, pair, manifest, output, limit)
+    if plan.datasource.num_samples == 0:
+        raise ConfigError("source.path: the files hold no samples")
+    if probe_output:
+        output.check_writable()
+    return plan
+
+
+def _check_paths(config: CaptionJob) -> None:
+    """Refuse relative paths where they would mean another folder than the user sees."""
+    submitted = ray_session.INSIDE_SUBMITTED_JOB in os.environ
+    if config.job.ray_address == "local" and not submitted:
+        return
+    for where, path in (("source.path", config.source.path), ("sink.path", config.sink.path)):
+        if not storage.uri_scheme(path) and not os.path.isabs(path):
+            reason = "the job runs from an uploaded working directory" if submitted else "the job runs on a cluster"
+            raise ConfigError(f"{where}: {path} is relative, but {reason}; give an absolute path or a URL")
+
+
+def _absolute(path: str) -> str:
+    """A local path made absolute, so that it means the same in every process."""
+    return path if storage.uri_scheme(path) else str(Path(path).resolve())
+
+
+def describe(plan: Plan) -> str:
+    """The plan as lines of text."""
+    config, manifest, pool = plan.config, plan.manifest, plan.config.pool
+    num_samples = plan.datasource.num_samples
+    rows = "an unknown number of rows" if num_samples is None else f"{num_samples:,} rows"
+    if plan.limit is not None:
+        rows += f" (--limit {plan.limit})"
+    actors = f"{pool.min_size}" if pool.min_size == pool.max_size else f"{pool.min_size} to {pool.max_size}"
+    device = f"{pool.num_gpus:g} GPU" if pool.num_gpus else "CPU"
+    lines = {
+        "job": f"{plan.job_id}, seed {config.job.seed}",
+        "source": f"{config.source.kind} {storage.shown(manifest.root)}: {manifest.num_files:,} files, "
+        f"{manifest.num_bytes / 1e6:,.1f} MB, {rows}, {plan.datasource.num_spans:,} spans",
+        "target": plan.pair.target_id,
+        "drafter": plan.pair.drafter_id or "none",
+        "method": f"{config.method.label} ({config.method.verify_mode}): {_method(config)}",
+        "sampling": _sampling(config),
+        "actors": f"{actors} × {pool.slots} slots on {device}, {pool.max_batches_in_flight} batches of "
+        f"{pool.batch_rows} rows in flight each, contexts up to {pool.max_context_tokens:,} tokens",
+        "output": f"{plan.output.shown()} (data/, errors/, _job/)",
+    }
+    if config.sink.keep_columns:
+        lines["kept"] = ", ".join(config.sink.keep_columns)
+    return "\n".join(f"{label:<9}{value}" for label, value in lines.items())
+
+
+def _method(config: CaptionJob) -> str:
+    method = config.method
+    if isinstance(method.drafter, NoDrafter):
+        return "one token per step"
+    parts = [f"drafter {method.drafter.kind}"]
+    for name, part in (("tree", method.tree), ("acceptance", method.acceptance)):
+        options = {key: value for key, value in part.model_dump().items() if key != "kind" and value}
+        parts.append(" ".join([name, part.kind, *(f"{key}={value}" for key, value in options.items())]))
+    return ", ".join(parts)
+
+
+def _sampling(config: CaptionJob) -> str:
+    sampling = config.sampling
+    how = f"temperature {sampling.temperature:g}" if sampling.temperature else "greedy"
+    return f"{how}, at most {sampling.max_new_tokens} new tokens"
+
+
+def first_prompt(plan: Plan) -> str:
+    """The first rendered prompt, with its sample's id; says what is wrong when no row looked at can be rendered."""
+    table = plan.decode_first(NUM_ROWS_LOOKED_AT if plan.limit is None else min(plan.limit, NUM_ROWS_LOOKED_AT))
+    columns = [table.column(name).to_pylist() for name in ("sample_id", "messages", "error_type", "error_message")]
+    problems = []
+    for sample_id, messages, error_type, error_message in zip(*columns, strict=True):
+        if not error_type:
+            return f"first prompt ({sample_id}):\n{plan.pair.render(json.loads(messages))}"
+        problems.append(f"  {sample_id}: {error_type}: {error_message}")
+    return "\n".join([f"none of the first {len(problems)} rows can be used:", *problems[:5]])

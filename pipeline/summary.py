@@ -1,0 +1,216 @@
+"""The closing summary: what a job did, counted from what it wrote.
+
+Reads `data/` and `errors/` column by column; the wall time is the one number that it is told. The acceptance length is
+1 + accepted drafts / verify steps, the bonus token included (as vLLM counts; SpecVLM, LVSpec and SAGE leave it out).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.layout import DATA, ERRORS, OutputDir
+
+COLUMNS = ("status", "error_type", "num_generated_tokens", "telemetry")
+CONVENTION = "1 + accepted drafts / steps, the bonus token included"
+BAR_WIDTH = 30
+SUMMED = (
+    "wall_s",
+    "num_samples",
+    "num_generated_tokens",
+    "num_steps",
+    "num_draft_tokens",
+    "num_accepted_draft_tokens",
+    "prefill_ms",
+    "draft_ms",
+    "verify_ms",
+)
+
+
+@dataclass
+class Summary:
+    """Totals of one job. Times in milliseconds are shares of the engines' time and add up to it."""
+
+    job_id: str
+    method: str
+    verify_mode: str
+    wall_s: float
+    num_samples: int = 0
+    by_status: dict[str, int] = field(default_factory=dict)
+    errors_by_type: dict[str, int] = field(default_factory=dict)
+    num_generated_tokens: int = 0
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    acceptance_histogram: list[int] = field(default_factory=list)
+    prefill_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+
+    @property
+    def samples_per_s(self) -> float:
+        """Rows with a text, by the wall clock."""
+        return (self.num_samples - self.num_errors) / self.wall_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens, by the wall clock."""
+        return self.num_generated_tokens / self.wall_s
+
+    @property
+    def engine_s(self) -> float:
+        """What the engines of all actors worked, together."""
+        return (self.prefill_ms + self.draft_ms + self.verify_ms) / 1000
+
+    @property
+    def tokens_per_engine_s(self) -> float:
+        """Generated tokens per second of engine time: start-up and files do not count."""
+        return self.num_generated_tokens / self.engine_s if self.engine_s else 0.0
+
+    @property
+    def num_errors(self) -> int:
+        """Rows in `errors/`."""
+        return sum(self.errors_by_type.values())
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Over all steps of all rows; see the module for the convention."""
+        return 1 + self.num_accepted_draft_tokens / self.num_steps if self.num_steps else 1.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """For draft position 1, 2, …: the share of steps that kept at least so many drafts."""
+        steps = sum(self.acceptance_histogram)
+        return [sum(self.acceptance_histogram[depth:]) / steps for depth in range(1, len(self.acceptance_histogram))]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `_job/summary.json`: the totals, and what follows from them."""
+        return {
+            **asdict(self),
+            "num_errors": self.num_errors,
+            "samples_per_s": self.samples_per_s,
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_engine_s": self.tokens_per_engine_s,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "mean_acceptance_length_convention": CONVENTION,
+            "acceptance_by_position": self.acceptance_by_position,
+        }
+
+
+def summarise(output: OutputDir, job_id: str, method: str, verify_mode: str, wall_s: float) -> Summary:
+    """Count what lies in the output; `wall_s` is the time from the first task to the last file."""
+    summary = Summary(job_id, method, verify_mode, max(wall_s, 1e-9))
+    by_status: Counter[str] = Counter()
+    by_error: Counter[str] = Counter()
+    for table in read_tables(output, (DATA, ERRORS), COLUMNS):
+        summary.num_samples += table.num_rows
+        by_status.update(table.column("status").to_pylist())
+        by_error.update(name for name in table.column("error_type").to_pylist() if name)
+        summary.num_generated_tokens += sum(table.column("num_generated_tokens").to_pylist())
+        for telemetry in table.column("telemetry").to_pylist():
+            _add_telemetry(summary, telemetry)
+    summary.by_status = dict(sorted(by_status.items()))
+    summary.errors_by_type = dict(by_error.most_common())
+    return summary
+
+
+def _add_telemetry(summary: Summary, telemetry: dict[str, Any]) -> None:
+    summary.num_steps += telemetry["num_spec_steps"]
+    summary.num_draft_tokens += telemetry["num_draft_tokens"]
+    summary.num_accepted_draft_tokens += telemetry["num_accepted_draft_tokens"]
+    summary.prefill_ms += telemetry["prefill_ms"]
+    summary.draft_ms += telemetry["draft_ms"]
+    summary.verify_ms += telemetry["verify_ms"]
+    _add_histogram(summary, telemetry["acceptance_histogram"] or [])
+
+
+def _add_histogram(summary: Summary, histogram: Sequence[int]) -> None:
+    total = summary.acceptance_histogram
+    total.extend([0] * (len(histogram) - len(total)))
+    for depth, count in enumerate(histogram):
+        total[depth] += count
+
+
+def read_tables(output: OutputDir, folders: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """The Parquet files of these folders, some columns, one row group at a time."""
+    for folder in folders:
+        for name in output.list_files(folder):
+            if not name.endswith(".parquet"):
+                continue
+            with output.filesystem.open(output.path(f"{folder}/{name}"), "rb") as file:
+                parquet = pq.ParquetFile(file)
+                for group in range(parquet.num_row_groups):
+                    yield parquet.read_row_group(group, columns=list(columns))
+
+
+def combine(parts: Sequence[Summary]) -> Summary:
+    """Several jobs of one method that ran after each other, as one."""
+    total = Summary(", ".join(part.job_id for part in parts), parts[0].method, parts[0].verify_mode, 0.0)
+    by_status: Counter[str] = Counter()
+    by_error: Counter[str] = Counter()
+    for part in parts:
+        for name in SUMMED:
+            setattr(total, name, getattr(total, name) + getattr(part, name))
+        by_status.update(part.by_status)
+        by_error.update(part.errors_by_type)
+        _add_histogram(total, part.acceptance_histogram)
+    total.by_status, total.errors_by_type = dict(sorted(by_status.items())), dict(by_error.most_common())
+    return total
+
+
+def summary_lines(summary: Summary) -> list[tuple[str, str]]:
+    """The summary as (label, value), to be shown alone or beside another's."""
+    total_ms = max(summary.engine_s * 1000, 1e-9)
+    split = (("prefill", summary.prefill_ms), ("draft", summary.draft_ms), ("verify", summary.verify_ms))
+    lines = [
+        ("method", f"{summary.method} ({summary.verify_mode})"),
+        ("samples", f"{summary.num_samples:,} ({_listing(summary.by_status)})"),
+        ("errors", _listing(summary.errors_by_type) or "none"),
+        ("wall time", f"{summary.wall_s:.1f} s"),
+        ("samples/s", f"{summary.samples_per_s:.2f}"),
+        ("tokens/s", f"{summary.tokens_per_s:,.0f}"),
+        ("tokens/engine s", f"{summary.tokens_per_engine_s:,.0f}"),
+        ("tokens", f"{summary.num_generated_tokens:,} in {summary.num_steps:,} steps"),
+        ("engine time", ", ".join(f"{name} {100 * ms / total_ms:.0f} %" for name, ms in split)),
+        ("acceptance length", f"{summary.mean_acceptance_length:.2f}"),
+    ]
+    for position, share in enumerate(summary.acceptance_by_position, start=1):
+        lines.append((f"  position {position}", f"{acceptance_bar(share)} {share:.2f}"))
+    return lines
+
+
+def acceptance_bar(share: float) -> str:
+    """A share between 0 and 1 as a bar of fixed width."""
+    filled = round(BAR_WIDTH * share)
+    return "█" * filled + "·" * (BAR_WIDTH - filled)
+
+
+def show(summary: Summary) -> str:
+    """The summary as a block of text."""
+    lines = summary_lines(summary)
+    width = max(len(label) for label, _ in lines)
+    text = [f"{label:<{width}}  {value}" for label, value in lines]
+    return "\n".join([*text, f"{'':<{width}}  acceptance length = {CONVENTION}"])
+
+
+def show_side_by_side(left: Summary, right: Summary) -> str:
+    """Two summaries in two columns; a line that only one has stays empty in the other."""
+    left_lines, right_lines = dict(summary_lines(left)), dict(summary_lines(right))
+    labels = list(dict.fromkeys([*left_lines, *right_lines]))
+    label_width = max(len(label) for label in labels)
+    value_width = max(len(value) for value in left_lines.values())
+    return "\n".join(
+        f"{label:<{label_width}}  {left_lines.get(label, ''):<{value_width}}  {right_lines.get(label, '')}".rstrip()
+        for label in labels
+    )
+
+
+
+
+def _listing(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())

@@ -1,0 +1,222 @@
+"""`make demo`: scenes written as real files, captioned speculatively and plainly, and the two laid side by side.
+
+Half of the scenes go into Parquet shards, half into tar shards, as PNG and JPEG files, three rows broken on purpose.
+Everything is written below `out/demo/`, which is replaced. Knows the world, and the jobs as a user does.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+import tarfile
+import textwrap
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.load import ConfigError, load_job
+from configs.schema import CaptionJob
+from jobs import caption
+from pipeline import ray_session, summary
+from pipeline.layout import DATA, ERRORS, OutputDir
+from pipeline.plan import make_plan
+from zoo.world import Scene, demo_scenes, parse_caption
+
+OUT = Path("out/demo")
+CONFIG = "configs/demo_caption.yaml"
+NUM_SCENES = 256
+SEED = 20_260
+ROWS_PER_SHARD = 32
+NOT_AN_IMAGE, TRUNCATED, NO_QUESTION = 17, 101, 200
+"""The rows that are broken; the last one lies in a tar, the others in Parquet."""
+NUM_SHOWN = 5
+RUNS = {"speculative": (), "plain": ("method.drafter.kind=none",)}
+KINDS = {"parquet": ("source.kind=parquet",), "webdataset": ("source.kind=webdataset", "source.columns.image=null")}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One scene as a row of the source; `question` is None in the row that lacks it."""
+
+    sample_id: str
+    image: bytes
+    suffix: str
+    question: str | None
+    truth: str
+    scene: Scene
+
+
+def main() -> int:
+    """Run the demo; 0 when every row is accounted for and both texts are equal."""
+    began_s = time.monotonic()
+    shutil.rmtree(OUT, ignore_errors=True)
+    rows = draw_rows(NUM_SCENES, SEED)
+    write_sources(rows, OUT / "source")
+    print(f"wrote {len(rows)} scenes into {OUT}/source: Parquet and tar shards, PNG and JPEG, 3 rows broken on purpose")
+    try:
+        totals = caption_both_ways()
+    except ConfigError as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return caption.REFUSED
+    results = {name: read_results(name) for name in RUNS}
+    print()
+    print(summary.show_side_by_side(totals["speculative"], totals["plain"]))
+    print(f"acceptance length = {summary.CONVENTION}")
+    problems = check(rows, results)
+    print()
+    show_captions(rows, results["speculative"])
+    print()
+    show_verdict(rows, results["speculative"], totals)
+    for problem in problems:
+        print(f"WRONG: {problem}", file=sys.stderr)
+    print(f"all of it took {time.monotonic() - began_s:.0f} s; the rows are in {OUT}/*/*/data and errors")
+    return caption.FAILED if problems else caption.DONE
+
+
+# --- the source ----------------------------------------------------------------------------------------------------
+
+
+def draw_rows(count: int, seed: int) -> list[Row]:
+    """Scenes as rows, PNG and JPEG taking turns, with the three broken ones among them."""
+    rows = []
+    for index, (scene, picture, truth, question) in enumerate(demo_scenes(count, seed)):
+        suffix = ("png", "jpg")[index % 2]
+        buffer = io.BytesIO()
+        picture.save(
+            buffer, format={"png": "PNG", "jpg": "JPEG"}[suffix], **({"quality": 95} if suffix == "jpg" else {})
+        )
+        data = buffer.getvalue()
+        if index == NOT_AN_IMAGE:
+            data = b"<html>404 Not Found</html>"
+        elif index == TRUNCATED:
+            data = data[: len(data) // 2]
+        rows.append(Row(f"scene-{index:03}", data, suffix, None if index == NO_QUESTION else question, truth, scene))
+    return rows
+
+
+def write_sources(rows: list[Row], folder: Path) -> None:
+    """The first half as Parquet shards, the second as tar shards."""
+    half = len(rows) // 2
+    for name, part, write in (("parquet", rows[:half], write_parquet), ("webdataset", rows[half:], write_tar)):
+        (folder / name).mkdir(parents=True)
+        for number, start in enumerate(range(0, len(part), ROWS_PER_SHARD)):
+            write(part[start : start + ROWS_PER_SHARD], folder / name / f"shard-{number:03}")
+
+
+def write_parquet(rows: list[Row], path: Path) -> None:
+    """One shard: image bytes and the row's texts as columns."""
+    columns: dict[str, list[Any]] = {
+        "id": [row.sample_id for row in rows],
+        "image": [row.image for row in rows],
+        "question": [row.question for row in rows],
+        "truth": [row.truth for row in rows],
+    }
+    pq.write_table(pa.table(columns), path.with_suffix(".parquet"))
+
+
+def write_tar(rows: list[Row], path: Path) -> None:
+    """One shard: an image and a JSON file per sample."""
+    with tarfile.open(path.with_suffix(".tar"), "w") as tar:
+        for row in rows:
+            texts = {"id": row.sample_id, "question": row.question, "truth": row.truth}
+            texts = {name: text for name, text in texts.items() if text is not None}
+            for suffix, data in ((row.suffix, row.image), ("json", json.dumps(texts).encode())):
+                member = tarfile.TarInfo(f"{row.sample_id}.{suffix}")
+                member.size = len(data)
+                tar.addfile(member, io.BytesIO(data))
+
+
+# --- the runs ------------------------------------------------------------------------------------------------------
+
+
+def output_of(run: str, kind: str) -> Path:
+    """Where one run of one kind of shard writes."""
+    return OUT / run / kind
+
+
+def caption_both_ways() -> dict[str, summary.Summary]:
+    """Run every job in one private Ray; the summaries of both runs, each over both kinds of shards.
+
+    Raises:
+        ConfigError: a job is refused.
+    """
+    jobs = {
+        (run, kind): load_job(
+            CaptionJob,
+            CONFIG,
+            (*how, *what, f"source.path={OUT}/source/{kind}", f"sink.path={output_of(run, kind)}"),
+        )
+        for run, how in RUNS.items()
+        for kind, what in KINDS.items()
+    }
+    parts: dict[str, list[summary.Summary]] = {run: [] for run in RUNS}
+    with ray_session.session(next(iter(jobs.values())).job):
+        for (run, kind), config in jobs.items():
+            print(f"{run}, {kind} shards, {config.method.label}", flush=True)
+            parts[run].append(caption.run(make_plan(config)))
+    return {run: summary.combine(found) for run, found in parts.items()}
+
+
+def read_results(run: str) -> dict[str, dict[str, Any]]:
+    """All rows of a run by sample id."""
+    columns = ["sample_id", "status", "error_type", "generated_text"]
+    found: dict[str, dict[str, Any]] = {}
+    for kind in KINDS:
+        for table in summary.read_tables(OutputDir(str(output_of(run, kind))), (DATA, ERRORS), columns):
+            found |= {row["sample_id"]: row for row in table.to_pylist()}
+    return found
+
+
+# --- what came of it -----------------------------------------------------------------------------------------------
+
+
+def check(rows: list[Row], results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
+    """What is not as it must be: ids, error codes, and the equality of both runs' texts."""
+    expected_errors = {
+        rows[NOT_AN_IMAGE].sample_id: "not_an_image",
+        rows[TRUNCATED].sample_id: "broken_image",
+        rows[NO_QUESTION].sample_id: "missing_column_value",
+    }
+    problems = []
+    for name, found in results.items():
+        if set(found) != {row.sample_id for row in rows}:
+            problems.append(f"{name}: {len(found)} ids in the output, {len(rows)} in the source")
+        errors = {sample_id: row["error_type"] for sample_id, row in found.items() if row["error_type"]}
+        if errors != expected_errors:
+            problems.append(f"{name}: the rows in errors/ are {errors}, not {expected_errors}")
+    texts = {name: {key: row["generated_text"] for key, row in found.items()} for name, found in results.items()}
+    different = [key for key, text in texts["speculative"].items() if text != texts["plain"].get(key)]
+    if different:
+        problems.append(f"{len(different)} texts differ between the runs, the first is {different[0]}")
+    return problems
+
+
+def show_captions(rows: list[Row], found: dict[str, dict[str, Any]]) -> None:
+    """A few captions beside the truth, one of each phrasing."""
+    for row in rows[:NUM_SHOWN]:
+        print(f"{row.sample_id}: {row.question}")
+        for label, text in (("truth", row.truth), ("caption", found[row.sample_id]["generated_text"])):
+            print(textwrap.fill(text, 112, initial_indent=f"  {label:<8}", subsequent_indent=" " * 10))
+
+
+def show_verdict(rows: list[Row], found: dict[str, dict[str, Any]], totals: dict[str, summary.Summary]) -> None:
+    """Three lines: rows accounted for, texts equal, captions that say what the scene is."""
+    good = [row for row in rows if not found[row.sample_id]["error_type"]]
+    print(f"rows        {len(rows)} in: {len(good)} in data/, {len(rows) - len(good)} in errors/")
+    right = 0
+    for row in good:
+        parsed = parse_caption(found[row.sample_id]["generated_text"])
+        right += parsed is not None and parsed[1] == row.scene.truth
+    ratio = totals["speculative"].tokens_per_engine_s / max(totals["plain"].tokens_per_engine_s, 1e-9)
+    print(f"captions    {right} of {len(good)} parse to the truth of their scene")
+    print(f"texts       equal in both runs; tokens per engine second: speculative / plain = {ratio:.2f}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
