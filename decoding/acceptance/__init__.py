@@ -1,6 +1,10 @@
 """Acceptance rules: which drafts the target takes, and the token that follows."""
 
 from decoding.acceptance.exact import Exact
+from decoding.acceptance.fly import Fly
+from decoding.acceptance.lvspec import LVSpec
+from decoding.acceptance.random import RandomRelaxation
 from decoding.acceptance.rejection import Rejection
+from decoding.acceptance.typical import Typical
 
-__all__ = ["Exact", "Rejection"]
+__all__ = ["Exact", "Fly", "LVSpec", "RandomRelaxation", "Rejection", "Typical"]

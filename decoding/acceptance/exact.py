@@ -7,10 +7,9 @@ coupling: Daliri, Musco, Suresh 2024, arXiv 2408.07978).
 
 from __future__ import annotations
 
+from decoding.acceptance.choice import target_choice
 from decoding.acceptance.walk import walk_choices
 from decoding.contracts import Judgement, StatelessRule
-from decoding.noise import Stream
-from decoding.sampling import perturb
 from decoding.tree import Verdict
 
 
@@ -18,8 +17,4 @@ class Exact(StatelessRule):
     """Take a draft where it equals the target's own choice."""
 
     def judge(self, judgement: Judgement) -> Verdict:
-        tree, noise = judgement.tree, None
-        if judgement.rows.any_sampled:
-            draws = judgement.noise.gumbel(Stream.TOKEN)
-            noise = draws.gather(1, tree.depth[:, :, None].expand(-1, -1, draws.shape[-1]))
-        return walk_choices(tree, perturb(judgement.warped, noise, judgement.rows).argmax(dim=-1))
+        return walk_choices(judgement.tree, target_choice(judgement))

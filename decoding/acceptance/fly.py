@@ -1,0 +1,50 @@
+"""FLy: a mismatch passes where the target itself was unsure and the drafts soon agree with it again.
+
+Two tests: an entropy gate at the mismatch, and a deferred window of drafts after it that must all be the target's own
+choice (Li et al. 2025, "Training-Free Loosely Speculative Decoding", arXiv 2511.22972). Judges each branch as a block;
+knows no images.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from decoding.acceptance.relaxed import Mismatches, RelaxedRule
+from decoding.contracts import Judgement
+
+
+class Fly(RelaxedRule):
+    """Relax a mismatch whose gate entropy is at least `min_entropy` and that `window` matches follow.
+
+    `window` counts the matches *after* the mismatch; 0 leaves the gate alone (FLy⊖). `block_end` says which last drafts
+    of a block are strict: "fit" those whose window does not fit, "margin" one more. `top` probabilities make the
+    entropy. An infinite `min_entropy` relaxes nothing.
+    """
+
+    def __init__(
+        self, min_entropy: float = 0.3, window: int = 5, top: int = 3, block_end: Literal["margin", "fit"] = "margin"
+    ) -> None:
+        self.min_entropy = min_entropy
+        self.window = window
+        self.top = top
+        self.margin = 1 if block_end == "margin" and window > 0 else 0
+
+    def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+        tree = judgement.tree
+        unsure = top_entropy(judgement.raw, self.top) >= self.min_entropy
+        passes = unsure.gather(1, tree.parents.clamp_min(0))[:, None]
+        if self.window == 0:
+            return passes
+        ahead = tree.depth[:, :, None] - tree.depth[:, None, :]  # (b, j, i): how far j lies below i
+        followed = seen.branches.count(seen.match, (ahead > 0) & (ahead <= self.window)) == self.window
+        room = seen.branches.length[:, :, None] - tree.depth[:, None, :]
+        return passes & followed & (room >= self.window + self.margin)
+
+
+def top_entropy(logits: Tensor, top: int) -> Tensor:
+    """−Σ p·ln p (…,) in nats over the `top` largest probabilities of `logits` (…, V), not renormalised."""
+    logp = logits.float().log_softmax(dim=-1).topk(min(top, logits.shape[-1]), dim=-1).values
+    # A token that cannot occur adds nothing: 0 · ln 0 = 0.
+    return -(logp.exp() * logp.clamp_min(-1e4)).sum(dim=-1)

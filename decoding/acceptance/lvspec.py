@@ -1,0 +1,71 @@
+"""LVSpec: strict where a draft speaks of what is seen, loose elsewhere.
+
+In a block of K drafts the ⌊λK⌋ with the lowest visual relevance may differ from the target's choice (Eq. 9, 10), and so
+may a draft whose place the target would give to a token that stands elsewhere in the block (position shift, Eq. 11).
+"See the Forest for the Trees: Loosely Speculative Decoding via Visual-Semantic Guidance", 2026. A tree is judged branch
+by branch and the longest accepted one wins (appendix E). Knows nothing of how drafts were made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from decoding.acceptance.relaxed import Mismatches, RelaxedRule
+from decoding.acceptance.relevance import VisualMemory
+from decoding.contracts import EngineSpec, Judgement, Probe
+from models.lanes import SlotBatch
+
+
+class LVSpec(RelaxedRule):
+    """Loosen the share `loose` (λ) of each block that is least relevant to the `top_visual` (N) nearest visual states.
+
+    `position_shift` also takes a draft where the target's own token stands somewhere in the block. In a sample without
+    visual columns nothing tells filler from content, so no position is loosened there. `loose` 0 without
+    `position_shift` relaxes nothing.
+    """
+
+    needs_hidden = True
+
+    def __init__(self, loose: float = 0.7, top_visual: int = 10, position_shift: bool = True) -> None:
+        self.loose = loose
+        self.top_visual = top_visual
+        self.position_shift = position_shift
+
+    def open(self, spec: EngineSpec) -> None:
+        super().open(spec)
+        # A table, because ⌊0.29 · 100⌋ is 28 in binary floating point: exact for the decimal number that was written.
+        share = Fraction(repr(float(self.loose)))
+        quota = [math.floor(share * length) for length in range(spec.max_levels + 1)]
+        self._quota = torch.tensor(quota, dtype=torch.long, device=spec.device)
+        self._visual = VisualMemory(spec)
+
+    def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
+        self._visual.admit(slots, probes)
+
+    def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+        passes = self._loosened(judgement, seen)
+        if self.position_shift:
+            passes = passes | self._shifted(judgement, seen)
+        return passes
+
+    def _loosened(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+        """Which drafts (b, L, N) are among the ⌊λK⌋ least relevant of each branch; of equals the earlier ones."""
+        tree, slots = judgement.tree, judgement.slots
+        relevance = self._visual.relevance(slots, judgement.hidden[:, 0], self.top_visual)
+        mine, other = relevance[:, None, :], relevance[:, :, None]  # (b, j, i)
+        earlier = tree.depth[:, :, None] < tree.depth[:, None, :]
+        before = (other < mine) | ((other == mine) & earlier)
+        rank = seen.branches.count(torch.ones_like(seen.match), before)
+        quota = self._quota[seen.branches.length] * self._visual.has_visual(slots)[:, None]
+        return rank < quota[:, :, None]
+
+    @staticmethod
+    def _shifted(judgement: Judgement, seen: Mismatches) -> Tensor:
+        """Drafts (b, L, N) whose place the target gives to a token that some draft of the branch is."""
+        same = judgement.tree.tokens[:, :, None] == seen.wanted[:, None, :]  # (b, j, i)
+        return seen.branches.count(torch.ones_like(seen.match), same) > 0

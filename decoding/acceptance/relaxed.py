@@ -1,0 +1,58 @@
+"""What all relaxed rules share: a draft is taken where it is the target's own choice, or where the rule lets it pass.
+
+The token after the path is always the target's own choice. End-of-text and other special tokens are never relaxed, in
+either direction: a text may neither end early because a draft said so, nor run on past the target's end. Knows no
+particular rule.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decoding.acceptance.branches import Branches
+from decoding.acceptance.choice import target_choice
+from decoding.acceptance.walk import walk_accepted, wanted_tokens
+from decoding.contracts import EngineSpec, Judgement, StatelessRule
+from decoding.tree import Verdict
+
+
+@dataclass(frozen=True)
+class Mismatches:
+    """The facts that rules decide from: `wanted` (b, N) the target's token where each draft stands, `match` (b, N)
+    whether the draft is that token, and the tree's branches."""
+
+    wanted: Tensor
+    match: Tensor
+    branches: Branches
+
+
+class RelaxedRule(StatelessRule):
+    """A lossy rule; derive from it and implement `pardon`."""
+
+    lossless = False
+
+    def open(self, spec: EngineSpec) -> None:
+        special = sorted(token for token in spec.special_ids | spec.eos_ids if 0 <= token < spec.vocab_size)
+        self._is_special = torch.zeros(spec.vocab_size, dtype=torch.bool, device=spec.device)
+        self._is_special[torch.tensor(special, dtype=torch.long, device=spec.device)] = True
+
+    @abstractmethod
+    def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+        """Which mismatches may pass: (b, 1, N), or (b, L, N) where that depends on the branch."""
+
+    def merit(self, judgement: Judgement) -> Tensor | None:
+        """What decides between equally long paths, (b, N) summed along each; None counts the target's own choices."""
+        return None
+
+    def judge(self, judgement: Judgement) -> Verdict:
+        tree = judgement.tree
+        choice = target_choice(judgement)
+        wanted = wanted_tokens(tree, choice)
+        seen = Mismatches(wanted, tree.tokens == wanted, Branches.of(tree))
+        strict = self._is_special[tree.tokens] | self._is_special[wanted]
+        accept = seen.match[:, None] | (self.pardon(judgement, seen) & ~strict[:, None])
+        return walk_accepted(tree, seen.branches, choice, accept, self.merit(judgement))

@@ -1,0 +1,52 @@
+"""Typical acceptance: a draft passes when the target gives it a probability that is not small for its uncertainty.
+
+p > min(ε, α · exp(−H)), H the entropy of the target's distribution (Cai et al. 2024, "Medusa", section 2.3.1,
+arXiv 2401.10774). Of equally long paths the likelier one wins. Knows no noise: the rule is deterministic.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from decoding.acceptance.relaxed import Mismatches, RelaxedRule
+from decoding.contracts import Judgement
+
+ENTROPY_FLOOR = 1e-5
+"""Added to p inside the entropy's logarithm, as Medusa has it."""
+
+
+class Typical(RelaxedRule):
+    """Relax a mismatch with p > min(`epsilon`, `alpha` · exp(−H)).
+
+    Sampled rows are judged by the distribution they sample from, greedy rows at `temperature`. Both bounds at 1 or more
+    (alpha at the vocabulary size or more) relax nothing.
+    """
+
+    def __init__(self, epsilon: float = 0.09, alpha: float = 0.3, temperature: float = 0.7) -> None:
+        self.epsilon = epsilon
+        self.alpha = alpha
+        self.temperature = temperature
+
+    def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+        probs = self._logprobs(judgement).exp()
+        entropy = -(probs * (probs + ENTROPY_FLOOR).log()).sum(dim=-1)
+        bound = (self.alpha * torch.exp(-entropy)).clamp_max(self.epsilon)
+        passes = probs > bound[:, :, None]
+        return _at_drafts(judgement, passes)[:, None]
+
+    def merit(self, judgement: Judgement) -> Tensor | None:
+        # A finite floor: a child that a filter removed must not turn a path's sum into infinities or NaN.
+        return _at_drafts(judgement, self._logprobs(judgement)).clamp_min(-1e4)
+
+    def _logprobs(self, judgement: Judgement) -> Tensor:
+        """Log-probabilities (b, N, V) after every node."""
+        scale = torch.where(judgement.rows.is_sampled, 1.0, self.temperature)
+        return (judgement.warped / scale[:, None, None]).log_softmax(dim=-1)
+
+
+def _at_drafts(judgement: Judgement, values: Tensor) -> Tensor:
+    """What `values` (b, N, V) say at each draft's parent of the draft's own token, (b, N)."""
+    tree = judgement.tree
+    above = values.gather(1, tree.parents.clamp_min(0)[:, :, None].expand(-1, -1, values.shape[-1]))
+    return above.gather(-1, tree.tokens[:, :, None])[..., 0]
