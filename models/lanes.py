@@ -107,7 +107,14 @@ class LaneModel:
         Node i is written to scratch column `offset + i` and reads the committed columns and the scratch columns that
         `visible` marks. Its position is the row's next position plus `depth`.
         """
-        b, num_nodes = tokens.shape
+        embeds = self.decoder.get_input_embeddings()(self._spread(tokens))  # type: ignore[operator]
+        return self.forward_embeds(slots, embeds, depth, visible, offset)
+
+    def forward_embeds(
+        self, slots: SlotBatch, embeds: Tensor, depth: Tensor, visible: Tensor, offset: int = 0
+    ) -> Tensor:
+        """As `forward`, for nodes whose inputs are given: `embeds` (b · R, N, D), slot-major."""
+        b, num_nodes = depth.shape
         rows = self.rows(slots)
         lens = self.cache.lens[rows]
         needed = max(self._prefix_lengths[s] + n for s, n in zip(slots.ids, slots.num_generated, strict=True))
@@ -117,7 +124,6 @@ class LaneModel:
         leading = len(slots.ids) * self.num_lanes if slots.is_leading else None
         step = AttentionStep(self.cache, rows, columns, mask, window, leading)
         positions = (lens + self.delta[rows])[:, None] + self._spread(depth)
-        embeds = self.decoder.get_input_embeddings()(self._spread(tokens))  # type: ignore[operator]
         hidden = self._run(embeds, positions, step, {})
         return hidden.view(b, self.num_lanes, num_nodes, -1)
 
