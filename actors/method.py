@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from configs import acceptance as rules
+from configs import contexts as seen
 from configs import method as choices
-from decoding.acceptance import Exact, Rejection
+from decoding.acceptance import Exact, Fly, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
 from decoding.drafters import ModelDrafter, NoDrafter
@@ -21,19 +23,23 @@ from models.checkpoints import CheckpointRef
 from models.target import Target
 
 CONTEXTS: dict[type, Callable[[Any], Context]] = {
-    choices.FullContext: lambda _: Full(),
-    choices.TextOnlyContext: lambda _: TextOnly(),
-    choices.PooledContext: lambda _: Pooled(),
-    choices.PrunedContext: lambda c: Pruned(c.ratio, c.guidance, c.attention_share, c.positions),
-    choices.CaptionContext: lambda c: Caption(load_captioner(c), c.lead),
+    seen.FullContext: lambda _: Full(),
+    seen.TextOnlyContext: lambda _: TextOnly(),
+    seen.PooledContext: lambda _: Pooled(),
+    seen.PrunedContext: lambda c: Pruned(c.ratio, c.guidance, c.attention_share, c.positions),
+    seen.CaptionContext: lambda c: Caption(load_captioner(c), c.lead),
 }
 TREES: dict[type, Callable[[Any], TreePolicy]] = {
     choices.ChainTree: lambda tree: chain(tree.length),
     choices.StaticTree: lambda tree: StaticTree(tree.paths or branching_paths(tree.branching)),
 }
 ACCEPTANCES: dict[type, Callable[[Any], Acceptance]] = {
-    choices.ExactAcceptance: lambda _: Exact(),
-    choices.RejectionAcceptance: lambda _: Rejection(),
+    rules.ExactAcceptance: lambda _: Exact(),
+    rules.RejectionAcceptance: lambda _: Rejection(),
+    rules.LVSpecAcceptance: lambda rule: LVSpec(rule.loose, rule.top_visual, rule.position_shift),
+    rules.FlyAcceptance: lambda rule: Fly(rule.min_entropy, rule.window, rule.top, rule.block_end),
+    rules.RandomAcceptance: lambda rule: RandomRelaxation(rule.probability),
+    rules.TypicalAcceptance: lambda rule: Typical(rule.epsilon, rule.alpha, rule.temperature),
 }
 
 
@@ -51,13 +57,13 @@ def build_method(config: choices.Method, drafter_model: Target | None, vocab_siz
     )
 
 
-def load_captioner(choice: choices.CaptionContext) -> Captioner:
+def load_captioner(choice: seen.CaptionContext) -> Captioner:
     """The small model behind a caption context."""
     ref = CheckpointRef(choice.path, choice.revision)
     return Captioner.load(ref, choice.prompt, choice.dtype, choice.device, choice.num_beams, choice.max_new_tokens)
 
 
-def _merge(choice: choices.EnsembleChoice | None, num_lanes: int) -> Merge:
+def _merge(choice: seen.EnsembleChoice | None, num_lanes: int) -> Merge:
     if num_lanes == 1:
         return SingleLane()
-    return Ensemble(EnsembleOptions(**(choice or choices.EnsembleChoice()).model_dump()))
+    return Ensemble(EnsembleOptions(**(choice or seen.EnsembleChoice()).model_dump()))

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from configs.acceptance import Acceptance, ExactAcceptance, FlyAcceptance
 from configs.contexts import (
     CaptionContext,
     EnsembleChoice,
@@ -74,24 +75,20 @@ class StaticTree(Section):
         return self
 
 
-class ExactAcceptance(Section):
-    """Lossless: greedy match, or the target's own shared-noise draw."""
-
-    kind: Literal["exact"] = "exact"
-
-
-class RejectionAcceptance(Section):
-    """Lossless in distribution: rejection sampling with residuals (Leviathan et al. 2023, Algorithm 1)."""
-
-    kind: Literal["rejection"] = "rejection"
-
-
 Drafter = Annotated[NoDrafter | ModelDrafter, Field(discriminator="kind")]
 Context = Annotated[
     FullContext | TextOnlyContext | PooledContext | CaptionContext | PrunedContext, Field(discriminator="kind")
 ]
 Tree = Annotated[ChainTree | StaticTree, Field(discriminator="kind")]
-Acceptance = Annotated[ExactAcceptance | RejectionAcceptance, Field(discriminator="kind")]
+
+
+def _max_depth(tree: Section) -> int | None:
+    """The deepest draft of a tree whose shape is fixed; None for the others."""
+    if isinstance(tree, ChainTree):
+        return tree.length
+    if isinstance(tree, StaticTree):
+        return len(tree.branching) or max(len(path) for path in tree.paths)
+    return None
 
 
 class Method(Section):
@@ -111,7 +108,20 @@ class Method(Section):
             self._check_ensemble(self.drafter.ensemble)
         elif self.contexts != (FullContext(),):
             raise ValueError(f"contexts: the drafter '{self.drafter.kind}' has no prompt of its own to change")
+        self._check_acceptance()
         return self
+
+    def _check_acceptance(self) -> None:
+        rule = self.acceptance
+        if isinstance(self.drafter, NoDrafter) and not rule.lossless:
+            raise ValueError(f"acceptance: '{rule.kind}' relaxes drafts, and the drafter 'none' makes none; use exact")
+        if isinstance(rule, FlyAcceptance) and rule.window > 0 and (deepest := _max_depth(self.tree)):
+            needed = rule.window + 1 + (rule.block_end == "margin")
+            if deepest < needed:
+                raise ValueError(
+                    f"acceptance.window {rule.window} needs blocks of at least {needed} drafts before anything can be "
+                    f"relaxed, and the tree is {deepest} deep; draft deeper, or take a smaller window"
+                )
 
     def _check_ensemble(self, ensemble: EnsembleChoice | None) -> None:
         num_lanes = len(self.contexts)
@@ -133,7 +143,7 @@ class Method(Section):
     @property
     def verify_mode(self) -> Literal["lossless", "lossy"]:
         """Whether the output keeps the target's distribution; stands in every row."""
-        return "lossless"
+        return "lossless" if self.acceptance.lossless else "lossy"
 
     @property
     def label(self) -> str:
