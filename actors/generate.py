@@ -53,8 +53,11 @@ class Stamp:
 
 def load_pair(config: CaptionJob, num_threads: int | None) -> Pair:
     """Load drafter and target; torch is first imported here, inside the actor's process."""
+    from transformers.utils.logging import disable_progress_bar
+
     import actors.pair
 
+    disable_progress_bar()  # one bar per shard of every actor's weights is no news to whoever runs the job
     return actors.pair.load(config, torch_threads=num_threads)
 
 

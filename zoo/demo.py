@@ -73,6 +73,8 @@ def main() -> int:
     show_captions(rows, results["speculative"])
     print()
     show_verdict(rows, results["speculative"], totals)
+    if not problems:
+        print("texts       equal in both runs, sample by sample")
     for problem in problems:
         print(f"WRONG: {problem}", file=sys.stderr)
     print(f"all of it took {time.monotonic() - began_s:.0f} s; the rows are in {OUT}/*/*/data and errors")
@@ -206,7 +208,7 @@ def show_captions(rows: list[Row], found: dict[str, dict[str, Any]]) -> None:
 
 
 def show_verdict(rows: list[Row], found: dict[str, dict[str, Any]], totals: dict[str, summary.Summary]) -> None:
-    """Three lines: rows accounted for, texts equal, captions that say what the scene is."""
+    """Rows accounted for, captions that say what the scene is, and the gain."""
     good = [row for row in rows if not found[row.sample_id]["error_type"]]
     print(f"rows        {len(rows)} in: {len(good)} in data/, {len(rows) - len(good)} in errors/")
     right = 0
@@ -215,7 +217,7 @@ def show_verdict(rows: list[Row], found: dict[str, dict[str, Any]], totals: dict
         right += parsed is not None and parsed[1] == row.scene.truth
     ratio = totals["speculative"].tokens_per_engine_s / max(totals["plain"].tokens_per_engine_s, 1e-9)
     print(f"captions    {right} of {len(good)} parse to the truth of their scene")
-    print(f"texts       equal in both runs; tokens per engine second: speculative / plain = {ratio:.2f}")
+    print(f"gain        tokens per engine second, speculative / plain: {ratio:.2f}")
 
 
 if __name__ == "__main__":
