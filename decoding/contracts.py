@@ -80,11 +80,16 @@ class Probe:
 @dataclass(frozen=True)
 class Level:
     """What a drafter says about a frontier: `logits` (b, F, V), penalties and filters applied; and `noise` (b, 1, V) by
-    which children are ranked on sampled rows (None when no row samples)."""
+    which children are ranked on sampled rows (None when no row samples).
+
+    `max_depth` (b,) is the deepest draft that each row has a use for: a policy that weighs nodes of different depths
+    against each other leaves deeper ones out, or a row's tree would depend on its neighbours' lengths.
+    """
 
     logits: Tensor
     noise: Tensor | None
     rows: RowSampling
+    max_depth: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -216,6 +216,7 @@ class Engine:
         num_levels = max(min(one.levels, one.remaining - 1) for one in progress)
         noise = StepNoise(self._slots.noise(slots), num_levels + 1, self.target.vocab_size)
         drafter_before = drafter.num_forwards
+        max_depth = self._slots.max_depth(slots)
         tree = grow_tree(
             drafter,
             self.method.tree,
@@ -226,7 +227,8 @@ class Engine:
             noise,
             acceptance.draft_stream,
             acceptance.needs_draft_probs,
-        ).within(self._slots.max_depth(slots))
+            max_depth,
+        ).within(max_depth)
         drafted = time.perf_counter()
         hidden = self._lanes.forward(slots, tree.tokens, tree.depth, tree.visible())
         raw = self._lanes.logits(hidden)[:, 0]

@@ -24,8 +24,12 @@ def grow_tree(
     noise: StepNoise,
     stream: Stream,
     keep_probs: bool,
+    max_depth: Tensor | None = None,
 ) -> DraftTree:
-    """Grow one tree per slot under `root` (b,); at most `num_levels` deep, and without any draft when that is 0."""
+    """Grow one tree per slot under `root` (b,); at most `num_levels` deep, and without any draft when that is 0.
+
+    `max_depth` (b,) is the deepest draft that each row has a use for.
+    """
     if num_levels == 0:
         return DraftTree.root_only(root)
     frontier: Frontier | None = policy.start(slots, root, num_levels, keep_probs)
@@ -35,5 +39,5 @@ def grow_tree(
         if rows.any_sampled:
             # One draw per depth: the noise that the target's own choice at this depth will use, when it is shared.
             draws = noise.gumbel(stream)[:, frontier.depth : frontier.depth + 1]
-        frontier = policy.grow(Level(logits, draws, rows))
+        frontier = policy.grow(Level(logits, draws, rows, max_depth))
     return policy.finish()

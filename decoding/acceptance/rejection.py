@@ -2,7 +2,9 @@
 
 A chain is Leviathan, Kalman, Matias 2023, Algorithm 1 (arXiv 2211.17192). Siblings are drawn without replacement (the
 policy ranks by log q + independent Gumbel noise), and each is tried against what the earlier ones left of the target's
-mass: p ← norm(max(p − q, 0)), q ← q without the tried token, renormalised.
+mass: p ← norm(max(p − q, 0)), q ← q without the tried token, renormalised. Drafts that were picked and not drawn (top-k
+children, look-ups) are certain: q is 1 at the tried token, so x is taken with its remaining mass, and refusing it sets
+that mass to zero. Dividing by the drafter's probability would be wrong there.
 """
 
 from __future__ import annotations
@@ -34,8 +36,7 @@ class Rejection(StatelessRule):
         path = [current]
         mass = self._target_probs(judgement, current)
         for depth in range(tree.num_levels):
-            assert tree.draft_probs is not None, "rejection needs the distributions that drafts were drawn from"
-            draft = tree.draft_probs[row, current]
+            draft = None if tree.draft_probs is None else tree.draft_probs[row, current]
             taken = torch.zeros_like(alive)
             child = current
             for sibling in range(tree.max_siblings):
@@ -43,15 +44,18 @@ class Rejection(StatelessRule):
                 here = alive & ~taken & match.any(dim=1)
                 node = match.long().argmax(dim=1)
                 token = tree.tokens[row, node]
-                p, q = mass[row, token], draft[row, token]
+                tried = F.one_hot(token, vocab_size).to(mass.dtype)
+                drawn_from = tried if draft is None else draft
+                p, q = mass[row, token], drawn_from[row, token]
                 u = judgement.noise.uniform(Stream.ACCEPT, sibling)[:, depth]
                 accept = here & (u * q < p)
                 child = torch.where(accept, node, child)
                 taken = taken | accept
                 refused = (here & ~accept)[:, None]
-                mass = torch.where(refused, _normalise((mass - draft).clamp_min(0), mass), mass)
-                rest = draft * (1 - F.one_hot(token, vocab_size).to(draft.dtype))
-                draft = torch.where(refused, _normalise(rest, rest), draft)
+                mass = torch.where(refused, _normalise((mass - drawn_from).clamp_min(0), mass), mass)
+                if draft is not None:
+                    rest = draft * (1 - tried)
+                    draft = torch.where(refused, _normalise(rest, rest), draft)
             alive = taken
             current = torch.where(alive, child, current)
             path.append(torch.where(alive, current, 0))
