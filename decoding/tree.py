@@ -78,6 +78,11 @@ class DraftTree:
         same = self.parents[:, :, None] == self.parents[:, None, :]
         return same.tril(-1).sum(-1)
 
+    def has_drafts(self) -> Tensor:
+        """Which nodes have a valid child, (b, N): what a row was offered, however deep the batch's tree is."""
+        children = self.valid.long() * (self.parents >= 0)
+        return torch.zeros_like(children).scatter_add(1, self.parents.clamp_min(0), children) > 0
+
     def within(self, max_depth: Tensor) -> DraftTree:
         """The same tree with nodes deeper than `max_depth` (b,) marked invalid."""
         valid = self.valid & (self.depth <= max_depth[:, None])

@@ -87,10 +87,14 @@ class Ensemble:
         tokens = judgement.tree.tokens.gather(1, verdict.path)
         said = torch.cat([tokens[:, 1:], verdict.next[:, None]], dim=1)
         said = said.scatter(1, (verdict.n - 1)[:, None], verdict.next[:, None])
+        # A shorter text in the batch may leave a row nodes that were run but offered it nothing: they teach nothing.
+        offered = judgement.tree.has_drafts()
         for depth in range(verdict.path.shape[1]):
-            judged = (depth < verdict.n) & (place[:, depth] >= 0)
+            judged = (
+                (depth < verdict.n) & (place[:, depth] >= 0) & offered.gather(1, verdict.path[:, depth, None])[:, 0]
+            )
             self._score(judgement, verdict.path[:, depth], probs, place[:, depth], said[:, depth], judged)
-        self._choose(judgement)
+        self._choose(judgement, offered[:, 0])
 
     def _score(
         self, judgement: Judgement, node: Tensor, probs: Tensor, place: Tensor, said: Tensor, judged: Tensor
@@ -115,8 +119,8 @@ class Ensemble:
             memory[index, at] = torch.where(keep, new, old)
         self._seen[index] += judged.long()
 
-    def _choose(self, judgement: Judgement) -> None:
-        """Weights of the next block."""
+    def _choose(self, judgement: Judgement, took_part: Tensor) -> None:
+        """Weights of the next block, for the rows (b,) that were offered drafts."""
         index, options = judgement.slots.index, self.options
         matches, errors = self._matches[index].sum(1), self._errors[index].sum(1)
         seen = self._seen[index]
@@ -132,7 +136,7 @@ class Ensemble:
         else:
             linear = options.policy == "inverse_linear"
             weights = inverse_error(errors, seen > 0, options.temperature, linear)
-        self._weights[index] = weights
+        self._weights[index] = torch.where(took_part[:, None], weights, self._weights[index])
 
     def extras(self, slot: int) -> dict[str, Any]:
         """The weights that the sample ended with, lane by lane."""

@@ -224,16 +224,16 @@ def check_cache(family: str, tree: str, drafter: str) -> None:
                 continue
             committed = progress.token_ids[:-1]
             prefix = target.encode(progress.request.prompt, progress.request.images)
-            _compare_row(engine._lanes, slot, prefix, committed)
+            compare_row(engine._lanes, slot, prefix, committed)
             if isinstance(guess, ModelDrafter):
                 held = len(progress.token_ids) - int(guess._num_pending[slot])
                 own = guess.prefixes(progress.request, Probe(prefix))[0]
-                _compare_row(guess.lanes, slot, own, progress.token_ids[:held])
+                compare_row(guess.lanes, slot, own, progress.token_ids[:held])
             num_compared += 1
     assert num_compared > 10
 
 
-def _compare_row(lanes: LaneModel, slot: int, prefix: Prefix, tokens: Sequence[int]) -> None:
+def compare_row(lanes: LaneModel, slot: int, prefix: Prefix, tokens: Sequence[int]) -> None:
     length = prefix.length + len(tokens)
     assert int(lanes.cache.lens[slot]) == length, (slot, int(lanes.cache.lens[slot]), length)
     fresh = LaneModel(lanes.decoder, lanes.head, 1, 1, length)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AddedToken, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 VOCAB_SIZE = 64
 STD = 0.2
@@ -17,7 +17,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     """Words w4 … w63 with bos 1, eos 2, image 3, video 64; token id = the number in the word."""
     words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<image>": IMAGE_ID} | {f"w{i}": i for i in range(4, VOCAB_SIZE)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    # A newline stays a word (an unknown one, id 0): contexts without pixels put one in the place of each image.
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token="<s>",
@@ -25,6 +26,16 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
         pad_token="<pad>",
         additional_special_tokens=["<image>"],
     )
+
+
+def make_qwen_tokenizer() -> Qwen2Tokenizer:
+    """The same words as whole tokens of the byte-level class that transformers insists on for Qwen2 checkpoints."""
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<image>": IMAGE_ID} | {f"w{i}": i for i in range(4, VOCAB_SIZE)}
+    tokenizer = Qwen2Tokenizer(
+        vocab=words, merges=[], unk_token="<pad>", pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    )
+    tokenizer.add_tokens([AddedToken(f"w{i}", lstrip=True, normalized=False) for i in range(4, VOCAB_SIZE)])
+    return tokenizer
 
 
 def make_multimodal_tokenizer() -> PreTrainedTokenizerFast:
