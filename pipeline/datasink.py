@@ -50,7 +50,7 @@ class ParquetSink(Datasink[Written]):  # type: ignore[misc]
 
     @property
     def min_rows_per_write(self) -> int:
-        """Rows that Ray gathers for one write task: nine tenths of a file, so that the last batch still fits into it."""
+        """Rows that Ray gathers for one write task: nine tenths of a file, so that its last batch still fits."""
         return max(1, self._sink.rows_per_file * 9 // 10)
 
     def on_write_start(self, schema: pa.Schema | None = None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +95,7 @@ def plan_spans(spec: ReadSpec, manifest: Manifest, limit: int | None) -> spans.S
     planned = spans.plan(manifest.files, spec.source.span_max_rows, spec.source.span_max_bytes)
     if limit is None:
         return planned
-    filesystem, _ = storage.open_url(spec.root, "source.path")
+    filesystem, spec = _opened(spec)
     counts, paths = manifest.files["num_samples"], manifest.files["path"]
 
     def num_samples(file: int, at_most: int) -> int:
@@ -104,6 +105,12 @@ def plan_spans(spec: ReadSpec, manifest: Manifest, limit: int | None) -> spans.S
         return kind_of(spec.source.kind).count(filesystem, spec, paths[file].as_py(), at_most)
 
     return spans.take(planned, limit, num_samples)
+
+
+def _opened(spec: ReadSpec) -> tuple[Any, ReadSpec]:
+    """The source's file system, and the spec with the root as a path in it."""
+    filesystem, root = storage.open_url(spec.root, "source.path")
+    return filesystem, replace(spec, root=root)
 
 
 def count_samples(manifest: Manifest, planned: spans.Spans) -> int | None:
@@ -163,7 +170,7 @@ def _read_piece(spec: ReadSpec, piece: FilePiece) -> list[Chunk]:
     """The piece's chunks; where reading fails, one row in place of everything from there on."""
     chunks: list[Chunk] = []
     try:
-        filesystem, _ = storage.open_url(spec.root, "source.path")
+        filesystem, spec = _opened(spec)
         chunks.extend(kind_of(spec.source.kind).read(filesystem, spec, piece))
     except Exception as error:  # decoders of damaged files raise what they like; the row says what it was
         row_index = chunks[-1].samples[-1].row_index + 1 if chunks and chunks[-1].samples else piece.start

@@ -25,6 +25,10 @@ class OutputDir:
 
     url: str
 
+    def __post_init__(self) -> None:
+        if "://" not in self.url:  # a worker's current folder may be another
+            object.__setattr__(self, "url", os.path.abspath(os.path.expanduser(self.url)))
+
     @cached_property
     def _opened(self) -> tuple[Any, str]:
         filesystem, path = storage.open_url(self.url, "sink.path")

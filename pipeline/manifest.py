@@ -131,13 +131,14 @@ def _list(filesystem: Any, path: str, suffixes: tuple[str, ...]) -> tuple[str, I
     """The source root, and its files: a file's name may hold glob characters, so a file that exists comes first."""
     if filesystem.isfile(path):
         root, _, name = path.rpartition("/")
+        root = root or path[: path.startswith("/")]
         return root, [storage.describe(filesystem, path, name)]
     if filesystem.isdir(path):
         return path, storage.list_folder(filesystem, path, suffixes)
     if has_magic(path):
         parts = path.split("/")
         fixed = next(index for index, part in enumerate(parts) if has_magic(part))
-        root = "/".join(parts[:fixed])
+        root = "/".join(parts[:fixed]) or path[: path.startswith("/")]
         return root, _matches(filesystem, path, root)
     raise FileNotFoundError(2, "it does not exist")
 

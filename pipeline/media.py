@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import threading
 import warnings
@@ -24,6 +25,9 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from configs.schema import Prompt
 from pipeline import prompts, rows
 from pipeline.rows import RowError
+
+# Pillow logs some damage as errors; what is wrong with an image is told by its row.
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
 """What is taken for an image; formats that run interpreters or embed files (EPS, PDF, ICO, …) are left out."""

@@ -67,7 +67,10 @@ class Survey:
 
 @dataclass(frozen=True)
 class ReadSpec:
-    """All that a read task needs beside its own pieces; small, because every task carries it."""
+    """All that a read task needs beside its own pieces; small, because every task carries it.
+
+    `root` travels as a URL; the kinds get it as a path of their file system.
+    """
 
     source: Source
     root: str

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from configs.load import ConfigError
 from pipeline import storage
 from pipeline.rows import RowError
+from pipeline.sources import columns
 from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, resolve_id
 from pipeline.sources.uris import fetch_all
 
@@ -25,78 +25,6 @@ BATCH_ROWS = 128
 
 
 # --- before reading ------------------------------------------------------------------------------------------------
-
-
-def _is_bytes(kind: pa.DataType) -> bool:
-    return any(
-        is_kind(kind) for is_kind in (pt.is_binary, pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary)
-    )
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return any(is_kind(kind) for is_kind in (pt.is_string, pt.is_large_string, pt.is_string_view))
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    return any(is_kind(kind) for is_kind in (pt.is_list, pt.is_large_list, pt.is_fixed_size_list))
-
-
-def _is_image(kind: pa.DataType) -> bool:
-    if pt.is_struct(kind):
-        parts = {kind.field(index).name: kind.field(index).type for index in range(kind.num_fields)}
-        has_bytes = _is_bytes(parts.get("bytes", pa.null())) or pt.is_null(parts.get("bytes", pa.string()))
-        return has_bytes and _is_text(parts.get("path", pa.string()))
-    return _is_bytes(kind) or _is_text(kind) or pt.is_null(kind)
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    """The type a column travels with: dictionaries are unpacked, all-null columns are strings."""
-    if pt.is_dictionary(kind):
-        kind = kind.value_type
-    return pa.string() if pt.is_null(kind) else kind
-
-
-def _check_types(schema: pa.Schema, needs: Needs, where: str) -> None:
-    source = needs.source
-    for name, dotted in needs.columns().items():
-        if len(schema.get_all_field_indices(name)) > 1:
-            raise ConfigError(f"{dotted}: {where} has several columns named {name!r}")
-    if source.columns.image is not None:
-        kind = schema.field(source.columns.image).type
-        if not _is_image(kind.value_type if _is_list(kind) else kind):
-            raise ConfigError(
-                f"source.columns.image: {source.columns.image!r} in {where} is {kind}; images are bytes, URIs, "
-                "struct<bytes, path>, or lists of those"
-            )
-    if source.id_column is not None:
-        kind = _plain(schema.field(source.id_column).type)
-        if not (_is_text(kind) or pt.is_integer(kind)):
-            raise ConfigError(f"source.id_column: {source.id_column!r} in {where} is {kind}; ids are text or integers")
-    for name, dotted in needs.fields.items():
-        kind = _plain(schema.field(name).type)
-        if _is_bytes(kind):
-            raise ConfigError(f"{dotted}: the column {name!r} in {where} holds bytes, which no prompt can hold")
-
-
-def _unify(one: pa.Field, other: pa.Field, where: str) -> pa.Field:
-    """The type that holds both files' values: wider integers or floats, never another kind of value."""
-    old, new = one.type, other.type
-    if old.equals(new) or pt.is_null(new):
-        return one
-    if pt.is_null(old):
-        return other
-    same_kind = any(both(old) and both(new) for both in (pt.is_integer, pt.is_floating, _is_text, _is_bytes))
-    nested = pt.is_nested(old) and pt.is_nested(new)
-    try:
-        if not same_kind and not nested:
-            raise pa.ArrowTypeError("kinds differ")
-        options = "permissive" if same_kind else "default"
-        merged: pa.Field = pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options=options).field(0)
-    except pa.ArrowException:
-        raise ConfigError(
-            f"sink.keep_columns: {one.name!r} is {new} in {where} and {old} in an earlier file; its type must be one"
-        ) from None
-    return merged
 
 
 def _footer(filesystem: Any, path: str) -> tuple[pq.FileMetaData, pa.Schema] | None:
@@ -137,11 +65,11 @@ def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> 
                 continue
             checked.append(schema)
             needs.require(schema.names, path)
-            _check_types(schema, needs, path)
+            columns.check(schema, needs, path)
             for name in needs.keep:
-                found = pa.field(name, _plain_or_null(schema.field(name).type))
-                keep[name] = _unify(keep[name], found, path) if name in keep else found
-    fields = [pa.field(name, _plain(keep[name].type) if name in keep else pa.string()) for name in needs.keep]
+                found = pa.field(name, columns.unpacked(schema.field(name).type))
+                keep[name] = columns.unify(keep[name], found, path) if name in keep else found
+    fields = [pa.field(name, columns.plain(keep[name].type) if name in keep else pa.string()) for name in needs.keep]
     integers = pa.list_(pa.int64())
     return Survey(
         pa.array(num_samples, pa.int64()),
@@ -149,10 +77,6 @@ def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> 
         pa.array(group_bytes, integers),
         pa.schema(fields),
     )
-
-
-def _plain_or_null(kind: pa.DataType) -> pa.DataType:
-    return kind if pt.is_null(kind) else _plain(kind)
 
 
 # --- reading -------------------------------------------------------------------------------------------------------
@@ -165,7 +89,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         Exception: the file is damaged or no longer the one that the manifest lists.
     """
     needs = Needs(spec.source, dict.fromkeys(spec.fields, ""), tuple(spec.keep.names))
-    columns = list(needs.columns())
+    names = list(needs.columns())
     path = storage.join(spec.root, piece.path)
     # Without checksums a flipped byte inside a compressed page can pass as other values.
     with filesystem.open(path, "rb") as file, pq.ParquetFile(file, page_checksum_verification=True) as parquet:
@@ -173,12 +97,12 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         if piece.num_samples is not None and num_rows != piece.num_samples:
             raise ValueError(f"the file has {num_rows} rows and had {piece.num_samples} when the job began")
         stop = num_rows if piece.stop is None else piece.stop
-        if not columns:
+        if not names:
             yield Chunk([Sample(index) for index in range(piece.start, stop)], [])
             return
         groups, skip = _groups_between(parquet.metadata, piece.start, stop)
         position = piece.start - skip
-        for batch in parquet.iter_batches(BATCH_ROWS, row_groups=groups, columns=columns, use_threads=False):
+        for batch in parquet.iter_batches(BATCH_ROWS, row_groups=groups, columns=names, use_threads=False):
             low, high = max(piece.start - position, 0), min(stop - position, batch.num_rows)
             if low < high:
                 yield _chunk(filesystem, spec, batch.slice(low, high - low), position + low)

@@ -135,6 +135,16 @@ def test_credentials_are_never_shown() -> None:
     assert "secret" not in output.shown("data/x.parquet")
 
 
+def test_a_relative_path_means_the_folder_of_the_job_and_not_of_the_worker(tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = OutputDir("out")
+    sent = pickle.dumps(output)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    pickle.loads(sent).write_bytes("data/x", b"x")
+    assert (tmp_path / "out" / "data" / "x").read_bytes() == b"x"
+
+
 def test_a_sent_output_opens_for_itself(output) -> None:
     output.write_bytes("data/x", b"x")
     copy = pickle.loads(pickle.dumps(output))

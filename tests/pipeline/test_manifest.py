@@ -63,6 +63,14 @@ def test_the_same_tree_gives_the_same_ids_wherever_it_lies(tmp_path) -> None:
     assert local["sample_id"].to_pylist() == ["a.jpg#0", "b/c.jpg#0"]
 
 
+def test_globs_and_files_at_the_top_of_a_store_have_a_root_too() -> None:
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe_file("/top-1.jpg", b"1")
+    filesystem.pipe_file("/top-2.jpg", b"2")
+    for path, ids in (("memory://top-*.jpg", ["top-1.jpg#0", "top-2.jpg#0"]), ("memory://top-2.jpg", ["top-2.jpg#0"])):
+        assert list(outcomes(read_all(images(path))).items()) == [(id_, "") for id_ in ids]
+
+
 def test_links_are_followed_and_never_in_a_circle(tmp_path) -> None:
     make(tmp_path, "root/a.jpg", "other/b.jpg")
     (tmp_path / "root" / "link").symlink_to(tmp_path / "other")

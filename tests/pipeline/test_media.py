@@ -174,6 +174,13 @@ def test_bytes_that_are_no_picture_have_a_code(data, code, capfd) -> None:
     assert capfd.readouterr() == ("", "")
 
 
+def test_pillow_logs_nothing_about_damage(caplog) -> None:
+    data = saved(Image.new("RGB", (4, 4)), "TIFF")
+    at = data.index(struct.pack("<HHI", 277, 3, 1))  # SamplesPerPixel
+    assert code_of(data[: at + 8] + struct.pack("<H", 40_000) + data[at + 10 :]) in ("not_an_image", "broken_image")
+    assert caplog.text == ""
+
+
 def test_libtiff_keeps_quiet_about_damage(capfd) -> None:
     noise = np.random.default_rng(0).integers(0, 255, (40, 40, 3), dtype=np.uint8)
     data = bytearray(saved(Image.fromarray(noise), "TIFF", compression="tiff_adobe_deflate"))

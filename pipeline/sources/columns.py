@@ -1,0 +1,103 @@
+"""Column types of Parquet sources: what can be an image, an id or a prompt's value, and one type over many files.
+
+Knows Arrow types and the job's needs; opens nothing.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from configs.load import ConfigError
+from pipeline.sources.kind import Needs
+
+
+def is_bytes(kind: pa.DataType) -> bool:
+    """Any of Arrow's binary types."""
+    return any(
+        is_kind(kind) for is_kind in (pt.is_binary, pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary)
+    )
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Any of Arrow's string types."""
+    return any(is_kind(kind) for is_kind in (pt.is_string, pt.is_large_string, pt.is_string_view))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Any of Arrow's list types."""
+    return any(is_kind(kind) for is_kind in (pt.is_list, pt.is_large_list, pt.is_fixed_size_list))
+
+
+def is_image(kind: pa.DataType) -> bool:
+    """Bytes, URIs, `struct<bytes, path>`, or nothing at all in every row."""
+    if pt.is_struct(kind):
+        parts = {kind.field(index).name: kind.field(index).type for index in range(kind.num_fields)}
+        own_bytes = parts.get("bytes", pa.string())
+        has_bytes = is_bytes(own_bytes) or pt.is_null(own_bytes)
+        path = parts.get("path", pa.string())
+        return has_bytes and (is_text(path) or pt.is_null(path))
+    return is_bytes(kind) or is_text(kind) or pt.is_null(kind)
+
+
+def unpacked(kind: pa.DataType) -> pa.DataType:
+    """The type of a dictionary's values; any other type as it is."""
+    return kind.value_type if pt.is_dictionary(kind) else kind
+
+
+def plain(kind: pa.DataType) -> pa.DataType:
+    """The type a column travels with: dictionaries are unpacked, all-null columns are strings."""
+    kind = unpacked(kind)
+    return pa.string() if pt.is_null(kind) else kind
+
+
+def check(schema: pa.Schema, needs: Needs, where: str) -> None:
+    """Refuse needed columns of types that cannot serve.
+
+    Raises:
+        ConfigError: names the dotted path, the column, the file and the type.
+    """
+    source = needs.source
+    for name, dotted in needs.columns().items():
+        if len(schema.get_all_field_indices(name)) > 1:
+            raise ConfigError(f"{dotted}: {where} has several columns named {name!r}")
+    if source.columns.image is not None:
+        kind = schema.field(source.columns.image).type
+        if not is_image(kind.value_type if is_list(kind) else kind):
+            raise ConfigError(
+                f"source.columns.image: {source.columns.image!r} in {where} is {kind}; images are bytes, URIs, "
+                "struct<bytes, path>, or lists of those"
+            )
+    if source.id_column is not None:
+        kind = plain(schema.field(source.id_column).type)
+        if not (is_text(kind) or pt.is_integer(kind)):
+            raise ConfigError(f"source.id_column: {source.id_column!r} in {where} is {kind}; ids are text or integers")
+    for name, dotted in needs.fields.items():
+        kind = plain(schema.field(name).type)
+        if is_bytes(kind):
+            raise ConfigError(f"{dotted}: the column {name!r} in {where} holds bytes, which no prompt can hold")
+
+
+def unify(one: pa.Field, other: pa.Field, where: str) -> pa.Field:
+    """The field that holds both files' values: wider integers or floats, never another kind of value.
+
+    Raises:
+        ConfigError: the types conflict; names the column and the file `where` of the second.
+    """
+    old, new = one.type, other.type
+    if old.equals(new) or pt.is_null(new):
+        return one
+    if pt.is_null(old):
+        return other
+    same_kind = any(both(old) and both(new) for both in (pt.is_integer, pt.is_floating, is_text, is_bytes))
+    nested = pt.is_nested(old) and pt.is_nested(new)
+    try:
+        if not same_kind and not nested:
+            raise pa.ArrowTypeError("kinds differ")
+        options = "permissive" if same_kind else "default"
+        merged: pa.Field = pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options=options).field(0)
+    except pa.ArrowException:
+        raise ConfigError(
+            f"sink.keep_columns: {one.name!r} is {new} in {where} and {old} in an earlier file; its type must be one"
+        ) from None
+    return merged
