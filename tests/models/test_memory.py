@@ -12,8 +12,8 @@ from models.cache import RaggedCache
 
 @st.composite
 def parent_rows(draw: st.DrawFn) -> list[int]:
-    size = draw(st.integers(1, 12))
-    return [-1] + [draw(st.integers(0, i - 1)) for i in range(1, size)]
+    size = draw(st.integers(1, 17))
+    return [-1] + [draw(st.integers(-1, i - 1)) for i in range(1, size)]  # −1 elsewhere: an invalid node
 
 
 @settings(max_examples=60, deadline=None)
