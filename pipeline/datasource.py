@@ -77,10 +77,9 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         tasks = []
         for span in self._spans:
             pieces = _file_pieces(self._manifest, span)
-            sizes = self._manifest.files["size_bytes"]
             metadata = BlockMetadata(
                 num_rows=_known_rows(pieces),
-                size_bytes=sum(sizes[piece.file].as_py() for piece in span),
+                size_bytes=sum(_listed(self._manifest, span)["size_bytes"].to_pylist()),
                 exec_stats=None,
                 input_files=None,
             )
@@ -132,8 +131,15 @@ def read_first(source: Source, manifest: Manifest, fields: tuple[str, ...], limi
 
 
 def _file_pieces(manifest: Manifest, span: spans.Span) -> list[FilePiece]:
-    paths, counts = manifest.files["path"], manifest.files["num_samples"]
-    return [FilePiece(paths[file].as_py(), start, stop, counts[file].as_py()) for file, start, stop in span]
+    listed = _listed(manifest, span)
+    paths, counts = listed["path"].to_pylist(), listed["num_samples"].to_pylist()
+    first = span[0].file
+    return [FilePiece(paths[file - first], start, stop, counts[file - first]) for file, start, stop in span]
+
+
+def _listed(manifest: Manifest, span: spans.Span) -> pa.Table:
+    """The manifest's rows from the span's first file to its last."""
+    return manifest.files.slice(span[0].file, span[-1].file - span[0].file + 1)
 
 
 def _known_rows(pieces: list[FilePiece]) -> int | None:
