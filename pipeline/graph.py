@@ -1,7 +1,7 @@
 """The Ray Data graph of a job: read spans → cut into batches → decode media → generate → write.
 
-When an actor dies, Ray keeps the blocks that a task had already reported and drops those of its retry by index, unread. So
-every task makes one block, rows in input order, or the very same blocks again. Ray's cutting of blocks by bytes is
+When an actor dies, Ray keeps the blocks that a task had already reported and drops those of its retry by index, unread.
+So every task makes one block, rows in input order, or the very same blocks again. Ray's cutting of blocks by bytes is
 switched off for that, and rows bound the size of a block instead:
 
     read      one span of the manifest, still encoded: `source.span_max_rows` rows or `source.span_max_bytes`
