@@ -1,0 +1,167 @@
+"""EAGLE: a one-layer head continues the target's features, with a small memory of its own.
+
+Its row holds one column per pair (feature of token t, embedding of token t + 1). Pairs of committed tokens carry the
+*target's* features: the prompt's are encoded when a sample is admitted, the accepted ones after every step, so that
+drafting starts from the output at the pending token. Below that, tree levels run in scratch columns and feed on the
+head's own outputs, which the next commit replaces. Li et al. 2024 (arXiv 2401.15077, 2406.16858).
+
+Positions count the pairs, as the public heads were trained: a text's rotary positions in one dimension, whatever the
+target's are. The embedding of a visual column is the one the target's language model received (the image's feature);
+that of a text token is the head's own. Knows no tree shapes and no acceptance rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from decoding.contracts import EngineSpec, Judgement, Probe
+from decoding.drafters.merge import Merge, SingleLane
+from decoding.tree import Frontier, Verdict
+from decoding.types import Request
+from models.eagle import EagleNetwork
+from models.lanes import LaneModel, SlotBatch
+from models.prefix import Prefix
+
+
+class EagleDrafter:
+    """Drafts with `network` and the target's own output layer `head`; `num_lanes` is the target's.
+
+    Per slot: `_output` (S, R, D) the head's output at the pending token. Per step, by scratch column with the root in
+    front: `_outputs` (b, R, 1 + M, D) and what each may see, `_sees` (b, 1 + M, M); by grown node: `_column` (b, G),
+    0 for the root, and −1 for nodes that were never run.
+    """
+
+    name = "eagle"
+    needs_hidden = True
+    needs_attention = False
+
+    def __init__(self, network: EagleNetwork, head: nn.Module, num_lanes: int = 1, merge: Merge | None = None) -> None:
+        self.network = network
+        self.head = head
+        self.num_lanes = num_lanes
+        self.merge = merge or SingleLane()
+        self.num_forwards = 0
+
+    def open(self, spec: EngineSpec) -> None:
+        assert spec.hidden_size == self.network.hidden_size, (spec.hidden_size, self.network.hidden_size)
+        scratch = max(spec.max_frontier_nodes, spec.max_levels + 1)
+        self.lanes = LaneModel(
+            self.network, self.head, spec.num_slots, self.num_lanes, spec.max_context_tokens + scratch
+        )
+        self.merge.open(spec, self.num_lanes)
+        self._max_scratch = spec.max_frontier_nodes
+        self._max_grown = spec.max_grown_nodes
+        weight = self.network.fc.weight
+        self._output = weight.new_zeros(spec.num_slots, self.num_lanes, self.network.hidden_size)
+
+    def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
+        # One pair per column of the target's prompt: no prompt of its own whose length would have to be checked.
+        return []
+
+    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
+        own = [self._pair(probe, first[i : i + 1]) for i, probe in enumerate(probes)]
+        prefill = self.lanes.admit(slots, [[pairs] * self.num_lanes for pairs in own])
+        self._output[slots.index] = prefill.last
+        self.merge.reset(slots)
+        self.num_forwards += 1
+
+    def _pair(self, probe: Probe, first: Tensor) -> Prefix:
+        """The prompt as pairs: column t holds feature t and the token after it, the last one the first produced."""
+        assert probe.hidden is not None, "an EAGLE head needs the hidden states of the target's prefill"
+        prefix = probe.prefix
+        tokens = torch.cat([prefix.token_ids[1:], first])
+        embeds = self._embed(tokens)
+        visual = torch.cat([prefix.visual[1:], prefix.visual.new_zeros(1)])
+        seen = torch.cat([prefix.embeds[1:], prefix.embeds[:1]]).to(embeds.dtype)
+        fused = self.network.fuse(torch.where(visual[:, None], seen, embeds), probe.hidden)
+        return Prefix(tokens, fused, torch.arange(prefix.length, device=fused.device), torch.zeros_like(visual))
+
+    def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
+        outputs = self._begin(slots) if frontier.depth == 0 else self._extend(slots, frontier)
+        logits: Tensor = self.head(outputs.to(self._head_dtype())).float()
+        return self.merge.merge(slots, logits, frontier.depth == 0)
+
+    def _begin(self, slots: SlotBatch) -> Tensor:
+        """A new tree: the root was encoded by the last commit, (b, R, 1, D)."""
+        root = self._output[slots.index][:, :, None]
+        b, device = root.shape[0], root.device
+        self._num_scratch = 0
+        self._outputs = torch.cat([root, root.new_zeros(b, root.shape[1], self._max_scratch, root.shape[3])], dim=2)
+        self._sees = torch.zeros(b, 1 + self._max_scratch, self._max_scratch, dtype=torch.bool, device=device)
+        self._column = torch.full((b, self._max_grown), -1, dtype=torch.long, device=device)
+        self._column[:, 0] = 0
+        return root
+
+    def _extend(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
+        """Run the frontier in scratch columns on the outputs of its parents; outputs (b, R, F, D)."""
+        b, width = frontier.nodes.shape
+        start, end = self._num_scratch, self._num_scratch + frontier.nodes.shape[1]
+        own = torch.arange(start + 1, end + 1, device=frontier.nodes.device)
+        parents = self._column.gather(1, frontier.parents)
+        self._column.scatter_(1, frontier.nodes, own.expand(b, -1))
+        self._sees[:, start + 1 : end + 1] = self._sees.gather(1, parents[:, :, None].expand(-1, -1, self._max_scratch))
+        self._sees[:, own, own - 1] = True
+        num_lanes, size = self._outputs.shape[1], self._outputs.shape[3]
+        features = self._outputs.gather(2, parents[:, None, :, None].expand(-1, num_lanes, -1, size))
+        # The root is encoded already, so a node of depth 1 stands at the row's next position.
+        depth = torch.full_like(frontier.tokens, frontier.depth - 1)
+        sees = self._sees[:, start + 1 : end + 1, :end]
+        outputs = self._run(slots, frontier.tokens, features, depth, sees, start)
+        self._outputs[:, :, start + 1 : end + 1] = outputs
+        self._num_scratch += width
+        return outputs
+
+    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+        """Encode the accepted tokens, and the target's own, with the target's features (b, R, D + 1, D_h)."""
+        slots, tokens = judgement.slots, _produced(judgement, verdict)
+        b, width = tokens.shape
+        num_lanes, size = judgement.hidden.shape[1], judgement.hidden.shape[3]
+        features = judgement.hidden.gather(2, verdict.path[:, None, :, None].expand(-1, num_lanes, -1, size))
+        place = torch.arange(width, device=tokens.device)
+        causal = (place[:, None] >= place[None]).expand(b, -1, -1)
+        outputs = self._run(slots, tokens, features, place.expand(b, -1), causal, 0)
+        # Pairs beyond `n` are junk past the row's end, which the next write replaces.
+        self.lanes.commit(slots, tokens[:, :0], verdict.n)
+        last = (verdict.n - 1)[:, None, None, None].expand(-1, num_lanes, 1, size)
+        self._output[slots.index] = outputs.gather(2, last)[:, :, 0]
+        self.merge.learn(judgement, verdict, self._merged_place(judgement, verdict))
+
+    def _merged_place(self, judgement: Judgement, verdict: Verdict) -> Tensor:
+        """As how many-th node each node of the path was drafted from, (b, D + 1); −1 for a leaf."""
+        if judgement.tree.num_levels == 0:
+            return torch.full_like(verdict.path, -1)
+        return self._column.gather(1, judgement.tree.origin.gather(1, verdict.path))
+
+    def wipe(self, slots: SlotBatch) -> None:
+        self.lanes.wipe(slots)
+        self._output[slots.index] = 0.0
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        return self.merge.extras(slot)
+
+    def _run(
+        self, slots: SlotBatch, tokens: Tensor, features: Tensor, depth: Tensor, sees: Tensor, offset: int
+    ) -> Tensor:
+        """Run pairs of `tokens` (b, N) and `features` (b, R, N, D); outputs (b, R, N, D)."""
+        embeds = self._embed(tokens)[:, None].expand(-1, features.shape[1], -1, -1)
+        self.num_forwards += 1
+        return self.lanes.forward_embeds(slots, self.network.fuse(embeds, features).flatten(0, 1), depth, sees, offset)
+
+    def _embed(self, tokens: Tensor) -> Tensor:
+        """Tokens the head has never seen become its token 0: it has to read something there."""
+        embeds: Tensor = self.network.embed_tokens(torch.where(tokens < self.network.vocab_size, tokens, 0))
+        return embeds
+
+    def _head_dtype(self) -> torch.dtype:
+        return next(self.head.parameters()).dtype
+
+
+def _produced(judgement: Judgement, verdict: Verdict) -> Tensor:
+    """The token after each node of the path (b, D + 1): accepted drafts, then the target's own; the rest is junk."""
+    tokens = judgement.tree.tokens.gather(1, verdict.path)
+    shifted = torch.cat([tokens[:, 1:], verdict.next[:, None]], dim=1)
+    return shifted.scatter(1, (verdict.n - 1)[:, None], verdict.next[:, None])

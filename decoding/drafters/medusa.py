@@ -1,0 +1,92 @@
+"""Medusa: heads on the target's last hidden state, each guessing one token further ahead.
+
+Head d gives the distribution of every draft of depth d + 1, whatever its parent: the tree is the product of the levels'
+candidates. Cai et al. 2024 (arXiv 2401.10774), section 3.1. No memory beyond one state per sample, and no forward but
+the heads' own. Knows no tree shapes and no acceptance rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decoding.contracts import EngineSpec, Judgement, Probe
+from decoding.drafters.merge import Merge, SingleLane
+from decoding.tree import Frontier, Verdict
+from decoding.types import Request
+from models.lanes import SlotBatch
+from models.medusa import MedusaHeads
+from models.prefix import Prefix
+
+
+class MedusaDrafter:
+    """Drafts with `heads`; `num_lanes` is the target's.
+
+    Per slot: `_state` (S, R, D), the target's hidden state that the pending token was chosen from.
+    """
+
+    name = "medusa"
+    needs_hidden = True
+    needs_attention = False
+
+    def __init__(self, heads: MedusaHeads, num_lanes: int = 1, merge: Merge | None = None) -> None:
+        self.heads = heads
+        self.num_lanes = num_lanes
+        self.merge = merge or SingleLane()
+        self.num_forwards = 0
+
+    def open(self, spec: EngineSpec) -> None:
+        shape = self.heads.shape
+        assert spec.hidden_size == shape.hidden_size, (spec.hidden_size, shape.hidden_size)
+        assert spec.max_levels <= shape.num_heads, (
+            f"a tree of {spec.max_levels} levels needs as many heads, not {shape.num_heads}"
+        )
+        self._vocab_size = spec.vocab_size
+        self.merge.open(spec, self.num_lanes)
+        weight = next(self.heads.parameters())
+        self._state = weight.new_zeros(spec.num_slots, self.num_lanes, shape.hidden_size)
+
+    def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
+        return []
+
+    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
+        for place, probe in enumerate(probes):
+            assert probe.hidden is not None, "Medusa heads need the hidden states of the target's prefill"
+            self._state[slots.index[place]] = probe.hidden[-1].to(self._state.dtype)
+        self.merge.reset(slots)
+
+    def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
+        width = frontier.tokens.shape[1]
+        if frontier.depth == 0:
+            # All heads read one state: however many are asked, it is one pass.
+            self.num_forwards += 1
+            self._step_state = self._state[slots.index]
+        logits = self.heads.logits(frontier.depth, self._step_state)[:, :, None]  # (b, R, 1, V)
+        merged = self.merge.merge(slots, self._to_vocabulary(logits), frontier.depth == 0)
+        return merged.expand(-1, width, -1)
+
+    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+        num_lanes, size = judgement.hidden.shape[1], judgement.hidden.shape[3]
+        last = verdict.path.gather(1, (verdict.n - 1)[:, None])
+        state = judgement.hidden.gather(2, last[:, None, :, None].expand(-1, num_lanes, -1, size))[:, :, 0]
+        self._state[judgement.slots.index] = state.to(self._state.dtype)
+        # A level is merged once: a path's node of depth d was drafted from the d-th merge.
+        place = torch.arange(verdict.path.shape[1], device=last.device)
+        place = torch.where(place < judgement.tree.num_levels, place, -1)
+        self.merge.learn(judgement, verdict, place.expand_as(verdict.path))
+
+    def wipe(self, slots: SlotBatch) -> None:
+        self._state[slots.index] = 0.0
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        return self.merge.extras(slot)
+
+    def _to_vocabulary(self, logits: Tensor) -> Tensor:
+        """Cut or fill (…, V') to the target's V; tokens without a place in the heads get probability 0."""
+        missing = self._vocab_size - logits.shape[-1]
+        if missing <= 0:
+            return logits[..., : self._vocab_size]
+        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)
