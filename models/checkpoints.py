@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import (
     AutoConfig,
+    AutoImageProcessor,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoProcessor,
@@ -21,6 +22,9 @@ from transformers import (
     PreTrainedConfig,
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+from models.front_end import VIDEO_PART, images_only
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -68,10 +72,25 @@ def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
         CheckpointError: its files are missing or broken.
     """
     loader: Any = AutoProcessor if is_vision_language(config) else AutoTokenizer
+    own_class: Any = PROCESSOR_MAPPING.get(type(config), None)
     try:
+        if loader is AutoProcessor and own_class is not None and VIDEO_PART in own_class.get_attributes():
+            return _read_images_only(ref, own_class)
         return loader.from_pretrained(ref.path, **ref.options())
     except (OSError, ValueError, KeyError, ImportError) as error:
         raise CheckpointError(f"{ref.path}: its processor cannot be read: {_first_line(error)}") from error
+
+
+def _read_images_only(ref: CheckpointRef, processor_class: Any) -> Any:
+    """The processor without its video part, put together from its own files as transformers would."""
+    loaders: dict[str, Any] = {"image_processor": AutoImageProcessor, "tokenizer": AutoTokenizer}
+    options = ref.options()
+    parts = [
+        None if part == VIDEO_PART else loaders[part].from_pretrained(ref.path, **options)
+        for part in processor_class.get_attributes()
+    ]
+    settings, _ = processor_class.get_processor_dict(ref.path, **options)
+    return images_only(processor_class).from_args_and_dict(parts, settings)
 
 
 def load_weights(ref: CheckpointRef, config: PreTrainedConfig, dtype: str, device: torch.device) -> nn.Module:

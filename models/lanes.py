@@ -91,8 +91,7 @@ class LaneModel:
         extra: dict[str, Any] = {}
         if any(prefix.deepstack for prefix in flat):
             extra["visual_pos_masks"] = torch.stack([_pad(prefix.visual, longest) for prefix in flat])
-            layers = zip(*(prefix.deepstack for prefix in flat if prefix.deepstack), strict=True)
-            extra["deepstack_visual_embeds"] = [torch.cat(features) for features in layers]
+            extra["deepstack_visual_embeds"] = _stack_deepstack(flat)
         hidden = self._run(embeds, positions, step, extra)
         self.cache.lens[rows] = lens
         self.delta[rows] = torch.tensor([prefix.position_offset for prefix in flat], device=self.device)
@@ -167,6 +166,12 @@ def _text_after_images(prefixes: Sequence[Prefix], length: int) -> Tensor:
 def _pad(values: Tensor, length: int) -> Tensor:
     """Pad the first axis with zeros up to `length`."""
     return torch.cat([values, values.new_zeros((length - values.shape[0], *values.shape[1:]))])
+
+
+def _stack_deepstack(prefixes: Sequence[Prefix]) -> list[Tensor]:
+    """Features (visual columns of all rows, D) for each of the first layers, row after row; text rows have none."""
+    layers = zip(*(prefix.deepstack for prefix in prefixes if prefix.deepstack), strict=True)
+    return [torch.cat(features) for features in layers]
 
 
 def _stack_positions(prefixes: Sequence[Prefix], length: int) -> Tensor:

@@ -14,12 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.checkpoints import CheckpointError, CheckpointRef, load_weights, read_config, read_processor
+from models.checkpoints import CheckpointRef, load_weights, read_config, read_processor
 from models.front_end import FrontEnd
+from models.inspection import check_decoder
 from models.lanes import LaneModel
 from models.prefix import Prefix, capture
-
-SUPPORTED_LAYERS = frozenset({"full_attention"})
 
 
 class Target:
@@ -31,18 +30,12 @@ class Target:
 
     def __init__(self, model: nn.Module, front_end: FrontEnd, name: str = "") -> None:
         config: Any = model.config
-        text: Any = config.get_text_config()
-        layers = set(getattr(text, "layer_types", None) or SUPPORTED_LAYERS)
-        if not layers <= SUPPORTED_LAYERS:
-            raise CheckpointError(
-                f"{name or type(model).__name__}: layers of type {sorted(layers - SUPPORTED_LAYERS)} cannot run: "
-                "every layer has to be full attention"
-            )
         self.model = model
         self.name = name
         self.front_end = front_end
         self.decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
         self.head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
+        check_decoder(model, self.decoder, self.head, name or type(model).__name__)
         self.device = next(self.decoder.parameters()).device
         self.dtype = next(self.decoder.parameters()).dtype
         self.vocab_size = int(self.head.weight.shape[0])

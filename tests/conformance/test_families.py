@@ -5,9 +5,22 @@ Prompts hold no, one or two pictures of different sizes, so rows with and withou
 
 from __future__ import annotations
 
-import pytest
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
-from decoding import Sampling
+import pytest
+import torch
+
+import models.lanes as lanes
+from decoding import Engine, Method, Sampling
+from decoding.acceptance import Exact
+from decoding.drafters import NoDrafter
+from models.checkpoints import CheckpointRef
+from models.front_end import PromptError
+from models.prefix import Prefix
+from models.target import Target
 from tests import toys
 from tests.conformance import checks
 
@@ -29,7 +42,90 @@ def test_sampled_output_equals_plain_sampling_under_shared_noise(family: str, tr
     assert acceptance_length > 1.1
 
 
-@pytest.mark.parametrize("tree", ["chain", "ragged"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "tree"), [*((family, "ragged") for family in FAMILIES), ("qwen2_5_vl", "chain")])
 def test_every_row_of_memory_equals_a_fresh_prefill(family: str, tree: str) -> None:
     checks.check_cache(family, tree, "perturbed")
+
+
+@pytest.mark.parametrize("family", list(toys.FAMILIES))
+def test_a_saved_checkpoint_loads_and_gives_the_same_tokens(family: str, tmp_path: Path) -> None:
+    toys.save(family, tmp_path)
+    loaded = Target.load(CheckpointRef(str(tmp_path)), "float32", "cpu")
+    engine = Engine(loaded, Method(NoDrafter(), checks.TREES["chain"](), Exact()), 4, 128)
+    wanted = checks.requests(family, 5)
+    done = checks.run(engine, wanted)
+    for request in wanted:
+        assert done[request.sample_id].token_ids == checks.generated(family, request, loaded.eos_ids)
+
+
+@pytest.mark.parametrize("saved_as", ["Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast"])
+def test_a_checkpoint_with_a_video_part_describes_pictures_alone(saved_as: str, tmp_path: Path) -> None:
+    toys.save("qwen2_5_vl", tmp_path)
+    settings = tmp_path / "preprocessor_config.json"
+    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"image_processor_type": saved_as}))
+    (tmp_path / "video_preprocessor_config.json").write_text('{"video_processor_type": "Qwen2VLVideoProcessor"}')
+    loaded = Target.load(CheckpointRef(str(tmp_path)), "float32", "cpu")
+    made = toys.target("qwen2_5_vl")
+    prompt, images = toys.prompt("qwen2_5_vl", 1)
+    assert torch.equal(loaded.encode(prompt, images).embeds, made.encode(prompt, images).embeds)
+    with pytest.raises(PromptError, match="no videos were passed"):
+        loaded.encode("<s> w4 <video>", ())
+
+
+def position_offset_is_dropped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Prefix, "position_offset", 0)
+
+
+def position_axes_are_made_equal(patch: pytest.MonkeyPatch) -> None:
+    def first_axis_only(prefixes: Any, length: int) -> torch.Tensor:
+        positions = stack(prefixes, length)
+        return positions[:1].expand_as(positions) if positions.dim() == 3 else positions
+
+    stack = lanes._stack_positions
+    patch.setattr(lanes, "_stack_positions", first_axis_only)
+
+
+def deepstack_features_are_dropped(patch: pytest.MonkeyPatch) -> None:
+    stack = lanes._stack_deepstack
+    patch.setattr(lanes, "_stack_deepstack", lambda prefixes: [torch.zeros_like(one) for one in stack(prefixes)])
+
+
+def deepstack_features_go_to_another_row(patch: pytest.MonkeyPatch) -> None:
+    stack = lanes._stack_deepstack
+    patch.setattr(lanes, "_stack_deepstack", lambda prefixes: stack(prefixes[::-1]))
+
+
+def deepstack_layers_are_swapped(patch: pytest.MonkeyPatch) -> None:
+    stack = lanes._stack_deepstack
+    patch.setattr(lanes, "_stack_deepstack", lambda prefixes: stack(prefixes)[::-1])
+
+
+def every_row_takes_the_first_rows_offset(patch: pytest.MonkeyPatch) -> None:
+    admit = lanes.LaneModel.admit
+
+    def admit_with_one_offset(self: Any, slots: Any, prefixes: Any, *rest: Any) -> Any:
+        out = admit(self, slots, prefixes, *rest)
+        self.delta[self.rows(slots)] = self.delta[self.rows(slots)[0]].clone()
+        return out
+
+    patch.setattr(lanes.LaneModel, "admit", admit_with_one_offset)
+
+
+FAULTS = [
+    (position_offset_is_dropped, "qwen2_5_vl"),
+    (position_axes_are_made_equal, "qwen2_5_vl"),
+    (every_row_takes_the_first_rows_offset, "qwen2_5_vl"),
+    (deepstack_features_are_dropped, "qwen3_vl"),
+    (deepstack_features_go_to_another_row, "qwen3_vl_moe"),
+    (deepstack_layers_are_swapped, "qwen3_vl"),
+]
+
+
+@pytest.mark.parametrize(("fault", "family"), FAULTS, ids=[fault.__name__ for fault, _ in FAULTS])
+def test_a_planted_fault_is_caught(
+    fault: Callable[[pytest.MonkeyPatch], None], family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without the fault this is a case of the first test of this file, which passes.
+    fault(monkeypatch)
+    with pytest.raises(AssertionError):
+        checks.check_greedy(family, "ragged", "perturbed", 9)

@@ -7,9 +7,11 @@ One line per family in `FAMILIES`; everything else works by family name. Weights
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from models.target import Target
 from tests.toys import llava_family, qwen_vl, text
 from tests.toys.llava_family import IMAGE_SIZE_PX, PATCH_PX, llava, llava_processor
 from tests.toys.text import llama, text_config
-from tests.toys.weights import STD, VOCAB_SIZE, make_tokenizer, randomise
+from tests.toys.weights import STD, VOCAB_SIZE, make_qwen_tokenizer, make_tokenizer, randomise
 
 __all__ = [
     "FAMILIES",
@@ -40,6 +42,7 @@ __all__ = [
     "processor",
     "prompt",
     "randomise",
+    "save",
     "target",
     "text_config",
 ]
@@ -62,7 +65,7 @@ class Family:
 
 FAMILIES = {
     "llama": Family(llama, make_tokenizer),
-    "qwen2": Family(text.qwen2, make_tokenizer),
+    "qwen2": Family(text.qwen2, make_qwen_tokenizer),
     "qwen3": Family(text.qwen3, make_tokenizer),
     "llava": Family(llava, llava_processor, tuple((IMAGE_SIZE_PX, IMAGE_SIZE_PX + extra) for extra in range(5))),
     "llava_next": Family(llava_family.llava_next, llava_family.llava_next_processor, llava_family.TILED_SIZES_PX),
@@ -109,6 +112,19 @@ def perturbed(family: str, noise: float, seed: int = 0) -> Target:
             if parameter.dim() > 1:
                 parameter.add_(torch.randn(parameter.shape, generator=generator) * noise)
     return Target(model, front_end(family), f"{family}-perturbed")
+
+
+def save(family: str, folder: Path, seed: int = 0) -> None:
+    """Write a checkpoint as it would be published: weights, tokenizer, image processor, processor settings."""
+    oracle(family, seed).save_pretrained(folder)  # type: ignore[operator]
+    made = processor(family)
+    if not FAMILIES[family].takes_images:
+        made.save_pretrained(folder)
+        return
+    made.tokenizer.save_pretrained(folder)
+    made.image_processor.save_pretrained(folder)
+    settings = {name: value for name, value in made.to_dict().items() if not name.endswith("_processor")}
+    (folder / "processor_config.json").write_text(json.dumps(settings))
 
 
 def picture(seed: int, family: str = "llava") -> NDArray[np.uint8]:
