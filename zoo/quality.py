@@ -166,7 +166,10 @@ def other_questions(num: int, seed: int) -> dict[str, list[Question]]:
         asked["clip"].append(ask(dialogue.CLIP_PROMPT, [render_scene(frame) for frame in frames], said))
         first, second = dialogue.draw_second_turn(scene, rng)
         one = ask(first[0], [render_scene(scene)], second[1])
-        turns = [{"role": "assistant", "content": first[1]}, {"role": "user", "content": second[0]}]
+        turns: list[dict[str, object]] = [
+            {"role": "assistant", "content": first[1]},
+            {"role": "user", "content": second[0]},
+        ]
         asked["second"].append(Question([*one.messages, *turns], one.images, second[1]))
         prompt, said = dialogue.draw_text_only(rng)
         asked["text"].append(ask(prompt, [], said))

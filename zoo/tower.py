@@ -48,9 +48,11 @@ def pretrain_tower(
     seed: int,
     report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
 ) -> None:
-    """Train a CLIP tower in place until its patch features name the attributes."""  # fmt: skip
+    """Train a CLIP tower in place until its patch features name the attributes."""
     torch.manual_seed(seed)
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, sum(HEADS.values())))
+    device = next(tower.parameters()).device
+    head = head.to(device)
     parameters = [*tower.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=num_steps + 1, pct_start=0.1)
@@ -63,14 +65,14 @@ def pretrain_tower(
             scene = draw_scene(rng, "train")
             images.append(render_like_a_file(scene, rng))
             labels.append(label_patches(scene))
-        features = tower(pixel_values=pixels_of(images)).last_hidden_state[:, 1:]  # [b, 36, width]
-        wanted = torch.stack(labels, dim=1)  # [heads, b, 36]
-        loss = torch.zeros(())
+        features = tower(pixel_values=pixels_of(images).to(device)).last_hidden_state[:, 1:]  # [b, 36, width]
+        wanted = torch.stack(labels, dim=1).to(device)  # [heads, b, 36]
+        loss = torch.zeros((), device=device)
         for number, logits in enumerate(head(features).split(list(HEADS.values()), dim=-1)):
             loss = loss + cross_entropy(logits.flatten(0, 1), wanted[number].flatten(), ignore_index=IGNORED)
             known = wanted[number] != IGNORED
-            right[number] += ((logits.argmax(-1) == wanted[number]) & known).sum()
-            told[number] += known.sum()
+            right[number] += ((logits.argmax(-1) == wanted[number]) & known).sum().cpu()
+            told[number] += known.sum().cpu()
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, 1.0)

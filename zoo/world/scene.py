@@ -107,8 +107,13 @@ def change_scene(rng: random.Random, scene: Scene, split: str) -> tuple[Scene, s
             things[index] = dataclasses.replace(old, cell=rng.choice(free))
         else:
             values = {"colour": COLOURS, "shape": SHAPES, "size": SIZES}[kind]
-            others = [value for value in values if value != getattr(old, kind)]
-            things[index] = dataclasses.replace(old, **{kind: rng.choice(others)})
+            value = rng.choice([value for value in values if value != getattr(old, kind)])
+            if kind == "colour":
+                things[index] = dataclasses.replace(old, colour=value)
+            elif kind == "shape":
+                things[index] = dataclasses.replace(old, shape=value)
+            else:
+                things[index] = dataclasses.replace(old, size=value)
         changed = dataclasses.replace(scene, things=tuple(sorted(things)), look_seed=rng.getrandbits(32))
         if split_of(changed) == split:
             return changed, kind, changed.things.index(new) if kind == "added" else index
