@@ -10,16 +10,19 @@ from typing import Any
 
 from configs import acceptance as rules
 from configs import contexts as seen
+from configs import drafters as heads
 from configs import method as choices
 from decoding.acceptance import Exact, Fly, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
-from decoding.drafters import ModelDrafter, NoDrafter
+from decoding.drafters import EagleDrafter, MedusaDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import Merge, SingleLane
-from decoding.trees import StaticTree, branching_paths, chain
+from decoding.trees import DynamicTree, StaticTree, branching_paths, chain
 from models.captioner import Captioner
 from models.checkpoints import CheckpointRef
+from models.eagle import EagleNetwork
+from models.medusa import MedusaHeads
 from models.target import Target
 
 CONTEXTS: dict[type, Callable[[Any], Context]] = {
@@ -32,6 +35,7 @@ CONTEXTS: dict[type, Callable[[Any], Context]] = {
 TREES: dict[type, Callable[[Any], TreePolicy]] = {
     choices.ChainTree: lambda tree: chain(tree.length),
     choices.StaticTree: lambda tree: StaticTree(tree.paths or branching_paths(tree.branching)),
+    choices.DynamicTree: lambda tree: DynamicTree(tree.top_k, tree.depth, tree.total_tokens),
 }
 ACCEPTANCES: dict[type, Callable[[Any], Acceptance]] = {
     rules.ExactAcceptance: lambda _: Exact(),
@@ -43,18 +47,30 @@ ACCEPTANCES: dict[type, Callable[[Any], Acceptance]] = {
 }
 
 
-def build_method(config: choices.Method, drafter_model: Target | None, vocab_size: int) -> Method:
-    """Parts for one engine; `vocab_size` is the target's. Parts hold per-slot state, so each engine needs its own."""
+def build_method(
+    config: choices.Method, drafter_model: Target | EagleNetwork | MedusaHeads | None, target: Target
+) -> Method:
+    """Parts for one engine over `target`. Parts hold per-slot state, so each engine needs its own."""
     drafter: Drafter
     if isinstance(config.drafter, choices.NoDrafter):
         drafter = NoDrafter()
+    elif isinstance(config.drafter, heads.EagleDrafter):
+        assert isinstance(drafter_model, EagleNetwork)
+        drafter = EagleDrafter(drafter_model, target.head)
+    elif isinstance(config.drafter, heads.MedusaDrafter):
+        assert isinstance(drafter_model, MedusaHeads)
+        drafter = MedusaDrafter(drafter_model)
     else:
-        assert drafter_model is not None, "the schema lets no drafter 'model' through without model.drafter"
+        assert isinstance(drafter_model, Target), "the schema lets no drafter 'model' through without model.drafter"
         contexts = [CONTEXTS[type(context)](context) for context in config.contexts]
-        drafter = ModelDrafter(drafter_model, contexts, vocab_size, _merge(config.drafter.ensemble, len(contexts)))
-    return Method(
-        drafter, TREES[type(config.tree)](config.tree), ACCEPTANCES[type(config.acceptance)](config.acceptance)
-    )
+        merge = _merge(config.drafter.ensemble, len(contexts))
+        drafter = ModelDrafter(drafter_model, contexts, target.vocab_size, merge)
+    return Method(drafter, build_tree(config), ACCEPTANCES[type(config.acceptance)](config.acceptance))
+
+
+def build_tree(config: choices.Method) -> TreePolicy:
+    """The tree policy alone."""
+    return TREES[type(config.tree)](config.tree)
 
 
 def load_captioner(choice: seen.CaptionContext) -> Captioner:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from actors.heads import Head, check_head, is_head, load_head
 from actors.method import build_method
 from configs import schema
 from configs.load import ConfigError
@@ -40,11 +41,11 @@ class PairInfo:
 
 @dataclass(frozen=True)
 class Pair:
-    """A loaded pair; `drafter` is None where the method needs no model."""
+    """A loaded pair; `drafter` is a model, a head on the target, or None where the method needs neither."""
 
     config: schema.CaptionJob
     target: Target
-    drafter: Target | None
+    drafter: Target | Head | None
     target_id: str
     drafter_id: str
     revisions: dict[str, str]
@@ -55,7 +56,7 @@ class Pair:
 
     def engine(self, slots: int, max_context_tokens: int) -> Engine:
         """A fresh engine over this pair, with the configured method."""
-        method = build_method(self.config.method, self.drafter, self.target.vocab_size)
+        method = build_method(self.config.method, self.drafter, self.target)
         return Engine(self.target, method, slots, max_context_tokens)
 
 
@@ -72,9 +73,12 @@ def check(config: schema.CaptionJob) -> PairInfo:
     if not isinstance(config.method.drafter, NoDrafter):
         assert config.model.drafter is not None
         drafter_ref = _ref(config.model.drafter)
-        drafter_config, drafter_front_end = _describe(drafter_ref, "model.drafter")
-        _check_vocabulary(front_end, drafter_front_end, drafter_ref.path)
-        revisions["drafter"] = revision_of(drafter_ref, drafter_config)
+        if is_head(config):
+            revisions["drafter"] = check_head(config, drafter_ref, target_config, front_end)
+        else:
+            drafter_config, drafter_front_end = _describe(drafter_ref, "model.drafter")
+            _check_vocabulary(front_end, drafter_front_end, drafter_ref.path)
+            revisions["drafter"] = revision_of(drafter_ref, drafter_config)
         drafter_id = _identity(drafter_ref, revisions["drafter"])
     return PairInfo(front_end, _identity(target_ref, revisions["target"]), drafter_id, revisions)
 
@@ -89,9 +93,12 @@ def load(config: schema.CaptionJob, torch_threads: int | None = None) -> Pair:
         torch.set_num_threads(torch_threads)
     info = check(config)
     target = _load(config.model.target, "model.target")
-    drafter = None
+    drafter: Target | Head | None = None
     if config.model.drafter is not None and info.drafter_id:
-        drafter = _load(config.model.drafter, "model.drafter")
+        if is_head(config):
+            drafter = load_head(config, _ref(config.model.drafter), target)
+        else:
+            drafter = _load(config.model.drafter, "model.drafter")
     return Pair(config, target, drafter, info.target_id, info.drafter_id, info.revisions)
 
 

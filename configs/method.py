@@ -20,6 +20,7 @@ from configs.contexts import (
     PrunedContext,
     TextOnlyContext,
 )
+from configs.drafters import EagleDrafter, MedusaDrafter
 from configs.section import Section
 
 
@@ -75,11 +76,33 @@ class StaticTree(Section):
         return self
 
 
-Drafter = Annotated[NoDrafter | ModelDrafter, Field(discriminator="kind")]
+class DynamicTree(Section):
+    """EAGLE-2's tree: a beam grows it, and the best nodes of all that grew are verified."""
+
+    kind: Literal["dynamic"] = "dynamic"
+    top_k: Annotated[int, Field(ge=1, le=64)] = 10
+    """Children of every node, and nodes of the beam."""
+    depth: Annotated[int, Field(ge=0, le=32)] = 5
+    """Levels of the beam below the root's children, as the papers count: the deepest draft is one deeper."""
+    total_tokens: Annotated[int, Field(ge=2, le=513)] = 60
+    """Nodes that are verified, the root included."""
+
+    @model_validator(mode="after")
+    def _sizes(self) -> DynamicTree:
+        num_grown = self.top_k + self.depth * self.top_k**2
+        if self.total_tokens > num_grown + 1:
+            raise ValueError(
+                f"total_tokens {self.total_tokens} is more than the {num_grown + 1} nodes that top_k {self.top_k} and "
+                f"depth {self.depth} can grow"
+            )
+        return self
+
+
+Drafter = Annotated[NoDrafter | ModelDrafter | EagleDrafter | MedusaDrafter, Field(discriminator="kind")]
 Context = Annotated[
     FullContext | TextOnlyContext | PooledContext | CaptionContext | PrunedContext, Field(discriminator="kind")
 ]
-Tree = Annotated[ChainTree | StaticTree, Field(discriminator="kind")]
+Tree = Annotated[ChainTree | StaticTree | DynamicTree, Field(discriminator="kind")]
 
 
 def _max_depth(tree: Section) -> int | None:
@@ -88,6 +111,8 @@ def _max_depth(tree: Section) -> int | None:
         return tree.length
     if isinstance(tree, StaticTree):
         return len(tree.branching) or max(len(path) for path in tree.paths)
+    if isinstance(tree, DynamicTree):
+        return tree.depth + 1
     return None
 
 

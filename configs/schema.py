@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from configs.drafters import EagleDrafter, MedusaDrafter
 from configs.method import Method, ModelDrafter, NoDrafter
 from configs.section import Section
 
@@ -168,8 +169,9 @@ class CaptionJob(Section):
 
     @model_validator(mode="after")
     def _pair(self) -> CaptionJob:
-        if isinstance(self.method.drafter, ModelDrafter) and self.model.drafter is None:
-            raise ValueError("method.drafter.kind is 'model', so model.drafter must name a checkpoint")
+        drafter = self.method.drafter
+        if isinstance(drafter, (ModelDrafter, EagleDrafter, MedusaDrafter)) and self.model.drafter is None:
+            raise ValueError(f"method.drafter.kind is '{drafter.kind}', so model.drafter must name a checkpoint")
         return self
 
     def resolved(self) -> dict[str, Any]:

@@ -23,6 +23,16 @@ from models.head_files import expect_shapes, head_folder, read_json, read_shapes
 
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_OPTIONAL = (
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "hidden_act",
+    "max_position_embeddings",
+)
 # Buffers that old files carry beside the weights; they follow from the configuration.
 _IGNORED = ("rotary_emb.inv_freq",)
 
@@ -55,10 +65,9 @@ class EagleShape:
                 raise CheckpointError(f"{where}: config.json must give {name} as a positive whole number")
         if data.get("num_hidden_layers", 1) != 1:
             raise CheckpointError(f"{where}: an EAGLE head has one layer, not {data['num_hidden_layers']}")
-        names = (*sizes, "num_key_value_heads", "head_dim", "rms_norm_eps", "rope_theta", "rope_scaling")
-        names += ("rope_parameters", "hidden_act", "max_position_embeddings")
+        given = {name: data[name] for name in (*sizes, *_OPTIONAL) if data.get(name) is not None}
         try:
-            llama = LlamaConfig(num_hidden_layers=1, **{n: data[n] for n in names if data.get(n) is not None})
+            llama = LlamaConfig(num_hidden_layers=1, **given)
         except Exception as error:  # transformers' own strict checks
             raise CheckpointError(f"{where}: config.json describes no Llama layer: {error}") from None
         bias, qkv_bias = data.get("bias", True), data.get("qkv_bias", False)
