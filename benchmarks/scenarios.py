@@ -1,0 +1,86 @@
+"""The zoo's scenarios as engine requests with a judge each: what a method is asked, and how its answer is scored.
+
+In distribution: single images, two images, a second turn, text only, clips of three frames. Out of distribution, as
+TABED's PororoSV and VIST are to its pair: stories of five unrelated images, and clips of six frames.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from zoo.quality import Question, ask, count_attributes, mask_fillers, other_questions
+from zoo.world import dialogue, grammar, sample_scenes
+from zoo.world.render import render_scene
+from zoo.world.scene import draw_clip, draw_scene, scene_rng
+
+Score = Callable[[str], tuple[int, int]]
+"""Text → (attributes right, attributes stated); all-or-nothing scenarios count one attribute."""
+IN_DISTRIBUTION = ("single", "two_images", "second_turn", "text_only", "clip")
+OUT_OF_DISTRIBUTION = ("story", "long_clip")
+STORY_IMAGES = 5
+LONG_CLIP_FRAMES = 6
+
+
+@dataclass(frozen=True)
+class Case:
+    """One question: `messages` and uint8 RGB `images`; `score` is None where there is no single right answer."""
+
+    case_id: str
+    messages: tuple[dict[str, Any], ...]
+    images: tuple[NDArray[np.uint8], ...]
+    score: Score | None
+
+
+def build_scenarios(num_cases: int, seed: int) -> dict[str, list[Case]]:
+    """`num_cases` held-out cases of every scenario; none is a scene of the training split."""
+    asked = other_questions(num_cases, seed)
+    found = {"single": _single(num_cases, seed)}
+    for name, kind in (("two_images", "change"), ("second_turn", "second"), ("text_only", "text"), ("clip", "clip")):
+        found[name] = [_from_question(f"{name}-{i}", question) for i, question in enumerate(asked[kind])]
+    found["story"], found["long_clip"] = [], []
+    for index in range(num_cases):
+        rng = scene_rng("held_out", seed + 2, index)
+        pictures = [render_scene(draw_scene(rng, "held_out")) for _ in range(STORY_IMAGES)]
+        prompt = rng.choice(sorted(grammar.PROMPTS.values()))
+        # The pair never saw five images at once, so only its agreement with itself is measured here.
+        found["story"].append(_from_question(f"story-{index}", ask(prompt, pictures, ""), judged=False))
+        frames = [render_scene(frame) for frame in draw_clip(rng, "held_out", LONG_CLIP_FRAMES)]
+        long_clip = ask(dialogue.CLIP_PROMPT, frames, "")
+        found["long_clip"].append(_from_question(f"long_clip-{index}", long_clip, judged=False))
+    return found
+
+
+def _single(num_cases: int, seed: int) -> list[Case]:
+    phrasing_of = {prompt: phrasing for phrasing, prompt in grammar.PROMPTS.items()}
+    cases = []
+    for index, (scene, image, caption, prompt) in enumerate(sample_scenes("held_out", num_cases, seed)):
+        question = ask(prompt, [image], caption)
+
+        def score(text: str, scene: Any = scene, phrasing: str = phrasing_of[prompt]) -> tuple[int, int]:
+            return count_attributes(scene, phrasing, text.strip())
+
+        cases.append(Case(f"single-{index}", _messages(question), _arrays(question.images), score))
+    return cases
+
+
+def _from_question(case_id: str, question: Question, judged: bool = True) -> Case:
+    truth = mask_fillers(question.answer)
+
+    def score(text: str) -> tuple[int, int]:
+        return int(mask_fillers(text.strip()) == truth), 1
+
+    return Case(case_id, _messages(question), _arrays(question.images), score if judged else None)
+
+
+def _messages(question: Question) -> tuple[dict[str, Any], ...]:
+    return tuple(dict(message) for message in question.messages)
+
+
+def _arrays(images: list[Image.Image]) -> tuple[NDArray[np.uint8], ...]:
+    return tuple(np.asarray(image.convert("RGB")) for image in images)

@@ -1,0 +1,82 @@
+"""Tables made from committed results, and the places in the documents where they stand.
+
+    python -m benchmarks.tables      # rewrites the generated parts of README.md and docs/methods.md
+
+A generated part stands between `<!-- table: NAME -->` and `<!-- end -->`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION
+
+RESULTS = Path(__file__).parent / "results"
+DOCUMENTS = (Path("README.md"), Path("docs/methods.md"))
+MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def acceptance_table(results: dict[str, Any]) -> str:
+    """Mean acceptance length (bonus included) of every method in every scenario."""
+    keys = (*IN_DISTRIBUTION, *OUT_OF_DISTRIBUTION)
+    lines = ["| method | " + " | ".join(key.replace("_", " ") for key in keys) + " |", "|---" * (len(keys) + 1) + "|"]
+    for name, result in results["methods"].items():
+        cells = [f"{result['scenarios'][key]['mean_acceptance_length']:.2f}" for key in keys]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def cost_table(results: dict[str, Any]) -> str:
+    """Cost and quality on single images."""
+    lines = [
+        "| method | mode | acceptance length | drafted per step | target forwards per token | relaxed "
+        "| attributes right | retention | equal to plain |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    base = results["methods"]["plain"]["scenarios"]["single"]["accuracy"]
+    for name, result in results["methods"].items():
+        cell = result["scenarios"]["single"]
+        lines.append(
+            f"| {name} | {result['verify_mode']} | {cell['mean_acceptance_length']:.2f} "
+            f"| {cell['drafted_per_step']:.1f} | {cell['target_forwards_per_token']:.3f} | {100 * cell['relaxed_share']:.0f} % | {cell['accuracy']:.3f} "
+            f"| {cell['accuracy'] / base if base else 0.0:.3f} | {100 * cell['equal_share']:.0f} % |"
+        )
+    return "\n".join(lines)
+
+
+def claims_table(results: dict[str, Any]) -> str:
+    """The papers' claims and whether they hold here."""
+    lines = ["| claim | holds here | numbers |", "|---|---|---|"]
+    for claim in results.get("claims", []):
+        lines.append(f"| {claim['claim']} | {'yes' if claim['holds'] else '**no**'} | {claim['numbers']} |")
+    return "\n".join(lines)
+
+
+TABLES = {"acceptance": acceptance_table, "cost": cost_table, "claims": claims_table}
+
+
+def print_tables(results: dict[str, Any]) -> None:
+    """All tables, to standard output."""
+    for make in TABLES.values():
+        print(make(results), end="\n\n")
+
+
+def fill(text: str, results: dict[str, Any]) -> str:
+    """`text` with every generated part made anew."""
+    return MARK.sub(lambda found: found[1] + TABLES[found["name"]](results) + "\n" + found[3], text)
+
+
+def main() -> int:
+    """Rewrite the documents."""
+    results = json.loads((RESULTS / "methods.json").read_text())
+    for path in DOCUMENTS:
+        path.write_text(fill(path.read_text(), results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
