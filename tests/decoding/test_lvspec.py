@@ -1,0 +1,288 @@
+"""LVSpec by hand: known similarities, which positions are loosened, shifts, special tokens, branches."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from decoding.acceptance import LVSpec
+from decoding.acceptance.relevance import VisualMemory
+from decoding.contracts import Judgement
+from decoding.tree import DraftTree
+from tests.decoding import blocks
+
+RELEVANCE = [0.1, 0.9, 0.2, 0.3, 0.8, 0.4, 0.5, 0.6, 0.95, 0.7]
+"""Of ten drafts. The seven least relevant are 1, 3, 4, 6, 7, 8, 10 (counted from 1); 2, 5 and 9 stay strict."""
+DRAFTS = list(range(10, 20))
+OTHERS = [30] * 10
+AXIS = torch.eye(4)[:1]
+
+
+def rule(loose: float = 0.7, top_visual: int = 10, position_shift: bool = False, visual: Tensor = AXIS) -> LVSpec:
+    made = LVSpec(loose, top_visual, position_shift)
+    made.open(blocks.spec())
+    made.admit(blocks.slots(0, 1, 2, 3), [blocks.probe(visual)] * 4)
+    return made
+
+
+def judged(made: LVSpec, wanted: list[int], relevance: list[float] = RELEVANCE, drafts: list[int] = DRAFTS) -> int:
+    """How many drafts are accepted of a chain."""
+    length = len(drafts)
+    logits = blocks.wanting([*wanted[:length], 35])
+    verdict = made.judge(blocks.judgement(blocks.chain(drafts), logits, blocks.directions(relevance[:length])[None]))
+    n = int(verdict.n) - 1
+    assert verdict.path[0, : n + 1].tolist() == list(range(n + 1))
+    mismatched = [False, *(draft != want for draft, want in zip(drafts, wanted, strict=False))]
+    assert verdict.relaxed[0].tolist() == [m and i <= n for i, m in enumerate(mismatched)]
+    assert int(verdict.next) == [*wanted[:length], 35][n]
+    return n
+
+
+def test_relevance_is_the_mean_of_the_largest_cosines() -> None:
+    memory = VisualMemory(blocks.spec(hidden_size=3))
+    # Lengths do not matter: the visual states are 2·x, 3·y, 5·z.
+    memory.admit(blocks.slots(0), [blocks.probe(torch.diag(torch.tensor([2.0, 3.0, 5.0])))])
+    states = torch.tensor([[[3.0, 4.0, 0.0], [2.0, 2.0, 1.0], [-7.0, 0.0, 0.0], [0.0, 0.0, 0.1]]])
+    # Cosines: (.6, .8, 0), (⅔, ⅔, ⅓), (−1, 0, 0), (0, 0, 1).
+    for top, expected in ((1, [0.8, 2 / 3, 0.0, 1.0]), (2, [0.7, 2 / 3, 0.0, 0.5])):
+        torch.testing.assert_close(memory.relevance(blocks.slots(0), states, top), torch.tensor([expected]))
+    every = torch.tensor([[1.4 / 3, 5 / 9, -1 / 3, 1 / 3]])
+    torch.testing.assert_close(memory.relevance(blocks.slots(0), states, 3), every)
+    torch.testing.assert_close(memory.relevance(blocks.slots(0), states, 10), every, msg="it has but three columns")
+
+
+def test_the_seven_least_relevant_of_ten_are_loosened() -> None:
+    assert judged(rule(), OTHERS) == 1, "the second draft is strict and differs"
+    wanted = list(OTHERS)
+    wanted[1] = DRAFTS[1]
+    assert judged(rule(), wanted) == 4
+    wanted[4] = DRAFTS[4]
+    assert judged(rule(), wanted) == 8
+    wanted[8] = DRAFTS[8]
+    assert judged(rule(), wanted) == 10
+
+
+def test_matches_take_up_places_among_the_loosened() -> None:
+    # The five least relevant drafts match anyway; with λ = 0.5 the other five are strict all the same.
+    wanted = [DRAFTS[i] if RELEVANCE[i] < 0.55 else 30 for i in range(10)]
+    assert judged(rule(loose=0.5), wanted) == 1
+
+
+@pytest.mark.parametrize(
+    ("length", "loosened"), [(1, 0), (2, 1), (3, 2), (4, 2), (5, 3), (6, 4), (7, 4), (8, 5), (9, 6), (10, 7)]
+)
+def test_a_tail_block_loosens_the_floor_of_its_own_share(length: int, loosened: int) -> None:
+    # Relevance rises along the block, so the first ⌊0.7 · length⌋ drafts are the loosened ones.
+    rising = [i / 20 for i in range(length)]
+    assert judged(rule(), OTHERS, rising, DRAFTS[:length]) == loosened
+
+
+def test_padding_behind_a_tail_block_does_not_count() -> None:
+    rising = blocks.directions([i / 20 for i in range(10)])[None]
+    valid = [[True] * 5 + [False] * 6]
+    drafts = blocks.chain(DRAFTS, valid=valid)
+    verdict = rule().judge(blocks.judgement(drafts, blocks.wanting([30] * 11), rising))
+    assert verdict.n.tolist() == [1 + math.floor(0.7 * 4)]
+
+
+@pytest.mark.parametrize(("loose", "length", "quota"), [(0.29, 100, 29), (0.7, 10, 7), (0.1, 10, 1), (0.57, 100, 57)])
+def test_the_share_is_the_decimal_number_that_was_written(loose: float, length: int, quota: int) -> None:
+    made = LVSpec(loose)
+    made.open(blocks.spec(max_levels=length))
+    assert int(made._quota[length]) == quota
+
+
+def test_of_equally_relevant_drafts_the_earlier_are_loosened() -> None:
+    assert judged(rule(loose=0.5), OTHERS, [0.5] * 10) == 5
+
+
+def test_zero_share_without_shifts_is_strict() -> None:
+    wanted = DRAFTS[:3] + OTHERS[3:]
+    assert judged(rule(loose=0.0), wanted) == 3
+
+
+@pytest.mark.parametrize(
+    ("drafter", "target", "relaxed"),
+    [
+        ("sail boat navigating the open sea", "sail boat navigating open open sea", 1),
+        (
+            "featuring a wooden deck and multiple sails",
+            "featuring multiple wooden deck and multiple sails",
+            1,
+        ),
+    ],
+)
+def test_the_papers_two_cases_of_position_shift_pass(drafter: str, target: str, relaxed: int) -> None:
+    words = sorted({*drafter.split(), *target.split()})
+    drafts, wanted = ([10 + words.index(word) for word in text.split()] for text in (drafter, target))
+    strict, shifting = rule(loose=0.0), rule(loose=0.0, position_shift=True)
+    first = next(i for i, (a, b) in enumerate(zip(drafts, wanted, strict=True)) if a != b)
+    assert judged(strict, wanted, [0.5] * len(drafts), drafts) == first
+    assert judged(shifting, wanted, [0.5] * len(drafts), drafts) == len(drafts)
+    assert sum(a != b for a, b in zip(drafts, wanted, strict=True)) == relaxed
+
+
+def test_a_shift_may_point_back_to_an_earlier_draft_but_not_past_the_block() -> None:
+    shifting = rule(loose=0.0, position_shift=True)
+    assert judged(shifting, [10, 11, 10], [0.5] * 3, [10, 11, 12]) == 3
+    assert judged(shifting, [10, 11, 39], [0.5] * 3, [10, 11, 12]) == 2, "39 is the root's token, which is no draft"
+
+
+@pytest.mark.parametrize("position_shift", [False, True])
+@pytest.mark.parametrize("special", [blocks.EOS, 0, 3])
+def test_special_tokens_are_strict_both_ways(special: int, position_shift: bool) -> None:
+    made = rule(loose=1.0, position_shift=position_shift)
+    assert judged(made, [30, 30, 30], [0.5] * 3, [10, special, 12]) == 1, "a drafted end must be the target's"
+    assert judged(made, [30, special, 30], [0.5] * 3, [10, 11, special]) == 1, "the target's end must not be missed"
+    assert judged(made, [30, special, 30], [0.5] * 3, [10, special, 12]) == 3
+
+
+def test_nothing_is_loosened_in_a_sample_without_visual_columns() -> None:
+    made = rule(loose=1.0)
+    made.admit(blocks.slots(1), [blocks.probe(torch.zeros(0, 4))])
+    logits = blocks.wanting([30] * 4, [30] * 4)
+    states = blocks.directions([0.1, 0.2, 0.3]).expand(2, -1, -1)
+    verdict = made.judge(blocks.judgement(blocks.chain([10, 11, 12], [10, 11, 12]), logits, states))
+    assert verdict.n.tolist() == [4, 1]
+
+
+def test_a_slot_forgets_the_visual_states_of_its_former_sample() -> None:
+    made = rule()
+    wanted = [DRAFTS[i] if i in (1, 4, 8) else 30 for i in range(10)]
+    assert judged(made, wanted) == 10
+    # Now relevance is measured against the opposite direction: the loosened are those nearest to the old axis.
+    made.admit(blocks.slots(0), [blocks.probe(-AXIS)])
+    assert judged(made, wanted) == 0
+
+
+def test_a_sample_is_judged_the_same_alone_and_in_a_batch_whatever_the_memory_has_grown_to() -> None:
+    generator = torch.Generator().manual_seed(4)
+    visuals = [torch.randn(count, 4, generator=generator) for count in (3, 0, 90, 11)]
+    states = torch.randn(4, 11, 4, generator=generator)
+    tokens = torch.randint(10, 14, (4, 10), generator=generator).tolist()
+    wanted = torch.randint(10, 14, (4, 11), generator=generator).tolist()
+    together = LVSpec(0.5, 3, True)
+    together.open(blocks.spec())
+    together.admit(blocks.slots(2, 0, 3, 1), [blocks.probe(visual) for visual in visuals])
+    batch = blocks.judgement(blocks.chain(*tokens), blocks.wanting(*wanted), states, blocks.slots(2, 0, 3, 1))
+    verdict = together.judge(batch)
+    for row in range(4):
+        alone = LVSpec(0.5, 3, True)
+        alone.open(blocks.spec(num_slots=1))
+        alone.admit(blocks.slots(0), [blocks.probe(visuals[row])])
+        one = alone.judge(
+            blocks.judgement(blocks.chain(tokens[row]), blocks.wanting(wanted[row]), states[row : row + 1])
+        )
+        assert one.path.tolist() == verdict.path[row : row + 1].tolist()
+        assert one.n.tolist() == verdict.n[row : row + 1].tolist()
+        assert one.relaxed.tolist() == verdict.relaxed[row : row + 1].tolist()
+
+
+def test_visual_states_in_half_precision_are_compared_in_fp32() -> None:
+    memory = VisualMemory(blocks.spec())
+    generator = torch.Generator().manual_seed(1)
+    visual = torch.randn(2000, 4, generator=generator).bfloat16()  # more than one chunk of columns
+    memory.admit(blocks.slots(0), [blocks.probe(visual)])
+    states = torch.randn(1, 3, 4, generator=generator)
+    cosine = torch.nn.functional.cosine_similarity(states[0, :, None].double(), visual[None].double(), dim=-1)
+    expected = cosine.topk(10, dim=-1).values.mean(-1).float()[None]
+    torch.testing.assert_close(memory.relevance(blocks.slots(0), states, 10), expected, atol=1e-6, rtol=0)
+
+
+# --- trees ---------------------------------------------------------------------------------------------------------
+
+TWO_CHAINS = [-1, 0, 0, 1, 2, 3, 4, 5, 6]
+"""Two chains of four under the root: nodes 1, 3, 5, 7 and 2, 4, 6, 8."""
+
+
+def two_chains(cosines: list[float], wanted: list[int], tokens: list[int], made: LVSpec) -> tuple[list[int], int]:
+    drafts = blocks.tree([[39, *tokens]], TWO_CHAINS)
+    verdict = made.judge(blocks.judgement(drafts, blocks.wanting(wanted), blocks.directions(cosines)[None]))
+    return verdict.path[0].tolist(), int(verdict.n)
+
+
+def test_each_branch_loosens_its_own_share_and_the_longest_wins() -> None:
+    # λ = ½ loosens two of four in each branch. Branch A's relevances are all below branch B's: judged over the whole
+    # tree all four of A would be loosened and none of B.
+    cosines = [0.1, 0.6, 0.2, 0.7, 0.3, 0.8, 0.4, 0.9]
+    tokens = [10, 20, 11, 21, 12, 22, 13, 23]
+    path, n = two_chains(cosines, [30] * 9, tokens, rule(loose=0.5))
+    assert (path, n) == ([0, 1, 3, 0, 0], 3), "both take two; the first branch wins the tie"
+    wanted = [30] * 9
+    wanted[4] = 22  # after node 4 the target wants node 6: the third of branch B
+    path, n = two_chains(cosines, wanted, tokens, rule(loose=0.5))
+    assert (path, n) == ([0, 2, 4, 6, 0], 4)
+
+
+def test_a_shift_counts_the_tokens_of_its_own_branch_only() -> None:
+    tokens = [10, 20, 11, 21, 12, 22, 13, 23]
+    made = rule(loose=0.0, position_shift=True)
+    wanted = [10, 22, 30, 30, 30, 30, 30, 30, 30]  # after node 1 the target wants 22, which stands on the other branch
+    path, n = two_chains([0.5] * 8, wanted, tokens, made)
+    assert (path[:2], n) == ([0, 1], 2)
+    wanted[1] = 13  # now one of its own branch, two places on
+    path, n = two_chains([0.5] * 8, wanted, tokens, made)
+    assert (path[:3], n) == ([0, 1, 3], 3)
+
+
+def slow_verdict(judgement: Judgement, visual: Tensor, made: LVSpec) -> tuple[int, int]:
+    """The longest accepted prefix over all branches of row 0, and the fewest relaxed drafts of such: plain loops."""
+    drafts: DraftTree = judgement.tree
+    tokens, parents = drafts.tokens[0].tolist(), drafts.parents[0].tolist()
+    valid = drafts.valid[0].tolist()
+    choice = judgement.warped[0].argmax(-1).tolist()
+    leaves = [
+        i for i in range(len(tokens)) if valid[i] and not any(p == i and v for p, v in zip(parents, valid, strict=True))
+    ]
+    found = []
+    for leaf in leaves:
+        branch = []
+        while leaf != 0:
+            branch.insert(0, leaf)
+            leaf = parents[leaf]
+        scores = []
+        for node in branch:
+            cosines = [
+                float(torch.nn.functional.cosine_similarity(judgement.hidden[0, 0, node].double(), v.double(), dim=0))
+                for v in visual
+            ]
+            best = sorted(cosines, reverse=True)[: made.top_visual]
+            scores.append(sum(best) / len(best))
+        order = sorted(range(len(branch)), key=lambda i: scores[i])
+        loosened = set(order[: math.floor(made.loose * len(branch) + 1e-9)])
+        taken = relaxed = 0
+        for i, node in enumerate(branch):
+            want = choice[parents[node]]
+            shifted = made.position_shift and want in [tokens[other] for other in branch]
+            if tokens[node] != want:
+                if min(want, tokens[node]) < 4 or not (i in loosened or shifted):
+                    break
+                relaxed += 1
+            taken += 1
+        found.append((taken, -relaxed))
+    taken, minus_relaxed = max(found)
+    return taken, -minus_relaxed
+
+
+def test_random_trees_agree_with_plain_loops() -> None:
+    generator = torch.Generator().manual_seed(2)
+    lengths = set()
+    for case in range(120):
+        num_nodes = 12
+        parents = [-1] + [int(torch.randint(max(0, i - 3), i, (1,), generator=generator)) for i in range(1, num_nodes)]
+        valid = [True] * num_nodes
+        for node in range(1, num_nodes):
+            valid[node] = valid[parents[node]] and bool(torch.rand(1, generator=generator) < 0.95)
+        tokens = torch.randint(2, 8, (num_nodes,), generator=generator).tolist()
+        drafts = blocks.tree([tokens], parents, [valid])
+        logits = blocks.wanting(torch.randint(2, 8, (num_nodes,), generator=generator).tolist())
+        visual = torch.randn(5, 4, generator=generator)
+        made = rule([0.0, 0.3, 0.7, 1.0][case % 4], 1 + case % 3, case % 2 == 0, visual)
+        one = blocks.judgement(drafts, logits, torch.randn(1, num_nodes, 4, generator=generator))
+        verdict = made.judge(one)
+        assert (int(verdict.n) - 1, int(verdict.relaxed.sum())) == slow_verdict(one, visual, made)
+        lengths.add(int(verdict.n))
+    assert lengths >= {1, 2, 3, 4, 5}

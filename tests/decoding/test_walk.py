@@ -1,0 +1,107 @@
+"""Walking the longest accepted path: lengths, ties, padding, rows of different shapes."""
+
+from __future__ import annotations
+
+import torch
+
+from decoding.acceptance.branches import Branches
+from decoding.acceptance.walk import walk_accepted, walk_choices
+from decoding.tree import DraftTree, Verdict
+from tests.decoding import blocks
+
+#            0
+#       1         2
+#     3   4       5
+#     6
+FORK = [-1, 0, 0, 1, 1, 2, 3]
+
+
+def accept_all(drafts: DraftTree, choice: torch.Tensor) -> Verdict:
+    accept = torch.ones_like(drafts.valid)[:, None]
+    return walk_accepted(drafts, Branches.of(drafts), choice, accept)
+
+
+def test_branches_are_the_paths_to_the_leaves() -> None:
+    found = Branches.of(blocks.tree([[39, 4, 5, 6, 7, 8, 9]], FORK))
+    assert found.is_whole.tolist() == [[False, False, False, False, True, True, True]]
+    assert found.member[0, 4].nonzero().flatten().tolist() == [1, 4]
+    assert found.member[0, 5].nonzero().flatten().tolist() == [2, 5]
+    assert found.member[0, 6].nonzero().flatten().tolist() == [1, 3, 6]
+    assert found.length[0, 4:].tolist() == [2, 2, 3]
+
+
+def test_an_invalid_leaf_shortens_its_branch() -> None:
+    drafts = blocks.tree([[39, 4, 5, 6, 7, 8, 9]], FORK, [[True] * 6 + [False]])
+    found = Branches.of(drafts)
+    assert found.is_whole.tolist() == [[False, False, False, True, True, True, False]]
+    assert found.member[0, 3].nonzero().flatten().tolist() == [1, 3]
+
+
+def test_the_longest_accepted_branch_wins_and_the_targets_own_token_follows_it() -> None:
+    choice = torch.tensor([[5, 20, 21, 22, 23, 24, 25]])
+    verdict = accept_all(blocks.tree([[39, 4, 5, 6, 7, 8, 9]], FORK), choice)
+    assert verdict.path.tolist() == [[0, 1, 3, 6]]
+    assert verdict.n.tolist() == [4]
+    assert verdict.next.tolist() == [25]
+    assert verdict.relaxed.tolist() == [[False, True, True, True]]
+
+
+def test_of_equally_long_paths_the_one_with_more_of_the_targets_own_choices_wins() -> None:
+    # Branches {1, 3}, {1, 4} and {2, 5}: the target wants 5 (node 2) first, and 8 (node 5) after it.
+    drafts = blocks.tree([[39, 4, 5, 6, 7, 8]], FORK[:6])
+    verdict = accept_all(drafts, torch.tensor([[5, 20, 8, 22, 23, 24]]))
+    assert verdict.path.tolist() == [[0, 2, 5]]
+    assert verdict.relaxed.tolist() == [[False, False, False]]
+    first = accept_all(drafts, torch.tensor([[30, 20, 21, 22, 23, 24]]))
+    assert first.path.tolist() == [[0, 1, 3]], "what still ties goes to the branch whose last node comes first"
+
+
+def test_merit_decides_between_equally_long_paths() -> None:
+    drafts = blocks.tree([[39, 4, 5, 6, 7, 8]], FORK[:6])
+    choice = torch.tensor([[30, 20, 21, 22, 23, 24]])
+    merit = torch.tensor([[0.0, -1.0, -5.0, -3.0, -2.0, -0.5]])
+    verdict = walk_accepted(drafts, Branches.of(drafts), choice, torch.ones_like(drafts.valid)[:, None], merit)
+    assert verdict.path.tolist() == [[0, 1, 4]], "−1 − 2 beats −1 − 3 and −5 − 0.5"
+
+
+def test_a_refused_draft_ends_every_branch_that_holds_it() -> None:
+    drafts = blocks.tree([[39, 4, 5, 6, 7, 8, 9]], FORK)
+    accept = torch.tensor([[True, False, True, True, True, True, True]])[:, None]
+    verdict = walk_accepted(drafts, Branches.of(drafts), torch.full((1, 7), 30), accept)
+    assert verdict.path.tolist() == [[0, 2, 5, 0]]
+    assert verdict.n.tolist() == [3]
+
+
+def test_nothing_accepted_gives_the_targets_token_after_the_root() -> None:
+    drafts = blocks.tree([[39, 4, 5, 6, 7, 8, 9]], FORK)
+    refused = torch.zeros_like(drafts.valid)[:, None]
+    verdict = walk_accepted(drafts, Branches.of(drafts), torch.arange(30, 37)[None], refused)
+    assert (verdict.n.tolist(), verdict.next.tolist(), verdict.path.tolist()) == ([1], [30], [[0, 0, 0, 0]])
+    assert not verdict.relaxed.any()
+
+
+def test_a_tree_without_drafts_is_walked_as_well() -> None:
+    drafts = DraftTree.root_only(torch.tensor([39, 38]))
+    verdict = accept_all(drafts, torch.tensor([[7], [8]]))
+    assert (verdict.n.tolist(), verdict.next.tolist(), verdict.path.tolist()) == ([1, 1], [7, 8], [[0], [0]])
+
+
+def test_accepting_exact_matches_only_is_the_walk_along_the_targets_choices() -> None:
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(200):
+        num_nodes = 8
+        parents = [-1, *(int(torch.randint(0, i, (1,), generator=generator)) for i in range(1, num_nodes))]
+        tokens = [[39] * num_nodes, [39] * num_nodes]
+        for row in tokens:
+            for node in range(1, num_nodes):  # siblings differ: tokens 4, 5, … in order of rank, shuffled by a shift
+                rank = sum(parents[i] == parents[node] for i in range(1, node))
+                row[node] = 4 + (rank + int(torch.randint(0, 2, (1,), generator=generator)) * 8)
+        drafts = blocks.tree(tokens, parents)
+        choice = torch.randint(4, 7, (2, num_nodes), generator=generator)
+        match = drafts.tokens == choice.gather(1, drafts.parents.clamp_min(0))
+        mine = walk_accepted(drafts, Branches.of(drafts), choice, match[:, None])
+        theirs = walk_choices(drafts, choice)
+        assert mine.n.tolist() == theirs.n.tolist()
+        assert mine.path.tolist() == theirs.path.tolist()
+        assert mine.next.tolist() == theirs.next.tolist()
+        assert not mine.relaxed.any()
