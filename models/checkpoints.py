@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
+from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -21,12 +23,19 @@ from transformers import (
     AutoTokenizer,
     PreTrainedConfig,
 )
-from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 
 from models.front_end import VIDEO_PART, images_only
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class CheckpointError(ValueError):
@@ -43,12 +52,14 @@ class CheckpointRef:
 
     @property
     def is_folder(self) -> bool:
-        return Path(self.path).is_dir()
+        return bool(self.path) and Path(self.path).is_dir()
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments that every transformers loader gets."""
         if not self.is_folder and (self.path.startswith(("/", ".", "~")) or self.path.count("/") != 1):
-            raise CheckpointError(f"{self.path}: no such folder (and not a hub id of the form owner/name)")
+            raise CheckpointError(
+                f"{self.path or 'an empty path'}: no such folder (and not a hub id of the form owner/name)"
+            )
         return {"revision": self.revision, "trust_remote_code": self.allow_remote_code}
 
 
@@ -56,12 +67,28 @@ def read_config(ref: CheckpointRef) -> PreTrainedConfig:
     """The checkpoint's `config.json`.
 
     Raises:
-        CheckpointError: it is missing or cannot be understood.
+        CheckpointError: it is missing, cannot be understood, or names an architecture that would need remote code.
     """
     options = ref.options()
+    if ref.is_folder and not (Path(ref.path) / "config.json").is_file():
+        raise CheckpointError(f"{ref.path}: it holds no config.json, so it is not what save_pretrained writes")
+    try:
+        settings, _ = PreTrainedConfig.get_config_dict(ref.path, revision=ref.revision)
+        kind, brings_code = settings.get("model_type"), bool(settings.get("auto_map"))
+    except Exception as error:  # unreachable hubs, torn JSON and JSON that is no object raise three different families
+        reason = "it is no JSON object" if isinstance(error, AttributeError) else _first_line(error)
+        raise CheckpointError(f"{ref.path}: its config.json cannot be read: {reason}") from error
+    if kind not in CONFIG_MAPPING and not (brings_code and ref.allow_remote_code):
+        if brings_code:
+            raise CheckpointError(
+                f"{ref.path}: it brings code of its own, which runs only with allow_remote_code: true"
+            )
+        known_to = f"transformers {transformers.__version__}"
+        reason = f"{known_to} does not know its architecture {kind!r}" if kind else "its config.json has no model_type"
+        raise CheckpointError(f"{ref.path}: {reason}")
     try:
         return AutoConfig.from_pretrained(ref.path, **options)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # values of the wrong type are found by each configuration class in its own way
         raise CheckpointError(f"{ref.path}: its config.json cannot be read: {_first_line(error)}") from error
 
 
@@ -73,11 +100,13 @@ def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
     """
     loader: Any = AutoProcessor if is_vision_language(config) else AutoTokenizer
     own_class: Any = PROCESSOR_MAPPING.get(type(config), None)
+    if ref.is_folder and not any((Path(ref.path) / name).is_file() for name in TOKENIZER_FILES):
+        raise CheckpointError(f"{ref.path}: it holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
     try:
         if loader is AutoProcessor and own_class is not None and VIDEO_PART in own_class.get_attributes():
             return _read_images_only(ref, own_class)
         return loader.from_pretrained(ref.path, **ref.options())
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except Exception as error:  # the tokenizers library raises bare exceptions for a torn file
         raise CheckpointError(f"{ref.path}: its processor cannot be read: {_first_line(error)}") from error
 
 
@@ -97,18 +126,57 @@ def load_weights(ref: CheckpointRef, config: PreTrainedConfig, dtype: str, devic
     """Load a model in evaluation mode onto `device`; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
     Raises:
-        CheckpointError: weights are missing, torn, or not safetensors.
+        CheckpointError: weights are missing, torn, incomplete or not safetensors, or of no text or image-text model.
     """
     loader: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
-    try:
-        model: nn.Module = loader.from_pretrained(
-            ref.path, dtype=DTYPES.get(dtype, "auto"), use_safetensors=True, attn_implementation="sdpa", **ref.options()
+    options = ref.options()
+    known = is_vision_language(config) or config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if not known and not ref.allow_remote_code:
+        raise CheckpointError(
+            f"{ref.path}: its architecture {config.model_type!r} generates no text from text or images"
         )
-    except Exception as error:  # safetensors, OSError, ValueError, RuntimeError: all mean the same to the user
-        raise CheckpointError(f"{ref.path}: its weights cannot be loaded: {_first_line(error)}") from error
+    if ref.is_folder:
+        _check_weight_files(Path(ref.path))
+    try:
+        model, report = loader.from_pretrained(
+            ref.path,
+            dtype=DTYPES.get(dtype, "auto"),
+            use_safetensors=True,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:  # OSError, ValueError, RuntimeError: all mean the same to the user
+        reason = _first_line(error)
+        if "ignore_mismatched_sizes" in reason:
+            reason = "their shapes are not those that config.json asks for"
+        raise CheckpointError(f"{ref.path}: its weights cannot be loaded: {reason}") from error
+    if missing := sorted(report["missing_keys"]):
+        # transformers fills them with random numbers and says so in a warning only.
+        raise CheckpointError(f"{ref.path}: its weights lack {len(missing)} tensors, e.g. {missing[0]}")
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    return model.eval().to(device)
+    placed: nn.Module = model.eval().to(device)
+    return placed
+
+
+def _check_weight_files(folder: Path) -> None:
+    """Look at the names and headers of a folder's weights, so that what is wrong with a file is said with its name."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickles = sorted(file.name for suffix in PICKLE_SUFFIXES for file in folder.glob(f"*{suffix}"))
+        if pickles:
+            raise CheckpointError(
+                f"{folder}: its weights are pickled ({pickles[0]}), and opening a pickle can run any code; only "
+                "safetensors are read"
+            )
+        raise CheckpointError(f"{folder}: it holds no .safetensors weights")
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{folder}: {file.name} is torn or not safetensors ({_first_line(error)})") from error
 
 
 def is_vision_language(config: PreTrainedConfig) -> bool:
@@ -133,4 +201,6 @@ def revision_of(ref: CheckpointRef, config: PreTrainedConfig) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(":. ")
