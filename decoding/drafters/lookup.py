@@ -1,0 +1,137 @@
+"""Prompt look-up: the drafter that copies what followed the last few tokens when they stood in the text before.
+
+Saxena 2023, "Prompt lookup decoding". No model: a step searches the sample's prompt and output once for the longest
+earlier place that ends like the text does, and copies on from there, level by level. Its level is a fact and not a
+distribution: logits are 0 at the copied token and −inf elsewhere, which every rule judges as certain; where nothing was
+found they are −inf throughout, and policies mark the children invalid. Owns each slot's text; knows no trees.
+
+By example, with `max_ngram_tokens` 2, text  a b c d a b  (b is pending):
+
+    last two tokens  a b   stood at places 0, 1; copying begins at place 2
+    drafts           c d a b c d …   the copy runs past the text's end into itself, with a period of 4
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from decoding.contracts import EngineSpec, Judgement, Probe
+from decoding.tree import Frontier, Verdict
+from decoding.types import Request
+from models.lanes import SlotBatch
+from models.prefix import Prefix
+
+NO_TOKEN = -1
+"""Stands for visual columns and for places beyond the text: equals nothing and is never proposed."""
+
+
+class LookupDrafter:
+    """Drafts by copying from prompt and output.
+
+    A match has `min_ngram_tokens` to `max_ngram_tokens` tokens; the longest wins, and among equals the `latest` or the
+    `first` in the text. Per slot: `_text` (S, L) tokens and `_length` (S,). Costs one comparison of the text with its
+    own end per step and tokens of the n-gram; no forward.
+    """
+
+    name = "lookup"
+    num_forwards = 0
+    needs_hidden = False
+    needs_attention = False
+
+    def __init__(
+        self, min_ngram_tokens: int = 1, max_ngram_tokens: int = 3, match: Literal["latest", "first"] = "latest"
+    ) -> None:
+        assert 1 <= min_ngram_tokens <= max_ngram_tokens, (min_ngram_tokens, max_ngram_tokens)
+        self.min_ngram_tokens = min_ngram_tokens
+        self.max_ngram_tokens = max_ngram_tokens
+        self.match = match
+
+    def open(self, spec: EngineSpec) -> None:
+        self._vocab_size = spec.vocab_size
+        # A step's places beyond its count are written too, behind the text.
+        capacity = spec.max_context_tokens + spec.max_levels + 2
+        self._text = torch.full((spec.num_slots, capacity), NO_TOKEN, dtype=torch.long, device=spec.device)
+        self._length = torch.zeros(spec.num_slots, dtype=torch.long, device=spec.device)
+        # (S, 2): steps, and steps that found a match.
+        self._counts = torch.zeros(spec.num_slots, 2, dtype=torch.long, device=spec.device)
+
+    def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
+        return []
+
+    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
+        for slot, probe in zip(slots.ids, probes, strict=True):
+            prompt = probe.prefix
+            self._text[slot] = NO_TOKEN
+            self._text[slot, : prompt.length] = torch.where(prompt.visual, NO_TOKEN, prompt.token_ids)
+            self._length[slot] = prompt.length
+        self._text[slots.index, self._length[slots.index]] = first
+        self._length[slots.index] += 1
+        self._counts[slots.index] = 0
+
+    def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
+        if frontier.depth == 0:
+            text, length = self._text[slots.index], self._length[slots.index]
+            self._start, self._found = find_match(
+                text, length, self.min_ngram_tokens, self.max_ngram_tokens, self.match == "latest"
+            )
+            self._period = (length - self._start).clamp_min(1)
+            self._counts[slots.index] += torch.stack([torch.ones_like(length), self._found.long()], dim=1)
+        ahead = torch.arange(frontier.depth + 1, device=frontier.tokens.device)
+        places = self._start[:, None] + ahead % self._period[:, None]
+        copied = self._text[slots.index].gather(1, places)  # (b, depth + 1)
+        # A node that is not on the copied line has no children.
+        on_line = (frontier.path == copied[:, None, :-1]).all(dim=-1)
+        token = copied[:, -1]
+        known = self._found & (token >= 0) & (token < self._vocab_size)
+        one_hot = torch.arange(self._vocab_size, device=token.device) == token[:, None]
+        allowed = one_hot[:, None] & (on_line & known[:, None])[:, :, None]
+        return torch.where(allowed, 0.0, -torch.inf)
+
+    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+        tree, index = judgement.tree, judgement.slots.index
+        # The accepted drafts, then the target's own token; what is beyond the count is erased again.
+        drafts = tree.tokens.gather(1, verdict.path)
+        tokens = torch.cat([drafts[:, 1:], verdict.next[:, None]], dim=1)
+        last = (verdict.n - 1)[:, None]
+        tokens = tokens.scatter(1, last, verdict.next[:, None])
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        tokens = torch.where(place <= last, tokens, NO_TOKEN)
+        length = self._length[index]
+        self._text[index[:, None], length[:, None] + place] = tokens
+        self._length[index] = length + verdict.n
+
+    def wipe(self, slots: SlotBatch) -> None:
+        self._text[slots.index] = NO_TOKEN
+        self._length[slots.index] = 0
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        num_steps, num_found = self._counts[slot].tolist()
+        return {"lookup_match_rate": num_found / max(num_steps, 1)}
+
+
+def find_match(text: Tensor, length: Tensor, min_tokens: int, max_tokens: int, latest: bool) -> tuple[Tensor, Tensor]:
+    """Where to copy from: `text` (b, L), `length` (b,) → the place (b,) behind the best match; whether there is one.
+
+    The best match is the longest, up to `max_tokens`, of the places before the text's end whose tokens equal those at
+    its end; 0 and False where none has `min_tokens` or no token follows it.
+    """
+    num_places = text.shape[1]
+    place = torch.arange(num_places, device=text.device).expand_as(text)
+    last = (length - 1)[:, None]
+    # Whether `place` can be the last of a match: something follows it that is a token.
+    alive = (place < last) & (text.roll(-1, dims=1) >= 0)
+    matched = torch.zeros_like(text)
+    for back in range(max_tokens):
+        own = text.gather(1, (last - back).clamp_min(0))
+        earlier = text.gather(1, (place - back).clamp_min(0))
+        alive = alive & (earlier == own) & (earlier >= 0) & (place >= back)
+        matched = matched + alive.long()
+    nearness = place if latest else num_places - 1 - place
+    score = torch.where(matched >= min_tokens, matched * num_places + nearness, -1)
+    best = score.max(dim=1)
+    found = best.values >= 0
+    return torch.where(found, best.indices + 1, 0), found

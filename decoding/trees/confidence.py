@@ -1,0 +1,107 @@
+"""SAGE's formulas: from a draft distribution's entropy to how deep and how wide a tree may be.
+
+The paper (Tong et al. 2026, "SAGE: Accelerating Vision-Language Models via Entropy-Guided Adaptive Speculative
+Decoding", arXiv 2602.00523) leaves much open; every reading is a field of `SageSettings`. Knows no trees and no slots.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SageSettings:
+    """The paper's numbers, and a choice wherever it can be read in two ways.
+
+    `depth_cap` bounds what a long run of accepted drafts may raise the deepest tree to. `max_expanded` is the most
+    nodes of one level that may have children: it fixes how many nodes the drafter runs at each level. It does not bind
+    at the paper's numbers under the cumulative threshold, where no distribution tried (thousands, from flat to
+    peaked) expands more than five of a level; under the per-node threshold it keeps the most probable ones.
+    """
+
+    min_depth: int = 3
+    max_depth: int = 8
+    depth_cap: int = 8
+    min_width: int = 2
+    max_width: int = 10
+    top_k: int = 10
+    max_nodes: int = 64
+    max_expanded: int = 6
+    threshold_scale: float = 0.1
+    threshold: Literal["cumulative", "node"] = "cumulative"
+    parent_probability: Literal["conditional", "cumulative"] = "conditional"
+    width_rounding: Literal["nearest", "floor"] = "nearest"
+    min_children: int = 1
+    decay_first_level: bool = False
+    depth_rounding: Literal["nearest", "floor", "ceil"] = "nearest"
+    count_root: bool = False
+    order: Literal["best_first", "depth_first"] = "best_first"
+    source: Literal["root", "accepted_leaf", "mean"] = "root"
+    initial_confidence: float = 0.5
+    history_window: int = 10
+    history_low: float = 2.0
+    history_high: float = 3.0
+
+    @property
+    def node_budget(self) -> int:
+        """Most drafted nodes of one tree, the root left out."""
+        return self.max_nodes - int(self.count_root)
+
+
+def confidence(probs: Tensor) -> Tensor:
+    """α = 1 − H(P̃) / ln k of renormalised top-k probabilities (…, k), in [0, 1]; Eqs. 8 and 9."""
+    entropy: Tensor = torch.special.entr(probs).sum(dim=-1)
+    return (1.0 - entropy / math.log(max(probs.shape[-1], 2))).clamp(0.0, 1.0)
+
+
+def real_depth(alpha: Tensor, max_depth: Tensor, settings: SageSettings) -> Tensor:
+    """D(α) = D_min + α (D_max − D_min), Eq. 10, not rounded; `alpha` and the row's own `max_depth` are (b,)."""
+    return settings.min_depth + alpha * (max_depth - settings.min_depth)
+
+
+def whole_depth(depth: Tensor, settings: SageSettings) -> Tensor:
+    """Levels of a tree of real depth D; halves go up."""
+    if settings.depth_rounding == "floor":
+        return depth.floor().long()
+    if settings.depth_rounding == "ceil":
+        return depth.ceil().long()
+    return (depth + 0.5).floor().long()
+
+
+def real_width(alpha: Tensor, settings: SageSettings) -> Tensor:
+    """W(α) = W_min + (1 − α) (W_max − W_min), Eq. 11."""
+    return settings.min_width + (1.0 - alpha) * (settings.max_width - settings.min_width)
+
+
+def level_width(width: Tensor, level: int, parent_probability: Tensor, settings: SageSettings) -> Tensor:
+    """Children that a node may have on `level` (1 is the root's children): W_l = W · (1/l) · (0.5 + P_parent), Eq. 12.
+
+    The decay begins "beyond the first level". A width below `min_children` becomes that: without it the decay alone
+    would end every tree at depth 3.
+    """
+    if level > 1 or settings.decay_first_level:
+        width = width / level * (0.5 + parent_probability)
+    else:
+        width = width.expand_as(parent_probability)
+    rounded = width.floor() if settings.width_rounding == "floor" else (width + 0.5).floor()
+    return rounded.long().clamp_min(settings.min_children)
+
+
+def level_threshold(level: int, depth: Tensor, settings: SageSettings) -> Tensor:
+    """θ_l = 0.1 · l / D(α), with the real D; what a node's probability must exceed."""
+    return settings.threshold_scale * level / depth
+
+
+def bounded_depth(max_depth: Tensor, mean_accepted: Tensor, is_full: Tensor, settings: SageSettings) -> Tensor:
+    """D_max (b,) after a step: one less below the lower mean acceptance length, one more above the upper.
+
+    `mean_accepted` (b,) leaves the target's own token out; nothing changes before the window `is_full` (b,).
+    """
+    step = (mean_accepted > settings.history_high).long() - (mean_accepted < settings.history_low).long()
+    moved = (max_depth + step).clamp(settings.min_depth, settings.depth_cap)
+    return torch.where(is_full, moved, max_depth)

@@ -1,0 +1,236 @@
+"""Planning SAGE's tree over ranks: which child of which child is proposed, before any token is known.
+
+A path (0, 2) is "the root's best child, and of its children the third best"; its probability is taken to be P̃[0] · P̃[2]
+from one distribution P̃ over ranks. Knows no tokens, no slots and no drafter.
+
+The plan is built for all rows at once with fixed shapes. Level by level, the F most probable admissible nodes of a
+level (`max_expanded`) are given all their k children, those that break a rule marked; then the most probable nodes of
+all levels together fill the budget. A child is never more probable than its parent, and stands behind it on a tie
+because the sort is stable and the pool is laid out level by level, so a parent is always kept with its child: this is
+best-first search without its queue.
+
+By example, k = 3, P̃ = (0.6, 0.3, 0.1), α = 0.18, D = 3.9 of 3 … 8, W(α) = 8.5, F = 2, a budget of 5 nodes. θ_l =
+0.1 · l / 3.9 = 0.026, 0.051, 0.077, 0.103:
+
+    level 1   (0) .60  (1) .30  (2) .10                           all above .026; (0) and (1) may have children
+    level 2   (0,0) .36  (0,1) .18  (0,2) .06                     all above .051; W_2 = 8.5 / 2 · (0.5 + 0.6) = 4.7 → 5
+              (1,0) .18  (1,1) .09  (1,2) .03 refused             W_2 = 8.5 / 2 · (0.5 + 0.3) = 3.4 → 3
+    level 3   below (0,0): .216 .108 .036 refused, …
+
+    kept: (0) .60  (0,0) .36  (1) .30  (0,0,0) .216  (0,1) .18    before (1,0), as probable but later in the pool
+    laid out level by level: root, (0), (1), (0,0), (0,1), (0,0,0); parents −1, 0, 0, 1, 1, 3
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decoding.trees.confidence import (
+    SageSettings,
+    level_threshold,
+    level_width,
+    real_depth,
+    real_width,
+    whole_depth,
+)
+
+
+@dataclass(frozen=True)
+class IndexTree:
+    """Trees over ranks, one per row, padded to N nodes: column 0 is the root, nodes stand level by level.
+
+    `parents` (−1 for the root and for padding), `ranks` (a node's place among its siblings in draw order), `depth`,
+    `valid`, `expanded` (has children) and `place` (how many expanded nodes of its level stand before it), all (b, N).
+    """
+
+    parents: Tensor
+    ranks: Tensor
+    depth: Tensor
+    valid: Tensor
+    expanded: Tensor
+    place: Tensor
+
+    @staticmethod
+    def of_nodes(parents: Tensor, ranks: Tensor, depth: Tensor, valid: Tensor) -> IndexTree:
+        """Complete a tree from its nodes."""
+        b, num_nodes = parents.shape
+        children = torch.zeros(b, num_nodes, dtype=torch.long, device=parents.device)
+        has_parent = valid & (parents >= 0)
+        expanded = children.scatter_add(1, parents.clamp_min(0), has_parent.long()) > 0
+        same_level = depth[:, :, None] == depth[:, None, :]
+        place = (same_level & expanded[:, None, :]).tril(-1).sum(-1)
+        return IndexTree(parents, ranks, depth, valid, expanded, torch.where(expanded, place, 0))
+
+    @staticmethod
+    def of_paths(paths: Sequence[tuple[int, ...]], num_nodes: int, device: torch.device) -> IndexTree:
+        """One row (1, N) with the given paths of ranks; every path's parent must be among them."""
+        nodes: list[tuple[int, ...]] = [(), *sorted(set(paths), key=lambda path: (len(path), path))]
+        assert len(nodes) <= num_nodes, f"{len(nodes) - 1} paths do not fit into {num_nodes - 1} nodes"
+        spare = num_nodes - len(nodes)
+        parents = [nodes.index(path[:-1]) if path else -1 for path in nodes] + [-1] * spare
+        ranks = [path[-1] if path else 0 for path in nodes] + [0] * spare
+        depth = [len(path) for path in nodes] + [0] * spare
+        rows = torch.tensor([parents, ranks, depth], dtype=torch.long, device=device)[:, None]
+        valid = torch.arange(num_nodes, device=device)[None] < len(nodes)
+        return IndexTree.of_nodes(rows[0], rows[1], rows[2], valid)
+
+    def levels(self) -> Tensor:
+        """Depth (b,) of each row's deepest node."""
+        return torch.where(self.valid, self.depth, 0).amax(dim=1)
+
+
+@dataclass(frozen=True)
+class Beam:
+    """The F nodes of a level that may have children: `cumulative` and `conditional` probability, `node` number in the
+    pool (−1 for the root), place in depth-first `order`, and whether they are `admissible`; all (b, F)."""
+
+    cumulative: Tensor
+    conditional: Tensor
+    node: Tensor
+    order: Tensor
+    admissible: Tensor
+
+    @staticmethod
+    def at_root(like: Tensor) -> Beam:
+        """The root alone, for rows `like` (b,) probabilities."""
+        ones = torch.ones_like(like)[:, None]
+        zeros = torch.zeros_like(ones, dtype=torch.long)
+        return Beam(ones, ones, zeros - 1, zeros, zeros == 0)
+
+
+@dataclass(frozen=True)
+class Children:
+    """All k children of a beam (b, F, k): the fields of `Beam` and whether each keeps the rules."""
+
+    cumulative: Tensor
+    conditional: Tensor
+    order: Tensor
+    admissible: Tensor
+
+
+def admissible_children(
+    beam: Beam, probs: Tensor, level: int, alpha: Tensor, depth: Tensor, settings: SageSettings
+) -> Children:
+    """Children of `beam` on `level`, whose ranks have conditional probabilities `probs` (b, F or 1, k).
+
+    A child is admissible where its rank is below W_l, its probability above θ_l and the level within D; the root's best
+    child always is, so that no row ends up without a draft and without anything to learn from.
+    """
+    num_ranks = probs.shape[-1]
+    rank = torch.arange(num_ranks, device=probs.device)
+    conditional = probs.expand(-1, beam.node.shape[1], -1)
+    # Not above the parent's, also where the conditional one was rounded above 1.
+    cumulative = beam.cumulative[:, :, None] * conditional.clamp_max(1.0)
+    parent = beam.conditional if settings.parent_probability == "conditional" else beam.cumulative
+    width = level_width(real_width(alpha, settings)[:, None], level, parent, settings)
+    tested = cumulative if settings.threshold == "cumulative" else conditional
+    keeps_rules = (
+        (rank < width[:, :, None])
+        & (tested > level_threshold(level, depth, settings)[:, None, None])
+        & (level <= whole_depth(depth, settings))[:, None, None]
+    )
+    if level == 1:
+        keeps_rules = keeps_rules | (rank == 0)
+    # Digits of the path, so that ascending numbers are a walk in depth-first order.
+    scale = (num_ranks + 1) ** (settings.depth_cap - level)
+    order = beam.order[:, :, None] + (rank + 1) * scale
+    return Children(cumulative, conditional, order, keeps_rules & beam.admissible[:, :, None])
+
+
+def priority(children: Children, settings: SageSettings) -> Tensor:
+    """What decides who is kept, (b, F · k), larger first; −inf for those that are not admissible."""
+    if settings.order == "best_first":
+        value = children.cumulative.double()
+    else:
+        value = -children.order.expand_as(children.cumulative).double()
+    return torch.where(children.admissible, value, -torch.inf).flatten(1)
+
+
+def best_of(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of `values` (b, M) and where they stand; earlier ones first on a tie.
+
+    A full stable sort, because top-k leaves ties to chance, and flat distributions are made of ties.
+    """
+    ordered, index = values.sort(dim=1, descending=True, stable=True)
+    return ordered[:, :count], index[:, :count]
+
+
+def frontier_widths(num_levels: int, settings: SageSettings) -> list[int]:
+    """Most nodes that have children at depth 0, 1, … `num_levels` − 1."""
+    widths = [1]
+    while len(widths) < num_levels:
+        widths.append(min(settings.max_expanded, widths[-1] * settings.top_k))
+    return widths
+
+
+def plan_tree(probs: Tensor, alpha: Tensor, max_depth: Tensor, settings: SageSettings) -> IndexTree:
+    """The next tree of every row from `probs` (b, k) over ranks, confidence `alpha` (b,) and D_max (b,).
+
+    SAGE, section 3.2 and Algorithm 1 lines 15 to 18. Costs D_max sorts of F · k numbers and one of all of them.
+    """
+    num_ranks = probs.shape[-1]
+    depth = real_depth(alpha, max_depth, settings)
+    beam = Beam.at_root(alpha)
+    pool_priority: list[Tensor] = []
+    pool_parent: list[Tensor] = []
+    pool_depth: list[Tensor] = []
+    start = 0
+    widths = frontier_widths(settings.depth_cap, settings)
+    for level, _ in enumerate(widths, start=1):
+        children = admissible_children(beam, probs[:, None], level, alpha, depth, settings)
+        first = priority(children, settings)
+        pool_priority.append(first)
+        pool_parent.append(beam.node[:, :, None].expand(-1, -1, num_ranks).flatten(1))
+        pool_depth.append(torch.full_like(pool_parent[-1], level))
+        if level < len(widths):
+            beam = next_beam(children, first, widths[level], start)
+        start += first.shape[1]
+    parent, level_of = torch.cat(pool_parent, dim=1), torch.cat(pool_depth, dim=1)
+    rank = torch.arange(start, device=probs.device) % num_ranks
+    kept, valid, parents = keep_best(torch.cat(pool_priority, dim=1), parent, settings.node_budget)
+    return IndexTree.of_nodes(
+        with_root(parents, -1),
+        with_root(torch.where(valid, rank[kept], 0), 0),
+        with_root(torch.where(valid, level_of.gather(1, kept), 0), 0),
+        with_root(valid, True),
+    )
+
+
+def next_beam(children: Children, first: Tensor, width: int, start: int) -> Beam:
+    """The `width` children of highest priority `first` (b, F · k); `start` is the first one's number in the pool."""
+    values, index = best_of(first, width)
+    return Beam(
+        children.cumulative.flatten(1).gather(1, index),
+        children.conditional.flatten(1).gather(1, index),
+        index + start,
+        children.order.expand_as(children.cumulative).flatten(1).gather(1, index),
+        values > -torch.inf,
+    )
+
+
+def keep_best(first: Tensor, parent: Tensor, budget: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Fill a budget from the pool: priorities `first` and `parent` numbers (b, M) → kept numbers in pool order, which
+    of them are real, and their parents in a tree whose node 0 is the root (−1 where not real), all (b, budget)."""
+    num_pooled = first.shape[1]
+    values, index = best_of(first, budget)
+    if values.shape[1] < budget:
+        spare = (0, budget - values.shape[1])
+        values = torch.nn.functional.pad(values, spare, value=-torch.inf)
+        index = torch.nn.functional.pad(index, spare)
+    kept = torch.where(values > -torch.inf, index, num_pooled).sort(dim=1).values
+    valid = kept < num_pooled
+    place = torch.arange(1, budget + 1, device=first.device).expand_as(kept)
+    # Pool number + 1 → node; 0 is the root, and the last column is where padding goes.
+    node_of = torch.zeros_like(kept[:, :1]).expand(-1, num_pooled + 2).scatter(1, kept + 1, place)
+    kept = kept.clamp_max(num_pooled - 1)
+    parents = node_of.gather(1, parent.gather(1, kept) + 1)
+    return kept, valid, torch.where(valid, parents, -1)
+
+
+def with_root(values: Tensor, root: int) -> Tensor:
+    """Put the root's value before a row's nodes (b, N − 1)."""
+    return torch.nn.functional.pad(values, (1, 0), value=root)

@@ -1,0 +1,249 @@
+"""SAGE's trees: each row's next tree is planned from how sure the drafter was at the last step.
+
+Owns per slot the planned tree, the confidence and the history of accepted lengths. The formulas are in
+`decoding.trees.confidence`, the plan in `decoding.trees.index_tree`; knows no drafter and no acceptance rule. A plan is
+made of ranks: its nodes are filled with whatever tokens the drafter ranks there when the tree is grown (by log q +
+noise on sampled rows, as in every policy), and its shape was fixed before those were drawn, which keeps rejection
+sampling unbiased.
+
+What it costs: planning is a few sorts of some hundred numbers per row. The drafter runs `max_expanded` nodes per row
+and level, whether the row's tree has that many there or not, for as many levels as the batch's deepest tree; the target
+verifies `max_nodes` + 1 columns per row, padding included. Under the cumulative threshold no distribution tried made a
+plan of more than 22 nodes at the paper's numbers, so that `max_nodes` of 25 (the first tree) verifies 26 columns and
+loses nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decoding.contracts import EngineSpec, Judgement, Level
+from decoding.sampling import perturb
+from decoding.tree import DraftTree, Frontier, Verdict
+from decoding.trees.confidence import SageSettings, bounded_depth, confidence
+from decoding.trees.index_tree import IndexTree, frontier_widths, plan_tree
+from models.lanes import SlotBatch
+
+# Level by level: 4, 8, 8, 3 and 2 paths.
+SPECVLM_PATHS: tuple[tuple[int, ...], ...] = (
+    *((rank,) for rank in range(4)),
+    *((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)),
+    *((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0)),
+    *((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2)),
+    *((0, 0, 0, 0, 0), (0, 0, 0, 0, 1)),
+)
+"""SpecVLM's static tree of 25 nodes, with which SAGE begins (appendix A.1)."""
+
+
+class Confidence:
+    """What SAGE remembers of each slot's sample: α (S,), D_max (S,), the last accepted lengths (S, window), and sums
+    over the steps for telemetry (S, 4): steps, α, depth and width of the trees."""
+
+    def __init__(self, settings: SageSettings, spec: EngineSpec) -> None:
+        self.settings = settings
+        num_slots, device = spec.num_slots, spec.device
+        self.alpha = torch.full((num_slots,), settings.initial_confidence, device=device)
+        self.max_depth = torch.full((num_slots,), settings.max_depth, dtype=torch.long, device=device)
+        self._recent = torch.zeros(num_slots, max(settings.history_window, 1), device=device)
+        self._num_steps = torch.zeros(num_slots, dtype=torch.long, device=device)
+        self._sums = torch.zeros(num_slots, 4, device=device)
+
+    def reset(self, slots: SlotBatch) -> None:
+        """Forget the slots' former samples."""
+        self.alpha[slots.index] = self.settings.initial_confidence
+        self.max_depth[slots.index] = self.settings.max_depth
+        self._num_steps[slots.index] = 0
+        self._sums[slots.index] = 0.0
+
+    def learn(self, slots: SlotBatch, alpha: Tensor, verdict: Verdict) -> Tensor:
+        """Take a step's confidence (b,) and accepted length; returns the D_max (b,) of the next tree."""
+        settings, index = self.settings, slots.index
+        self.alpha[index] = alpha
+        max_depth = self.max_depth[index]
+        if settings.history_window > 0:
+            num_steps = self._num_steps[index]
+            self._recent[index, num_steps % settings.history_window] = (verdict.n - 1).float()
+            mean = self._recent[index].mean(dim=1)
+            max_depth = bounded_depth(max_depth, mean, num_steps + 1 >= settings.history_window, settings)
+            self.max_depth[index] = max_depth
+            self._num_steps[index] = num_steps + 1
+        return max_depth
+
+    def count(self, slots: SlotBatch, alpha: Tensor, tree: DraftTree) -> None:
+        """Add a step's α and the tree that it verified to the telemetry."""
+        depth = torch.where(tree.valid, tree.depth, 0)
+        shape = [torch.ones_like(alpha), alpha, depth.amax(dim=1).float(), (depth == 1).sum(dim=1).float()]
+        self._sums[slots.index] += torch.stack(shape, dim=1)
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        """Means over the sample's steps."""
+        steps, alpha, depth, width = self._sums[slot].tolist()
+        many = max(steps, 1.0)
+        return {"tree_depth_mean": depth / many, "tree_width_mean": width / many, "confidence_mean": alpha / many}
+
+
+class SageTree:
+    """The policy of the paper's Algorithm 1: plan a tree of ranks from the last step, fill it at the next.
+
+    `first_paths` is every sample's first tree. Per slot it holds an `IndexTree` of N nodes; per step the grown nodes
+    are those N and, behind them, F places for frontier entries that a row does not need: those read the committed
+    columns and themselves, nobody descends from them, and the next level overwrites them.
+    """
+
+    def __init__(
+        self, settings: SageSettings | None = None, first_paths: Sequence[tuple[int, ...]] = SPECVLM_PATHS
+    ) -> None:
+        self.settings = settings or SageSettings()
+        self.max_levels = max(self.settings.depth_cap, max(len(path) for path in first_paths))
+        self.max_nodes = 1 + max(self.settings.node_budget, len(set(first_paths)))
+        widest = max(sum(path[:-1] == parent for path in first_paths) for parent in {path[:-1] for path in first_paths})
+        self.max_siblings = max(self.settings.top_k, widest)
+        first = IndexTree.of_paths(first_paths, self.max_nodes, torch.device("cpu"))
+        places = torch.where(first.expanded, first.place, 0).amax().item() + 1
+        widths = frontier_widths(self.max_levels, self.settings)
+        self._widths = [1, *(max(width, int(places)) for width in widths[1:])]
+        self.max_frontier_nodes = sum(self._widths[1:])
+        self.max_grown_nodes = self.max_nodes + max(self._widths)
+        self._first_paths = tuple(first_paths)
+
+    def open(self, spec: EngineSpec) -> None:
+        assert self.max_siblings <= spec.vocab_size, (self.max_siblings, spec.vocab_size)
+        self._first = IndexTree.of_paths(self._first_paths, self.max_nodes, spec.device)
+        self._learned = Confidence(self.settings, spec)
+        # (S, 6, N): the fields of the slots' planned trees.
+        self._plans = _pack(self._first).expand(spec.num_slots, -1, -1).clone()
+
+    def reset(self, slots: SlotBatch) -> None:
+        self._learned.reset(slots)
+        self._plans[slots.index] = _pack(self._first)
+
+    def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
+        self._num_levels = min(num_levels, self.max_levels)
+        self._plan = _unpack(self._plans[slots.index])
+        self._keep_probs = keep_probs
+        self._tokens = torch.where(self._plan.depth == 0, root[:, None], 0)
+        self._valid = self._plan.valid
+        self._probs: list[tuple[Tensor, Tensor]] = []
+        # Ranks' probabilities (b, G, k) at every node that was drafted from; negative where none was, or none exists.
+        self._ranked = torch.full(
+            (root.shape[0], self.max_grown_nodes, self.settings.top_k), -1.0, device=root.device, dtype=torch.float32
+        )
+        self._frontier = Frontier.at_root(root)
+        return self._frontier
+
+    def grow(self, level: Level) -> Frontier | None:
+        frontier, plan = self._frontier, self._plan
+        nodes = frontier.nodes
+        best = perturb(level.logits, level.noise, level.rows).topk(self.max_siblings, dim=-1)
+        likely = (best if level.noise is None else level.logits.topk(self.settings.top_k, dim=-1)).values
+        likely = likely[..., : self.settings.top_k].float()
+        has_any = likely[..., :1] > -torch.inf
+        ranked = torch.where(has_any, likely.softmax(dim=-1), -1.0)
+        self._ranked = self._ranked.scatter(1, nodes[:, :, None].expand_as(ranked), ranked)
+        if self._keep_probs:
+            self._probs.append((nodes, torch.where(has_any, level.logits.softmax(dim=-1), 0.0)))
+        # Every node looks up its parent's ranking; those of other levels are masked out.
+        parents = plan.parents.clamp_min(0)
+        choice = (plan.place.gather(1, parents) * self.max_siblings + plan.ranks).clamp_max(best.values[0].numel() - 1)
+        here = plan.depth == frontier.depth + 1
+        drawable = best.values.flatten(1).gather(1, choice) > -torch.inf
+        self._tokens = torch.where(here, best.indices.flatten(1).gather(1, choice), self._tokens)
+        self._valid = self._valid & (~here | (drawable & self._valid.gather(1, parents)))
+        if frontier.depth + 1 >= self._num_levels:
+            return None
+        self._frontier = self._next_frontier(frontier)
+        return self._frontier
+
+    def _next_frontier(self, frontier: Frontier) -> Frontier:
+        plan, depth = self._plan, frontier.depth + 1
+        width, num_nodes = self._widths[depth], plan.parents.shape[1]
+        b, device = plan.parents.shape[0], plan.parents.device
+        spare = (0, self.max_grown_nodes - num_nodes)
+        target = torch.where(plan.expanded & (plan.depth == depth), plan.place, width)
+        # One column more than is wanted takes all the nodes that are not of this frontier.
+        nodes = torch.arange(num_nodes, num_nodes + width + 1, device=device).expand(b, -1)
+        nodes = nodes.scatter(1, target, torch.arange(num_nodes, device=device).expand(b, -1))[:, :width]
+        parents = torch.nn.functional.pad(plan.parents.clamp_min(0), spare).gather(1, nodes)
+        tokens = torch.nn.functional.pad(self._tokens, spare).gather(1, nodes)
+        above = plan.place.gather(1, parents)[:, :, None].expand(-1, -1, frontier.depth)
+        path = torch.cat([frontier.path.gather(1, above), tokens[:, :, None]], dim=-1)
+        return Frontier(depth, nodes, parents, tokens, path)
+
+    def finish(self) -> DraftTree:
+        plan = self._plan
+        # Nodes stand level by level, so a tree of few levels is the first few columns.
+        most = 1 + sum(width * self.max_siblings for width in self._widths[: self._num_levels])
+        num_nodes = min(self.max_nodes, most)
+        valid = self._valid & (plan.depth <= self._num_levels)
+        probs = None
+        if self._keep_probs:
+            b, _, vocab_size = self._probs[0][1].shape
+            probs = self._probs[0][1].new_zeros(b, self.max_grown_nodes, vocab_size)
+            for nodes, values in self._probs:
+                probs = probs.scatter(1, nodes[:, :, None].expand_as(values), values)
+            probs = probs[:, :num_nodes]
+        return DraftTree(
+            tokens=self._tokens[:, :num_nodes],
+            parents=torch.where(valid, plan.parents, -1)[:, :num_nodes],
+            depth=torch.where(valid, plan.depth, 0)[:, :num_nodes],
+            valid=valid[:, :num_nodes],
+            origin=torch.arange(num_nodes, device=valid.device).expand_as(valid[:, :num_nodes]),
+            num_levels=self._num_levels,
+            max_siblings=self.max_siblings,
+            draft_probs=probs,
+        )
+
+    def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
+        slots, tree = judgement.slots, judgement.tree
+        if tree.num_levels == 0:
+            # Nothing was drafted: every row ends with this very step.
+            return None
+        probs, alpha, is_known = self._observe(tree, verdict)
+        alpha = torch.where(is_known, alpha, self._learned.alpha[slots.index])
+        self._learned.count(slots, alpha, tree)
+        max_depth = self._learned.learn(slots, alpha, verdict)
+        plan = _pack(plan_tree(probs, alpha, max_depth, self.settings))
+        plan = torch.nn.functional.pad(plan, (0, self.max_nodes - plan.shape[2]))
+        # A drafter that had nothing to say of the root (look-up) teaches nothing: the tree stays.
+        self._plans[slots.index] = torch.where(is_known[:, None, None], plan, self._plans[slots.index])
+        return _unpack(self._plans[slots.index]).levels()
+
+    def _observe(self, tree: DraftTree, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
+        """P̃ (b, k), α (b,) and whether the drafter gave any, from the step's nodes that `settings.source` names."""
+        ranked = self._ranked[:, : tree.num_nodes]
+        root = ranked[:, 0]
+        is_known = root[:, 0] >= 0
+        if self.settings.source == "root":
+            return root, confidence(root.clamp_min(0.0)), is_known
+        # Only nodes that a tree of this row alone would have been drafted from: others depend on the batch.
+        counts = torch.zeros(tree.valid.shape, dtype=torch.long, device=root.device)
+        has_child = counts.scatter_add(1, tree.parents.clamp_min(0), (tree.valid & (tree.depth > 0)).long()) > 0
+        if self.settings.source == "accepted_leaf":
+            last = verdict.path.gather(1, (verdict.n - 1)[:, None])
+            before = verdict.path.gather(1, (verdict.n - 2).clamp_min(0)[:, None])
+            node = torch.where(has_child.gather(1, last), last, before)
+            chosen = ranked.gather(1, node[:, :, None].expand(-1, -1, ranked.shape[2]))[:, 0]
+            return chosen, confidence(chosen.clamp_min(0.0)), is_known
+        weight = has_child.float()
+        weight = weight / weight.sum(dim=1, keepdim=True).clamp_min(1.0)
+        probs = (ranked.clamp_min(0.0) * weight[:, :, None]).sum(dim=1)
+        alphas = confidence(ranked.clamp_min(0.0))
+        return probs, (alphas * weight).sum(dim=1), is_known & has_child.any(dim=1)
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        return self._learned.extras(slot)
+
+
+def _pack(tree: IndexTree) -> Tensor:
+    """The tree's six fields as one tensor (b, 6, N)."""
+    fields = (tree.parents, tree.ranks, tree.depth, tree.valid.long(), tree.expanded.long(), tree.place)
+    return torch.stack(fields, dim=1)
+
+
+def _unpack(packed: Tensor) -> IndexTree:
+    parents, ranks, depth, valid, expanded, place = packed.unbind(dim=1)
+    return IndexTree(parents, ranks, depth, valid > 0, expanded > 0, place)

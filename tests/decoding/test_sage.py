@@ -1,0 +1,208 @@
+"""SAGE's formulas and plans, against numbers worked by hand from the paper's equations."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from decoding.trees.confidence import (
+    SageSettings,
+    bounded_depth,
+    confidence,
+    level_threshold,
+    level_width,
+    real_depth,
+    real_width,
+    whole_depth,
+)
+from decoding.trees.index_tree import IndexTree, plan_tree
+from decoding.trees.sage import SPECVLM_PATHS, SageTree
+
+PAPER = SageSettings()
+FLAT = torch.full((10,), 0.1)
+CERTAIN = torch.tensor([1.0] + [0.0] * 9)
+HALVES = torch.tensor([0.5, 0.5] + [0.0] * 8)
+
+
+def plan(probs: Tensor, rules: SageSettings = PAPER, max_depth: int = 8) -> IndexTree:
+    row = probs[None]
+    return plan_tree(row, confidence(row), torch.tensor([max_depth]), rules)
+
+
+def paths(tree: IndexTree, row: int = 0) -> list[tuple[int, ...]]:
+    """The valid nodes of one row as paths of ranks, in order."""
+    found: list[tuple[int, ...]] = []
+    for node, parent in enumerate(tree.parents[row].tolist()):
+        if parent < 0:
+            found.append(())
+        else:
+            found.append((*found[parent], int(tree.ranks[row, node])))
+    return [path for path, real in zip(found, tree.valid[row].tolist(), strict=True) if real and path]
+
+
+def test_confidence_of_known_entropies() -> None:
+    # H = ln 10, 0, ln 2: α = 1 − H / ln 10.
+    expected = [0.0, 1.0, 1 - math.log(2) / math.log(10)]
+    assert confidence(torch.stack([FLAT, CERTAIN, HALVES])).tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_depth_and_width_of_known_confidences() -> None:
+    alpha = torch.tensor([0.0, 0.5, 1.0, 0.69897])
+    depth = real_depth(alpha, torch.tensor([8, 8, 8, 8]), PAPER)
+    assert depth.tolist() == pytest.approx([3.0, 5.5, 8.0, 6.49485])
+    assert whole_depth(depth, PAPER).tolist() == [3, 6, 8, 6]
+    assert whole_depth(depth, replace(PAPER, depth_rounding="floor")).tolist() == [3, 5, 8, 6]
+    assert whole_depth(depth, replace(PAPER, depth_rounding="ceil")).tolist() == [3, 6, 8, 7]
+    assert real_width(alpha, PAPER).tolist() == pytest.approx([10.0, 6.0, 2.0, 4.40824])
+
+
+def test_width_decays_with_the_level_and_grows_with_the_parent() -> None:
+    width, parent = torch.tensor([[10.0]]), torch.tensor([[1.0, 0.5, 0.1]])
+    # Level 1 keeps W = 10; level 2: 10 / 2 · 1.5, · 1.0, · 0.6; level 4: 10 / 4 · the same.
+    assert level_width(width, 1, parent, PAPER).tolist() == [[10, 10, 10]]
+    assert level_width(width, 2, parent, PAPER).tolist() == [[8, 5, 3]]
+    assert level_width(width, 4, parent, PAPER).tolist() == [[4, 3, 2]]
+    assert level_width(width, 4, parent, replace(PAPER, width_rounding="floor")).tolist() == [[3, 2, 1]]
+    assert level_width(width, 1, parent, replace(PAPER, decay_first_level=True)).tolist() == [[15, 10, 6]]
+    narrow = torch.tensor([[2.0]])
+    # 2 / 8 · 0.6 = 0.15: one child, unless nothing is guaranteed.
+    assert level_width(narrow, 8, parent[:, 2:], PAPER).tolist() == [[1]]
+    assert level_width(narrow, 8, parent[:, 2:], replace(PAPER, min_children=0)).tolist() == [[0]]
+
+
+def test_threshold_uses_the_depth_before_rounding() -> None:
+    assert level_threshold(3, torch.tensor([5.5, 8.0]), PAPER).tolist() == pytest.approx([0.3 / 5.5, 0.3 / 8])
+
+
+def test_the_worked_example_of_the_plan() -> None:
+    probs = torch.tensor([0.6, 0.3, 0.1])
+    rules = replace(PAPER, top_k=3, max_nodes=5, max_expanded=2)
+    tree = plan(probs, rules)
+    assert paths(tree) == [(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]
+    assert tree.parents[0].tolist() == [-1, 0, 0, 1, 1, 3]
+    assert tree.expanded[0].tolist() == [True, True, False, True, False, False]
+    assert paths(plan(probs, replace(rules, max_nodes=12))) == [
+        (0,),
+        (1,),
+        (2,),
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+        (0, 0, 0),
+        (0, 0, 1),
+        (0, 1, 0),
+        (0, 0, 0, 0),
+    ]
+
+
+def test_a_flat_distribution_gives_ten_children_of_the_root_and_nothing_below() -> None:
+    # α = 0, D = 3: θ₁ = 0.033 < 0.1, θ₂ = 0.067 > 0.01.
+    tree = plan(FLAT)
+    assert paths(tree) == [(rank,) for rank in range(10)]
+    assert tree.levels().tolist() == [1]
+
+
+def test_a_certain_distribution_gives_a_chain_of_depth_eight() -> None:
+    assert paths(plan(CERTAIN)) == [(0,) * depth for depth in range(1, 9)]
+
+
+def test_halves_fill_the_levels_as_the_rules_say() -> None:
+    # α = 0.699, D = 6.49, W = 4.41, θ_l = 0.0154 l. Level 2 allows 4.41 / 2 = 2.2 → 2 children, level 3 1.47 → 1.
+    # Cumulative: .5, .25, then .25 · .5 = .125, .0625 on level 4 (above .0616), .031 on level 5 (below .077).
+    tree = plan(HALVES)
+    assert [sum(len(path) == depth for path in paths(tree)) for depth in range(1, 6)] == [2, 4, 4, 4, 0]
+    # Per node every .5 passes: one child each down to level 6.
+    per_node = plan(HALVES, replace(PAPER, threshold="node"))
+    assert [sum(len(path) == depth for path in paths(per_node)) for depth in range(1, 8)] == [2, 4, 4, 4, 4, 4, 0]
+
+
+def test_rounding_down_without_a_guaranteed_child_stops_the_surest_tree_at_depth_three() -> None:
+    # W = 2: 2 / 2 · 1.5 = 1.5, 2 / 3 · 1.5 = 1, 2 / 4 · 1.5 = 0.75.
+    rules = replace(PAPER, width_rounding="floor", min_children=0)
+    assert plan(CERTAIN, rules).levels().tolist() == [3]
+
+
+def test_the_parents_probability_may_be_cumulative() -> None:
+    probs = torch.tensor([0.7, 0.2, 0.1] + [0.0] * 7)
+    # α = 0.652, W = 4.79. Below (0, 0) on level 3: 4.79 / 3 · (0.5 + 0.7) = 1.9 → 2, · (0.5 + 0.49) = 1.58 → 2;
+    # below (0, 0, 0) on level 4: 4.79 / 4 · 1.2 = 1.4 → 1, · (0.5 + 0.343) = 1.0 → 1; below (1) on level 2:
+    # 4.79 / 2 · 0.7 = 1.68 → 2 either way; below (1, 0) on level 3: 4.79 / 3 · 1.2 = 1.9 → 2, · 0.64 = 1.02 → 1.
+    per_node = replace(PAPER, threshold="node")
+    conditional, cumulative = plan(probs, per_node), plan(probs, replace(per_node, parent_probability="cumulative"))
+    assert (1, 0, 1) in paths(conditional)
+    assert (1, 0, 1) not in paths(cumulative)
+    assert (0, 0, 1) in paths(cumulative)
+
+
+def test_the_budget_keeps_the_most_probable_nodes_or_the_first_in_depth_first_order() -> None:
+    rules = replace(PAPER, threshold="node", max_nodes=6)
+    best, deep = plan(HALVES, rules), plan(HALVES, replace(rules, order="depth_first"))
+    assert paths(best) == [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1)]
+    assert paths(deep) == [(0,) * depth for depth in range(1, 7)]
+    assert len(paths(plan(HALVES, replace(rules, count_root=True)))) == 5
+
+
+def test_history_moves_the_deepest_depth_by_one_within_its_bounds() -> None:
+    depth = torch.tensor([5, 5, 5, 3, 8, 5])
+    mean = torch.tensor([1.9, 2.5, 3.1, 0.0, 9.0, 1.0])
+    full = torch.tensor([True, True, True, True, True, False])
+    assert bounded_depth(depth, mean, full, PAPER).tolist() == [4, 5, 6, 3, 8, 5]
+    assert bounded_depth(depth, mean, full, replace(PAPER, depth_cap=12)).tolist() == [4, 5, 6, 3, 9, 5]
+
+
+def test_the_first_tree_has_the_levels_of_the_static_one() -> None:
+    assert [sum(len(path) == depth for path in SPECVLM_PATHS) for depth in range(1, 6)] == [4, 8, 8, 3, 2]
+    tree = IndexTree.of_paths(SPECVLM_PATHS, 65, torch.device("cpu"))
+    assert paths(tree) == sorted(SPECVLM_PATHS, key=lambda path: (len(path), path))
+    assert int(tree.expanded.sum()) == 11
+    assert SageTree().max_nodes == 65
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    weights=st.lists(st.lists(st.floats(0, 8), min_size=10, max_size=10), min_size=1, max_size=3),
+    rules=st.builds(
+        SageSettings,
+        threshold=st.sampled_from(["cumulative", "node"]),
+        order=st.sampled_from(["best_first", "depth_first"]),
+        parent_probability=st.sampled_from(["conditional", "cumulative"]),
+        max_nodes=st.sampled_from([1, 7, 25, 64]),
+        max_expanded=st.sampled_from([1, 3, 6, 20]),
+    ),
+    max_depth=st.integers(3, 8),
+)
+def test_every_plan_is_a_tree_within_its_rules(weights: list[list[float]], rules: SageSettings, max_depth: int) -> None:
+    probs = torch.tensor(weights).softmax(-1).sort(-1, descending=True).values
+    alpha = confidence(probs)
+    tree = plan_tree(probs, alpha, torch.full((len(weights),), max_depth), rules)
+    depth = real_depth(alpha, torch.tensor(max_depth), rules)
+    for row in range(len(weights)):
+        found = paths(tree, row)
+        assert len(set(found)) == len(found) <= rules.max_nodes
+        assert (0,) in found, "every row drafts something"
+        assert [len(path) for path in found] == sorted(len(path) for path in found)
+        places: dict[int, list[int]] = {}
+        for node in range(tree.valid.shape[1]):
+            if tree.expanded[row, node]:
+                places.setdefault(int(tree.depth[row, node]), []).append(int(tree.place[row, node]))
+        for level, taken in places.items():
+            assert taken == list(range(len(taken))), "frontier places are dense"
+            assert level == 0 or len(taken) <= rules.max_expanded
+        for path in found:
+            assert not path[:-1] or path[:-1] in found, "a node without its parent"
+            level = len(path)
+            assert level <= int(whole_depth(depth, rules)[row])
+            chance = math.prod(float(probs[row, rank]) for rank in path)
+            tested = chance if rules.threshold == "cumulative" else float(probs[row, path[-1]])
+            assert path == (0,) or tested > float(level_threshold(level, depth, rules)[row]) - 1e-6
+    alone = [plan_tree(probs[row : row + 1], alpha[row : row + 1], torch.tensor([max_depth]), rules) for row in
+             range(len(weights))]  # fmt: skip
+    assert torch.equal(tree.parents, torch.cat([one.parents for one in alone])), "a row depends on the others"
