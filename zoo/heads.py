@@ -58,8 +58,11 @@ def untrained_eagle(target: nn.Module, seed: int) -> EagleNetwork:
     model: Any = target
     text = model.config.get_text_config()
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
-    names += ("rms_norm_eps", "hidden_act", "max_position_embeddings", "rope_parameters")
+    names += ("rms_norm_eps", "hidden_act", "max_position_embeddings")
     sizes = {name: getattr(text, name, None) for name in names}
+    # A head's positions count pairs, in one dimension: the sections of a three-dimensional rotary mean nothing to it.
+    rope = {name: value for name, value in text.rope_parameters.items() if not name.startswith("mrope")}
+    sizes["rope_parameters"] = rope
     embedding: Tensor = model.get_input_embeddings().weight
     torch.manual_seed(seed)
     network = EagleNetwork(EagleShape.of({"vocab_size": embedding.shape[0], **sizes}, "the target"))

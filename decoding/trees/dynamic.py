@@ -86,8 +86,8 @@ class DynamicTree:
         first, self._num_grown = self._num_grown, self._num_grown + tokens.shape[1]
         if depth >= self._num_levels:
             return None
-        order = scores.sort(dim=1, descending=True, stable=True)
-        self._beam_scores, place = order.values[:, :k], order.indices[:, :k]
+        place = _best_first(scores)[:, :k]
+        self._beam_scores = scores.gather(1, place)
         above = place // k
         path = frontier.path.gather(1, above[:, :, None].expand(-1, -1, depth - 1))
         chosen = tokens.gather(1, place)
@@ -109,9 +109,8 @@ class DynamicTree:
         root, scores = self._root[:, None], torch.cat([one.scores for one in self._grown], dim=1)
         b, num_grown = scores.shape
         keep = min(self.max_nodes - 1, num_grown)
-        # Stable, so that of equal scores the node that grew first, and so every parent, comes first.
-        best = scores.sort(dim=1, descending=True, stable=True).indices[:, :keep]
-        kept = best.sort(dim=1).values  # back in level order: parents first, siblings in draw order
+        # Back in level order: parents first, siblings in draw order.
+        kept = _best_first(scores)[:, :keep].sort(dim=1).values
         depth = torch.cat([torch.full_like(one.tokens, i + 1) for i, one in enumerate(self._grown)], dim=1)
         parents = torch.cat([one.parents for one in self._grown], dim=1).gather(1, kept)
         # Where each grown node stands in the tree; those left out point at the root, and only invalid nodes ask.
@@ -128,3 +127,8 @@ class DynamicTree:
             num_levels=len(self._grown),
             max_siblings=self.top_k,
         )
+
+
+def _best_first(scores: Tensor) -> Tensor:
+    """Places (b, M) by falling score; of equal scores the node that grew first, and so every parent, comes first."""
+    return scores.sort(dim=1, descending=True, stable=True).indices
