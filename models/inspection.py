@@ -58,7 +58,9 @@ def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: s
     missing = sorted(set(range(config.num_hidden_layers)) - set(notes.layers))
     if missing:
         raise _refusal(name, f"its layers {', '.join(map(str, missing))} do not attend by transformers' interface")
-    if not torch.allclose(ours, theirs, rtol=1e-2, atol=1e-2 * float(theirs.abs().max())):
+    finite = ours.isfinite() & theirs.isfinite()
+    difference = (ours - theirs).abs()[finite]
+    if difference.numel() and float(difference.max()) > 1e-2 * float(theirs[finite].abs().max()):
         raise CheckpointError(f"{name}: cannot be run: its logits are not its output embedding over its last states")
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.checkpoints import CheckpointRef, load_weights, read_config, read_processor
-from models.front_end import FrontEnd
+from models.front_end import FrontEnd, PromptError
 from models.inspection import check_decoder
 from models.lanes import LaneModel
 from models.prefix import Prefix, capture
@@ -59,13 +59,22 @@ class Target:
         return cls(load_weights(ref, config, dtype, place), front_end, ref.path)
 
     def prefix(self, inputs: dict[str, Tensor]) -> Prefix:
-        """Processor outputs of one sample → its embedded prompt, on the model's device."""
+        """Processor outputs of one sample → its embedded prompt, on the model's device.
+
+        Raises:
+            PromptError: the model's own front end refuses them, e.g. pictures that it cannot tell apart.
+        """
         placed = {
             name: value.to(self.device, self.dtype if value.is_floating_point() else None)
             for name, value in inputs.items()
         }
-        with torch.inference_mode():
-            return capture(self.model, self.decoder, placed, self.visual_ids)
+        try:
+            with torch.inference_mode():
+                return capture(self.model, self.decoder, placed, self.visual_ids)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except (ValueError, IndexError, RuntimeError) as error:  # the row has to fail, not the job
+            raise PromptError(f"the model refuses the prompt: {error}") from error
 
     def encode(self, prompt: str, images: Sequence[NDArray[np.uint8]]) -> Prefix:
         """Rendered prompt and images → prefix; see `FrontEnd.encode` for what is refused."""

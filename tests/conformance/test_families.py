@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import models.lanes as lanes
-from decoding import Engine, Method, Sampling
+from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.drafters import NoDrafter
 from models.checkpoints import CheckpointRef
@@ -70,6 +70,31 @@ def test_a_checkpoint_with_a_video_part_describes_pictures_alone(saved_as: str, 
     assert torch.equal(loaded.encode(prompt, images).embeds, made.encode(prompt, images).embeds)
     with pytest.raises(PromptError, match="no videos were passed"):
         loaded.encode("<s> w4 <video>", ())
+
+
+@pytest.mark.parametrize("family", ["llava_onevision", "qwen3_vl"])
+def test_a_loaded_checkpoint_renders_its_own_chat_template(family: str, tmp_path: Path) -> None:
+    toys.save(family, tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(
+        "{% for m in messages %}{% for c in m.content %}{{ '<image> ' if c.type == 'image' else c.text }}{% endfor %}"
+        "{% endfor %}{{ ' w7' if add_generation_prompt }}"
+    )
+    front_end = Target.load(CheckpointRef(str(tmp_path)), "float32", "cpu").front_end
+    content = [{"type": "image"}, {"type": "text", "text": "w4 w5"}]
+    assert front_end.render([{"role": "user", "content": content}]) == "<image> w4 w5 w7"
+
+
+def test_pictures_that_the_model_cannot_tell_apart_fail_their_row_alone() -> None:
+    pictures = (toys.picture(0, "qwen2_5_vl"), toys.picture(1, "qwen2_5_vl"))
+    method = Method(NoDrafter(), checks.TREES["chain"](), Exact())
+    engine = Engine(toys.target("qwen2_5_vl"), method, 4, 128)
+    good = checks.requests("qwen2_5_vl", 3)
+    done = {c.sample_id: c for c in engine.run([Request("bad", "<s> w4 <image> <image>", pictures), *good])}
+    assert done["bad"].error is not None
+    assert done["bad"].error.message.startswith("the model refuses the prompt: ")
+    for request in good:
+        expected = checks.generated("qwen2_5_vl", request, engine.target.eos_ids)
+        assert done[request.sample_id].token_ids == expected
 
 
 def position_offset_is_dropped(patch: pytest.MonkeyPatch) -> None:
