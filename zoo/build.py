@@ -35,11 +35,11 @@ class Recipe:
 
 
 RECIPES = {
-    "target": Recipe(2000, 64, 1e-3, 4500, 32, 1.5e-3, 3e-4),
-    "drafter": Recipe(800, 64, 1e-3, 2500, 32, 2e-3, 5e-4),
+    "target": Recipe(2000, 64, 1e-3, 4000, 32, 1e-3, 3e-4),
+    "drafter": Recipe(800, 64, 1e-3, 2000, 32, 2e-3, 5e-4),
 }
 # The part of every number of steps that `--quick` runs.
-QUICK_SHARE = 0.15
+QUICK_SHARE = 0.12
 
 
 def build_one(

@@ -158,6 +158,6 @@ def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Lla
 
 
 def save_model(model: LlavaForConditionalGeneration, processor: LlavaProcessor, folder: Path) -> None:
-    """Turn a model into bfloat16 and save it with its processor, so that the Auto classes load the folder like a hub checkpoint."""
+    """Save a model, turned into bfloat16, with its processor; the Auto classes load the folder like any checkpoint."""
     model.to(torch.bfloat16).save_pretrained(folder)
     processor.save_pretrained(folder)

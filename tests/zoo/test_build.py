@@ -1,0 +1,62 @@
+"""The rebuild: a few steps of the recipe run end to end, repeat themselves, and learn from the right tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+
+from zoo.build import Recipe, build_one, main
+from zoo.pair import build_tokenizer
+from zoo.samples import FILLER_WEIGHT, FILLER_WORDS, draw_batches
+from zoo.tower import label_patches
+from zoo.world.scene import COLOURS, SHAPES, SIZES, Scene, Thing
+
+TINY = Recipe(tower_steps=2, tower_batch=4, tower_lr=1e-3, steps=2, batch=4, lr=1e-3, tuned_tower_lr=1e-3)
+
+
+def test_a_few_steps_of_the_recipe_give_a_checkpoint_that_loads_and_that_a_seed_repeats(tmp_path: Path) -> None:
+    tokenizer = build_tokenizer(0)
+    weights = []
+    for name, seed in (("one", 0), ("again", 0), ("other", 1)):
+        (tmp_path / name).mkdir()
+        build_one("drafter", TINY, tokenizer, seed, tmp_path / name, torch.device("cpu"))
+        weights.append(load_file(tmp_path / name / "caption_drafter" / "model.safetensors"))
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert not all(torch.equal(value, weights[2][name]) for name, value in weights[0].items())
+    model = AutoModelForImageTextToText.from_pretrained(tmp_path / "one" / "caption_drafter")
+    assert model.dtype == torch.bfloat16
+    assert torch.equal(model.lm_head.weight, next(v for k, v in weights[0].items() if k.endswith("lm_head.weight")))
+
+
+def test_a_quick_run_never_overwrites_the_shipped_pair(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["--quick"])
+    assert stopped.value.code == 2
+    assert "--out" in capsys.readouterr().err
+
+
+def test_only_answers_are_learned_and_fillers_weigh_less() -> None:
+    tokenizer = build_tokenizer(0)
+    batch = next(draw_batches("train", 3, 6, tokenizer, pool=1))
+    for ids, weights, mask in zip(batch.ids, batch.weights, batch.mask):
+        text = tokenizer.decode(ids[weights > 0])
+        assert "USER" not in text
+        assert "ASSISTANT" not in text
+        assert text.endswith(tokenizer.eos_token)
+        assert not (weights[mask == 0] > 0).any()
+        light = tokenizer.convert_ids_to_tokens(ids[weights == FILLER_WEIGHT].tolist())
+        assert {word.removeprefix("Ġ") for word in light} <= FILLER_WORDS
+
+
+def test_the_four_patches_of_a_cell_name_its_object_and_its_rank() -> None:
+    scene = Scene((Thing(1, "small", "red", "ring"), Thing(8, "large", "pink", "star")), "dark", "dotted", 0)
+    labels = label_patches(scene).reshape(6, 6, 6)
+    assert labels[0].tolist() == [[0, 0, 1, 1, 0, 0]] * 2 + [[0] * 6] * 2 + [[0, 0, 0, 0, 2, 2]] * 2
+    named = [SIZES.index("large"), COLOURS.index("pink"), SHAPES.index("star")]
+    assert labels[1:4, 5, 5].tolist() == named
+    assert labels[1:4, 0, 0].tolist() == [-100] * 3
+    assert labels[4].unique().tolist() == [2]
