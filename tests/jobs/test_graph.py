@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+import ray
 from ray.data import Dataset
 
 from actors.generate import Stamp
@@ -35,8 +36,6 @@ def dataset_of(spans: list[list[dict[str, Any]]], lease: Path | None = None, **p
 
 
 def blocks_of(dataset: Dataset) -> list[pa.Table]:
-    import ray
-
     return ray.get([ref for bundle in dataset.iter_internal_ref_bundles() for ref in bundle.block_refs])
 
 
@@ -78,3 +77,9 @@ def test_an_actor_killed_in_mid_batch_changes_nothing_in_the_result(tmp_path: Pa
     disturbed = by_id(blocks_of(dataset_of(spans, lease=lease)))
     assert lease.exists()
     assert disturbed == undisturbed
+
+
+def test_a_batch_that_kills_its_actor_every_time_ends_the_job_instead_of_hanging_it() -> None:
+    dataset = dataset_of([[{"id": "poison", "text": "CRASH"}]])
+    with pytest.raises(ray.exceptions.RayError):
+        blocks_of(dataset)

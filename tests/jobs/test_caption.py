@@ -1,0 +1,180 @@
+"""Whole jobs with the shipped pair on real files: every row accounted for, and the output as anyone would read it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pandas as pd
+import pyarrow.compute as pc
+import pyarrow.dataset
+import pyarrow.parquet as pq
+import pytest
+
+from configs.load import load_job
+from configs.schema import CaptionJob
+from jobs import caption
+from pipeline.rows import ERROR_CODES, SCHEMA_VERSION_KEY
+from zoo import demo
+
+ROOT = Path(__file__).resolve().parents[2]
+CONFIG = str(ROOT / "configs/demo_caption.yaml")
+BROKEN = {
+    f"scene-{demo.NOT_AN_IMAGE:03}": "not_an_image",
+    f"scene-{demo.TRUNCATED:03}": "broken_image",
+    f"scene-{demo.NO_QUESTION:03}": "missing_column_value",
+}
+MAX_NEW_TOKENS = 6
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo's own 256 scenes: half in Parquet, half in tars, three rows broken."""
+    folder = tmp_path_factory.mktemp("source")
+    demo.write_sources(demo.draw_rows(demo.NUM_SCENES, demo.SEED), folder)
+    return folder
+
+
+def overrides_of(source: Path, kind: str, output: Path, *more: str) -> list[str]:
+    pair = ROOT / "zoo/checkpoints"
+    return [
+        *demo.KINDS[kind],
+        f"source.path={source}/{kind}",
+        f"sink.path={output}",
+        f"model.target.path={pair}/caption_target",
+        f"model.drafter.path={pair}/caption_drafter",
+        f"sampling.max_new_tokens={MAX_NEW_TOKENS}",
+        "pool.slots=8",
+        "job.progress=false",
+        *more,
+    ]
+
+
+def run_job(source: Path, kind: str, output: Path, *more: str) -> None:
+    assert caption.main(["--config", CONFIG, *overrides_of(source, kind, output, *more)]) == 0
+
+
+@pytest.fixture(scope="module")
+def outputs(source: Path, tmp_path_factory: pytest.TempPathFactory, local_ray: None) -> dict[str, Path]:
+    """One run over each kind of shard; the tars with two actors."""
+    folder = tmp_path_factory.mktemp("outputs")
+    run_job(source, "parquet", folder / "parquet")
+    run_job(source, "webdataset", folder / "webdataset", "pool.min_size=2", "pool.max_size=2")
+    return {kind: folder / kind for kind in demo.KINDS}
+
+
+def rows_of(output: Path, folder: str) -> list[dict[str, Any]]:
+    """All rows of one folder, however many files there are, none included."""
+    if not (output / folder).exists():
+        return []
+    return [row for path in sorted((output / folder).glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
+
+
+def test_256_rows_in_are_253_in_data_and_3_in_errors_by_id(outputs: dict[str, Path]) -> None:
+    good = [row["sample_id"] for output in outputs.values() for row in rows_of(output, "data")]
+    bad = {row["sample_id"]: row["error_type"] for output in outputs.values() for row in rows_of(output, "errors")}
+    assert bad == BROKEN
+    assert len(good) == 253
+    assert {*good, *bad} == {f"scene-{index:03}" for index in range(256)}
+    assert set(bad.values()) <= set(ERROR_CODES)
+
+
+def test_every_row_says_exactly_how_its_tokens_came_about(outputs: dict[str, Path]) -> None:
+    for output in outputs.values():
+        for row in rows_of(output, "data"):
+            telemetry = row["telemetry"]
+            steps, accepted = telemetry["num_spec_steps"], telemetry["num_accepted_draft_tokens"]
+            assert row["num_generated_tokens"] == 1 + accepted + steps - telemetry["ended_inside_path"]
+            assert sum(telemetry["acceptance_histogram"]) == steps
+            kept = sum(depth * count for depth, count in enumerate(telemetry["acceptance_histogram"]))
+            assert kept == accepted
+            assert row["status"] == ("truncated" if row["finish_reason"] == "length" else "success")
+            assert 1 <= row["num_generated_tokens"] <= MAX_NEW_TOKENS
+
+
+def test_error_rows_hold_their_kept_column_and_no_text(outputs: dict[str, Path]) -> None:
+    for output in outputs.values():
+        for row in rows_of(output, "errors"):
+            assert (row["status"], row["generated_text"], row["num_generated_tokens"]) == ("error", "", 0)
+            assert row["error_message"]
+            assert row["truth"]
+
+
+def test_data_opens_as_it_is_in_pyarrow_pandas_and_duckdb(outputs: dict[str, Path]) -> None:
+    data = outputs["parquet"] / "data"
+    by_arrow = pq.read_table(data).num_rows
+    frame = pd.read_parquet(data)
+    [(by_duckdb, nulls)] = duckdb.sql(
+        f"select count(*), count(*) filter (generated_text is null or error_type is null) from '{data}/*.parquet'"
+    ).fetchall()
+    assert by_arrow == len(frame) == by_duckdb == 126
+    assert nulls == 0
+    assert frame["sample_id"].is_unique
+    schema = pq.read_schema(next(data.glob("*.parquet")))
+    assert schema.metadata[SCHEMA_VERSION_KEY] == b"1"
+
+
+def test_a_job_leaves_its_manifest_config_versions_attempt_and_summary(outputs: dict[str, Path]) -> None:
+    job = outputs["parquet"] / "_job"
+    record = json.loads((job / "attempts/000001.json").read_text())
+    versions = json.loads((job / "versions.json").read_text())
+    found = json.loads((job / "summary.json").read_text())
+    assert pyarrow.dataset.dataset(job / "manifest").count_rows() == 4
+    assert record["job_id"] == f"caption-{record['config_fingerprint']}"
+    assert versions["code_revision"] == record["code_revision"]
+    assert set(versions["model_revisions"]) == {"target", "drafter"}
+    assert (found["num_samples"], found["errors_by_type"]) == (128, {"not_an_image": 1, "broken_image": 1})
+    again = load_job(CaptionJob, job / "config.yaml")
+    assert again.sampling.max_new_tokens == MAX_NEW_TOKENS
+    assert again.fingerprint(versions["model_revisions"]) == record["config_fingerprint"]
+    assert not list((outputs["parquet"] / "_job").glob("tmp/*"))
+
+
+def test_plain_decoding_gives_the_same_texts_and_no_drafts(
+    source: Path, outputs: dict[str, Path], tmp_path: Path
+) -> None:
+    run_job(source, "parquet", tmp_path / "plain", "method.drafter.kind=none", "pool.slots=3")
+    plain = {row["sample_id"]: row for row in rows_of(tmp_path / "plain", "data")}
+    drafted = {row["sample_id"]: row for row in rows_of(outputs["parquet"], "data")}
+    assert {key: row["generated_text"] for key, row in plain.items()} == {
+        key: row["generated_text"] for key, row in drafted.items()
+    }
+    assert {row["telemetry"]["num_draft_tokens"] for row in plain.values()} == {0}
+    assert {row["drafter_id"] for row in plain.values()} == {""}
+    assert {row["telemetry"]["num_draft_tokens"] > 0 for row in drafted.values()} == {True}
+
+
+def test_a_limited_run_takes_the_first_samples_and_writes_a_preview(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--config", CONFIG, *overrides_of(source, "parquet", tmp_path / "out"), "--limit", "20"]
+    assert caption.main(arguments) == 0
+    rows = rows_of(tmp_path / "out", "data") + rows_of(tmp_path / "out", "errors")
+    assert sorted(row["sample_id"] for row in rows) == [f"scene-{index:03}" for index in range(20)]
+    page = (tmp_path / "out/_job/preview.html").read_text()
+    assert page.count("<article>") == 20
+    assert page.count("data:image/jpeg") == 19
+    assert page.index("scene-003") < page.index("scene-017") < page.index("scene-019")
+    assert "not_an_image" in page
+    said = capsys.readouterr().out
+    assert "samples" in said
+    assert "acceptance length" in said
+    assert "run it again  python -m jobs.caption --config" in said
+    assert "--limit 20 sink.path=NEW" in said
+
+
+def test_a_second_run_into_the_same_output_is_refused(
+    source: Path, outputs: dict[str, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--config", CONFIG, *overrides_of(source, "parquet", outputs["parquet"])]
+    assert caption.main(arguments) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_results_are_gathered_into_few_files(outputs: dict[str, Path]) -> None:
+    assert len(list((outputs["parquet"] / "data").glob("*.parquet"))) == 1
+    table = pq.read_table(outputs["parquet"] / "data")
+    assert pc.count_distinct(table["job_id"]).as_py() == 1

@@ -1,0 +1,66 @@
+"""Progress for people: a line's numbers, the bar, and what the tally adds up."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import ray
+
+from pipeline import progress
+from pipeline.progress import Counts, bar, progress_line, shown
+
+
+def test_a_line_holds_rows_rates_and_the_acceptance_length() -> None:
+    line = progress_line(Counts(num_rows=50, num_tokens=6000, num_steps=1000, num_accepted=2500), 200, 4.0)
+    assert line == "50 of 200 rows, 12.5 rows/s, 1,500 tokens/s, acceptance length 3.50"
+
+
+def test_a_line_without_total_or_drafts_leaves_them_out() -> None:
+    assert (
+        progress_line(Counts(num_rows=4, num_tokens=40, num_steps=40), None, 2.0) == "4 rows, 2.0 rows/s, 20 tokens/s"
+    )
+
+
+def test_the_bar_fills_with_the_rows_and_never_overflows() -> None:
+    assert bar(50, 100) == "[" + "#" * 12 + "-" * 12 + "]"
+    assert bar(300, 100) == "[" + "#" * 24 + "]"
+    assert bar(5, None) == ""
+
+
+def test_nothing_is_shown_where_progress_is_off() -> None:
+    stream = io.StringIO()
+    with shown(10, enabled=False, stream=stream) as tally:
+        assert tally is None
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_what_actors_report_is_shown_as_quiet_lines_where_there_is_no_terminal() -> None:
+    stream = io.StringIO()
+    with shown(6, stream=stream) as tally:
+        assert tally is not None
+        tally(2, 20, 10, 8)
+        tally(4, 40, 20, 22)
+        actor = tally.actor  # type: ignore[attr-defined]
+        assert ray.get(actor.read.remote()) == (6, 60, 30, 30)
+    [line] = stream.getvalue().splitlines()
+    assert line.startswith("6 of 6 rows, ")
+    assert line.endswith("acceptance length 2.00")
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_terminal_gets_one_line_that_is_drawn_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(progress, "TERMINAL_INTERVAL_S", 0.01)
+    stream = Terminal()
+    with shown(2, stream=stream) as tally:
+        assert tally is not None
+        tally(2, 20, 10, 0)
+    drawn = stream.getvalue()
+    assert drawn.count("\n") == 1
+    assert drawn.endswith("\n")
+    assert f"\r\x1b[K[{'#' * 24}] 2 of 2 rows" in drawn

@@ -1,0 +1,113 @@
+"""The closing summary is counted from the written files, and its numbers can be computed by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from actors.generate import result_values, telemetry_values, unrun_values
+from configs.schema import Sink
+from decoding.types import Completion, Telemetry
+from pipeline import summary
+from pipeline.datasink import ParquetSink
+from pipeline.layout import OutputDir
+from pipeline.rows import TELEMETRY, result_schema
+
+
+def result_table(completions: list[Completion], errors: list[str]) -> pa.Table:
+    """Rows of the result schema from completions and codes of rows that never ran."""
+    values = [result_values(completion) for completion in completions] + [unrun_values(code, "why") for code in errors]
+    columns = {}
+    for field in result_schema():
+        if field.name == "telemetry":
+            columns[field.name] = [telemetry_values(row["telemetry"], TELEMETRY) for row in values]
+        elif field.name in values[0]:
+            columns[field.name] = [row[field.name] for row in values]
+        else:
+            filler = "x" if field.type == pa.string() else 1
+            columns[field.name] = [filler] * len(values)
+    return pa.table(columns, schema=result_schema())
+
+
+def completion_of(histogram: tuple[int, ...], num_tokens: int, reason: str = "stop") -> Completion:
+    accepted = sum(kept * count for kept, count in enumerate(histogram))
+    telemetry = Telemetry(
+        num_spec_steps=sum(histogram),
+        num_draft_tokens=(len(histogram) - 1) * sum(histogram),
+        num_accepted_draft_tokens=accepted,
+        acceptance_histogram=histogram,
+        prefill_ms=100.0,
+        draft_ms=200.0,
+        verify_ms=700.0,
+    )
+    return Completion("a", tuple(range(num_tokens)), "text", finish_reason=reason, telemetry=telemetry)
+
+
+@pytest.fixture
+def output(tmp_path: Path) -> OutputDir:
+    directory = OutputDir(str(tmp_path))
+    sink = ParquetSink(directory, Sink(path=str(tmp_path)), "job", 1)
+    first = [completion_of((1, 2, 1), 8), completion_of((0, 0, 4), 13, "length")]
+    sink.write_task([result_table(first, ["not_an_image", "broken_image"])], 0)
+    sink.write_task([result_table([completion_of((2,), 3)], ["not_an_image"])], 1)
+    return directory
+
+
+def test_totals_follow_from_the_rows(output: OutputDir) -> None:
+    found = summary.summarise(output, "job", "chain", "lossless", wall_s=2.0)
+    assert found.num_samples == 6
+    assert found.by_status == {"error": 3, "success": 2, "truncated": 1}
+    assert found.errors_by_type == {"not_an_image": 2, "broken_image": 1}
+    assert found.samples_per_s == 1.5
+    assert found.num_generated_tokens == 24
+    assert found.tokens_per_s == 12.0
+    assert found.engine_s == pytest.approx(3.0)
+    assert found.tokens_per_engine_s == pytest.approx(8.0)
+    assert (found.prefill_ms, found.draft_ms, found.verify_ms) == (300.0, 600.0, 2100.0)
+
+
+def test_the_acceptance_length_counts_the_bonus_token_over_all_steps(output: OutputDir) -> None:
+    found = summary.summarise(output, "job", "chain", "lossless", wall_s=2.0)
+    assert found.num_steps == 10
+    assert found.num_accepted_draft_tokens == 12
+    assert found.mean_acceptance_length == pytest.approx(2.2)
+    assert found.acceptance_histogram == [3, 2, 5]
+    assert found.acceptance_by_position == [0.7, 0.5]
+
+
+def test_the_text_names_every_number_and_the_convention(output: OutputDir) -> None:
+    text = summary.show(summary.summarise(output, "job", "chain", "lossless", wall_s=2.0))
+    assert "samples            6 (3 error, 2 success, 1 truncated)" in text
+    assert "errors             2 not_an_image, 1 broken_image" in text
+    assert "engine time        prefill 10 %, draft 20 %, verify 70 %" in text
+    assert "  position 2       ███████████████··············· 0.50" in text
+    assert "the bonus token included" in text
+
+
+def test_combining_two_jobs_equals_counting_both_at_once(output: OutputDir) -> None:
+    one = summary.summarise(output, "job", "chain", "lossless", wall_s=2.0)
+    both = summary.combine([one, one])
+    assert both.num_samples == 12
+    assert both.wall_s == 4.0
+    assert both.samples_per_s == one.samples_per_s
+    assert both.mean_acceptance_length == one.mean_acceptance_length
+    assert both.errors_by_type == {"not_an_image": 4, "broken_image": 2}
+    assert one.num_samples == 6
+
+
+def test_side_by_side_keeps_lines_that_only_one_run_has(output: OutputDir) -> None:
+    chain = summary.summarise(output, "job", "chain", "lossless", wall_s=2.0)
+    plain = summary.Summary("job", "plain", "lossless", 1.0, acceptance_histogram=[4])
+    lines = summary.show_side_by_side(chain, plain).splitlines()
+    assert lines[0].split() == ["method", "chain", "(lossless)", "plain", "(lossless)"]
+    assert lines[-1].startswith("  position 2")
+    assert lines[-1].endswith("0.50")
+
+
+def test_an_output_without_any_step_has_length_one() -> None:
+    nothing = summary.Summary("job", "plain", "lossless", 1.0)
+    assert nothing.mean_acceptance_length == 1.0
+    assert nothing.acceptance_by_position == []
+    assert "acceptance length" in summary.show(nothing)
