@@ -156,12 +156,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", metavar="PRESET", help="run these presets only, and write nothing")
     parser.add_argument("--cases", type=int, default=32, help="cases of each scenario (32)")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=None, help="torch threads (torch's own choice)")
     parser.add_argument("--table", action="store_true", help="print the tables of the committed JSON and stop")
     options = parser.parse_args(arguments)
     if options.table:
         print_tables(json.loads(RESULTS.read_text()))
         return 0
-    torch.set_num_threads(max(1, torch.get_num_threads()))
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
     results = run_all(options.only or list(presets()), options.cases, options.seed)
     if options.only is None:
         results["claims"] = check_claims(results["methods"])

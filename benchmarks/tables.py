@@ -42,7 +42,8 @@ def cost_table(results: dict[str, Any]) -> str:
         cell = result["scenarios"]["single"]
         lines.append(
             f"| {name} | {result['verify_mode']} | {cell['mean_acceptance_length']:.2f} "
-            f"| {cell['drafted_per_step']:.1f} | {cell['target_forwards_per_token']:.3f} | {100 * cell['relaxed_share']:.0f} % | {cell['accuracy']:.3f} "
+            f"| {cell['drafted_per_step']:.1f} | {cell['target_forwards_per_token']:.3f} "
+            f"| {100 * cell['relaxed_share']:.0f} % | {cell['accuracy']:.3f} "
             f"| {cell['accuracy'] / base if base else 0.0:.3f} | {100 * cell['equal_share']:.0f} % |"
         )
     return "\n".join(lines)
