@@ -1,0 +1,281 @@
+"""The contract of drafters that are heads on the target, as functions: tests run them, planted faults must fail them.
+
+The heads are trained for a moment on the toy targets' own texts, so that they are right often and wrong often.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decoding import Engine, Method, Request, Sampling
+from decoding.acceptance import Exact
+from decoding.contracts import Acceptance, Drafter, Judgement, TreePolicy
+from decoding.drafters import EagleDrafter, MedusaDrafter
+from decoding.tree import DraftTree, Verdict
+from decoding.trees import DynamicTree
+from models.eagle import EagleNetwork
+from models.lanes import LaneModel, SlotBatch
+from models.medusa import MedusaHeads
+from models.prefix import Prefix
+from models.target import Target
+from tests import toys
+from tests.conformance import checks
+from zoo.heads import train_eagle, train_medusa
+from zoo.samples import Batch
+
+NUM_HEADS = 4
+PROMPT_TOKENS, TEXT_TOKENS = 6, 24
+TREES: dict[str, Callable[[], TreePolicy]] = checks.TREES | {"dynamic": lambda: DynamicTree(4, 3, 16)}
+
+
+def silent(_line: str) -> None:
+    pass
+
+
+@cache
+def texts(family: str) -> Tensor:
+    """Random prompts with the target's own greedy continuations, (texts, tokens)."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(7, toys.VOCAB_SIZE, (192, PROMPT_TOKENS), generator=generator)
+    ids[:, 0] = 1
+    model: Any = toys.oracle(family)
+    out: Tensor = model.generate(
+        input_ids=ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=TEXT_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return out
+
+
+def batches(family: str) -> Iterator[Batch]:
+    """Those texts for ever, sixteen at a time; what the target wrote is to be learned."""
+    generator = torch.Generator().manual_seed(5)
+    while True:
+        ids = texts(family)[torch.randint(0, 192, (16,), generator=generator)]
+        weights = (torch.arange(ids.shape[1]) >= PROMPT_TOKENS).float().expand(ids.shape)
+        yield Batch(ids, weights, torch.ones_like(ids), None)
+
+
+@cache
+def eagle(family: str) -> EagleNetwork:
+    return train_eagle(toys.oracle(family), batches(family), 150, 0, lr=5e-3, report=silent)
+
+
+@cache
+def medusa(family: str) -> MedusaHeads:
+    return train_medusa(toys.oracle(family), batches(family), 100, 0, NUM_HEADS, lr=4e-3, report=silent)
+
+
+def make_drafter(kind: str, target: Target) -> Drafter:
+    if kind == "eagle":
+        return EagleDrafter(copy.deepcopy(eagle(target.name)), target.head)
+    return MedusaDrafter(medusa(target.name))
+
+
+def make_engine(kind: str, family: str, tree: str, slots: int, rule: Acceptance | None = None) -> Engine:
+    target = toys.target(family)
+    return Engine(target, Method(make_drafter(kind, target), TREES[tree](), rule or Exact()), slots, 128)
+
+
+def check_greedy(kind: str, family: str, tree: str, slots: int, rule: Acceptance | None = None) -> checks.Recorder:
+    """Greedy output equals transformers' `generate` of the target alone, token for token."""
+    recorder = checks.Recorder(rule or Exact())
+    engine = make_engine(kind, family, tree, slots, recorder)
+    wanted = checks.requests(family, 9)
+    done = checks.run(engine, wanted)
+    for request in wanted:
+        expected = checks.generated(family, request, engine.target.eos_ids)
+        assert done[request.sample_id].token_ids == expected, request.sample_id
+        checks.check_telemetry(done[request.sample_id])
+    assert any(c.telemetry.num_accepted_draft_tokens for c in done.values()), "nothing was ever accepted"
+    return recorder
+
+
+def check_sampled(kind: str, family: str, tree: str, sampling: Sampling) -> float:
+    """Shared-noise sampling equals the slow reference token for token; returns the mean acceptance length."""
+    engine = make_engine(kind, family, tree, 4)
+    wanted = checks.requests(family, 9, sampling)
+    done = checks.run(engine, wanted)
+    for request in wanted:
+        expected = checks.referenced(family, request, engine.target.eos_ids)
+        assert done[request.sample_id].token_ids == expected, request.sample_id
+        checks.check_telemetry(done[request.sample_id])
+    return sum(c.telemetry.mean_acceptance_length for c in done.values()) / len(done)
+
+
+def check_independence(kind: str, family: str, tree: str, sampling: Sampling) -> None:
+    """Output *and acceptance* of a sample are those it has alone, whatever the batch, the order or the slot."""
+    wanted = checks.requests(family, 8, sampling)
+    outputs = []
+    for slots, order in ((1, wanted), (3, wanted[::-1]), (8, wanted[4:] + wanted[:4])):
+        done = checks.run(make_engine(kind, family, tree, slots), order)
+        outputs.append(
+            {
+                key: (c.token_ids, c.telemetry.acceptance_histogram, c.telemetry.num_draft_tokens)
+                for key, c in done.items()
+            }
+        )
+    assert outputs[0] == outputs[1] == outputs[2]
+
+
+def check_eos(kind: str, family: str, tree: str) -> None:
+    """A text ends right at its EOS, wherever in a tree that falls."""
+    inside = 0
+    for sample in range(3):
+        base = Request("eos", *toys.prompt(family, sample), Sampling(max_new_tokens=16))
+        full = checks.generated(family, base, frozenset())
+        for token in sorted(set(full)):
+            engine = make_engine(kind, family, tree, 2)
+            engine.target.eos_ids = frozenset([token])
+            others = [
+                replace(base, sample_id=f"other-{i}", prompt=toys.prompt(family, i)[0], images=()) for i in (4, 5)
+            ]
+            others = [one for one in others if "<image>" not in one.prompt]
+            done = checks.run(engine, [base, *others])
+            assert done["eos"].token_ids == full[: full.index(token) + 1]
+            assert done["eos"].finish_reason == "stop"
+            checks.check_telemetry(done["eos"])
+            inside += done["eos"].telemetry.ended_inside_path
+    assert inside, "no text ended inside a path"
+
+
+class Watcher(checks.Recorder):
+    """An acceptance rule that hands every judgement to `look` before it is judged."""
+
+    def __init__(self, look: Callable[[Judgement], None]) -> None:
+        super().__init__(Exact())
+        self.look = look
+
+    def judge(self, judgement: Judgement) -> Verdict:
+        self.look(judgement)
+        return self.rule.judge(judgement)
+
+
+@torch.no_grad()
+def true_states(family: str, request: Request, tokens: list[int]) -> Tensor:
+    """The target's own last states over prompt and `tokens`, by transformers' forward; (L, D)."""
+    model: Any = toys.oracle(family)
+    seen: list[Tensor] = []
+    handle = model.get_decoder().register_forward_hook(lambda _m, _i, out: seen.append(out.last_hidden_state[0]))
+    inputs = toys.front_end(family).encode(request.prompt, request.images)
+    out = model(**inputs, use_cache=True)
+    if tokens:
+        model(input_ids=torch.tensor([tokens]), past_key_values=out.past_key_values, use_cache=True)
+    handle.remove()
+    return torch.cat(seen)
+
+
+def true_pairs(network: EagleNetwork, family: str, request: Request, prefix: Prefix, tokens: list[int]) -> Tensor:
+    """What the head has to have read so far: column t is feature t with the embedding of token t + 1; (L, D)."""
+    states = true_states(family, request, tokens[:-1])
+    rows = [
+        prefix.embeds[column] if prefix.visual[column] else network.embed_tokens(prefix.token_ids[column])
+        for column in range(1, prefix.length)
+    ]
+    embeds = torch.stack([*rows, *network.embed_tokens(torch.tensor(tokens))])
+    return network.fuse(embeds, states)
+
+
+@torch.inference_mode()
+def check_memory(family: str, tree: str) -> None:
+    """After every commit the head's memory equals a fresh encoding of all pairs with the target's own features."""
+    engine = make_engine("eagle", family, tree, 3)
+    drafter: Any = engine.method.drafter
+    for request in checks.requests(family, 10):
+        engine.submit(request)
+    num_compared = 0
+    while engine.has_work:
+        engine.step()
+        for slot, progress in enumerate(engine._slots.progress):
+            if progress is None:
+                continue
+            request = progress.request
+            prefix = engine.target.encode(request.prompt, request.images)
+            pairs = true_pairs(drafter.network, family, request, prefix, progress.token_ids)
+            length = pairs.shape[0]
+            assert int(drafter.lanes.cache.lens[slot]) == length, (int(drafter.lanes.cache.lens[slot]), length)
+            fresh = LaneModel(drafter.network, drafter.head, 1, 1, length)
+            marks = torch.zeros(length, dtype=torch.long)
+            whole = Prefix(marks, pairs, torch.arange(length), marks > 0)
+            prefill = fresh.admit(SlotBatch(torch.zeros(1, dtype=torch.long), (0,), (0,)), [[whole]])
+            for mine, theirs in zip(
+                (*drafter.lanes.cache.keys, *drafter.lanes.cache.values),
+                (*fresh.cache.keys, *fresh.cache.values),
+                strict=True,
+            ):
+                torch.testing.assert_close(mine[slot, :, :length], theirs[0, :, :length], atol=3e-4, rtol=1e-3)
+            torch.testing.assert_close(drafter._output[slot], prefill.last[0], atol=3e-4, rtol=1e-3)
+            num_compared += 1
+    assert num_compared > 10
+
+
+def children(tree: DraftTree, row: int, node: int) -> list[int]:
+    """Tokens of a node's valid children, in draw order."""
+    mine = (tree.parents[row] == node) & tree.valid[row]
+    return tree.tokens[row][mine].tolist()
+
+
+def line(tree: DraftTree, row: int, node: int) -> list[int]:
+    """Drafted tokens from below the root down to a node."""
+    parent = int(tree.parents[row, node])
+    return [] if parent < 0 else [*line(tree, row, parent), int(tree.tokens[row, node])]
+
+
+def check_drafts(kind: str, family: str, tree: str) -> None:
+    """Every node's children are what a slow head says, node by node, with no batch, no memory and no tree."""
+    engine = make_engine(kind, family, tree, 3)
+    drafter: Any = engine.method.drafter
+    slow = copy.deepcopy(eagle(family))
+    slow.set_attn_implementation("sdpa")
+    counted = [0]
+
+    def look(judgement: Judgement) -> None:
+        made = judgement.tree
+        for row, slot in enumerate(judgement.slots.ids):
+            progress = engine._slots.progress[slot]
+            assert progress is not None
+            request, tokens = progress.request, progress.token_ids
+            prefix = engine.target.encode(request.prompt, request.images)
+            if kind == "medusa":
+                state = true_states(family, request, tokens[:-1])[-1]
+                said = [drafter.heads.logits(head, state) for head in range(NUM_HEADS)]
+            else:
+                pairs = true_pairs(slow, family, request, prefix, tokens)
+            for node in range(made.num_nodes):
+                below = children(made, row, node)
+                if not below or not made.valid[row, node]:
+                    continue
+                path = line(made, row, node)
+                logits = said[len(path)] if kind == "medusa" else slow_logits(slow, drafter.head, pairs, path)
+                best = logits.topk(len(below) + 1)
+                if float((best.values[:-1] - best.values[1:]).min()) < 1e-3:
+                    continue  # too close for rounding to agree on the order
+                assert below == best.indices[:-1].tolist(), (request.sample_id, path)
+                counted[0] += 1
+
+    engine.method = replace(engine.method, acceptance=Watcher(look))
+    checks.run(engine, checks.requests(family, 5))
+    assert counted[0] > 40, counted
+
+
+def slow_logits(network: EagleNetwork, head: Any, pairs: Tensor, path: list[int]) -> Tensor:
+    """The head's logits after a drafted path: every token is read with the output at the token before it."""
+    inputs = pairs
+    for token in [*path, None]:
+        positions = torch.arange(inputs.shape[0])[None]
+        output = network(inputs[None], positions).last_hidden_state[0, -1]
+        if token is None:
+            return head(output)
+        more = network.fuse(network.embed_tokens(torch.tensor(token)), output)
+        inputs = torch.cat([inputs, more[None]])
+    raise AssertionError("unreachable")

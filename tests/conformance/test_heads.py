@@ -1,0 +1,84 @@
+"""EAGLE and Medusa heads under every tree: the output is the target's own, and the drafts are the heads' own."""
+
+from __future__ import annotations
+
+import pytest
+
+from decoding import Sampling
+from decoding.acceptance import Rejection
+from decoding.trees import DynamicTree
+from tests.conformance import checks, heads
+
+KINDS = ("eagle", "medusa")
+MIXED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "tree", "slots"),
+    [
+        ("eagle", "llama", "dynamic", 1),
+        ("eagle", "llama", "ragged", 9),
+        ("eagle", "llava", "dynamic", 4),
+        ("eagle", "llava", "chain", 9),
+        ("eagle", "qwen2_5_vl", "dynamic", 4),
+        ("medusa", "llama", "chain", 4),
+        ("medusa", "llava", "dynamic", 9),
+        ("medusa", "llava", "branching", 1),
+        ("medusa", "qwen2_5_vl", "ragged", 4),
+    ],
+)
+def test_greedy_output_equals_generate(kind: str, family: str, tree: str, slots: int) -> None:
+    heads.check_greedy(kind, family, tree, slots)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drafts_are_refused_at_several_depths_and_younger_siblings_are_taken(kind: str) -> None:
+    rule = heads.check_greedy(kind, "llava", "dynamic", 4)
+    assert len(rule.rejected_at) >= 2
+    assert max(rule.ranks_taken) >= 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "family", "tree"),
+    [("eagle", "llava", "dynamic"), ("eagle", "llama", "branching"), ("medusa", "llava", "dynamic")],
+)
+def test_sampled_output_equals_plain_sampling_under_shared_noise(kind: str, family: str, tree: str) -> None:
+    assert heads.check_sampled(kind, family, tree, MIXED) > 1.2
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), MIXED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("kind", "tree"), [("eagle", "dynamic"), ("eagle", "ragged"), ("medusa", "dynamic")])
+def test_a_samples_acceptance_is_the_one_it_has_alone(kind: str, tree: str, sampling: Sampling) -> None:
+    heads.check_independence(kind, "llava", tree, sampling)
+
+
+@pytest.mark.parametrize(("kind", "tree"), [("eagle", "dynamic"), ("medusa", "chain")])
+def test_a_text_ends_at_its_eos_wherever_in_the_tree_it_falls(kind: str, tree: str) -> None:
+    heads.check_eos(kind, "llama", tree)
+
+
+@pytest.mark.parametrize(("family", "tree"), [("llama", "ragged"), ("llava", "dynamic"), ("qwen2_5_vl", "chain")])
+def test_the_heads_memory_equals_a_fresh_encoding_with_the_targets_features(family: str, tree: str) -> None:
+    heads.check_memory(family, tree)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tree"), [("eagle", "dynamic"), ("eagle", "ragged"), ("medusa", "dynamic"), ("medusa", "chain")]
+)
+def test_every_draft_is_the_one_that_a_slow_head_makes(kind: str, tree: str) -> None:
+    heads.check_drafts(kind, "llava", tree)
+
+
+def test_a_model_may_draft_a_dynamic_tree_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(checks.TREES, "dynamic", heads.TREES["dynamic"])
+    checks.check_greedy("llava", "dynamic", "perturbed", 4)
+    checks.check_cache("llama", "dynamic", "perturbed")
+
+
+@pytest.mark.parametrize("drafter", ["perturbed", "loose"])
+def test_rejection_over_a_dynamic_tree_draws_from_the_targets_distribution(drafter: str) -> None:
+    assert checks.joint_of_two_tokens(lambda: DynamicTree(3, 1, 6), Rejection(), 3000, drafter) < 2.1
+
+
+def test_rejection_over_a_dynamic_tree_is_greedy_decoding_at_temperature_zero() -> None:
+    heads.check_greedy("eagle", "llava", "dynamic", 4, rule=Rejection())
