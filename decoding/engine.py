@@ -12,16 +12,14 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 import torch
-from torch import Tensor
 
-from decoding.contracts import EngineSpec, Judgement, Method, Probe, StepNoise
+from decoding.contracts import EngineSpec, Method, Probe, StepNoise
 from decoding.errors import PROMPT_REFUSED, context_too_long, non_finite_logits
-from decoding.growth import grow_tree
 from decoding.noise import Stream
-from decoding.sampling import RowSampling, perturb, warp
+from decoding.sampling import perturb, warp
 from decoding.slots import Progress, SlotTable, failed
 from decoding.stats import EngineStats, RequestStats
-from decoding.tree import DraftTree, Verdict
+from decoding.step import StepResult, run_step
 from decoding.types import Completion, Request, RequestError
 from models.front_end import PromptError
 from models.lanes import SlotBatch
@@ -209,88 +207,38 @@ class Engine:
     # --- decoding --------------------------------------------------------------------------------------------------
 
     def _decode(self, slots: SlotBatch) -> list[Completion]:
-        start = time.perf_counter()
+        """One step of every active slot: the device's side, one look at it, then the host's side."""
         progress = [one for one in self._slots.progress if one is not None]
-        rows = self._slots.sampling(slots)
-        acceptance, drafter = self.method.acceptance, self.method.drafter
         num_levels = max(min(one.levels, one.remaining - 1) for one in progress)
-        noise = StepNoise(self._slots.noise(slots), num_levels + 1, self.target.vocab_size)
+        drafter = self.method.drafter
         drafter_before = drafter.num_forwards
-        max_depth = self._slots.max_depth(slots)
-        tree = grow_tree(
-            drafter,
-            self.method.tree,
-            slots,
-            self._slots.root[slots.index],
-            num_levels,
-            rows,
-            noise,
-            acceptance.draft_stream,
-            acceptance.needs_draft_probs,
-            max_depth,
-        ).within(max_depth)
-        drafted = time.perf_counter()
-        hidden = self._lanes.forward(slots, tree.tokens, tree.depth, tree.visible())
-        raw = self._lanes.logits(hidden)[:, 0]
-        judgement = Judgement(slots, tree, raw, self._warp_nodes(tree, raw, rows), hidden, noise, rows)
-        verdict = acceptance.judge(judgement)
-        tokens = produced_tokens(tree, verdict)
-        logprobs = path_logprobs(raw, verdict, tokens)
-        verified = time.perf_counter()
-        self._lanes.commit(slots, verdict.path[:, :0] if tree.is_chain else verdict.path, verdict.n)
-        drafter.commit(judgement, verdict)
-        levels = self.method.tree.commit(judgement, verdict) if self._drafts else None
-        self._slots.advance(slots, tokens, verdict.n)
-        num_drafted = tree.valid.sum(dim=1) - 1
-        # The step's one look at the device.
-        host_tokens, host_logprobs = tokens.tolist(), logprobs.tolist()
-        counts, drafted_counts, relaxed = verdict.n.tolist(), num_drafted.tolist(), verdict.relaxed.tolist()
-        wanted_levels = None if levels is None else levels.tolist()
-        committed = time.perf_counter()
-        self._count_step(len(progress), drafted - start, verified - drafted, committed - verified)
+        result = run_step(self.method, self._lanes, self._slots, slots, self._slots.sampling(slots), num_levels)
+        step = result.read()
+        ended = time.perf_counter()
+        self._count_step(len(progress), result, ended)
         finished = []
         for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
-            n = counts[row]
-            new_logprobs = host_logprobs[row][:n]
-            kept = one.take(host_tokens[row][:n], new_logprobs, self.target.eos_ids, self.target.front_end.decode)
+            n = step.counts[row]
+            new_logprobs = step.logprobs[row][:n]
+            kept = one.take(step.tokens[row][:n], new_logprobs, self.target.eos_ids, self.target.front_end.decode)
             # The n-th produced token is the target's own; a text that ends before it ended inside its path.
             ended_inside = bool(one.finish_reason) and kept < n
             accepted = kept if ended_inside else n - 1
-            one.stats.add_step(drafted_counts[row], accepted, sum(relaxed[row][1 : accepted + 1]), ended_inside)
+            one.stats.add_step(step.num_drafted[row], accepted, sum(step.relaxed[row][1 : accepted + 1]), ended_inside)
             one.stats.target_forwards += 1
             one.stats.drafter_forwards += drafter.num_forwards - drafter_before
-            one.stats.draft_ms += 1000 * (drafted - start) / len(progress)
-            one.stats.verify_ms += 1000 * (committed - drafted) / len(progress)
+            one.stats.draft_ms += 1000 * (result.drafted - result.started) / len(progress)
+            one.stats.verify_ms += 1000 * (ended - result.drafted) / len(progress)
             one.stats.batch_size_total += len(progress)
-            if wanted_levels is not None:
-                one.levels = wanted_levels[row]
+            if step.levels is not None and self._drafts:
+                one.levels = step.levels[row]
             finished += self._collect(slot, one, new_logprobs[:kept])
         return finished
 
-    def _warp_nodes(self, tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:
-        """The sampled distribution's logits at every node; its ancestors count as seen."""
-        if rows.seen is None:
-            return warp(raw, rows, None)
-        visible = tree.visible()
-        return warp(raw, rows, tree.tokens[:, None].expand_as(visible), visible)
-
-    def _count_step(self, num_active: int, draft_s: float, verify_s: float, commit_s: float) -> None:
+    def _count_step(self, num_active: int, result: StepResult, ended: float) -> None:
         self.stats.num_steps += 1
         self.stats.num_slot_steps += num_active
         self.stats.target_forwards += 1
-        self.stats.draft_s += draft_s
-        self.stats.verify_s += verify_s
-        self.stats.commit_s += commit_s
-
-
-def produced_tokens(tree: DraftTree, verdict: Verdict) -> Tensor:
-    """Tokens of one step (b, D + 1): the accepted drafts, then the target's own; places beyond `verdict.n` are junk."""
-    path_tokens = tree.tokens.gather(1, verdict.path)
-    shifted = torch.cat([path_tokens[:, 1:], verdict.next[:, None]], dim=1)
-    return shifted.scatter(1, (verdict.n - 1)[:, None], verdict.next[:, None])
-
-
-def path_logprobs(raw: Tensor, verdict: Verdict, tokens: Tensor) -> Tensor:
-    """Natural-log probability (b, D + 1) of each produced token under the target's raw logits (b, N, V)."""
-    logits = raw.gather(1, verdict.path[:, :, None].expand(-1, -1, raw.shape[-1]))
-    return logits.gather(-1, tokens[:, :, None])[..., 0] - logits.logsumexp(dim=-1)
+        self.stats.draft_s += result.drafted - result.started
+        self.stats.verify_s += result.verified - result.drafted
+        self.stats.commit_s += ended - result.verified

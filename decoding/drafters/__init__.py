@@ -1,8 +1,9 @@
 """Drafters: where drafts come from."""
 
 from decoding.drafters.eagle import EagleDrafter
+from decoding.drafters.lookup import LookupDrafter
 from decoding.drafters.medusa import MedusaDrafter
 from decoding.drafters.model import ModelDrafter
 from decoding.drafters.none import NoDrafter
 
-__all__ = ["EagleDrafter", "MedusaDrafter", "ModelDrafter", "NoDrafter"]
+__all__ = ["EagleDrafter", "LookupDrafter", "MedusaDrafter", "ModelDrafter", "NoDrafter"]

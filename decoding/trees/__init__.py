@@ -1,6 +1,9 @@
 """Tree policies: which drafts are proposed, whatever drafter gives the distributions."""
 
+from decoding.trees.confidence import SageSettings
 from decoding.trees.dynamic import DynamicTree
+from decoding.trees.sage import SageTree
+from decoding.trees.sage_online import OnlineSageTree
 from decoding.trees.static import StaticTree, branching_paths, chain
 
-__all__ = ["DynamicTree", "StaticTree", "branching_paths", "chain"]
+__all__ = ["DynamicTree", "OnlineSageTree", "SageSettings", "SageTree", "StaticTree", "branching_paths", "chain"]

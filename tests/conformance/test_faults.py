@@ -17,6 +17,7 @@ import decoding.acceptance.rejection as rejection
 import decoding.drafters.model as drafter_model
 import decoding.engine as engine
 import decoding.slots as slots_module
+import decoding.step as step
 import decoding.tree as tree_module
 import models.lanes as lanes
 from decoding import Sampling
@@ -130,8 +131,8 @@ def eos_inside_the_path_is_overrun(patch: Patch) -> None:
 
 
 def penalty_forgets_the_nodes_ancestors(patch: Patch) -> None:
-    warp = engine.warp
-    patch.setattr(engine, "warp", lambda logits, rows, *_: warp(logits, rows, None))
+    warp = step.warp
+    patch.setattr(step, "warp", lambda logits, rows, *_: warp(logits, rows, None))
 
 
 def noise_is_keyed_by_slot(patch: Patch) -> None:
@@ -147,12 +148,12 @@ def noise_forgets_the_position(patch: Patch) -> None:
 
 
 def a_finished_row_is_dropped(patch: Patch) -> None:
-    step = engine.Engine.step
-    patch.setattr(engine.Engine, "step", lambda self: [c for c in step(self) if c.sample_id != "sample-3"])
+    whole = engine.Engine.step
+    patch.setattr(engine.Engine, "step", lambda self: [c for c in whole(self) if c.sample_id != "sample-3"])
 
 
 def top_p_keeps_one_token_too_few(patch: Patch) -> None:
-    warp = engine.warp
+    warp = step.warp
 
     def greedy_filter(logits: Tensor, rows: Any, *rest: Any) -> Tensor:
         out = warp(logits, rows, *rest)
@@ -161,7 +162,7 @@ def top_p_keeps_one_token_too_few(patch: Patch) -> None:
         several = kept.sum(-1, keepdim=True) > 1
         return torch.where(several, out.scatter(-1, lowest, -torch.inf), out)
 
-    patch.setattr(engine, "warp", greedy_filter)
+    patch.setattr(step, "warp", greedy_filter)
 
 
 def residual_is_the_targets_own_distribution(patch: Patch) -> None:

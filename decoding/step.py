@@ -1,0 +1,120 @@
+"""The device's side of one step: draft, verify, judge, commit, without once asking the device for a number.
+
+Everything here is tensors of fixed shape and host integers known beforehand, so a step can be traced, compiled and
+captured. What the host needs is left in a `StepResult` and read in one go.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decoding.contracts import Judgement, Method, StepNoise
+from decoding.growth import grow_tree
+from decoding.sampling import RowSampling, warp
+from decoding.slots import SlotTable
+from decoding.tree import DraftTree, Verdict
+from models.lanes import LaneModel, SlotBatch
+
+
+@dataclass(frozen=True)
+class HostStep:
+    """A step's outcome as plain numbers, row by row; `levels` is None where the policy never changes its depth."""
+
+    tokens: list[list[int]]
+    logprobs: list[list[float]]
+    counts: list[int]
+    num_drafted: list[int]
+    relaxed: list[list[bool]]
+    levels: list[int] | None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step leaves on the device.
+
+    `tokens`, `logprobs` (b, D + 1) are the produced tokens and their probabilities, `n` (b,) how many are real,
+    `num_drafted` (b,) valid drafts, `relaxed` (b, D + 1) as in `Verdict`, `levels` (b,) what the next trees want.
+    `started`, `drafted`, `verified` are host clock readings in seconds.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+    n: Tensor
+    num_drafted: Tensor
+    relaxed: Tensor
+    levels: Tensor | None
+    started: float
+    drafted: float
+    verified: float
+
+    def read(self) -> HostStep:
+        """The step's one look at the device."""
+        return HostStep(
+            tokens=self.tokens.tolist(),
+            logprobs=self.logprobs.tolist(),
+            counts=self.n.tolist(),
+            num_drafted=self.num_drafted.tolist(),
+            relaxed=self.relaxed.tolist(),
+            levels=None if self.levels is None else self.levels.tolist(),
+        )
+
+
+def run_step(
+    method: Method, lanes: LaneModel, table: SlotTable, slots: SlotBatch, rows: RowSampling, num_levels: int
+) -> StepResult:
+    """One draft → verify → accept → commit for `slots`, with trees of at most `num_levels`."""
+    started = time.perf_counter()
+    noise = StepNoise(table.noise(slots), num_levels + 1, table.vocab_size)
+    max_depth = table.max_depth(slots)
+    tree = grow_tree(
+        method.drafter,
+        method.tree,
+        slots,
+        table.root[slots.index],
+        num_levels,
+        rows,
+        noise,
+        method.acceptance.draft_stream,
+        method.acceptance.needs_draft_probs,
+        max_depth,
+    ).within(max_depth)
+    drafted = time.perf_counter()
+    hidden = lanes.forward(slots, tree.tokens, tree.depth, tree.visible())
+    raw = lanes.logits(hidden)[:, 0]
+    judgement = Judgement(slots, tree, raw, _warp_nodes(tree, raw, rows), hidden, noise, rows)
+    verdict = method.acceptance.judge(judgement)
+    tokens = produced_tokens(tree, verdict)
+    logprobs = path_logprobs(raw, verdict, tokens)
+    verified = time.perf_counter()
+    # The nodes of a chain stand where they belong already.
+    lanes.commit(slots, verdict.path[:, :0] if tree.is_chain else verdict.path, verdict.n)
+    method.drafter.commit(judgement, verdict)
+    levels = method.tree.commit(judgement, verdict)
+    table.advance(slots, tokens, verdict.n)
+    num_drafted = tree.valid.sum(dim=1) - 1
+    return StepResult(tokens, logprobs, verdict.n, num_drafted, verdict.relaxed, levels, started, drafted, verified)
+
+
+def _warp_nodes(tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:
+    """The sampled distribution's logits at every node; its ancestors count as seen."""
+    if rows.seen is None:
+        return warp(raw, rows, None)
+    visible = tree.visible()
+    return warp(raw, rows, tree.tokens[:, None].expand_as(visible), visible)
+
+
+def produced_tokens(tree: DraftTree, verdict: Verdict) -> Tensor:
+    """Tokens of one step (b, D + 1): the accepted drafts, then the target's own; places beyond `verdict.n` are junk."""
+    path_tokens = tree.tokens.gather(1, verdict.path)
+    shifted = torch.cat([path_tokens[:, 1:], verdict.next[:, None]], dim=1)
+    return shifted.scatter(1, (verdict.n - 1)[:, None], verdict.next[:, None])
+
+
+def path_logprobs(raw: Tensor, verdict: Verdict, tokens: Tensor) -> Tensor:
+    """Natural-log probability (b, D + 1) of each produced token under the target's raw logits (b, N, V)."""
+    logits = raw.gather(1, verdict.path[:, :, None].expand(-1, -1, raw.shape[-1]))
+    return logits.gather(-1, tokens[:, :, None])[..., 0] - logits.logsumexp(dim=-1)
