@@ -12,13 +12,15 @@ from configs import acceptance as rules
 from configs import contexts as seen
 from configs import drafters as heads
 from configs import method as choices
+from configs import trees as adaptive
 from decoding.acceptance import Exact, Fly, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
-from decoding.drafters import EagleDrafter, MedusaDrafter, ModelDrafter, NoDrafter
+from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import Merge, SingleLane
-from decoding.trees import DynamicTree, StaticTree, branching_paths, chain
+from decoding.trees import DynamicTree, OnlineSageTree, SageSettings, SageTree, StaticTree, branching_paths, chain
+from decoding.trees.sage import SPECVLM_PATHS
 from models.captioner import Captioner
 from models.checkpoints import CheckpointRef
 from models.eagle import EagleNetwork
@@ -36,6 +38,7 @@ TREES: dict[type, Callable[[Any], TreePolicy]] = {
     choices.ChainTree: lambda tree: chain(tree.length),
     choices.StaticTree: lambda tree: StaticTree(tree.paths or branching_paths(tree.branching)),
     choices.DynamicTree: lambda tree: DynamicTree(tree.top_k, tree.depth, tree.total_tokens),
+    adaptive.SageTree: lambda tree: build_sage(tree),
 }
 ACCEPTANCES: dict[type, Callable[[Any], Acceptance]] = {
     rules.ExactAcceptance: lambda _: Exact(),
@@ -60,6 +63,9 @@ def build_method(
     elif isinstance(config.drafter, heads.MedusaDrafter):
         assert isinstance(drafter_model, MedusaHeads)
         drafter = MedusaDrafter(drafter_model)
+    elif isinstance(config.drafter, heads.LookupDrafter):
+        choice = config.drafter
+        drafter = LookupDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, choice.match)
     else:
         assert isinstance(drafter_model, Target), "the schema lets no drafter 'model' through without model.drafter"
         contexts = [CONTEXTS[type(context)](context) for context in config.contexts]
@@ -71,6 +77,14 @@ def build_method(
 def build_tree(config: choices.Method) -> TreePolicy:
     """The tree policy alone."""
     return TREES[type(config.tree)](config.tree)
+
+
+def build_sage(choice: adaptive.SageTree) -> TreePolicy:
+    """SAGE's policy, planned or online."""
+    settings = SageSettings(**choice.model_dump(exclude={"kind", "growth", "first_paths"}))
+    if choice.growth == "online":
+        return OnlineSageTree(settings)
+    return SageTree(settings, choice.first_paths or SPECVLM_PATHS)
 
 
 def load_captioner(choice: seen.CaptionContext) -> Captioner:

@@ -15,6 +15,7 @@ import torch
 from actors.heads import Head, check_head, is_head, load_head
 from actors.method import build_method
 from configs import schema
+from configs.drafters import LookupDrafter
 from configs.load import ConfigError
 from configs.method import NoDrafter
 from decoding import Engine
@@ -70,7 +71,7 @@ def check(config: schema.CaptionJob) -> PairInfo:
     target_config, front_end = _describe(target_ref, "model.target")
     revisions = {"target": revision_of(target_ref, target_config)}
     drafter_id = ""
-    if not isinstance(config.method.drafter, NoDrafter):
+    if not isinstance(config.method.drafter, (NoDrafter, LookupDrafter)):
         assert config.model.drafter is not None
         drafter_ref = _ref(config.model.drafter)
         if is_head(config):

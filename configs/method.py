@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.acceptance import Acceptance, ExactAcceptance, FlyAcceptance
+from configs.acceptance import Acceptance, ExactAcceptance, FlyAcceptance, RejectionAcceptance
 from configs.contexts import (
     CaptionContext,
     EnsembleChoice,
@@ -20,8 +20,9 @@ from configs.contexts import (
     PrunedContext,
     TextOnlyContext,
 )
-from configs.drafters import EagleDrafter, MedusaDrafter
+from configs.drafters import EagleDrafter, LookupDrafter, MedusaDrafter
 from configs.section import Section
+from configs.trees import SageTree
 
 
 class NoDrafter(Section):
@@ -98,11 +99,13 @@ class DynamicTree(Section):
         return self
 
 
-Drafter = Annotated[NoDrafter | ModelDrafter | EagleDrafter | MedusaDrafter, Field(discriminator="kind")]
+Drafter = Annotated[
+    NoDrafter | ModelDrafter | EagleDrafter | MedusaDrafter | LookupDrafter, Field(discriminator="kind")
+]
 Context = Annotated[
     FullContext | TextOnlyContext | PooledContext | CaptionContext | PrunedContext, Field(discriminator="kind")
 ]
-Tree = Annotated[ChainTree | StaticTree | DynamicTree, Field(discriminator="kind")]
+Tree = Annotated[ChainTree | StaticTree | DynamicTree | SageTree, Field(discriminator="kind")]
 
 
 def _max_depth(tree: Section) -> int | None:
@@ -140,6 +143,11 @@ class Method(Section):
         rule = self.acceptance
         if isinstance(self.drafter, NoDrafter) and not rule.lossless:
             raise ValueError(f"acceptance: '{rule.kind}' relaxes drafts, and the drafter 'none' makes none; use exact")
+        if isinstance(rule, RejectionAcceptance) and isinstance(self.tree, SageTree) and self.tree.growth == "online":
+            raise ValueError(
+                "tree.growth 'online' keeps drafts by the probability of the drawn token, which would bias rejection "
+                "sampling; use growth 'planned', or acceptance exact"
+            )
         if isinstance(rule, FlyAcceptance) and rule.window > 0 and (deepest := _max_depth(self.tree)):
             needed = rule.window + 1 + (rule.block_end == "margin")
             if deepest < needed:
