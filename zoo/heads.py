@@ -147,6 +147,7 @@ def train_medusa(
     return heads
 
 
+@torch.enable_grad()
 def _train(
     module: nn.Module,
     loss_of: Callable[[Batch], Tensor],

@@ -186,7 +186,7 @@ def true_pairs(network: EagleNetwork, family: str, request: Request, prefix: Pre
     return network.fuse(embeds, states)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def check_memory(family: str, tree: str) -> None:
     """After every commit the head's memory equals a fresh encoding of all pairs with the target's own features."""
     engine = make_engine("eagle", family, tree, 3)

@@ -1,0 +1,201 @@
+"""Faults that heads have really had: each must make its check fail, and lossless output hides most of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import decoding.trees.dynamic as dynamic
+from decoding import Sampling
+from decoding.acceptance import Rejection
+from decoding.drafters import EagleDrafter, MedusaDrafter
+from decoding.trees import DynamicTree
+from models.medusa import MedusaHeads
+from tests.conformance import checks, heads
+from tests.decoding import test_dynamic_tree as trees
+
+Patch = pytest.MonkeyPatch
+
+
+def prompt_features_are_shifted_by_one(patch: Patch) -> None:
+    pair = EagleDrafter._pair
+
+    def shifted(self: Any, probe: Any, first: Tensor) -> Any:
+        return pair(self, replace(probe, hidden=probe.hidden.roll(-1, 0)), first)
+
+    patch.setattr(EagleDrafter, "_pair", shifted)
+
+
+def accepted_features_are_shifted_by_one(patch: Patch) -> None:
+    commit = EagleDrafter.commit
+
+    def shifted(self: Any, judgement: Any, verdict: Any) -> None:
+        commit(self, replace(judgement, hidden=judgement.hidden.roll(1, 2)), verdict)
+
+    patch.setattr(EagleDrafter, "commit", shifted)
+
+
+def accepted_tokens_keep_the_heads_own_features(patch: Patch) -> None:
+    """The tree's columns are committed as they are, instead of being encoded again with the target's features."""
+    commit = EagleDrafter.commit
+
+    def lazy(self: Any, judgement: Any, verdict: Any) -> None:
+        own = self._column.gather(1, judgement.tree.origin).clamp_min(0)
+        size = judgement.hidden.shape[3]
+        features = self._outputs.gather(2, own[:, None, :, None].expand(-1, 1, -1, size))
+        commit(self, replace(judgement, hidden=features), verdict)
+
+    patch.setattr(EagleDrafter, "commit", lazy)
+
+
+def levels_feed_on_the_roots_output(patch: Patch) -> None:
+    extend = EagleDrafter._extend
+
+    def flat(self: Any, slots: Any, frontier: Any) -> Tensor:
+        outputs = self._outputs.clone()
+        self._outputs[:, :, 1:] = self._outputs[:, :, :1]
+        out = extend(self, slots, frontier)
+        width = frontier.nodes.shape[1]
+        outputs[:, :, self._num_scratch - width + 1 : self._num_scratch + 1] = out
+        self._outputs = outputs
+        return out
+
+    patch.setattr(EagleDrafter, "_extend", flat)
+
+
+def image_columns_are_embedded_as_placeholders(patch: Patch) -> None:
+    pair = EagleDrafter._pair
+
+    def blind(self: Any, probe: Any, first: Tensor) -> Any:
+        prefix = replace(probe.prefix, visual=torch.zeros_like(probe.prefix.visual))
+        return pair(self, replace(probe, prefix=prefix), first)
+
+    patch.setattr(EagleDrafter, "_pair", blind)
+
+
+def ties_go_to_the_younger_node(patch: Patch) -> None:
+    def younger(scores: Tensor) -> Tensor:
+        return scores.shape[1] - 1 - scores.flip(1).sort(dim=1, descending=True, stable=True).indices
+
+    patch.setattr(dynamic, "_best_first", younger)
+
+
+def origin_names_the_kept_node_instead_of_the_grown(patch: Patch) -> None:
+    finish = DynamicTree.finish
+
+    def renumbered(self: Any) -> Any:
+        tree = finish(self)
+        return replace(tree, origin=torch.arange(tree.num_nodes).expand_as(tree.tokens))
+
+    patch.setattr(DynamicTree, "finish", renumbered)
+
+
+def deeper_nodes_than_a_row_can_use_are_ranked(patch: Patch) -> None:
+    grow = DynamicTree.grow
+    patch.setattr(DynamicTree, "grow", lambda self, level: grow(self, replace(level, max_depth=None)))
+
+
+def medusa_starts_one_head_too_far(patch: Patch) -> None:
+    logits = MedusaHeads.logits
+
+    def later(self: Any, head: int, hidden: Tensor) -> Tensor:
+        return logits(self, min(head + 1, self.shape.num_heads - 1), hidden)
+
+    draft = MedusaDrafter.draft
+
+    def patched(self: Any, slots: Any, frontier: Any) -> Tensor:
+        with pytest.MonkeyPatch.context() as inner:
+            inner.setattr(MedusaHeads, "logits", later)
+            return draft(self, slots, frontier)
+
+    patch.setattr(MedusaDrafter, "draft", patched)
+
+
+def medusa_reads_the_roots_state_after_every_step(patch: Patch) -> None:
+    commit = MedusaDrafter.commit
+
+    def stale(self: Any, judgement: Any, verdict: Any) -> None:
+        commit(self, judgement, replace(verdict, n=torch.ones_like(verdict.n)))
+
+    patch.setattr(MedusaDrafter, "commit", stale)
+
+
+def picked_drafts_are_judged_as_if_drawn(patch: Patch) -> None:
+    grow, finish = DynamicTree.grow, DynamicTree.finish
+    probs: list[Tensor] = []
+
+    def remember(self: Any, level: Any) -> Any:
+        if self._frontier.depth == 0:
+            probs[:] = [level.logits.softmax(-1)[:, 0]]
+        return grow(self, level)
+
+    def with_probs(self: Any) -> Any:
+        tree = finish(self)
+        return replace(tree, draft_probs=probs[0][:, None].expand(-1, tree.num_nodes, -1))
+
+    patch.setattr(DynamicTree, "grow", remember)
+    patch.setattr(DynamicTree, "finish", with_probs)
+
+
+def memory() -> None:
+    heads.check_memory("llama", "dynamic")
+
+
+def memory_with_images() -> None:
+    heads.check_memory("llava", "chain")
+
+
+def drafts(kind: str, tree: str = "dynamic") -> Callable[[], None]:
+    return lambda: heads.check_drafts(kind, "llama", tree)
+
+
+def picked_drafts_fit() -> None:
+    assert checks.joint_of_two_tokens(lambda: DynamicTree(2, 1, 4), Rejection(), 3000, "loose") < 2.1
+
+
+FAULTS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
+    (prompt_features_are_shifted_by_one, memory),
+    (accepted_features_are_shifted_by_one, memory),
+    (accepted_tokens_keep_the_heads_own_features, memory),
+    (image_columns_are_embedded_as_placeholders, memory_with_images),
+    (levels_feed_on_the_roots_output, drafts("eagle", "branching")),
+    (origin_names_the_kept_node_instead_of_the_grown, lambda: checks_cache()),
+    (ties_go_to_the_younger_node, trees.test_of_equal_scores_the_parent_is_kept),
+    (
+        deeper_nodes_than_a_row_can_use_are_ranked,
+        trees.test_a_rows_tree_does_not_depend_on_how_deep_its_neighbours_may_go,
+    ),
+    (medusa_starts_one_head_too_far, drafts("medusa")),
+    (medusa_reads_the_roots_state_after_every_step, drafts("medusa")),
+    (picked_drafts_are_judged_as_if_drawn, picked_drafts_fit),
+]
+
+
+def checks_cache() -> None:
+    """A model drafter commits the columns that `origin` names."""
+    with pytest.MonkeyPatch.context() as inner:
+        inner.setitem(checks.TREES, "dynamic", lambda: DynamicTree(3, 2, 6))
+        checks.check_cache("llama", "dynamic", "perturbed")
+
+
+@pytest.mark.parametrize(("fault", "check"), FAULTS, ids=[fault.__name__ for fault, _ in FAULTS])
+def test_a_planted_fault_is_caught(
+    fault: Callable[[Patch], None], check: Callable[[], None], monkeypatch: Patch
+) -> None:
+    check()
+    fault(monkeypatch)
+    with pytest.raises((AssertionError, IndexError)):
+        check()
+
+
+def test_a_wrong_head_is_invisible_in_the_output_and_visible_in_the_acceptance(monkeypatch: Patch) -> None:
+    """Why drafts have to be compared at all: lossless output does not tell a good head from a broken one."""
+    good = heads.check_sampled("eagle", "llama", "dynamic", Sampling())
+    prompt_features_are_shifted_by_one(monkeypatch)
+    accepted_features_are_shifted_by_one(monkeypatch)
+    assert heads.check_sampled("eagle", "llama", "dynamic", Sampling()) < good
