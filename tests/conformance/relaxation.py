@@ -1,0 +1,120 @@
+"""The contract of every lossy rule, as functions: strict at its zero setting, honest about what it relaxes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from decoding import Completion, Engine, Method, Request, Sampling
+from decoding.acceptance import Fly, LVSpec, RandomRelaxation, Typical
+from decoding.acceptance.relaxed import RelaxedRule
+from decoding.contracts import TreePolicy
+from decoding.noise import Noise, Stream, key_of
+from decoding.trees import StaticTree
+from tests import toys
+from tests.conformance import checks
+
+ZERO: dict[str, Callable[[], RelaxedRule]] = {
+    "lvspec": lambda: LVSpec(0.0, 3, position_shift=False),
+    "fly": lambda: Fly(min_entropy=100.0, window=1),
+    "fly-gate": lambda: Fly(min_entropy=100.0, window=0),
+    "random": lambda: RandomRelaxation(0.0),
+    "typical": lambda: Typical(epsilon=1.0, alpha=1e9),
+}
+LOOSE: dict[str, Callable[[], RelaxedRule]] = {
+    "lvspec": lambda: LVSpec(0.7, 3, position_shift=False),
+    "lvspec-shift": lambda: LVSpec(0.7, 3, position_shift=True),
+    "shift": lambda: LVSpec(0.0, 3, position_shift=True),
+    "fly": lambda: Fly(min_entropy=0.3, window=1, block_end="fit"),
+    "fly-gate": lambda: Fly(min_entropy=0.5, window=0),
+    "random": lambda: RandomRelaxation(0.5),
+    "typical": Typical,
+}
+
+
+def two_branches(length: int) -> TreePolicy:
+    """LVSpec's tree: two chains of `length` under the root's two best tokens."""
+    return StaticTree([(first, *(0,) * depth) for first in (0, 1) for depth in range(length)])
+
+
+TREES = checks.TREES | {"two-branches": lambda: two_branches(5)}
+SAMPLED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
+
+
+def decode(
+    family: str, tree: str, rule: RelaxedRule, slots: int, wanted: list[Request], drafter: str = "loose"
+) -> dict[str, Completion]:
+    """Completions by sample id under one rule."""
+    method = Method(checks.make_drafter(drafter, family), TREES[tree](), rule)
+    done = checks.run(Engine(toys.target(family), method, slots, 160), wanted)
+    for completion in done.values():
+        checks.check_telemetry(completion)
+    return done
+
+
+def check_zero(family: str, tree: str, rule: RelaxedRule, slots: int, sampling: Sampling) -> None:
+    """At its zero setting a lossy rule gives the target's own text, and says that it relaxed nothing."""
+    wanted = checks.requests(family, 9, sampling)
+    done = decode(family, tree, rule, slots, wanted)
+    eos_ids = toys.target(family).eos_ids
+    for request in wanted:
+        assert done[request.sample_id].token_ids == checks.referenced(family, request, eos_ids), request.sample_id
+        assert done[request.sample_id].telemetry.num_relaxed_accepts == 0
+    accepted = sum(completion.telemetry.num_accepted_draft_tokens for completion in done.values())
+    assert accepted > 0, "nothing was ever accepted, so nothing was tested"
+
+
+def check_honest(family: str, tree: str, rule: RelaxedRule, slots: int, temperature: float) -> tuple[int, int]:
+    """Tokens that are not the target's own choice are exactly the relaxed ones, none of them special; the target's
+    choice is found anew over the text as it was emitted. Returns relaxed and accepted drafts."""
+    sampling = Sampling(temperature=temperature)
+    wanted = checks.requests(family, 12, sampling)
+    done = decode(family, tree, rule, slots, wanted)
+    special = toys.target(family).special_ids
+    for request in wanted:
+        completion = done[request.sample_id]
+        odd = [
+            (token, choice)
+            for token, choice in zip(completion.token_ids, own_choices(family, request, completion), strict=True)
+            if token != choice
+        ]
+        assert len(odd) == completion.telemetry.num_relaxed_accepts, (request.sample_id, odd)
+        assert not [pair for pair in odd if special & set(pair)], odd
+    told = [completion.telemetry for completion in done.values()]
+    return sum(one.num_relaxed_accepts for one in told), sum(one.num_accepted_draft_tokens for one in told)
+
+
+@torch.inference_mode()
+def own_choices(family: str, request: Request, completion: Completion) -> list[int]:
+    """What the target would have taken at each place of an emitted text; transformers' forward over the whole text."""
+    model = toys.oracle(family)
+    prompt: Any = model(**toys.front_end(family).encode(request.prompt, request.images), use_cache=True)
+    text = torch.tensor([completion.token_ids[:-1]], dtype=torch.long)
+    scores = prompt.logits[0, -1:]
+    if text.shape[1]:
+        rest: Any = model(input_ids=text, past_key_values=prompt.past_key_values, use_cache=True)
+        scores = torch.cat([scores, rest.logits[0]])
+    if request.sampling.temperature > 0:
+        key = torch.tensor([key_of(request.seed, request.sample_id, request.replica)])
+        places = torch.arange(scores.shape[0])
+        noise = Noise(key, torch.zeros(1, dtype=torch.long)).gumbel(Stream.TOKEN, places, scores.shape[1])
+        scores = scores / request.sampling.temperature + noise[0]
+    choices: list[int] = scores.argmax(dim=-1).tolist()
+    return choices
+
+
+def check_independence(family: str, tree: str, make: Callable[[], RelaxedRule], sampling: Sampling) -> None:
+    """A sample's text and acceptance do not depend on batch size, order or slot."""
+    wanted = checks.requests(family, 8, sampling)
+    outputs = []
+    for slots, order in ((1, wanted), (3, wanted[::-1]), (8, wanted[4:] + wanted[:4])):
+        done = decode(family, tree, make(), slots, list(order))
+        outputs.append(
+            {
+                key: (one.token_ids, one.telemetry.acceptance_histogram, one.telemetry.num_relaxed_accepts)
+                for key, one in done.items()
+            }
+        )
+    assert outputs[0] == outputs[1] == outputs[2]

@@ -1,0 +1,105 @@
+"""No relaxed rule asks the device anything while it judges: it runs on tensors without values, and compiles whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+
+from decoding.acceptance import Fly, LVSpec, RandomRelaxation, Typical
+from decoding.acceptance.relaxed import RelaxedRule
+from decoding.contracts import Judgement
+from decoding.tree import Verdict
+from tests.decoding import blocks
+
+RULES: dict[str, Callable[[], RelaxedRule]] = {
+    "lvspec": lambda: LVSpec(0.5, 3, True),
+    "fly": lambda: Fly(0.1, 1),
+    "fly-gate": lambda: Fly(0.1, 0),
+    "random": lambda: RandomRelaxation(0.5),
+    "typical": Typical,
+}
+PARENTS = {"chain": [-1, 0, 1, 2, 3], "tree": [-1, 0, 0, 1, 2]}
+
+
+def made(name: str) -> RelaxedRule:
+    rule = RULES[name]()
+    rule.open(blocks.spec())
+    generator = torch.Generator().manual_seed(0)
+    visual = [torch.randn(count, 4, generator=generator) for count in (3, 0, 7)]
+    rule.admit(blocks.slots(0, 1, 2), [blocks.probe(states) for states in visual])
+    return rule
+
+
+def case(shape: str, temperature: float) -> Judgement:
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(10, 16, (3, 5), generator=generator)
+    tokens[:, 2] = (tokens[:, 1] - 9) % 6 + 10  # siblings differ
+    logits = torch.randn(3, 5, blocks.VOCAB_SIZE, generator=generator) * 3
+    states = torch.randn(3, 5, 4, generator=generator)
+    return blocks.judgement(blocks.tree(tokens.tolist(), PARENTS[shape]), logits, states, temperature=temperature)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize("shape", list(PARENTS))
+@pytest.mark.parametrize("name", list(RULES))
+def test_a_rule_judges_tensors_that_have_no_values(name: str, shape: str, temperature: float) -> None:
+    rule = made(name)
+    one = case(shape, temperature)
+    real = rule.judge(one)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        fake = rule.judge(one)
+    assert [getattr(fake, part).shape for part in vars(real)] == [getattr(real, part).shape for part in vars(real)]
+    assert all(isinstance(value, torch._subclasses.FakeTensor) for value in vars(fake).values())
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_a_rule_compiles_into_one_graph(name: str) -> None:
+    rule = made(name)
+    for shape in PARENTS:
+        one = case(shape, 0.8)
+        expected = rule.judge(one)
+
+        def judge(logits: torch.Tensor, hidden: torch.Tensor, one: Judgement = one) -> tuple[torch.Tensor, ...]:
+            verdict: Verdict = rule.judge(
+                Judgement(one.slots, one.tree, logits, logits / 0.8, hidden, one.noise, one.rows)
+            )
+            return verdict.path, verdict.n, verdict.next, verdict.relaxed
+
+        torch._dynamo.reset()
+        compiled = torch.compile(judge, fullgraph=True, backend="eager")
+        got = compiled(one.raw, one.hidden)
+        for mine, theirs in zip(got, vars(expected).values(), strict=True):
+            assert mine.tolist() == theirs.tolist()
+
+
+class Asking(RandomRelaxation):
+    """A rule with the fault that these tests are for."""
+
+    def __init__(self, ask: Callable[[Judgement], object]) -> None:
+        super().__init__(0.5)
+        self.ask = ask
+
+    def judge(self, judgement: Judgement) -> Verdict:
+        self.ask(judgement)
+        return super().judge(judgement)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda one: one.tree.tokens.tolist(),
+        lambda one: bool((one.raw > 0).any()),
+        lambda one: one.raw[one.raw > 0],
+        lambda one: int(one.tree.depth.max()),
+    ],
+    ids=["tolist", "bool", "mask", "int"],
+)
+def test_a_rule_that_asks_the_device_is_caught(ask: Callable[[Judgement], object]) -> None:
+    rule = Asking(ask)
+    rule.open(blocks.spec())
+    asked = (DataDependentOutputException, DynamicOutputShapeException)
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(asked):
+        rule.judge(case("tree", 0.8))
