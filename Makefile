@@ -18,7 +18,7 @@ help:
 	@python3 bootstrap.py
 
 demo: .venv/.installed
-	@$(PY) -m jobs.demo
+	@$(PY) -m zoo.demo
 
 test: .venv/.installed
 	@$(PY) -m pytest

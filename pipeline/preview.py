@@ -39,8 +39,10 @@ article > div {{ min-width: 0; }}
 img {{ width: 100%; height: auto; border-radius: 4px; display: block; margin-bottom: .4rem; }}
 h2 {{ font-size: .85rem; margin: 0; overflow-wrap: anywhere; font-weight: 600; }}
 p {{ margin: .5rem 0; white-space: pre-wrap; overflow-wrap: anywhere; }}
-.bars {{ display: flex; align-items: flex-end; gap: 3px; height: 34px; }}
-.bars i {{ width: 14px; min-height: 1px; background: var(--good); border-radius: 2px 2px 0 0; }}
+.bars {{ display: flex; align-items: flex-end; gap: 3px; height: 34px; margin-bottom: 1.1rem; }}
+.bars i {{ width: 14px; min-height: 1px; background: var(--good); border-radius: 2px 2px 0 0; position: relative; }}
+.bars i::after {{ content: attr(data-kept); position: absolute; top: 100%; width: 100%; text-align: center;
+  font: .7rem system-ui, sans-serif; color: var(--quiet); }}
 .error {{ color: var(--bad); }}
 .empty {{ display: grid; place-items: center; height: 6rem; border: 1px dashed var(--line); border-radius: 4px; }}
 </style>
@@ -48,6 +50,7 @@ p {{ margin: .5rem 0; white-space: pre-wrap; overflow-wrap: anywhere; }}
 <body>
 <h1>{title}</h1>
 <div class="quiet">{note}</div>
+<div class="quiet">Bars: how many steps kept 0, 1, 2, … drafts.</div>
 {articles}
 </body>
 </html>
@@ -71,7 +74,7 @@ def _article(row: Mapping[str, Any], images: Sequence[NDArray[np.uint8]]) -> str
         message = escape(row["error_message"][:MAX_TEXT_CHARS])
         body = f'<p class="error">{escape(row["error_type"])}: {message}</p>'
     else:
-        body = f"<p>{escape(row['generated_text'][:MAX_TEXT_CHARS])}</p>{_acceptance(row)}"
+        body = f"<p>{escape(row['generated_text'].strip()[:MAX_TEXT_CHARS])}</p>{_acceptance(row)}"
     return f"<article><div>{pictures}</div><div><h2>{escape(row['sample_id'])}</h2>{body}</div></article>"
 
 
@@ -86,7 +89,7 @@ def _acceptance(row: Mapping[str, Any]) -> str:
         words += [f"{steps} steps", f"acceptance length {telemetry['mean_acceptance_length']:.2f}"]
         tallest = max(histogram)
         marks = (
-            f'<i title="{count} steps kept {kept} drafts" style="height:{100 * count / tallest:.0f}%"></i>'
+            f'<i data-kept="{kept}" title="{count} steps kept {kept} drafts" style="height:{100 * count / tallest:.0f}%"></i>'
             for kept, count in enumerate(histogram)
         )
         bars = f'<div class="bars">{"".join(marks)}</div>'

@@ -95,7 +95,7 @@ def test_text_acceptance_and_errors_are_shown_per_sample() -> None:
     assert "no imageaA red circle.success" in text
     assert "success · 9 tokens · 3 steps · acceptance length 2.50" in text
     assert "broken_image: cut short" in text
-    assert page.count("<i title=") == 3
+    assert page.count("<i data-kept=") == 3
     assert 'title="2 steps kept 2 drafts" style="height:100%"' in page
 
 
