@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig
+from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
 from models.checkpoints import DTYPES, CheckpointError, CheckpointRef
@@ -153,13 +153,13 @@ class EagleNetwork(nn.Module):
         attention_mask: Tensor | None = None,
         use_cache: bool = False,
         **kwargs: Any,
-    ) -> SimpleNamespace:
+    ) -> BaseModelOutput:
         """Fused inputs (r, N, D) at `position_ids` (r, N) → `last_hidden_state` (r, N, D), the guessed features."""
         positions = self.rotary(inputs_embeds, position_ids)
         hidden = self.layers[0](
             inputs_embeds, attention_mask=attention_mask, position_embeddings=positions, use_cache=use_cache, **kwargs
         )
-        return SimpleNamespace(last_hidden_state=hidden)
+        return BaseModelOutput(last_hidden_state=hidden)
 
 
 def read_eagle_shape(ref: CheckpointRef) -> EagleShape:

@@ -1,0 +1,148 @@
+"""Drafting, growing, judging and committing with heads ask the device nothing, and compile whole."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from decoding.acceptance import Exact, Rejection
+from decoding.contracts import Acceptance, Drafter, EngineSpec, Judgement, Probe, StepNoise
+from decoding.drafters import EagleDrafter, MedusaDrafter
+from decoding.growth import grow_tree
+from decoding.noise import Noise
+from decoding.sampling import RowSampling
+from decoding.trees import DynamicTree
+from models.cache import RaggedCache
+from models.lanes import LaneModel, SlotBatch
+from models.medusa import MedusaHeads, MedusaShape
+from models.prefix import Prefix
+from tests import toys
+from zoo.heads import untrained_eagle
+
+NUM_SLOTS, LENGTH, LEVELS = 2, 5, 3
+CPU = torch.device("cpu")
+
+
+def make_drafter(kind: str) -> Drafter:
+    target = toys.oracle("llama")
+    if kind == "eagle":
+        return EagleDrafter(untrained_eagle(target, 0), copy.deepcopy(target.lm_head))
+    torch.manual_seed(0)
+    return MedusaDrafter(MedusaHeads(MedusaShape(LEVELS, 1, 32, toys.VOCAB_SIZE)))
+
+
+def admitted(kind: str, policy: DynamicTree) -> tuple[Drafter, SlotBatch]:
+    """A drafter that holds two samples with random features."""
+    drafter = make_drafter(kind)
+    none: frozenset[int] = frozenset()
+    drafter.open(
+        EngineSpec(
+            NUM_SLOTS,
+            64,
+            toys.VOCAB_SIZE,
+            32,
+            CPU,
+            none,
+            none,
+            policy.max_frontier_nodes,
+            policy.max_grown_nodes,
+            policy.max_levels,
+        )
+    )
+    slots = SlotBatch(torch.arange(NUM_SLOTS), tuple(range(NUM_SLOTS)), (1,) * NUM_SLOTS)
+    ids = torch.arange(4, 4 + LENGTH)
+    prefix = Prefix(ids, torch.randn(LENGTH, 32), torch.arange(LENGTH), ids < 0)
+    probe = Probe(prefix, torch.randn(LENGTH, 32))
+    drafter.admit(slots, [[]] * NUM_SLOTS, torch.full((NUM_SLOTS,), 9), [probe] * NUM_SLOTS)
+    return drafter, slots
+
+
+def one_step(drafter: Any, policy: DynamicTree, rule: Acceptance, slots: SlotBatch, root: Tensor) -> Tensor:
+    """Draft, grow, judge and commit once against a target that gives zeros."""
+    b = root.shape[0]
+    ones, zeros = torch.ones(b), torch.zeros(b, dtype=torch.long)
+    rows = RowSampling(ones, zeros, ones, ones, None, True, False, False)
+    noise = StepNoise(Noise(torch.stack([root, root], 1), root), LEVELS + 1, toys.VOCAB_SIZE)
+    tree = grow_tree(
+        drafter,
+        policy,
+        slots,
+        root,
+        LEVELS,
+        rows,
+        noise,
+        rule.draft_stream,
+        rule.needs_draft_probs,
+        torch.full_like(root, 2),
+    )
+    logits = torch.zeros(b, tree.num_nodes, toys.VOCAB_SIZE)
+    hidden = torch.ones(b, 1, tree.num_nodes, 32)
+    judgement = Judgement(slots, tree, logits, logits, hidden, noise, rows)
+    verdict = rule.judge(judgement)
+    drafter.commit(judgement, verdict)
+    state: Tensor = drafter._output if drafter.name == "eagle" else drafter._state
+    return state + verdict.next[:, None, None]
+
+
+RULES: list[Callable[[], Acceptance]] = [Exact, Rejection]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=["exact", "rejection"])
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_a_whole_step_asks_the_device_nothing(kind: str, rule: Callable[[], Acceptance]) -> None:
+    """Fake tensors have shapes and no numbers: any look at one raises."""
+    policy = DynamicTree(3, LEVELS - 1, 10)
+    with torch.no_grad():
+        drafter, slots = admitted(kind, policy)
+    mode = FakeTensorMode()
+    empty(drafter, mode)
+    empty(slots, mode)
+    with mode, torch.no_grad():
+        out = one_step(drafter, policy, rule(), slots, torch.full((NUM_SLOTS,), 9))
+    assert tuple(out.shape) == (NUM_SLOTS, 1, 32)
+
+
+def empty(owner: Any, mode: FakeTensorMode) -> None:
+    """Replace every tensor that an object holds, however deep, by a fake one."""
+    places = [owner.__dict__] if hasattr(owner, "__dict__") else [owner]
+    if isinstance(owner, torch.nn.Module):
+        places += [owner._parameters, owner._buffers, owner._modules]
+    for place in places:
+        for key, value in list(place.items() if isinstance(place, dict) else enumerate(place)):
+            if isinstance(value, Tensor):
+                place[key] = mode.from_tensor(value.detach())
+            elif isinstance(value, (torch.nn.Module, list, *OWNERS)):
+                empty(value, mode)
+
+
+OWNERS = (LaneModel, RaggedCache)
+
+
+def test_a_look_at_the_device_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = EagleDrafter.commit
+
+    def peek(self: Any, judgement: Any, verdict: Any) -> None:
+        if verdict.n.max() > 0:
+            commit(self, judgement, verdict)
+
+    monkeypatch.setattr(EagleDrafter, "commit", peek)
+    with pytest.raises(DataDependentOutputException):
+        test_a_whole_step_asks_the_device_nothing("eagle", Exact)
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("eagle", Exact), ("medusa", Rejection)])
+def test_a_whole_step_compiles_into_one_graph(kind: str, rule: Callable[[], Acceptance]) -> None:
+    policy = DynamicTree(2, LEVELS - 1, 6)
+    results = []
+    for wrap in (lambda step: step, lambda step: torch.compile(step, fullgraph=True, backend="eager")):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            drafter, slots = admitted(kind, policy)
+            results.append(wrap(one_step)(drafter, policy, rule(), slots, torch.full((NUM_SLOTS,), 9)).clone())
+    torch.testing.assert_close(results[0], results[1])
