@@ -89,7 +89,8 @@ def _acceptance(row: Mapping[str, Any]) -> str:
         words += [f"{steps} steps", f"acceptance length {telemetry['mean_acceptance_length']:.2f}"]
         tallest = max(histogram)
         marks = (
-            f'<i data-kept="{kept}" title="{count} steps kept {kept} drafts" style="height:{100 * count / tallest:.0f}%"></i>'
+            f'<i data-kept="{kept}" title="{count} steps kept {kept} drafts" '
+            f'style="height:{100 * count / tallest:.0f}%"></i>'
             for kept, count in enumerate(histogram)
         )
         bars = f'<div class="bars">{"".join(marks)}</div>'

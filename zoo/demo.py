@@ -220,9 +220,9 @@ def show_verdict(rows: list[Row], found: dict[str, dict[str, Any]], totals: dict
     print(f"speed       tokens per engine second, speculative / plain: {ratio:.2f}")
     if ratio < 1:
         print(
-            "            below 1 is what a CPU gives here: a draft of this tiny pair costs nearly as much as a token of its"
+            "            Below 1 on a CPU is expected: a draft of this tiny pair costs nearly as much as a token of its"
         )
-        print("            target; a drafter pays where it is many times cheaper, as for a 7B target on a GPU")
+        print("            target. A drafter pays where it is many times cheaper, as for a 7B target on a GPU.")
 
 
 if __name__ == "__main__":
