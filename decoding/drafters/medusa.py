@@ -53,9 +53,9 @@ class MedusaDrafter:
         return []
 
     def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
-        for place, probe in enumerate(probes):
-            assert probe.hidden is not None, "Medusa heads need the hidden states of the target's prefill"
-            self._state[slots.index[place]] = probe.hidden[-1].to(self._state.dtype)
+        states = [probe.hidden[-1] for probe in probes if probe.hidden is not None]
+        assert len(states) == len(probes), "Medusa heads need the hidden states of the target's prefill"
+        self._state[slots.index] = torch.stack(states).to(self._state.dtype)[:, None]
         self.merge.reset(slots)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:

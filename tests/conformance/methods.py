@@ -1,0 +1,140 @@
+"""Every method of the project on toy models, one line each: what the conformance suite runs on every family.
+
+Lossy rules stand here at their zero setting, where they have to equal the target's own output. A new method adds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+
+from decoding import Engine, Method, Sampling
+from decoding.acceptance import Exact, Fly, LVSpec, RandomRelaxation, Typical
+from decoding.contexts import Full, Pooled, Pruned, TextOnly
+from decoding.contracts import Acceptance, Context, TreePolicy
+from decoding.drafters import LookupDrafter, ModelDrafter, NoDrafter
+from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
+from decoding.trees import DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths, chain
+from decoding.trees.sage import SPECVLM_PATHS
+from tests import toys
+from tests.conformance import checks, heads
+
+Make = Callable[[str], Method]
+VISUAL = tuple(name for name, family in toys.FAMILIES.items() if family.takes_images)
+EVERY = tuple(toys.FAMILIES)
+
+
+def drafted(
+    contexts: list[Context],
+    tree: Callable[[], TreePolicy],
+    rule: Acceptance | None = None,
+    policy: Policy | None = None,
+) -> Make:
+    """A method that drafts with the disturbed target behind `contexts`."""
+
+    def make(family: str) -> Method:
+        merge = Ensemble(EnsembleOptions(policy, steps=4)) if policy else None
+        drafter = ModelDrafter(toys.perturbed(family, 0.02), contexts, toys.VOCAB_SIZE, merge)
+        return Method(drafter, tree(), rule or Exact())
+
+    return make
+
+
+def headed(kind: str, tree: Callable[[], TreePolicy]) -> Make:
+    """A method that drafts with heads on the target."""
+    return lambda family: Method(heads.make_drafter(kind, toys.target(family)), tree(), Exact())
+
+
+def five() -> TreePolicy:
+    return chain(5)
+
+
+def bush() -> TreePolicy:
+    return StaticTree(branching_paths([2, 2, 1]))
+
+
+def specvlm() -> TreePolicy:
+    return StaticTree(SPECVLM_PATHS)
+
+
+def two_branches() -> TreePolicy:
+    return StaticTree([(first, *(0,) * depth) for first in (0, 1) for depth in range(5)])
+
+
+MT: list[Context] = [Full(), TextOnly()]
+METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
+    "plain": (lambda _: Method(NoDrafter(), chain(1), Exact()), EVERY),
+    "sd-chain": (drafted([Full()], five), EVERY),
+    "sd-tree": (drafted([Full()], specvlm), EVERY),
+    "sd-text": (drafted([TextOnly()], five), VISUAL),
+    "sd-pooled": (drafted([Pooled()], five), ("llava",)),
+    "specvlm": (drafted([Pruned(0.5, "attention")], specvlm), VISUAL),
+    "pruned-compact": (drafted([Pruned(0.7, positions="compact")], five), VISUAL),
+    "tabed": (drafted(MT, five, policy="matches"), VISUAL),
+    "tabed-inverse": (drafted([*MT, Pruned(0.5)], five, policy="inverse_linear"), VISUAL),
+    "tabed-tree": (drafted(MT, bush, policy="error"), VISUAL),
+    "sage": (drafted([Pruned(0.5)], SageTree), VISUAL),
+    "sage-online": (drafted([Full()], OnlineSageTree), EVERY),
+    "lookup": (lambda _: Method(LookupDrafter(), five(), Exact()), EVERY),
+    "dynamic": (drafted([Full()], lambda: DynamicTree(4, 3, 16)), EVERY),
+    "eagle": (headed("eagle", lambda: DynamicTree(4, 3, 16)), ("llama",)),
+    "medusa": (headed("medusa", bush), ("llama",)),
+    "lvspec-zero": (drafted([Pruned(0.5)], five, LVSpec(0.0, 3, position_shift=False)), VISUAL),
+    "lvspec-tree-zero": (drafted([Full()], two_branches, LVSpec(0.0, 3, position_shift=False)), VISUAL),
+    "fly-zero": (drafted([Full()], five, Fly(min_entropy=100.0, window=1)), EVERY),
+    "random-zero": (drafted([Full()], bush, RandomRelaxation(0.0)), EVERY),
+    "typical-zero": (drafted([Full()], bush, Typical(epsilon=1.0, alpha=1e9)), EVERY),
+    # Combinations that no paper has run.
+    "tabed+sage+lvspec-zero": (
+        drafted(MT, SageTree, LVSpec(0.0, 3, position_shift=False), policy="inverse_softmax"),
+        VISUAL,
+    ),
+    "tabed+dynamic": (drafted(MT, lambda: DynamicTree(3, 2, 10), policy="adaboost"), VISUAL),
+    "lookup+sage+fly-zero": (lambda _: Method(LookupDrafter(), SageTree(), Fly(min_entropy=100.0, window=0)), EVERY),
+}
+SLOTS = (1, 4, 9)
+MODES = {"greedy": Sampling(), "sampled": Sampling(temperature=0.9, top_k=20, top_p=0.95, repetition_penalty=1.2)}
+Case = tuple[str, str, int, str]
+
+
+def every_case() -> list[Case]:
+    """The full product of method, family, batch and mode."""
+    return [
+        (method, family, slots, mode)
+        for method, (_, families) in METHODS.items()
+        for family, slots, mode in product(families, SLOTS, MODES)
+    ]
+
+
+def covering_cases() -> list[Case]:
+    """A set in which every pair of values that can stand together does so at least once; greedy and deterministic."""
+    cases = every_case()
+    pairs = {case: _pairs(case) for case in cases}
+    open_pairs = set().union(*pairs.values())
+    chosen = []
+    while open_pairs:
+        best = max(cases, key=lambda case: len(pairs[case] & open_pairs))
+        chosen.append(best)
+        open_pairs -= pairs[best]
+    return chosen
+
+
+def _pairs(case: Case) -> set[tuple[tuple[int, object], tuple[int, object]]]:
+    values: list[tuple[int, object]] = list(enumerate(case))
+    return {(one, other) for i, one in enumerate(values) for other in values[i + 1 :]}
+
+
+def check_case(case: Case, count: int = 5) -> float:
+    """Output equals the oracle's token for token; returns the mean acceptance length."""
+    name, family, slots, mode = case
+    target = toys.target(family)
+    engine = Engine(target, METHODS[name][0](family), slots, 160)
+    wanted = checks.requests(family, count, MODES[mode], longest=16)
+    done = checks.run(engine, wanted)
+    oracle = checks.generated if mode == "greedy" else checks.referenced
+    for request in wanted:
+        completion = done[request.sample_id]
+        assert completion.token_ids == oracle(family, request, target.eos_ids), (case, request.sample_id)
+        checks.check_telemetry(completion)
+        assert completion.telemetry.num_relaxed_accepts == 0
+    return sum(c.telemetry.mean_acceptance_length for c in done.values()) / count

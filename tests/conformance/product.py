@@ -1,0 +1,48 @@
+"""The full product of the conformance suite, run by `make test-all`; its result is committed beside it.
+
+python -m tests.conformance.product      # every method × family × batch × mode; writes product.json
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+import transformers
+
+from tests.conformance.methods import check_case, every_case
+
+RESULT = Path(__file__).parent / "product.json"
+
+
+def main() -> int:
+    """Run all cases; 1 if any failed."""
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    rows, failed = [], 0
+    cases = every_case()
+    for number, case in enumerate(cases, start=1):
+        method, family, slots, mode = case
+        row: dict[str, object] = {"method": method, "family": family, "slots": slots, "mode": mode}
+        try:
+            row["acceptance_length"] = round(check_case(case), 4)
+            row["equal"] = True
+        except AssertionError as error:
+            row["equal"] = False
+            row["error"] = str(error)[:200]
+            failed += 1
+        rows.append(row)
+        if sys.stderr.isatty() or number % 100 == 0:
+            rate = number / (time.perf_counter() - start)
+            print(f"{number}/{len(cases)} cases, {failed} failed, {rate:.1f} cases/s", file=sys.stderr, flush=True)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    RESULT.write_text(json.dumps({"versions": versions, "num_cases": len(cases), "num_failed": failed, "cases": rows}))
+    print(f"{len(cases) - failed} passed, {failed} failed")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Method × family × batch × mode: a pairwise covering set here, the full product by `make test-all`."""
+
+from __future__ import annotations
+
+import pytest
+
+from decoding import Engine
+from tests import toys
+from tests.conformance import checks, methods
+
+CASES = methods.covering_cases()
+
+
+@pytest.mark.parametrize("case", CASES, ids=["-".join(map(str, case)) for case in CASES])
+def test_the_output_is_the_targets_own(case: methods.Case) -> None:
+    methods.check_case(case)
+
+
+@pytest.mark.parametrize("name", [name for name in methods.METHODS if name != "plain"])
+def test_acceptance_in_a_batch_equals_acceptance_alone_sample_by_sample(name: str) -> None:
+    make, families = methods.METHODS[name]
+    family = "llava" if "llava" in families else families[0]
+    wanted = checks.requests(family, 7, methods.MODES["sampled"])
+    told = []
+    for slots, order in ((1, wanted), (4, wanted[::-1])):
+        done = checks.run(Engine(toys.target(family), make(family), slots, 160), order)
+        told.append({key: (c.telemetry.acceptance_histogram, c.telemetry.num_draft_tokens) for key, c in done.items()})
+    assert told[0] == told[1]
+    assert sum(sum(histogram[1:]) for histogram, _ in told[0].values()) > 0, "nothing was ever accepted"
+
+
+def test_the_covering_set_covers_every_pair() -> None:
+    wanted = set().union(*(methods._pairs(case) for case in methods.every_case()))
+    assert wanted == set().union(*(methods._pairs(case) for case in CASES))
+    assert len(CASES) < len(methods.every_case()) / 3

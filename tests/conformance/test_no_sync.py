@@ -1,0 +1,136 @@
+"""Draft, grow, verify, judge and commit never ask the device for a number.
+
+Under FakeTensorMode tensors have shapes but no values, so any `.item()`, `.tolist()`, `if tensor:` or data-dependent
+shape raises; a step that runs there can be captured and compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import LlamaForCausalLM
+
+from decoding import Method, Request, Sampling
+from decoding.acceptance import Exact, Fly, LVSpec, RandomRelaxation, Rejection, Typical
+from decoding.contexts import Full
+from decoding.contracts import Acceptance, Drafter, EngineSpec, Probe, TreePolicy
+from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
+from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
+from decoding.slots import Progress, SlotTable
+from decoding.stats import RequestStats
+from decoding.step import run_step
+from decoding.trees import DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths, chain
+from models.eagle import EagleNetwork, EagleShape
+from models.medusa import MedusaHeads, MedusaShape
+from models.prefix import Prefix
+from models.target import Target
+from tests import toys
+
+Parts = tuple[Callable[[Target, Target], Drafter], Callable[[], TreePolicy], Callable[[], Acceptance]]
+SAMPLING = Sampling(max_new_tokens=20, temperature=0.8, top_k=9, top_p=0.9, repetition_penalty=1.2)
+
+
+def one(target: Target, model: Target) -> Drafter:
+    return ModelDrafter(model, [Full()], toys.VOCAB_SIZE)
+
+
+def ensemble(policy: Policy, window: int = 0) -> Callable[[Target, Target], Drafter]:
+    options = EnsembleOptions(policy, window=window, steps=4)
+    return lambda _, model: ModelDrafter(model, [Full(), Full()], toys.VOCAB_SIZE, Ensemble(options))
+
+
+def bush() -> TreePolicy:
+    return StaticTree(branching_paths([2, 2, 1]))
+
+
+METHODS: dict[str, Parts] = {
+    "plain": (lambda *_: NoDrafter(), lambda: chain(1), Exact),
+    "chain": (one, lambda: chain(4), Exact),
+    "tree": (one, bush, Exact),
+    "rejection": (one, bush, Rejection),
+    "tabed": (ensemble("matches"), lambda: chain(4), Exact),
+    "tabed-window": (ensemble("inverse_linear", 4), bush, Exact),
+    "tabed-random": (ensemble("random"), bush, Exact),
+    "tabed-adaboost": (ensemble("adaboost", 2), bush, Exact),
+    "sage": (one, SageTree, Exact),
+    "sage-online": (one, OnlineSageTree, Exact),
+    "dynamic": (one, lambda: DynamicTree(4, 3, 16), Exact),
+    "dynamic-rejection": (one, lambda: DynamicTree(4, 3, 16), Rejection),
+    "lookup": (lambda *_: LookupDrafter(), bush, Exact),
+    "lvspec": (one, lambda: chain(5), LVSpec),
+    "lvspec-tree": (one, lambda: StaticTree([(f, *(0,) * d) for f in (0, 1) for d in range(4)]), LVSpec),
+    "fly": (one, lambda: chain(6), Fly),
+    "random": (one, bush, lambda: RandomRelaxation(0.5)),
+    "typical": (one, bush, Typical),
+    "tabed+sage+lvspec": (ensemble("error"), SageTree, LVSpec),
+    "eagle": (lambda target, _: EagleDrafter(EagleNetwork(EAGLE), target.head), lambda: DynamicTree(4, 3, 16), Exact),
+    "medusa": (lambda *_: MedusaDrafter(MedusaHeads(MedusaShape(4, 1, 32, toys.VOCAB_SIZE))), bush, Exact),
+}
+
+EAGLE = EagleShape.of(
+    {
+        "vocab_size": toys.VOCAB_SIZE,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "toy",
+)
+
+
+def fake_prefix(target: Target, length: int) -> Prefix:
+    ids = torch.arange(4, 4 + length)
+    embeds = target.decoder.get_input_embeddings()(ids)  # type: ignore[operator]
+    return Prefix(ids, embeds, torch.arange(length), torch.arange(length) < 2)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Loading may look at values; only the step must not.
+    monkeypatch.setattr("models.target.check_decoder", lambda *_: None)
+    make_drafter, make_tree, make_rule = METHODS[name]
+    tokenizer = toys.front_end("llama")
+    policy, rule = make_tree(), make_rule()
+    with FakeTensorMode(), torch.inference_mode():
+        target, model = (Target(LlamaForCausalLM(toys.text_config()).eval(), tokenizer) for _ in range(2))
+        method = Method(make_drafter(target, model), policy, rule)
+        tree = method.tree
+        spec = EngineSpec(
+            3, 64, target.vocab_size, target.hidden_size, target.device, target.eos_ids, target.special_ids,
+            tree.max_frontier_nodes, tree.max_grown_nodes, tree.max_levels,
+        )  # fmt: skip
+        for part in (method.drafter, tree, method.acceptance):
+            part.open(spec)
+        lanes = target.lanes(3, 1, 64 + tree.max_nodes)
+        table = SlotTable(3, target.vocab_size, target.device)
+        lengths = (6, 9, 4)
+        progress = [
+            Progress(Request(f"s{i}", "", (), SAMPLING), n, 2, RequestStats(tree.max_levels), token_ids=[5])
+            for i, n in enumerate(lengths)
+        ]
+        prefixes = [fake_prefix(target, n) for n in lengths]
+        table.occupy([0, 1, 2], progress, prefixes)
+        slots = table.batch([0, 1, 2])
+        prefill = lanes.admit(slots, [[prefix] for prefix in prefixes], probe_attention=True)
+        probes = [Probe(p, prefill.hidden[i, : p.length]) for i, p in enumerate(prefixes)]
+        num_lanes = len(getattr(method.drafter, "contexts", [None]))
+        own = [[prefix] * num_lanes if method.drafter.name == "model" else [] for prefix in prefixes]
+        method.drafter.admit(slots, own, table.root[slots.index], probes)
+        tree.reset(slots)
+        if isinstance(rule, LVSpec):
+            # Its admission counts visual columns on the host, between steps; here they are known.
+            assert probes[0].hidden is not None
+            rule._visual._reserve(2, probes[0].hidden)
+            rule._visual._counts = [2, 2, 2]
+        rows = table.sampling(slots)
+        levels = tree.max_levels if method.drafter.name != "none" else 0
+        for _ in range(2):
+            result = run_step(method, lanes, table, slots, rows, levels)
+        assert result.tokens.shape[0] == 3
+        assert result.n.shape == (3,)
+        with pytest.raises(Exception, match=r"DataDependent|data-dependent|_local_scalar_dense|aten"):
+            result.n.tolist()
