@@ -165,6 +165,7 @@ class Engine:
                     finished.append(failed(one.request, lanes))
                 else:
                     going.append((slot, probe, lanes))
+        drafter_before = self.method.drafter.num_forwards
         if going:
             admitted = self._slots.batch([slot for slot, _, _ in going])
             probes = [probe for _, probe, _ in going]
@@ -176,7 +177,7 @@ class Engine:
         self.stats.prefill_s += spent
         for one in progress:
             one.stats.prefill_ms = 1000 * spent / len(progress)
-            one.stats.drafter_forwards = int(self._drafts)
+            one.stats.drafter_forwards = self.method.drafter.num_forwards - drafter_before
         return finished
 
     def _drafter_prefixes(self, request: Request, probe: Probe) -> list[Prefix] | RequestError:

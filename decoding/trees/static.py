@@ -116,7 +116,9 @@ class StaticTree:
         depth = self._frontier.depth
         plan = self._plan(level.logits.device)[depth]
         if self._keep_probs:
-            self._probs.append(level.logits.softmax(dim=-1))
+            # A node without any candidate (look-up that found nothing) has no distribution.
+            has_any = level.logits.amax(dim=-1, keepdim=True) > -torch.inf
+            self._probs.append(torch.where(has_any, level.logits.softmax(dim=-1), 0.0))
         scores = perturb(level.logits, level.noise, level.rows)
         best = scores.topk(plan.most, dim=-1) if plan.most > 1 else scores.max(dim=-1, keepdim=True)
         values, indices = best[0][:, plan.under, plan.rank], best[1][:, plan.under, plan.rank]
