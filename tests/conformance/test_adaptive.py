@@ -115,6 +115,19 @@ def test_rejection_sampling_keeps_the_targets_distribution(tree: str, drafter: s
     assert checks.joint_of_two_tokens(checks.TREES[tree], Rejection(), 3000, drafter) < 2.1
 
 
+def test_the_target_as_its_own_drafter_is_taken_to_the_trees_end() -> None:
+    method = Method(checks.make_drafter("right", "llama"), SageTree(DEEP), Exact())
+    wanted = [
+        replace(one, sampling=Sampling(max_new_tokens=40, ignore_eos=True)) for one in checks.requests("llama", 5)
+    ]
+    taken = [one.telemetry for one in checks.run(Engine(toys.target("llama"), method, 3, 128), wanted).values()]
+    # All first children of a plan are right, so a step takes as many drafts as its tree is deep.
+    for told in taken:
+        depth = told.extras["tree_depth_mean"]
+        assert told.num_accepted_draft_tokens >= told.num_spec_steps * depth - 1e-3 - int(told.ended_inside_path)
+        assert depth > 1
+
+
 def test_an_adaptive_tree_tells_its_mean_shape() -> None:
     target = toys.target("llama")
     request = Request("one", *toys.prompt("llama", 3), Sampling(max_new_tokens=30, ignore_eos=True))
