@@ -18,6 +18,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from configs.load import load_job
 from configs.method import Method
 from configs.schema import CaptionJob
 from pipeline.rows import ERROR_CODES, STATUS_VALUES, TELEMETRY, result_schema
@@ -222,6 +223,32 @@ def test_every_preset_is_named_where_a_reader_looks() -> None:
     named = set(re.findall(r"configs/[a-z0-9_]+\.yaml", "\n".join([read("README.md"), *methods])))
     there = {f"configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
     assert (sorted(there - named), sorted(named - there)) == ([], [])
+
+
+def method_rows() -> list[list[str]]:
+    """The README's table of methods: name, drafter, contexts, tree, acceptance, mode, paper, presets."""
+    lines = [line for line in section("## Methods").splitlines() if re.match(r"\| (?!method |---)\S", line)]
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def in_backticks(cell: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", cell))
+
+
+@pytest.mark.parametrize("row", method_rows(), ids=lambda row: re.sub(r"\[(.*)\].*", r"\1", row[0]))
+def test_a_row_of_the_method_table_says_what_its_presets_do(row: list[str]) -> None:
+    _, drafter, contexts, tree, acceptance, mode, _, presets = row
+    named = re.findall(r"configs/\w+\.yaml", presets)
+    assert named, "no preset"
+    for preset in named:
+        method = load_job(CaptionJob, ROOT / preset).method
+        assert method.drafter.kind in in_backticks(drafter), preset
+        assert method.acceptance.kind in in_backticks(acceptance), preset
+        assert method.verify_mode in re.split(r"[ ,]+", mode), preset
+        if method.drafter.kind != "none":
+            assert method.tree.kind in in_backticks(tree), preset
+        if contexts:
+            assert {context.kind for context in method.contexts} <= in_backticks(contexts), preset
 
 
 def test_every_page_of_a_method_is_in_the_index() -> None:
