@@ -43,7 +43,7 @@ TREES: dict[type, Callable[[Any], TreePolicy]] = {
 ACCEPTANCES: dict[type, Callable[[Any], Acceptance]] = {
     rules.ExactAcceptance: lambda _: Exact(),
     rules.RejectionAcceptance: lambda _: Rejection(),
-    rules.LVSpecAcceptance: lambda rule: LVSpec(rule.loose, rule.top_visual, rule.position_shift),
+    rules.LVSpecAcceptance: lambda rule: LVSpec(rule.loose, rule.top_visual, rule.position_shift, rule.relevance_of),
     rules.FlyAcceptance: lambda rule: Fly(rule.min_entropy, rule.window, rule.top, rule.block_end),
     rules.RandomAcceptance: lambda rule: RandomRelaxation(rule.probability),
     rules.TypicalAcceptance: lambda rule: Typical(rule.epsilon, rule.alpha, rule.temperature),

@@ -36,6 +36,8 @@ class LVSpecAcceptance(Section):
     """N: relevance is the mean cosine with this many nearest visual states of the target's prefill."""
     position_shift: bool = True
     """Also take a draft where the target's own token stands elsewhere in the block."""
+    relevance_of: Literal["draft", "before", "embedding"] = "draft"
+    """Compared with the images: the state at the draft (the paper), the one before it, or the token's embedding."""
 
 
 class FlyAcceptance(Section):

@@ -50,6 +50,7 @@ class EngineSpec:
     """What a part needs to know of its engine when memory is made.
 
     `special_ids` are EOS, placeholders and every other token that is no text; relaxed rules leave them alone.
+    `token_embeddings` (V, D) is the target's own input table.
     """
 
     num_slots: int
@@ -62,6 +63,7 @@ class EngineSpec:
     max_frontier_nodes: int
     max_grown_nodes: int
     max_levels: int
+    token_embeddings: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ class Engine:
             max_frontier_nodes=method.tree.max_frontier_nodes,
             max_grown_nodes=method.tree.max_grown_nodes,
             max_levels=method.tree.max_levels,
+            token_embeddings=target.decoder.get_input_embeddings().weight,  # type: ignore[operator]
         )
         method.drafter.open(spec)
         method.tree.open(spec)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -27,14 +28,24 @@ class LVSpec(RelaxedRule):
     `position_shift` also takes a draft where the target's own token stands somewhere in the block. In a sample without
     visual columns nothing tells filler from content, so no position is loosened there. `loose` 0 without
     `position_shift` relaxes nothing.
+
+    `relevance_of` says what stands for a draft: "draft", the target's state at the draft's own position (the paper);
+    "before", the state that predicted its place; "embedding", its input embedding, against embedded images (an ablation
+    of the paper).
     """
 
-    needs_hidden = True
-
-    def __init__(self, loose: float = 0.7, top_visual: int = 10, position_shift: bool = True) -> None:
+    def __init__(
+        self,
+        loose: float = 0.7,
+        top_visual: int = 10,
+        position_shift: bool = True,
+        relevance_of: Literal["draft", "before", "embedding"] = "draft",
+    ) -> None:
         self.loose = loose
         self.top_visual = top_visual
         self.position_shift = position_shift
+        self.relevance_of = relevance_of
+        self.needs_hidden = relevance_of != "embedding"
 
     def open(self, spec: EngineSpec) -> None:
         super().open(spec)
@@ -42,7 +53,8 @@ class LVSpec(RelaxedRule):
         share = Fraction(repr(float(self.loose)))
         quota = [math.floor(share * length) for length in range(spec.max_levels + 1)]
         self._quota = torch.tensor(quota, dtype=torch.long, device=spec.device)
-        self._visual = VisualMemory(spec)
+        self._visual = VisualMemory(spec, of_embeddings=self.relevance_of == "embedding")
+        self._embeddings = spec.token_embeddings
 
     def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
         self._visual.admit(slots, probes)
@@ -56,13 +68,23 @@ class LVSpec(RelaxedRule):
     def _loosened(self, judgement: Judgement, seen: Mismatches) -> Tensor:
         """Which drafts (b, L, N) are among the ⌊λK⌋ least relevant of each branch; of equals the earlier ones."""
         tree, slots = judgement.tree, judgement.slots
-        relevance = self._visual.relevance(slots, judgement.hidden[:, 0], self.top_visual)
+        relevance = self._visual.relevance(slots, self._states(judgement), self.top_visual)
         mine, other = relevance[:, None, :], relevance[:, :, None]  # (b, j, i)
         earlier = tree.depth[:, :, None] < tree.depth[:, None, :]
         before = (other < mine) | ((other == mine) & earlier)
         rank = seen.branches.count(torch.ones_like(seen.match), before)
         quota = self._quota[seen.branches.length] * self._visual.has_visual(slots)[:, None]
         return rank < quota[:, :, None]
+
+    def _states(self, judgement: Judgement) -> Tensor:
+        """What stands for each draft, (b, N, D)."""
+        tree, hidden = judgement.tree, judgement.hidden[:, 0]
+        if self.relevance_of == "draft":
+            return hidden
+        if self.relevance_of == "before":
+            return hidden.gather(1, tree.parents.clamp_min(0)[:, :, None].expand_as(hidden))
+        assert self._embeddings is not None, "the engine gives the target's embeddings"
+        return self._embeddings[tree.tokens]
 
     @staticmethod
     def _shifted(judgement: Judgement, seen: Mismatches) -> Tensor:

@@ -27,18 +27,20 @@ class VisualMemory:
     stored: 16 slots with 1,500 columns of 5,120 bfloat16 numbers take 234 MiB.
     """
 
-    def __init__(self, spec: EngineSpec) -> None:
+    def __init__(self, spec: EngineSpec, of_embeddings: bool = False) -> None:
         self._spec = spec
+        self._of_embeddings = of_embeddings
         self._counts = [0] * spec.num_slots
         self._count = torch.zeros(spec.num_slots, dtype=torch.long, device=spec.device)
         self._states: Tensor | None = None
         self._inverse = torch.zeros(spec.num_slots, 0, device=spec.device)
 
     def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
-        """Keep the post-norm states of each prompt's visual columns; a prompt may have none."""
+        """Keep the post-norm states (or the embeddings) of each prompt's visual columns; a prompt may have none."""
         for slot, probe in zip(slots.ids, probes, strict=True):
-            assert probe.hidden is not None, "visual relevance needs the prefill's hidden states"
-            states = probe.hidden[probe.prefix.visual]
+            whole = probe.prefix.embeds if self._of_embeddings else probe.hidden
+            assert whole is not None, "visual relevance needs the prefill's hidden states"
+            states = whole[probe.prefix.visual]
             count = states.shape[0]
             self._counts[slot] = count
             self._count[slot] = count

@@ -26,6 +26,8 @@ ZERO: dict[str, Callable[[], RelaxedRule]] = {
 LOOSE: dict[str, Callable[[], RelaxedRule]] = {
     "lvspec": lambda: LVSpec(0.7, 3, position_shift=False),
     "lvspec-shift": lambda: LVSpec(0.7, 3, position_shift=True),
+    "lvspec-before": lambda: LVSpec(0.7, 3, False, "before"),
+    "lvspec-embedding": lambda: LVSpec(0.7, 3, False, "embedding"),
     "shift": lambda: LVSpec(0.0, 3, position_shift=True),
     "fly": lambda: Fly(min_entropy=0.3, window=1, block_end="fit"),
     "fly-gate": lambda: Fly(min_entropy=0.5, window=0),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -190,6 +192,29 @@ def test_visual_states_in_half_precision_are_compared_in_fp32() -> None:
     cosine = torch.nn.functional.cosine_similarity(states[0, :, None].double(), visual[None].double(), dim=-1)
     expected = cosine.topk(10, dim=-1).values.mean(-1).float()[None]
     torch.testing.assert_close(memory.relevance(blocks.slots(0), states, 10), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("relevance_of", "passes"),
+    # One draft may differ: λ = 0.34 loosens one of three. Its own state is the least relevant; the state
+    # before it is not; and of the embeddings the first draft's is.
+    [("draft", 3), ("before", 2), ("embedding", 2)],
+)
+def test_relevance_is_read_from_the_state_that_is_asked_for(
+    relevance_of: Literal["draft", "before", "embedding"], passes: int
+) -> None:
+    table = torch.zeros(blocks.VOCAB_SIZE, 4)
+    table[10:13] = blocks.directions([0.2, 0.6, 0.9])[1:]
+    made = LVSpec(0.34, 1, False, relevance_of)
+    made.open(replace(blocks.spec(), token_embeddings=table))
+    made.admit(blocks.slots(0), [blocks.probe(AXIS)])
+    states = blocks.directions([0.5, 0.9, 0.1])
+    states[0, 0] = -1.0  # the root's own state: what the first draft's place was predicted from
+    drafts = blocks.chain([10, 11, 12])
+    verdict = made.judge(blocks.judgement(drafts, blocks.wanting([10, 11, 30, 31]), states[None]))
+    assert int(verdict.n) - 1 == passes
+    first = made.judge(blocks.judgement(drafts, blocks.wanting([30, 11, 12, 31]), states[None]))
+    assert int(first.n) - 1 == {"draft": 0, "before": 3, "embedding": 3}[relevance_of]
 
 
 # --- trees ---------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from tests.decoding import blocks
 
 RULES: dict[str, Callable[[], RelaxedRule]] = {
     "lvspec": lambda: LVSpec(0.5, 3, True),
+    "lvspec-before": lambda: LVSpec(0.5, 3, True, "before"),
     "fly": lambda: Fly(0.1, 1),
     "fly-gate": lambda: Fly(0.1, 0),
     "random": lambda: RandomRelaxation(0.5),
