@@ -300,6 +300,16 @@ def test_documents_name_only_paths_that_exist(path: str) -> None:
     assert [name for name in found if not (ROOT / name).exists()] == []
 
 
+@pytest.mark.parametrize("path", documents())
+def test_commands_in_the_documents_exist(path: str) -> None:
+    text = read(path)
+    verbs = {verb for pair in re.findall(r"^ *make ([a-z-]+)|`make ([a-z-]+)`", text, re.MULTILINE) for verb in pair}
+    targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+    assert verbs - {""} <= targets
+    modules = [ROOT / name.replace(".", "/") for name in re.findall(r"python -m ([a-z_]+(?:\.[a-z_]+)+)\b", text)]
+    assert [str(module) for module in modules if not module.with_suffix(".py").is_file()] == []
+
+
 def test_generated_tables_have_a_place_in_the_readme() -> None:
     marks = re.findall(r"<!-- table: ([a-z_]+) -->\n.*?<!-- end -->", read("README.md"), re.DOTALL)
     assert set(marks) >= {"acceptance", "cost", "claims"}
