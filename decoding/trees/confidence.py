@@ -19,9 +19,9 @@ class SageSettings:
     """The paper's numbers, and a choice wherever it can be read in two ways.
 
     `depth_cap` bounds what a long run of accepted drafts may raise the deepest tree to. `max_expanded` is the most
-    nodes of one level that may have children: it fixes how many nodes the drafter runs at each level. It does not bind
-    at the paper's numbers under the cumulative threshold, where no distribution tried (thousands, from flat to
-    peaked) expands more than five of a level; under the per-node threshold it keeps the most probable ones.
+    nodes of one level that may have children: it fixes how many nodes the drafter runs at each level. At the paper's
+    numbers under the cumulative threshold a search found no distribution that expands more than six of a level; under
+    the per-node threshold the most probable ones are kept.
     """
 
     min_depth: int = 3

@@ -8,7 +8,7 @@ sampling unbiased.
 
 What it costs: planning is a few sorts of some hundred numbers per row. The drafter runs `max_expanded` nodes per row
 and level, whether the row's tree has that many there or not, for as many levels as the batch's deepest tree; the target
-verifies `max_nodes` + 1 columns per row, padding included. Under the cumulative threshold no distribution tried made a
+verifies `max_nodes` + 1 columns per row, padding included. Under the cumulative threshold no distribution found makes a
 plan of more than 22 nodes at the paper's numbers, so that `max_nodes` of 25 (the first tree) verifies 26 columns and
 loses nothing.
 """

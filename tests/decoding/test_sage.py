@@ -206,3 +206,23 @@ def test_every_plan_is_a_tree_within_its_rules(weights: list[list[float]], rules
     alone = [plan_tree(probs[row : row + 1], alpha[row : row + 1], torch.tensor([max_depth]), rules) for row in
              range(len(weights))]  # fmt: skip
     assert torch.equal(tree.parents, torch.cat([one.parents for one in alone])), "a row depends on the others"
+
+
+def test_the_cumulative_threshold_needs_fewer_places_than_the_defaults_give() -> None:
+    # What the settings' default of six expanded nodes per level, and the advice of 25 nodes, rest on.
+    generator = torch.Generator().manual_seed(0)
+    rank = torch.arange(10)
+    share = torch.linspace(0.05, 1, 200)[:, None]
+    shapes = [
+        share**rank,
+        (rank + 1.0) ** -(6 * share),
+        torch.cat([share, ((1 - share) / 9).expand(-1, 9)], dim=1),
+        (rank < torch.arange(1, 11)[:, None]).float(),
+        *(torch.rand(400, 10, generator=generator).pow(power) for power in (0.5, 1, 2, 4, 8, 16, 32)),
+    ]
+    probs = torch.cat(shapes).sort(dim=1, descending=True).values
+    probs = probs / probs.sum(dim=1, keepdim=True)
+    wide = plan_tree(probs, confidence(probs), torch.full((len(probs),), 8), replace(PAPER, max_expanded=32))
+    expanded = [int(((wide.depth == depth) & wide.expanded).sum(1).max()) for depth in range(1, 9)]
+    assert max(expanded) == 6 == PAPER.max_expanded
+    assert int(wide.valid.sum(1).max()) - 1 == 22
