@@ -1,0 +1,104 @@
+"""Draft and grow, verify, judge and commit each compile as one whole graph, and give what they give uncompiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from decoding import Engine, Method, Sampling
+from decoding.acceptance import Exact, Fly, LVSpec, Rejection
+from decoding.contexts import Full, TextOnly
+from decoding.contracts import Acceptance, Judgement, StepNoise, TreePolicy
+from decoding.drafters import ModelDrafter
+from decoding.drafters.ensemble import Ensemble, EnsembleOptions
+from decoding.drafters.merge import SingleLane
+from decoding.growth import grow_tree
+from decoding.sampling import warp
+from decoding.trees import DynamicTree, SageTree, StaticTree, branching_paths, chain
+from tests import toys
+from tests.conformance import checks
+
+SAMPLING = Sampling(max_new_tokens=24, temperature=0.8, top_k=12, ignore_eos=True)
+METHODS: dict[str, tuple[bool, Callable[[], TreePolicy], Callable[[], Acceptance]]] = {
+    "chain": (False, lambda: chain(3), Exact),
+    "tree+rejection": (False, lambda: StaticTree(branching_paths([2, 2])), Rejection),
+    "tabed": (True, lambda: chain(3), Fly),
+    "sage+lvspec": (False, SageTree, LVSpec),
+    "dynamic": (False, lambda: DynamicTree(3, 2, 8), Exact),
+}
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """One graph or an error; the backend runs it as traced, since tracing is what is tested."""
+    return torch.compile(function, fullgraph=True, dynamic=False, backend="eager")
+
+
+def started(name: str) -> Engine:
+    """An engine with three samples in its slots, a few steps in."""
+    ensemble, tree, rule = METHODS[name]
+    contexts = [Full(), TextOnly()] if ensemble else [Full()]
+    merge = Ensemble(EnsembleOptions("matches", steps=4)) if ensemble else SingleLane()
+    drafter = ModelDrafter(toys.perturbed("llava", 0.02), contexts, toys.VOCAB_SIZE, merge)
+    engine = Engine(toys.target("llava"), Method(drafter, tree(), rule()), 3, 128)
+    for request in checks.requests("llava", 5, SAMPLING)[2:]:
+        engine.submit(request)
+    engine.step()
+    assert len(engine._slots.active) == 3
+    return engine
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+@torch.inference_mode()
+def test_each_part_of_a_step_is_one_graph(name: str) -> None:
+    eager, traced = started(name), started(name)
+    outputs = []
+    for engine, wrap in ((eager, lambda f: f), (traced, compiled)):
+        table, method = engine._slots, engine.method
+        slots = table.batch(table.active)
+        rows = table.sampling(slots)
+        levels = min(3, method.tree.max_levels)
+
+        def draft(
+            engine: Engine = engine, slots: Any = slots, rows: Any = rows, levels: int = levels
+        ) -> tuple[Any, Any]:
+            noise = StepNoise(engine._slots.noise(slots), levels + 1, toys.VOCAB_SIZE)
+            rule = engine.method.acceptance
+            tree = grow_tree(
+                engine.method.drafter, engine.method.tree, slots, engine._slots.root[slots.index], levels, rows, noise,
+                rule.draft_stream, rule.needs_draft_probs, engine._slots.max_depth(slots),
+            )  # fmt: skip
+            return tree.within(engine._slots.max_depth(slots)), noise
+
+        def verify(tree: Any, engine: Engine = engine, slots: Any = slots) -> Tensor:
+            return engine._lanes.forward(slots, tree.tokens, tree.depth, tree.visible())
+
+        def judge(
+            tree: Any, hidden: Tensor, noise: Any, engine: Engine = engine, slots: Any = slots, rows: Any = rows
+        ) -> tuple[Any, Any]:
+            raw = engine._lanes.logits(hidden)[:, 0]
+            judgement = Judgement(slots, tree, raw, warp(raw, rows, None), hidden, noise, rows)
+            return judgement, engine.method.acceptance.judge(judgement)
+
+        def commit(judgement: Any, verdict: Any, engine: Engine = engine, slots: Any = slots) -> Any:
+            engine._lanes.commit(slots, verdict.path, verdict.n)
+            engine.method.drafter.commit(judgement, verdict)
+            return engine.method.tree.commit(judgement, verdict)
+
+        tree, noise = wrap(draft)()
+        hidden = wrap(verify)(tree)
+        judgement, verdict = wrap(judge)(tree, hidden, noise)
+        wrap(commit)(judgement, verdict)
+        outputs.append((tree.tokens, tree.valid, verdict.path, verdict.n, verdict.next, engine._lanes.cache.lens))
+    for mine, theirs in zip(*outputs, strict=True):
+        assert torch.equal(mine, theirs)
