@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTens
 from decoding.acceptance import Exact, Rejection
 from decoding.contracts import Acceptance, Drafter, EngineSpec, Judgement, Probe, StepNoise
 from decoding.drafters import EagleDrafter, MedusaDrafter
+from decoding.drafters.merge import SingleLane
 from decoding.growth import grow_tree
 from decoding.noise import Noise
 from decoding.sampling import RowSampling
@@ -29,17 +30,18 @@ NUM_SLOTS, LENGTH, LEVELS = 2, 5, 3
 CPU = torch.device("cpu")
 
 
-def make_drafter(kind: str) -> Drafter:
+def make_drafter(kind: str, num_lanes: int) -> Drafter:
     target = toys.oracle("llama")
+    merge = SingleLane() if num_lanes == 1 else Mean()
     if kind == "eagle":
-        return EagleDrafter(untrained_eagle(target, 0), copy.deepcopy(target.lm_head))
+        return EagleDrafter(untrained_eagle(target, 0), copy.deepcopy(target.lm_head), num_lanes, merge)
     torch.manual_seed(0)
-    return MedusaDrafter(MedusaHeads(MedusaShape(LEVELS, 1, 32, toys.VOCAB_SIZE)))
+    return MedusaDrafter(MedusaHeads(MedusaShape(LEVELS, 1, 32, toys.VOCAB_SIZE)), num_lanes, merge)
 
 
-def admitted(kind: str, policy: DynamicTree) -> tuple[Drafter, SlotBatch]:
+def admitted(kind: str, policy: DynamicTree, num_lanes: int = 1) -> tuple[Drafter, SlotBatch]:
     """A drafter that holds two samples with random features."""
-    drafter = make_drafter(kind)
+    drafter = make_drafter(kind, num_lanes)
     none: frozenset[int] = frozenset()
     drafter.open(
         EngineSpec(
@@ -63,7 +65,9 @@ def admitted(kind: str, policy: DynamicTree) -> tuple[Drafter, SlotBatch]:
     return drafter, slots
 
 
-def one_step(drafter: Any, policy: DynamicTree, rule: Acceptance, slots: SlotBatch, root: Tensor) -> Tensor:
+def one_step(
+    drafter: Any, policy: DynamicTree, rule: Acceptance, slots: SlotBatch, root: Tensor, num_lanes: int = 1
+) -> Tensor:
     """Draft, grow, judge and commit once against a target that gives zeros."""
     b = root.shape[0]
     ones, zeros = torch.ones(b), torch.zeros(b, dtype=torch.long)
@@ -82,12 +86,12 @@ def one_step(drafter: Any, policy: DynamicTree, rule: Acceptance, slots: SlotBat
         torch.full_like(root, 2),
     )
     logits = torch.zeros(b, tree.num_nodes, toys.VOCAB_SIZE)
-    hidden = torch.ones(b, 1, tree.num_nodes, 32)
+    hidden = torch.linspace(-1, 1, tree.num_nodes * 32).view(1, 1, -1, 32).expand(b, num_lanes, -1, -1)
     judgement = Judgement(slots, tree, logits, logits, hidden, noise, rows)
     verdict = rule.judge(judgement)
     drafter.commit(judgement, verdict)
     state: Tensor = drafter._output if drafter.name == "eagle" else drafter._state
-    return state + verdict.next[:, None, None]
+    return state + verdict.next[:, None, None] + tree.tokens.sum()
 
 
 RULES: list[Callable[[], Acceptance]] = [Exact, Rejection]
@@ -146,3 +150,27 @@ def test_a_whole_step_compiles_into_one_graph(kind: str, rule: Callable[[], Acce
             drafter, slots = admitted(kind, policy)
             results.append(wrap(one_step)(drafter, policy, rule(), slots, torch.full((NUM_SLOTS,), 9)).clone())
     torch.testing.assert_close(results[0], results[1])
+
+
+class Mean(SingleLane):
+    """The plain mean of the lanes' logits."""
+
+    def open(self, spec: EngineSpec, num_lanes: int) -> None:
+        pass
+
+    def merge(self, slots: SlotBatch, logits: Tensor, first: bool) -> Tensor:
+        return logits.mean(dim=1)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_two_lanes_with_equal_features_draft_as_one(kind: str) -> None:
+    """A target with several lanes (guidance) hands over features per lane; the head keeps a row for each."""
+    trees = []
+    for num_lanes in (1, 2):
+        torch.manual_seed(0)
+        policy = DynamicTree(3, LEVELS - 1, 10)
+        with torch.no_grad():
+            drafter, slots = admitted(kind, policy, num_lanes)
+            for _ in range(2):
+                trees.append(one_step(drafter, policy, Exact(), slots, torch.full((NUM_SLOTS,), 9), num_lanes)[:, :1])
+    torch.testing.assert_close(torch.stack(trees[:2]), torch.stack(trees[2:]))
