@@ -66,7 +66,7 @@ class SageTree(Section):
             )
         if not self.min_width <= self.max_width <= self.top_k:
             raise ValueError(
-                f"min_width {self.min_width}, max_width {self.max_width} and top_k {self.top_k} must be in "
+                f"min_width {self.min_width}, max_width {self.max_width} and top_k {self.top_k} must stand in "
                 "ascending order: only top_k candidates are looked at"
             )
         if self.history_low > self.history_high:

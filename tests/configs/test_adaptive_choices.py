@@ -1,0 +1,62 @@
+"""What the schema makes of SAGE's and look-up's options, and what it refuses, by its message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from actors.method import build_tree
+from configs.drafters import LookupDrafter
+from configs.method import Method, ModelDrafter
+from configs.trees import SageTree
+from decoding.trees import OnlineSageTree
+from decoding.trees import SageTree as SagePolicy
+from decoding.trees.sage import SPECVLM_PATHS
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"min_depth": 9}, "must stand in ascending order"),
+    ({"max_width": 11}, "only top_k candidates"),
+    ({"history_low": 4.0}, "history_low 4.0 is above history_high 3.0"),
+    ({"max_nodes": 20}, "does not hold the 25 nodes"),
+    ({"max_nodes": 25, "count_root": True}, "does not hold the 25 nodes"),
+    ({"growth": "online", "source": "mean"}, "use root"),
+    ({"order": "depth_first", "depth_cap": 16}, "use best_first or smaller numbers"),
+    ({"first_paths": ((1,),)}, r"\[1\] needs \[0\]"),
+    ({"first_paths": ((0, 0),)}, r"\[0, 0\] needs \[0\]"),
+    ({"first_paths": ((),)}, "a path must not be empty"),
+]
+
+
+@pytest.mark.parametrize(("options", "reason"), REFUSED, ids=[reason for _, reason in REFUSED])
+def test_settings_that_contradict_each_other_are_refused(options: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
+        SageTree(**options)
+
+
+def test_lookup_refuses_a_shortest_match_above_the_longest() -> None:
+    with pytest.raises(ValidationError, match="min_ngram_tokens 4 is above max_ngram_tokens 3"):
+        LookupDrafter(min_ngram_tokens=4)
+
+
+def test_an_online_tree_is_refused_with_rejection_sampling_and_a_planned_one_is_not() -> None:
+    rejection: Any = {"kind": "rejection"}
+    with pytest.raises(ValidationError, match="would bias rejection"):
+        Method(drafter=ModelDrafter(), tree=SageTree(growth="online"), acceptance=rejection)
+    assert Method(drafter=ModelDrafter(), tree=SageTree(), acceptance=rejection).tree == SageTree()
+
+
+def test_every_option_reaches_the_policy() -> None:
+    tree = SageTree(threshold="node", max_nodes=9, first_paths=((0,), (1,)), depth_cap=12, source="mean")
+    policy = build_tree(Method(drafter=ModelDrafter(), tree=tree))
+    assert isinstance(policy, SagePolicy)
+    given = tree.model_dump(exclude={"kind", "growth", "first_paths"})
+    assert vars(policy.settings) == given
+    assert (policy.max_nodes, policy.max_levels) == (10, 12)
+    default = build_tree(Method(drafter=ModelDrafter(), tree=SageTree()))
+    assert isinstance(default, SagePolicy)
+    assert default._first_paths == SPECVLM_PATHS
+    online = build_tree(Method(drafter=ModelDrafter(), tree=SageTree(growth="online", max_nodes=9)))
+    assert isinstance(online, OnlineSageTree)
+    assert online.max_nodes == 10
