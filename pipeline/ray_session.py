@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 PROJECT_ROOT = Path(__file__).resolve().parent.parent
 MAX_LOCAL_OBJECT_STORE_BYTES = 4 * 1024**3
 MIN_LOCAL_OBJECT_STORE_BYTES = 128 * 1024**2
-NOT_SHIPPED = (".git", ".venv*", "out", "build", "dist", "*.egg-info", ".*_cache", ".hypothesis", "__pycache__")
+NOT_SHIPPED = (".git", ".venv*", "venv", "out", "build", "dist", "*.egg-info", ".*_cache", ".hypothesis", "__pycache__")
 INSIDE_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 # One for the life of the process, because Ray's client side reads it once.
 _TOKEN = secrets.token_hex(32)
@@ -85,11 +85,13 @@ def _joined_ray(address: str) -> Iterator[None]:
     import ray
 
     runtime_env = None if INSIDE_SUBMITTED_JOB in os.environ else shipped_environment()
-    ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING)
-    try:
-        yield
-    finally:
-        ray.shutdown()
+    # Empty, so that Ray does not warn of the folders that it leaves out by itself: ours are among `NOT_SHIPPED`.
+    with _environment({"RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES": ""}):
+        ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING)
+        try:
+            yield
+        finally:
+            ray.shutdown()
 
 
 def shipped_environment() -> dict[str, Any]:
