@@ -144,7 +144,8 @@ def admissible_children(
 def priority(children: Children, settings: SageSettings) -> Tensor:
     """What decides who is kept, (b, F · k), larger first; −inf for those that are not admissible."""
     if settings.order == "best_first":
-        value = children.cumulative.double()
+        # Paths of the same ranks in another order are equally probable: rounding must not choose between them.
+        value = (children.cumulative.double() * 2.0**40).round()
     else:
         value = -children.order.expand_as(children.cumulative).double()
     return torch.where(children.admissible, value, -torch.inf).flatten(1)
@@ -174,7 +175,8 @@ def plan_tree(probs: Tensor, alpha: Tensor, max_depth: Tensor, settings: SageSet
     """
     num_ranks = probs.shape[-1]
     depth = real_depth(alpha, max_depth, settings)
-    beam = Beam.at_root(alpha)
+    probs = probs.double()
+    beam = Beam.at_root(alpha.double())
     pool_priority: list[Tensor] = []
     pool_parent: list[Tensor] = []
     pool_depth: list[Tensor] = []
