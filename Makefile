@@ -1,7 +1,7 @@
 # make demo       caption the shipped scenes with the shipped pair, plain and speculative (sets itself up)
 # make test       the whole suite, warnings as errors (sets itself up)
 # make check      ruff, mypy and the layers
-# make bench      the benchmarks that run without a GPU
+# make bench      every method on the zoo's scenarios, and the tables made from it (no GPU needed)
 # make test-all   also the full product of the conformance suite
 #
 # TORCH_INDEX=https://…   take torch from this index instead of choosing a build for the machine
@@ -21,10 +21,11 @@ demo: .venv/.installed
 	@$(PY) -m zoo.demo
 
 test: .venv/.installed
-	@$(PY) -m pytest
+	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile
 
 test-all: .venv/.installed
-	@$(PY) -m pytest -m "full or not full"
+	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile -m "not gpu"
+	@$(PY) -m tests.conformance.product
 
 check: .venv/.installed
 	$(PY) -m ruff check .
@@ -32,4 +33,5 @@ check: .venv/.installed
 	$(PY) -m pytest tests/test_layers.py
 
 bench: .venv/.installed
-	@$(PY) -m benchmarks
+	@$(PY) -m benchmarks.methods
+	@$(PY) -m benchmarks.tables

@@ -6,7 +6,7 @@ Owns the mixture and the layout of a conversation's text. Knows nothing of model
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 
@@ -51,23 +51,23 @@ class Batch:
         return Batch(self.ids.to(device), self.weights.to(device), self.mask.to(device), pixels)
 
 
-def draw_conversation(split: str, rng: random.Random) -> Conversation:
-    """Draw one conversation of the mixture from a split."""
+def draw_conversation(split: str, rng: random.Random, odds: Sequence[float] = grammar.FILLER_ODDS) -> Conversation:
+    """Draw one conversation of the mixture from a split, its filler words with the given odds."""
     task = rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
     if task == "text":
         return Conversation((), (dialogue.draw_text_only(rng),))
     if task == "clip":
         frames = draw_clip(rng, split, CLIP_FRAMES)
-        return Conversation(tuple(frames), ((dialogue.CLIP_PROMPT, dialogue.write_clip(frames, rng)),))
+        return Conversation(tuple(frames), ((dialogue.CLIP_PROMPT, dialogue.write_clip(frames, rng, odds)),))
     scene = draw_scene(rng, split)
     if task == "change":
         after, kind, index = change_scene(rng, scene, split)
-        answer = dialogue.write_change(scene, after, kind, index, rng)
+        answer = dialogue.write_change(scene, after, kind, index, rng, odds)
         return Conversation((scene, after), ((dialogue.CHANGE_PROMPT, answer),))
     if task == "second":
-        return Conversation((scene,), tuple(dialogue.draw_second_turn(scene, rng)))
+        return Conversation((scene,), tuple(dialogue.draw_second_turn(scene, rng, odds)))
     phrasing = rng.choice(list(grammar.PROMPTS))
-    return Conversation((scene,), ((grammar.PROMPTS[phrasing], grammar.write_caption(scene, phrasing, rng)),))
+    return Conversation((scene,), ((grammar.PROMPTS[phrasing], grammar.write_caption(scene, phrasing, rng, odds)),))
 
 
 def render_like_a_file(scene: Scene, rng: random.Random) -> np.ndarray:
@@ -105,7 +105,12 @@ def encode(conversation: Conversation, tokenizer: PreTrainedTokenizerFast) -> tu
 
 
 def draw_batches(
-    split: str, seed: int, batch_size: int, tokenizer: PreTrainedTokenizerFast, pool: int = 16
+    split: str,
+    seed: int,
+    batch_size: int,
+    tokenizer: PreTrainedTokenizerFast,
+    pool: int = 16,
+    odds: Sequence[float] = grammar.FILLER_ODDS,
 ) -> Iterator[Batch]:
     """Yield batches for ever; samples are drawn `pool` batches at a time and sorted by length, so few pads remain."""
     index = 0
@@ -114,7 +119,7 @@ def draw_batches(
         for _ in range(pool * batch_size):
             rng = scene_rng(split, seed, index)
             index += 1
-            conversation = draw_conversation(split, rng)
+            conversation = draw_conversation(split, rng, odds)
             drawn.append((*encode(conversation, tokenizer), conversation, rng))
         drawn.sort(key=lambda sample: len(sample[0]))
         starts = [start * batch_size for start in range(pool)]

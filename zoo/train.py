@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 from transformers import LlavaForConditionalGeneration, PreTrainedTokenizerFast
 
 from zoo.samples import Batch, draw_batches
+from zoo.world.grammar import FILLER_ODDS
 
 
 def loss_of(model: LlavaForConditionalGeneration, batch: Batch) -> torch.Tensor:
@@ -47,9 +48,10 @@ def train_model(
     tower_lr: float,
     seed: int,
     autosave: Path | None = None,
+    odds: Sequence[float] = FILLER_ODDS,
     report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
 ) -> None:
-    """Train a model in place; its weights are written to `autosave` every 500 steps if that is given."""
+    """Train a model in place; `odds` are those of its fillers, and `autosave` gets its weights every 500 steps."""
     torch.manual_seed(seed)
     tower = list(model.model.vision_tower.parameters())
     rest = [p for name, p in model.named_parameters() if not name.startswith("model.vision_tower.")]
@@ -59,7 +61,7 @@ def train_model(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _scale(step, num_steps, warmup_steps))
     started, total = time.monotonic(), 0.0
     model.train()
-    for step, batch in enumerate(draw_batches("train", seed, batch_size, tokenizer), start=1):
+    for step, batch in enumerate(draw_batches("train", seed, batch_size, tokenizer, odds=odds), start=1):
         batch = batch.to(model.device)
         # bfloat16 products are twice as fast on the CPUs that have them; the weights stay in float32.
         with torch.autocast(model.device.type, torch.bfloat16):

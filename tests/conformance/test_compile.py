@@ -58,7 +58,13 @@ def started(name: str) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("name", list(METHODS))
+# Tracing takes seconds each: two of them go over most of the code, `make test-all` runs the rest as well.
+ALWAYS = ("tabed", "sage+lvspec")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.full) for name in METHODS]
+)
 @torch.inference_mode()
 def test_each_part_of_a_step_is_one_graph(name: str) -> None:
     eager, traced = started(name), started(name)

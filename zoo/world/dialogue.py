@@ -6,8 +6,9 @@ Owns those prompts, their answers and the readers of the answers. Knows nothing 
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
-from zoo.world.grammar import NUMBERS, PLACES, PROMPTS, draw_fillers, kind_of, write_caption
+from zoo.world.grammar import FILLER_ODDS, NUMBERS, PLACES, PROMPTS, draw_fillers, kind_of, write_caption
 from zoo.world.scene import COLOURS, SHAPES, Scene, Thing
 
 CHANGE_PROMPT = "What changed between the two images?"
@@ -26,9 +27,11 @@ def _seen(thing: Thing) -> str:
     return f"the {kind_of(thing)} at the {PLACES[thing.cell]}"
 
 
-def write_change(before: Scene, after: Scene, kind: str, index: int, rng: random.Random) -> str:
+def write_change(
+    before: Scene, after: Scene, kind: str, index: int, rng: random.Random, odds: Sequence[float] = FILLER_ODDS
+) -> str:
     """Write the answer to CHANGE_PROMPT for a change as `scene.change_scene` returns it."""
-    w = draw_fillers(rng)
+    w = draw_fillers(rng, odds)
     if kind == "added":
         new = after.things[index]
         said = f"a {kind_of(new)} was added at the {PLACES[new.cell]}"
@@ -52,9 +55,9 @@ def write_second(scene: Scene, question: str) -> str:
     return f"It was {_seen(scene.things[0 if question == 'first' else -1])}."
 
 
-def write_clip(frames: list[Scene], rng: random.Random) -> str:
+def write_clip(frames: list[Scene], rng: random.Random, odds: Sequence[float] = FILLER_ODDS) -> str:
     """Write the answer to CLIP_PROMPT for a clip as `scene.draw_clip` returns it."""
-    w = draw_fillers(rng)
+    w = draw_fillers(rng, odds)
     first, last = frames[0].things[0], frames[-1].things[0]
     return (
         f"A {kind_of(first)} moves {w('gently')} from the {PLACES[first.cell]} to the {PLACES[last.cell]} "
@@ -81,9 +84,9 @@ def draw_text_only(rng: random.Random) -> tuple[str, str]:
     return "Which shapes do you know?", "I know " + ", ".join(SHAPES) + "."
 
 
-def draw_second_turn(scene: Scene, rng: random.Random) -> list[tuple[str, str]]:
+def draw_second_turn(scene: Scene, rng: random.Random, odds: Sequence[float] = FILLER_ODDS) -> list[tuple[str, str]]:
     """Draw a conversation of two turns about one image: a caption, then a question about that caption."""
     phrasing, question = rng.choice(list(PROMPTS)), rng.choice(list(SECOND_PROMPTS))
-    turns = [(PROMPTS[phrasing], write_caption(scene, phrasing, rng))]
+    turns = [(PROMPTS[phrasing], write_caption(scene, phrasing, rng, odds))]
     turns.append((SECOND_PROMPTS[question], write_second(scene, question)))
     return turns

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from zoo.world.scene import COLOURS, MAX_OBJECTS, SHAPES, SIZES, TEXTURES, TONES, Scene, Thing
 
 FILLER_ODDS = (0.5, 0.3, 0.2)
+# The drafter learned from authors with other habits: the same words, another favourite. So the two models disagree on
+# fillers as well, where a disagreement does no harm, and rules that relax the right places can be told from others.
+DRAFTER_FILLER_ODDS = (0.3, 0.5, 0.2)
 PLACES = (
     "top left", "top centre", "top right",
     "middle left", "middle centre", "middle right",
@@ -48,9 +51,9 @@ FILLERS: dict[str, tuple[str, str, str]] = {
 Words = Callable[[str], str]
 
 
-def draw_fillers(rng: random.Random) -> Words:
+def draw_fillers(rng: random.Random, odds: Sequence[float] = FILLER_ODDS) -> Words:
     """Return a function that draws the word of a named filler slot, independently each time."""
-    return lambda slot: rng.choices(FILLERS[slot], FILLER_ODDS)[0]
+    return lambda slot: rng.choices(FILLERS[slot], odds)[0]
 
 
 def _noun(number: int, one: str, many: str) -> str:
@@ -121,9 +124,9 @@ PROMPTS = {
 }
 
 
-def write_caption(scene: Scene, phrasing: str, rng: random.Random) -> str:
+def write_caption(scene: Scene, phrasing: str, rng: random.Random, odds: Sequence[float] = FILLER_ODDS) -> str:
     """Write a scene's caption in a phrasing; raises KeyError for a phrasing that does not exist."""
-    return PHRASINGS[phrasing](scene, draw_fillers(rng))
+    return PHRASINGS[phrasing](scene, draw_fillers(rng, odds))
 
 
 def _any(words: tuple[str, ...]) -> str:
