@@ -17,13 +17,18 @@ from transformers import PreTrainedTokenizerFast
 from zoo.allocation import keep_memory
 from zoo.pair import ARCHITECTURES, CHECKPOINTS, build_model, build_processor, build_tokenizer, save_model
 from zoo.quality import measure_pair, quality_table, write_quality
+from zoo.sharpen import sharpen_tower
 from zoo.tower import pretrain_tower
 from zoo.train import train_model
+from zoo.world.grammar import DRAFTER_FILLER_ODDS, FILLER_ODDS
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Steps, batch sizes and learning rates of one model: its vision tower first, then the whole."""
+    """Steps, batch sizes and rates of one model: its vision tower, the whole, the tower again, the whole again.
+
+    The last two stages are left out where they have no steps.
+    """
 
     tower_steps: int
     tower_batch: int
@@ -32,12 +37,18 @@ class Recipe:
     batch: int
     lr: float
     tuned_tower_lr: float
+    sharpen_steps: int = 0
+    polish_steps: int = 0
+    filler_odds: tuple[float, ...] = FILLER_ODDS
 
 
 RECIPES = {
-    "target": Recipe(2000, 64, 1e-3, 4000, 32, 1e-3, 3e-4),
-    "drafter": Recipe(800, 64, 1e-3, 2000, 32, 2e-3, 5e-4),
+    "target": Recipe(2000, 64, 1e-3, 3000, 32, 1e-3, 3e-4, sharpen_steps=1000, polish_steps=400),
+    "drafter": Recipe(800, 64, 1e-3, 2000, 32, 2e-3, 5e-4, filler_odds=DRAFTER_FILLER_ODDS),
 }
+SHARPEN_LR = 3e-4
+# The learning rate of the last stage in parts of the second's.
+POLISH_SHARE = 0.2
 # The part of every number of steps that `--quick` runs.
 QUICK_SHARE = 0.12
 
@@ -57,8 +68,22 @@ def build_one(
         lr=recipe.lr,
         tower_lr=recipe.tuned_tower_lr,
         seed=seed,
+        odds=recipe.filler_odds,
         autosave=folder / f"{role}.partial.safetensors",
     )
+    if recipe.sharpen_steps:
+        sharpen_tower(model.model.vision_tower, width, recipe.sharpen_steps, recipe.tower_batch, SHARPEN_LR, seed)
+    if recipe.polish_steps:
+        train_model(
+            model,
+            tokenizer,
+            num_steps=recipe.polish_steps,
+            batch_size=recipe.batch,
+            lr=recipe.lr * POLISH_SHARE,
+            tower_lr=recipe.tuned_tower_lr * POLISH_SHARE,
+            seed=seed + 1,
+            odds=recipe.filler_odds,
+        )
     save_model(model.cpu(), build_processor(tokenizer), folder / f"caption_{role}")
     (folder / f"{role}.partial.safetensors").unlink(missing_ok=True)
 
@@ -84,8 +109,8 @@ def main(arguments: list[str] | None = None) -> int:
         if options.only not in (None, role):
             continue
         if options.quick:
-            steps, tower_steps = (max(1, round(QUICK_SHARE * n)) for n in (recipe.steps, recipe.tower_steps))
-            recipe = replace(recipe, steps=steps, tower_steps=tower_steps)
+            counts = ("tower_steps", "steps", "sharpen_steps", "polish_steps")
+            recipe = replace(recipe, **{name: round(QUICK_SHARE * getattr(recipe, name)) for name in counts})
         print(f"{role}: {recipe}", file=sys.stderr)
         build_one(role, recipe, tokenizer, options.seed, options.out, torch.device(options.device))
     print(f"trained in {time.monotonic() - started:.0f} s", file=sys.stderr)

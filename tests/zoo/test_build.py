@@ -15,7 +15,17 @@ from zoo.samples import FILLER_WEIGHT, FILLER_WORDS, draw_batches
 from zoo.tower import label_patches
 from zoo.world.scene import COLOURS, SHAPES, SIZES, Scene, Thing
 
-TINY = Recipe(tower_steps=2, tower_batch=4, tower_lr=1e-3, steps=2, batch=4, lr=1e-3, tuned_tower_lr=1e-3)
+TINY = Recipe(
+    tower_steps=2,
+    tower_batch=4,
+    tower_lr=1e-3,
+    steps=2,
+    batch=4,
+    lr=1e-3,
+    tuned_tower_lr=1e-3,
+    sharpen_steps=2,
+    polish_steps=1,
+)
 
 
 def test_a_few_steps_of_the_recipe_give_a_checkpoint_that_loads_and_that_a_seed_repeats(tmp_path: Path) -> None:

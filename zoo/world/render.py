@@ -23,7 +23,7 @@ RGB = {
 # Two greys per tone: the ground and the mark of its texture.
 GREYS = {"pale": (232, 206), "grey": (150, 124), "dark": (52, 80)}
 # Half the width of an object in parts of its cell.
-HALF_WIDTH = {"small": 0.17, "medium": 0.29, "large": 0.43}
+HALF_WIDTH = {"small": 0.20, "medium": 0.29, "large": 0.43}
 
 
 def render_scene(scene: Scene, size_px: int = NATIVE_PX) -> Image.Image:
