@@ -94,7 +94,7 @@ class LaneModel:
             extra["deepstack_visual_embeds"] = _stack_deepstack(flat)
         hidden = self._run(embeds, positions, step, extra)
         self.cache.lens[rows] = lens
-        self.delta[rows] = torch.stack([prefix.positions.max() for prefix in flat]) + 1 - lens
+        self.delta[rows] = torch.stack([prefix.position_offset for prefix in flat])
         for slot, lanes in zip(slots.ids, prefixes, strict=True):
             self._prefix_lengths[slot] = max(prefix.length for prefix in lanes)
         last = hidden[torch.arange(len(flat), device=self.device), lens - 1]

@@ -31,9 +31,9 @@ class Prefix:
         return int(self.embeds.shape[0])
 
     @property
-    def position_offset(self) -> int:
-        """Next rotary position minus length; not 0 where images take fewer positions than columns (3-D rotary)."""
-        return int(self.positions.max()) + 1 - self.length
+    def position_offset(self) -> Tensor:
+        """Next rotary position minus length, a scalar on the device; not 0 where images take fewer positions than columns (3-D rotary)."""
+        return self.positions.max() + 1 - self.length
 
 
 class _ReachedDoor(Exception):

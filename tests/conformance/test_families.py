@@ -98,7 +98,7 @@ def test_pictures_that_the_model_cannot_tell_apart_fail_their_row_alone() -> Non
 
 
 def position_offset_is_dropped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Prefix, "position_offset", 0)
+    patch.setattr(Prefix, "position_offset", torch.tensor(0))
 
 
 def position_axes_are_made_equal(patch: pytest.MonkeyPatch) -> None:
