@@ -32,7 +32,7 @@ class Prefix:
 
     @property
     def position_offset(self) -> Tensor:
-        """Next rotary position minus length, a scalar on the device; not 0 where images take fewer positions than columns (3-D rotary)."""
+        """Next rotary position minus length, on the device; not 0 where images take fewer positions than columns."""
         return self.positions.max() + 1 - self.length
 
 
