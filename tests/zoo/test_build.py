@@ -12,8 +12,9 @@ from transformers import AutoModelForImageTextToText
 from zoo.build import Recipe, build_one, main
 from zoo.pair import build_tokenizer
 from zoo.samples import FILLER_WEIGHT, FILLER_WORDS, draw_batches
+from zoo.sharpen import draw_crowded
 from zoo.tower import label_patches
-from zoo.world.scene import COLOURS, SHAPES, SIZES, Scene, Thing
+from zoo.world.scene import COLOURS, SHAPES, SIZES, Scene, Thing, scene_rng, split_of
 
 TINY = Recipe(
     tower_steps=2,
@@ -70,3 +71,11 @@ def test_the_four_patches_of_a_cell_name_its_object_and_its_rank() -> None:
     assert labels[1:4, 5, 5].tolist() == named
     assert labels[1:4, 0, 0].tolist() == [-100] * 3
     assert labels[4].unique().tolist() == [2]
+
+
+def test_crowded_scenes_stay_in_their_split_and_are_mostly_small() -> None:
+    scenes = [draw_crowded(scene_rng("train", 9, index), "train") for index in range(200)]
+    assert {split_of(scene) for scene in scenes} == {"train"}
+    assert {len(scene.things) for scene in scenes} == {3, 4}
+    sizes = [thing.size for scene in scenes for thing in scene.things]
+    assert sizes.count("small") / len(sizes) == pytest.approx(0.6, abs=0.06)
