@@ -23,7 +23,7 @@ import torch
 from actors.method import build_method
 from actors.pair import Pair, load
 from benchmarks.claims import check_claims
-from benchmarks.scenarios import Case, build_scenarios
+from benchmarks.scenarios import Case, attribute_overlap, build_scenarios
 from benchmarks.tables import print_tables
 from configs.load import load_job
 from configs.method import Method as MethodChoice
@@ -86,6 +86,10 @@ def measure(
     if scored:
         pairs = [case.score(text) for case, text in scored if case.score is not None]
         cell["accuracy"] = sum(right for right, _ in pairs) / max(1, sum(stated for _, stated in pairs))
+    told_words = [attribute_overlap(done[case.case_id].text, case.truth) for case in cases if case.truth]
+    if told_words:
+        shared, said, true = (sum(column) for column in zip(*told_words, strict=True))
+        cell["attribute_f1"] = 2 * shared / max(1, said + true)
     if plain is not None:
         same = sum(done[case.case_id].token_ids == plain[case.case_id].token_ids for case in cases)
         cell["equal_share"] = same / len(cases)
@@ -158,7 +162,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=None, help="torch threads (torch's own choice)")
     parser.add_argument("--table", action="store_true", help="print the tables of the committed JSON and stop")
+    parser.add_argument("--ablations", action="store_true", help="the papers' further tables: benchmarks.ablations")
     options = parser.parse_args(arguments)
+    if options.ablations:
+        from benchmarks import ablations  # which is made of this module
+
+        return ablations.main(["--table"] if options.table else [])
     if options.table:
         print_tables(json.loads(RESULTS.read_text()))
         return 0

@@ -6,6 +6,7 @@ TABED's PororoSV and VIST are to its pair: stories of five unrelated images, and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from zoo.quality import Question, ask, count_attributes, mask_fillers, other_questions
+from zoo.quality import ATTRIBUTE_WORDS, Question, ask, count_attributes, mask_fillers, other_questions
 from zoo.world import dialogue, grammar, sample_scenes
 from zoo.world.render import render_scene
 from zoo.world.scene import draw_clip, draw_scene, scene_rng
@@ -29,12 +30,26 @@ LONG_CLIP_FRAMES = 6
 
 @dataclass(frozen=True)
 class Case:
-    """One question: `messages` and uint8 RGB `images`; `score` is None where there is no single right answer."""
+    """One question: `messages` and uint8 RGB `images`; `score` is None where there is no single right answer.
+
+    `truth` is a caption that would be right, where words can be compared with it.
+    """
 
     case_id: str
     messages: tuple[dict[str, Any], ...]
     images: tuple[NDArray[np.uint8], ...]
     score: Score | None
+    truth: str = ""
+
+
+def attribute_overlap(text: str, truth: str) -> tuple[int, int, int]:
+    """Attribute words in both, in `text`, and in `truth`: what is left of a caption that no grammar reads any more."""
+    said, true = (Counter(w for w in _words(one) if w in ATTRIBUTE_WORDS) for one in (text, truth))
+    return (said & true).total(), said.total(), true.total()
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip(".,:;") for word in text.split()]
 
 
 def build_scenarios(num_cases: int, seed: int) -> dict[str, list[Case]]:
@@ -65,7 +80,7 @@ def _single(num_cases: int, seed: int) -> list[Case]:
         def score(text: str, scene: Any = scene, phrasing: str = phrasing_of[prompt]) -> tuple[int, int]:
             return count_attributes(scene, phrasing, text.strip())
 
-        cases.append(Case(f"single-{index}", _messages(question), _arrays(question.images), score))
+        cases.append(Case(f"single-{index}", _messages(question), _arrays(question.images), score, caption))
     return cases
 
 

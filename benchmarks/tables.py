@@ -34,8 +34,8 @@ def cost_table(results: dict[str, Any]) -> str:
     """Cost and quality on single images."""
     lines = [
         "| method | mode | acceptance length | drafted per step | target forwards per token | relaxed "
-        "| attributes right | retention | equal to plain |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| attributes right | retention | attribute words F1 | equal to plain |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     base = results["methods"]["plain"]["scenarios"]["single"]["accuracy"]
     for name, result in results["methods"].items():
@@ -44,7 +44,8 @@ def cost_table(results: dict[str, Any]) -> str:
             f"| {name} | {result['verify_mode']} | {cell['mean_acceptance_length']:.2f} "
             f"| {cell['drafted_per_step']:.1f} | {cell['target_forwards_per_token']:.3f} "
             f"| {100 * cell['relaxed_share']:.0f} % | {cell['accuracy']:.3f} "
-            f"| {cell['accuracy'] / base if base else 0.0:.3f} | {100 * cell['equal_share']:.0f} % |"
+            f"| {cell['accuracy'] / base if base else 0.0:.3f} | {cell['attribute_f1']:.3f} "
+            f"| {100 * cell['equal_share']:.0f} % |"
         )
     return "\n".join(lines)
 

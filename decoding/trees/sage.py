@@ -80,10 +80,12 @@ class Confidence:
         self._sums[slots.index] += torch.stack(shape, dim=1)
 
     def extras(self, slot: int) -> dict[str, Any]:
-        """Means over the sample's steps."""
+        """Means over the sample's steps, and the confidence of the last."""
         steps, alpha, depth, width = self._sums[slot].tolist()
         many = max(steps, 1.0)
-        return {"tree_depth_mean": depth / many, "tree_width_mean": width / many, "confidence_mean": alpha / many}
+        last = float(self.alpha[slot])
+        means = {"tree_depth_mean": depth / many, "tree_width_mean": width / many, "confidence_mean": alpha / many}
+        return means | {"confidence_last": last}
 
 
 class SageTree:

@@ -1,0 +1,234 @@
+"""The papers' further tables, on the zoo: one setting varied at a time.
+
+    python -m benchmarks.ablations            # runs all; writes results/ablations.json and docs/tabed_weights.svg
+    python -m benchmarks.ablations --table    # prints the tables of the committed JSON
+
+A variant is a preset and dotted overrides, checked by the same schema as a job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actors.method import build_method
+from actors.pair import Pair, load
+from benchmarks.methods import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, PRESETS, run_cases, run_method
+from benchmarks.plots import weight_traces
+from benchmarks.scenarios import Case, build_scenarios
+from configs.load import load_job
+from configs.schema import CaptionJob
+from decoding import Engine, Request, Sampling
+from models.target import Target
+
+RESULTS = Path(__file__).parent / "results" / "ablations.json"
+TRACES = Path("docs") / "tabed_weights.svg"
+SCENARIOS = ("single", "second_turn", "clip", "story")
+POLICIES = ("static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost")
+RATIOS = (0.0, 0.5, 0.8, 0.9, 0.95)
+
+Variant = tuple[str, tuple[str, ...]]
+GROUPS: dict[str, dict[str, Variant]] = {
+    "TABED: block length γ": {
+        f"{name}, γ = {length}": (preset, (f"method.tree.length={length}",))
+        for length in (3, 5, 7)
+        for name, preset in (("M", "sd_chain"), ("T", "sd_chain_text"), ("MT", "tabed_mt"))
+    },
+    "TABED: window h": {
+        f"h = {window or 'all'}": ("tabed_mt", (f"method.drafter.ensemble.window={window}",))
+        for window in (1, 4, 16, 0)
+    },
+    "TABED: weight policy": {
+        policy: ("tabed_mt", (f"method.drafter.ensemble.policy={policy}",)) for policy in POLICIES
+    },
+    "TABED: distance, policy error": {
+        distance: ("tabed_mt", ("method.drafter.ensemble.policy=error", f"method.drafter.ensemble.distance={distance}"))
+        for distance in ("kl", "tvd")
+    },
+    "LVSpec: λ": {
+        f"λ = {loose}": ("lvspec", (f"method.acceptance.loose={loose}",)) for loose in (0.0, 0.1, 0.3, 0.5, 0.7)
+    },
+    "LVSpec: λ without position shift": {
+        f"λ = {loose}": ("lvspec", (f"method.acceptance.loose={loose}", "method.acceptance.position_shift=false"))
+        for loose in (0.1, 0.3, 0.5, 0.7)
+    },
+    "LVSpec: top N": {f"N = {top}": ("lvspec", (f"method.acceptance.top_visual={top}",)) for top in (1, 5, 10, 30)},
+    "LVSpec: relevance of": {
+        kind: ("lvspec", (f"method.acceptance.relevance_of={kind}",)) for kind in ("draft", "before", "embedding")
+    },
+    "random relaxation: probability": {
+        f"p = {p}": ("random", (f"method.acceptance.probability={p}",)) for p in (0.05, 0.1, 0.25, 0.5)
+    },
+    "SAGE: pruning": {
+        f"{int(100 * ratio)} %": ("sage", (f"method.contexts=[{{kind: pruned, ratio: {ratio}, guidance: attention}}]",))
+        for ratio in RATIOS
+    },
+    "SpecVLM: pruning and positions": {
+        f"{int(100 * ratio)} %, {positions}": (
+            "specvlm",
+            (f"method.contexts=[{{kind: pruned, ratio: {ratio}, guidance: attention, positions: {positions}}}]",),
+        )
+        for ratio in (0.5, 0.9)
+        for positions in ("original", "compact")
+    },
+    "output length, SAGE": {
+        f"{length} tokens": ("sage", (f"sampling.max_new_tokens={length}",)) for length in (16, 32, 64, 160)
+    },
+}
+
+
+def run_groups(cases: dict[str, list[Case]], seed: int) -> dict[str, Any]:
+    """All variants of all groups: acceptance length by scenario, accuracy on single images."""
+    plain_job = load_job(CaptionJob, PRESETS / "zoo_plain.yaml")
+    sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
+    _, plain = run_method(load(plain_job), plain_job.method, cases, sampling, None, seed)
+    found: dict[str, Any] = {}
+    for group, variants in GROUPS.items():
+        start = time.perf_counter()
+        found[group] = {}
+        for label, (preset, overrides) in variants.items():
+            job = load_job(CaptionJob, PRESETS / f"zoo_{preset}.yaml", overrides)
+            limit = min(job.sampling.max_new_tokens, MAX_NEW_TOKENS)
+            cells, _ = run_method(load(job), job.method, cases, Sampling(max_new_tokens=limit), plain, seed)
+            found[group][label] = {
+                "acceptance_length": {name: cell["mean_acceptance_length"] for name, cell in cells.items()},
+                "drafted_per_step": cells["single"]["drafted_per_step"],
+                "accuracy": cells["single"]["accuracy"],
+                "attribute_f1": cells["single"]["attribute_f1"],
+                "equal_share": cells["single"]["equal_share"],
+            }
+        print(f"{group:40s} {time.perf_counter() - start:6.1f} s", file=sys.stderr, flush=True)
+    return found
+
+
+def expected_speedup(acceptance_length: float, length: int, ratio: float) -> float:
+    """TABED, Eq. 1: τ / (γ · T_q / T_p + 1), τ with the bonus token, `ratio` = T_q / T_p."""
+    return acceptance_length / (length * ratio + 1.0)
+
+
+def measure_latencies(pair: Pair, cases: list[Case], num_tokens: int = 60) -> dict[str, float]:
+    """Milliseconds of a decoding step of one token, batch of one: the target's and the drafter's, each run plainly."""
+    plain = load_job(CaptionJob, PRESETS / "zoo_plain.yaml").method
+    assert isinstance(pair.drafter, Target)
+    found: dict[str, float] = {}
+    for name, model in (("target", pair.target), ("drafter", pair.drafter)):
+        engine = Engine(model, build_method(plain, None, model), 1, MAX_CONTEXT_TOKENS)
+        run_cases(pair, engine, cases[:1], Sampling(max_new_tokens=num_tokens, ignore_eos=True), 0)
+        times = []
+        for case in cases[1:6]:
+            before = (engine.stats.verify_s + engine.stats.commit_s, engine.stats.num_steps)
+            run_cases(pair, engine, [case], Sampling(max_new_tokens=num_tokens, ignore_eos=True), 0)
+            spent_s = engine.stats.verify_s + engine.stats.commit_s - before[0]
+            times.append(1000 * spent_s / (engine.stats.num_steps - before[1]))
+        found[f"{name}_ms"] = statistics.median(times)
+    return found
+
+
+def trace(job: CaptionJob, cases: list[Case], seed: int, key: str) -> dict[str, list[Any]]:
+    """What the method's telemetry says under `key` after every step, case by case, each alone in its engine."""
+    pair = load(job)
+    method = build_method(job.method, pair.drafter, pair.target)
+    engine = Engine(pair.target, method, 1, MAX_CONTEXT_TOKENS)
+    sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
+    traces: dict[str, list[Any]] = {}
+    for case in cases:
+        engine.submit(Request(case.case_id, pair.render(case.messages), case.images, sampling, seed))
+        values = traces[case.case_id] = []
+        while engine.has_work:
+            engine.step()
+            values.append((method.drafter.extras(0) | method.tree.extras(0))[key])
+    return traces
+
+
+def autocorrelation(traces: dict[str, list[float]], lag: int = 1) -> float:
+    """Correlation of a step's confidence with the one `lag` steps before, over all samples."""
+    pairs = [(a, b) for values in traces.values() for a, b in zip(values[:-lag], values[lag:], strict=True)]
+    return statistics.correlation([a for a, _ in pairs], [b for _, b in pairs])
+
+
+def run_all(num_cases: int, seed: int) -> dict[str, Any]:
+    """Groups, expected speed-ups and traces."""
+    scenarios = build_scenarios(num_cases, seed)
+    cases = {name: scenarios[name] for name in SCENARIOS}
+    groups = run_groups(cases, seed)
+    chain = load_job(CaptionJob, PRESETS / "zoo_sd_chain.yaml")
+    latencies = measure_latencies(load(chain), cases["single"])
+    ratio = latencies["drafter_ms"] / latencies["target_ms"]
+    speedups = {
+        label: expected_speedup(cell["acceptance_length"]["single"], int(label[-1]), ratio)
+        for label, cell in groups["TABED: block length γ"].items()
+    }
+    sage = load_job(CaptionJob, PRESETS / "zoo_sage.yaml")
+    alphas = trace(sage, cases["single"], seed, "confidence_last")
+    tabed = load_job(CaptionJob, PRESETS / "zoo_tabed_mt.yaml")
+    shown = [cases["single"][0], cases["second_turn"][0], cases["story"][0]]
+    weights = trace(tabed, shown, seed, "ensemble_weights")
+    TRACES.write_text(weight_traces({name: [w[0] for w in values] for name, values in weights.items()}))
+    return {
+        "num_cases": num_cases,
+        "seed": seed,
+        "torch": torch.__version__,
+        "convention": "acceptance lengths include the bonus token",
+        "groups": groups,
+        "latencies": latencies,
+        "latency_ratio": ratio,
+        "expected_speedup": speedups,
+        "confidence_autocorrelation": {str(lag): autocorrelation(alphas, lag) for lag in (1, 2, 4)},
+    }
+
+
+def tables(results: dict[str, Any]) -> str:
+    """Every group as a table, then the rest as lines."""
+    parts = []
+    for group, variants in results["groups"].items():
+        head = [
+            "variant",
+            *(name.replace("_", " ") for name in SCENARIOS),
+            "nodes a step",
+            "attributes right",
+            "F1",
+            "equal",
+        ]
+        lines = [f"**{group}**", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+        for label, cell in variants.items():
+            lengths = [f"{cell['acceptance_length'][name]:.2f}" for name in SCENARIOS]
+            rest = [f"{cell['drafted_per_step']:.1f}", f"{cell['accuracy']:.3f}", f"{cell['attribute_f1']:.3f}"]
+            lines.append("| " + " | ".join([label, *lengths, *rest, f"{100 * cell['equal_share']:.0f} %"]) + " |")
+        parts.append("\n".join(lines))
+    speedups = ", ".join(f"{label}: {value:.2f}" for label, value in results["expected_speedup"].items())
+    lags = ", ".join(f"lag {lag}: {value:.2f}" for lag, value in results["confidence_autocorrelation"].items())
+    parts.append(
+        f"Expected speed-up by TABED's Eq. 1 at the measured latency ratio {results['latency_ratio']:.2f} "
+        f"(drafter {results['latencies']['drafter_ms']:.2f} ms, target {results['latencies']['target_ms']:.2f} ms, "
+        f"batch of one, CPU): {speedups}."
+    )
+    parts.append(f"Autocorrelation of SAGE's confidence from step to step: {lags}.")
+    return "\n\n".join(parts)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run or print; see the module's docstring."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ablations", description=__doc__)
+    parser.add_argument("--cases", type=int, default=16, help="cases of each scenario (16)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=None, help="torch threads (torch's own choice)")
+    parser.add_argument("--table", action="store_true", help="print the tables of the committed JSON and stop")
+    options = parser.parse_args(arguments)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    if not options.table:
+        RESULTS.parent.mkdir(exist_ok=True)
+        RESULTS.write_text(json.dumps(run_all(options.cases, options.seed), indent=1) + "\n")
+    print(tables(json.loads(RESULTS.read_text())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
