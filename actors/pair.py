@@ -16,6 +16,7 @@ from actors.heads import Head, check_head, is_head, load_head
 from actors.method import build_method
 from configs import schema
 from configs.drafters import LookupDrafter
+from configs.contexts import CaptionContext
 from configs.load import ConfigError
 from configs.method import NoDrafter
 from decoding import Engine
@@ -62,7 +63,7 @@ class Pair:
 
 
 def check(config: schema.CaptionJob) -> PairInfo:
-    """Look at both checkpoints without reading weights.
+    """Look at both checkpoints, and at captioners that contexts name, without reading weights.
 
     Raises:
         ConfigError: a checkpoint is missing or unreadable, or the vocabularies do not match; names the dotted path.
@@ -81,6 +82,11 @@ def check(config: schema.CaptionJob) -> PairInfo:
             _check_vocabulary(front_end, drafter_front_end, drafter_ref.path)
             revisions["drafter"] = revision_of(drafter_ref, drafter_config)
         drafter_id = _identity(drafter_ref, revisions["drafter"])
+    for place, context in enumerate(config.method.contexts):
+        if isinstance(context, CaptionContext):
+            ref = CheckpointRef(context.path, context.revision)
+            captioner_config, _ = _describe(ref, f"method.contexts.{place}")
+            revisions[f"captioner_{place}"] = revision_of(ref, captioner_config)
     return PairInfo(front_end, _identity(target_ref, revisions["target"]), drafter_id, revisions)
 
 

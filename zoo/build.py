@@ -1,4 +1,4 @@
-"""Rebuilds the pair of zoo/checkpoints from a seed and prints its quality table: `python -m zoo.build`.
+"""Rebuilds zoo/checkpoints from a seed and prints the pair's quality table: `python -m zoo.build`.
 
 Owns the recipe: how many steps of what, in which order. Knows nothing of how each part works.
 """
@@ -12,11 +12,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerFast
+from safetensors.torch import save_file
+from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
 
+from models.eagle import save_eagle
+from models.medusa import save_medusa
 from zoo.allocation import keep_memory
+from zoo.heads import train_eagle, train_medusa
 from zoo.pair import ARCHITECTURES, CHECKPOINTS, build_model, build_processor, build_tokenizer, save_model
 from zoo.quality import measure_pair, quality_table, write_quality
+from zoo.samples import draw_batches
 from zoo.sharpen import sharpen_tower
 from zoo.tower import pretrain_tower
 from zoo.train import train_model
@@ -45,7 +50,13 @@ class Recipe:
 RECIPES = {
     "target": Recipe(2000, 64, 1e-3, 3000, 32, 1e-3, 3e-4, sharpen_steps=1000, polish_steps=400),
     "drafter": Recipe(800, 64, 1e-3, 2000, 32, 2e-3, 5e-4, filler_odds=DRAFTER_FILLER_ODDS),
+    # What stands in for a drafter's images in the context `caption`: between the two in size and in quality.
+    "captioner": Recipe(800, 64, 1e-3, 1400, 32, 1.5e-3, 5e-4),
 }
+# Heads on the finished target: steps of 32 conversations each.
+HEADS = {"eagle": 1200, "medusa": 800}
+NUM_MEDUSA_HEADS = 4
+HEAD_BATCH = 32
 SHARPEN_LR = 3e-4
 # The learning rate of the last stage in parts of the second's.
 POLISH_SHARE = 0.2
@@ -88,12 +99,32 @@ def build_one(
     (folder / f"{role}.partial.safetensors").unlink(missing_ok=True)
 
 
+def build_head(kind: str, steps: int, tokenizer: PreTrainedTokenizerFast, seed: int, folder: Path) -> None:
+    """Train one head on the target that lies in `folder`, and save it beside it."""
+    target = AutoModelForImageTextToText.from_pretrained(folder / "caption_target", dtype=torch.float32).eval()
+    samples = draw_batches("train", seed + 7 + list(HEADS).index(kind), HEAD_BATCH, tokenizer)
+    out = folder / f"caption_{kind}"
+    if kind == "eagle":
+        save_eagle(train_eagle(target, samples, steps, seed), out, torch.bfloat16)
+    else:
+        save_medusa(train_medusa(target, samples, steps, seed, NUM_MEDUSA_HEADS), out, torch.bfloat16)
+    keep_as_safetensors(out)
+
+
+def keep_as_safetensors(folder: Path) -> None:
+    """Rewrite a head's weights, saved in the public layout, as safetensors: nothing that ships needs unpickling."""
+    for file in (*folder.glob("*.bin"), *folder.glob("*.pt")):
+        name = "model" if file.suffix == ".bin" else file.stem
+        save_file(torch.load(file, weights_only=True), folder / f"{name}.safetensors")
+        file.unlink()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m zoo.build", description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, default=CHECKPOINTS, help="folder to write (default: zoo/checkpoints)")
     parser.add_argument("--quick", action="store_true", help="a short run that checks the recipe; needs --out")
-    parser.add_argument("--only", choices=list(RECIPES), help="train one model, keep the other as it is in --out")
+    parser.add_argument("--only", choices=[*RECIPES, *HEADS], help="train one, keep the others as they are in --out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", default="cpu")
@@ -113,6 +144,12 @@ def main(arguments: list[str] | None = None) -> int:
             recipe = replace(recipe, **{name: round(QUICK_SHARE * getattr(recipe, name)) for name in counts})
         print(f"{role}: {recipe}", file=sys.stderr)
         build_one(role, recipe, tokenizer, options.seed, options.out, torch.device(options.device))
+    for kind, steps in HEADS.items():
+        if options.only in (None, kind):
+            print(f"{kind}: {steps} steps", file=sys.stderr)
+            build_head(
+                kind, round(QUICK_SHARE * steps) if options.quick else steps, tokenizer, options.seed, options.out
+            )
     print(f"trained in {time.monotonic() - started:.0f} s", file=sys.stderr)
     measured = measure_pair(options.out, num=100 if options.quick else 500, num_other=20 if options.quick else 100)
     write_quality(measured, options.out / "quality.json")

@@ -47,6 +47,7 @@ CHAT_TEMPLATE = (
 ARCHITECTURES = {
     "target": {"hidden": 256, "heads": 4, "layers": 3, "ffn": 512, "vision": 128, "vision_layers": 4},
     "drafter": {"hidden": 64, "heads": 1, "layers": 2, "ffn": 192, "vision": 64, "vision_layers": 3},
+    "captioner": {"hidden": 128, "heads": 2, "layers": 2, "ffn": 256, "vision": 64, "vision_layers": 3},
 }
 
 
@@ -117,7 +118,7 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
 
 
 def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlavaForConditionalGeneration:
-    """Build the untrained `target` or `drafter`, its weights drawn from a seed."""
+    """Build the untrained `target`, `drafter` or `captioner`, its weights drawn from a seed."""
     shape = ARCHITECTURES[role]
     ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
     ids["pad_token_id"] = tokenizer.pad_token_id

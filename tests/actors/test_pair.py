@@ -103,3 +103,11 @@ def test_a_pair_without_a_drafter_loads_its_target_alone(target: Path) -> None:
     assert loaded.drafter is None
     assert loaded.drafter_id == ""
     assert loaded.target.vocab_size == toys.VOCAB_SIZE
+
+
+def test_a_missing_captioner_is_refused_by_its_place_among_the_contexts(target: Path, tmp_path: Path) -> None:
+    drafter = save_with_words(tmp_path / "drafter", words())
+    data = job(target, drafter).resolved()
+    data["method"]["contexts"] = [{"kind": "full"}, {"kind": "caption", "path": str(tmp_path / "nowhere")}]
+    with pytest.raises(ConfigError, match=r"method\.contexts\.1: .*nowhere"):
+        pair.check(CaptionJob.model_validate_json(json.dumps(data)))
