@@ -15,8 +15,8 @@ import torch
 from actors.heads import Head, check_head, is_head, load_head
 from actors.method import build_method
 from configs import schema
-from configs.drafters import LookupDrafter
 from configs.contexts import CaptionContext
+from configs.drafters import LookupDrafter
 from configs.load import ConfigError
 from configs.method import NoDrafter
 from decoding import Engine
