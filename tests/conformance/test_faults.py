@@ -220,8 +220,8 @@ def greedy(tree: str = "ragged", drafter: str = "perturbed") -> Callable[[], obj
     return lambda: checks.check_greedy("llava", tree, drafter, 4)
 
 
-def sampled(sampling: Sampling = PENALISED) -> Callable[[], object]:
-    return lambda: checks.check_sampled("llava", "branching", "perturbed", 4, sampling)
+def sampled(sampling: Sampling = PENALISED, drafter: str = "perturbed") -> Callable[[], object]:
+    return lambda: checks.check_sampled("llava", "branching", drafter, 4, sampling, count=18)
 
 
 def rejection_fits(tree: str) -> Callable[[], object]:
@@ -245,7 +245,7 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
     (refill_keeps_the_old_length, greedy("chain")),
     (refill_keeps_the_old_seen_tokens, sampled()),
     (eos_inside_the_path_is_overrun, lambda: checks.check_eos_at_every_depth("llama", "chain")),
-    (penalty_forgets_the_nodes_ancestors, sampled()),
+    (penalty_forgets_the_nodes_ancestors, sampled(Sampling(repetition_penalty=2.5), "right")),
     (noise_is_keyed_by_slot, lambda: checks.check_independence("llava", "chain", PENALISED)),
     (noise_forgets_the_position, sampled()),
     (a_finished_row_is_dropped, greedy()),

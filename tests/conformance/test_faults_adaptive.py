@@ -94,8 +94,8 @@ def look_up_copies_from_one_place_too_far(patch: Patch) -> None:
     patch.setattr(lookup, "find_match", further)
 
 
-def sampled_independence(tree: str) -> Callable[[], object]:
-    return lambda: checks.check_independence("llava", tree, Sampling())
+def sampled_independence(tree: str, family: str = "llava", count: int = 8) -> Callable[[], object]:
+    return lambda: checks.check_independence(family, tree, Sampling(), count)
 
 
 def repeats() -> None:
@@ -110,7 +110,7 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
     ),
     (the_plan_of_one_row_serves_all, test_adaptive_steps.test_rows_of_one_batch_get_trees_of_their_own_shape),
     (the_plan_of_one_row_serves_all, sampled_independence("sage_deep")),
-    (a_refilled_slot_keeps_the_former_samples_tree, sampled_independence("sage_deep")),
+    (a_refilled_slot_keeps_the_former_samples_tree, sampled_independence("sage_deep", "llama", 20)),
     (the_parent_of_a_kept_node_is_dropped, test_sage.test_the_worked_example_of_the_plan),
     (the_confidence_is_the_entropy, test_adaptive_steps.test_rows_of_one_batch_get_trees_of_their_own_shape),
     (

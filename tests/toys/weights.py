@@ -53,9 +53,10 @@ def make_multimodal_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def randomise(model: torch.nn.Module, seed: int, std: float = STD) -> None:
-    """Redraw every matrix; norms keep their ones."""
+    """Redraw every matrix, and the vectors that transformers itself draws at random: norms keep their ones, biases
+    their zeros, and nothing is left that depends on what ran before."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() > 1:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 or name.endswith(("class_embedding", "image_newline")):
                 parameter.copy_(torch.randn(parameter.shape, generator=generator) * std)
