@@ -1,7 +1,7 @@
 """The papers' further tables, on the zoo: one setting varied at a time.
 
-    python -m benchmarks.ablations            # runs all; writes results/ablations.json and docs/tabed_weights.svg
-    python -m benchmarks.ablations --table    # prints the tables of the committed JSON
+    python -m benchmarks.ablations            # runs all; writes results/ablations.json, docs/ablations.md and a picture
+    python -m benchmarks.ablations --table    # makes the page from the committed JSON again
 
 A variant is a preset and dotted overrides, checked by the same schema as a job.
 """
@@ -30,6 +30,20 @@ from models.target import Target
 
 RESULTS = Path(__file__).parent / "results" / "ablations.json"
 TRACES = Path("docs") / "tabed_weights.svg"
+DOCUMENT = Path("docs") / "ablations.md"
+HEAD = """# Ablations
+
+The papers' further tables on the shipped pair, one setting varied at a time; {num_cases} cases of each scenario,
+greedy, float32. Acceptance lengths count the bonus token. What they say is discussed in [the log](log.md). Made by
+
+    python -m benchmarks.ablations            # runs everything, two to five minutes
+    python -m benchmarks.ablations --table    # makes this page from the committed benchmarks/results/ablations.json
+
+TABED's weight of the context `full` against `text_only`, step by step, for one sample of three scenarios:
+
+![weights](tabed_weights.svg)
+
+"""
 SCENARIOS = ("single", "second_turn", "clip", "story")
 POLICIES = ("static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost")
 RATIOS = (0.0, 0.5, 0.8, 0.9, 0.95)
@@ -219,14 +233,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=16, help="cases of each scenario (16)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=None, help="torch threads (torch's own choice)")
-    parser.add_argument("--table", action="store_true", help="print the tables of the committed JSON and stop")
+    parser.add_argument("--table", action="store_true", help="make the page from the committed JSON")
     options = parser.parse_args(arguments)
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     if not options.table:
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(run_all(options.cases, options.seed), indent=1) + "\n")
-    print(tables(json.loads(RESULTS.read_text())))
+    results = json.loads(RESULTS.read_text())
+    DOCUMENT.write_text(HEAD.format(num_cases=results["num_cases"]) + tables(results) + "\n")
+    print(tables(results))
     return 0
 
 
