@@ -99,13 +99,13 @@ def load(config: schema.CaptionJob, torch_threads: int | None = None) -> Pair:
     if torch_threads is not None:
         torch.set_num_threads(torch_threads)
     info = check(config)
-    target = _load(config.model.target, "model.target")
+    target = load_target(config.model.target, "model.target")
     drafter: Target | Head | None = None
     if config.model.drafter is not None and info.drafter_id:
         if is_head(config):
             drafter = load_head(config, _ref(config.model.drafter), target)
         else:
-            drafter = _load(config.model.drafter, "model.drafter")
+            drafter = load_target(config.model.drafter, "model.drafter")
     return Pair(config, target, drafter, info.target_id, info.drafter_id, info.revisions)
 
 
@@ -125,7 +125,12 @@ def _describe(ref: CheckpointRef, where: str) -> tuple[Any, FrontEnd]:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def _load(checkpoint: schema.Checkpoint, where: str) -> Target:
+def load_target(checkpoint: schema.Checkpoint, where: str) -> Target:
+    """Load one model; `where` is its dotted path.
+
+    Raises:
+        ConfigError: it is missing, torn or of an unsupported kind.
+    """
     try:
         return Target.load(_ref(checkpoint), checkpoint.dtype, checkpoint.device)
     except CheckpointError as error:

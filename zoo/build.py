@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
 
 from models.eagle import save_eagle
+from models.head_training import train_eagle, train_medusa
 from models.medusa import save_medusa
 from zoo.allocation import keep_memory
-from zoo.heads import train_eagle, train_medusa
 from zoo.pair import ARCHITECTURES, CHECKPOINTS, build_model, build_processor, build_tokenizer, save_model
 from zoo.quality import measure_pair, quality_table, write_quality
 from zoo.samples import draw_batches

@@ -13,10 +13,10 @@ from actors import pair
 from configs.load import ConfigError
 from configs.schema import CaptionJob
 from models.eagle import save_eagle
+from models.head_training import untrained_eagle
 from models.medusa import MedusaHeads, MedusaShape, save_medusa
 from tests import toys
 from tests.conformance import checks
-from zoo.heads import untrained_eagle
 
 
 @pytest.fixture(scope="module")

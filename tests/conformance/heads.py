@@ -21,13 +21,13 @@ from decoding.drafters import EagleDrafter, MedusaDrafter
 from decoding.tree import DraftTree, Verdict
 from decoding.trees import DynamicTree
 from models.eagle import EagleNetwork
+from models.head_training import train_eagle, train_medusa
 from models.lanes import LaneModel, SlotBatch
 from models.medusa import MedusaHeads
 from models.prefix import Prefix
 from models.target import Target
 from tests import toys
 from tests.conformance import checks
-from zoo.heads import train_eagle, train_medusa
 from zoo.samples import Batch
 
 NUM_HEADS = 4

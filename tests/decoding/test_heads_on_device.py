@@ -20,11 +20,11 @@ from decoding.noise import Noise
 from decoding.sampling import RowSampling
 from decoding.trees import DynamicTree
 from models.cache import RaggedCache
+from models.head_training import untrained_eagle
 from models.lanes import LaneModel, SlotBatch
 from models.medusa import MedusaHeads, MedusaShape
 from models.prefix import Prefix
 from tests import toys
-from zoo.heads import untrained_eagle
 
 NUM_SLOTS, LENGTH, LEVELS = 2, 5, 3
 CPU = torch.device("cpu")

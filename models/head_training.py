@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from models.eagle import EagleNetwork, EagleShape
 from models.medusa import MedusaHeads, MedusaShape
-from zoo.samples import Batch
 
 FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1
 """Weights of the two terms of EAGLE's loss (Li et al. 2024, equation 7; the second is the public code's)."""
@@ -24,6 +23,24 @@ FEATURE_NOISE = 0.2
 """Width of the uniform noise on EAGLE's input features, against the errors of its own outputs that it will read."""
 
 Report = Callable[[str], None]
+
+
+class Batch(Protocol):
+    """Conversations of one batch, right-padded: `ids` [b, L], `weights` [b, L] above 0 where a token is the target's to
+    say, `mask` [b, L], `pixels` of all their images or None."""
+
+    @property
+    def ids(self) -> Tensor: ...
+    @property
+    def weights(self) -> Tensor: ...
+    @property
+    def mask(self) -> Tensor: ...
+    @property
+    def pixels(self) -> Tensor | None: ...
+
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        ...
 
 
 def _to_stderr(line: str) -> None:
@@ -57,7 +74,13 @@ def untrained_eagle(target: nn.Module, seed: int) -> EagleNetwork:
     """A head of the target's own sizes with its token embedding, which stays frozen; the rest is drawn from a seed."""
     model: Any = target
     text = model.config.get_text_config()
-    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    names: tuple[str, ...] = (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    )
     names += ("rms_norm_eps", "hidden_act", "max_position_embeddings")
     sizes = {name: getattr(text, name, None) for name in names}
     # A head's positions count pairs, in one dimension: the sections of a three-dimensional rotary mean nothing to it.
@@ -88,6 +111,19 @@ def eagle_loss(network: EagleNetwork, head: nn.Module, embeds: Tensor, hidden: T
         said = head(true.to(_dtype(head))).float().softmax(dim=-1)
     token_loss = F.cross_entropy(head(mine.to(_dtype(head))).float(), said)
     return FEATURE_WEIGHT * feature_loss + TOKEN_WEIGHT * token_loss
+
+
+def eagle_logits(network: EagleNetwork, head: nn.Module, embeds: Tensor, hidden: Tensor) -> Tensor:
+    """What an EAGLE head says of token t + 2 from the true state at t, [b, L − 2, V]."""
+    positions = torch.arange(hidden.shape[1] - 1, device=hidden.device)[None]
+    guessed = network(network.fuse(embeds[:, 1:], hidden[:, :-1]), positions).last_hidden_state
+    logits: Tensor = head(guessed[:, :-1].to(_dtype(head)))
+    return logits.float()
+
+
+def medusa_logits(heads: MedusaHeads, hidden: Tensor) -> Tensor:
+    """What the first Medusa head says of token t + 2 from the state at t, [b, L − 2, V]."""
+    return heads.logits(0, hidden[:, :-2])
 
 
 def medusa_loss(heads: MedusaHeads, hidden: Tensor, ids: Tensor, wanted: Tensor) -> Tensor:
@@ -172,7 +208,7 @@ def _train(
     for step, batch in enumerate(batches, start=1):
         loss = loss_of(batch.to(next(target.parameters()).device))
         optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(learned, 1.0)
         optimizer.step()
         schedule.step()

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from models.head_training import eagle_loss, medusa_loss, teacher_states, train_eagle, train_medusa
 from tests import toys
-from zoo.heads import eagle_loss, medusa_loss, teacher_states, train_eagle, train_medusa
 from zoo.samples import Batch
 
 
