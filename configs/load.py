@@ -75,7 +75,7 @@ def validate(model: type[JobModel], data: dict[str, Any], origin: str) -> JobMod
     except ValidationError as error:
         lines = []
         for problem in error.errors(include_url=False):
-            where = ".".join(str(part) for part in problem["loc"]) or "(whole file)"
+            where = ".".join(_written(problem["loc"], data)) or "(whole file)"
             message = problem["msg"].removeprefix("Value error, ")
             if problem["type"] == "extra_forbidden":
                 message = "is not a known key"
@@ -85,6 +85,21 @@ def validate(model: type[JobModel], data: dict[str, Any], origin: str) -> JobMod
         raise ConfigError("\n".join(lines)) from None
     except TypeError as error:
         raise ConfigError(f"{origin}: holds a value that is neither text, number, list nor mapping: {error}") from None
+
+
+def _written(location: tuple[int | str, ...], data: Any) -> list[str]:
+    """A problem's place as the user wrote it: the names of chosen kinds, which pydantic puts in between, left out."""
+    parts: list[str] = []
+    node = data
+    for part in location:
+        if isinstance(node, dict) and part not in node and part == node.get("kind"):
+            continue
+        parts.append(str(part))
+        try:
+            node = node[part]
+        except (KeyError, IndexError, TypeError):
+            node = None
+    return parts
 
 
 def load_job(model: type[JobModel], path: str | Path, overrides: tuple[str, ...] = ()) -> JobModel:

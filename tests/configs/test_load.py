@@ -1,0 +1,76 @@
+"""Reading a job file: overrides, and refusals that name the dotted path as the user wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from configs.load import ConfigError, apply_override, load_job
+from configs.schema import CaptionJob
+
+JOB = "configs/demo_caption.yaml"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("method.tree.width=3", "method.tree.width: is not a known key"),
+        ("method.tree.length=long", "method.tree.length: Input should be a valid integer"),
+        ("method.tree.length=0", "method.tree.length: Input should be greater than or equal to 1"),
+        ("method.contexts=[{kind: pruned, ratio: 2.0}]", "method.contexts.0.ratio: Input should be less than 1"),
+        (
+            "method.acceptance={kind: lvspec, loose: 3}",
+            "method.acceptance.loose: Input should be less than or equal to 1",
+        ),
+        ("pool.slots=0", "pool.slots: Input should be greater than or equal to 1"),
+        ("sampling.temperature=hot", "sampling.temperature: Input should be a valid number"),
+        ("surprise=1", "surprise: is not a known key"),
+        ("method.drafter.kind=model", None),
+        ("model.drafter=null", "so model.drafter must name a checkpoint"),
+    ],
+)
+def test_what_is_refused_is_named_as_it_was_written(override: str, message: str | None) -> None:
+    if message is None:
+        assert load_job(CaptionJob, JOB, (override,)).method.drafter.kind == "model"
+        return
+    with pytest.raises(ConfigError) as refusal:
+        load_job(CaptionJob, JOB, (override,))
+    assert message in str(refusal.value)
+
+
+def test_every_problem_is_listed_in_one_refusal() -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load_job(CaptionJob, JOB, ("pool.slots=0", "sampling.top_p=2"))
+    assert len(str(refusal.value).splitlines()) == 2
+
+
+@pytest.mark.parametrize("override", ["no equals sign", "=value", "a..b=1"])
+def test_an_override_of_another_shape_is_refused(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"must look like section\.field=value"):
+        apply_override({}, override)
+
+
+def test_an_override_through_a_value_is_refused() -> None:
+    with pytest.raises(ConfigError, match="prompt is no section"):
+        apply_override({"prompt": "Describe."}, "prompt.text=x")
+
+
+def test_a_file_that_is_no_mapping_or_no_yaml_is_refused_by_name(tmp_path: Path) -> None:
+    for text, message in (("- a list", "must hold a mapping"), ("a: [", "not valid YAML")):
+        file = tmp_path / "job.yaml"
+        file.write_text(text)
+        with pytest.raises(ConfigError, match=message):
+            load_job(CaptionJob, file)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_job(CaptionJob, tmp_path / "none.yaml")
+
+
+def test_the_fingerprint_follows_what_decides_the_output_and_nothing_else() -> None:
+    def mark(*overrides: str) -> str:
+        return load_job(CaptionJob, JOB, overrides).fingerprint({"target": "abc"})
+
+    base = mark()
+    assert mark("pool.slots=3", "sink.path=elsewhere", "job.num_cpus=2") == base
+    assert len({base, mark("sampling.temperature=1.0"), mark("job.seed=1"), mark("prompt=Other.")}) == 4
+    assert mark("method.drafter.kind=none") == mark("method.drafter.kind=none", "method.tree.length=9")
