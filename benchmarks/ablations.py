@@ -48,6 +48,12 @@ SCENARIOS = ("single", "second_turn", "clip", "story")
 POLICIES = ("static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost")
 RATIOS = (0.0, 0.5, 0.8, 0.9, 0.95)
 
+DRAFTERS = {"0.37 M": "drafter", "0.71 M": "captioner", "3.1 M (the target itself)": "target"}
+CAPTION = (
+    "{kind: caption, path: zoo/checkpoints/caption_captioner, dtype: float32, num_beams: 1, "
+    'prompt: "USER: <image>\\nList every object in the image. ASSISTANT:"}'
+)
+
 Variant = tuple[str, tuple[str, ...]]
 GROUPS: dict[str, dict[str, Variant]] = {
     "TABED: block length γ": {
@@ -65,6 +71,20 @@ GROUPS: dict[str, dict[str, Variant]] = {
     "TABED: distance, policy error": {
         distance: ("tabed_mt", ("method.drafter.ensemble.policy=error", f"method.drafter.ensemble.distance={distance}"))
         for distance in ("kl", "tvd")
+    },
+    "replacement of image tokens (chain of 5)": {
+        "M: the image": ("sd_chain", ()),
+        "T: a newline": ("sd_chain_text", ()),
+        "C: a caption": ("sd_chain", (f"method.contexts=[{CAPTION}]",)),
+        "P: pooled 2×2": ("sd_chain_pooled", ()),
+    },
+    "drafter size, strict chain of 5": {
+        f"{name} parameters": ("sd_chain", (f"model.drafter.path=zoo/checkpoints/caption_{role}",))
+        for name, role in DRAFTERS.items()
+    },
+    "drafter size, LVSpec": {
+        f"{name} parameters": ("lvspec", (f"model.drafter.path=zoo/checkpoints/caption_{role}",))
+        for name, role in DRAFTERS.items()
     },
     "LVSpec: λ": {
         f"λ = {loose}": ("lvspec", (f"method.acceptance.loose={loose}",)) for loose in (0.0, 0.1, 0.3, 0.5, 0.7)
