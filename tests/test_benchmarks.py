@@ -1,0 +1,78 @@
+"""What the documents show is what the committed results say, and the small arithmetic of the benchmarks is right."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import ablations, methods, tables
+from benchmarks.claims import check_claims
+from benchmarks.plots import weight_traces
+from benchmarks.scenarios import attribute_overlap, build_scenarios
+
+METHODS = json.loads(methods.RESULTS.read_text())
+ABLATIONS = json.loads(ablations.RESULTS.read_text())
+
+
+@pytest.mark.parametrize("document", tables.DOCUMENTS, ids=str)
+def test_generated_parts_are_those_of_the_committed_results(document: Path) -> None:
+    assert tables.fill(document.read_text(), METHODS) == document.read_text()
+
+
+def test_the_page_of_ablations_is_that_of_the_committed_results() -> None:
+    made = ablations.HEAD.format(num_cases=ABLATIONS["num_cases"]) + ablations.tables(ABLATIONS) + "\n"
+    assert ablations.DOCUMENT.read_text() == made
+
+
+def test_the_committed_claims_follow_from_the_committed_numbers() -> None:
+    assert METHODS["claims"] == check_claims(METHODS["methods"])
+
+
+def test_a_claim_falls_when_its_numbers_do() -> None:
+    changed = json.loads(json.dumps(METHODS["methods"]))
+    changed["sd_chain"]["scenarios"]["single"]["equal_share"] = 0.9
+    for cell in changed["lvspec"]["scenarios"].values():
+        cell["mean_acceptance_length"] = 1.0
+    by_text = {claim["claim"]: claim for claim in check_claims(changed)}
+    assert not by_text["Every lossless method with exact acceptance gives plain decoding's tokens."]["holds"]
+    assert not next(claim for text, claim in by_text.items() if "1.5 times" in text)["holds"]
+
+
+def test_a_claim_whose_method_was_not_run_says_so() -> None:
+    without = {name: result for name, result in METHODS["methods"].items() if name != "sage"}
+    (found,) = [claim for claim in check_claims(without) if claim["claim"].startswith("SAGE")]
+    assert not found["holds"]
+    assert "not run" in found["numbers"]
+
+
+def test_every_preset_of_the_zoo_is_in_the_results() -> None:
+    assert set(methods.presets()) | {"drafter_alone"} == set(METHODS["methods"])
+
+
+def test_the_expected_speed_up_is_that_of_the_paper() -> None:
+    # 2.29 / (5 · 0.063 + 1) = 1.74, TABED's own example.
+    assert ablations.expected_speedup(2.29, 5, 0.063) == pytest.approx(1.7414, abs=1e-4)
+
+
+def test_autocorrelation_is_that_of_neighbouring_steps() -> None:
+    assert ablations.autocorrelation({"a": [0.0, 1.0, 0.0, 1.0], "b": [1.0, 0.0, 1.0]}) == pytest.approx(-1.0)
+    assert ablations.autocorrelation({"a": [0.0, 1.0, 2.0, 3.0]}) == pytest.approx(1.0)
+
+
+def test_attribute_words_are_counted_as_often_as_they_occur() -> None:
+    assert attribute_overlap("a small red star, red.", "one small red ring") == (2, 4, 3)
+
+
+def test_scenarios_are_repeated_by_their_seed_and_hold_the_images_they_should() -> None:
+    one, again, other = (build_scenarios(2, seed) for seed in (0, 0, 1))
+    assert {name: len(cases[0].images) for name, cases in one.items()} == {
+        "single": 1, "two_images": 2, "second_turn": 1, "text_only": 0, "clip": 3, "story": 5, "long_clip": 6,
+    }  # fmt: skip
+    assert all((a.images[0] == b.images[0]).all() for a, b in zip(one["story"], again["story"], strict=True))
+    assert any((a.images[0] != b.images[0]).any() for a, b in zip(one["story"], other["story"], strict=True))
+
+
+def test_a_picture_of_weights_escapes_names() -> None:
+    assert "&lt;b&gt;" in weight_traces({"<b>": [0.0, 1.0]})
