@@ -21,7 +21,7 @@ import torch
 from actors.method import build_method
 from actors.pair import Pair, load
 from benchmarks.methods import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, PRESETS, run_cases, run_method
-from benchmarks.plots import weight_traces
+from benchmarks.plots import trade_off, weight_traces
 from benchmarks.scenarios import Case, build_scenarios
 from configs.load import load_job
 from configs.schema import CaptionJob
@@ -29,6 +29,7 @@ from decoding import Engine, Request, Sampling
 from models.target import Target
 
 RESULTS = Path(__file__).parent / "results" / "ablations.json"
+TRADE_OFF = Path("docs") / "lossy_trade_off.svg"
 TRACES = Path("docs") / "tabed_weights.svg"
 DOCUMENT = Path("docs") / "ablations.md"
 HEAD = """# Ablations
@@ -42,6 +43,10 @@ greedy, float32. Acceptance lengths count the bonus token. What they say is disc
 TABED's weight of the context `full` against `text_only`, step by step, for one sample of three scenarios:
 
 ![weights](tabed_weights.svg)
+
+What the relaxed rules buy and cost on single images, each sweep below as a line (up and to the right is better):
+
+![acceptance length against attribute words kept](lossy_trade_off.svg)
 
 """
 SCENARIOS = ("single", "second_turn", "clip", "story")
@@ -247,6 +252,26 @@ def tables(results: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
+def draw_trade_off(results: dict[str, Any]) -> str:
+    """Acceptance length against F1 of attribute words: the sweeps of LVSpec and of random relaxation, on one chain."""
+    names = {
+        "LVSpec, λ": "LVSpec: λ",
+        "without shift": "LVSpec: λ without position shift",
+        "random": "random relaxation: probability",
+    }
+    lines = {
+        label: [
+            (cell["acceptance_length"]["single"], cell["attribute_f1"]) for cell in results["groups"][group].values()
+        ]
+        for label, group in names.items()
+    }
+    committed = json.loads((RESULTS.parent / "methods.json").read_text())["methods"]
+    for label, name in (("typical", "typical"), ("FLy, gate only", "fly_gate")):
+        cell = committed[name]["scenarios"]["single"]
+        lines[label] = [(cell["mean_acceptance_length"], cell["attribute_f1"])]
+    return trade_off(lines, "mean acceptance length", "F1 of attribute words")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run or print; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ablations", description=__doc__)
@@ -261,6 +286,7 @@ def main(arguments: list[str] | None = None) -> int:
         RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps(run_all(options.cases, options.seed), indent=1) + "\n")
     results = json.loads(RESULTS.read_text())
+    TRADE_OFF.write_text(draw_trade_off(results))
     DOCUMENT.write_text(HEAD.format(num_cases=results["num_cases"]) + tables(results) + "\n")
     print(tables(results))
     return 0
