@@ -151,10 +151,6 @@ class Drafter(Protocol):
         """Follow the target: keep what was accepted, drop the rest, learn from both."""
         ...
 
-    def wipe(self, slots: SlotBatch) -> None:
-        """Erase what slots hold that saw numbers that are not finite."""
-        ...
-
     def extras(self, slot: int) -> dict[str, Any]:
         """What the sample's telemetry should say of the drafter."""
         ...

@@ -194,9 +194,6 @@ class Engine:
     def _collect(self, slot: int, one: Progress, new_logprobs: list[float]) -> list[Completion]:
         """Release the slot if its request is done."""
         if not all(math.isfinite(value) for value in new_logprobs):
-            broken = self._slots.batch([slot])
-            self._lanes.wipe(broken)
-            self.method.drafter.wipe(broken)
             self._slots.release(slot)
             return [one.failure(non_finite_logits())]
         if not one.finish_reason:

@@ -92,6 +92,8 @@ class LaneModel:
         if any(prefix.deepstack for prefix in flat):
             extra["visual_pos_masks"] = torch.stack([_pad(prefix.visual, longest) for prefix in flat])
             extra["deepstack_visual_embeds"] = _stack_deepstack(flat)
+        # A NaN that a former sample left in a masked column would still poison this one: 0 · NaN is NaN.
+        self.cache.wipe(rows)
         hidden = self._run(embeds, positions, step, extra)
         self.cache.lens[rows] = lens
         self.delta[rows] = torch.stack([prefix.position_offset for prefix in flat])
@@ -137,10 +139,6 @@ class LaneModel:
         source, keep = self._spread(source), self._spread(keep)
         self.cache.compact(rows, source, keep)
         self.cache.advance(rows, keep)
-
-    def wipe(self, slots: SlotBatch) -> None:
-        """Erase the slots' memory: a NaN left in a masked column would still poison the next sample there."""
-        self.cache.wipe(self.rows(slots))
 
     def _spread(self, values: Tensor) -> Tensor:
         """(b, …) → (b · R, …)."""

@@ -136,10 +136,6 @@ class EagleDrafter:
             return torch.full_like(verdict.path, -1)
         return self._column.gather(1, judgement.tree.origin.gather(1, verdict.path))
 
-    def wipe(self, slots: SlotBatch) -> None:
-        self.lanes.wipe(slots)
-        self._output[slots.index] = 0.0
-
     def extras(self, slot: int) -> dict[str, Any]:
         return self.merge.extras(slot)
 

@@ -104,10 +104,6 @@ class LookupDrafter:
         self._text[index[:, None], length[:, None] + place] = tokens
         self._length[index] = length + verdict.n
 
-    def wipe(self, slots: SlotBatch) -> None:
-        self._text[slots.index] = NO_TOKEN
-        self._length[slots.index] = 0
-
     def extras(self, slot: int) -> dict[str, Any]:
         num_steps, num_found = self._counts[slot].tolist()
         return {"lookup_match_rate": num_found / max(num_steps, 1)}

@@ -78,9 +78,6 @@ class MedusaDrafter:
         place = torch.where(place < judgement.tree.num_levels, place, -1)
         self.merge.learn(judgement, verdict, place.expand_as(verdict.path))
 
-    def wipe(self, slots: SlotBatch) -> None:
-        self._state[slots.index] = 0.0
-
     def extras(self, slot: int) -> dict[str, Any]:
         return self.merge.extras(slot)
 

@@ -119,9 +119,6 @@ class ModelDrafter:
         self._pending[slots.index, 1] = torch.where(missing, verdict.next, torch.zeros_like(verdict.next))
         self._num_pending[slots.index] = 1 + missing.long()
 
-    def wipe(self, slots: SlotBatch) -> None:
-        self.lanes.wipe(slots)
-
     def extras(self, slot: int) -> dict[str, Any]:
         return self.merge.extras(slot)
 

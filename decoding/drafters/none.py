@@ -37,8 +37,5 @@ class NoDrafter:
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         pass
 
-    def wipe(self, slots: SlotBatch) -> None:
-        pass
-
     def extras(self, slot: int) -> dict[str, Any]:
         return {}

@@ -28,6 +28,12 @@ def build(context: Any, request: Request = REQUEST, family: str = "llava") -> Pr
     return context.build(request, Probe(target.encode(request.prompt, request.images)), target)  # type: ignore[no-any-return]
 
 
+def pictured(family: str, num_images: int) -> Request:
+    """The first toy prompt with so many images."""
+    prompts = (toys.prompt(family, seed) for seed in range(20))
+    return next(Request("r", *prompt) for prompt in prompts if len(prompt[1]) == num_images)
+
+
 def test_the_whole_prompt_holds_a_run_of_columns_for_each_image() -> None:
     whole = build(Full())
     assert whole.token_ids.tolist() == [1, 5, *[IMAGE] * 4, 6, *[IMAGE] * 4, 7]
@@ -76,9 +82,7 @@ def test_pooling_averages_two_by_two_blocks_of_the_grid() -> None:
 
 def test_pooling_is_refused_for_other_architectures() -> None:
     with pytest.raises(PromptError, match=r"LLaVA-1\.5"):
-        build(Pooled(), Request("r", *toys.prompt("qwen2_5_vl", 1)), "qwen2_5_vl") if toys.prompt("qwen2_5_vl", 1)[
-            1
-        ] else build(Pooled(), Request("r", *toys.prompt("qwen2_5_vl", 2)), "qwen2_5_vl")
+        build(Pooled(), pictured("qwen2_5_vl", 1), "qwen2_5_vl")
 
 
 def test_even_spacing_keeps_the_first_and_the_last() -> None:
@@ -109,9 +113,7 @@ def test_pruning_keeps_original_positions_and_so_the_position_that_comes_next() 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
 def test_pruning_keeps_all_three_axes_and_the_deepstack_features_of_what_it_keeps(family: str) -> None:
-    request = next(
-        Request("r", *toys.prompt(family, seed)) for seed in range(20) if len(toys.prompt(family, seed)[1]) == 2
-    )
+    request = pictured(family, 2)
     whole = build(Full(), request, family)
     kept = torch.tensor([0, int(whole.visual.sum()) - 1])
     pruned = prune(whole, kept, compact=False)

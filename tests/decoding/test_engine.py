@@ -176,3 +176,22 @@ def test_images_reach_the_model() -> None:
         outputs.add(done.token_ids)
         assert done.num_visual_tokens == 4
     assert len(outputs) > 1
+
+
+def test_numbers_that_are_not_finite_in_the_drafter_cost_its_next_sample_nothing() -> None:
+    drafter = checks.make_drafter("right", "llama")
+    poisoned = 17
+    with torch.no_grad():
+        drafter.model.decoder.embed_tokens.weight[poisoned] = torch.nan  # type: ignore[attr-defined]
+    short = Sampling(max_new_tokens=8, ignore_eos=True)
+    bad = Request("bad", f"<s> w5 w6 w7 w8 w9 w{poisoned} w30 w31 w32", (), short)
+    after = Request("after", "<s> w20 w30", (), short)
+    target = toys.target("llama")
+    told = {}
+    for order in ([after], [bad, after]):
+        done = {c.sample_id: c for c in Engine(target, Method(drafter, chain(3), Exact()), 1, 96).run(order)}
+        told[len(order)] = done["after"].telemetry.acceptance_histogram
+        for request in order:
+            assert done[request.sample_id].token_ids == checks.generated("llama", request, frozenset())
+    assert told[1] == told[2]
+    assert sum(told[1][1:]) > 0
