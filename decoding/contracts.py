@@ -13,13 +13,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from decoding.guidance import Guidance
 from decoding.noise import Noise, Stream
 from decoding.sampling import RowSampling
 from decoding.tree import DraftTree, Frontier, Verdict
 from decoding.types import Request
 from models.lanes import SlotBatch
 from models.prefix import Prefix
-from models.target import Target
 
 
 class StepNoise:
@@ -50,7 +50,8 @@ class EngineSpec:
     """What a part needs to know of its engine when memory is made.
 
     `special_ids` are EOS, placeholders and every other token that is no text; relaxed rules leave them alone.
-    `token_embeddings` (V, D) is the target's own input table.
+    `token_embeddings` (V, D) is the target's own input table, `num_lanes` the target's rows of one sample and
+    `guidance` what merges them, for drafters that have the same.
     """
 
     num_slots: int
@@ -64,14 +65,17 @@ class EngineSpec:
     max_grown_nodes: int
     max_levels: int
     token_embeddings: Tensor | None = None
+    num_lanes: int = 1
+    guidance: Guidance | None = None
 
 
 @dataclass(frozen=True)
 class Probe:
     """What the target's prefill of one sample left behind, for those who ask.
 
-    `hidden` (L, D) are its last states after the norm; `attention` (L,) is the mean attention, over layers, heads and
-    the text columns that follow the last image, to each column. Either is None unless some part needs it.
+    `prefix` is its first lane's prompt; `hidden` (R, L, D) are the last states of all lanes after the norm; `attention`
+    (L,) is the mean attention, over layers, heads and the text columns that follow the last image, to each column.
+    Either is None unless some part needs it.
     """
 
     prefix: Prefix
@@ -117,8 +121,8 @@ class Context(Protocol):
     needs_attention: bool
     """Whether the target's prefill must record attention to the visual columns."""
 
-    def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
-        """The lane's prompt under the drafter's own front end."""
+    def build(self, request: Request, probe: Probe, model: Any) -> Prefix:
+        """The lane's prompt under the drafter's own front end; `model` is the family's that the context is for."""
         ...
 
 

@@ -21,10 +21,10 @@ from decoding.slots import Progress, SlotTable, failed
 from decoding.stats import EngineStats, RequestStats
 from decoding.step import StepResult, run_step
 from decoding.types import Completion, Request, RequestError
+from models.contract import TargetModel
 from models.front_end import PromptError
 from models.lanes import SlotBatch
 from models.prefix import Prefix
-from models.target import Target
 
 
 class Engine:
@@ -34,14 +34,14 @@ class Engine:
     may use an engine at a time.
     """
 
-    def __init__(self, target: Target, method: Method, slots: int = 16, max_context_tokens: int = 2048) -> None:
+    def __init__(self, target: TargetModel, method: Method, slots: int = 16, max_context_tokens: int = 2048) -> None:
         if slots < 1:
             raise ValueError(f"slots must be at least 1, not {slots}")
         self.target = target
         self.method = method
         self.max_context_tokens = max_context_tokens
         self.stats = EngineStats()
-        self._lanes = target.lanes(slots, 1, max_context_tokens + method.tree.max_nodes)
+        self._lanes = target.lanes(slots, target.num_lanes, max_context_tokens + method.tree.max_nodes)
         self._slots = SlotTable(slots, target.vocab_size, target.device)
         self._waiting: deque[Request] = deque()
         self._drafts = method.drafter.name != "none"
@@ -57,6 +57,8 @@ class Engine:
             max_grown_nodes=method.tree.max_grown_nodes,
             max_levels=method.tree.max_levels,
             token_embeddings=target.decoder.get_input_embeddings().weight,  # type: ignore[operator]
+            num_lanes=target.num_lanes,
+            guidance=self._slots.guidance,
         )
         method.drafter.open(spec)
         method.tree.open(spec)
@@ -107,27 +109,38 @@ class Engine:
         start = time.perf_counter()
         finished: list[Completion] = []
         progress: list[Progress] = []
-        prefixes: list[Prefix] = []
+        prefixes: list[list[Prefix]] = []
         free = self._slots.free
         while self._waiting and len(progress) < len(free):
             request = self._waiting.popleft()
             try:
-                prefix = self.target.encode(request.prompt, request.images)
+                self._check(request)
+                lanes = self.target.encode_lanes(request.prompt, request.images, request.condition)
             except PromptError as error:
                 finished.append(failed(request, RequestError(PROMPT_REFUSED, str(error))))
                 continue
-            if prefix.length > self._room(request):
-                finished.append(failed(request, self._too_long("target", prefix, request)))
+            longest = max(lanes, key=lambda lane: lane.length)
+            if longest.length > self._room(request):
+                finished.append(failed(request, self._too_long("target", longest, request)))
                 continue
             levels = self.method.tree.max_levels if self._drafts else 0
-            progress.append(Progress(request, prefix.length, int(prefix.visual.sum()), RequestStats(levels), levels))
-            prefixes.append(prefix)
+            num_visual = int(lanes[0].visual.sum())
+            progress.append(Progress(request, lanes[0].num_kept, num_visual, RequestStats(levels), levels))
+            prefixes.append(lanes)
         self.stats.encode_s += time.perf_counter() - start
         if progress:
             ids = free[: len(progress)]
-            self._slots.occupy(ids, progress, prefixes)
+            self._slots.occupy(ids, progress, [lanes[0] for lanes in prefixes])
             finished += self._prefill(self._slots.batch(ids), progress, prefixes)
         return finished
+
+    def _check(self, request: Request) -> None:
+        """Refuse what the target has no lanes or no places for."""
+        sampling, limit = request.sampling, self.target.max_new_tokens
+        if sampling.guidance_scale > 1.0 and self.target.num_lanes == 1:
+            raise PromptError(f"guidance_scale {sampling.guidance_scale} needs a target with an unconditional lane")
+        if limit is not None and sampling.max_new_tokens != limit:
+            raise PromptError(f"an output of this model has {limit} tokens, not {sampling.max_new_tokens}")
 
     def _room(self, request: Request) -> int:
         return self.max_context_tokens - request.sampling.max_new_tokens
@@ -135,11 +148,12 @@ class Engine:
     def _too_long(self, who: str, prefix: Prefix, request: Request) -> RequestError:
         return context_too_long(who, prefix.length, request.sampling.max_new_tokens, self.max_context_tokens)
 
-    def _prefill(self, slots: SlotBatch, progress: list[Progress], prefixes: list[Prefix]) -> list[Completion]:
+    def _prefill(self, slots: SlotBatch, progress: list[Progress], prefixes: list[list[Prefix]]) -> list[Completion]:
         """Run the target over fresh prompts and take each sample's first token; then admit those that go on."""
         start = time.perf_counter()
-        prefill = self._lanes.admit(slots, [[prefix] for prefix in prefixes], self._needs_attention)
-        raw = self._lanes.logits(prefill.last)  # (b, 1, V): the one lane stands where a node would
+        prefill = self._lanes.admit(slots, prefixes, self._needs_attention)
+        ends = torch.zeros_like(slots.index)[:, None]
+        raw = self._slots.guidance.merge(slots, self._lanes.logits(prefill.last)[:, :, None], ends)  # (b, 1, V)
         rows = self._slots.sampling(slots)
         draws = None
         if rows.any_sampled:
@@ -154,12 +168,13 @@ class Engine:
         going: list[tuple[int, Probe, list[Prefix]]] = []
         for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
             one.stats.target_forwards = 1
-            one.take(tokens[row], values[row], self.target.eos_ids, self.target.front_end.decode)
+            one.take(tokens[row], values[row], self.target.eos_ids, self.target.decode)
             ended = self._collect(slot, one, values[row])
             finished += ended
             if not ended:
-                hidden = prefill.hidden[row, : prefixes[row].length] if self._needs_hidden else None
-                probe = Probe(prefixes[row], hidden, prefill.attention_of(row, prefixes[row].length))
+                prompt = prefixes[row][0]
+                hidden = prefill.hidden[row, :, : prompt.length] if self._needs_hidden else None
+                probe = Probe(prompt, hidden, prefill.attention_of(row * self.target.num_lanes, prompt.length))
                 lanes = self._drafter_prefixes(one.request, probe)
                 if isinstance(lanes, RequestError):
                     self._slots.release(slot)
@@ -201,7 +216,7 @@ class Engine:
         self._slots.release(slot)
         self.stats.num_generated_tokens += len(one.token_ids)
         one.stats.extras = self.method.drafter.extras(slot) | self.method.tree.extras(slot)
-        return [one.completion(self.target.front_end.decode)]
+        return [one.completion(self.target.decode)]
 
     # --- decoding --------------------------------------------------------------------------------------------------
 
@@ -219,7 +234,7 @@ class Engine:
         for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
             n = step.counts[row]
             new_logprobs = step.logprobs[row][:n]
-            kept = one.take(step.tokens[row][:n], new_logprobs, self.target.eos_ids, self.target.front_end.decode)
+            kept = one.take(step.tokens[row][:n], new_logprobs, self.target.eos_ids, self.target.decode)
             # The n-th produced token is the target's own; a text that ends before it ended inside its path.
             ended_inside = bool(one.finish_reason) and kept < n
             accepted = kept if ended_inside else n - 1

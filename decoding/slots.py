@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from decoding.guidance import Guidance
 from decoding.noise import Noise, key_of
 from decoding.sampling import RowSampling
 from decoding.stats import RequestStats
@@ -97,6 +98,7 @@ class SlotTable:
         self._keys = torch.zeros(num_slots, 2, dtype=torch.long, device=device)
         self._temperature, self._top_p, self._penalty = floats.clone(), floats.clone(), floats.clone()
         self._top_k = integers.clone()
+        self.guidance = Guidance(self._position)
         # Made when the first request with a repetition penalty arrives: (S, V) is large and seldom needed.
         self._seen: Tensor | None = None
 
@@ -132,6 +134,7 @@ class SlotTable:
             self._top_k[slot] = sampling.top_k
             self._top_p[slot] = sampling.top_p
             self._penalty[slot] = sampling.repetition_penalty
+            self.guidance.occupy(slot, sampling)
             if sampling.repetition_penalty != 1.0 and self._seen is None:
                 self._seen = torch.zeros(len(self.progress), self.vocab_size, dtype=torch.bool, device=self.device)
             if self._seen is not None:

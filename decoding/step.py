@@ -84,7 +84,7 @@ def run_step(
     ).within(max_depth)
     drafted = time.perf_counter()
     hidden = lanes.forward(slots, tree.tokens, tree.depth, tree.visible())
-    raw = lanes.logits(hidden)[:, 0]
+    raw = table.guidance.merge(slots, lanes.logits(hidden), tree.depth)
     judgement = Judgement(slots, tree, raw, _warp_nodes(tree, raw, rows), hidden, noise, rows)
     verdict = method.acceptance.judge(judgement)
     tokens = produced_tokens(tree, verdict)

@@ -21,6 +21,7 @@ class Sampling:
 
     `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off; `repetition_penalty` 1 is off and otherwise counts the
     prompt's tokens too, as transformers does. `stop` are strings that end the text (they are cut off it).
+    `guidance_scale` up to 1 is off; `guidance_interval` −1 guides every token, i guides the tokens 0 … i + 1.
 
     Raises:
         ValueError: a value is outside its range; the message names the field.
@@ -33,6 +34,8 @@ class Sampling:
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    guidance_scale: float = 1.0
+    guidance_interval: int = -1
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -45,6 +48,10 @@ class Sampling:
             raise ValueError(f"sampling.top_p must be in (0, 1], not {self.top_p}")
         if not 0.0 < self.repetition_penalty < float("inf"):
             raise ValueError(f"sampling.repetition_penalty must be positive, not {self.repetition_penalty}")
+        if not 0.0 <= self.guidance_scale < float("inf"):
+            raise ValueError(f"sampling.guidance_scale must be 0 or a positive number, not {self.guidance_scale}")
+        if self.guidance_interval < -1:
+            raise ValueError(f"sampling.guidance_interval must be -1 (always) or more, not {self.guidance_interval}")
         if any(not text for text in self.stop):
             raise ValueError("sampling.stop must not contain an empty string")
 
@@ -54,7 +61,8 @@ class Request:
     """One sample to decode.
 
     `prompt` is the rendered text, image placeholders included, exactly as the target's processor expects it;
-    `images` are uint8 RGB arrays of shape (height, width, 3) in the order of their placeholders. Noise is keyed by
+    `images` are uint8 RGB arrays of shape (height, width, 3) in the order of their placeholders. `condition` is for
+    image models and stands for the prompt: ready text features (L, D), or a class label. Noise is keyed by
     `(seed, sample_id, replica)`, so the output depends on nothing else in the batch.
     """
 
@@ -64,6 +72,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     replica: int = 0
+    condition: NDArray[np.float32] | int | None = None
 
 
 @dataclass(frozen=True)

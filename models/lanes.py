@@ -41,8 +41,9 @@ class SlotBatch:
 
 @dataclass(frozen=True)
 class Prefill:
-    """What a prefill gives: `last` (b, R, D) states at each prompt's end, `hidden` (r, L, D) all of them, padded, and
-    `attention` (r, L), the mean attention that each column receives, where it was asked for. States are post-norm."""
+    """What a prefill gives: `last` (b, R, D) states at each prompt's end, `hidden` (b, R, L, D) all of them, padded,
+    and `attention` (r, L), the mean attention that each column receives, where it was asked for. States are post-norm.
+    """
 
     last: Tensor
     hidden: Tensor
@@ -86,8 +87,11 @@ class LaneModel:
         rows = self.rows(slots)
         lens = torch.tensor(lengths, device=self.device)
         columns = torch.arange(longest, device=self.device).expand(len(flat), -1)
+        padding = _stack_padding(flat, longest)
+        assert padding is None or not probe_attention, "attention is not recorded over padded prompts"
         probe = AttentionProbe(_text_after_images(flat, longest)) if probe_attention else None
-        step = AttentionStep(self.cache, rows, columns, None, longest, None, probe)
+        mask = None if padding is None else _mask_padding(padding)
+        step = AttentionStep(self.cache, rows, columns, mask, longest, None, probe)
         extra: dict[str, Any] = {}
         if any(prefix.deepstack for prefix in flat):
             extra["visual_pos_masks"] = torch.stack([_pad(prefix.visual, longest) for prefix in flat])
@@ -95,12 +99,17 @@ class LaneModel:
         # A NaN that a former sample left in a masked column would still poison this one: 0 · NaN is NaN.
         self.cache.wipe(rows)
         hidden = self._run(embeds, positions, step, extra)
-        self.cache.lens[rows] = lens
+        kept = torch.tensor([prefix.num_kept for prefix in flat], device=self.device)
+        if padding is not None:
+            # The columns that stay move to the front, in their order; what lies behind them is scratch.
+            self.cache.compact(rows, padding.to(torch.uint8).argsort(dim=1, stable=True), kept)
+        self.cache.lens[rows] = kept
         self.delta[rows] = torch.stack([prefix.position_offset for prefix in flat])
         for slot, lanes in zip(slots.ids, prefixes, strict=True):
-            self._prefix_lengths[slot] = max(prefix.length for prefix in lanes)
+            self._prefix_lengths[slot] = max(prefix.num_kept for prefix in lanes)
         last = hidden[torch.arange(len(flat), device=self.device), lens - 1]
-        return Prefill(last.view(len(slots.ids), self.num_lanes, -1), hidden, probe.mean() if probe else None)
+        by_slot = hidden.view(len(slots.ids), self.num_lanes, longest, -1)
+        return Prefill(last.view(len(slots.ids), self.num_lanes, -1), by_slot, probe.mean() if probe else None)
 
     def forward(self, slots: SlotBatch, tokens: Tensor, depth: Tensor, visible: Tensor, offset: int = 0) -> Tensor:
         """Run N nodes of every slot: `tokens`, `depth` (b, N), `visible` (b, N, M) → hidden (b, R, N, D).
@@ -164,6 +173,23 @@ def _text_after_images(prefixes: Sequence[Prefix], length: int) -> Tensor:
 def _pad(values: Tensor, length: int) -> Tensor:
     """Pad the first axis with zeros up to `length`."""
     return torch.cat([values, values.new_zeros((length - values.shape[0], *values.shape[1:]))])
+
+
+def _stack_padding(prefixes: Sequence[Prefix], length: int) -> Tensor | None:
+    """Columns (r, L) that leave the memory after the prefill, those beyond a prompt's end included; None for none."""
+    if all(prefix.padding is None for prefix in prefixes):
+        return None
+    marks = torch.ones(len(prefixes), length, dtype=torch.bool, device=prefixes[0].embeds.device)
+    for row, prefix in enumerate(prefixes):
+        marks[row, : prefix.length] = False if prefix.padding is None else prefix.padding
+    return marks
+
+
+def _mask_padding(padding: Tensor) -> Tensor:
+    """A causal mask (r, 1, L, L) in which `padding` (r, L) is seen by nobody but itself."""
+    column = torch.arange(padding.shape[1], device=padding.device)
+    causal = column[:, None] >= column
+    return ((causal & ~padding[:, None]) | (column[:, None] == column))[:, None]
 
 
 def _stack_deepstack(prefixes: Sequence[Prefix]) -> list[Tensor]:

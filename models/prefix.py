@@ -17,7 +17,9 @@ from torch import Tensor, nn
 class Prefix:
     """One lane's prompt: `token_ids` (L,), `embeds` (L, D), `positions` (L,) or (3, L), `visual` (L,) bool.
 
-    `deepstack` holds the features (visual columns, D) that some families add at their first layers.
+    `deepstack` holds the features (visual columns, D) that some families add at their first layers. `padding` (L,)
+    marks columns that nobody but themselves may look at: they are run, because a drafter may read their states, and
+    then leave the memory.
     """
 
     token_ids: Tensor
@@ -25,15 +27,25 @@ class Prefix:
     positions: Tensor
     visual: Tensor
     deepstack: tuple[Tensor, ...] = ()
+    padding: Tensor | None = None
+    num_padding: int = 0
+    """How many columns `padding` marks; given beside it, so that nobody has to ask the device."""
 
     @property
     def length(self) -> int:
+        """Columns that are run."""
         return int(self.embeds.shape[0])
 
     @property
+    def num_kept(self) -> int:
+        """Columns that stay in memory."""
+        return self.length - self.num_padding
+
+    @property
     def position_offset(self) -> Tensor:
-        """Next rotary position minus length, on the device; not 0 where images take fewer positions than columns."""
-        return self.positions.max() + 1 - self.length
+        """Next rotary position minus the columns kept, on the device; not 0 where images take fewer positions than
+        columns, or where padding leaves the memory."""
+        return self.positions.max() + 1 - self.num_kept
 
 
 class _ReachedDoor(Exception):

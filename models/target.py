@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.checkpoints import CheckpointRef, load_weights, read_config, read_processor
+from models.contract import Condition
 from models.front_end import FrontEnd, PromptError
 from models.inspection import check_decoder
 from models.lanes import LaneModel
@@ -27,6 +28,9 @@ class Target:
     `eos_ids` end a text, `visual_ids` are the placeholders that image features replace, `vocab_size` is the width of
     the logits (which may exceed the tokenizer's vocabulary).
     """
+
+    num_lanes = 1
+    max_new_tokens: int | None = None
 
     def __init__(self, model: nn.Module, front_end: FrontEnd, name: str = "") -> None:
         config: Any = model.config
@@ -79,6 +83,16 @@ class Target:
     def encode(self, prompt: str, images: Sequence[NDArray[np.uint8]]) -> Prefix:
         """Rendered prompt and images → prefix; see `FrontEnd.encode` for what is refused."""
         return self.prefix(self.front_end.encode(prompt, images))
+
+    def encode_lanes(self, prompt: str, images: Sequence[NDArray[np.uint8]], condition: Condition) -> list[Prefix]:
+        """The prompt of the one lane; see `models.contract.TargetModel`."""
+        if condition is not None:
+            raise PromptError("this model writes texts: it takes no class label and no ready features")
+        return [self.encode(prompt, images)]
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Token ids → text without special tokens."""
+        return self.front_end.decode(token_ids)
 
     def lanes(self, num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
         """Memory for `num_slots` samples of `num_lanes` rows and `capacity` columns."""

@@ -38,8 +38,11 @@ class VisualMemory:
     def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
         """Keep the post-norm states (or the embeddings) of each prompt's visual columns; a prompt may have none."""
         for slot, probe in zip(slots.ids, probes, strict=True):
-            whole = probe.prefix.embeds if self._of_embeddings else probe.hidden
-            assert whole is not None, "visual relevance needs the prefill's hidden states"
+            if self._of_embeddings:
+                whole = probe.prefix.embeds
+            else:
+                assert probe.hidden is not None, "visual relevance needs the prefill's hidden states"
+                whole = probe.hidden[0]
             states = whole[probe.prefix.visual]
             count = states.shape[0]
             self._counts[slot] = count

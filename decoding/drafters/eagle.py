@@ -63,27 +63,32 @@ class EagleDrafter:
         return []
 
     def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
-        own = [self._pair(probe, first[i : i + 1]) for i, probe in enumerate(probes)]
-        prefill = self.lanes.admit(slots, [[pairs] * self.num_lanes for pairs in own])
+        prefill = self.lanes.admit(slots, [self._pairs(probe, first[i : i + 1]) for i, probe in enumerate(probes)])
         self._output[slots.index] = prefill.last
         self.merge.reset(slots)
         self.num_forwards += 1
 
-    def _pair(self, probe: Probe, first: Tensor) -> Prefix:
-        """The prompt as pairs: column t holds feature t and the token after it, the last one the first produced."""
+    def _pairs(self, probe: Probe, first: Tensor) -> list[Prefix]:
+        """The prompt as pairs, lane by lane: column t holds feature t and the token after it, the last one the first
+        produced. Lanes differ in their features; the target's padding is read like any other column, as the public
+        heads were trained."""
         assert probe.hidden is not None, "an EAGLE head needs the hidden states of the target's prefill"
         prefix = probe.prefix
         tokens = torch.cat([prefix.token_ids[1:], first])
         embeds = self._embed(tokens)
         visual = torch.cat([prefix.visual[1:], prefix.visual.new_zeros(1)])
         seen = torch.cat([prefix.embeds[1:], prefix.embeds[:1]]).to(embeds.dtype)
-        fused = self.network.fuse(torch.where(visual[:, None], seen, embeds), probe.hidden)
-        return Prefix(tokens, fused, torch.arange(prefix.length, device=fused.device), torch.zeros_like(visual))
+        told = torch.where(visual[:, None], seen, embeds)
+        positions = torch.arange(prefix.length, device=told.device)
+        return [
+            Prefix(tokens, self.network.fuse(told, features), positions, torch.zeros_like(visual))
+            for features in probe.hidden
+        ]
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         outputs = self._begin(slots) if frontier.depth == 0 else self._extend(slots, frontier)
         logits: Tensor = self.head(outputs.to(self._head_dtype())).float()
-        return self.merge.merge(slots, logits, frontier.depth == 0)
+        return self.merge.merge(slots, logits, frontier.depth)
 
     def _begin(self, slots: SlotBatch) -> Tensor:
         """A new tree: the root was encoded by the last commit, (b, R, 1, D)."""

@@ -72,9 +72,9 @@ class Ensemble:
         self._errors[slots.index] = 0.0
         self._seen[slots.index] = 0
 
-    def merge(self, slots: SlotBatch, logits: Tensor, first: bool) -> Tensor:
+    def merge(self, slots: SlotBatch, logits: Tensor, depth: int) -> Tensor:
         probs = logits.softmax(dim=-1)  # (b, R, F, V)
-        if first:
+        if depth == 0:
             self._probs = []
         self._probs.append(probs)
         mixed = torch.einsum("br,brfv->bfv", self._weights[slots.index], probs)

@@ -53,9 +53,9 @@ class MedusaDrafter:
         return []
 
     def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
-        states = [probe.hidden[-1] for probe in probes if probe.hidden is not None]
+        states = [probe.hidden[:, -1] for probe in probes if probe.hidden is not None]
         assert len(states) == len(probes), "Medusa heads need the hidden states of the target's prefill"
-        self._state[slots.index] = torch.stack(states).to(self._state.dtype)[:, None]
+        self._state[slots.index] = torch.stack(states).to(self._state.dtype)
         self.merge.reset(slots)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
@@ -65,7 +65,7 @@ class MedusaDrafter:
             self.num_forwards += 1
             self._step_state = self._state[slots.index]
         logits = self.heads.logits(frontier.depth, self._step_state)[:, :, None]  # (b, R, 1, V)
-        merged = self.merge.merge(slots, self._to_vocabulary(logits), frontier.depth == 0)
+        merged = self.merge.merge(slots, self._to_vocabulary(logits), frontier.depth)
         return merged.expand(-1, width, -1)
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:

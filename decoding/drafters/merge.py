@@ -1,4 +1,5 @@
-"""How the lanes of one drafter become one distribution: a single lane is itself, several are an ensemble.
+"""How the lanes of one drafter become one distribution: a single lane is itself, two may be guided as the
+target's are, several are an ensemble.
 
 Knows nothing of contexts or trees.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from decoding.contracts import EngineSpec, Judgement
@@ -25,8 +27,8 @@ class Merge(Protocol):
         """Forget what was learned from the slots' former samples."""
         ...
 
-    def merge(self, slots: SlotBatch, logits: Tensor, first: bool) -> Tensor:
-        """Lane logits (b, R, F, V) → logits (b, F, V); `first` marks a step's first level."""
+    def merge(self, slots: SlotBatch, logits: Tensor, depth: int) -> Tensor:
+        """Lane logits (b, R, F, V) at nodes of one `depth` → logits (b, F, V); a step begins at depth 0."""
         ...
 
     def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
@@ -47,8 +49,29 @@ class SingleLane:
     def reset(self, slots: SlotBatch) -> None:
         pass
 
-    def merge(self, slots: SlotBatch, logits: Tensor, first: bool) -> Tensor:
+    def merge(self, slots: SlotBatch, logits: Tensor, depth: int) -> Tensor:
         return logits[:, 0]
+
+    def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
+        pass
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        return {}
+
+
+class Guided:
+    """Lanes with and without the condition, merged with the scale that the target's are merged with."""
+
+    def open(self, spec: EngineSpec, num_lanes: int) -> None:
+        assert spec.guidance is not None, "the engine gives no guidance"
+        assert num_lanes == spec.num_lanes, f"{num_lanes} drafter lanes for a target of {spec.num_lanes}"
+        self._guidance = spec.guidance
+
+    def reset(self, slots: SlotBatch) -> None:
+        pass
+
+    def merge(self, slots: SlotBatch, logits: Tensor, depth: int) -> Tensor:
+        return self._guidance.merge(slots, logits, torch.full_like(logits[:, 0, :, 0], depth, dtype=torch.long))
 
     def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
         pass

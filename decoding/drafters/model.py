@@ -16,9 +16,9 @@ from decoding.contracts import Context, EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
+from models.contract import TargetModel
 from models.lanes import SlotBatch
 from models.prefix import Prefix
-from models.target import Target
 
 CATCH_UP = 2
 """Tokens of the catch-up forward: a leaf that was accepted, and the pending token."""
@@ -34,7 +34,9 @@ class ModelDrafter:
     name = "model"
     needs_hidden = False
 
-    def __init__(self, model: Target, contexts: Sequence[Context], vocab_size: int, merge: Merge | None = None) -> None:
+    def __init__(
+        self, model: TargetModel, contexts: Sequence[Context], vocab_size: int, merge: Merge | None = None
+    ) -> None:
         self.merge = merge or SingleLane()
         self.model = model
         self.contexts = tuple(contexts)
@@ -68,7 +70,7 @@ class ModelDrafter:
         hidden = self._catch_up(slots) if frontier.depth == 0 else self._extend(slots, frontier)
         self.num_forwards += 1
         logits = _to_vocabulary(self.lanes.logits(hidden), self.vocab_size)
-        return self.merge.merge(slots, logits, frontier.depth == 0)
+        return self.merge.merge(slots, logits, frontier.depth)
 
     def _catch_up(self, slots: SlotBatch) -> Tensor:
         """Run the pending tokens and commit them; hidden states (b, R, 1, D) after the root."""

@@ -116,7 +116,7 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         table.occupy([0, 1, 2], progress, prefixes)
         slots = table.batch([0, 1, 2])
         prefill = lanes.admit(slots, [[prefix] for prefix in prefixes], probe_attention=True)
-        probes = [Probe(p, prefill.hidden[i, : p.length]) for i, p in enumerate(prefixes)]
+        probes = [Probe(p, prefill.hidden[i, :, : p.length]) for i, p in enumerate(prefixes)]
         num_lanes = len(getattr(method.drafter, "contexts", [None]))
         own = [[prefix] * num_lanes if method.drafter.name == "model" else [] for prefix in prefixes]
         method.drafter.admit(slots, own, table.root[slots.index], probes)
@@ -124,7 +124,7 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         if isinstance(rule, LVSpec):
             # Its admission counts visual columns on the host, between steps; here they are known.
             assert probes[0].hidden is not None
-            rule._visual._reserve(2, probes[0].hidden)
+            rule._visual._reserve(2, probes[0].hidden[0])
             rule._visual._counts = [2, 2, 2]
         rows = table.sampling(slots)
         levels = tree.max_levels if method.drafter.name != "none" else 0

@@ -105,7 +105,7 @@ def probe(visual: Tensor, num_text: int = 2) -> Probe:
     hidden = torch.cat([text, visual, text])
     marks = torch.tensor([False] * num_text + [True] * visual.shape[0] + [False] * num_text)
     length = hidden.shape[0]
-    return Probe(Prefix(torch.zeros(length, dtype=torch.long), hidden, torch.arange(length), marks), hidden)
+    return Probe(Prefix(torch.zeros(length, dtype=torch.long), hidden, torch.arange(length), marks), hidden[None])
 
 
 def directions(cosines: Sequence[float]) -> Tensor:

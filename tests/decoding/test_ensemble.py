@@ -79,7 +79,7 @@ def one_step(
         ensemble = Ensemble(options)
         ensemble.open(EngineSpec(1, 8, V, 2, torch.device("cpu"), frozenset(), frozenset(), 1, 2, 1), 2)
         ensemble.reset(slots)
-    mixed = ensemble.merge(slots, torch.tensor([lanes]).log()[:, :, None], first=True)
+    mixed = ensemble.merge(slots, torch.tensor([lanes]).log()[:, :, None], depth=0)
     assert mixed.shape == (1, 1, V)
     tree = DraftTree(
         torch.tensor([[0, 3]]), torch.tensor([[-1, 0]]), torch.tensor([[0, 1]]), torch.ones(1, 2, dtype=torch.bool),
@@ -136,7 +136,7 @@ def test_a_window_of_one_forgets_and_an_unbounded_one_remembers() -> None:
 def test_the_merge_mixes_probabilities_not_logits() -> None:
     ensemble = one_step(EnsembleOptions("static", static_weights=(3.0, 1.0)), [GOOD, BAD], GOOD, 0)
     slots = SlotBatch(torch.tensor([0]), (0,), (1,))
-    mixed = ensemble.merge(slots, torch.tensor([[GOOD, BAD]]).log()[:, :, None], first=True)[0, 0].exp()
+    mixed = ensemble.merge(slots, torch.tensor([[GOOD, BAD]]).log()[:, :, None], depth=0)[0, 0].exp()
     assert mixed.tolist() == pytest.approx([0.55, 0.1, 0.1, 0.25])
     assert weights_of(ensemble) == [0.75, 0.25]
 

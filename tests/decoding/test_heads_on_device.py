@@ -60,7 +60,7 @@ def admitted(kind: str, policy: DynamicTree, num_lanes: int = 1) -> tuple[Drafte
     slots = SlotBatch(torch.arange(NUM_SLOTS), tuple(range(NUM_SLOTS)), (1,) * NUM_SLOTS)
     ids = torch.arange(4, 4 + LENGTH)
     prefix = Prefix(ids, torch.randn(LENGTH, 32), torch.arange(LENGTH), ids < 0)
-    probe = Probe(prefix, torch.randn(LENGTH, 32))
+    probe = Probe(prefix, torch.randn(1, LENGTH, 32).expand(num_lanes, -1, -1))
     drafter.admit(slots, [[]] * NUM_SLOTS, torch.full((NUM_SLOTS,), 9), [probe] * NUM_SLOTS)
     return drafter, slots
 
@@ -158,7 +158,7 @@ class Mean(SingleLane):
     def open(self, spec: EngineSpec, num_lanes: int) -> None:
         pass
 
-    def merge(self, slots: SlotBatch, logits: Tensor, first: bool) -> Tensor:
+    def merge(self, slots: SlotBatch, logits: Tensor, depth: int) -> Tensor:
         return logits.mean(dim=1)
 
 

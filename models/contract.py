@@ -1,0 +1,56 @@
+"""What the engine asks of a model, whatever family it is of: prompts become prefixes, prefixes get lanes.
+
+Text models fulfil it in `models.target`, image models in `models.llamagen.target`. Knows neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from models.lanes import LaneModel
+from models.prefix import Prefix
+
+Condition = NDArray[np.float32] | int | None
+"""What an image is made from where it is not the prompt's text: ready text features (L, D), or a class label."""
+
+
+class TargetModel(Protocol):
+    """A loaded model with its front end; an independent drafter's model is one too.
+
+    `num_lanes` rows hold one sample: two for classifier-free guidance, the conditional one first. `eos_ids` end an
+    output and are empty where its length is fixed; `max_new_tokens` is then that length, and None elsewhere.
+    """
+
+    name: str
+    num_lanes: int
+    max_new_tokens: int | None
+    decoder: nn.Module
+    head: nn.Module
+    device: torch.device
+    dtype: torch.dtype
+    vocab_size: int
+    hidden_size: int
+    eos_ids: frozenset[int]
+    special_ids: frozenset[int]
+
+    def encode_lanes(self, prompt: str, images: Sequence[NDArray[np.uint8]], condition: Condition) -> list[Prefix]:
+        """One sample's prompt for each lane, on the model's device.
+
+        Raises:
+            PromptError: the model's front end refuses it.
+        """
+        ...
+
+    def lanes(self, num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
+        """Memory for `num_slots` samples of `num_lanes` rows and `capacity` columns."""
+        ...
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Token ids → text without special tokens; empty where the tokens are no text."""
+        ...
