@@ -14,18 +14,18 @@ from configs import drafters as heads
 from configs import method as choices
 from configs import trees as adaptive
 from decoding.acceptance import Exact, Fly, LVSpec, RandomRelaxation, Rejection, Typical
-from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly
+from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly, Unconditional
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
 from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
-from decoding.drafters.merge import Merge, SingleLane
+from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.trees import DynamicTree, OnlineSageTree, SageSettings, SageTree, StaticTree, branching_paths, chain
 from decoding.trees.sage import SPECVLM_PATHS
 from models.captioner import Captioner
 from models.checkpoints import CheckpointRef
+from models.contract import TargetModel
 from models.eagle import EagleNetwork
 from models.medusa import MedusaHeads
-from models.target import Target
 
 CONTEXTS: dict[type, Callable[[Any], Context]] = {
     seen.FullContext: lambda _: Full(),
@@ -51,7 +51,7 @@ ACCEPTANCES: dict[type, Callable[[Any], Acceptance]] = {
 
 
 def build_method(
-    config: choices.Method, drafter_model: Target | EagleNetwork | MedusaHeads | None, target: Target
+    config: choices.Method, drafter_model: TargetModel | EagleNetwork | MedusaHeads | None, target: TargetModel
 ) -> Method:
     """Parts for one engine over `target`. Parts hold per-slot state, so each engine needs its own."""
     drafter: Drafter
@@ -59,17 +59,22 @@ def build_method(
         drafter = NoDrafter()
     elif isinstance(config.drafter, heads.EagleDrafter):
         assert isinstance(drafter_model, EagleNetwork)
-        drafter = EagleDrafter(drafter_model, target.head)
+        drafter = EagleDrafter(drafter_model, target.head, target.num_lanes, _head_merge(target))
     elif isinstance(config.drafter, heads.MedusaDrafter):
         assert isinstance(drafter_model, MedusaHeads)
-        drafter = MedusaDrafter(drafter_model)
+        drafter = MedusaDrafter(drafter_model, target.num_lanes, _head_merge(target))
     elif isinstance(config.drafter, heads.LookupDrafter):
         choice = config.drafter
         drafter = LookupDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, choice.match)
     else:
-        assert isinstance(drafter_model, Target), "the schema lets no drafter 'model' through without model.drafter"
+        assert drafter_model is not None, "the schema lets no drafter 'model' through without model.drafter"
+        assert not isinstance(drafter_model, (EagleNetwork, MedusaHeads))
         contexts = [CONTEXTS[type(context)](context) for context in config.contexts]
         merge = _merge(config.drafter.ensemble, len(contexts))
+        if target.num_lanes > 1:
+            assert len(contexts) == 1, "the schema lets no ensemble through for an image model"
+            # A guided target's drafter sees what the target sees, lane by lane.
+            contexts, merge = [*contexts, Unconditional()], Guided()
         drafter = ModelDrafter(drafter_model, contexts, target.vocab_size, merge)
     return Method(drafter, build_tree(config), ACCEPTANCES[type(config.acceptance)](config.acceptance))
 
@@ -91,6 +96,11 @@ def load_captioner(choice: seen.CaptionContext) -> Captioner:
     """The small model behind a caption context."""
     ref = CheckpointRef(choice.path, choice.revision)
     return Captioner.load(ref, choice.prompt, choice.dtype, choice.device, choice.num_beams, choice.max_new_tokens)
+
+
+def _head_merge(target: TargetModel) -> Merge:
+    """A head has the target's own lanes."""
+    return SingleLane() if target.num_lanes == 1 else Guided()
 
 
 def _merge(choice: seen.EnsembleChoice | None, num_lanes: int) -> Merge:

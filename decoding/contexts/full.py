@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from decoding.contracts import Probe
 from decoding.types import Request
+from models.contract import TargetModel
 from models.prefix import Prefix
-from models.target import Target
 
 
 class Full:
@@ -13,5 +13,5 @@ class Full:
 
     needs_attention = False
 
-    def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
-        return model.encode(request.prompt, request.images)
+    def build(self, request: Request, probe: Probe, model: TargetModel) -> Prefix:
+        return model.encode_lanes(request.prompt, request.images, request.condition)[0]
