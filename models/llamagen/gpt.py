@@ -1,0 +1,112 @@
+"""The GPT: a Llama over codes of an image, after columns that carry a text's features or a class.
+
+Built from transformers' own layers. Owns the network only; files are `models.llamagen.checkpoints`, memory is
+`models.lanes`, guidance is the caller's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+
+from models.llamagen.rotary import GridRotary
+from models.llamagen.shape import GptShape
+
+
+class TextCondition(nn.Module):
+    """Projects text features into the GPT's inputs, and keeps the features that stand for "no text"."""
+
+    uncond_embedding: Tensor
+
+    def __init__(self, shape: GptShape) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(shape.condition_dim, shape.dim, bias=False)
+        self.fc2 = nn.Linear(shape.dim, shape.dim, bias=False)
+        null = torch.randn(shape.num_condition_tokens, shape.condition_dim) / shape.condition_dim**0.5
+        self.register_buffer("uncond_embedding", null)
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Features (…, condition_dim) → inputs (…, D)."""
+        projected: Tensor = self.fc2(F.gelu(self.fc1(features.to(self.fc1.weight.dtype)), approximate="tanh"))
+        return projected
+
+
+class Gpt(nn.Module):
+    """LlamaGen's GPT; runs under `models.lanes.LaneModel`, or under "sdpa" with a mask (r, 1, N, N) to be trained."""
+
+    def __init__(self, shape: GptShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.config = LlamaConfig(
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.dim,
+            intermediate_size=shape.ffn_dim,
+            num_hidden_layers=shape.num_layers,
+            num_attention_heads=shape.num_heads,
+            num_key_value_heads=shape.num_heads,
+            head_dim=shape.head_dim,
+            rms_norm_eps=shape.rms_eps,
+            max_position_embeddings=shape.num_condition_tokens + shape.num_image_tokens,
+        )
+        self.config._attn_implementation = "sdpa"
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.dim)
+        self.condition: nn.Module = (
+            TextCondition(shape) if shape.condition == "text" else nn.Embedding(shape.num_classes + 1, shape.dim)
+        )
+        self.layers = nn.ModuleList(LlamaDecoderLayer(self.config, index) for index in range(shape.num_layers))
+        self.norm = LlamaRMSNorm(shape.dim, eps=shape.rms_eps)
+        self.output = nn.Linear(shape.dim, shape.vocab_size, bias=False)
+        self.rotary = GridRotary(shape.head_dim, shape.grid, shape.num_condition_tokens, shape.rope_base)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.output
+
+    def set_attn_implementation(self, name: str) -> None:
+        """Switch the layers' attention, as transformers' models do."""
+        self.config._attn_implementation = name
+
+    def embed_text(self, features: Tensor) -> Tensor:
+        """Text features (…, L, condition_dim), padding included, → inputs (…, L, D)."""
+        assert isinstance(self.condition, TextCondition), "this model is conditioned on classes"
+        projected: Tensor = self.condition(features)
+        return projected
+
+    def null_text(self) -> Tensor:
+        """Inputs (num_condition_tokens, D) that stand for "no text"."""
+        assert isinstance(self.condition, TextCondition), "this model is conditioned on classes"
+        return self.embed_text(self.condition.uncond_embedding)
+
+    def embed_class(self, label: int) -> Tensor:
+        """The input (1, D) of a class; label `num_classes` stands for "no class"."""
+        assert isinstance(self.condition, nn.Embedding), "this model is conditioned on text"
+        assert 0 <= label <= self.shape.num_classes, (label, self.shape.num_classes)
+        return self.condition.weight[label : label + 1]
+
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        use_cache: bool = False,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """Inputs (r, N, D) at `position_ids` (r, N) → `last_hidden_state` (r, N, D) after the final norm.
+
+        Without a mask attention is causal.
+        """
+        hidden = inputs_embeds
+        positions = self.rotary(hidden, position_ids)
+        for layer in self.layers:
+            hidden = layer(
+                hidden, attention_mask=attention_mask, position_embeddings=positions, use_cache=use_cache, **kwargs
+            )
+        return BaseModelOutput(last_hidden_state=self.norm(hidden))

@@ -1,0 +1,69 @@
+"""Two-dimensional rotary positions: half of a head's pairs turn by the code's row, half by its column.
+
+Owns the table and the order of a head's pairs in files and in memory. Files hold pairs side by side (2i, 2i + 1);
+transformers' layers turn dimension i with i + D_h / 2. Knows no weights' names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class GridRotary(nn.Module):
+    """Cosines and sines for `num_condition_tokens` condition columns and then `grid` × `grid` codes in raster order.
+
+    Condition columns have zeros for both, which is not the identity: their queries and keys vanish, and the published
+    weights were trained so. Positions at and beyond the image's end have zeros as well.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, head_dim: int, grid: int, num_condition_tokens: int, base: float = 10000.0) -> None:
+        super().__init__()
+        self.head_dim, self.grid, self.base = head_dim, grid, base
+        self.num_condition_tokens = num_condition_tokens
+        cos, sin = self._tables()
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Positions (r, N) → cos, sin (r, N, D_h) for `rotate_half`, in the type of `x`."""
+        index = position_ids.clamp(0, self.cos.shape[0] - 1)
+        return self.cos[index].to(x.dtype), self.sin[index].to(x.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        moved = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # A change of type rounds buffers, and changing back would not undo it.
+        self.cos, self.sin = (table.to(self.cos.device) for table in self._tables())
+        return moved
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
+        """Both tables (num_condition_tokens + grid² + 1, D_h) in fp32, on the CPU even where models start on meta."""
+        half = self.head_dim // 2
+        exponents = torch.arange(0, half, 2, dtype=torch.float32, device="cpu")[: half // 2] / half
+        frequencies = 1.0 / self.base**exponents
+        side = torch.outer(torch.arange(self.grid, device="cpu"), frequencies)
+        rows = side[:, None].expand(-1, self.grid, -1)
+        columns = side[None].expand(self.grid, -1, -1)
+        angles = torch.cat([rows, columns], dim=-1).flatten(0, 1)
+        angles = torch.cat([angles, angles], dim=-1)
+        before = angles.new_zeros(self.num_condition_tokens, self.head_dim)
+        beyond = angles.new_zeros(1, self.head_dim)
+        return torch.cat([before, angles.cos(), beyond]), torch.cat([before, angles.sin(), beyond])
+
+
+def split_pairs(weight: Tensor, num_heads: int) -> Tensor:
+    """Rows (H · D_h, …) of a query or key projection from the files' order into the layers'."""
+    pairs = weight.reshape(num_heads, -1, 2, *weight.shape[1:])
+    return pairs.transpose(1, 2).reshape(weight.shape)
+
+
+def join_pairs(weight: Tensor, num_heads: int) -> Tensor:
+    """Undo `split_pairs`."""
+    pairs = weight.reshape(num_heads, 2, -1, *weight.shape[1:])
+    return pairs.transpose(1, 2).reshape(weight.shape)

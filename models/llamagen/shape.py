@@ -1,0 +1,167 @@
+"""Sizes of LlamaGen's two networks: the GPT that writes codes and the VQ model that turns codes into pixels.
+
+Owns the published sizes and their plain-data form in `config.json`. Knows no weights and no files.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+NAMED: dict[str, tuple[int, int, int]] = {
+    "B": (768, 12, 12),
+    "L": (1024, 24, 16),
+    "XL": (1280, 36, 20),
+    "XXL": (1536, 48, 24),
+    "XXXL": (2560, 48, 40),
+    "1B": (2048, 22, 32),
+    "3B": (3200, 24, 32),
+    "7B": (4096, 32, 32),
+}
+"""Published sizes: name → (dim, num_layers, num_heads). The number of heads cannot be read from weights."""
+
+MAX_TEXT_TOKENS = 120
+"""Condition columns of every published text model."""
+
+GPT_TYPE, VQ_TYPE = "llamagen_gpt", "llamagen_vq"
+"""`model_type` in the `config.json` of either network."""
+
+
+def ffn_dim_of(dim: int) -> int:
+    """Width of the feed-forward layer: 8/3 of `dim`, rounded up to a multiple of 256."""
+    return math.ceil((8 * dim // 3) / 256) * 256
+
+
+@dataclass(frozen=True)
+class GptShape:
+    """One GPT: an image is `grid` × `grid` codes after `num_condition_tokens` columns of text features or one class.
+
+    `condition_dim` is the width of the text features, `num_classes` the number of classes; each counts for its own
+    kind of condition only.
+
+    Raises:
+        ValueError: sizes that no network can have.
+    """
+
+    dim: int
+    num_layers: int
+    num_heads: int
+    ffn_dim: int
+    vocab_size: int
+    grid: int
+    condition: Literal["text", "class"]
+    num_condition_tokens: int
+    condition_dim: int = 2048
+    num_classes: int = 1000
+    rms_eps: float = 1e-5
+    rope_base: float = 10000.0
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        if self.condition not in ("text", "class"):
+            raise ValueError(f"condition must be text or class, not {self.condition!r}")
+        if self.dim % self.num_heads or self.head_dim % 4:
+            # Half of a head's rotary pairs turn by row, half by column.
+            raise ValueError(
+                f"dim must be num_heads times a multiple of 4, but dim is {self.dim} and num_heads {self.num_heads}"
+            )
+        if self.condition == "class" and self.num_condition_tokens != 1:
+            raise ValueError(f"a class is one condition column, not {self.num_condition_tokens}")
+
+    @staticmethod
+    def named(
+        name: str, condition: Literal["text", "class"], grid: int, vocab_size: int = 16384, **changes: Any
+    ) -> GptShape:
+        """A published size.
+
+        Raises:
+            ValueError: there is none of this name.
+        """
+        if name not in NAMED:
+            raise ValueError(f"there is no LlamaGen size {name!r}; known: {', '.join(NAMED)}")
+        dim, num_layers, num_heads = NAMED[name]
+        columns = 1 if condition == "class" else MAX_TEXT_TOKENS
+        settings = {"ffn_dim": ffn_dim_of(dim), "num_condition_tokens": columns} | changes
+        return GptShape(
+            dim=dim,
+            num_layers=num_layers,
+            num_heads=num_heads,
+            vocab_size=vocab_size,
+            grid=grid,
+            condition=condition,
+            **settings,
+        )
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.num_heads
+
+    @property
+    def num_image_tokens(self) -> int:
+        return self.grid * self.grid
+
+    def to_config(self) -> dict[str, Any]:
+        """The plain data that `config.json` holds."""
+        return {"model_type": GPT_TYPE} | asdict(self)
+
+
+@dataclass(frozen=True)
+class VqShape:
+    """One VQ model: `codebook_size` codes of `code_dim` numbers; the picture is halved once per further multiplier.
+
+    Raises:
+        ValueError: sizes that no network can have.
+    """
+
+    codebook_size: int
+    code_dim: int = 8
+    channels: int = 128
+    multipliers: tuple[int, ...] = (1, 1, 2, 2, 4)
+    num_res_blocks: int = 2
+    latent_dim: int = 256
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        if not self.multipliers:
+            raise ValueError("multipliers must name at least one level")
+        for width in {self.channels * each for each in self.multipliers}:
+            # Normalisation is in groups of channels: 32 of them, as published, or one per channel below that.
+            if width % min(32, width):
+                raise ValueError(f"every level must be at most 32 channels wide or a multiple of 32, not {width}")
+
+    @property
+    def factor(self) -> int:
+        """Pixels per code along one side: 16 or 8 in the published models."""
+        return int(2 ** (len(self.multipliers) - 1))
+
+    def to_config(self) -> dict[str, Any]:
+        """The plain data that `config.json` holds."""
+        return {"model_type": VQ_TYPE} | asdict(self) | {"multipliers": list(self.multipliers)}
+
+
+def _check_types(shape: GptShape | VqShape) -> None:
+    """Refuse what a hand-written `config.json` may hold: every size is a positive whole number."""
+    for field in fields(shape):
+        value = getattr(shape, field.name)
+        if field.name == "condition":
+            continue
+        if field.name == "multipliers":
+            good = isinstance(value, tuple) and all(_is_size(each) for each in value)
+        elif field.name in ("rms_eps", "rope_base"):
+            good = isinstance(value, float | int) and not isinstance(value, bool) and 0 < value < math.inf
+        else:
+            good = _is_size(value)
+        if not good:
+            kind = "a positive number" if field.name in ("rms_eps", "rope_base") else "a positive whole number"
+            raise ValueError(f"{field.name} must be {kind}, not {value!r}")
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+VQ_NAMED: dict[str, VqShape] = {
+    "VQ-16": VqShape(codebook_size=16384),
+    "VQ-8": VqShape(codebook_size=16384, multipliers=(1, 2, 2, 4)),
+}
