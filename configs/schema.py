@@ -19,16 +19,16 @@ from configs.section import Section
 
 
 class SourceColumns(Section):
-    """Which columns (Parquet) or member extensions (tar) hold what."""
+    """Which columns hold what."""
 
     image: str | None = None
-    """Parquet: a column of encoded bytes, of URIs, or of `struct<bytes, path>`. Tars: by extension."""
+    """Encoded bytes, URIs, `struct<bytes, path>`, or lists of those. Tars: by extension."""
 
 
 class Source(Section):
     """Where samples come from."""
 
-    kind: Literal["parquet", "images", "webdataset"]
+    kind: Literal["parquet", "images", "webdataset", "jsonl", "text"]
     path: str
     """A file, a folder or a glob; any fsspec URL."""
     columns: SourceColumns = SourceColumns()

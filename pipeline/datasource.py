@@ -70,6 +70,10 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         """The listed bytes, which is what encoded images take in memory too."""
         return self._manifest.num_bytes
 
+    def read(self, span: int) -> pa.Table:
+        """One span's table in the calling process, without Ray."""
+        return read_span(self._spec, _file_pieces(self._manifest, self._spans[span]))
+
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
@@ -134,7 +138,10 @@ def _file_pieces(manifest: Manifest, span: spans.Span) -> list[FilePiece]:
     listed = _listed(manifest, span)
     paths, counts = listed["path"].to_pylist(), listed["num_samples"].to_pylist()
     first = span[0].file
-    return [FilePiece(paths[file - first], start, stop, counts[file - first]) for file, start, stop in span]
+    return [
+        FilePiece(paths[file - first], start, stop, counts[file - first], manifest.entry(file, start))
+        for file, start, stop in span
+    ]
 
 
 def _listed(manifest: Manifest, span: spans.Span) -> pa.Table:
@@ -173,17 +180,22 @@ def read_span(spec: ReadSpec, pieces: list[FilePiece]) -> pa.Table:
 
 
 def _read_piece(spec: ReadSpec, piece: FilePiece) -> list[Chunk]:
-    """The piece's chunks; where reading fails, one row in place of everything from there on."""
+    """The piece's chunks; where reading fails, an error row for every row that is lost.
+
+    Where nobody knows how many those are, one row stands for everything from there on.
+    """
     chunks: list[Chunk] = []
     try:
         filesystem, spec = _opened(spec)
         chunks.extend(kind_of(spec.source.kind).read(filesystem, spec, piece))
     except Exception as error:  # decoders of damaged files raise what they like; the row says what it was
-        row_index = chunks[-1].samples[-1].row_index + 1 if chunks and chunks[-1].samples else piece.start
+        first = chunks[-1].samples[-1].row_index + 1 if chunks and chunks[-1].samples else piece.start
+        known = piece.num_samples if piece.stop is None else piece.stop
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-        message = f"{piece.path}: cannot be read from row {row_index} on: {reason}"
-        sample = Sample(row_index, fields=dict.fromkeys(spec.fields), error=RowError("broken_shard", message))
-        chunks.append(Chunk([sample], [pa.nulls(1, field.type) for field in spec.keep]))
+        broken = RowError("broken_shard", f"{piece.path}: cannot be read from row {first} on: {reason}")
+        lost = range(first, first + 1 if known is None else known)
+        samples = [Sample(row_index, fields=dict.fromkeys(spec.fields), error=broken) for row_index in lost]
+        chunks.append(Chunk(samples, [pa.nulls(len(samples), field.type) for field in spec.keep]))
     return chunks
 
 

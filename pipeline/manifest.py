@@ -6,11 +6,13 @@ is in `pipeline.sources`, how files become read tasks in `pipeline.spans`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from fsspec.core import has_magic
@@ -19,9 +21,9 @@ from configs.load import ConfigError
 from configs.schema import Prompt, Source
 from pipeline import prompts, storage
 from pipeline.layout import OutputDir
-from pipeline.rows import SCHEMA_VERSION, SCHEMA_VERSION_KEY, find_reserved
+from pipeline.rows import SCHEMA_VERSION, SCHEMA_VERSION_KEY, find_read, find_reserved
 from pipeline.sources import kind_of
-from pipeline.sources.kind import Needs
+from pipeline.sources.kind import Entry, Needs
 
 SCHEMA = pa.schema(
     [
@@ -31,10 +33,13 @@ SCHEMA = pa.schema(
         ("num_samples", pa.int64()),
         ("row_group_rows", pa.list_(pa.int64())),
         ("row_group_bytes", pa.list_(pa.int64())),
+        ("row_group_lines", pa.list_(pa.int64())),
     ]
 )
 """`path` is relative to the source root; `token` is the etag or modification time; `num_samples` is null where only
-reading tells; the row groups' rows and uncompressed bytes are empty where there are none."""
+reading tells; the row groups' rows and uncompressed bytes are empty where there are none. Files of lines have groups
+too, where a span may begin, and their lines."""
+GROUP_COLUMNS = ("row_group_rows", "row_group_bytes", "row_group_lines")
 
 PART = "_job/manifest/part-00000.parquet"
 _ROOT_KEY = b"draftfleet.source_root"
@@ -66,6 +71,27 @@ class Manifest:
         counts = self.files["num_samples"]
         return None if counts.null_count else sum(counts.to_numpy().tolist())
 
+    def entry(self, file: int, start: int) -> Entry:
+        """The last group at or before row `start` of a file of lines; other kinds find their rows themselves."""
+        if not start:
+            return Entry()
+        if file not in self._group_ends:
+            self._group_ends.clear()  # spans ask file by file
+            lists = [self.files[name][file].values for name in GROUP_COLUMNS]
+            self._group_ends[file] = [np.cumsum(values.to_numpy()) for values in lists if len(values)]
+        ends = self._group_ends[file]
+        if len(ends) < len(GROUP_COLUMNS):
+            return Entry()
+        number = int(np.searchsorted(ends[0], start, side="right"))
+        if not number:
+            return Entry()
+        row, offset, line = (int(end[number - 1]) for end in ends)
+        return Entry(row, offset, line + 1)
+
+    @cached_property
+    def _group_ends(self) -> dict[int, list[Any]]:
+        return {}
+
     def write(self, output: OutputDir) -> None:
         """Write the first part, whole or not at all."""
         metadata = {
@@ -78,24 +104,32 @@ class Manifest:
         output.write_bytes(PART, sink.getvalue())
 
 
-def needs_of(source: Source, prompt: Prompt, keep_columns: Sequence[str]) -> Needs:
-    """The columns that a job reads.
+def needs_of(source: Source, prompt: Prompt, keep_columns: Sequence[str] | Mapping[str, str]) -> Needs:
+    """The columns that a job reads; a mapping names where the job file asks for each of `keep_columns`, which then stay
+    inside the job.
 
     Raises:
         ConfigError: the prompt has a lone brace or no turn for images, or a kept name is given twice or collides.
     """
     prompts.check(prompt)
+    if isinstance(keep_columns, Mapping):
+        for name in find_read(tuple(keep_columns)):
+            raise ConfigError(f"{keep_columns[name]}: {name!r} is a name of our own; rename the column in the source")
+        return Needs(source, prompts.placeholders(prompt), tuple(keep_columns), dict(keep_columns))
     for name in find_reserved(keep_columns):
         raise ConfigError(f"sink.keep_columns: {name!r} is a column of the output itself; rename it in the source")
     if len({name.lower() for name in keep_columns}) != len(keep_columns):
         raise ConfigError("sink.keep_columns: a column is named twice (upper and lower case are the same here)")
-    if source.kind == "images" and source.columns.image is not None:
-        raise ConfigError("source.columns.image: source.kind 'images' has no columns")
+    if source.kind in ("images", "webdataset", "text") and source.columns.image is not None:
+        raise ConfigError(f"source.columns.image: source.kind {source.kind!r} has no image column")
     return Needs(source, prompts.placeholders(prompt), tuple(keep_columns))
 
 
 def freeze(
-    source: Source, prompt: Prompt, keep_columns: Sequence[str] = (), output: OutputDir | None = None
+    source: Source,
+    prompt: Prompt,
+    keep_columns: Sequence[str] | Mapping[str, str] = (),
+    output: OutputDir | None = None,
 ) -> Manifest:
     """List the source, survey its files, and write the manifest where an output is given.
 
@@ -117,7 +151,7 @@ def freeze(
             f"{', '.join('*' + suffix for suffix in kind.suffixes)} in folders, and whatever a glob or a file names"
         )
     found = kind.survey(filesystem, root, files["path"], needs)
-    columns = [found.num_samples, found.row_group_rows, found.row_group_bytes]
+    columns = [found.num_samples, found.row_group_rows, found.row_group_bytes, found.row_group_lines]
     files = pa.table([*files.columns, *columns], schema=SCHEMA)
     manifest = Manifest(storage.unstripped(filesystem, root), files, found.keep)
     if manifest.num_samples == 0:

@@ -76,6 +76,16 @@ def read_bounded(filesystem: Any, path: str, max_bytes: int) -> bytes | None:
     return data if len(data) <= max_bytes else None
 
 
+def size_of(file: Any) -> int:
+    """The bytes of an open file; what stands at its end, where the driver does not tell."""
+    size = getattr(file, "size", None)
+    if size is None:
+        here = file.tell()
+        size = file.seek(0, os.SEEK_END)
+        file.seek(here)
+    return int(size)
+
+
 def join(root: str, relative: str) -> str:
     """A path below a root, without any interpretation of the relative part."""
     return f"{root.rstrip('/')}/{relative}" if root else relative

@@ -26,7 +26,7 @@ def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> 
         raise ConfigError(f"{dotted}: the column {name!r} is asked for, but source.kind 'images' has no columns")
     num_samples = pa.array(np.ones(len(paths), np.int64))
     empty = no_row_groups(len(paths))
-    return Survey(num_samples, empty, empty, pa.schema([]))
+    return Survey(num_samples, empty, empty, pa.schema([]), empty)
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -28,15 +28,17 @@ class Needs:
     source: Source
     fields: dict[str, str] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
+    keep_paths: dict[str, str] = field(default_factory=dict)
+    """Where the job file asks for a kept column, other than in `sink.keep_columns`."""
 
     def columns(self) -> dict[str, str]:
         """Every needed column with the dotted path that names it."""
         named = dict(self.fields)
         for name in self.keep:
-            named.setdefault(name, "sink.keep_columns")
+            named.setdefault(name, self.keep_paths.get(name, "sink.keep_columns"))
         if self.source.id_column is not None:
             named.setdefault(self.source.id_column, "source.id_column")
-        if self.source.kind == "parquet" and self.source.columns.image is not None:
+        if self.source.columns.image is not None:
             named.setdefault(self.source.columns.image, "source.columns.image")
         return named
 
@@ -56,13 +58,15 @@ class Needs:
 class Survey:
     """What a kind knows of the listed files before reading them, one entry per file.
 
-    `num_samples` holds None where only reading tells; the row groups of a file are empty where there are none.
+    `num_samples` holds None where only reading tells; the row groups of a file are empty where there are none. Files of
+    lines have groups as well, and their bytes are those of the (decompressed) file; only they tell lines.
     """
 
     num_samples: pa.Array
     row_group_rows: pa.Array
     row_group_bytes: pa.Array
     keep: pa.Schema
+    row_group_lines: pa.Array
 
 
 @dataclass(frozen=True)
@@ -83,14 +87,27 @@ class ReadSpec:
         return bool(self.fields) or len(self.keep) > 0 or self.source.id_column is not None
 
 
+class Entry(NamedTuple):
+    """A place where reading a file can begin: the row that stands there, the byte, and the line's number from 1."""
+
+    row: int = 0
+    offset: int = 0
+    line: int = 1
+
+
 @dataclass(frozen=True)
 class FilePiece:
-    """Rows `start` to `stop` of one file; `num_samples` is the whole file's count when the manifest was frozen."""
+    """Rows `start` to `stop` of one file; `num_samples` is the whole file's count when the manifest was frozen.
+
+    `entry` is the last place at or before `start` where reading can begin: the file's beginning where a kind tells no
+    other.
+    """
 
     path: str
     start: int = 0
     stop: int | None = None
     num_samples: int | None = None
+    entry: Entry = field(default=Entry())
 
 
 @dataclass

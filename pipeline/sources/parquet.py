@@ -16,8 +16,8 @@ import pyarrow.types as pt
 from pipeline import storage
 from pipeline.rows import RowError
 from pipeline.sources import columns
-from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, resolve_id
-from pipeline.sources.uris import fetch_all
+from pipeline.sources.cells import add_images
+from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, no_row_groups, resolve_id
 
 NUM_FOOTER_THREADS = 16
 BATCH_ROWS = 128
@@ -76,6 +76,7 @@ def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> 
         pa.array(group_rows, integers),
         pa.array(group_bytes, integers),
         pa.schema(fields),
+        no_row_groups(len(names)),
     )
 
 
@@ -184,8 +185,8 @@ def _chunk(filesystem: Any, spec: ReadSpec, batch: pa.RecordBatch, first_index: 
             values = values.take(pa.array([None if row in invalid else row for row in range(len(values))], pa.int64()))
         keep.append(values.cast(field.type))
     if spec.source.columns.image is not None:
-        values, invalid = usable(spec.source.columns.image)
-        _add_images(filesystem, spec, samples, values, invalid)
+        images, _ = usable(spec.source.columns.image)
+        add_images(filesystem, spec, samples, lambda offset: images[offset].as_py())
     return Chunk(samples, keep)
 
 
@@ -205,49 +206,6 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain_value(part) for part in value]
     return value.hex() if isinstance(value, bytes) else str(value)
-
-
-def _add_images(filesystem: Any, spec: ReadSpec, samples: list[Sample], values: pa.Array, invalid: set[int]) -> None:
-    """Fill every sound sample's images; the first image that cannot be had is the sample's error."""
-    column = spec.source.columns.image
-    wanted: list[tuple[Sample, int, str]] = []  # (sample, its image's place, URI) of what must be fetched
-    for offset, sample in enumerate(samples):
-        if sample.error is not None or offset in invalid:
-            continue
-        cell = values[offset].as_py()
-        parts = cell if isinstance(cell, list) else [cell]
-        try:
-            if not parts:
-                raise RowError("missing_image", f"the column {column!r} names no image in this row")
-            for part in parts:
-                data, uri = _bytes_or_uri(part)
-                if data is not None:
-                    if len(data) > spec.source.max_image_bytes:
-                        message = f"an image has {len(data)} bytes, more than {spec.source.max_image_bytes}"
-                        raise RowError("image_too_large", message)
-                    sample.images.append(data)
-                elif uri:
-                    wanted.append((sample, len(sample.images), uri))
-                    sample.images.append(b"")
-                else:
-                    raise RowError("missing_image", f"the column {column!r} has no image in this row")
-        except RowError as error:
-            sample.error = error
-    wanted = [want for want in wanted if want[0].error is None]
-    fetched = fetch_all(filesystem, spec, [uri for _, _, uri in wanted])
-    for (sample, place, _), got in zip(wanted, fetched, strict=True):
-        if not isinstance(got, RowError):
-            sample.images[place] = got
-        elif sample.error is None:
-            sample.error = got
-
-
-def _bytes_or_uri(part: Any) -> tuple[bytes | None, str | None]:
-    if isinstance(part, dict):
-        return part.get("bytes") or None, part.get("path")
-    if isinstance(part, bytes):
-        return part or None, None
-    return None, part
 
 
 def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:

@@ -242,7 +242,7 @@ def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> 
                 break
     empty = no_row_groups(len(paths))
     keep = pa.schema([(name, pa.string()) for name in needs.keep])
-    return Survey(pa.nulls(len(paths), pa.int64()), empty, empty, keep)
+    return Survey(pa.nulls(len(paths), pa.int64()), empty, empty, keep, empty)
 
 
 def _peek(filesystem: Any, path: str) -> set[str] | None:

@@ -20,6 +20,7 @@ def files_table(files: list[tuple[int, int | None, list[int]]]) -> pa.Table:
             "num_samples": [count for _, count, _ in files],
             "row_group_rows": [groups for _, _, groups in files],
             "row_group_bytes": [[10 * rows for rows in groups] for _, _, groups in files],
+            "row_group_lines": [[] for _ in files],
         },
         schema=SCHEMA,
     )

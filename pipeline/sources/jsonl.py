@@ -1,0 +1,89 @@
+"""The source kind `jsonl`: one line is one JSON object and one sample; images by URI. Plain, gzip or zstd.
+
+Blank lines are skipped. Kept columns are text, because no file says their types. Knows nothing of pixels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline import storage
+from pipeline.rows import RowError
+from pipeline.sources import lines
+from pipeline.sources.kind import TEXT_MAX_BYTES, Chunk, FilePiece, Kind, Needs, ReadSpec, Survey
+from pipeline.sources.records import Row, chunks_of, keep_schema
+
+NUM_PEEKED_ROWS = 100
+"""How many rows tell which columns a source has."""
+
+
+def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> Survey:
+    """Counts and index from reading every file once; which columns exist is judged by the first file's first rows.
+
+    Raises:
+        ConfigError: a needed column is in none of those rows.
+    """
+    if needs.columns():
+        for path in (one.as_py() for one in paths):
+            names = _peek(filesystem, storage.join(root, path))
+            if names:
+                needs.require(names, f"the first {NUM_PEEKED_ROWS} rows of {path}")
+                break
+    return lines.survey_files(
+        filesystem, root, paths, needs.source, lines.each_line, TEXT_MAX_BYTES, keep_schema(needs)
+    )
+
+
+def _peek(filesystem: Any, path: str) -> set[str]:
+    """The columns of the first rows; empty when not one of them is an object."""
+    names: set[str] = set()
+    try:
+        records = lines.read_records(filesystem, path, FilePiece(path), lines.each_line, TEXT_MAX_BYTES)
+        for (_, record), _ in zip(records, range(NUM_PEEKED_ROWS), strict=False):
+            row = parse(record)
+            names |= set() if isinstance(row, RowError) else set(row)
+    except Exception:  # what is wrong with the file is told by its read task
+        return names
+    return names
+
+
+def parse(record: lines.Record) -> Row:
+    """A line as an object; `broken_line` with its number for anything else."""
+    text = lines.text_of(record, TEXT_MAX_BYTES)
+    if isinstance(text, RowError):
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        return RowError("broken_line", f"line {record.line} is no JSON: {error}")
+    if not isinstance(value, dict):
+        return RowError(
+            "broken_line", f"line {record.line} is no JSON object but {_NAMES.get(type(value), 'a number')}"
+        )
+    return value
+
+
+_NAMES = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+
+
+def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
+    """The piece's rows; a line that is no JSON object is a `broken_line` row.
+
+    Raises:
+        Exception: the file is damaged or no longer the one that the manifest lists.
+    """
+    path = storage.join(spec.root, piece.path)
+    records = lines.read_records(filesystem, path, piece, lines.each_line, TEXT_MAX_BYTES)
+    yield from chunks_of(filesystem, spec, ((row_index, parse(record)) for row_index, record in records))
+
+
+def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
+    """The lines of a file that could not be indexed."""
+    return lines.count_records(filesystem, storage.join(spec.root, path), lines.each_line, TEXT_MAX_BYTES, at_most)
+
+
+KIND = Kind("jsonl", lines.suffixes(".jsonl", ".ndjson"), survey, read, count)
