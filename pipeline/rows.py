@@ -138,6 +138,12 @@ def kept_fields(schema: pa.Schema) -> list[pa.Field]:
     return [field for field in schema if field.name not in RESERVED_COLUMNS]
 
 
+def find_read(names: Sequence[str]) -> list[str]:
+    """Those of the names that a table out of the read tasks has itself; case does not count."""
+    own = {name.lower() for name, _ in _READ}
+    return [name for name in names if name.lower() in own]
+
+
 def find_reserved(names: Sequence[str]) -> list[str]:
     """Those of the names that collide with ours; case does not count, because SQL engines ignore it."""
     reserved = {name.lower() for name in RESERVED_COLUMNS}
