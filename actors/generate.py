@@ -1,17 +1,15 @@
 """The Ray Data actor: a table of decoded rows in, a table of results out, in the same order.
 
-Owns the translation between Arrow rows and the engine's requests and completions. Knows nothing of sources, sinks or
-how Ray schedules it; the schema of its output comes from whoever builds the graph.
+Owns the translation between Arrow rows and the engine's requests and completions, for texts. Knows nothing of sources,
+sinks or how Ray schedules it; the schema of its output comes from whoever builds the graph.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,8 +17,9 @@ import pyarrow as pa
 
 import decoding.errors
 from actors.engine_thread import EngineThread, SteppedEngine
-from configs.schema import CaptionJob, Pool
-from decoding.types import Completion, Request, RequestError, Sampling
+from actors.results import Stamp, Tally, counts, failed, method_values, result_table, torch_threads
+from configs.schema import CaptionJob
+from decoding.types import Completion, Request, Sampling
 
 
 class Pair(Protocol):
@@ -38,17 +37,6 @@ class Pair(Protocol):
 
 
 LoadPair = Callable[[CaptionJob, int | None], Pair]
-Tally = Callable[[int, int, int, int], None]
-"""Told after each batch: rows, generated tokens, spec steps, accepted drafts."""
-
-
-@dataclass(frozen=True)
-class Stamp:
-    """What every row of one run says about the run."""
-
-    job_id: str
-    attempt: int
-    config_fingerprint: str
 
 
 def load_pair(config: CaptionJob, num_threads: int | None) -> Pair:
@@ -84,10 +72,7 @@ class Generate:
         self._constants = {
             **asdict(stamp),
             "seed": config.job.seed,
-            "method": config.method.label,
-            "verify_mode": config.method.verify_mode,
-            "target_id": self._pair.target_id,
-            "drafter_id": self._pair.drafter_id,
+            **method_values(config.method, self._pair.target_id, self._pair.drafter_id),
         }
         self._engine = EngineThread(self._pair.engine(config.pool.slots, config.pool.max_context_tokens))
 
@@ -98,7 +83,7 @@ class Generate:
             completions[index] = completion
         result = self._results(table, completions)
         if self._tally is not None:
-            self._tally(table.num_rows, *_counts(completions.values()))
+            self._tally(table.num_rows, *counts(completions.values()))
         yield result
 
     async def _decode(self, requests: list[Request]) -> list[Completion]:
@@ -117,7 +102,7 @@ class Generate:
                 prompt = self._pair.render(json.loads(columns["messages"][index]))
             except Exception as error:  # a chat template may raise anything; the row carries it
                 message = f"the target's chat template refuses this conversation: {error}"
-                completions[index] = _failed(sample_id, decoding.errors.PROMPT_REFUSED, message)
+                completions[index] = failed(sample_id, decoding.errors.PROMPT_REFUSED, message)
                 continue
             requests[index] = Request(
                 sample_id=sample_id,
@@ -136,33 +121,7 @@ class Generate:
                 zip(table.column("error_type").to_pylist(), table.column("error_message").to_pylist())
             )
         ]
-        columns = []
-        for field in self._schema:
-            if field.name in self._constants:
-                values: Any = [self._constants[field.name]] * len(decoded)
-            elif field.name in RESULT_VALUES:
-                values = [row[field.name] for row in decoded]
-            else:
-                columns.append(table.column(field.name).cast(field.type))
-                continue
-            if field.name == "telemetry":
-                values = [telemetry_values(value, field.type) for value in values]
-            columns.append(pa.array(values, type=field.type))
-        return pa.table(columns, schema=self._schema)
-
-
-RESULT_VALUES = (
-    "status",
-    "error_type",
-    "error_message",
-    "finish_reason",
-    "generated_text",
-    "mean_logprob",
-    "num_input_tokens",
-    "num_visual_tokens",
-    "num_generated_tokens",
-    "telemetry",
-)
+        return result_table(self._schema, table, self._constants, decoded)
 
 
 def result_values(completion: Completion) -> dict[str, Any]:
@@ -188,17 +147,7 @@ def result_values(completion: Completion) -> dict[str, Any]:
 
 def unrun_values(error_type: str, error_message: str) -> dict[str, Any]:
     """The columns of a row that failed before it reached the engine."""
-    return result_values(_failed("", error_type, error_message))
-
-
-def telemetry_values(telemetry: Any, struct: pa.StructType) -> dict[str, Any]:
-    """The telemetry under the field names of the schema; what a method adds travels as one JSON object."""
-    values: dict[str, Any] = {}
-    for index in range(struct.num_fields):
-        name = struct.field(index).name
-        value = getattr(telemetry, name)
-        values[name] = json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
-    return values
+    return result_values(failed("", error_type, error_message))
 
 
 def rgb_images(cell: pa.ListScalar) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], ...]:
@@ -210,25 +159,3 @@ def rgb_images(cell: pa.ListScalar) -> tuple[np.ndarray[Any, np.dtype[np.uint8]]
         shape = (image["height"].as_py(), image["width"].as_py(), 3)
         images.append(np.frombuffer(image["rgb"].as_buffer(), dtype=np.uint8).reshape(shape).copy())
     return tuple(images)
-
-
-def torch_threads(pool: Pool) -> int | None:
-    """Threads of one actor: as configured; else, on the CPU, this machine's cores shared among all actors."""
-    if pool.torch_threads is not None or pool.num_gpus:
-        return pool.torch_threads
-    num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, num_cores // pool.max_size)
-
-
-def _failed(sample_id: str, code: str, message: str) -> Completion:
-    return Completion(sample_id=sample_id, finish_reason="error", error=RequestError(code, message))
-
-
-def _counts(completions: Iterable[Completion]) -> tuple[int, int, int]:
-    """Tokens, spec steps and accepted drafts, for whoever shows progress."""
-    done = list(completions)
-    return (
-        sum(len(completion.token_ids) for completion in done),
-        sum(completion.telemetry.num_spec_steps for completion in done),
-        sum(completion.telemetry.num_accepted_draft_tokens for completion in done),
-    )

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -72,14 +72,19 @@ class Prompt(Section):
 # --- model ---------------------------------------------------------------------------------------------------------
 
 
-class Checkpoint(Section):
-    """One model: a folder written by `save_pretrained`, or a hub id."""
+class Weights(Section):
+    """One network's files, and where and in which type they are loaded."""
 
     path: str
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: str = "auto"
     """`auto` is the first CUDA device where there is one, and the CPU elsewhere."""
+
+
+class Checkpoint(Weights):
+    """One model: a folder written by `save_pretrained`, or a hub id."""
+
     allow_remote_code: bool = False
 
 
@@ -105,27 +110,37 @@ class Sampling(Section):
 # --- running -------------------------------------------------------------------------------------------------------
 
 
-class Pool(Section):
-    """The actors: each holds one pair and one engine."""
+class ActorPool(Section):
+    """Actors that each hold a model: how many, and what each of them gets."""
 
     min_size: Annotated[int, Field(ge=1)] = 1
     max_size: Annotated[int, Field(ge=1)] = 1
-    slots: Annotated[int, Field(ge=1, le=4096)] = 16
-    max_context_tokens: Annotated[int, Field(ge=16)] = 2048
-    """Prompt, images and generated tokens together; a row that needs more becomes an error row."""
     batch_rows: Annotated[int, Field(ge=1)] = 32
-    max_batches_in_flight: Annotated[int, Field(ge=1, le=64)] = 4
     num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
     torch_threads: Annotated[int, Field(ge=1)] | None = None
     """Threads of one CPU actor; by default the machine's cores shared among `max_size` actors."""
-    decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
     accelerator_type: str | None = None
 
     @model_validator(mode="after")
-    def _sizes(self) -> Pool:
+    def _sizes(self) -> Self:
         if self.max_size < self.min_size:
             raise ValueError(f"max_size ({self.max_size}) is smaller than min_size ({self.min_size})")
         return self
+
+
+class EnginePool(ActorPool):
+    """Actors with one pair and one engine each, which several batches feed at once."""
+
+    slots: Annotated[int, Field(ge=1, le=4096)] = 16
+    max_batches_in_flight: Annotated[int, Field(ge=1, le=64)] = 4
+
+
+class Pool(EnginePool):
+    """The actors of a caption job."""
+
+    max_context_tokens: Annotated[int, Field(ge=16)] = 2048
+    """Prompt, images and generated tokens together; a row that needs more becomes an error row."""
+    decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
 
 
 class Sink(Section):

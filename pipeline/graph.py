@@ -25,7 +25,8 @@ import pyarrow as pa
 import ray.data
 from ray.data import ActorPoolStrategy, DataContext, Dataset, Datasource
 
-from actors.generate import Generate, LoadPair, Stamp, Tally, load_pair
+from actors.generate import Generate, LoadPair, load_pair
+from actors.results import Stamp, Tally
 from configs.schema import CaptionJob, Pool
 
 MAX_ACTOR_RESTARTS = 100

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from actors.generate import Stamp
+from actors.results import Stamp
 from configs.load import ConfigError
 from configs.method import NoDrafter
 from configs.schema import CaptionJob

@@ -16,7 +16,7 @@ from typing import Any, TextIO
 
 import ray
 
-from actors.generate import Tally
+from actors.results import Tally
 
 QUIET_INTERVAL_S = 10.0
 TERMINAL_INTERVAL_S = 0.5

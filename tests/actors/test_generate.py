@@ -14,7 +14,8 @@ import pyarrow as pa
 import pytest
 
 from actors.engine_thread import EngineThread
-from actors.generate import Generate, Stamp
+from actors.generate import Generate
+from actors.results import Stamp
 from decoding.types import Completion, Request
 from pipeline.rows import ERROR_CODES, result_schema
 from tests.actors.fakes import FakePair, decoded_table, fake_job, num_steps_of

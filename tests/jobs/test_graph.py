@@ -11,7 +11,7 @@ import pytest
 import ray
 from ray.data import Dataset
 
-from actors.generate import Stamp
+from actors.results import Stamp
 from pipeline.graph import caption_dataset
 from pipeline.rows import result_schema
 from tests.actors.fakes import fake_job

@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from actors.generate import result_values, telemetry_values, unrun_values
+from actors.generate import result_values, unrun_values
+from actors.results import telemetry_values
 from configs.schema import Sink
 from decoding.types import Completion, Telemetry
 from pipeline import summary

@@ -1,0 +1,204 @@
+"""The schema of a synthesis job: prompts in, images out, with the method section of every other job.
+
+Knows the legal values and which choices go together for images; sizes of checkpoints are for `actors.image_pair`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from configs.acceptance import LVSpecAcceptance
+from configs.contexts import FullContext
+from configs.drafters import EagleDrafter, MedusaDrafter
+from configs.method import Method, ModelDrafter, NoDrafter
+from configs.schema import ActorPool, EnginePool, Job, Sink, Source, Weights
+from configs.section import Section
+
+
+class ImagePrompt(Section):
+    """What an image shows, in words."""
+
+    text: str
+    """May hold `{column}` placeholders."""
+
+
+class ImageColumns(Section):
+    """Columns of the source that say how a row's images are made; a row without a value takes the job's."""
+
+    features: str | None = None
+    """Ready text features of the prompt, without padding: lists of floats, flat or one per token, or bytes."""
+    features_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """What the bytes of a features column hold, little-endian, token by token."""
+    label: str | None = None
+    """The class of a class-conditional target."""
+    seed: str | None = None
+    temperature: str | None = None
+    top_k: str | None = None
+    top_p: str | None = None
+    guidance_scale: str | None = None
+
+
+class TextEncoder(Weights):
+    """The T5 whose encoder turns prompts into features."""
+
+    truncate: bool = False
+    """Cut prompts that are too long, as the public code does; by default they are row errors."""
+
+
+class ImageModel(Section):
+    """The pair, what it is told, and what its codes become."""
+
+    target: Weights
+    """A LlamaGen checkpoint: the public `.pt` file, or a folder."""
+    drafter: Weights | None = None
+    """An EAGLE head or Medusa heads for it, or a smaller LlamaGen."""
+    vq: Weights | None = None
+    """The VQ model; not needed by a job that writes codes only, unless its acceptance asks for the codebook."""
+    condition: TextEncoder | None = None
+    """Not needed where features or labels come with the rows."""
+
+
+class ImageSampling(Section):
+    """How codes are chosen, guidance first, then temperature, `top_k`, `top_p`; an image's length is the target's."""
+
+    num_images_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
+    top_k: Annotated[int, Field(ge=0)] = 1000
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    guidance_scale: Annotated[float, Field(ge=0.0, le=1000.0)] = 7.5
+    """s of u + s · (c − u); up to 1 there is no guidance, and half the work."""
+    guidance_interval: Annotated[int, Field(ge=-1)] = -1
+    """−1 guides every code, i only the codes 0 … i + 1."""
+
+
+class VqPool(ActorPool):
+    """The actors that turn codes into pixels."""
+
+    batch_rows: Annotated[int, Field(ge=1, le=4096)] = 8
+    """Images decoded at once; the last batch is filled up, so that every image runs in the same shape."""
+
+
+class ImageFile(Section):
+    """What an image is written as."""
+
+    format: Literal["png", "webp", "jpeg"] = "png"
+    quality: Annotated[int, Field(ge=1, le=100)] | None = None
+    """Of JPEG and of WebP that is not lossless; 95 when left out."""
+    lossless: bool = False
+    """WebP without loss; PNG always is."""
+    encode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
+
+    @model_validator(mode="after")
+    def _fits(self) -> ImageFile:
+        if self.lossless and self.format == "jpeg":
+            raise ValueError("lossless: JPEG always loses something; use png or webp")
+        if self.quality is not None and (self.format == "png" or self.lossless):
+            raise ValueError(f"quality: nothing is lost in {'PNG' if self.format == 'png' else 'lossless WebP'}")
+        return self
+
+
+class ImageSink(Sink):
+    """Where results go, and which of them."""
+
+    rows_per_file: Annotated[int, Field(ge=1)] = 1000
+    images: bool = True
+    """Whether images are decoded and written; without them the output is codes alone."""
+    keep_codes: bool = True
+
+    @model_validator(mode="after")
+    def _something(self) -> ImageSink:
+        if not self.images and not self.keep_codes:
+            raise ValueError("images and keep_codes are both false: nothing would be left of an image")
+        return self
+
+
+class ImageJob(Job):
+    """The run itself."""
+
+    name: str = "synthesize"
+
+
+class SynthesizeJob(Section):
+    """A whole synthesis job."""
+
+    source: Source
+    prompt: ImagePrompt | None = None
+    columns: ImageColumns = ImageColumns()
+    model: ImageModel
+    method: Method = Method()
+    sampling: ImageSampling = ImageSampling()
+    pool: EnginePool = EnginePool()
+    vq: VqPool = VqPool()
+    image: ImageFile = ImageFile()
+    sink: ImageSink
+    job: ImageJob = ImageJob()
+
+    @field_validator("prompt", mode="before")
+    @classmethod
+    def _short_prompt(cls, value: Any) -> Any:
+        return {"text": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> SynthesizeJob:
+        self._check_source()
+        self._check_condition()
+        self._check_method()
+        if self.sink.images and self.model.vq is None:
+            raise ValueError("model.vq must name the VQ model that decodes images; or set sink.images: false")
+        return self
+
+    def _check_source(self) -> None:
+        if self.source.kind == "images":
+            raise ValueError("source.kind: image files hold no prompts; use parquet, jsonl, text or webdataset")
+        if self.source.columns.image is not None:
+            raise ValueError("source.columns.image: no image is read by a job that makes images")
+
+    def _check_condition(self) -> None:
+        ready = [name for name in ("features", "label") if getattr(self.columns, name) is not None]
+        if len(ready) == 2:
+            raise ValueError("columns: give features or label, and not both: a target is made for one of them")
+        if ready and self.model.condition is not None:
+            raise ValueError(
+                f"model.condition: it would encode nothing, because columns.{ready[0]} comes with the rows"
+            )
+        if not ready and self.prompt is None:
+            raise ValueError("prompt is required unless columns.features or columns.label is given")
+        if not ready and self.model.condition is None:
+            raise ValueError(
+                "model.condition must name the T5 that encodes prompts; or give columns.features or columns.label"
+            )
+
+    def _check_method(self) -> None:
+        method = self.method
+        if isinstance(method.drafter, (ModelDrafter, EagleDrafter, MedusaDrafter)) and self.model.drafter is None:
+            raise ValueError(f"method.drafter.kind is '{method.drafter.kind}', so model.drafter must name a checkpoint")
+        if method.contexts != (FullContext(),):
+            raise ValueError("method.contexts: a prompt for an image has no visual part to change; leave them out")
+        if isinstance(method.acceptance, LVSpecAcceptance):
+            raise ValueError("method.acceptance 'lvspec' compares drafts with images in the prompt, and there are none")
+
+    @property
+    def is_guided(self) -> bool:
+        """Whether any row can be guided, so that the models need an unconditional lane."""
+        return self.sampling.guidance_scale > 1.0 or self.columns.guidance_scale is not None
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole configuration as plain JSON data, defaults filled in."""
+        return self.model_dump(mode="json")
+
+    def fingerprint(self, revisions: dict[str, str]) -> str:
+        """As `CaptionJob.fingerprint`: what decides the output's content, and nothing of where it is made."""
+        data = self.resolved()
+        for name in ("pool", "vq"):
+            del data[name]
+        data["job"] = {"seed": self.job.seed}
+        data["sink"] = {name: data["sink"][name] for name in ("keep_columns", "images", "keep_codes")}
+        data["image"] = {**data["image"], "encode_cpus": None} if self.sink.images else None
+        if isinstance(self.method.drafter, NoDrafter):
+            data["method"] = {"drafter": data["method"]["drafter"], "acceptance": data["method"]["acceptance"]}
+        data["revisions"] = revisions
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
