@@ -1,0 +1,124 @@
+"""LlamaGen as a target or an independent drafter: conditions become prefixes of one or two lanes.
+
+Lane 0 is conditional, lane 1, where guidance is on, unconditional under the *same* padding: the public checkpoints were
+trained and are sampled so (LlamaGen, arXiv 2406.06525; `autoregressive/models/generate.py`). The output is the VQ codes
+of a square in raster order, of fixed length and without an end token. Knows no pixels, no slots and no methods.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from models.contract import Condition
+from models.front_end import PromptError
+from models.lanes import LaneModel
+from models.llamagen.gpt import Gpt
+from models.prefix import Prefix
+
+
+class TextEncoder(Protocol):
+    """What turns a prompt into features; `models.llamagen.condition` has the real one."""
+
+    def encode(self, text: str) -> Tensor:
+        """Text → features (l, condition_dim) of its l tokens.
+
+        Raises:
+            PromptError: the text is empty or too long.
+        """
+        ...
+
+
+class LlamaGenTarget:
+    """A LlamaGen behind the engine's contract (`models.contract.TargetModel`).
+
+    Without `text_encoder` a text-conditional model needs ready features in every request. `guided` models have two
+    lanes; a model that is never guided saves half of its work.
+    """
+
+    def __init__(self, gpt: Gpt, text_encoder: TextEncoder | None = None, guided: bool = True, name: str = "") -> None:
+        self.gpt = gpt
+        self.name = name
+        self.text_encoder = text_encoder
+        self.num_lanes = 2 if guided else 1
+        self.decoder: nn.Module = gpt
+        self.head: nn.Module = gpt.output
+        self.device = gpt.output.weight.device
+        self.dtype = gpt.output.weight.dtype
+        self.vocab_size = gpt.shape.vocab_size
+        self.hidden_size = gpt.shape.dim
+        self.max_new_tokens: int | None = gpt.shape.grid**2
+        self.eos_ids: frozenset[int] = frozenset()
+        self.special_ids: frozenset[int] = frozenset()
+
+    def encode_lanes(self, prompt: str, images: Sequence[NDArray[np.uint8]], condition: Condition) -> list[Prefix]:
+        """The condition for each lane; `condition` stands for the prompt where it is given.
+
+        Raises:
+            PromptError: there are images, the label is out of range, or the features do not fit the model.
+        """
+        if images:
+            raise PromptError(f"the model makes images from text or a label, but the sample has {len(images)} image(s)")
+        with torch.inference_mode():
+            if self.gpt.shape.condition == "class":
+                return self._class_lanes(prompt, condition)
+            return self._text_lanes(prompt, condition)
+
+    def _class_lanes(self, prompt: str, condition: Condition) -> list[Prefix]:
+        num_classes = self.gpt.shape.num_classes
+        assert num_classes is not None
+        if not isinstance(condition, int) or isinstance(condition, bool):
+            raise PromptError(f"a class-conditional model needs a label from 0 to {num_classes - 1}, not {prompt!r}")
+        if not 0 <= condition < num_classes:
+            raise PromptError(f"the class label {condition} is not from 0 to {num_classes - 1}")
+        # The label after the last one is the unconditional one.
+        return [
+            self._prefix(self.gpt.embed_class(label), None, 0) for label in (condition, num_classes)[: self.num_lanes]
+        ]
+
+    def _text_lanes(self, prompt: str, condition: Condition) -> list[Prefix]:
+        features = self._features(prompt, condition)
+        num_columns = self.gpt.shape.num_condition_tokens
+        num_padding = num_columns - features.shape[0]
+        padded = torch.cat([features.new_zeros(num_padding, features.shape[1]), features])
+        padding = torch.arange(num_columns, device=features.device) < num_padding
+        lanes = [self.gpt.embed_text(padded), self.gpt.null_text()][: self.num_lanes]
+        return [self._prefix(embeds, padding if num_padding else None, num_padding) for embeds in lanes]
+
+    def _features(self, prompt: str, condition: Condition) -> Tensor:
+        if condition is None:
+            if self.text_encoder is None:
+                raise PromptError("no text encoder is loaded, and the sample brings no features of its own")
+            features = self.text_encoder.encode(prompt)
+        elif isinstance(condition, np.ndarray):
+            features = torch.from_numpy(np.array(condition, dtype=np.float32))
+        else:
+            raise PromptError(f"a text-conditional model needs a prompt or features, not {condition!r}")
+        shape = self.gpt.shape
+        if features.dim() != 2 or features.shape[1] != shape.condition_dim:
+            raise PromptError(f"features of shape {tuple(features.shape)} do not fit (l, {shape.condition_dim})")
+        if not 1 <= features.shape[0] <= shape.num_condition_tokens:
+            raise PromptError(f"{features.shape[0]} features; the model takes 1 to {shape.num_condition_tokens}")
+        if not bool(features.isfinite().all()):
+            raise PromptError("the features hold values that are not finite")
+        return features.to(self.device, self.dtype)
+
+    def _prefix(self, embeds: Tensor, padding: Tensor | None, num_padding: int) -> Prefix:
+        """Condition columns; token id 0 stands where there is no token, as EAGLE drafters for LlamaGen expect."""
+        ids = torch.zeros(embeds.shape[0], dtype=torch.long, device=embeds.device)
+        return Prefix(
+            ids, embeds, torch.arange(embeds.shape[0], device=embeds.device), ids > 0, (), padding, num_padding
+        )
+
+    def lanes(self, num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
+        """Memory for `num_slots` samples of `num_lanes` rows and `capacity` columns."""
+        return LaneModel(self.decoder, self.head, num_slots, num_lanes, capacity)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Codes are no text."""
+        return ""
