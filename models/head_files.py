@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -72,25 +73,23 @@ def weight_file(folder: Path, names: Sequence[str]) -> Path:
     raise CheckpointError(f"{folder}: it holds none of {', '.join(names)}")
 
 
-def read_tensors(file: Path) -> dict[str, Tensor]:
-    """All tensors of a weight file, on the CPU.
+def read_tensors(file: Path, wrappers: Sequence[str] = ()) -> dict[str, Tensor]:
+    """All tensors of a weight file, on the CPU; torch's own format may keep them under one of the keys `wrappers`.
 
     Raises:
         CheckpointError: it is torn, or holds anything but tensors.
     """
+    if file.suffix != ".safetensors":
+        return _tensors(file, _unpickle(file, "cpu", wrappers))
     try:
-        found: Any
-        if file.suffix == ".safetensors":
-            found = load_file(file)
-        else:
-            found = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torn zip, forbidden pickle, bad header: the file cannot be used
+        found: Any = load_file(file)
+    except Exception as error:  # bad header, torn end, unknown type: the file cannot be used
         raise CheckpointError(f"{file}: {_reason(error)}") from error
     return _tensors(file, found)
 
 
-def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a weight file's tensors, without reading their numbers.
+def read_shapes(file: Path, wrappers: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a weight file's tensors, without reading their numbers; `wrappers` as for `read_tensors`.
 
     Raises:
         CheckpointError: as `read_tensors`.
@@ -101,11 +100,7 @@ def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
                 return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
         except Exception as error:
             raise CheckpointError(f"{file}: {_reason(error)}") from error
-    try:
-        found: Any = torch.load(file, map_location="meta", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(f"{file}: {_reason(error)}") from error
-    return {name: tuple(value.shape) for name, value in _tensors(file, found).items()}
+    return {name: tuple(value.shape) for name, value in _tensors(file, _unpickle(file, "meta", wrappers)).items()}
 
 
 def fingerprint(folder: Path, ref: CheckpointRef) -> str:
@@ -136,6 +131,18 @@ def expect_shapes(where: str, found: Mapping[str, tuple[int, ...]], expected: Ma
     ]
     if wrong:
         raise CheckpointError(f"{where}: {len(wrong)} tensor(s) do not fit, the first: {wrong[0]}")
+
+
+def _unpickle(file: Path, place: str, wrappers: Sequence[str]) -> Any:
+    # Trainings keep their command line beside the weights; a namespace is a bag of values and runs nothing.
+    try:
+        with torch.serialization.safe_globals([Namespace] if wrappers else []):
+            found: Any = torch.load(file, map_location=place, weights_only=True)
+    except Exception as error:  # torn zip, forbidden pickle: the file cannot be used
+        raise CheckpointError(f"{file}: {_reason(error)}") from error
+    if isinstance(found, dict):
+        return next((found[name] for name in wrappers if isinstance(found.get(name), dict)), found)
+    return found
 
 
 def _tensors(file: Path, found: Any) -> dict[str, Tensor]:

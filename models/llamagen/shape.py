@@ -6,7 +6,7 @@ Owns the published sizes and their plain-data form in `config.json`. Knows no we
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 NAMED: dict[str, tuple[int, int, int]] = {
@@ -70,10 +70,8 @@ class GptShape:
             raise ValueError(f"a class is one condition column, not {self.num_condition_tokens}")
 
     @staticmethod
-    def named(
-        name: str, condition: Literal["text", "class"], grid: int, vocab_size: int = 16384, **changes: Any
-    ) -> GptShape:
-        """A published size.
+    def named(name: str, condition: Literal["text", "class"], grid: int, **changes: Any) -> GptShape:
+        """A published size, but for `changes`.
 
         Raises:
             ValueError: there is none of this name.
@@ -81,17 +79,17 @@ class GptShape:
         if name not in NAMED:
             raise ValueError(f"there is no LlamaGen size {name!r}; known: {', '.join(NAMED)}")
         dim, num_layers, num_heads = NAMED[name]
-        columns = 1 if condition == "class" else MAX_TEXT_TOKENS
-        settings = {"ffn_dim": ffn_dim_of(dim), "num_condition_tokens": columns} | changes
-        return GptShape(
+        published = GptShape(
             dim=dim,
             num_layers=num_layers,
             num_heads=num_heads,
-            vocab_size=vocab_size,
+            ffn_dim=ffn_dim_of(dim),
+            vocab_size=16384,
             grid=grid,
             condition=condition,
-            **settings,
+            num_condition_tokens=1 if condition == "class" else MAX_TEXT_TOKENS,
         )
+        return replace(published, **changes)
 
     @property
     def head_dim(self) -> int:

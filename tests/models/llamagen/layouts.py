@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -43,4 +45,53 @@ def official_weights(condition: str, seed: int = 5, **sizes: int) -> dict[str, T
     return {
         name: torch.randn(shape, generator=generator) * (0.3 if len(shape) > 1 else 0.1) + (len(shape) == 1)
         for name, shape in shapes.items()
+    }
+
+
+def lantern_weights(official: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same model as LANTERN names it: LlamaForCausalLM, three projections, pairs still side by side."""
+    found: dict[str, Tensor] = {}
+    for name, value in official.items():
+        if name.endswith("attention.wqkv.weight"):
+            for part, rows in zip("qkv", value.chunk(3), strict=True):
+                renamed = name.replace("attention.wqkv", f"self_attn.{part}_proj")
+                found[f"model.{renamed}"] = rows.clone()
+            continue
+        for theirs, llama in (
+            ("attention.wo.", "self_attn.o_proj."),
+            ("feed_forward.w1.", "mlp.gate_proj."),
+            ("feed_forward.w3.", "mlp.up_proj."),
+            ("feed_forward.w2.", "mlp.down_proj."),
+            ("attention_norm", "input_layernorm"),
+            ("ffn_norm", "post_attention_layernorm"),
+            ("tok_embeddings", "embed_tokens"),
+        ):
+            name = name.replace(theirs, llama)
+        found["lm_head.weight" if name == "output.weight" else f"model.{name}"] = value
+    return found
+
+
+def lantern_config(condition: str) -> dict[str, Any]:
+    """The `config.json` of such a folder: a Llama's, with the image's own fields."""
+    return {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": DIM,
+        "intermediate_size": FFN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": HEADS,
+        "vocab_size": VOCAB,
+        "rms_norm_eps": 1e-05,
+        "rope_base": 10000,
+        "rope_scaling": None,
+        "tie_word_embeddings": False,
+        "input_type": "t2i" if condition == "text" else "c2i",
+        "cls_token_num": COLUMNS if condition == "text" else 1,
+        "block_size": GRID * GRID,
+        "caption_dim": FEATURES,
+        "num_classes": CLASSES,
+        "class_dropout_p": 0.1,
+        "token_dropout_p": 0.1,
+        "torch_dtype": "float32",
     }

@@ -1,0 +1,268 @@
+"""Files of LlamaGen's GPT: the published `.pt` files, LANTERN's safetensors folders, and folders of our own.
+
+Our own folder is `config.json` (the fields of `GptShape`) beside `model.safetensors` under LlamaGen's own names, so it
+reads back into LlamaGen as well. Owns finding, reading and writing; what tensors are called is
+`models.llamagen.layouts`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download
+from safetensors.torch import save_file
+from torch import Tensor
+
+from models.checkpoints import DTYPES, CheckpointError, CheckpointRef
+from models.head_files import expect_shapes, head_folder, read_json, read_shapes, read_tensors
+from models.llamagen.gpt import Gpt
+from models.llamagen.layouts import (
+    LANTERN,
+    OFFICIAL,
+    expected_shapes,
+    is_stray,
+    layout_of,
+    sizes_of,
+    to_gpt,
+    to_official,
+)
+from models.llamagen.shape import GPT_TYPE, GptShape
+
+WRAPPERS = ("model", "module", "state_dict")
+"""Keys under which a published `.pt` file may keep its weights (DDP, DeepSpeed, Lightning); FSDP's has none."""
+
+PICKLED = (".pt", ".pth", ".bin")
+# Published files name their picture's side; all of them count codes of 16 pixels.
+_PUBLISHED_NAME = re.compile(r"[ct]2i_(?:B|L|XL|XXL|3B)(?:_stage[12])?_(256|384|512)\.pt")
+_PIXELS_PER_CODE = 16
+_HINT = "python -m models.llamagen.convert writes one: give it --grid and --heads"
+
+
+@dataclass(frozen=True)
+class FoundFiles:
+    """A checkpoint's `config.json` (empty where it has none) and its weight files, none where they were not fetched."""
+
+    where: str
+    config: dict[str, Any]
+    files: tuple[Path, ...]
+
+
+def find_files(ref: CheckpointRef, weights: bool = True) -> FoundFiles:
+    """Where a checkpoint lies: a file, a folder, a hub id `owner/name`, or one file of the hub, `owner/name/file.pt`.
+
+    Without `weights` only the configuration is fetched from a hub id.
+
+    Raises:
+        CheckpointError: there is no such thing, or a folder in which no one file is the model's.
+    """
+    path = Path(ref.path)
+    if path.is_file():
+        return FoundFiles(ref.path, read_json(path.parent), (path,))
+    if path.suffix in (*PICKLED, ".safetensors"):
+        return FoundFiles(ref.path, {}, (_fetch(ref),))
+    folder = head_folder(ref, ("model*.safetensors",), weights)
+    files = _weight_files(folder) if ref.is_folder or weights else ()
+    return FoundFiles(ref.path, read_json(folder), files)
+
+
+def read_gpt_shape(ref: CheckpointRef, sizes: Mapping[str, Any] | None = None) -> GptShape:
+    """What a checkpoint holds, from its tensors' shapes and its `config.json`; `sizes` adds what neither says.
+
+    The number of heads follows from a published size, the grid from a published file's name; otherwise `config.json`
+    or `sizes` has to give `num_heads` and `grid`. Of a hub id only the configuration is fetched.
+
+    Raises:
+        CheckpointError: a file is missing, unreadable or not LlamaGen's, tensors are missing or misshapen, or a size
+            is unknown or contradicts another.
+    """
+    found = find_files(ref, weights=False)
+    if not found.files:
+        return _shape(found, {}, LANTERN if "hidden_size" in found.config else OFFICIAL, sizes or {})
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in found.files:
+        shapes |= read_shapes(file, WRAPPERS)
+    return _check(found, shapes, sizes or {})[0]
+
+
+def load_gpt(ref: CheckpointRef, dtype: str, device: torch.device, sizes: Mapping[str, Any] | None = None) -> Gpt:
+    """Load a GPT in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
+
+    Raises:
+        CheckpointError: as `read_gpt_shape`.
+    """
+    found = find_files(ref)
+    tensors: dict[str, Tensor] = {}
+    for file in found.files:
+        tensors |= read_tensors(file, WRAPPERS)
+    shape, layout = _check(found, {name: tuple(value.shape) for name, value in tensors.items()}, sizes or {})
+    gpt = gpt_from_weights(shape, tensors, layout)
+    return gpt.to(device=device, dtype=DTYPES.get(dtype, gpt.output.weight.dtype))
+
+
+def gpt_from_weights(shape: GptShape, weights: Mapping[str, Tensor], layout: str = OFFICIAL) -> Gpt:
+    """A GPT in evaluation mode with weights under a published layout's names, which fit `shape`."""
+    with torch.device("meta"):
+        gpt = Gpt(shape)
+    kept = {name: value.detach() for name, value in weights.items() if not is_stray(name)}
+    gpt.load_state_dict(to_gpt(kept, shape, layout), strict=True, assign=True)
+    return gpt.requires_grad_(False).eval()
+
+
+def save_gpt(gpt: Gpt, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write `config.json` and `model.safetensors`, under LlamaGen's own names and in its order of rotary pairs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    state = {name: value.detach().to("cpu", dtype or value.dtype) for name, value in gpt.state_dict().items()}
+    tensors = {name: value.contiguous() for name, value in to_official(state, gpt.shape.num_heads).items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(gpt.shape.to_config(), indent=2) + "\n", encoding="utf-8")
+
+
+def revision_of(ref: CheckpointRef) -> str:
+    """What identifies a checkpoint's weights: names, sizes, first and last bytes of its files, hashed.
+
+    Raises:
+        CheckpointError: as `find_files`.
+    """
+    digest = hashlib.sha256()
+    found = find_files(ref)
+    digest.update(json.dumps(found.config, sort_keys=True).encode())
+    for file in found.files:
+        with file.open("rb") as stream:
+            # Headers tell shapes; a sample of the end tells retrained weights of the same shapes apart.
+            head = stream.read(1 << 20)
+            stream.seek(max(0, file.stat().st_size - (1 << 16)))
+            digest.update(f"{file.name}:{file.stat().st_size}:".encode() + head + stream.read())
+    return digest.hexdigest()[:16]
+
+
+def _fetch(ref: CheckpointRef) -> Path:
+    if ref.path.startswith(("/", ".", "~")) or ref.path.count("/") != 2:
+        raise CheckpointError(f"{ref.path}: no such file (and not a file of the hub of the form owner/name/file.pt)")
+    owner, name, file = ref.path.split("/")
+    try:
+        return Path(hf_hub_download(f"{owner}/{name}", file, revision=ref.revision))
+    except Exception as error:  # the hub's errors, the network's and the disk's mean the same to the user
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{ref.path}: it cannot be fetched from the hub: {reason}") from error
+
+
+def _weight_files(folder: Path) -> tuple[Path, ...]:
+    if (folder / "model.safetensors").is_file():
+        return (folder / "model.safetensors",)
+    if shards := sorted(folder.glob("model-*-of-*.safetensors")):
+        return tuple(shards)
+    pickled = sorted(file for file in folder.iterdir() if file.suffix in PICKLED)
+    if len(pickled) == 1:
+        return (pickled[0],)
+    if pickled:
+        raise CheckpointError(f"{folder}: it holds {len(pickled)} weight files; name one, such as {pickled[0]}")
+    raise CheckpointError(f"{folder}: it holds no weights: neither model.safetensors nor a .pt file")
+
+
+def _check(found: FoundFiles, shapes: dict[str, tuple[int, ...]], sizes: Mapping[str, Any]) -> tuple[GptShape, str]:
+    """The shape that config and tensors agree on, and the layout; every tensor is there and of its shape."""
+    layout = layout_of(shapes)
+    if layout is None:
+        what = "a VQ model" if "quantize.embedding.weight" in shapes else f"something else ({_some(shapes)})"
+        raise CheckpointError(
+            f"{found.where}: this is {what}, not LlamaGen's GPT: it holds neither tok_embeddings.weight nor "
+            "model.embed_tokens.weight"
+        )
+    told = sizes_of(shapes, layout, found.where)
+    shape = _shape(found, told, layout, sizes)
+    kept = {name: size for name, size in shapes.items() if not is_stray(name)}
+    expect_shapes(found.where, kept, expected_shapes(shape, layout))
+    return shape, layout
+
+
+def _shape(found: FoundFiles, told: dict[str, Any], layout: str, sizes: Mapping[str, Any]) -> GptShape:
+    """Put together what the tensors tell, what the configuration says and what the caller adds."""
+    said = _translate(found) if layout == LANTERN else _own(found)
+    for name in told.keys() & said.keys() - {"num_heads", "grid"}:
+        if told[name] != said[name]:
+            raise CheckpointError(
+                f"{found.where}: config.json says {name} is {said[name]!r}, but the weights say {told[name]!r}"
+            )
+    known = told | said | dict(sizes)
+    known.setdefault("grid", _grid_of_name(found))
+    if known["grid"] is None:
+        raise CheckpointError(
+            f"{found.where}: nothing says how many codes an image's side has; config.json beside it must give "
+            f'"grid" (16 for 256 px, 24 for 384 px, 32 for 512 px). {_HINT}'
+        )
+    if "num_heads" not in known:
+        raise CheckpointError(
+            f"{found.where}: {known.get('dim')} wide with {known.get('num_layers')} layers is no published size, and "
+            f'the number of heads cannot be read from weights; config.json beside it must give "num_heads". {_HINT}'
+        )
+    names = [field.name for field in fields(GptShape)][:8]
+    if missing := [name for name in names if name not in known]:
+        raise CheckpointError(f"{found.where}: config.json does not give {missing[0]}")
+    try:
+        return GptShape(**known)
+    except ValueError as error:
+        raise CheckpointError(f"{found.where}: {error}") from None
+
+
+def _own(found: FoundFiles) -> dict[str, Any]:
+    """A `config.json` of our own, whole or in part."""
+    if not found.config:
+        return {}
+    kind = found.config.get("model_type")
+    if kind != GPT_TYPE:
+        raise CheckpointError(
+            f"{found.where}: config.json beside it is of {kind!r}, but the weights are LlamaGen's GPT; it must say "
+            f'"model_type": "{GPT_TYPE}", or not be there'
+        )
+    said = {name: value for name, value in found.config.items() if name != "model_type"}
+    if unknown := sorted(said.keys() - {field.name for field in fields(GptShape)}):
+        raise CheckpointError(f"{found.where}: config.json gives {unknown[0]}, which no LlamaGen has")
+    return said
+
+
+def _translate(found: FoundFiles) -> dict[str, Any]:
+    """LANTERN's `config.json`, which is a Llama's with sizes of its own."""
+    config, where = found.config, found.where
+    needed = ("num_attention_heads", "rms_norm_eps", "block_size")
+    if missing := [name for name in needed if name not in config]:
+        raise CheckpointError(f"{where}: config.json, as LANTERN writes it, has to give {missing[0]}")
+    kind = config.get("input_type", "t2i")
+    if kind not in ("t2i", "c2i"):
+        raise CheckpointError(f"{where}: input_type in config.json must be t2i or c2i, not {kind!r}")
+    if config.get("num_key_value_heads", config["num_attention_heads"]) != config["num_attention_heads"]:
+        raise CheckpointError(f"{where}: LlamaGen has as many key heads as query heads, but config.json says otherwise")
+    block = config["block_size"]
+    if not isinstance(block, int) or block < 1 or math.isqrt(block) ** 2 != block:
+        raise CheckpointError(f"{where}: block_size in config.json must be a square number, not {block!r}")
+    names = {
+        "hidden_size": "dim",
+        "num_hidden_layers": "num_layers",
+        "num_attention_heads": "num_heads",
+        "intermediate_size": "ffn_dim",
+        "vocab_size": "vocab_size",
+        "cls_token_num": "num_condition_tokens",
+        "rms_norm_eps": "rms_eps",
+        "rope_base": "rope_base",
+        **({"caption_dim": "condition_dim"} if kind == "t2i" else {"num_classes": "num_classes"}),
+    }
+    said: dict[str, Any] = {ours: config[name] for name, ours in names.items() if config.get(name) is not None}
+    return said | {"grid": math.isqrt(block), "condition": "text" if kind == "t2i" else "class"}
+
+
+def _grid_of_name(found: FoundFiles) -> int | None:
+    for file in found.files:
+        if name := _PUBLISHED_NAME.fullmatch(file.name):
+            return int(name[1]) // _PIXELS_PER_CODE
+    return None
+
+
+def _some(shapes: Mapping[str, Any]) -> str:
+    return ", ".join(list(shapes)[:2]) or "nothing at all"

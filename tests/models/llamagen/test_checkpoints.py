@@ -1,0 +1,372 @@
+"""LlamaGen's published files are read as they are, and what cannot be read is refused with what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from models.checkpoints import CheckpointError, CheckpointRef
+from models.llamagen.checkpoints import load_gpt, read_gpt_shape, revision_of, save_gpt
+from models.llamagen.gpt import Gpt
+from models.llamagen.shape import GPT_TYPE, GptShape
+from tests.llamagen_reference import LlamaGenReference
+from tests.models.llamagen.layouts import (
+    CLASSES,
+    COLUMNS,
+    DIM,
+    FEATURES,
+    FFN,
+    GRID,
+    HEADS,
+    LAYERS,
+    VOCAB,
+    lantern_config,
+    lantern_weights,
+    official_weights,
+)
+
+CPU = torch.device("cpu")
+KINDS = ("text", "class")
+SHAPES = {
+    "text": GptShape(DIM, LAYERS, HEADS, FFN, VOCAB, GRID, "text", COLUMNS, condition_dim=FEATURES),
+    "class": GptShape(DIM, LAYERS, HEADS, FFN, VOCAB, GRID, "class", 1, num_classes=CLASSES),
+}
+CODES = [3, 1, 7, 20, 9]
+BESIDE = {"model_type": GPT_TYPE, "num_heads": HEADS, "grid": GRID}
+"""What weights of no published size do not say themselves."""
+
+
+def publish(folder: Path, content: Any, name: str = "t2i.pt", config: dict[str, Any] | None = BESIDE) -> CheckpointRef:
+    torch.save(content, folder / name)
+    if config is not None:
+        (folder / "config.json").write_text(json.dumps(config))
+    return CheckpointRef(str(folder / name))
+
+
+def publish_lantern(folder: Path, condition: str, **changes: Any) -> CheckpointRef:
+    save_file(lantern_weights(official_weights(condition)), folder / "model.safetensors")
+    config = {name: value for name, value in (lantern_config(condition) | changes).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(config))
+    return CheckpointRef(str(folder))
+
+
+def condition_of(kind: str) -> Tensor | int:
+    return torch.randn(4, FEATURES, generator=torch.Generator().manual_seed(8)) if kind == "text" else 2
+
+
+@torch.inference_mode()
+def states(gpt: Gpt, condition: Tensor | int, is_null: bool = False) -> Tensor:
+    """Hidden states (L + T, D) of the condition and `CODES`, with the mask that training has."""
+    num_padding = 0
+    if isinstance(condition, Tensor):
+        num_padding = gpt.shape.num_condition_tokens - len(condition)
+        padded = torch.cat([torch.zeros(num_padding, FEATURES), condition])
+        prompt = gpt.null_text() if is_null else gpt.embed_text(padded)
+    else:
+        prompt = gpt.embed_class(CLASSES if is_null else condition)
+    embeds = torch.cat([prompt, gpt.get_input_embeddings()(torch.tensor(CODES))])[None]
+    length = embeds.shape[1]
+    mask = torch.ones(length, length).tril().bool()
+    mask[:, :num_padding] = False
+    mask |= torch.eye(length).bool()
+    out: Tensor = gpt(embeds, torch.arange(length)[None], attention_mask=mask[None, None]).last_hidden_state[0]
+    return out
+
+
+def expect_the_published_model(gpt: Gpt, kind: str) -> None:
+    """Both lanes give the states and the logits that the slow reference computes from the published tensors."""
+    reference = LlamaGenReference(official_weights(kind), HEADS, GRID)
+    condition = condition_of(kind)
+    prompt, null, padding = reference.prompts(condition)
+    for inputs, is_null in ((prompt, False), (null, True)):
+        expected = reference.states(inputs, padding, CODES)
+        found = states(gpt, condition, is_null)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        assert not torch.allclose(found, states(gpt, condition, not is_null), atol=1e-2)
+    logits = gpt.get_output_embeddings()(states(gpt, condition))[-1]
+    torch.testing.assert_close(logits, reference.next_logits(prompt, padding, CODES), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrapper", ["model", "module", "state_dict", None])
+def test_a_published_file_is_the_published_model_whatever_key_wraps_it(
+    tmp_path: Path, wrapper: str | None, kind: str
+) -> None:
+    weights = official_weights(kind)
+    ref = publish(tmp_path, weights if wrapper is None else {wrapper: weights, "steps": 7})
+    assert read_gpt_shape(ref) == SHAPES[kind]
+    gpt = load_gpt(ref, "auto", CPU)
+    expect_the_published_model(gpt, kind)
+    assert not any(parameter.requires_grad for parameter in gpt.parameters())
+    assert not gpt.training
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_lanterns_folder_is_the_same_model(tmp_path: Path, kind: str) -> None:
+    ref = publish_lantern(tmp_path, kind)
+    assert read_gpt_shape(ref) == SHAPES[kind]
+    expect_the_published_model(load_gpt(ref, "auto", CPU), kind)
+
+
+def test_lanterns_weights_may_lie_in_several_files(tmp_path: Path) -> None:
+    ref = publish_lantern(tmp_path, "text")
+    tensors = load_file(tmp_path / "model.safetensors")
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(tensors)
+    save_file({name: tensors[name] for name in names[:9]}, tmp_path / "model-00001-of-00002.safetensors")
+    save_file({name: tensors[name] for name in names[9:]}, tmp_path / "model-00002-of-00002.safetensors")
+    expect_the_published_model(load_gpt(ref, "auto", CPU), "text")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_our_own_folder_reads_back_and_holds_the_published_tensors(tmp_path: Path, kind: str) -> None:
+    gpt = load_gpt(publish(tmp_path, official_weights(kind)), "auto", CPU)
+    save_gpt(gpt, tmp_path / "ours")
+    again = load_gpt(CheckpointRef(str(tmp_path / "ours")), "auto", CPU)
+    assert again.shape == gpt.shape == SHAPES[kind]
+    expect_the_published_model(again, kind)
+    stored = load_file(tmp_path / "ours" / "model.safetensors")
+    expected = official_weights(kind)
+    assert stored.keys() == expected.keys()
+    assert all(torch.equal(stored[name], expected[name]) for name in expected)
+
+
+def test_sizes_other_than_the_published_survive_our_own_folder(tmp_path: Path) -> None:
+    shape = GptShape(24, 1, 2, 40, 17, 4, "class", 1, num_classes=2, rms_eps=1e-3, rope_base=50.0)
+    save_gpt(Gpt(shape), tmp_path)
+    assert read_gpt_shape(CheckpointRef(str(tmp_path))) == shape
+
+
+def test_weights_are_stored_and_loaded_in_the_type_asked_for(tmp_path: Path) -> None:
+    gpt = load_gpt(publish(tmp_path, official_weights("text")), "bfloat16", CPU)
+    assert {parameter.dtype for parameter in gpt.parameters()} == {torch.bfloat16}
+    save_gpt(gpt, tmp_path / "half", torch.float16)
+    assert {value.dtype for value in load_file(tmp_path / "half" / "model.safetensors").values()} == {torch.float16}
+    assert load_gpt(CheckpointRef(str(tmp_path / "half")), "auto", CPU).output.weight.dtype == torch.float16
+    assert load_gpt(CheckpointRef(str(tmp_path / "half")), "float32", CPU).rotary.cos.dtype == torch.float32
+
+
+def test_what_a_training_keeps_beside_the_weights_is_left_alone(tmp_path: Path) -> None:
+    content = {"optimizer": {"lr": 1e-4}, "args": Namespace(epochs=3), "model": official_weights("text")}
+    expect_the_published_model(load_gpt(publish(tmp_path, content), "auto", CPU), "text")
+
+
+def test_an_old_files_rotary_table_tells_heads_and_grid_and_is_not_loaded(tmp_path: Path) -> None:
+    stray = {"freqs_cis": torch.full((COLUMNS + GRID * GRID, DIM // HEADS // 2, 2), torch.nan)}
+    ref = publish(tmp_path, official_weights("text") | stray, config=None)
+    assert read_gpt_shape(ref) == SHAPES["text"]
+    expect_the_published_model(load_gpt(ref, "auto", CPU), "text")
+
+
+def named_weights(columns: int = 120) -> dict[str, Tensor]:
+    """The published size B in all that tells it, on no memory: its tensors are views of one number."""
+    shapes = {name: tuple(value.shape) for name, value in official_weights("text", layers=12, columns=columns).items()}
+    sizes = {DIM: 768, 3 * DIM: 3 * 768, FFN: 2048, VOCAB: 16384, FEATURES: 2048}
+    one = torch.zeros(1, dtype=torch.bfloat16)
+    return {name: one.expand([sizes.get(side, side) for side in shape]) for name, shape in shapes.items()}
+
+
+@pytest.mark.parametrize(
+    ("name", "grid"), [("t2i_B_stage1_256.pt", 16), ("c2i_B_384.pt", 24), ("t2i_B_stage2_512.pt", 32)]
+)
+def test_a_published_size_tells_its_heads_and_a_published_name_its_grid(tmp_path: Path, name: str, grid: int) -> None:
+    ref = publish(tmp_path, {"model": named_weights()}, name, config=None)
+    assert read_gpt_shape(ref) == GptShape.named("B", "text", grid)
+
+
+def test_a_config_beside_wins_over_the_published_name(tmp_path: Path) -> None:
+    config = {"model_type": GPT_TYPE, "grid": 24, "num_heads": 6, "rms_eps": 1e-6}
+    ref = publish(tmp_path, {"model": named_weights()}, "t2i_B_stage1_256.pt", config)
+    assert read_gpt_shape(ref) == GptShape.named("B", "text", 24, num_heads=6, rms_eps=1e-6)
+
+
+def test_what_neither_weights_nor_config_say_can_be_given(tmp_path: Path) -> None:
+    ref = publish(tmp_path, official_weights("text"), config=None)
+    assert read_gpt_shape(ref, {"num_heads": HEADS, "grid": GRID}) == SHAPES["text"]
+    assert load_gpt(ref, "auto", CPU, {"num_heads": HEADS, "grid": GRID}).shape == SHAPES["text"]
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+def refusal(ref: CheckpointRef) -> str:
+    """The message of both readers, which agree and name the file."""
+    with pytest.raises(CheckpointError) as said:
+        read_gpt_shape(ref)
+    with pytest.raises(CheckpointError) as said_too:
+        load_gpt(ref, "auto", CPU)
+    assert str(said.value) == str(said_too.value)
+    assert str(said.value).startswith(ref.path)
+    return str(said.value)
+
+
+def test_an_unknown_grid_or_number_of_heads_is_asked_for_with_the_key_to_write(tmp_path: Path) -> None:
+    heads = {"model_type": GPT_TYPE, "num_heads": HEADS}
+    assert 'must give "grid" (16 for 256 px' in refusal(publish(tmp_path, official_weights("text"), config=heads))
+    grid = {"model_type": GPT_TYPE, "grid": GRID}
+    message = refusal(publish(tmp_path, official_weights("text"), config=grid))
+    assert "32 wide with 2 layers is no published size" in message
+    assert 'must give "num_heads"' in message
+
+
+def test_a_torn_file_is_refused_by_name(tmp_path: Path) -> None:
+    ref = publish(tmp_path, official_weights("text"))
+    content = Path(ref.path).read_bytes()
+    Path(ref.path).write_bytes(content[: len(content) // 2])
+    assert "it cannot be read" in refusal(ref)
+    Path(ref.path).write_bytes(b"")
+    assert "it cannot be read" in refusal(ref)
+
+
+def test_a_torn_safetensors_file_is_refused_by_name(tmp_path: Path) -> None:
+    ref = publish_lantern(tmp_path, "text")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    assert "model.safetensors: it cannot be read" in refusal(ref)
+
+
+class Bomb:
+    """Writes a file when it is unpickled the careless way."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+def test_code_inside_a_pickle_is_never_run(tmp_path: Path) -> None:
+    ref = publish(tmp_path, {"model": official_weights("text"), "args": Bomb(tmp_path / "boom")})
+    assert "tensors only, no other pickled objects" in refusal(ref)
+    assert not (tmp_path / "boom").exists()
+
+
+def test_a_namespace_does_not_open_the_door_to_other_objects(tmp_path: Path) -> None:
+    ref = publish(tmp_path, {"model": official_weights("text"), "args": Namespace(x=Bomb(tmp_path / "boom"))})
+    assert "tensors only" in refusal(ref)
+    assert not (tmp_path / "boom").exists()
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        "layers.1.attention.wqkv.weight",
+        "layers.0.ffn_norm.weight",
+        "output.weight",
+        "cls_embedding.cap_proj.fc2.weight",
+    ],
+)
+def test_a_missing_tensor_is_named(tmp_path: Path, lost: str) -> None:
+    weights = official_weights("text")
+    del weights[lost]
+    assert f"{lost} is missing" in refusal(publish(tmp_path, {"model": weights}))
+
+
+@pytest.mark.parametrize("lost", ["layers.0.feed_forward.w1.weight", "cls_embedding.uncond_embedding"])
+def test_a_missing_tensor_that_tells_a_size_is_named_too(tmp_path: Path, lost: str) -> None:
+    weights = official_weights("text")
+    del weights[lost]
+    assert "is missing" in refusal(publish(tmp_path, {"model": weights}))
+
+
+def test_a_misshapen_tensor_is_named_with_both_shapes(tmp_path: Path) -> None:
+    weights = official_weights("text") | {"layers.1.attention.wqkv.weight": torch.zeros(2 * DIM, DIM)}
+    message = refusal(publish(tmp_path, weights))
+    assert f"layers.1.attention.wqkv.weight has shape {[2 * DIM, DIM]} instead of {[3 * DIM, DIM]}" in message
+    weights = official_weights("text") | {"tok_embeddings.weight": torch.zeros(VOCAB)}
+    assert "tok_embeddings.weight has shape [40], not that of a matrix" in refusal(publish(tmp_path, weights))
+
+
+def test_an_unknown_tensor_is_named(tmp_path: Path) -> None:
+    weights = official_weights("text") | {"layers.0.attention.wqkv.bias": torch.zeros(3 * DIM)}
+    assert "layers.0.attention.wqkv.bias is not known" in refusal(publish(tmp_path, weights))
+
+
+def test_another_networks_weights_are_refused_for_what_they_are(tmp_path: Path) -> None:
+    vq = {"quantize.embedding.weight": torch.zeros(4, 8)}
+    assert "this is a VQ model, not LlamaGen's GPT" in refusal(publish(tmp_path, {"model": vq}))
+    assert "something else (a.weight)" in refusal(publish(tmp_path, {"a.weight": torch.zeros(1)}))
+    assert "nothing at all" in refusal(publish(tmp_path, {}))
+    assert "a plain state dict of tensors" in refusal(publish(tmp_path, [torch.zeros(1)]))
+
+
+def test_a_config_that_contradicts_the_weights_is_refused_with_both_values(tmp_path: Path) -> None:
+    message = refusal(publish(tmp_path, official_weights("text"), config=BESIDE | {"dim": 64}))
+    assert "config.json says dim is 64, but the weights say 32" in message
+    message = refusal(publish_lantern(tmp_path, "text", num_hidden_layers=3))
+    assert "config.json says num_layers is 3, but the weights say 2" in message
+    message = refusal(publish_lantern(tmp_path, "text", input_type="c2i"))
+    assert "says condition is 'class', but the weights say 'text'" in message
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (BESIDE | {"grid": 0}, "grid must be a positive whole number, not 0"),
+        (BESIDE | {"num_heads": "4"}, "num_heads must be a positive whole number, not '4'"),
+        (BESIDE | {"num_heads": 5}, "dim is 32 and num_heads 5"),
+        (BESIDE | {"gird": 3}, "config.json gives gird, which no LlamaGen has"),
+        ({"model_type": "t5"}, "config.json beside it is of 't5', but the weights are LlamaGen's GPT"),
+        ({"grid": 3}, "config.json beside it is of None"),
+    ],
+)
+def test_a_config_of_another_model_or_of_impossible_sizes_is_refused(
+    tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
+    assert said in refusal(publish(tmp_path, official_weights("text"), config=config))
+
+
+def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
+    ref = publish(tmp_path, official_weights("text"))
+    for text, said in (("{", "not valid JSON"), ("[]", "must hold a JSON object")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(CheckpointError, match=f"config.json: .*{said}"):
+            load_gpt(ref, "auto", CPU)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"block_size": None}, "has to give block_size"),
+        ({"block_size": 10}, "block_size in config.json must be a square number, not 10"),
+        ({"block_size": "9"}, "must be a square number, not '9'"),
+        ({"num_attention_heads": None}, "has to give num_attention_heads"),
+        ({"rms_norm_eps": None}, "has to give rms_norm_eps"),
+        ({"num_key_value_heads": 2}, "as many key heads as query heads"),
+        ({"input_type": "t2i2"}, "input_type in config.json must be t2i or c2i, not 't2i2'"),
+    ],
+)
+def test_a_config_of_lanterns_without_what_weights_cannot_tell_is_refused(
+    tmp_path: Path, change: dict[str, Any], said: str
+) -> None:
+    assert said in refusal(publish_lantern(tmp_path, "text", **change))
+
+
+def test_places_without_a_checkpoint_are_refused_with_what_was_expected(tmp_path: Path) -> None:
+    assert "no such file" in refusal(CheckpointRef(str(tmp_path / "absent.pt")))
+    assert "no such folder" in refusal(CheckpointRef(str(tmp_path / "absent")))
+    assert "it holds no weights: neither model.safetensors nor a .pt file" in refusal(CheckpointRef(str(tmp_path)))
+    torch.save({}, tmp_path / "a.pt")
+    torch.save({}, tmp_path / "b.pt")
+    assert "it holds 2 weight files; name one, such as" in refusal(CheckpointRef(str(tmp_path)))
+
+
+def test_a_folder_with_one_published_file_is_that_file(tmp_path: Path) -> None:
+    publish(tmp_path, official_weights("class"))
+    expect_the_published_model(load_gpt(CheckpointRef(str(tmp_path)), "auto", CPU), "class")
+
+
+def test_the_revision_changes_with_the_weights_and_with_the_config(tmp_path: Path) -> None:
+    first = revision_of(publish(tmp_path, official_weights("text")))
+    assert revision_of(publish(tmp_path, official_weights("text"))) == first
+    second = revision_of(publish(tmp_path, official_weights("text", seed=6)))
+    third = revision_of(publish(tmp_path, official_weights("text"), config=BESIDE | {"rms_eps": 1e-6}))
+    assert len({first, second, third}) == 3
