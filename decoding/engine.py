@@ -115,7 +115,7 @@ class Engine:
             request = self._waiting.popleft()
             try:
                 self._check(request)
-                lanes = self.target.encode_lanes(request.prompt, request.images, request.condition)
+                lanes = self.target.encode_lanes(request.prompt, request.images, request.condition, request.videos)
             except PromptError as error:
                 finished.append(failed(request, RequestError(PROMPT_REFUSED, str(error))))
                 continue

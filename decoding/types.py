@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from models.clip import Clip
+
 FINISH_REASONS = ("stop", "length", "stop_string", "error")
 
 
@@ -61,8 +63,9 @@ class Request:
     """One sample to decode.
 
     `prompt` is the rendered text, image placeholders included, exactly as the target's processor expects it;
-    `images` are uint8 RGB arrays of shape (height, width, 3) in the order of their placeholders. `condition` is for
-    image models and stands for the prompt: ready text features (L, D), or a class label. Noise is keyed by
+    `images` are uint8 RGB arrays of shape (height, width, 3) and `videos` are clips, each in the order of their
+    placeholders. `condition` is for image models and stands for the prompt: ready text features (L, D), or a class
+    label. Noise is keyed by
     `(seed, sample_id, replica)`, so the output depends on nothing else in the batch.
     """
 
@@ -73,6 +76,7 @@ class Request:
     seed: int = 0
     replica: int = 0
     condition: NDArray[np.float32] | int | None = None
+    videos: tuple[Clip, ...] = ()
 
 
 @dataclass(frozen=True)

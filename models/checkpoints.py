@@ -29,8 +29,9 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+from transformers.models.auto.video_processing_auto import get_video_processor_config
 
-from models.front_end import VIDEO_PART, images_only
+from models.video import VIDEO_PART, VideoProcessor, VideoSettingsError, video_part, without_torchvision
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -104,22 +105,35 @@ def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
         raise CheckpointError(f"{ref.path}: it holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
     try:
         if loader is AutoProcessor and own_class is not None and VIDEO_PART in own_class.get_attributes():
-            return _read_images_only(ref, own_class)
+            return _read_with_own_video_part(ref, own_class)
         return loader.from_pretrained(ref.path, **ref.options())
     except Exception as error:  # the tokenizers library raises bare exceptions for a torn file
         raise CheckpointError(f"{ref.path}: its processor cannot be read: {_first_line(error)}") from error
 
 
-def _read_images_only(ref: CheckpointRef, processor_class: Any) -> Any:
-    """The processor without its video part, put together from its own files as transformers would."""
+def _read_with_own_video_part(ref: CheckpointRef, processor_class: Any) -> Any:
+    """The processor put together from its own files as transformers would, its video part ours.
+
+    A video part that we do not know is left out: such a checkpoint still reads images.
+    """
     loaders: dict[str, Any] = {"image_processor": AutoImageProcessor, "tokenizer": AutoTokenizer}
     options = ref.options()
     parts = [
-        None if part == VIDEO_PART else loaders[part].from_pretrained(ref.path, **options)
+        _read_video_part(ref, processor_class)
+        if part == VIDEO_PART
+        else loaders[part].from_pretrained(ref.path, **options)
         for part in processor_class.get_attributes()
     ]
     settings, _ = processor_class.get_processor_dict(ref.path, **options)
-    return images_only(processor_class).from_args_and_dict(parts, settings)
+    return without_torchvision(processor_class).from_args_and_dict(parts, settings)
+
+
+def _read_video_part(ref: CheckpointRef, processor_class: Any) -> VideoProcessor | None:
+    try:
+        settings = get_video_processor_config(ref.path, revision=ref.revision)
+        return video_part(processor_class, settings)
+    except VideoSettingsError:
+        return None
 
 
 def load_weights(ref: CheckpointRef, config: PreTrainedConfig, dtype: str, device: torch.device) -> nn.Module:

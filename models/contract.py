@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from models.clip import Clip
 from models.lanes import LaneModel
 from models.prefix import Prefix
 
@@ -39,7 +40,13 @@ class TargetModel(Protocol):
     eos_ids: frozenset[int]
     special_ids: frozenset[int]
 
-    def encode_lanes(self, prompt: str, images: Sequence[NDArray[np.uint8]], condition: Condition) -> list[Prefix]:
+    def encode_lanes(
+        self,
+        prompt: str,
+        images: Sequence[NDArray[np.uint8]],
+        condition: Condition,
+        videos: Sequence[Clip] = (),
+    ) -> list[Prefix]:
         """One sample's prompt for each lane, on the model's device.
 
         Raises:

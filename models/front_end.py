@@ -1,4 +1,4 @@
-"""From text and pictures to model inputs: chat template, tokenizer, image processor.
+"""From text, pictures and clips to model inputs: chat template, tokenizer, image and video processor.
 
 Knows the processor that ships with a checkpoint. Knows nothing of weights, slots or generation.
 """
@@ -13,31 +13,13 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
-from transformers import ProcessorMixin
 
-VIDEO_PART = "video_processor"
+from models import video
+from models.clip import Clip
 
 
 class PromptError(ValueError):
-    """A prompt that the processor refuses: wrong number of images, an unreadable template, no tokens."""
-
-
-class _ImagesOnly(ProcessorMixin):  # type: ignore[misc]
-    """A processor without its video part, which this project never calls: clips arrive as frames, that is, images."""
-
-    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
-        if argument_name == VIDEO_PART and argument is None:
-            return None
-        return super().check_argument_for_proper_class(argument_name, argument)
-
-
-def images_only(processor_class: type[Any]) -> type[Any]:
-    """`processor_class`, which insists on a video part, as a class that works without one.
-
-    Video processors need torchvision, and reading an image must not.
-    """
-
-    return type(processor_class.__name__, (_ImagesOnly, processor_class), {})
+    """A prompt that the processor refuses: wrong number of pictures, an unreadable template, no tokens."""
 
 
 class FrontEnd:
@@ -47,6 +29,7 @@ class FrontEnd:
         self.processor = processor
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self.takes_images = self.tokenizer is not processor
+        self.takes_videos = isinstance(getattr(processor, video.VIDEO_PART, None), video.VideoProcessor)
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
         """Messages → prompt text by the checkpoint's own chat template, with the turn to be answered opened.
@@ -63,23 +46,30 @@ class FrontEnd:
             raise PromptError(f"the chat template refuses these messages: {error}") from error
         return str(text)
 
-    def encode(self, prompt: str, images: Sequence[NDArray[np.uint8]]) -> dict[str, Tensor]:
-        """Prompt and uint8 RGB images (height, width, 3) → processor outputs for one sample (batch axis of 1).
+    def encode(
+        self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()
+    ) -> dict[str, Tensor]:
+        """Prompt, uint8 RGB images (height, width, 3) and clips → processor outputs for one sample (batch axis of 1).
 
         Raises:
-            PromptError: the processor refuses them, or images are given to a text model.
+            PromptError: the processor refuses them, or the model takes no images or no videos.
         """
         bos = self.tokenizer.bos_token
         # Templates that write the BOS themselves must not get a second one.
         special = not (bos and prompt.startswith(bos))
         if images and not self.takes_images:
             raise PromptError(f"the model takes text only, but the sample has {len(images)} image(s)")
+        if videos and not self.takes_videos:
+            raise PromptError(f"the model takes no videos, but the sample has {len(videos)}")
+        shown: dict[str, Any] = {}
+        if images:
+            shown["images"] = [Image.fromarray(image) for image in images]
+        if videos:
+            shown["videos"] = [clip.frames for clip in videos]
+            shown["video_metadata"] = [video.metadata(clip) for clip in videos]
         try:
-            if images:
-                pictures = [Image.fromarray(image) for image in images]
-                inputs = self.processor(images=pictures, text=prompt, add_special_tokens=special, return_tensors="pt")
-            elif self.takes_images:
-                inputs = self.processor(text=prompt, add_special_tokens=special, return_tensors="pt")
+            if self.takes_images:
+                inputs = self.processor(text=prompt, add_special_tokens=special, return_tensors="pt", **shown)
             else:
                 inputs = self.tokenizer(prompt, add_special_tokens=special, return_tensors="pt")
         except Exception as error:  # third-party processors raise anything; the row, not the job, has to fail

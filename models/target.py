@@ -15,18 +15,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.checkpoints import CheckpointRef, load_weights, read_config, read_processor
+from models.clip import Clip
 from models.contract import Condition
 from models.front_end import FrontEnd, PromptError
 from models.inspection import check_decoder
 from models.lanes import LaneModel
 from models.prefix import Prefix, capture
 
+TIMES = ("second_per_grid_ts",)
+"""Processor outputs that count seconds."""
+
 
 class Target:
     """A model with its front end.
 
-    `eos_ids` end a text, `visual_ids` are the placeholders that image features replace, `vocab_size` is the width of
-    the logits (which may exceed the tokenizer's vocabulary).
+    `eos_ids` end a text, `visual_ids` are the placeholders that image and video features replace and `video_id` is that
+    of videos, `vocab_size` is the width of the logits (which may exceed the tokenizer's vocabulary).
     """
 
     num_lanes = 1
@@ -47,6 +51,7 @@ class Target:
         self.eos_ids = _eos_ids(model, front_end)
         names = ("image_token_id", "video_token_id")
         self.visual_ids = frozenset(int(i) for i in (getattr(config, name, None) for name in names) if i is not None)
+        self.video_id: int | None = getattr(config, "video_token_id", None)
         special = getattr(front_end.tokenizer, "all_special_ids", None) or []
         self.special_ids = self.eos_ids | self.visual_ids | frozenset(int(i) for i in special)
 
@@ -69,7 +74,8 @@ class Target:
             PromptError: the model's own front end refuses them, e.g. pictures that it cannot tell apart.
         """
         placed = {
-            name: value.to(self.device, self.dtype if value.is_floating_point() else None)
+            # Seconds are no activations: in half precision they would move the frames' rotary positions.
+            name: value.to(self.device, self.dtype if value.is_floating_point() and name not in TIMES else None)
             for name, value in inputs.items()
         }
         try:
@@ -80,15 +86,21 @@ class Target:
         except (ValueError, IndexError, RuntimeError) as error:  # the row has to fail, not the job
             raise PromptError(f"the model refuses the prompt: {error}") from error
 
-    def encode(self, prompt: str, images: Sequence[NDArray[np.uint8]]) -> Prefix:
-        """Rendered prompt and images → prefix; see `FrontEnd.encode` for what is refused."""
-        return self.prefix(self.front_end.encode(prompt, images))
+    def encode(self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()) -> Prefix:
+        """Rendered prompt, images and clips → prefix; see `FrontEnd.encode` for what is refused."""
+        return self.prefix(self.front_end.encode(prompt, images, videos))
 
-    def encode_lanes(self, prompt: str, images: Sequence[NDArray[np.uint8]], condition: Condition) -> list[Prefix]:
+    def encode_lanes(
+        self,
+        prompt: str,
+        images: Sequence[NDArray[np.uint8]],
+        condition: Condition,
+        videos: Sequence[Clip] = (),
+    ) -> list[Prefix]:
         """The prompt of the one lane; see `models.contract.TargetModel`."""
         if condition is not None:
             raise PromptError("this model writes texts: it takes no class label and no ready features")
-        return [self.encode(prompt, images)]
+        return [self.encode(prompt, images, videos)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids → text without special tokens."""

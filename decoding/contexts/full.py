@@ -1,4 +1,4 @@
-"""The whole prompt, images included, as the target sees it."""
+"""The whole prompt, images and videos included, as the target sees it."""
 
 from __future__ import annotations
 
@@ -14,4 +14,4 @@ class Full:
     needs_attention = False
 
     def build(self, request: Request, probe: Probe, model: TargetModel) -> Prefix:
-        return model.encode_lanes(request.prompt, request.images, request.condition)[0]
+        return model.encode_lanes(request.prompt, request.images, request.condition, request.videos)[0]

@@ -25,8 +25,8 @@ class Pooled:
     needs_attention = False
 
     def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
-        inputs = model.front_end.encode(request.prompt, request.images)
-        if not request.images:
+        inputs = model.front_end.encode(request.prompt, request.images, request.videos)
+        if not (request.images or request.videos):
             return model.prefix(inputs)
         inner: Any = getattr(model.model, "model", model.model)
         projector = getattr(inner, "multi_modal_projector", None)

@@ -38,7 +38,7 @@ class Pruned:
         self.needs_attention = guidance == "attention"
 
     def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
-        whole = model.encode(request.prompt, request.images)
+        whole = model.encode(request.prompt, request.images, request.videos)
         num_visual = int(whole.visual.sum())
         num_kept = max(1, int(num_visual * (1.0 - self.ratio) + 1e-6))
         if num_visual == 0:

@@ -1,4 +1,4 @@
-"""Prompts as plain token lists with one placeholder per image, before any processor widens it to a run.
+"""Prompts as plain token lists with one placeholder per image or video, before any processor widens it to a run.
 
 What text-only and caption contexts are made from. Knows tokenizers; no pixels.
 """
@@ -16,28 +16,35 @@ from models.target import Target
 
 
 def prompt_tokens(request: Request, model: Target) -> list[int]:
-    """The prompt's ids with a single placeholder for each image.
+    """The prompt's ids with a single placeholder for each image and video.
 
     Raises:
-        PromptError: placeholders and images differ in number, or there are no tokens.
+        PromptError: placeholders and images, or videos, differ in number, or there are no tokens.
     """
     tokenizer = model.front_end.tokenizer
     bos = tokenizer.bos_token
     ids = tokenizer(request.prompt, add_special_tokens=not (bos and request.prompt.startswith(bos)))["input_ids"]
-    found = sum(token in model.visual_ids for token in ids)
-    if found != len(request.images):
-        raise PromptError(f"the prompt has {found} image placeholder(s) for {len(request.images)} image(s)")
+    num_videos = sum(token == model.video_id for token in ids)
+    num_images = sum(token in model.visual_ids for token in ids) - num_videos
+    for kind, found, given in (("image", num_images, request.images), ("video", num_videos, request.videos)):
+        if found != len(given):
+            raise PromptError(f"the prompt has {found} {kind} placeholder(s) for {len(given)} {kind}(s)")
     if not ids:
         raise PromptError("the prompt holds no tokens")
     return list(ids)
 
 
-def replace_images(ids: Sequence[int], model: Target, replacements: Sequence[Sequence[int]]) -> list[int]:
-    """`ids` with the i-th placeholder replaced by the tokens `replacements[i]`."""
-    remaining = iter(replacements)
+def replace_pictures(
+    ids: Sequence[int], model: Target, images: Sequence[Sequence[int]], videos: Sequence[Sequence[int]]
+) -> list[int]:
+    """`ids` with the i-th image placeholder replaced by the tokens `images[i]`, and those of videos likewise."""
+    of_images, of_videos = iter(images), iter(videos)
     out: list[int] = []
     for token in ids:
-        out.extend(next(remaining) if token in model.visual_ids else [token])
+        if token == model.video_id:
+            out.extend(next(of_videos))
+        else:
+            out.extend(next(of_images) if token in model.visual_ids else [token])
     return out
 
 

@@ -14,4 +14,4 @@ class Unconditional:
     needs_attention = False
 
     def build(self, request: Request, probe: Probe, model: TargetModel) -> Prefix:
-        return model.encode_lanes(request.prompt, request.images, request.condition)[1]
+        return model.encode_lanes(request.prompt, request.images, request.condition, request.videos)[1]

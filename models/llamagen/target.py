@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from models.clip import Clip
 from models.contract import Condition
 from models.front_end import PromptError
 from models.lanes import LaneModel
@@ -56,14 +57,21 @@ class LlamaGenTarget:
         self.eos_ids: frozenset[int] = frozenset()
         self.special_ids: frozenset[int] = frozenset()
 
-    def encode_lanes(self, prompt: str, images: Sequence[NDArray[np.uint8]], condition: Condition) -> list[Prefix]:
+    def encode_lanes(
+        self,
+        prompt: str,
+        images: Sequence[NDArray[np.uint8]],
+        condition: Condition,
+        videos: Sequence[Clip] = (),
+    ) -> list[Prefix]:
         """The condition for each lane; `condition` stands for the prompt where it is given.
 
         Raises:
-            PromptError: there are images, the label is out of range, or the features do not fit the model.
+            PromptError: there are images or videos, the label is out of range, or the features do not fit the model.
         """
-        if images:
-            raise PromptError(f"the model makes images from text or a label, but the sample has {len(images)} image(s)")
+        if images or videos:
+            shown = f"{len(images)} image(s) and {len(videos)} video(s)"
+            raise PromptError(f"the model makes images from text or a label, but the sample has {shown}")
         with torch.inference_mode():
             if self.gpt.shape.condition == "class":
                 return self._class_lanes(prompt, condition)

@@ -22,7 +22,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from models.front_end import images_only
+from models.video import VideoProcessor, without_torchvision
 from tests.toys.text import SIZES, text_config
 from tests.toys.weights import IMAGE_ID, VIDEO_ID, VOCAB_SIZE, make_multimodal_tokenizer, make_tokenizer, randomise
 
@@ -110,9 +110,12 @@ def llava_onevision_processor() -> LlavaOnevisionProcessor:
     images = LlavaOnevisionImageProcessorPil(
         size={"height": IMAGE_SIZE_PX, "width": IMAGE_SIZE_PX}, image_grid_pinpoints=GRID_PX
     )
-    processor: LlavaOnevisionProcessor = images_only(LlavaOnevisionProcessor)(
+    processor: LlavaOnevisionProcessor = without_torchvision(LlavaOnevisionProcessor)(
         image_processor=images,
         tokenizer=make_multimodal_tokenizer(),
+        video_processor=VideoProcessor(
+            "LlavaOnevisionVideoProcessor", size={"height": IMAGE_SIZE_PX, "width": IMAGE_SIZE_PX}
+        ),
         num_image_tokens=(IMAGE_SIZE_PX // PATCH_PX) ** 2,
         vision_feature_select_strategy="full",
     )

@@ -17,7 +17,7 @@ from transformers import (
     Qwen3VLProcessor,
 )
 
-from models.front_end import images_only
+from models.video import VideoProcessor, without_torchvision
 from tests.toys.text import SIZES
 from tests.toys.weights import IMAGE_ID, VIDEO_ID, VOCAB_SIZE, make_multimodal_tokenizer, randomise
 
@@ -78,15 +78,24 @@ def _images() -> Qwen2VLImageProcessorPil:
     )
 
 
+def _videos(kind: str, max_pixels: int) -> VideoProcessor:
+    size = {"shortest_edge": 8 * 8, "longest_edge": max_pixels}
+    return VideoProcessor(kind, patch_size=PATCH_PX, merge_size=MERGE, temporal_patch_size=2, size=size)
+
+
 def qwen2_5_vl_processor() -> Qwen2_5_VLProcessor:
-    made: Qwen2_5_VLProcessor = images_only(Qwen2_5_VLProcessor)(
-        image_processor=_images(), tokenizer=make_multimodal_tokenizer()
+    made: Qwen2_5_VLProcessor = without_torchvision(Qwen2_5_VLProcessor)(
+        image_processor=_images(),
+        tokenizer=make_multimodal_tokenizer(),
+        video_processor=_videos("Qwen2VLVideoProcessor", 24 * 24),
     )
     return made
 
 
 def qwen3_vl_processor() -> Qwen3VLProcessor:
-    made: Qwen3VLProcessor = images_only(Qwen3VLProcessor)(
-        image_processor=_images(), tokenizer=make_multimodal_tokenizer()
+    made: Qwen3VLProcessor = without_torchvision(Qwen3VLProcessor)(
+        image_processor=_images(),
+        tokenizer=make_multimodal_tokenizer(),
+        video_processor=_videos("Qwen3VLVideoProcessor", 4 * 24 * 24),
     )
     return made

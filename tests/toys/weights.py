@@ -9,13 +9,14 @@ from transformers import AddedToken, PreTrainedTokenizerFast, Qwen2Tokenizer
 VOCAB_SIZE = 64
 STD = 0.2
 IMAGE_ID = 3
-VIDEO_ID = VOCAB_SIZE
-"""One beyond the words: a placeholder that no toy prompt holds and no toy model can draw."""
+VIDEO_ID = 4
+"""In the place of the first word, for tokenizers that know videos; to them the word w4 is unknown."""
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """Words w4 … w63 with bos 1, eos 2, image 3, video 64; token id = the number in the word."""
-    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<image>": IMAGE_ID} | {f"w{i}": i for i in range(4, VOCAB_SIZE)}
+def make_tokenizer(first_word: int = 4, **more_words: int) -> PreTrainedTokenizerFast:
+    """Words w4 … w63 with bos 1, eos 2, image 3; token id = the number in the word."""
+    words = {"<pad>": 0, "<s>": 1, "</s>": 2, "<image>": IMAGE_ID} | more_words
+    words |= {f"w{i}": i for i in range(first_word, VOCAB_SIZE)}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     # A newline stays a word (an unknown one, id 0): contexts without pixels put one in the place of each image.
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
@@ -40,7 +41,7 @@ def make_qwen_tokenizer() -> Qwen2Tokenizer:
 
 def make_multimodal_tokenizer() -> PreTrainedTokenizerFast:
     """The same words for processors that ask their tokenizer for the image and video placeholders by name."""
-    tokenizer = make_tokenizer()
+    tokenizer = make_tokenizer(VIDEO_ID + 1, **{"<video>": VIDEO_ID})
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>", "<video>"]})
     assert tokenizer.convert_tokens_to_ids("<video>") == VIDEO_ID
     return PreTrainedTokenizerFast(
