@@ -8,6 +8,7 @@ the public checkpoints' layout. Knows nothing of caches, trees or the target's w
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,8 @@ _OPTIONAL = (
     "hidden_act",
     "max_position_embeddings",
 )
+Arrange = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""Turns a file's tensors into the network's or back, for a family whose files keep another order inside them."""
 # Buffers that old files carry beside the weights; they follow from the configuration.
 _IGNORED = ("rotary_emb.inv_freq",)
 
@@ -177,8 +180,16 @@ def read_eagle_shape(ref: CheckpointRef) -> EagleShape:
     return shape
 
 
-def load_eagle(ref: CheckpointRef, dtype: str, device: torch.device) -> EagleNetwork:
+def load_eagle(
+    ref: CheckpointRef,
+    dtype: str,
+    device: torch.device,
+    rotary: nn.Module | None = None,
+    arrange: Arrange | None = None,
+) -> EagleNetwork:
     """Load a head in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
+
+    `rotary` is the network's; `arrange` turns the file's tensors into the network's order.
 
     Raises:
         CheckpointError: as `read_eagle_shape`.
@@ -192,16 +203,25 @@ def load_eagle(ref: CheckpointRef, dtype: str, device: torch.device) -> EagleNet
     }
     _refuse_eagle3(weights, ref.path)
     expect_shapes(ref.path, {name: tuple(value.shape) for name, value in weights.items()}, shape.weight_shapes())
-    network = EagleNetwork(shape)
-    network.load_state_dict(weights, strict=True)
+    network = EagleNetwork(shape, rotary)
+    network.load_state_dict(arrange(weights) if arrange else weights, strict=True)
     network.to(device=device, dtype=DTYPES.get(dtype, weights["fc.weight"].dtype))
     for parameter in network.parameters():
         parameter.requires_grad_(False)
     return network.eval()
 
 
-def save_eagle(network: EagleNetwork, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write `config.json` and `pytorch_model.bin` as the public checkpoints have them."""
+def save_eagle(
+    network: EagleNetwork,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    arrange: Arrange | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `config.json` and `pytorch_model.bin` as the public checkpoints have them.
+
+    `arrange` turns the network's tensors into the file's order; `extra` joins the configuration.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     shape, llama = network.shape, network.shape.llama
     config = {
@@ -221,10 +241,12 @@ def save_eagle(network: EagleNetwork, folder: Path, dtype: torch.dtype | None = 
         "bias": shape.bias,
         "qkv_bias": shape.qkv_bias,
     }
+    config |= extra or {}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    state = {name: value.detach() for name, value in network.state_dict().items()}
     weights = {
-        name: value.detach().to("cpu", dtype or value.dtype).contiguous()
-        for name, value in network.state_dict().items()
+        name: value.to("cpu", dtype or value.dtype).contiguous()
+        for name, value in (arrange(state) if arrange else state).items()
     }
     torch.save(weights, folder / "pytorch_model.bin")
 

@@ -6,6 +6,7 @@ whole model over the whole sequence anew for every code, no memory, no batch, no
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -88,7 +89,7 @@ class LlamaGenReference:
         embeds = self.weights["tok_embeddings.weight"][torch.tensor(tokens, dtype=torch.long)]
         hidden = torch.cat([prompt, embeds])
         length = len(hidden)
-        rotation = self.rotation(length)
+        rotation = turns(length, self.dim // self.num_heads, self.num_columns, self.grid, self.rope_base)
         seen = torch.ones(length, length).tril().bool()
         seen[:, : len(padding)] &= ~padding
         seen |= torch.eye(length).bool()
@@ -97,27 +98,13 @@ class LlamaGenReference:
             hidden = hidden + self._feed_forward(index, self._norm(hidden, f"layers.{index}.ffn_norm"))
         return self._norm(hidden, "norm")
 
-    def rotation(self, length: int) -> Tensor:
-        """Complex turns (length, D_h / 2): zero at the condition, then by row (first half of the pairs) and column."""
-        half = self.dim // self.num_heads // 2
-        table = torch.zeros(length, half, dtype=torch.complex128)
-        for place in range(self.num_columns, length):
-            row, column = divmod(place - self.num_columns, self.grid)
-            for pair in range(half // 2):
-                speed = self.rope_base ** (-2 * pair / half)
-                table[place, pair] = torch.polar(torch.tensor(1.0).double(), torch.tensor(row * speed).double())
-                table[place, half // 2 + pair] = torch.polar(
-                    torch.tensor(1.0).double(), torch.tensor(column * speed).double()
-                )
-        return table
-
     def _attend(self, index: int, x: Tensor, rotation: Tensor, seen: Tensor) -> Tensor:
         query, key, value = (x @ self.weights[f"layers.{index}.attention.wqkv.weight"].T).chunk(3, dim=-1)
         heads = []
         size = self.dim // self.num_heads
         for head in range(self.num_heads):
             span = slice(head * size, (head + 1) * size)
-            scores = _turn(query[:, span], rotation) @ _turn(key[:, span], rotation).T / size**0.5
+            scores = turn(query[:, span], rotation) @ turn(key[:, span], rotation).T / size**0.5
             heads.append(scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value[:, span])
         return torch.cat(heads, dim=-1) @ self.weights[f"layers.{index}.attention.wo.weight"].T
 
@@ -155,6 +142,20 @@ def filter_logits(logits: Tensor, sampling: ReferenceSampling) -> Tensor:
     return out
 
 
-def _turn(x: Tensor, rotation: Tensor) -> Tensor:
+def turns(length: int, head_dim: int, num_zero: int, grid: int, rope_base: float = 10000.0) -> Tensor:
+    """Complex turns (length, D_h / 2): `num_zero` rows of zeros, then by row (first half of the pairs) and column."""
+    half = head_dim // 2
+    table = torch.zeros(length, half, dtype=torch.complex128)
+    for place in range(num_zero, length):
+        row, column = divmod(place - num_zero, grid)
+        for pair in range(half // 2):
+            speed = rope_base ** (-2 * pair / half)
+            table[place, pair] = complex(math.cos(row * speed), math.sin(row * speed))
+            table[place, half // 2 + pair] = complex(math.cos(column * speed), math.sin(column * speed))
+    return table
+
+
+def turn(x: Tensor, rotation: Tensor) -> Tensor:
+    """One head's queries or keys (T, D_h), neighbouring dimensions as complex numbers, turned."""
     pairs = torch.view_as_complex(x.double().reshape(len(x), -1, 2).contiguous())
     return torch.view_as_real(pairs * rotation).flatten(1).to(x.dtype)

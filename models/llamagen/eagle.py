@@ -1,0 +1,118 @@
+"""EAGLE drafters of LlamaGen: the EAGLE network over a grid's rotary positions, and LANTERN's files of it.
+
+The network is `models.eagle`'s. What differs: positions turn by row and column, with zeros at the condition; files keep
+a head's rotary pairs side by side. Jang et al. 2024 (arXiv 2410.03355). Knows nothing of lanes and guidance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.checkpoints import CheckpointError, CheckpointRef
+from models.eagle import WEIGHT_NAMES, EagleNetwork, EagleShape, load_eagle, read_eagle_shape, save_eagle
+from models.head_files import head_folder, read_json
+from models.llamagen.rotary import GridRotary, join_pairs, split_pairs
+from models.llamagen.shape import GptShape
+
+_TURNED = ("layers.0.self_attn.q_proj.", "layers.0.self_attn.k_proj.")
+# What LANTERN's `input_type` stands for: condition and grid.
+_INPUT_TYPES = {"t2i": ("text", 16), "t2i2": ("text", 32), "c2i": ("class", 24)}
+
+
+def image_eagle(shape: EagleShape, gpt: GptShape) -> EagleNetwork:
+    """A network with fresh weights that drafts for a GPT of shape `gpt`.
+
+    Raises:
+        ValueError: the two do not fit.
+    """
+    if problem := _misfit(shape, gpt):
+        raise ValueError(problem)
+    return EagleNetwork(shape, _rotary(shape, gpt))
+
+
+def image_eagle_shape(gpt: GptShape) -> EagleShape:
+    """The published drafter's sizes for a GPT of shape `gpt`: one of its layers, and 1e-6 in the norm."""
+    config = {
+        "vocab_size": gpt.vocab_size,
+        "hidden_size": gpt.dim,
+        "intermediate_size": gpt.ffn_dim,
+        "num_attention_heads": gpt.num_heads,
+        "head_dim": gpt.head_dim,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": gpt.num_condition_tokens + gpt.num_image_tokens,
+    }
+    return EagleShape.of(config, "the drafter")
+
+
+def read_image_eagle_shape(ref: CheckpointRef, gpt: GptShape) -> EagleShape:
+    """What a checkpoint claims to be, where it drafts for a GPT of shape `gpt`.
+
+    Raises:
+        CheckpointError: as `models.eagle.read_eagle_shape`, or it was made for another GPT.
+    """
+    shape = read_eagle_shape(ref)
+    config = read_json(head_folder(ref, WEIGHT_NAMES, weights=False))
+    if problem := _misfit(shape, gpt) or _other_image(config, gpt):
+        raise CheckpointError(f"{ref.path}: {problem}; take a drafter that was trained for this target")
+    return shape
+
+
+def load_image_eagle(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torch.device) -> EagleNetwork:
+    """Load a drafter in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
+
+    Its token embedding is the file's own, never the target's.
+
+    Raises:
+        CheckpointError: as `read_image_eagle_shape`.
+    """
+    shape = read_image_eagle_shape(ref, gpt)
+    return load_eagle(ref, dtype, device, _rotary(shape, gpt), lambda tensors: _arrange(tensors, shape, split_pairs))
+
+
+def save_image_eagle(network: EagleNetwork, gpt: GptShape, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write `config.json` and `pytorch_model.bin` in the order of LANTERN's files, and what images it drafts."""
+    extra = {"grid": gpt.grid, "num_condition_tokens": gpt.num_condition_tokens, "condition": gpt.condition}
+    save_eagle(network, folder, dtype, lambda tensors: _arrange(tensors, network.shape, join_pairs), extra)
+
+
+def _rotary(shape: EagleShape, gpt: GptShape) -> GridRotary:
+    # Column t pairs the feature of token t with token t + 1 and takes that token's turn: one row of zeros fewer.
+    return GridRotary(shape.head_dim, gpt.grid, gpt.num_condition_tokens - 1, gpt.rope_base)
+
+
+def _arrange(
+    tensors: dict[str, Tensor], shape: EagleShape, order: Callable[[Tensor, int], Tensor]
+) -> dict[str, Tensor]:
+    heads = dict(zip(_TURNED, (shape.num_heads, shape.num_kv_heads), strict=True))
+    arranged = {}
+    for name, value in tensors.items():
+        num_heads = next((number for start, number in heads.items() if name.startswith(start)), None)
+        arranged[name] = value if num_heads is None else order(value, num_heads)
+    return arranged
+
+
+def _misfit(shape: EagleShape, gpt: GptShape) -> str | None:
+    if shape.hidden_size != gpt.dim:
+        return f"it reads states of width {shape.hidden_size}, and the target's are {gpt.dim} wide"
+    if shape.vocab_size != gpt.vocab_size:
+        return f"it knows {shape.vocab_size} codes, and the target {gpt.vocab_size}"
+    if shape.head_dim % 4:
+        return f"its heads have {shape.head_dim} dimensions, which rows and columns cannot share in pairs"
+    return None
+
+
+def _other_image(config: dict[str, Any], gpt: GptShape) -> str | None:
+    """What `config.json` says of the images, compared with the target's; nothing where it is silent."""
+    said = {name: config[name] for name in ("grid", "num_condition_tokens", "condition") if name in config}
+    if not said and config.get("input_type") in _INPUT_TYPES:
+        condition, grid = _INPUT_TYPES[config["input_type"]]
+        said = {"condition": condition, "grid": grid}
+    for name, value in said.items():
+        if value != getattr(gpt, name):
+            return f"its config.json says {name} is {value!r}, and the target's is {getattr(gpt, name)!r}"
+    return None
