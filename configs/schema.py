@@ -28,12 +28,14 @@ class SourceColumns(Section):
 class Source(Section):
     """Where samples come from."""
 
-    kind: Literal["parquet", "images", "webdataset", "jsonl", "text"]
+    kind: Literal["parquet", "images", "webdataset", "jsonl", "csv", "text"]
     path: str
     """A file, a folder or a glob; any fsspec URL."""
     columns: SourceColumns = SourceColumns()
     id_column: str | None = None
     """The user's own unique id; without it the id is the path relative to the source root and the row's index."""
+    delimiter: Annotated[str, Field(pattern=r"^[^\"\r\n]$")] | None = None
+    """What separates the fields of CSV; by default a tab in `.tsv` files and a comma in others."""
     span_max_rows: Annotated[int, Field(ge=1)] = 1000
     span_max_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
     uri_schemes: tuple[str, ...] = ("file",)

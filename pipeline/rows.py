@@ -24,7 +24,7 @@ ERROR_CODES: dict[str, str] = {
     # reading
     "broken_shard": "a file cannot be read, from this row to the end of its span",
     "broken_sample": "a sample's members are not side by side in the tar, or one of them is unusable",
-    "broken_line": "a line is no JSON object, is not UTF-8 or is longer than is read; the message says its number",
+    "broken_line": "a line is no JSON object or CSV record, is not UTF-8, or is too long; the message says its number",
     "missing_id": "the id column has no value in this row",
     "duplicate_id": "the id column has a value that an earlier row of the span already has",
     "invalid_value": "a value that the row needs cannot be had: text that is not UTF-8, a date out of range",

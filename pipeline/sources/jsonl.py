@@ -33,9 +33,7 @@ def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> 
             if names:
                 needs.require(names, f"the first {NUM_PEEKED_ROWS} rows of {path}")
                 break
-    return lines.survey_files(
-        filesystem, root, paths, needs.source, lines.each_line, TEXT_MAX_BYTES, keep_schema(needs)
-    )
+    return lines.survey_files(filesystem, root, paths, needs.source, lines.by_lines, TEXT_MAX_BYTES, keep_schema(needs))
 
 
 def _peek(filesystem: Any, path: str) -> set[str]:

@@ -129,6 +129,11 @@ def each_line(lines: Iterable[Record]) -> Iterator[Record]:
     return iter(lines)
 
 
+def by_lines(path: str) -> Split:
+    """The split of any file of such a kind."""
+    return each_line
+
+
 def is_blank(record: Record) -> bool:
     """Whether there is nothing in it but white space: such a record is no sample."""
     return record.data is not None and not record.data.strip()
@@ -191,7 +196,7 @@ def survey_files(
     root: str,
     paths: pa.ChunkedArray,
     source: Source,
-    split: Split,
+    split_of: Callable[[str], Split],
     max_bytes: int,
     keep: pa.Schema,
 ) -> Survey:
@@ -200,7 +205,7 @@ def survey_files(
     def one(path: str) -> Index | None:
         try:
             with open_bytes(filesystem, storage.join(root, path)) as stream:
-                records = split(split_lines(stream, max_bytes))
+                records = split_of(path)(split_lines(stream, max_bytes))
                 return index_records(records, source.span_max_rows, source.span_max_bytes)
         except Exception:  # damaged, or gone: its read task says why
             return None

@@ -23,9 +23,7 @@ def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> 
         ConfigError: a column other than `text` is asked for.
     """
     needs.require([FIELD], "a file of lines")
-    return lines.survey_files(
-        filesystem, root, paths, needs.source, lines.each_line, TEXT_MAX_BYTES, keep_schema(needs)
-    )
+    return lines.survey_files(filesystem, root, paths, needs.source, lines.by_lines, TEXT_MAX_BYTES, keep_schema(needs))
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
