@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -80,6 +81,14 @@ def check_equal(method: str, kind: str, slots: int, mode: str, count: int = 6) -
         assert completion.finish_reason == "length"
         checks.check_telemetry(completion)
     return sum(c.telemetry.mean_acceptance_length for c in done.values()) / count
+
+
+SLOTS = (1, 4, 9)
+
+
+def every_case() -> list[tuple[str, str, int, str]]:
+    """The full product of method, kind of condition, batch and mode."""
+    return list(product(METHODS, images.KINDS, SLOTS, MODES))
 
 
 NARROW = Sampling(temperature=1.3, top_k=3, guidance_scale=2.0)

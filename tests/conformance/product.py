@@ -1,10 +1,13 @@
 """The full product of the conformance suite, run by `make test-all`; its result is committed beside it.
 
 python -m tests.conformance.product      # every method × family × batch × mode; writes product.json
+
+Image models stand under what they are conditioned on: text, class.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 import time
@@ -13,7 +16,7 @@ from pathlib import Path
 import torch
 import transformers
 
-from tests.conformance.methods import check_case, every_case
+from tests.conformance import images, methods
 
 RESULT = Path(__file__).parent / "product.json"
 
@@ -23,12 +26,13 @@ def main() -> int:
     torch.set_num_threads(1)
     start = time.perf_counter()
     rows, failed = [], 0
-    cases = every_case()
-    for number, case in enumerate(cases, start=1):
+    text = [(case, functools.partial(methods.check_case, case)) for case in methods.every_case()]
+    cases = [*text, *((case, functools.partial(images.check_equal, *case)) for case in images.every_case())]
+    for number, (case, check) in enumerate(cases, start=1):
         method, family, slots, mode = case
         row: dict[str, object] = {"method": method, "family": family, "slots": slots, "mode": mode}
         try:
-            row["acceptance_length"] = round(check_case(case), 4)
+            row["acceptance_length"] = round(check(), 4)
             row["equal"] = True
         except AssertionError as error:
             row["equal"] = False
