@@ -35,15 +35,22 @@ MAX_MESSAGE_CHARS = 500
 class SpanDatasource(Datasource):  # type: ignore[misc]
     """A source as Ray Data reads it; `fields` are the columns that the prompt names, `limit` the first N samples.
 
+    Where samples are not made of images (`with_images`), none are read.
+
     Pass `override_num_blocks=datasource.num_spans` to `ray.data.read_datasource`, so that Ray neither merges nor splits
     what the read tasks give.
     """
 
     def __init__(
-        self, source: Source, manifest: Manifest, fields: tuple[str, ...] = (), limit: int | None = None
+        self,
+        source: Source,
+        manifest: Manifest,
+        fields: tuple[str, ...] = (),
+        limit: int | None = None,
+        with_images: bool = True,
     ) -> None:
         super().__init__()
-        self._spec = ReadSpec(source, manifest.root, fields, manifest.keep)
+        self._spec = ReadSpec(source, manifest.root, fields, manifest.keep, with_images)
         self._manifest = manifest
         self._spans = plan_spans(self._spec, manifest, limit)
 
@@ -127,9 +134,11 @@ def count_samples(manifest: Manifest, planned: spans.Spans) -> int | None:
     return total
 
 
-def read_first(source: Source, manifest: Manifest, fields: tuple[str, ...], limit: int) -> pa.Table:
+def read_first(
+    source: Source, manifest: Manifest, fields: tuple[str, ...], limit: int, with_images: bool = True
+) -> pa.Table:
     """The first `limit` samples in the calling process, without Ray: one table with `rows.read_schema`."""
-    spec = ReadSpec(source, manifest.root, fields, manifest.keep)
+    spec = ReadSpec(source, manifest.root, fields, manifest.keep, with_images)
     tables = [read_span(spec, _file_pieces(manifest, span)) for span in plan_spans(spec, manifest, limit)]
     return pa.concat_tables([rows.read_schema(spec.keep).empty_table(), *tables])
 

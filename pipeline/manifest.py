@@ -136,7 +136,12 @@ def freeze(
     Raises:
         ConfigError: the source is missing or empty, or the prompt or the kept columns do not fit it; names the path.
     """
-    needs = needs_of(source, prompt, keep_columns)
+    return freeze_for(needs_of(source, prompt, keep_columns), output)
+
+
+def freeze_for(needs: Needs, output: OutputDir | None = None) -> Manifest:
+    """As `freeze`, for needs that have been put together elsewhere."""
+    source = needs.source
     kind = kind_of(source.kind)
     filesystem, path = storage.open_url(source.path, "source.path")
     try:

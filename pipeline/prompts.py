@@ -56,10 +56,18 @@ def placeholders(prompt: Prompt) -> dict[str, str]:
     names: dict[str, str] = {}
     for index, turn in enumerate(turns(prompt)):
         where = _dotted(prompt, index)
-        for text, is_name in _parse(turn.text, where):
-            if is_name:
-                names.setdefault(text, where)
+        for name in names_in(turn.text, where):
+            names.setdefault(name, where)
     return names
+
+
+def names_in(template: str, where: str) -> list[str]:
+    """The columns that one template names; `where` is its dotted path.
+
+    Raises:
+        ConfigError: it has a lone brace.
+    """
+    return [text for text, is_name in _parse(template, where) if is_name]
 
 
 def image_turn(prompt: Prompt) -> int:
@@ -109,6 +117,16 @@ def value_text(name: str, value: Any) -> str:
     return whole_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
+def fill_text(template: str, where: str, fields: Mapping[str, Any]) -> str:
+    """One template filled with a row's values; `where` is its dotted path.
+
+    Raises:
+        RowError: `missing_column_value`.
+    """
+    pieces = _parse(template, where)
+    return "".join(value_text(piece, fields.get(piece)) if is_name else piece for piece, is_name in pieces)
+
+
 def fill(prompt: Prompt, fields: Mapping[str, Any], num_images: int) -> list[dict[str, Any]]:
     """Chat messages for one row: `{"role", "content": [{"type": "image"}, …, {"type": "text", "text"}]}`.
 
@@ -121,8 +139,7 @@ def fill(prompt: Prompt, fields: Mapping[str, Any], num_images: int) -> list[dic
     carrier = image_turn(prompt)
     messages: list[dict[str, Any]] = []
     for index, turn in enumerate(turns(prompt)):
-        pieces = _parse(turn.text, _dotted(prompt, index))
-        text = "".join(value_text(piece, fields.get(piece)) if is_name else piece for piece, is_name in pieces)
+        text = fill_text(turn.text, _dotted(prompt, index), fields)
         content: list[dict[str, Any]] = [{"type": "image"}] * num_images if index == carrier else []
         messages.append({"role": turn.role, "content": [*content, {"type": "text", "text": text}]})
     return messages

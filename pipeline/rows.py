@@ -37,10 +37,17 @@ ERROR_CODES: dict[str, str] = {
     "broken_image": "the image is truncated or damaged",
     "image_too_large": "the image has more bytes or pixels than the source section allows",
     "unsupported_image": "the pixels have no defined range or colour (floating point, 32-bit integers, Lab)",
+    # what an image is made from
+    "empty_prompt": "the prompt is empty, or nothing is left of it when it is cleaned as the text encoder's was",
+    "prompt_too_long": "the prompt has more tokens than the image model takes",
+    "invalid_condition": "ready features or the class label are missing, of another shape, not finite or out of range",
+    "invalid_sampling": "the row's own seed, temperature, top_k, top_p or guidance_scale is no number or out of range",
     # the engine, see `decoding.errors`
     "prompt_refused": "the processor or chat template refuses the sample",
     "context_too_long": "prompt, images and max_new_tokens do not fit the slot",
     "non_finite_logits": "the target gave NaN for a token that was taken",
+    # after it
+    "non_finite_pixels": "the VQ model gave NaN for a pixel; try another dtype",
 }
 """Code to meaning. Codes are part of the output's format: they may be added and are never renamed."""
 
@@ -69,20 +76,20 @@ TELEMETRY = pa.struct(
 )
 """Per-row telemetry under vLLM's names; `extras` is a JSON object of what only one method counts."""
 
-_IDENTITY: list[tuple[str, pa.DataType]] = [
+IDENTITY: list[tuple[str, pa.DataType]] = [
     ("sample_id", pa.string()),
     ("source", pa.string()),
     ("row_index", pa.int64()),
 ]
-_ERROR: list[tuple[str, pa.DataType]] = [("error_type", pa.string()), ("error_message", pa.string())]
-_READ = [*_IDENTITY, ("images", ENCODED_IMAGES), ("fields", pa.string()), *_ERROR]
-_DECODED = [*_IDENTITY, ("images", pa.list_(PIXELS)), ("messages", pa.string()), *_ERROR]
+ERROR: list[tuple[str, pa.DataType]] = [("error_type", pa.string()), ("error_message", pa.string())]
+_READ = [*IDENTITY, ("images", ENCODED_IMAGES), ("fields", pa.string()), *ERROR]
+_DECODED = [*IDENTITY, ("images", pa.list_(PIXELS)), ("messages", pa.string()), *ERROR]
 _RESULT = [
-    *_IDENTITY,
+    *IDENTITY,
     ("job_id", pa.string()),
     ("attempt", pa.int32()),
     ("status", pa.string()),
-    *_ERROR,
+    *ERROR,
     ("finish_reason", pa.string()),
     ("generated_text", pa.string()),
     ("mean_logprob", pa.float64()),
@@ -112,7 +119,8 @@ class RowError(Exception):
         self.message = message
 
 
-def _schema(columns: list[tuple[str, pa.DataType]], keep: Iterable[pa.Field]) -> pa.Schema:
+def schema_of(columns: Sequence[tuple[str, pa.DataType]], keep: Iterable[pa.Field]) -> pa.Schema:
+    """Our own columns, then the kept ones; the footer metadata holds the schema version."""
     own = [pa.field(name, kind) for name, kind in columns]
     kept = [pa.field(field.name, field.type) for field in keep]
     return pa.schema([*own, *kept], metadata={SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode()})
@@ -120,17 +128,17 @@ def _schema(columns: list[tuple[str, pa.DataType]], keep: Iterable[pa.Field]) ->
 
 def read_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     """The schema out of the read tasks: `images` are encoded bytes, `fields` a JSON object."""
-    return _schema(_READ, keep)
+    return schema_of(_READ, keep)
 
 
 def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     """The schema into the actor: `images` are RGB pixels (`PIXELS`), `messages` a JSON list of chat turns."""
-    return _schema(_DECODED, keep)
+    return schema_of(_DECODED, keep)
 
 
 def result_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     """The schema of `data/` and `errors/`; its footer metadata holds the schema version."""
-    return _schema(_RESULT, keep)
+    return schema_of(_RESULT, keep)
 
 
 def kept_fields(schema: pa.Schema) -> list[pa.Field]:

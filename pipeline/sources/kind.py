@@ -80,6 +80,8 @@ class ReadSpec:
     root: str
     fields: tuple[str, ...]
     keep: pa.Schema
+    with_images: bool = True
+    """Whether a sample is made of images; without, they are neither read nor missed."""
 
     @property
     def needs_text(self) -> bool:

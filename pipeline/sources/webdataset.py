@@ -95,8 +95,8 @@ def _is_text(extension: str) -> bool:
     return extension.rpartition(".")[2] in (*TEXT_EXTENSIONS, "json")
 
 
-def _groups(file: IO[bytes], max_image_bytes: int, with_text: bool) -> Iterator[_Group]:
-    """Runs of members with one key, in the order of the archive.
+def _groups(file: IO[bytes], max_image_bytes: int | None, with_text: bool) -> Iterator[_Group]:
+    """Runs of members with one key, in the order of the archive; without `max_image_bytes` images are passed over.
 
     The run that damage cuts short is not yielded: nobody knows which members it lacks.
 
@@ -127,13 +127,20 @@ def _groups(file: IO[bytes], max_image_bytes: int, with_text: bool) -> Iterator[
 
 
 def _add(
-    group: _Group, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, max_image_bytes: int, with_text: bool
+    group: _Group,
+    tar: tarfile.TarFile,
+    member: tarfile.TarInfo,
+    extension: str,
+    max_image_bytes: int | None,
+    with_text: bool,
 ) -> None:
     name = storage.shown(whole_text(member.name))
     is_image = _is_image(extension)
+    if is_image and max_image_bytes is None:
+        return
     if not is_image and not (with_text and _is_text(extension)):
         return
-    kept, max_bytes = (group.images, max_image_bytes) if is_image else (group.texts, TEXT_MAX_BYTES)
+    kept, max_bytes = (group.images, max_image_bytes or 0) if is_image else (group.texts, TEXT_MAX_BYTES)
     if not member.isreg():
         group.fail("broken_sample", f"the member {name!r} is no regular file")
     elif extension in kept:
@@ -174,7 +181,7 @@ def _sample(group: _Group, row_index: int, spec: ReadSpec) -> tuple[Sample, dict
     sample = Sample(row_index, error=group.error)
     fields: dict[str, Any] = {}
     try:
-        if group.error is None and not group.images:
+        if group.error is None and spec.with_images and not group.images:
             raise RowError("missing_image", f"the sample {whole_text(group.key)!r} has no image member")
         if spec.needs_text and group.error is None:
             fields = _fields(group)
@@ -208,7 +215,8 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     failure: Exception | None = None
     try:
         with filesystem.open(storage.join(spec.root, piece.path), "rb") as file:
-            for group in _groups(file, spec.source.max_image_bytes, spec.needs_text):
+            max_image_bytes = spec.source.max_image_bytes if spec.with_images else None
+            for group in _groups(file, max_image_bytes, spec.needs_text):
                 if group.key in places:
                     message = f"other samples stand between the members of {whole_text(group.key)!r}"
                     samples[places[group.key]].error = RowError("broken_sample", message)
