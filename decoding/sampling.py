@@ -17,7 +17,8 @@ class RowSampling:
     """Sampling parameters of the b active rows, on the device, and which of them any row uses, on the host.
 
     `temperature` (b,) is 0 for greedy rows, `top_k` (b,) 0 where off, `top_p` (b,), `penalty` (b,). `seen` (b, V) marks
-    the tokens of prompt and output; None when no row has a penalty.
+    the tokens of prompt and output; None when no row has a penalty. `max_top_k` is the largest top-k, 0 where all are
+    off.
     """
 
     temperature: Tensor
@@ -26,7 +27,7 @@ class RowSampling:
     penalty: Tensor
     seen: Tensor | None
     any_sampled: bool
-    any_top_k: bool
+    max_top_k: int
     any_top_p: bool
 
     @property
@@ -49,12 +50,13 @@ def warp(logits: Tensor, rows: RowSampling, earlier: Tensor | None, earlier_vali
         return out
     sampled = rows.is_sampled
     out = out / torch.where(sampled, rows.temperature, 1.0)[:, None, None]
-    if rows.any_top_k:
-        # At most V candidates; rows with top-k off keep them all. Ties with the k-th stay, as in transformers.
-        k = torch.where(sampled & (rows.top_k > 0), rows.top_k, out.shape[-1]).clamp_max(out.shape[-1])
-        ordered = out.sort(dim=-1, descending=True).values
-        threshold = ordered.gather(-1, (k - 1)[:, None, None].expand(-1, out.shape[1], 1))
-        out = out.masked_fill(out < threshold, -torch.inf)
+    if rows.max_top_k:
+        # Ties with the k-th stay, as in transformers. Finding the best few takes a tenth of the time of sorting all.
+        filtered = sampled & (rows.top_k > 0)
+        best = out.topk(min(rows.max_top_k, out.shape[-1]), dim=-1).values
+        k = torch.where(filtered, rows.top_k, 1).clamp_max(best.shape[-1])
+        threshold = best.gather(-1, (k - 1)[:, None, None].expand(-1, out.shape[1], 1))
+        out = out.masked_fill((out < threshold) & filtered[:, None, None], -torch.inf)
     if rows.any_top_p:
         ordered, index = out.sort(dim=-1, descending=False)
         mass = ordered.softmax(dim=-1).cumsum(dim=-1)

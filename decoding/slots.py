@@ -156,7 +156,7 @@ class SlotTable:
             penalty=self._penalty[index],
             seen=self._seen[index] if penalised and self._seen is not None else None,
             any_sampled=any(one.temperature > 0 for one in used),
-            any_top_k=any(one.top_k > 0 and one.temperature > 0 for one in used),
+            max_top_k=max((one.top_k for one in used if one.temperature > 0), default=0),
             any_top_p=any(one.top_p < 1.0 and one.temperature > 0 for one in used),
         )
 

@@ -90,7 +90,7 @@ def judgement(
         penalty=torch.ones(b),
         seen=None,
         any_sampled=temperature > 0,
-        any_top_k=False,
+        max_top_k=0,
         any_top_p=False,
     )
     states = torch.zeros(*logits.shape[:2], 4) if hidden is None else hidden

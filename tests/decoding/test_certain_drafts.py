@@ -40,7 +40,7 @@ def test_two_levels_of_picked_drafts_are_judged_without_bias() -> None:
     )
     logits = torch.tensor([AFTER[node] for node in range(5)]).log().expand(NUM_ROWS, -1, -1)
     index, ones = torch.arange(NUM_ROWS), torch.ones(NUM_ROWS)
-    rows = RowSampling(ones, index * 0, ones, ones, None, True, False, False)
+    rows = RowSampling(ones, index * 0, ones, ones, None, True, 0, False)
     noise = StepNoise(Noise(torch.stack([index, index + 7], 1), index * 0), 3, VOCAB)
     slots = SlotBatch(index, tuple(range(NUM_ROWS)), (1,) * NUM_ROWS)
     hidden = torch.zeros(NUM_ROWS, 1, 5, 1)

@@ -23,7 +23,7 @@ Table = Callable[[Frontier], Tensor]
 def rows_of(b: int, sampled: bool = False) -> RowSampling:
     ones = torch.ones(b)
     off = torch.zeros(b, dtype=torch.long)
-    return RowSampling(ones if sampled else ones * 0, off, ones, ones, None, sampled, False, False)
+    return RowSampling(ones if sampled else ones * 0, off, ones, ones, None, sampled, 0, False)
 
 
 def grow(

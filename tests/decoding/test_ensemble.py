@@ -87,7 +87,7 @@ def one_step(
     )  # fmt: skip
     raw = torch.tensor([[target, target]]).log()
     ones = torch.ones(1)
-    rows = RowSampling(0 * ones, torch.zeros(1, dtype=torch.long), ones, ones, None, False, False, False)
+    rows = RowSampling(0 * ones, torch.zeros(1, dtype=torch.long), ones, ones, None, False, 0, False)
     noise = StepNoise(Noise(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, dtype=torch.long)), 2, V)
     judgement = Judgement(slots, tree, raw, raw, torch.zeros(1, 1, 2, 2), noise, rows)
     verdict = Verdict(

@@ -26,7 +26,7 @@ def row_sampling(rows: list[tuple[float, int, float, float]], seen: torch.Tensor
         penalty=torch.tensor(columns[3]),
         seen=seen,
         any_sampled=any(t > 0 for t in columns[0]),
-        any_top_k=any(k > 0 for k in columns[1]),
+        max_top_k=max(columns[1]),
         any_top_p=any(p < 1 for p in columns[2]),
     )
 
