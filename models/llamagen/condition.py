@@ -1,0 +1,179 @@
+"""What an image is made from: a prompt read by a T5 encoder, or features that somebody read before.
+
+Owns the encoder, the checks of ready features and the padding on the left. Knows neither the GPT nor guidance.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from transformers import T5EncoderModel
+
+from models.checkpoints import DTYPES, CheckpointError, CheckpointRef, read_config, read_processor
+from models.front_end import PromptError
+from models.llamagen.cleaning import clean_caption
+from models.llamagen.shape import MAX_TEXT_TOKENS, GptShape
+
+MAX_CHARACTERS = 4096
+"""Longest prompt that is looked at. Cleaning takes time that grows with its square, and 120 tokens are far fewer."""
+
+NUM_REMEMBERED = 64
+"""Prompts whose features are kept, so that several images of one prompt encode it once."""
+
+
+class T5Condition:
+    """A T5 encoder with its tokenizer; prompts become features of at most `max_tokens` tokens, the end token included.
+
+    With `truncate` a longer prompt loses its end, as in LlamaGen's own scripts; otherwise it is refused.
+    """
+
+    def __init__(
+        self, model: nn.Module, tokenizer: Any, max_tokens: int = MAX_TEXT_TOKENS, truncate: bool = False
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.max_tokens = max_tokens
+        self.truncate = truncate
+        self.num_forwards = 0
+        self.device = next(model.parameters()).device
+        self._remembered: OrderedDict[str, Tensor] = OrderedDict()
+
+    @property
+    def condition_dim(self) -> int:
+        config: Any = self.model.config
+        return int(config.d_model)
+
+    def encode(self, text: str) -> Tensor:
+        """A prompt → features (l, condition_dim) of its l tokens, without padding; not to be written to.
+
+        Raises:
+            PromptError: the prompt is empty, before or after cleaning, or longer than it may be.
+        """
+        cleaned = self._clean(text)
+        if cleaned not in self._remembered:
+            ids = torch.tensor([self._tokenize(cleaned)], device=self.device)
+            with torch.no_grad():
+                features = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
+            self.num_forwards += 1
+            self._remembered[cleaned] = features
+            if len(self._remembered) > NUM_REMEMBERED:
+                self._remembered.popitem(last=False)
+        self._remembered.move_to_end(cleaned)
+        return self._remembered[cleaned]
+
+    def _clean(self, text: str) -> str:
+        if not isinstance(text, str):
+            raise PromptError(f"a prompt must be text, not {type(text).__name__}")
+        if not text.strip():
+            raise PromptError("the prompt is empty")
+        if len(text) > MAX_CHARACTERS:
+            raise PromptError(f"the prompt has {len(text)} characters; at most {MAX_CHARACTERS} are read")
+        try:
+            cleaned = clean_caption(text)
+        except Exception as error:  # the HTML parser refuses some broken declarations in errors of its own
+            raise PromptError(f"the prompt cannot be cleaned: {error}") from error
+        if not cleaned:
+            raise PromptError(f"nothing is left of the prompt once addresses, codes and markup are gone: {text[:80]!r}")
+        return cleaned
+
+    def _tokenize(self, cleaned: str) -> list[int]:
+        try:
+            ids: list[int] = self.tokenizer(cleaned, verbose=False).input_ids
+            if len(ids) > self.max_tokens and self.truncate:
+                ids = self.tokenizer(cleaned, truncation=True, max_length=self.max_tokens).input_ids
+        except Exception as error:  # tokenizers raise anything; the row, not the job, has to fail
+            raise PromptError(f"the tokenizer refuses the prompt: {error}") from error
+        if len(ids) > self.max_tokens:
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens, and the model takes {self.max_tokens}; shorten it, or allow "
+                "truncation"
+            )
+        return ids
+
+
+def check_t5(ref: CheckpointRef, gpt: GptShape) -> None:
+    """Compare a text encoder's configuration with the GPT that reads it; no weights are read.
+
+    Raises:
+        CheckpointError: it is missing or unreadable, no T5, or of another width.
+    """
+    config = read_config(ref)
+    if config.model_type != "t5":
+        raise CheckpointError(f"{ref.path}: the text encoder must be a T5, not {config.model_type!r}")
+    if config.d_model != gpt.condition_dim:
+        raise CheckpointError(
+            f"{ref.path}: its features are {config.d_model} wide, and the GPT reads {gpt.condition_dim}; take the "
+            "encoder that the GPT was trained with (flan-t5-xl for the published ones)"
+        )
+
+
+def load_t5(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torch.device, truncate: bool = False) -> T5Condition:
+    """Load the encoder half of a T5, from safetensors or from torch's own format without pickled objects.
+
+    Raises:
+        CheckpointError: as `check_t5`, or weights are missing or torn, or the tokenizer does not end a text.
+    """
+    check_t5(ref, gpt)
+    tokenizer = read_processor(ref, read_config(ref))
+    if tokenizer.eos_token_id is None or tokenizer("a").input_ids[-1:] != [tokenizer.eos_token_id]:
+        raise CheckpointError(f"{ref.path}: its tokenizer does not end a text with the end token, as T5's does")
+    loader: Any = T5EncoderModel
+    try:
+        model, report = loader.from_pretrained(
+            ref.path,
+            dtype=DTYPES.get(dtype, "auto"),
+            weights_only=True,
+            output_loading_info=True,
+            **ref.options(),
+        )
+    except Exception as error:  # OSError, ValueError, RuntimeError, UnpicklingError: all mean the same to the user
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{ref.path}: the text encoder's weights cannot be loaded: {reason}") from error
+    if missing := sorted(report["missing_keys"]):
+        # transformers fills them with random numbers and says so in a warning only.
+        raise CheckpointError(f"{ref.path}: its weights lack {len(missing)} tensors, e.g. {missing[0]}")
+    placed: nn.Module = model.requires_grad_(False).eval().to(device)
+    return T5Condition(placed, tokenizer, gpt.num_condition_tokens, truncate)
+
+
+def check_features(values: Any, condition_dim: int, max_tokens: int = MAX_TEXT_TOKENS) -> NDArray[np.float32]:
+    """Ready features, an array or nested lists (l, condition_dim) → fp32; a leading axis of 1 is dropped.
+
+    Raises:
+        PromptError: another shape, no floating-point numbers, too many rows, values that are not finite, or rows of
+            zeros, which are padding.
+    """
+    try:
+        features = np.asarray(values)
+        if features.dtype == object:  # how a nested Parquet list arrives
+            features = np.stack([np.asarray(row) for row in values])
+    except (TypeError, ValueError) as error:
+        raise PromptError(f"the features are no matrix: {error}") from None
+    if features.ndim == 3 and features.shape[0] == 1:
+        features = features[0]
+    if features.ndim != 2 or features.shape[1] != condition_dim:
+        raise PromptError(f"features of shape {features.shape} do not fit (number of tokens, {condition_dim})")
+    if not np.issubdtype(features.dtype, np.floating):
+        raise PromptError(f"features must be floating-point numbers, not {features.dtype}")
+    if not 1 <= len(features) <= max_tokens:
+        raise PromptError(f"the features are of {len(features)} tokens, and the model takes 1 to {max_tokens}")
+    with np.errstate(over="ignore"):
+        found = features.astype(np.float32)
+    if not np.isfinite(found).all():
+        raise PromptError("the features hold values that are not finite in float32")
+    if padding := int((found == 0).all(axis=1).sum()):
+        raise PromptError(f"{padding} of the features' {len(found)} rows are zeros: cut the padding off")
+    return found
+
+
+def pad_left(features: Tensor, num_columns: int) -> tuple[Tensor, Tensor]:
+    """Features (l, condition_dim) → (num_columns, condition_dim), zeros first, and which columns are padding, bool."""
+    num_padding = num_columns - features.shape[0]
+    assert num_padding >= 0, (features.shape, num_columns)
+    padded = torch.cat([features.new_zeros(num_padding, features.shape[1]), features])
+    return padded, torch.arange(num_columns, device=features.device) < num_padding

@@ -1,0 +1,263 @@
+"""Prompts become features as LlamaGen makes them; ready features are checked; bad prompts are told apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel, T5ForConditionalGeneration
+
+from models.checkpoints import CheckpointError, CheckpointRef
+from models.front_end import PromptError
+from models.llamagen.condition import (
+    MAX_CHARACTERS,
+    NUM_REMEMBERED,
+    T5Condition,
+    check_features,
+    check_t5,
+    load_t5,
+    pad_left,
+)
+from models.llamagen.shape import GptShape
+
+CPU = torch.device("cpu")
+WIDTH, MAX_TOKENS = 16, 8
+GPT = GptShape(32, 2, 4, 48, 40, 3, "text", MAX_TOKENS, condition_dim=WIDTH)
+WORDS = {"<pad>": 0, "</s>": 1, "<unk>": 2} | {word: 3 + i for i, word in enumerate("abcdefghi")}
+T5 = {
+    "vocab_size": len(WORDS),
+    "d_model": WIDTH,
+    "d_kv": 4,
+    "d_ff": 24,
+    "num_layers": 2,
+    "num_heads": 4,
+    "dropout_rate": 0.0,
+    "feed_forward_proj": "gated-gelu",
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def tokenizer(ends: bool = True) -> PreTrainedTokenizerFast:
+    core = Tokenizer(models.WordLevel(WORDS, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
+    if ends:
+        core.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    return PreTrainedTokenizerFast(tokenizer_object=core, unk_token="<unk>", eos_token="</s>", pad_token="<pad>")
+
+
+def write(folder: Path, ends: bool = True, model: Any = T5EncoderModel, **changes: Any) -> CheckpointRef:
+    torch.manual_seed(3)
+    model(T5Config(**(T5 | changes))).save_pretrained(folder)
+    tokenizer(ends).save_pretrained(folder)
+    return CheckpointRef(str(folder))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("t5")
+    write(path)
+    return path
+
+
+@pytest.fixture
+def t5(folder: Path) -> T5Condition:
+    return load_t5(CheckpointRef(str(folder)), GPT, "float32", CPU)
+
+
+def published_features(folder: Path, text: str) -> torch.Tensor:
+    """Encoded the way LlamaGen does it: padded on the right to the full length, then cut to the valid rows."""
+    tokens = tokenizer()(text, max_length=MAX_TOKENS, padding="max_length", truncation=True, return_tensors="pt")
+    model = T5EncoderModel.from_pretrained(folder).eval()
+    with torch.no_grad():
+        out = model(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).last_hidden_state[0]
+    return out[: int(tokens["attention_mask"].sum())]
+
+
+@pytest.mark.parametrize("text", ["a", "b a c", "a b c d e f g"])
+def test_features_are_the_valid_rows_of_the_published_encoding(folder: Path, t5: T5Condition, text: str) -> None:
+    expected = published_features(folder, text)
+    assert len(expected) == len(text.split()) + 1, "the end token is kept"
+    torch.testing.assert_close(t5.encode(text), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_prompts_are_cleaned_before_they_are_read(t5: T5Condition) -> None:
+    assert torch.equal(t5.encode("  A http://shop.com <b>B</b>"), t5.encode("a b"))
+
+
+def test_a_prompt_that_just_fits_is_read_and_one_token_more_is_refused_with_the_count(t5: T5Condition) -> None:
+    assert t5.encode("a b c d e f g").shape == (MAX_TOKENS, WIDTH)
+    with pytest.raises(PromptError, match="the prompt has 9 tokens, and the model takes 8; shorten it, or allow trunc"):
+        t5.encode("a b c d e f g h")
+
+
+def test_truncation_keeps_the_end_token_as_the_published_scripts_do(folder: Path) -> None:
+    t5 = load_t5(CheckpointRef(str(folder)), GPT, "float32", CPU, truncate=True)
+    long = "a b c d e f g h i"
+    torch.testing.assert_close(t5.encode(long), published_features(folder, long), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(t5.encode(long), t5.encode("a b c d e f g"))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "the prompt is empty"),
+        (" \n\t", "the prompt is empty"),
+        ("http://shop.com", "nothing is left of the prompt"),
+        ("***", "nothing is left of the prompt"),
+        ("a" * (MAX_CHARACTERS + 1), f"has {MAX_CHARACTERS + 1} characters; at most {MAX_CHARACTERS}"),
+        (None, "a prompt must be text, not NoneType"),
+        (7, "a prompt must be text, not int"),
+        (b"a", "a prompt must be text, not bytes"),
+    ],
+)
+def test_prompts_without_text_are_refused_for_what_they_lack(t5: T5Condition, text: Any, said: str) -> None:
+    with pytest.raises(PromptError, match=said.replace("*", r"\*")):
+        t5.encode(text)
+
+
+def test_a_tokenizer_that_fails_fails_the_prompt_alone(t5: T5Condition, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise TypeError("no")
+
+    monkeypatch.setattr(t5, "tokenizer", fail)
+    with pytest.raises(PromptError, match="the tokenizer refuses the prompt: no"):
+        t5.encode("a")
+
+
+def test_several_images_of_one_prompt_encode_it_once(t5: T5Condition) -> None:
+    first = t5.encode("a b")
+    assert t5.encode("A  b") is first
+    assert t5.num_forwards == 1
+
+
+def test_only_the_prompts_used_last_are_remembered(t5: T5Condition, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.llamagen.condition.NUM_REMEMBERED", 2)
+    for text in ("a", "b", "a", "c", "a", "b"):  # "b" makes way for "c", and "c" for "b"; "a" stays
+        t5.encode(text)
+    assert t5.num_forwards == 4
+    assert NUM_REMEMBERED == 64
+
+
+def test_a_whole_t5_gives_its_encoder(tmp_path: Path) -> None:
+    ref = write(tmp_path, model=T5ForConditionalGeneration)
+    found = load_t5(ref, GPT, "float32", CPU).encode("a b c")
+    torch.testing.assert_close(found, published_features(tmp_path, "a b c"), atol=1e-5, rtol=1e-5)
+
+
+def test_weights_in_torchs_own_format_are_read_without_running_any_pickle(tmp_path: Path) -> None:
+    ref = write(tmp_path)
+    expected = published_features(tmp_path, "a b c")
+    state = T5EncoderModel.from_pretrained(tmp_path).state_dict()
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    torch.testing.assert_close(load_t5(ref, GPT, "float32", CPU).encode("a b c"), expected, atol=1e-5, rtol=1e-5)
+    torch.save(state | {"bomb": pytest.raises}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="weights cannot be loaded"):
+        load_t5(ref, GPT, "float32", CPU)
+
+
+def test_the_encoder_runs_in_the_type_asked_for_and_learns_nothing(folder: Path) -> None:
+    t5 = load_t5(CheckpointRef(str(folder)), GPT, "bfloat16", CPU)
+    assert t5.encode("a").dtype == torch.bfloat16
+    assert not t5.encode("a").requires_grad
+    assert not any(parameter.requires_grad for parameter in t5.model.parameters())
+    assert t5.condition_dim == WIDTH
+
+
+def test_an_encoder_that_the_gpt_was_not_trained_with_is_refused(tmp_path: Path) -> None:
+    ref = write(tmp_path, d_model=32)
+    for check in (lambda: check_t5(ref, GPT), lambda: load_t5(ref, GPT, "auto", CPU)):
+        with pytest.raises(CheckpointError, match="features are 32 wide, and the GPT reads 16; take the encoder"):
+            check()
+
+
+def test_places_that_hold_no_t5_are_refused(tmp_path: Path, folder: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such folder"):
+        check_t5(CheckpointRef(str(tmp_path / "absent")), GPT)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(CheckpointError, match="the text encoder must be a T5, not 'llama'"):
+        check_t5(CheckpointRef(str(tmp_path)), GPT)
+    check_t5(CheckpointRef(str(folder)), GPT)
+
+
+def test_an_encoder_with_torn_missing_or_partial_weights_is_refused(tmp_path: Path) -> None:
+    ref = write(tmp_path)
+    file = tmp_path / "model.safetensors"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(CheckpointError, match="weights cannot be loaded"):
+        load_t5(ref, GPT, "auto", CPU)
+    file.unlink()
+    with pytest.raises(CheckpointError, match="weights cannot be loaded"):
+        load_t5(ref, GPT, "auto", CPU)
+    state = T5EncoderModel(T5Config(**T5)).state_dict()
+    state.pop("encoder.final_layer_norm.weight")
+    torch.save(state, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"weights lack 1 tensors, e\.g\. encoder\.final_layer_norm\.weight"):
+        load_t5(ref, GPT, "auto", CPU)
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="does not end a text with the end token"):
+        load_t5(write(tmp_path, ends=False), GPT, "auto", CPU)
+
+
+# --- ready features ------------------------------------------------------------------------------------------------
+
+
+def matrix(rows: int = 3, dtype: Any = np.float32) -> Any:
+    return (np.random.default_rng(4).standard_normal((rows, WIDTH)) + 3).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_ready_features_of_any_float_type_become_float32(dtype: Any) -> None:
+    found = check_features(matrix(dtype=dtype), WIDTH)
+    assert found.dtype == np.float32
+    np.testing.assert_array_equal(found, matrix(dtype=dtype).astype(np.float32))
+
+
+def test_features_as_parquet_and_as_the_published_files_hold_them_are_read() -> None:
+    rows = np.empty(3, dtype=object)
+    rows[:] = list(matrix())
+    for form in (matrix().tolist(), list(matrix()), rows, matrix()[None]):
+        np.testing.assert_allclose(check_features(form, WIDTH), matrix())
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (matrix()[0], r"shape \(16,\) do not fit \(number of tokens, 16\)"),
+        (matrix()[:, :5], r"shape \(3, 5\) do not fit"),
+        (np.stack([matrix(), matrix()]), r"shape \(2, 3, 16\) do not fit"),
+        (matrix(0), "are of 0 tokens, and the model takes 1 to 120"),
+        (matrix(121), "are of 121 tokens"),
+        (np.ones((3, WIDTH), dtype=np.int64), "must be floating-point numbers, not int64"),
+        (np.full((3, WIDTH), "x"), "must be floating-point numbers"),
+        (np.ones((3, WIDTH), dtype=complex), "must be floating-point numbers, not complex128"),
+        (np.where(np.arange(WIDTH) == 2, np.nan, matrix()), "not finite"),
+        (matrix(dtype=np.float64) * 1e300, "not finite in float32"),
+        ([[1.0] * WIDTH, [1.0]], "are no matrix"),
+        (None, "are no matrix"),
+        ("features", "shape"),
+        ([None, None], "are no matrix|shape"),
+        (np.concatenate([matrix(), np.zeros((2, WIDTH))]), "2 of the features' 5 rows are zeros: cut the padding off"),
+    ],
+)
+def test_ready_features_that_cannot_be_a_texts_are_refused(values: Any, said: str) -> None:
+    with pytest.raises(PromptError, match=said):
+        check_features(values, WIDTH)
+
+
+def test_padding_stands_on_the_left_and_is_zero() -> None:
+    features = torch.arange(6.0).reshape(3, 2) + 1
+    padded, padding = pad_left(features, 5)
+    assert padded.tolist() == [[0, 0], [0, 0], [1, 2], [3, 4], [5, 6]]
+    assert padding.tolist() == [True, True, False, False, False]
+    assert pad_left(features, 3)[1].tolist() == [False] * 3
+    with pytest.raises(AssertionError):
+        pad_left(features, 2)
