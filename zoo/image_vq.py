@@ -1,0 +1,245 @@
+"""Training of the image world's VQ model: first without a codebook, then with one that k-means lays out.
+
+Owns the losses, the codebook's updates and the loop. Knows nothing of prompts or of what draws the codes.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from models.llamagen.shape import VqShape
+from models.llamagen.vq import Vq
+from zoo.world.grain import sample_grainy
+
+VQ_SHAPE = VqShape(
+    codebook_size=4096, code_dim=8, channels=8, multipliers=(1, 2, 4, 8), num_res_blocks=1, latent_dim=64
+)
+# The first part of the training, which has no codebook yet.
+FREE_SHARE = 0.33
+COMMITMENT = 0.25
+# How much more a coloured pixel counts than a grey one, and colour than brightness: grain would have every code else.
+COLOURED_WEIGHT = 5.0
+CHROMA_WEIGHT = 3.0
+# How much of the loss is the distance of the two pictures' features in a captioner's vision tower.
+PERCEPTION = 0.05
+CODE_DECAY = 0.99
+# A code that is hit less often than this part of the mean is moved onto a latent that was just seen.
+DEAD_SHARE = 0.05
+
+
+def pixels_of(images: list[np.ndarray] | np.ndarray) -> Tensor:
+    """Turn uint8 images [96, 96, 3] into what a VQ model reads: float32 [n, 3, 96, 96] in [-1, 1]."""
+    return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 127.5 - 1.0
+
+
+def images_of(pixels: Tensor) -> list[np.ndarray]:
+    """Turn decoded pixels [n, 3, H, W] into uint8 images [H, W, 3]."""
+    bytes_ = (pixels.float().clamp(-1, 1) * 127.5 + 127.5).round().to(torch.uint8)
+    return list(bytes_.permute(0, 2, 3, 1).numpy())
+
+
+def draw_pixels(split: str, seed: int, batch_size: int) -> Iterator[Tensor]:
+    """Yield batches of pixels [b, 3, 96, 96] of a split for ever."""
+    start = 0
+    while True:
+        yield pixels_of([pixels for _, pixels, _ in sample_grainy(split, batch_size, seed, start)])
+        start += batch_size
+
+
+@torch.no_grad()
+def fit_codes(latents: Tensor, weights: Tensor, num_codes: int, num_rounds: int, generator: torch.Generator) -> Tensor:
+    """Lay out codes [num_codes, dim] of length 1 over latents [n, dim] of length 1 by spherical k-means.
+
+    Codes start on latents drawn by `weights` [n], and k-means moves each only a little: weights decide where they are.
+    """
+    codes = latents[torch.multinomial(weights, num_codes, generator=generator)].clone()
+    for _ in range(num_rounds):
+        owner = torch.cat([(part @ codes.T).argmax(-1) for part in latents.split(4096)])
+        sums = torch.zeros_like(codes).index_add_(0, owner, latents)
+        empty = (torch.bincount(owner, minlength=num_codes) == 0).nonzero().flatten()
+        if len(empty):
+            sums[empty] = latents[torch.multinomial(weights, len(empty), generator=generator)]
+        codes = F.normalize(sums, dim=-1)
+    return codes
+
+
+class CodeKeeper:
+    """Moves a codebook after the latents that choose it: moving averages, and new places for codes nobody chooses."""
+
+    def __init__(self, vq: Vq, seed: int) -> None:
+        self.codes = vq.codebook
+        self.generator = torch.Generator().manual_seed(seed)
+        self.counts = torch.ones(len(self.codes))
+        self.sums = self.codes.detach().clone()
+
+    @torch.no_grad()
+    def update(self, latents: Tensor, owner: Tensor) -> None:
+        """Take in latents [n, dim] of length 1 and the codes [n] that they chose."""
+        mean = len(owner) / len(self.codes)
+        seen = torch.bincount(owner, minlength=len(self.codes)).float() / mean
+        self.counts.lerp_(seen, 1 - CODE_DECAY)
+        self.sums.lerp_(torch.zeros_like(self.sums).index_add_(0, owner, latents) / mean, 1 - CODE_DECAY)
+        dead = (self.counts < DEAD_SHARE).nonzero().flatten()
+        if len(dead) and len(dead) <= len(latents):
+            # They go where the codebook is coarse.
+            error = (latents - self.codes[owner]).square().sum(-1)
+            fresh = latents[torch.multinomial(error, len(dead), generator=self.generator)]
+            self.sums[dead], self.counts[dead] = fresh * 0.5, 0.5
+        self.codes.copy_(F.normalize(self.sums, dim=-1))
+
+
+def pixel_weights(pixels: Tensor) -> Tensor:
+    """Return how much each pixel counts, [b, 1, H, W]: those of objects and their outlines more than the ground's."""
+    colourful = (pixels.amax(1, keepdim=True) - pixels.amin(1, keepdim=True)) / 2
+    return 1.0 + (COLOURED_WEIGHT - 1.0) * F.max_pool2d(colourful, 5, stride=1, padding=2)
+
+
+def picture_loss(made: Tensor, pixels: Tensor, tower: nn.Module) -> Tensor:
+    """Return how unlike two batches of pictures are: pixel by pixel, and in the tower's features."""
+    gap = made - pixels
+    grey = gap.mean(1, keepdim=True)
+    squares = grey.square() + CHROMA_WEIGHT * (gap - grey).square().mean(1, keepdim=True)
+    # The tower's own normalisation: (x / 255 - 0.5) / 0.25 of bytes is twice what lies in [-1, 1].
+    true, seen = (tower(2.0 * image).last_hidden_state[:, 1:] for image in (pixels, made))
+    perception = F.mse_loss(seen, true) / true.detach().var()
+    return 10 * (squares * pixel_weights(pixels)).mean() + 10 * PERCEPTION * perception
+
+
+def vq_loss(vq: Vq, pixels: Tensor, tower: nn.Module, quantised: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the loss of a batch, its latents [n, dim] of length 1 and the codes [n] that they chose."""
+    latents = F.normalize(vq.latents(pixels).float(), dim=-1)  # [b, h, w, dim]
+    if quantised:
+        owner = vq.quantize.nearest(latents.detach())
+        chosen = vq.quantize.directions().detach()[owner]
+        commitment = F.mse_loss(latents, chosen) * latents.shape[-1]
+        passed = latents + (chosen - latents).detach()
+    else:
+        owner = torch.zeros(latents.shape[:-1], dtype=torch.long)
+        commitment = latents.new_zeros(())
+        # About the distance to the nearest of 4096 codes, so that the decoder does not come to rely on less.
+        passed = F.normalize(latents + 0.08 * torch.randn_like(latents), dim=-1)
+    loss = picture_loss(vq.render(passed), pixels, tower) + COMMITMENT * commitment
+    return loss, latents.detach().flatten(0, 2), owner.flatten()
+
+
+class Progress:
+    """Prints a line every 50 steps: the mean loss, the rate and what is left."""
+
+    def __init__(self, num_steps: int, batch_size: int, report: Callable[[str], None]) -> None:
+        self.num_steps, self.batch_size, self.report = num_steps, batch_size, report
+        self.total, self.started = 0.0, time.monotonic()
+
+    def add(self, step: int, loss: float) -> None:
+        """Count a step, from 1."""
+        self.total += loss
+        if step % 50 == 0:
+            rate = step * self.batch_size / (time.monotonic() - self.started)
+            left_s = (self.num_steps - step) * self.batch_size / rate
+            said = f"loss {self.total / 50:.4f} {rate:.1f} images/s, {left_s:.0f} s left"
+            self.report(f"step {step}/{self.num_steps} {said}")
+            self.total = 0.0
+
+
+def set_rate(optimizer: torch.optim.Optimizer, lr: float, step: int, num_steps: int, warmup_steps: int = 50) -> None:
+    """Set the learning rate of a step, from 1: up in a line, then down in half a cosine to a twentieth."""
+    scale = min(1.0, step / warmup_steps) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / num_steps)))
+    for group in optimizer.param_groups:
+        group["lr"] = lr * scale
+
+
+def save_partial(module: nn.Module, path: Path | None) -> None:
+    """Write a module's weights as they are, to go on from by hand after a broken run; nothing without a path."""
+    if path is not None:
+        save_file({name: value.contiguous() for name, value in module.state_dict().items()}, path)
+
+
+def say(line: str) -> None:
+    """Print a line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def train_vq(
+    tower: nn.Module,
+    num_steps: int,
+    batch_size: int,
+    lr: float,
+    seed: int,
+    autosave: Path | None = None,
+    report: Callable[[str], None] = say,
+) -> Vq:
+    """Train a VQ model from a seed; `tower` is the frozen vision tower that judges likeness besides the pixels."""
+    torch.manual_seed(seed)
+    vq = Vq(VQ_SHAPE).to(memory_format=torch.channels_last)
+    vq.codebook.requires_grad_(False)
+    tower.requires_grad_(False).eval()
+    optimizer = torch.optim.AdamW([p for p in vq.parameters() if p.requires_grad], lr=lr, betas=(0.9, 0.95))
+    keeper: CodeKeeper | None = None
+    pool: list[tuple[Tensor, Tensor]] = []
+    progress = Progress(num_steps, batch_size, report)
+    for step, pixels in enumerate(draw_pixels("train", seed, batch_size), start=1):
+        set_rate(optimizer, lr, step, num_steps)
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
+        if keeper is None and step > FREE_SHARE * num_steps:
+            generator = torch.Generator().manual_seed(seed)
+            latents, weights = (torch.cat(parts) for parts in zip(*pool))
+            vq.codebook.copy_(fit_codes(latents, weights, len(vq.codebook), 10, generator))
+            keeper, pool = CodeKeeper(vq, seed), []
+        loss, latents, owner = vq_loss(vq, pixels, tower, quantised=keeper is not None)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(vq.parameters(), 1.0)
+        optimizer.step()
+        if keeper is None:
+            weights = F.avg_pool2d(pixel_weights(pixels), VQ_SHAPE.factor).flatten()
+            pool = [*pool, (latents, weights)][-40:]
+        else:
+            keeper.update(latents, owner)
+        progress.add(step, loss.item())
+        if step % 100 == 0:
+            save_partial(vq, autosave)
+        if step == num_steps:
+            break
+    return vq.to(memory_format=torch.contiguous_format).eval()
+
+
+def polish_decoder(
+    vq: Vq,
+    tower: nn.Module,
+    num_steps: int,
+    batch_size: int,
+    lr: float,
+    seed: int,
+    autosave: Path | None = None,
+    report: Callable[[str], None] = say,
+) -> None:
+    """Train the decoder alone, in place: codes stay what they are, so GPTs may be trained on them meanwhile."""
+    tower.requires_grad_(False).eval()
+    vq.to(memory_format=torch.channels_last).requires_grad_(False)
+    parts = [*vq.decoder.requires_grad_(True).parameters(), *vq.post_quant_conv.requires_grad_(True).parameters()]
+    optimizer = torch.optim.AdamW(parts, lr=lr, betas=(0.9, 0.95))
+    progress = Progress(num_steps, batch_size, report)
+    for step, pixels in enumerate(draw_pixels("train", seed, batch_size), start=1):
+        set_rate(optimizer, lr, step, num_steps)
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
+        made = vq.render(vq.quantize.directions()[vq.encode(pixels)])
+        loss = picture_loss(made, pixels, tower)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(parts, 1.0)
+        optimizer.step()
+        progress.add(step, loss.item())
+        if step % 100 == 0:
+            save_partial(vq, autosave)
+        if step == num_steps:
+            break
+    vq.to(memory_format=torch.contiguous_format).requires_grad_(True).eval()

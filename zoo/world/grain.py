@@ -1,0 +1,74 @@
+"""The world of the image models: scenes of one or two objects on grainy ground, and the prompts that ask for them.
+
+Owns the grain, which scenes there are, and a prompt's words with their parser. Knows nothing of codes or models.
+Grain is why it exists: brightness noise at three scales, drawn from the scene's seed, that no prompt states and nobody
+can foretell. So many codes fit any place of a picture equally well, as in photographs.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+
+import numpy as np
+from PIL import Image
+
+from zoo.world.grammar import PLACES, kind_of
+from zoo.world.render import NATIVE_PX, render_scene
+from zoo.world.scene import COLOURS, NUM_CELLS, SHAPES, TONES, Scene, Thing, scene_rng, split_of
+
+# Small objects would be one and a half codes wide.
+SIZES = ("medium", "large")
+MAX_OBJECTS = 2
+# Standard deviation of the brightness noise, in steps of 8 bits, by the side of its blotches in parts of the image.
+GRAIN = {24: 13.0, 48: 8.0, 96: 4.0}
+
+
+def draw_grainy_scene(rng: random.Random, split: str, num_objects: int | None = None) -> Scene:
+    """Draw a scene of 1 or 2 objects (or of `num_objects`) that belongs to `split`; all its grounds are plain."""
+    while True:
+        cells = sorted(rng.sample(range(NUM_CELLS), num_objects or rng.randint(1, MAX_OBJECTS)))
+        things = tuple(Thing(cell, rng.choice(SIZES), rng.choice(COLOURS), rng.choice(SHAPES)) for cell in cells)
+        scene = Scene(things, rng.choice(TONES), "plain", rng.getrandbits(32))
+        if split_of(scene) == split:
+            return scene
+
+
+def render_grainy(scene: Scene) -> np.ndarray:
+    """Render a scene with its grain, uint8 [96, 96, 3]; the same scene gives the same bytes."""
+    rng = np.random.default_rng(scene.look_seed)
+    pixels = np.asarray(render_scene(scene)).astype(np.float32)
+    for cells, deviation in GRAIN.items():
+        noise = Image.fromarray(rng.standard_normal((cells, cells), dtype=np.float32))
+        if cells != NATIVE_PX:
+            noise = noise.resize((NATIVE_PX, NATIVE_PX), Image.Resampling.BICUBIC)
+        pixels += deviation * np.asarray(noise)[:, :, None]
+    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+
+
+def write_prompt(scene: Scene) -> str:
+    """Write the prompt that asks for a scene: everything about it that a picture shows, save the grain."""
+    things = " and ".join(f"a {kind_of(thing)} at the {PLACES[thing.cell]}" for thing in scene.things)
+    return f"{things} on {scene.tone} ground"
+
+
+_THING = rf"an? ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)}) at the ({'|'.join(PLACES)})"
+
+
+def parse_prompt(text: str) -> tuple[tuple[Thing, ...], str] | None:
+    """Read a prompt back: its objects in reading order and its tone, or None where `write_prompt` cannot write it."""
+    match = re.fullmatch(rf"{_THING}(?: and {_THING})? on ({'|'.join(TONES)}) ground", text.strip().lower())
+    if match is None:
+        return None
+    *groups, tone = match.groups()
+    parts = [groups[start : start + 4] for start in (0, 4) if groups[start] is not None]
+    things = [Thing(PLACES.index(place), size, colour, shape) for size, colour, shape, place in parts]
+    if len({thing.cell for thing in things}) < len(things):
+        return None
+    return tuple(sorted(things)), tone
+
+
+def sample_grainy(split: str, num: int, seed: int, start: int = 0) -> list[tuple[Scene, np.ndarray, str]]:
+    """Return (scene, pixels uint8 [96, 96, 3], prompt) of samples start … start + num - 1 of a split."""
+    scenes = [draw_grainy_scene(scene_rng(f"grain/{split}", seed, start + index), split) for index in range(num)]
+    return [(scene, render_grainy(scene), write_prompt(scene)) for scene in scenes]
