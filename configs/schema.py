@@ -7,15 +7,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal, Self
+import re
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from configs.acceptance import LanternAcceptance
 from configs.drafters import EagleDrafter, MedusaDrafter
 from configs.method import Method, ModelDrafter, NoDrafter
 from configs.section import Section
 
 # --- source and prompt ---------------------------------------------------------------------------------------------
+
+_USER_IN_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*://[^/?#]*@")
+_SIGNED_QUERY = re.compile(r"[?&][^=&]*(sig|token|secret|passw|credential|key)[^=&]*=", re.IGNORECASE)
+
+
+Path = TypeVar("Path", str, str | tuple[str, ...])
+
+
+def _without_credentials(value: Path) -> Path:
+    """Refuse a URL that carries a user, a password or a signature: job files are written into the output."""
+    for url in (value,) if isinstance(value, str) else value:
+        if _USER_IN_URL.match(url) or ("://" in url and _SIGNED_QUERY.search(url)):
+            raise ValueError("a URL must not hold credentials; give them in the environment, as its driver reads it")
+    return value
 
 
 class SourceColumns(Section):
@@ -25,12 +41,34 @@ class SourceColumns(Section):
     """Encoded bytes, URIs, `struct<bytes, path>`, or lists of those. Tars: by extension."""
 
 
+URI_SCHEMES = ("file", "data", "http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf")
+"""What URIs inside rows may be told to use: schemes whose drivers reach nothing but files."""
+
+
+def _known_scheme(value: str) -> str:
+    if value not in URI_SCHEMES:
+        raise ValueError(f"{value!r} is none of {', '.join(URI_SCHEMES)}")
+    return value
+
+
+class Fetch(Section):
+    """How media that rows name by URI are fetched."""
+
+    timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 30.0
+    """Of one attempt over http or https, redirects included."""
+    max_attempts: Annotated[int, Field(ge=1, le=20)] = 4
+    max_parallel: Annotated[int, Field(ge=1, le=256)] = 16
+    """Of one decoding task."""
+    private_hosts: tuple[str, ...] = ()
+    """Hosts, with or without a port, that may have addresses of private networks; all others must be public."""
+
+
 class Source(Section):
     """Where samples come from."""
 
     kind: Literal["parquet", "images", "webdataset", "jsonl", "csv", "text"]
-    path: str
-    """A file, a folder or a glob; any fsspec URL."""
+    path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], AfterValidator(_without_credentials)]
+    """A file, a folder or a glob, or a list of those in one store; any fsspec URL."""
     columns: SourceColumns = SourceColumns()
     id_column: str | None = None
     """The user's own unique id; without it the id is the path relative to the source root and the row's index."""
@@ -38,8 +76,9 @@ class Source(Section):
     """What separates the fields of CSV; by default a tab in `.tsv` files and a comma in others."""
     span_max_rows: Annotated[int, Field(ge=1)] = 1000
     span_max_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
-    uri_schemes: tuple[str, ...] = ("file",)
-    """Schemes that image URIs inside rows may use; a path without a scheme is `file`, relative to the source root."""
+    uri_schemes: tuple[Annotated[str, AfterValidator(_known_scheme)], ...] = ("file",)
+    """Schemes that URIs inside rows may use; a path without a scheme is relative to the source root."""
+    fetch: Fetch = Fetch()
     max_image_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
     max_image_pixels: Annotated[int, Field(ge=1)] = 64_000_000
     max_side_px: Annotated[int, Field(ge=16)] | None = None
@@ -148,7 +187,7 @@ class Pool(EnginePool):
 class Sink(Section):
     """Where results go: `data/`, `errors/` and `_job/` under `path`."""
 
-    path: str
+    path: Annotated[str, AfterValidator(_without_credentials)]
     keep_columns: tuple[str, ...] = ()
     """Input columns that travel through into every output row."""
     rows_per_file: Annotated[int, Field(ge=1)] = 10_000

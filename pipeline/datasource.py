@@ -200,8 +200,8 @@ def _read_piece(spec: ReadSpec, piece: FilePiece) -> list[Chunk]:
     except Exception as error:  # decoders of damaged files raise what they like; the row says what it was
         first = chunks[-1].samples[-1].row_index + 1 if chunks and chunks[-1].samples else piece.start
         known = piece.num_samples if piece.stop is None else piece.stop
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
-        broken = RowError("broken_shard", f"{piece.path}: cannot be read from row {first} on: {reason}")
+        message = f"{piece.path}: cannot be read from row {first} on: {storage.reason_of(error)}"
+        broken = RowError("broken_shard", message)
         lost = range(first, first + 1 if known is None else known)
         samples = [Sample(row_index, fields=dict.fromkeys(spec.fields), error=broken) for row_index in lost]
         chunks.append(Chunk(samples, [pa.nulls(len(samples), field.type) for field in spec.keep]))
@@ -228,7 +228,7 @@ def _table(schema: pa.Schema, path: str, chunk: Chunk, seen: set[str]) -> pa.Tab
         pa.array([path] * len(samples), pa.string()),
         pa.array([sample.row_index for sample in samples], pa.int64()),
         pa.array(
-            [sample.images if error is None else [] for sample, error in zip(samples, errors, strict=True)],
+            [_cell(sample) if error is None else [] for sample, error in zip(samples, errors, strict=True)],
             rows.ENCODED_IMAGES,
         ),
         pa.array([json.dumps(sample.fields) for sample in samples], pa.string()),
@@ -237,6 +237,10 @@ def _table(schema: pa.Schema, path: str, chunk: Chunk, seen: set[str]) -> pa.Tab
         *chunk.keep,
     ]
     return pa.table(columns, schema=schema)
+
+
+def _cell(sample: Sample) -> list[dict[str, bytes | str]]:
+    return [{"uri": image} if isinstance(image, str) else {"bytes": image} for image in sample.images]
 
 
 def _message(error: RowError) -> str:

@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fsspec.core import has_magic
 
 from configs.load import ConfigError
 from configs.schema import Prompt, Source
 from pipeline import prompts, storage
 from pipeline.layout import OutputDir
+from pipeline.listing import Listed, list_paths
 from pipeline.rows import SCHEMA_VERSION, SCHEMA_VERSION_KEY, find_read, find_reserved
 from pipeline.sources import kind_of
 from pipeline.sources.kind import Entry, Needs
@@ -143,16 +143,21 @@ def freeze_for(needs: Needs, output: OutputDir | None = None) -> Manifest:
     """As `freeze`, for needs that have been put together elsewhere."""
     source = needs.source
     kind = kind_of(source.kind)
-    filesystem, path = storage.open_url(source.path, "source.path")
+    told = " and ".join(storage.shown(path) for path in source.paths)
+    filesystem, paths = _open_paths(source)
     try:
-        root, listing = _list(filesystem, path, kind.suffixes)
+        root, listing = list_paths(filesystem, paths, kind.suffixes)
         files = _table(listing)
-    except OSError as error:
-        reason = error.strerror or str(error) or type(error).__name__
-        raise ConfigError(f"source.path: {storage.shown(source.path)} cannot be listed: {reason}") from None
+    except ConfigError:
+        raise
+    except Exception as error:  # drivers raise what they like, from OSError to errors of HTTP
+        where = getattr(error, "filename", None) or told
+        raise ConfigError(
+            f"source.path: {storage.shown(str(where))} cannot be listed: {storage.reason_of(error)}"
+        ) from None
     if not files.num_rows:
         raise ConfigError(
-            f"source.path: nothing to read at {storage.shown(source.path)}; source.kind {source.kind!r} reads "
+            f"source.path: nothing to read at {told}; source.kind {source.kind!r} reads "
             f"{', '.join('*' + suffix for suffix in kind.suffixes)} in folders, and whatever a glob or a file names"
         )
     found = kind.survey(filesystem, root, files["path"], needs)
@@ -160,41 +165,21 @@ def freeze_for(needs: Needs, output: OutputDir | None = None) -> Manifest:
     files = pa.table([*files.columns, *columns], schema=SCHEMA)
     manifest = Manifest(storage.unstripped(filesystem, root), files, found.keep)
     if manifest.num_samples == 0:
-        raise ConfigError(f"source.path: the files at {storage.shown(source.path)} hold no rows")
+        raise ConfigError(f"source.path: the files at {told} hold no rows")
     if output is not None:
         manifest.write(output)
     return manifest
 
 
-def _list(filesystem: Any, path: str, suffixes: tuple[str, ...]) -> tuple[str, Iterable[storage.Listed]]:
-    """The source root, and its files: a file's name may hold glob characters, so a file that exists comes first."""
-    if filesystem.isfile(path):
-        root, _, name = path.rpartition("/")
-        root = root or path[: path.startswith("/")]
-        return root, [storage.describe(filesystem, path, name)]
-    if filesystem.isdir(path):
-        return path, storage.list_folder(filesystem, path, suffixes)
-    if has_magic(path):
-        parts = path.split("/")
-        fixed = next(index for index, part in enumerate(parts) if has_magic(part))
-        root = "/".join(parts[:fixed]) or path[: path.startswith("/")]
-        return root, _matches(filesystem, path, root)
-    raise FileNotFoundError(2, "it does not exist")
+def _open_paths(source: Source) -> tuple[Any, list[str]]:
+    """The one file system of all paths, and the paths in it."""
+    opened = [storage.open_url(path, "source.path") for path in source.paths]
+    if any(filesystem is not opened[0][0] for filesystem, _ in opened):
+        raise ConfigError("source.path: the paths of one source lie in one store; start a job for each store")
+    return opened[0][0], [path for _, path in opened]
 
 
-def _matches(filesystem: Any, pattern: str, root: str) -> Iterable[storage.Listed]:
-    for path, info in filesystem.glob(pattern, detail=True).items():
-        relative = str(path)[len(root) :].lstrip("/")
-        hidden = any(part.startswith((".", "_")) for part in relative.split("/"))
-        if info["type"] == "file" and not hidden:
-            yield (
-                storage.describe(filesystem, path, relative)
-                if storage.is_local(filesystem)
-                else storage.listed(relative, info)
-            )
-
-
-def _table(listing: Iterable[storage.Listed]) -> pa.Table:
+def _table(listing: Iterable[Listed]) -> pa.Table:
     """The sorted listing (by path, as bytes) as the first three columns of `SCHEMA`.
 
     Raises:

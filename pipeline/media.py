@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -22,9 +22,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from configs.schema import Prompt
+from configs.schema import Prompt, Source
 from pipeline import prompts, rows
 from pipeline.rows import RowError
+from pipeline.sources.uris import Fetcher
 
 # Pillow logs some damage as errors; what is wrong with an image is told by its row.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
@@ -46,11 +47,18 @@ _TURNS = {
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How rows are decoded: the prompt, the pixel limit, the longer side that images are shrunk to (None: as is)."""
+    """How rows are decoded: the prompt, the pixel limit, the longer side that images are shrunk to (None: as is), and
+    who fetches images that rows name by URI."""
 
     prompt: Prompt
     max_image_pixels: int = 64_000_000
     max_side_px: int | None = None
+    fetcher: Fetcher | None = None
+
+    @classmethod
+    def of(cls, source: Source, root: str, prompt: Prompt) -> DecodeOptions:
+        """The options of a job on this source, whose root is `root` as a URL."""
+        return cls(prompt, source.max_image_pixels, source.max_side_px, Fetcher(source, root))
 
 
 def decode_image(data: bytes, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
@@ -167,15 +175,18 @@ def decode_table(table: pa.Table, options: DecodeOptions) -> pa.Table:
     images: list[list[NDArray[np.uint8]]] = []
     messages: list[str] = []
     codes, texts = table["error_type"].to_pylist(), table["error_message"].to_pylist()
-    encoded, fields = table["images"], table["fields"]
+    fields = table["fields"]
+    cells = [cell.as_py() if not code else [] for cell, code in zip(table["images"], codes, strict=True)]
+    fetched = _fetch_all(cells, options)
     for index in range(table.num_rows):
         decoded: list[NDArray[np.uint8]] = []
         text = ""
         if not codes[index]:
             try:
-                cell = encoded[index].as_py()
+                cell = cells[index]
+                cells[index] = []  # what is decoded need not stay encoded
                 filled = prompts.fill(options.prompt, json.loads(fields[index].as_py()), len(cell))
-                decoded = _decode_all(cell, options)
+                decoded = _decode_all(cell, fetched, options)
                 text = json.dumps(filled, ensure_ascii=False)
             except RowError as error:
                 codes[index], texts[index] = error.code, prompts.whole_text(error.message)[:500]
@@ -192,10 +203,24 @@ def decode_table(table: pa.Table, options: DecodeOptions) -> pa.Table:
     return pa.table(columns, schema=rows.decoded_schema(keep))
 
 
-def _decode_all(cell: Sequence[bytes], options: DecodeOptions) -> list[NDArray[np.uint8]]:
+def _fetch_all(cells: Sequence[Sequence[dict[str, Any]]], options: DecodeOptions) -> dict[str, bytes | RowError]:
+    """Bytes or error by URI of all the images that rows name by URI."""
+    uris = [image["uri"] for cell in cells for image in cell if image["bytes"] is None]
+    if not uris:
+        return {}
+    assert options.fetcher is not None, "rows name images by URI, and nobody fetches them"
+    return options.fetcher.fetch(uris)
+
+
+def _decode_all(
+    cell: Sequence[dict[str, Any]], fetched: Mapping[str, bytes | RowError], options: DecodeOptions
+) -> list[NDArray[np.uint8]]:
     decoded = []
-    for number, data in enumerate(cell, start=1):
+    for number, image in enumerate(cell, start=1):
         try:
+            data = fetched[image["uri"]] if image["bytes"] is None else image["bytes"]
+            if isinstance(data, RowError):
+                raise data
             decoded.append(decode_image(data, options.max_image_pixels, options.max_side_px))
         except RowError as error:
             if len(cell) == 1:

@@ -70,8 +70,7 @@ class Plan:
     @property
     def decode_options(self) -> DecodeOptions:
         """What the decoding stage needs to know."""
-        source = self.config.source
-        return DecodeOptions(self.config.prompt, source.max_image_pixels, source.max_side_px)
+        return DecodeOptions.of(self.config.source, self.manifest.root, self.config.prompt)
 
     def stamp(self, attempt: int) -> Stamp:
         """What every row says about this run."""
@@ -110,7 +109,7 @@ def _check_paths(config: CaptionJob) -> None:
     submitted = ray_session.INSIDE_SUBMITTED_JOB in os.environ
     if config.job.ray_address == "local" and not submitted:
         return
-    for where, path in (("source.path", config.source.path), ("sink.path", config.sink.path)):
+    for where, path in (*(("source.path", path) for path in config.source.paths), ("sink.path", config.sink.path)):
         if not storage.uri_scheme(path) and not os.path.isabs(path):
             reason = "the job runs from an uploaded working directory" if submitted else "the job runs on a cluster"
             raise ConfigError(f"{where}: {path} is relative, but {reason}; give an absolute path or a URL")

@@ -1,6 +1,6 @@
 """The row at its three stages, as Arrow schemas, and the stable codes of row errors.
 
-    READ     encoded images and the values that the prompt names     (out of `pipeline.datasource`)
+    READ     encoded images or their URIs, and the prompt's values   (out of `pipeline.datasource`)
     DECODED  RGB pixels and chat messages                            (out of `pipeline.media`)
     RESULT   text, status, telemetry                                 (out of the actor, into `pipeline.datasink`)
 
@@ -51,7 +51,8 @@ ERROR_CODES: dict[str, str] = {
 }
 """Code to meaning. Codes are part of the output's format: they may be added and are never renamed."""
 
-ENCODED_IMAGES = pa.list_(pa.large_binary())
+ENCODED_IMAGES = pa.list_(pa.struct([("bytes", pa.large_binary()), ("uri", pa.string())]))
+"""A row's images in order, each as encoded bytes or as the URI that the decoding stage fetches."""
 PIXELS = pa.struct([("height", pa.int32()), ("width", pa.int32()), ("rgb", pa.large_binary())])
 """One decoded image: `rgb` is uint8, row-major, height · width · 3 bytes."""
 

@@ -1,44 +1,47 @@
-"""The doors to files: any fsspec URL opened, listed and read with bounds.
+"""The doors to files: any fsspec URL opened and read with bounds, and tried again where a store falters.
 
-Knows fsspec and nothing of what the files hold. Messages made here never show credentials that stand in a URL.
+Knows fsspec and nothing of what the files hold. Messages made here never show credentials: none that stand in a URL,
+and none that stand in the environment.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from configs.load import ConfigError
+from pipeline.patience import CutShort, Patience, retried
 
-_TOKEN_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "generation", "LastModified", "last_modified", "mtime", "created")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*)://")
+_OPTIONS: dict[str, dict[str, Any]] = {
+    # A connection that stands still is given up and tried again.
+    "s3": {"config_kwargs": {"connect_timeout": 20, "read_timeout": 60}},
+    "s3a": {"config_kwargs": {"connect_timeout": 20, "read_timeout": 60}},
+}
+BLOCK_BYTES = 8 * 1024 * 1024
+"""What is read ahead of a remote file."""
+MAX_REASON_CHARS = 300
 
 
-@dataclass(frozen=True)
-class Listed:
-    """One file of a listing: `path` relative to the root, and a `token` that changes when the content does."""
-
-    path: str
-    size_bytes: int
-    token: str
+# --- URLs and messages ---------------------------------------------------------------------------------------------
 
 
 def open_url(url: str, dotted_path: str) -> tuple[Any, str]:
-    """The file system of a URL and the path in it.
+    """The file system of a URL and the path in it; credentials come from the environment, as its driver reads it.
 
     Raises:
         ConfigError: no driver for the scheme is installed, or the URL is malformed; names `dotted_path`.
     """
     try:
-        filesystem, path = url_to_fs(url)
+        filesystem, path = url_to_fs(url, **_OPTIONS.get(uri_scheme(url), {}))
     except (ImportError, ValueError) as error:
-        raise ConfigError(f"{dotted_path}: {shown(url)} cannot be opened: {error}") from None
+        raise ConfigError(f"{dotted_path}: {shown(url)} cannot be opened: {reason_of(error)}") from None
     return filesystem, str(path)
 
 
@@ -53,14 +56,37 @@ def unstripped(filesystem: Any, path: str) -> str:
 
 
 def shown(url: str) -> str:
-    """A URL or path for messages: user, password and query cut off, at most 200 characters."""
+    """A URL or path for messages: user, password, query and fragment cut off, at most 200 characters."""
     match = _SCHEME.match(url)
     if match:
-        url = url.split("?", 1)[0]
+        url = re.split(r"[?#]", url, maxsplit=1)[0]
         scheme, rest = url[: match.end()], url[match.end() :]
         authority, slash, path = rest.partition("/")
         url = scheme + authority.rpartition("@")[2] + slash + path
+    elif url[:5].lower() == "data:":
+        url = url.partition(",")[0]
     return url if len(url) <= 200 else url[:197] + "..."
+
+
+_URLS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s'\"<>|)\]}]+")
+_SECRET_NAMES = re.compile(r"SECRET|TOKEN|PASSW|CREDENTIAL|_KEY|ACCOUNT_KEY|SAS|CONNECTION_STRING", re.IGNORECASE)
+_MIN_SECRET_CHARS = 8
+
+
+def scrubbed(text: str) -> str:
+    """The text without credentials: URLs as `shown`, and no value of a variable whose name says that it is a secret."""
+    text = _URLS.sub(lambda match: shown(match.group()), text)
+    for name, value in os.environ.items():
+        if len(value) >= _MIN_SECRET_CHARS and _SECRET_NAMES.search(name) and value in text:
+            text = text.replace(value, "***")
+    return text
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something failed, in one line without credentials."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = " ".join(scrubbed(str(reason)).split()) or type(error).__name__
+    return text if len(text) <= MAX_REASON_CHARS else text[: MAX_REASON_CHARS - 3] + "..."
 
 
 def uri_scheme(uri: str) -> str:
@@ -69,10 +95,107 @@ def uri_scheme(uri: str) -> str:
     return match.group(1).lower() if match else ""
 
 
-def read_bounded(filesystem: Any, path: str, max_bytes: int) -> bytes | None:
+def join(root: str, relative: str) -> str:
+    """A path below a root, without any interpretation of the relative part."""
+    return f"{root.rstrip('/')}/{relative}" if root else relative
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+class RemoteFile(io.RawIOBase):
+    """A remote file that is opened again where it stood when a read fails transiently or comes back short."""
+
+    def __init__(self, filesystem: Any, path: str) -> None:
+        super().__init__()
+        self._filesystem, self._path = filesystem, path
+        self._position = 0
+        self._file: Any = None
+        self.size: int | None = None
+        retried(self._open)
+
+    def _open(self) -> None:
+        if self._file is None:
+            self._file = self._filesystem.open(self._path, "rb", block_size=BLOCK_BYTES)
+            size = getattr(self._file, "size", None)
+            self.size = self.size if size is None else int(size)
+
+    def _drop(self) -> None:
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                file.close()
+        except Exception:  # it failed already; how it closes is of no interest
+            pass
+
+    def read(self, num_bytes: int | None = -1) -> bytes:
+        """Up to `num_bytes` (all, where negative); fewer only at the file's end."""
+        wanted = -1 if num_bytes is None else num_bytes
+
+        def once() -> bytes:
+            try:
+                self._open()
+                self._file.seek(self._position)  # drivers may share one file among its readers
+                data: bytes = self._file.read(wanted)
+                if self.size is not None:
+                    left = max(0, self.size - self._position)
+                    if len(data) < (left if wanted < 0 else min(wanted, left)):
+                        raise CutShort(f"{len(data)} bytes came where {left} are left")
+            except Exception:
+                self._drop()
+                raise
+            return data
+
+        data = retried(once)
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence == os.SEEK_CUR:
+            offset += self._position
+        elif whence == os.SEEK_END:
+            if self.size is None:
+                raise OSError(errno.ESPIPE, "the store does not tell the file's size")
+            offset += self.size
+        self._position = max(0, offset)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._drop()
+        super().close()
+
+
+def open_file(filesystem: Any, path: str) -> Any:
+    """A file for reading, as a context manager; remote ones outlive transient failures."""
+    return filesystem.open(path, "rb") if is_local(filesystem) else RemoteFile(filesystem, path)
+
+
+def read_bounded(filesystem: Any, path: str, max_bytes: int, patience: Patience | None = None) -> bytes | None:
     """A file's bytes, or None when it has more than `max_bytes` (no more than that is ever read)."""
-    with filesystem.open(path, "rb") as file:
-        data: bytes = file.read(max_bytes + 1)
+
+    def once() -> bytes:
+        with filesystem.open(path, "rb") as file:
+            data: bytes = file.read(max_bytes + 1)
+            size = getattr(file, "size", None)
+            if isinstance(size, int) and len(data) < min(size, max_bytes + 1):
+                raise CutShort(f"{len(data)} bytes came of {size}")
+        return data
+
+    data = once() if is_local(filesystem) else retried(once, patience)
     return data if len(data) <= max_bytes else None
 
 
@@ -84,74 +207,3 @@ def size_of(file: Any) -> int:
         size = file.seek(0, os.SEEK_END)
         file.seek(here)
     return int(size)
-
-
-def join(root: str, relative: str) -> str:
-    """A path below a root, without any interpretation of the relative part."""
-    return f"{root.rstrip('/')}/{relative}" if root else relative
-
-
-def list_folder(filesystem: Any, root: str, suffixes: tuple[str, ...]) -> Iterator[Listed]:
-    """All files below `root` with one of the suffixes (lower case); names that begin with `.` or `_` are left out."""
-    walk = _walk_local(root) if is_local(filesystem) else _walk_remote(filesystem, root)
-    for found in walk:
-        if found.path.lower().endswith(suffixes):
-            yield found
-
-
-def describe(filesystem: Any, path: str, relative: str) -> Listed:
-    """Size and token of one file."""
-    if is_local(filesystem):
-        return _listed(os.stat(path), relative)
-    return listed(relative, filesystem.info(path))
-
-
-def listed(relative: str, info: dict[str, Any]) -> Listed:
-    """One file out of a driver's own description of it."""
-    return Listed(relative, int(info.get("size") or 0), _token(info))
-
-
-def _token(info: dict[str, Any]) -> str:
-    return next((str(info[key]) for key in _TOKEN_KEYS if info.get(key)), "")
-
-
-def _listed(stat: os.stat_result, relative: str) -> Listed:
-    return Listed(relative, stat.st_size, str(stat.st_mtime_ns))
-
-
-def _hidden(name: str) -> bool:
-    return name.startswith((".", "_"))
-
-
-def _walk_local(root: str) -> Iterator[Listed]:
-    """Streams, so that a folder of ten million files never becomes ten million Python objects at once."""
-    stack: list[tuple[str, str, tuple[str, ...]]] = [(root, "", (os.path.realpath(root),))]
-    while stack:
-        folder, prefix, ancestors = stack.pop()
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if _hidden(entry.name):
-                    continue
-                relative = prefix + entry.name
-                try:
-                    if entry.is_dir():
-                        real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
-                        if real not in ancestors:  # a link to a folder above would go round for ever
-                            stack.append((entry.path, relative + "/", (*ancestors, os.path.realpath(entry.path))))
-                    elif entry.is_file():
-                        yield _listed(entry.stat(), relative)
-                    elif entry.is_symlink():
-                        yield Listed(relative, 0, "dangling link")
-                except OSError:
-                    yield Listed(relative, 0, "unreadable")
-
-
-def _walk_remote(filesystem: Any, root: str) -> Iterator[Listed]:
-    for folder, _, files in filesystem.walk(root, detail=True):
-        prefix = str(folder)[len(root.rstrip("/")) :].strip("/")
-        if any(_hidden(part) for part in prefix.split("/") if part):
-            continue
-        for name, info in files.items():
-            # Object stores show a folder's own marker as an empty key.
-            if name and not _hidden(name):
-                yield listed(f"{prefix}/{name}" if prefix else name, info)

@@ -186,7 +186,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     header = read_header(filesystem, path, delimiter) or []
     records = lines.read_records(filesystem, path, piece, _split(spec.source, piece.path), MAX_RECORD_BYTES)
     rows = ((row_index, _row(record, header, delimiter)) for row_index, record in records)
-    yield from chunks_of(filesystem, spec, rows)
+    yield from chunks_of(spec, rows)
 
 
 def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:

@@ -50,8 +50,8 @@ def fetch(filesystem: Any, path: str, max_bytes: int) -> bytes:
     except FileNotFoundError:
         raise RowError("missing_image", f"{storage.shown(path)} does not exist") from None
     except Exception as error:  # drivers raise what they like: any failure is this row's, and only this row's
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-        raise RowError("unreadable_image", f"{storage.shown(path)} cannot be read: {reason}") from None
+        message = f"{storage.shown(path)} cannot be read: {storage.reason_of(error)}"
+        raise RowError("unreadable_image", message) from None
     if data is None:
         raise RowError("image_too_large", f"{storage.shown(path)} has more than {max_bytes} bytes")
     return data

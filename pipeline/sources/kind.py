@@ -114,10 +114,11 @@ class FilePiece:
 
 @dataclass
 class Sample:
-    """One sample as read: `own_id` is the id column's value, None where the source has none or the row lacks it."""
+    """One sample as read: its images are bytes or URIs; `own_id` is the id column's value, None where the source has
+    none or the row lacks it."""
 
     row_index: int
-    images: list[bytes] = field(default_factory=list)
+    images: list[bytes | str] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
     own_id: str | None = None
     error: RowError | None = None

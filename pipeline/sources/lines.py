@@ -70,7 +70,7 @@ class _Limited:
 def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
     """A file's content as a stream of bytes, decompressed where its name says so, from `offset` of the content on."""
     codec = codec_of(path)
-    with filesystem.open(path, "rb") as file:
+    with storage.open_file(filesystem, path) as file:
         if codec is None:
             file.seek(offset)
             yield file

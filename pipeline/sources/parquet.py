@@ -30,7 +30,7 @@ BATCH_ROWS = 128
 def _footer(filesystem: Any, path: str) -> tuple[pq.FileMetaData, pa.Schema] | None:
     """Metadata and Arrow schema, or None for a file that cannot be read: its read task will say why."""
     try:
-        with filesystem.open(path, "rb") as file, pq.ParquetFile(file) as parquet:
+        with storage.open_file(filesystem, path) as file, pq.ParquetFile(file) as parquet:
             return parquet.metadata, parquet.schema_arrow
     except Exception:  # a damaged footer raises whatever the decoder met
         return None
@@ -93,7 +93,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     names = list(needs.columns())
     path = storage.join(spec.root, piece.path)
     # Without checksums a flipped byte inside a compressed page can pass as other values.
-    with filesystem.open(path, "rb") as file, pq.ParquetFile(file, page_checksum_verification=True) as parquet:
+    with storage.open_file(filesystem, path) as file, pq.ParquetFile(file, page_checksum_verification=True) as parquet:
         num_rows = parquet.metadata.num_rows
         if piece.num_samples is not None and num_rows != piece.num_samples:
             raise ValueError(f"the file has {num_rows} rows and had {piece.num_samples} when the job began")
@@ -106,7 +106,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         for batch in parquet.iter_batches(BATCH_ROWS, row_groups=groups, columns=names, use_threads=False):
             low, high = max(piece.start - position, 0), min(stop - position, batch.num_rows)
             if low < high:
-                yield _chunk(filesystem, spec, batch.slice(low, high - low), position + low)
+                yield _chunk(spec, batch.slice(low, high - low), position + low)
             position += batch.num_rows
             if position >= stop:
                 break
@@ -146,7 +146,7 @@ def _is_valid(values: pa.Array) -> bool:
     return True
 
 
-def _chunk(filesystem: Any, spec: ReadSpec, batch: pa.RecordBatch, first_index: int) -> Chunk:
+def _chunk(spec: ReadSpec, batch: pa.RecordBatch, first_index: int) -> Chunk:
     samples = [Sample(first_index + offset) for offset in range(batch.num_rows)]
 
     def column(name: str) -> pa.Array:
@@ -186,7 +186,7 @@ def _chunk(filesystem: Any, spec: ReadSpec, batch: pa.RecordBatch, first_index: 
         keep.append(values.cast(field.type))
     if spec.source.columns.image is not None:
         images, _ = usable(spec.source.columns.image)
-        add_images(filesystem, spec, samples, lambda offset: images[offset].as_py())
+        add_images(spec, samples, lambda offset: images[offset].as_py())
     return Chunk(samples, keep)
 
 

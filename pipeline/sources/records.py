@@ -34,7 +34,7 @@ def kept_text(value: Any) -> str | None:
     return whole_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
-def chunks_of(filesystem: Any, spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Iterator[Chunk]:
+def chunks_of(spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Iterator[Chunk]:
     """(row index, row) as chunks; where `rows` fails, what came before the failure is yielded before it is raised."""
     failure: Exception | None = None
 
@@ -47,12 +47,12 @@ def chunks_of(filesystem: Any, spec: ReadSpec, rows: Iterable[tuple[int, Row]]) 
 
     sound = until_failure()
     while taken := list(islice(sound, CHUNK_ROWS)):
-        yield chunk_of(filesystem, spec, taken)
+        yield chunk_of(spec, taken)
     if failure is not None:
         raise failure
 
 
-def chunk_of(filesystem: Any, spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Chunk:
+def chunk_of(spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Chunk:
     """Samples of (row index, row); a row that is an error already stays one."""
     samples: list[Sample] = []
     cells: list[Any] = []
@@ -72,7 +72,7 @@ def chunk_of(filesystem: Any, spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -
         samples.append(sample)
         cells.append(values.get(image) if image is not None else None)
     if image is not None:
-        add_images(filesystem, spec, samples, cells.__getitem__)
+        add_images(spec, samples, cells.__getitem__)
     return Chunk(samples, [pa.array(column, pa.string()) for column in kept])
 
 

@@ -34,7 +34,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     """
     path = storage.join(spec.root, piece.path)
     records = lines.read_records(filesystem, path, piece, lines.each_line, TEXT_MAX_BYTES)
-    yield from chunks_of(filesystem, spec, ((row_index, _row(record)) for row_index, record in records))
+    yield from chunks_of(spec, ((row_index, _row(record)) for row_index, record in records))
 
 
 def _row(record: lines.Record) -> Row:

@@ -1,59 +1,148 @@
-"""Image URIs inside rows: which are allowed, and fetching them. Knows no row and no image format."""
+"""Media that rows name by URI: which URIs are allowed, and fetching them, several at once. Knows no row and no format.
+
+A scheme must be in `source.uri_schemes`; a URI without one is a path below the source root.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import posixpath
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
-from fsspec.core import url_to_fs
-
+from configs.load import ConfigError
+from configs.schema import Source
 from pipeline import storage
+from pipeline.patience import Patience, retried
 from pipeline.rows import RowError
-from pipeline.sources.images import fetch
-from pipeline.sources.kind import ReadSpec
+from pipeline.sources import web
 
-NUM_FETCH_THREADS = 16
+FIRST_WAIT_S = 0.5
 
 
-def locate(filesystem: Any, spec: ReadSpec, uri: str) -> tuple[Any, str]:
-    """The file system and path of a URI; one without a scheme is relative to the source root and stays below it.
+@dataclass(frozen=True)
+class Fetcher:
+    """Fetches what the URIs of one source name; `root` is the source root as a URL. Cheap to send to a worker."""
+
+    source: Source
+    root: str
+
+    def fetch(self, uris: Iterable[str], max_bytes: int | None = None) -> dict[str, bytes | RowError]:
+        """Bytes or error by URI; a URI that comes several times is fetched once."""
+        names = list(dict.fromkeys(uris))
+        limit = self.source.max_image_bytes if max_bytes is None else max_bytes
+
+        def one(uri: str) -> bytes | RowError:
+            try:
+                return self._fetch(uri, limit)
+            except RowError as error:
+                return error
+
+        if len(names) < 2:
+            return {uri: one(uri) for uri in names}
+        with ThreadPoolExecutor(min(self.source.fetch.max_parallel, len(names))) as pool:
+            return dict(zip(names, pool.map(one, names), strict=True))
+
+    def _fetch(self, uri: str, max_bytes: int) -> bytes:
+        scheme = scheme_of(uri)
+        if "\0" in uri or "::" in uri.partition(",")[0]:
+            raise _refused(uri, "it is no plain path or URL")
+        if scheme and scheme not in self.source.uri_schemes:
+            raise _refused(uri, f"{scheme!r} is not in source.uri_schemes")
+        if scheme == "data":
+            return read_data_uri(uri, max_bytes)
+        if scheme in ("http", "https"):
+            return self._fetch_web(uri, max_bytes)
+        filesystem, path = self.locate(uri)
+        return self._read(filesystem, path, uri, max_bytes)
+
+    @property
+    def _patience(self) -> Patience:
+        return Patience(self.source.fetch.max_attempts, FIRST_WAIT_S)
+
+    def locate(self, uri: str) -> tuple[Any, str]:
+        """The file system and path of a URI that is no data and is not on the web.
+
+        Raises:
+            RowError: `uri_refused` for a path that leaves the root, `unreadable_image` where there is no driver.
+        """
+        if scheme_of(uri):
+            try:
+                return storage.open_url(uri, "source.uri_schemes")
+            except ConfigError as error:
+                raise RowError("unreadable_image", str(error)) from None
+            except Exception as error:
+                message = f"{storage.shown(uri)!r} cannot be opened: {storage.reason_of(error)}"
+                raise RowError("unreadable_image", message) from None
+        filesystem, root = storage.open_url(self.root, "source.path")
+        if uri.startswith("/"):
+            if "file" in self.source.uri_schemes and storage.is_local(filesystem):
+                return filesystem, uri
+            raise _refused(uri, "it is absolute; paths are relative to the source root")
+        relative = posixpath.normpath(uri)
+        if relative == ".." or relative.startswith("../"):
+            raise _refused(uri, "it leaves the source root")
+        return filesystem, storage.join(root, relative)
+
+    def _read(self, filesystem: Any, path: str, uri: str, max_bytes: int) -> bytes:
+        try:
+            data = storage.read_bounded(filesystem, path, max_bytes, self._patience)
+        except FileNotFoundError:
+            raise RowError("missing_image", f"{storage.shown(uri)} does not exist") from None
+        except Exception as error:  # drivers raise what they like: any failure is this row's, and only this row's
+            message = f"{storage.shown(uri)} cannot be read: {storage.reason_of(error)}"
+            raise RowError("unreadable_image", message) from None
+        if data is None:
+            raise RowError("image_too_large", f"{storage.shown(uri)} has more than {max_bytes} bytes")
+        return data
+
+    def _fetch_web(self, uri: str, max_bytes: int) -> bytes:
+        fetch = self.source.fetch
+        limits = web.Limits(self.source.uri_schemes, fetch.private_hosts, max_bytes, fetch.timeout_s)
+        try:
+            return retried(lambda: web.fetch(uri, limits), self._patience)
+        except web.Refused as refusal:
+            raise _refused(uri, str(refusal)) from None
+        except web.TooLarge:
+            raise RowError("image_too_large", f"{storage.shown(uri)} has more than {max_bytes} bytes") from None
+        except Exception as error:
+            missing = isinstance(error, web.StatusError) and error.status in (404, 410)
+            code = "missing_image" if missing else "unreadable_image"
+            raise RowError(code, f"{storage.shown(uri)} cannot be read: {storage.reason_of(error)}") from None
+
+
+def scheme_of(uri: str) -> str:
+    """The scheme of a URI, `data` included; empty for a path."""
+    return "data" if uri[:5].lower() == "data:" else storage.uri_scheme(uri)
+
+
+def read_data_uri(uri: str, max_bytes: int) -> bytes:
+    """The bytes that a `data:` URI holds.
 
     Raises:
-        RowError: `uri_refused` for a scheme outside `source.uri_schemes`, a chained URL, a path that leaves the root.
+        RowError: `invalid_value` or `image_too_large`.
     """
-    scheme = storage.uri_scheme(uri)
-    if "::" in uri or "\0" in uri:
-        raise RowError("uri_refused", f"{storage.shown(uri)!r} is no plain path or URL")
-    if scheme:
-        if scheme not in spec.source.uri_schemes:
-            raise RowError("uri_refused", f"{storage.shown(uri)!r}: {scheme!r} is not in source.uri_schemes")
-        try:
-            return url_to_fs(uri)  # type: ignore[no-any-return]
-        except Exception as error:
-            reason = type(error).__name__
-            raise RowError("unreadable_image", f"{storage.shown(uri)!r} cannot be opened: {reason}") from None
-    if uri.startswith("/"):
-        if "file" in spec.source.uri_schemes and storage.is_local(filesystem):
-            return filesystem, uri
-        raise RowError("uri_refused", f"{storage.shown(uri)!r} is absolute; paths are relative to the source root")
-    relative = posixpath.normpath(uri)
-    if relative == ".." or relative.startswith("../"):
-        raise RowError("uri_refused", f"{storage.shown(uri)!r} leaves the source root")
-    return filesystem, storage.join(spec.root, relative)
+    head, comma, body = uri.partition(",")
+    if len(body) > 4 * max_bytes:
+        raise RowError("image_too_large", f"a data URI has more than {max_bytes} bytes")
+    try:
+        if not comma:
+            raise ValueError("it has no comma")
+        data = (
+            base64.b64decode(unquote_to_bytes(body), validate=True)
+            if head.endswith(";base64")
+            else unquote_to_bytes(body)
+        )
+    except (ValueError, binascii.Error) as error:
+        raise RowError("invalid_value", f"a data URI cannot be read: {error}") from None
+    if len(data) > max_bytes:
+        raise RowError("image_too_large", f"a data URI has {len(data)} bytes, more than {max_bytes}")
+    return data
 
 
-def fetch_all(filesystem: Any, spec: ReadSpec, uris: list[str]) -> list[bytes | RowError]:
-    """Bytes or error for every URI, in order; several are under way at once."""
-
-    def one(uri: str) -> bytes | RowError:
-        try:
-            where, path = locate(filesystem, spec, uri)
-            return fetch(where, path, spec.source.max_image_bytes)
-        except RowError as error:
-            return error
-
-    if len(uris) < 2:
-        return [one(uri) for uri in uris]
-    with ThreadPoolExecutor(min(NUM_FETCH_THREADS, len(uris))) as pool:
-        return list(pool.map(one, uris))
+def _refused(uri: str, why: str) -> RowError:
+    return RowError("uri_refused", f"{storage.shown(uri)!r}: {why}")

@@ -214,7 +214,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     places: dict[str, int] = {}
     failure: Exception | None = None
     try:
-        with filesystem.open(storage.join(spec.root, piece.path), "rb") as file:
+        with storage.open_file(filesystem, storage.join(spec.root, piece.path)) as file:
             max_image_bytes = spec.source.max_image_bytes if spec.with_images else None
             for group in _groups(file, max_image_bytes, spec.needs_text):
                 if group.key in places:
@@ -257,7 +257,7 @@ def _peek(filesystem: Any, path: str) -> set[str] | None:
     """The fields of the first samples; None when the shard has not one whole sample."""
     names: set[str] | None = None
     try:
-        with filesystem.open(path, "rb") as file:
+        with storage.open_file(filesystem, path) as file:
             for number, group in enumerate(_groups(file, 0, with_text=True)):
                 if number >= NUM_PEEKED_SAMPLES:
                     break
@@ -275,7 +275,7 @@ def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
     """The samples of a tar by its headers, reading no further than needed; damage counts as the one row it becomes."""
     keys: set[str] = set()
     try:
-        with filesystem.open(storage.join(spec.root, path), "rb") as file:
+        with storage.open_file(filesystem, storage.join(spec.root, path)) as file:
             for group in _groups(file, 0, with_text=False):
                 keys.add(group.key)
                 if len(keys) >= at_most:

@@ -13,6 +13,8 @@ from PIL import Image
 
 from configs.schema import Prompt, Source
 from pipeline import datasource, manifest, prompts, rows
+from pipeline.rows import RowError
+from pipeline.sources.uris import Fetcher
 
 
 def encode(
@@ -55,6 +57,36 @@ def read_all(source: Source, prompt: str | Prompt = "Describe.", keep: tuple[str
         blocks[0].validate(full=True)
         tables.append(blocks[0])
     return pa.concat_tables(tables)
+
+
+def images_of(table: pa.Table) -> list[list[bytes | str]]:
+    """The images of every row as bytes or URIs."""
+    return [
+        [image["uri"] if image["bytes"] is None else image["bytes"] for image in cell]
+        for cell in table["images"].to_pylist()
+    ]
+
+
+def fetched(table: pa.Table, source: Source) -> pa.Table:
+    """The table with every image that a URI names fetched, as the decoding stage does it."""
+    fetcher = Fetcher(source, manifest.freeze(source, Prompt(text="x")).root)
+    cells, codes, messages = [], [], []
+    for row in table.to_pylist():
+        cell, code, message = [], row["error_type"], row["error_message"]
+        found = fetcher.fetch(image["uri"] for image in row["images"] if image["uri"] is not None)
+        for image in row["images"]:
+            data = image["bytes"] if image["uri"] is None else found[image["uri"]]
+            if isinstance(data, RowError):
+                code, message, cell = data.code, data.message, []
+                break
+            cell.append({"bytes": data})
+        cells.append(cell)
+        codes.append(code)
+        messages.append(message)
+    for name, values in (("images", cells), ("error_type", codes), ("error_message", messages)):
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, table.schema.field(index), pa.array(values, table.schema.field(index).type))
+    return table
 
 
 def outcomes(table: pa.Table) -> dict[str, str]:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from configs.load import ConfigError
 from configs.schema import Source, SourceColumns
 from pipeline.sources import csv
-from tests.pipeline.shards import encode, outcomes, read_all
+from tests.pipeline.shards import encode, fetched, outcomes, read_all
 
 
 def csv_source(path: Path | str, image: str | None = None, **options) -> Source:
@@ -74,7 +74,8 @@ def test_a_stray_quote_costs_its_line_and_not_the_rest_of_the_file(tmp_path) -> 
 def test_images_are_uris_and_ids_are_text(tmp_path) -> None:
     (tmp_path / "red.png").write_bytes(encode("red"))
     (tmp_path / "a.csv").write_text("key,image\n01,red.png\n2,\n,red.png\n01,red.png\n3,gone.png\n")
-    codes = outcomes(read_all(csv_source(tmp_path / "a.csv", "image", id_column="key")))
+    source = csv_source(tmp_path / "a.csv", "image", id_column="key")
+    codes = outcomes(fetched(read_all(source), source))
     assert codes == {
         "01": "",
         "2": "missing_image",

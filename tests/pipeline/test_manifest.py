@@ -14,7 +14,7 @@ from configs.schema import Prompt, Source, SourceColumns
 from pipeline import datasource, manifest, spans
 from pipeline.layout import OutputDir
 from pipeline.sources.kind import no_row_groups
-from tests.pipeline.shards import encode, outcomes, read_all, write_parquet
+from tests.pipeline.shards import encode, images_of, outcomes, read_all, write_parquet
 
 PROMPT = Prompt(text="Describe.")
 
@@ -50,7 +50,7 @@ def test_a_file_is_its_folders_only_file_even_if_its_name_looks_like_a_glob(tmp_
     make(tmp_path, "img[1].dat", "img1.dat")
     source = images(tmp_path / "img[1].dat")
     assert paths(source) == ["img[1].dat"]
-    assert read_all(source)["images"].to_pylist() == [[b"img[1].dat"]]
+    assert images_of(read_all(source)) == [[b"img[1].dat"]]
 
 
 def test_the_same_tree_gives_the_same_ids_wherever_it_lies(tmp_path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from configs.load import ConfigError
 from configs.schema import Prompt, Source, SourceColumns
 from pipeline import datasource, manifest
-from tests.pipeline.shards import encode, outcomes, read_all, write_parquet
+from tests.pipeline.shards import encode, fetched, images_of, outcomes, read_all, write_parquet
 
 
 def parquet_source(path: Path | str, image: str | None = None, **options) -> Source:
@@ -78,17 +78,18 @@ def test_images_as_bytes_uris_structs_and_lists_are_the_same_bytes(tmp_path) -> 
     }
     write_parquet(tmp_path / "x.parquet", columns)
     for name in columns:
-        table = read_all(parquet_source(tmp_path, name))
-        assert table["images"].to_pylist() == [[red], [blue]], name
+        source = parquet_source(tmp_path, name)
+        assert images_of(fetched(read_all(source), source)) == [[red], [blue]], name
     write_parquet(tmp_path / "x.parquet", {"as_uri": [uri, f"file://{tmp_path}/{uri}"], "many": [[uri, uri], [uri]]})
-    assert read_all(parquet_source(tmp_path, "as_uri"))["images"].to_pylist() == [[blue], [blue]]
-    assert read_all(parquet_source(tmp_path, "many"))["images"].to_pylist() == [[blue, blue], [blue]]
+    for name, expected in (("as_uri", [[blue], [blue]]), ("many", [[blue, blue], [blue]])):
+        source = parquet_source(tmp_path, name)
+        assert images_of(fetched(read_all(source), source)) == expected
 
 
 def test_without_an_image_column_rows_are_text_only(tmp_path) -> None:
     write_parquet(tmp_path / "x.parquet", {"q": ["a", "b"]})
     table = read_all(parquet_source(tmp_path), "no column at all")
-    assert table["images"].to_pylist() == [[], []]
+    assert images_of(table) == [[], []]
     assert outcomes(table) == {"x.parquet#0": "", "x.parquet#1": ""}
 
 
@@ -99,7 +100,7 @@ def test_a_row_without_its_image_is_missing_image(tmp_path, cell) -> None:
     write_parquet(tmp_path / "x.parquet", {"i": pa.array([good, cell, good], kind)})
     table = read_all(parquet_source(tmp_path, "i"))
     assert outcomes(table) == {"x.parquet#0": "", "x.parquet#1": "missing_image", "x.parquet#2": ""}
-    assert table["images"][1].as_py() == []
+    assert images_of(table)[1] == []
 
 
 @pytest.mark.parametrize(
@@ -114,7 +115,7 @@ def test_a_row_without_its_image_is_missing_image(tmp_path, cell) -> None:
         ("simplecache::s3://bucket/key", "uri_refused"),
         ("zip://x.png::file:///etc/x.zip", "uri_refused"),
         ("x\0.png", "uri_refused"),
-        ("data:image/png;base64,AAAA", "missing_image"),
+        ("data:image/png;base64,AAAA", "uri_refused"),
         ("file:///no/such/file.png", "missing_image"),
         ("folder", "unreadable_image"),
         ("x" * 5000, "unreadable_image"),
@@ -128,14 +129,16 @@ def test_a_uri_that_cannot_be_used_is_this_rows_error(tmp_path, uri, code) -> No
     (root / "good.png").write_bytes(b"good")
     (root / "big.bin").write_bytes(b"b" * 101)
     (root / "folder").mkdir()
-    table = read_all(parquet_source(root, "i", max_image_bytes=100))
+    source = parquet_source(root, "i", max_image_bytes=100)
+    table = fetched(read_all(source), source)
     assert outcomes(table) == {"x.parquet#0": "", "x.parquet#1": code, "x.parquet#2": ""}
-    assert table["images"].to_pylist() == [[b"good"], [], [b"good"]]
+    assert images_of(table) == [[b"good"], [], [b"good"]]
 
 
 def test_credentials_of_a_uri_are_not_in_the_message(tmp_path) -> None:
     write_parquet(tmp_path / "x.parquet", {"i": ["https://user:secret@host/a.png?token=secret"]})
-    [message] = read_all(parquet_source(tmp_path, "i"))["error_message"].to_pylist()
+    source = parquet_source(tmp_path, "i")
+    [message] = fetched(read_all(source), source)["error_message"].to_pylist()
     assert "secret" not in message
     assert "https://host/a.png" in message
 

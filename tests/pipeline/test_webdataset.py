@@ -15,7 +15,7 @@ from configs.load import ConfigError
 from configs.schema import Prompt, Source
 from pipeline import datasource, manifest
 from pipeline.sources import webdataset
-from tests.pipeline.shards import outcomes, read_all, tar_bytes
+from tests.pipeline.shards import images_of, outcomes, read_all, tar_bytes
 
 Members = list[tuple[str, bytes]]
 
@@ -50,7 +50,7 @@ def test_members_of_one_basename_are_one_sample(tmp_path) -> None:
     )
     table = read_all(tar_source(tmp_path), "{caption}{n}{txt}{title}{__key__}", keep=("n", "title", "__key__"))
     assert outcomes(table) == {"a.tar#0": "", "a.tar#1": ""}
-    assert table["images"].to_pylist() == [[b"one"], [b"other"]]
+    assert images_of(table) == [[b"one"], [b"other"]]
     assert [json.loads(fields) for fields in table["fields"].to_pylist()] == [
         {"caption": "c1", "n": [1], "txt": "t1", "title": None, "__key__": "d/1"},
         {"caption": None, "n": None, "txt": None, "title": "title é", "__key__": "e/1"},
@@ -62,7 +62,7 @@ def test_members_of_one_basename_are_one_sample(tmp_path) -> None:
 
 def test_several_images_come_in_the_order_of_their_extensions(tmp_path) -> None:
     write(tmp_path / "a.tar", [("1.b.png", b"B"), ("1.a.jpg", b"A"), ("1.PNG", b"P"), ("1.npy", b"skipped")])
-    assert read_all(tar_source(tmp_path))["images"].to_pylist() == [[b"A", b"B", b"P"]]
+    assert images_of(read_all(tar_source(tmp_path))) == [[b"A", b"B", b"P"]]
 
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2"])
@@ -84,20 +84,20 @@ def test_a_sample_split_by_others_is_one_error_row_at_its_first_place(tmp_path) 
     write(tmp_path / "x.tar", members)
     table = read_all(tar_source(tmp_path))
     assert outcomes(table) == {"x.tar#0": "broken_sample", "x.tar#1": "", "x.tar#2": ""}
-    assert table["images"].to_pylist() == [[], [b"b"], [b"c"]]
+    assert images_of(table) == [[], [b"b"], [b"c"]]
 
 
 def test_names_are_only_names(tmp_path) -> None:
     write(tmp_path / "x.tar", [("../../etc/passwd.jpg", b"a"), ("/abs/b.jpg", b"b"), ("c:\\d.jpg", b"c")])
     table = read_all(tar_source(tmp_path), keep=("__key__",))
     assert table["__key__"].to_pylist() == ["../../etc/passwd", "/abs/b", "c:\\d"]
-    assert table["images"].to_pylist() == [[b"a"], [b"b"], [b"c"]]
+    assert images_of(table) == [[b"a"], [b"b"], [b"c"]]
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.tar"]
 
 
 def test_folders_hidden_files_and_files_without_extension_are_no_samples(tmp_path) -> None:
     write(tmp_path / "x.tar", [("README", b"r"), ("._1.jpg", b"mac"), ("d/.hidden.jpg", b"h"), ("1.jpg", b"one")])
-    assert read_all(tar_source(tmp_path))["images"].to_pylist() == [[b"one"]]
+    assert images_of(read_all(tar_source(tmp_path))) == [[b"one"]]
 
 
 def link(name: str, kind: bytes) -> bytes:
@@ -118,7 +118,7 @@ def test_links_and_devices_are_never_followed(tmp_path, kind) -> None:
     (tmp_path / "x.tar").write_bytes(link("a.jpg", kind))
     table = read_all(tar_source(tmp_path))
     assert outcomes(table) == {"x.tar#0": "broken_sample", "x.tar#1": ""}
-    assert table["images"].to_pylist() == [[], [b"z"]]
+    assert images_of(table) == [[], [b"z"]]
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_damaged_archive_gives_the_samples_before_it_and_one_error_row(tmp_pat
     num_good = len(codes) - 1
     assert list(codes) == [f"x.tar#{number}" for number in range(num_good + 1)]
     assert list(codes.values()) == [""] * num_good + ["broken_shard"]
-    assert table["images"].to_pylist()[:num_good] == [[f"image {number}".encode()] for number in range(num_good)]
+    assert images_of(table)[:num_good] == [[f"image {number}".encode()] for number in range(num_good)]
     assert table["error_message"][num_good].as_py().startswith("x.tar: cannot be read from row ")
 
 
@@ -270,7 +270,7 @@ def test_what_is_written_is_what_is_read(written) -> None:
     source = memory_tar(tar_bytes([*members, ("last.jpg", b""), ("last.txt", b"")]))
     table = read_all(source, "{txt}", keep=("__key__",)).slice(0, len(written))
     assert table["__key__"].to_pylist() == list(written)
-    assert table["images"].to_pylist() == [[image] for image, _ in written.values()]
+    assert images_of(table) == [[image] for image, _ in written.values()]
     texts = [json.loads(fields)["txt"] for fields in table["fields"].to_pylist()]
     assert [text if text is None else text.removeprefix("\ufeff") for _, text in written.values()] == texts
 

@@ -1,0 +1,99 @@
+"""How long a store is given to recover: what counts as transient, and calls tried again with growing waits.
+
+Knows the errors of the drivers by name, so that none of them has to be installed.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How often something is tried, and how long is waited in between (doubling, with half of it left to chance)."""
+
+    max_attempts: int = 6
+    first_wait_s: float = 0.5
+    max_wait_s: float = 20.0
+
+    def wait(self, attempt: int) -> None:
+        """Sleep after the failure of this attempt, counted from 0."""
+        longest_s = min(self.max_wait_s, self.first_wait_s * 2**attempt)
+        time.sleep(longest_s * (0.5 + random.random() / 2))
+
+
+PATIENCE = Patience()
+"""With a store's own retries before it: more than a minute of a store that refuses to serve."""
+
+TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
+_TRANSIENT_ERRNO = {
+    getattr(errno, name)
+    for name in (
+        *("EAGAIN", "EBUSY", "ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH", "EIO"),
+        *("ENETDOWN", "ENETRESET", "ENETUNREACH", "EPIPE", "EREMOTEIO", "ETIMEDOUT"),
+    )
+    if hasattr(errno, name)
+}
+_TRANSIENT_NAMES = {
+    *("ClientPayloadError", "ClientConnectionError", "ServerTimeoutError"),  # aiohttp
+    *("HTTPClientError", "ResponseStreamingError", "IncompleteReadError", "ResponseParserError"),  # botocore
+    *("IncompleteRead", "RemoteDisconnected", "ProtocolError", "HttpError"),  # http.client, urllib3, gcsfs
+    *("ServiceRequestError", "ServiceResponseError"),  # azure
+    *("ConnectError", "ReadError", "RemoteProtocolError", "TimeoutException"),  # httpx
+}
+
+
+class CutShort(OSError):
+    """A file gave fewer bytes than it has."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same call may succeed a little later: time-outs, lost connections, 429 and 5xx."""
+    status = _status_of(error)
+    if status is not None:
+        return status in TRANSIENT_STATUS
+    if isinstance(error, FileNotFoundError | PermissionError | FileExistsError | IsADirectoryError):
+        return False
+    if isinstance(error, TimeoutError | ConnectionError | CutShort):
+        return True
+    if isinstance(error, socket.gaierror):
+        return error.errno == socket.EAI_AGAIN
+    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
+        return True
+    return bool({kind.__name__ for kind in type(error).__mro__} & _TRANSIENT_NAMES)
+
+
+def _status_of(error: BaseException) -> int | None:
+    """The HTTP status that an error of any driver carries, itself or in what caused it."""
+    for one in (error, error.__cause__):
+        response = getattr(one, "response", None)
+        found = (
+            response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+            if isinstance(response, dict)
+            else getattr(response, "status_code", None)
+        )
+        for status in (found, getattr(one, "status", None), getattr(one, "status_code", None), getattr(one, "code", 0)):
+            if isinstance(status, int) and 100 <= status < 600:
+                return status
+    return None
+
+
+def retried(action: Callable[[], Result], patience: Patience | None = None) -> Result:
+    """The action's result, trying again while it fails transiently; the last failure is raised as it is."""
+    patience = patience or PATIENCE
+    for attempt in range(patience.max_attempts - 1):
+        try:
+            return action()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+        patience.wait(attempt)
+    return action()

@@ -1,0 +1,435 @@
+"""One training run: rows of a source become lessons, a head learns them, and what it was worth is written beside it.
+
+Owns the order of things, the checkpoint (`_job/checkpoint.pt`: weights, optimizer, step, place in the source) and what
+a run that is taken up again may not change. One process, or one of several workers of which each does its part of every
+batch. Knows no Ray (`pipeline.training_workers`) and no losses.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from actors.learner import Learner, load_learner
+from actors.teaching import LESSON_CODES, LessonError, Row, acceptance, accuracy, pace_of
+from configs.load import ConfigError
+from configs.training import TrainDrafterJob
+from decoding import Request, Sampling
+from models.head_files import keep_as_safetensors
+from models.head_training import Reduce, Trainer, alone, key_of
+from models.teacher import Lesson
+from pipeline import storage
+from pipeline.datasource import SpanDatasource
+from pipeline.layout import OutputDir
+from pipeline.manifest import Manifest, freeze
+from pipeline.media import DecodeOptions, decode_table, pixels
+from pipeline.prompts import placeholders
+from pipeline.provenance import code_revision, versions
+from pipeline.row_stream import Draw, Place, RowStream, read_ahead
+from pipeline.rows import ERROR_CODES
+
+RUN, CHECKPOINT, LOCK, MADE = "_job/run.json", "_job/checkpoint.pt", "_job/lock", "_job/head"
+DONE = "training.json"
+FORMAT = 1
+PROGRESS_INTERVAL_S = 10.0
+CODES = (*ERROR_CODES, *LESSON_CODES)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One of `size` workers; `reduce` adds a tensor up over all of them."""
+
+    rank: int = 0
+    size: int = 1
+    reduce: Reduce = alone
+
+
+def columns_of(job: TrainDrafterJob) -> dict[str, str]:
+    """The columns that lessons are made of, each with the dotted path that names it."""
+    if job.image is None:
+        assert job.answer_column is not None
+        return {job.answer_column: "answer_column"}
+    given = job.image.columns
+    named = {"codes": given.codes, "features": given.features, "label": given.label}
+    return {column: f"image.columns.{name}" for name, column in named.items() if column is not None}
+
+
+def freeze_source(job: TrainDrafterJob) -> Manifest:
+    """The listing of the job's source.
+
+    Raises:
+        ConfigError: it is missing, empty, or lacks a column.
+    """
+    return freeze(job.source, job.prompt, columns_of(job))
+
+
+# --- the output folder, before anything starts ---------------------------------------------------------------------
+
+
+def claim_output(job: TrainDrafterJob, manifest: Manifest, target_revision: str) -> OutputDir:
+    """Open a fresh output folder, or one in which the same run was begun.
+
+    Raises:
+        ConfigError: it holds a finished head, another run, or anything else; or it is no folder of this machine.
+    """
+    if storage.uri_scheme(job.output.path):
+        raise ConfigError(f"output.path: {storage.shown(job.output.path)} must be a folder that all workers can open")
+    folder = Path(job.output.path).expanduser().resolve()
+    output = OutputDir(str(folder))
+    record = {"config": job.resolved(), "target_revision": target_revision, "source": _describe(manifest)}
+    record = json.loads(json.dumps(record))
+    if (folder / DONE).exists():
+        raise ConfigError(f"output.path: {folder} holds a finished head; choose another folder")
+    if (folder / RUN).exists():
+        begun = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        changed = sorted(_differences(begun, record, ""))
+        if changed:
+            raise ConfigError(
+                f"output.path: {folder} holds a run that was begun otherwise: {', '.join(changed[:5])} changed; "
+                "choose another folder, or put the job file back as it was"
+            )
+        return output
+    if folder.exists() and any(each.name != "_job" for each in folder.iterdir()):
+        raise ConfigError(f"output.path: {folder} is not empty; choose another folder")
+    try:
+        output.write_json(RUN, record)
+    except OSError as error:
+        raise ConfigError(f"output.path: {folder} cannot be written: {error.strerror or error}") from None
+    return output
+
+
+def _describe(manifest: Manifest) -> dict[str, Any]:
+    """What identifies a listing: other files, or the same names with other content, are another source."""
+    listed = manifest.files.select(["path", "size_bytes", "token"]).to_pydict()
+    return {"num_files": manifest.num_files, "listing": f"{key_of(json.dumps(listed)):016x}"}
+
+
+def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
+    """Dotted paths at which two JSON values differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in one.keys() | other.keys():
+            yield from _differences(one.get(name), other.get(name), f"{path}.{name}" if path else name)
+    elif one != other:
+        yield path.removeprefix("config.")
+
+
+@contextmanager
+def sole_run(output: OutputDir) -> Iterator[None]:
+    """Keep a second run out of the folder for as long as this process lives.
+
+    Raises:
+        ConfigError: another process is at work in it.
+    """
+    with open(output.path(LOCK), "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"output.path: another process is training in {output.shown()}") from None
+        yield
+
+
+# --- one worker ----------------------------------------------------------------------------------------------------
+
+
+def is_held_out(job: TrainDrafterJob, sample_id: str) -> bool:
+    """Whether a row is kept from learning: a matter of its id alone, so that it stays so when a source grows."""
+    return key_of("held out", sample_id) < job.training.held_out_share * 2**63
+
+
+class Run:
+    """What one worker does of one run, in the order of its methods; `say` takes progress lines of the first worker."""
+
+    def __init__(
+        self, job: TrainDrafterJob, output: OutputDir, worker: Worker, say: Callable[[str], None] | None = None
+    ) -> None:
+        if job.workers.torch_threads is not None:
+            torch.set_num_threads(job.workers.torch_threads)
+        self.job = job
+        self.worker = worker
+        self._output = output
+        self._say = say or _to_stderr
+        self._manifest = freeze_source(job)
+        begun = json.loads(Path(output.path(RUN)).read_text(encoding="utf-8"))
+        if _describe(self._manifest) != begun["source"]:
+            raise ConfigError("source: it is not what it was when the run began")
+        self._spans = SpanDatasource(job.source, self._manifest, tuple(placeholders(job.prompt)), job.training.max_rows)
+        self._options = DecodeOptions.of(job.source, self._manifest.root, job.prompt)
+        self.learner: Learner = load_learner(job)
+        self.trainer = Trainer(
+            self.learner.target,
+            self.learner.task,
+            pace_of(job.training),
+            job.workers.max_forward_rows,
+            worker.reduce,
+        )
+        self._place = Place()
+        self._first_epoch = {"num_taught_rows": 0}
+        self._best: dict[str, Any] | None = None
+        self._history: list[dict[str, float]] = []
+        self._seconds = 0.0
+        self._load()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker measures and writes."""
+        return self.worker.rank == 0
+
+    def train(self) -> None:
+        """Teach until `training.num_steps`, from wherever the last checkpoint stands.
+
+        Raises:
+            ConfigError: nothing is held out, or nothing is left to learn from.
+        """
+        teaching = self.job.training
+        self._held_out = self._read_held_out()
+        stream = RowStream(
+            self._spans,
+            lambda sample_id: not is_held_out(self.job, sample_id),
+            teaching.seed,
+            teaching.shuffle_rows,
+        )
+        began = shown = saved = time.monotonic()
+        seconds_before = self._seconds
+        rows_since, steps_since, losses = 0, 0, 0.0
+        draws = read_ahead(self._rows(stream), self.job.workers.read_ahead_batches)
+        while self.trainer.step < teaching.num_steps:
+            draw, rows = next(draws)
+            loss = self._step(draw, rows)
+            self._place = draw.place
+            rows_since, steps_since = rows_since + draw.table.num_rows, steps_since + (loss is not None)
+            losses += loss or 0.0
+            step, now = self.trainer.step, time.monotonic()
+            self._seconds = seconds_before + now - began
+            if self.is_first and (now - shown >= PROGRESS_INTERVAL_S or step == teaching.num_steps):
+                rate = rows_since / max(1e-9, now - shown)
+                left_s = (teaching.num_steps - step) * teaching.batch_rows / max(1e-9, rate)
+                self._say(
+                    f"step {step}/{teaching.num_steps} loss {losses / max(1, steps_since):.4f} {rate:.1f} rows/s, "
+                    f"epoch {draw.epoch + 1}, {left_s:.0f} s left"
+                )
+                shown, rows_since, steps_since, losses = now, 0, 0, 0.0
+            measured = step % teaching.measure_every_steps == 0 or step == teaching.num_steps
+            if measured and self.is_first:
+                self._measure()
+            if self.is_first and (measured or now - saved >= self.job.workers.checkpoint_every_s):
+                self._save()
+                saved = time.monotonic()
+        draws.close()  # type: ignore[attr-defined]
+
+    def _rows(self, stream: RowStream) -> Iterator[tuple[Draw, list[tuple[int, Row | str]]]]:
+        """Batches with this worker's rows of each, decoded: (ordinal, row, or why there is none)."""
+        for draw in stream.draws(self.job.training.batch_rows, self._place):
+            own = list(range(self.worker.rank, draw.table.num_rows, self.worker.size))
+            rows = read_rows(draw.table.take(own), self._options, columns_of(self.job))
+            yield draw, [(draw.first + number, row) for number, row in zip(own, rows, strict=True)]
+
+    def _step(self, draw: Draw, rows: list[tuple[int, Row | str]]) -> float | None:
+        lessons: list[tuple[int, Lesson]] = []
+        left_out = torch.zeros(len(CODES) + 1, dtype=torch.float64)
+        for ordinal, row in rows:
+            try:
+                if isinstance(row, str):
+                    left_out[CODES.index(row)] += 1
+                    continue
+                lessons.append((ordinal, self.learner.lessons.lesson(row, ordinal)))
+            except LessonError as error:
+                left_out[CODES.index(error.code)] += 1
+        loss = self.trainer.learn(lessons)
+        if draw.epoch == 0:
+            left_out[-1] = len(lessons)
+            left_out = left_out.to(self.learner.target.device)
+            self.worker.reduce(left_out)
+            for name, count in zip((*CODES, "num_taught_rows"), left_out.tolist(), strict=True):
+                if count:
+                    self._first_epoch[name] = self._first_epoch.get(name, 0) + int(count)
+        elif self._first_epoch["num_taught_rows"] == 0:
+            told = json.dumps(self._left_out())
+            raise ConfigError(f"source: of a whole epoch no row can be learned from ({told} left out)")
+        return loss
+
+    def _left_out(self) -> dict[str, int]:
+        return {name: count for name, count in self._first_epoch.items() if name in CODES}
+
+    def _read_held_out(self) -> list[tuple[Row, Lesson]]:
+        """The first rows of the held-out share that can be used; the first worker reads them, and all know how many.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        found: list[tuple[Row, Lesson]] = []
+        reasons: dict[str, int] = {}
+        wanted = self.job.training.held_out_rows
+        for span in range(self._spans.num_spans if self.is_first else 0):
+            table = self._spans.read(span)
+            ids = table.column("sample_id").to_pylist()
+            own = [place for place, sample_id in enumerate(ids) if is_held_out(self.job, sample_id)]
+            for place in own[: wanted - len(found) + 64]:
+                (row,) = read_rows(table.slice(place, 1), self._options, columns_of(self.job))
+                if isinstance(row, Row):
+                    try:
+                        found.append((row, self.learner.lessons.lesson(row, None)))
+                        if len(found) == wanted:
+                            break
+                        continue
+                    except LessonError as error:
+                        row = error.code
+                reasons[row] = reasons.get(row, 0) + 1
+            if len(found) >= wanted:
+                break
+        count = torch.tensor([float(len(found))], device=self.learner.target.device)
+        self.worker.reduce(count)
+        if int(count) == 0:
+            told = f" ({json.dumps(reasons)} left out)" if reasons else ""
+            raise ConfigError(
+                f"source: no row of it can be held out at a share of {self.job.training.held_out_share:g}{told}; "
+                "raise training.held_out_share, or bring more rows"
+            )
+        return found
+
+    def _measure(self) -> None:
+        """Measure accuracy, and remember the best weights by the share of top-3 hits."""
+        lessons = [lesson for _, lesson in self._held_out]
+        found = accuracy(self.learner.task, self.learner.target, lessons, self.job.workers.max_forward_rows)
+        self._history.append({"step": self.trainer.step, **found})
+        self._say(
+            f"step {self.trainer.step} held out: top-1 {found['top1_accuracy']:.4f} top-3 {found['top3_accuracy']:.4f}"
+        )
+        if self._best is None or found["top3_accuracy"] > self._best["top3_accuracy"]:
+            self._best = {"step": self.trainer.step, **found, "weights": self.trainer.weights()}
+
+    # --- the checkpoint ---
+
+    def _save(self) -> None:
+        """Write all that the next step depends on, whole or not at all."""
+        state = {
+            "format": FORMAT,
+            "trainer": self.trainer.state(),
+            "place": asdict(self._place),
+            "first_epoch": self._first_epoch,
+            "best": self._best,
+            "history": self._history,
+            "seconds": self._seconds,
+        }
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        self._output.write_bytes(CHECKPOINT, buffer.getbuffer())
+
+    def _load(self) -> None:
+        """Take up a checkpoint where there is one.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        path = Path(self._output.path(CHECKPOINT))
+        if not path.exists():
+            return
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            assert state["format"] == FORMAT, f"format {state['format']}"
+            self.trainer.resume(state["trainer"])
+        except Exception as error:  # a torn file raises whatever the reader met
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise ConfigError(
+                f"output.path: {path} cannot be read ({reason}); remove the folder to begin anew"
+            ) from None
+        self._place = Place(**state["place"])
+        self._first_epoch, self._best = state["first_epoch"], state["best"]
+        self._history, self._seconds = state["history"], state["seconds"]
+        if self.is_first:
+            self._say(f"going on after step {self.trainer.step}")
+
+    # --- the end ---
+
+    def finish(self) -> dict[str, Any]:
+        """Measure the head that is kept and write it with `training.json`; only the first worker's business."""
+        assert self.is_first, self.worker
+        job, learner = self.job, self.learner
+        if job.training.keep == "best":
+            assert self._best is not None
+            self.trainer.set_weights(self._best["weights"])
+            kept = {name: value for name, value in self._best.items() if name != "weights"}
+        else:
+            kept = self._history[-1]
+        requests = self._requests()
+        measured: dict[str, Any] = {
+            "top1_accuracy": kept["top1_accuracy"],
+            "top3_accuracy": kept["top3_accuracy"],
+            "at_step": kept["step"],
+        }
+        if requests:
+            longest = max(lesson.prefix.length for _, lesson in self._held_out)
+            room = longest + requests[0].sampling.max_new_tokens
+            slots = min(16, job.workers.max_forward_rows)
+            measured |= acceptance(learner.task, learner.target, requests, slots, room)
+        measured |= {
+            "num_taught_rows": self._first_epoch["num_taught_rows"],
+            "num_held_out_rows": len(self._held_out),
+            "left_out": self._left_out(),
+            "num_epochs": self._place.epoch + 1,
+            "seconds": round(self._seconds, 1),
+        }
+        self._write(measured)
+        return measured
+
+    def _requests(self) -> list[Request]:
+        """Held-out prompts to be decoded."""
+        options, limit = self.job.acceptance, self.learner.target.max_new_tokens
+        sampling = Sampling(
+            max_new_tokens=limit or options.max_new_tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            guidance_scale=options.guidance_scale,
+        )
+        rows = [row for row, _ in self._held_out[: options.num_rows]]
+        return [replace(self.learner.lessons.request(row, sampling), seed=self.job.training.seed) for row in rows]
+
+    def _write(self, measured: dict[str, Any]) -> None:
+        """The head's files, then `training.json`, then nothing of the checkpoint."""
+        made, folder = Path(self._output.path(MADE)), Path(self._output.path(""))
+        shutil.rmtree(made, ignore_errors=True)
+        self.learner.save(made)
+        keep_as_safetensors(made)
+        for file in sorted(made.iterdir()):
+            os.replace(file, folder / file.name)
+        made.rmdir()
+        record = {
+            "job": self.job.model_dump(mode="json"),
+            "measured": measured,
+            "history": self._history,
+            "versions": {**versions(), "code_revision": code_revision()},
+        }
+        self._output.write_json(DONE, record)
+        Path(self._output.path(CHECKPOINT)).unlink(missing_ok=True)
+
+
+def read_rows(table: pa.Table, options: DecodeOptions, columns: Mapping[str, str]) -> list[Row | str]:
+    """A table out of the read tasks as rows, or in their place the code of what is wrong with them."""
+    decoded = decode_table(table, options)
+    told = {name: decoded.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")}
+    values = {name: table.column(name).to_pylist() for name in columns}
+    images = decoded.column("images").to_pylist()
+    rows: list[Row | str] = []
+    for place, code in enumerate(told["error_type"]):
+        if code:
+            rows.append(code)
+            continue
+        own = {name: column[place] for name, column in values.items()}
+        rows.append(Row(told["sample_id"][place], json.loads(told["messages"][place]), pixels(images[place]), own))
+    return rows
+
+
+def _to_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)

@@ -1,0 +1,113 @@
+"""A web server on loopback that serves, stalls, cuts, redirects and counts, each by its path."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+BODY = b"picture" * 100
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: Any
+
+    def do_GET(self) -> None:
+        self.server.asked[self.path] += 1
+        self.server.headers[self.path] = dict(self.headers)
+        self.close_connection = True
+        kind, _, rest = self.path.lstrip("/").partition("/")
+        getattr(self, f"_{kind}")(rest)
+
+    def _answer(self, status: int, body: bytes = b"", length: int | None = None, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body) if length is None else length), **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _ok(self, rest: str) -> None:
+        self._answer(200, BODY)
+
+    def _status(self, rest: str) -> None:
+        self._answer(int(rest))
+
+    def _later(self, rest: str) -> None:
+        """503 as often as the path says, then the body."""
+        self._answer(*((503,) if self.server.asked[self.path] <= int(rest) else (200, BODY)))
+
+    def _cut(self, rest: str) -> None:
+        """Half of the body as often as the path says, then all of it."""
+        short = self.server.asked[self.path] <= int(rest)
+        self._answer(200, BODY[: len(BODY) // 2] if short else BODY, len(BODY))
+
+    def _to(self, rest: str) -> None:
+        self._answer(302, Location=rest)
+
+    def _loop(self, rest: str) -> None:
+        self._answer(301, Location=f"/loop/{rest}x")
+
+    def _claims(self, rest: str) -> None:
+        """Claims many bytes and sends none."""
+        self._answer(200, b"", int(rest))
+
+    def _endless(self, rest: str) -> None:
+        """Sends until nobody listens, without saying how much."""
+        self.send_response(200)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        try:
+            while True:
+                self.wfile.write(BODY)
+        except OSError:
+            pass
+
+    def _stalls(self, rest: str) -> None:
+        """A few bytes, and then nothing until the server goes."""
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(BODY)))
+        self.end_headers()
+        self.wfile.write(BODY[:10])
+        self.wfile.flush()
+        self.server.over.wait()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class WebServer(ThreadingHTTPServer):
+    """Counts what was asked, by path."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.asked: Counter[str] = Counter()
+        self.headers: dict[str, dict[str, str]] = {}
+        self.over = threading.Event()
+
+    @property
+    def host(self) -> str:
+        return f"127.0.0.1:{self.server_port}"
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def running() -> Iterator[WebServer]:
+    """The server on a free port, for as long as the block runs."""
+    with WebServer() as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.over.set()
+            server.shutdown()
+            thread.join()
