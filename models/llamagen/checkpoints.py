@@ -40,6 +40,7 @@ WRAPPERS = ("model", "module", "state_dict")
 """Keys under which a published `.pt` file may keep its weights (DDP, DeepSpeed, Lightning); FSDP's has none."""
 
 PICKLED = (".pt", ".pth", ".bin")
+WEIGHT_SUFFIXES = (*PICKLED, ".safetensors")
 # Published files name their picture's side; all of them count codes of 16 pixels.
 _PUBLISHED_NAME = re.compile(r"[ct]2i_(?:B|L|XL|XXL|3B)(?:_stage[12])?_(256|384|512)\.pt")
 _PIXELS_PER_CODE = 16
@@ -66,7 +67,7 @@ def find_files(ref: CheckpointRef, weights: bool = True) -> FoundFiles:
     path = Path(ref.path)
     if path.is_file():
         return FoundFiles(ref.path, read_json(path.parent), (path,))
-    if path.suffix in (*PICKLED, ".safetensors"):
+    if path.suffix in WEIGHT_SUFFIXES:
         return FoundFiles(ref.path, {}, (_fetch(ref),))
     folder = head_folder(ref, ("model*.safetensors",), weights)
     files = _weight_files(folder) if ref.is_folder or weights else ()
@@ -126,15 +127,22 @@ def save_gpt(gpt: Gpt, folder: Path, dtype: torch.dtype | None = None) -> None:
 
 
 def revision_of(ref: CheckpointRef) -> str:
-    """What identifies a checkpoint's weights: names, sizes, first and last bytes of its files, hashed.
+    """What identifies the weights of any network here: the hub's commit, or a hash over names, sizes and samples.
 
     Raises:
-        CheckpointError: as `find_files`.
+        CheckpointError: there is no such checkpoint.
     """
+    path = Path(ref.path)
+    if path.is_file():
+        files = [path, *path.parent.glob("config.json")]
+    elif path.suffix in WEIGHT_SUFFIXES:
+        return _fetch(ref).parent.name
+    elif not ref.is_folder:
+        return head_folder(ref, (), weights=False).name
+    else:
+        files = sorted(file for file in path.iterdir() if file.suffix in (*WEIGHT_SUFFIXES, ".json"))
     digest = hashlib.sha256()
-    found = find_files(ref)
-    digest.update(json.dumps(found.config, sort_keys=True).encode())
-    for file in found.files:
+    for file in files:
         with file.open("rb") as stream:
             # Headers tell shapes; a sample of the end tells retrained weights of the same shapes apart.
             head = stream.read(1 << 20)

@@ -26,6 +26,14 @@ NUM_REMEMBERED = 64
 """Prompts whose features are kept, so that several images of one prompt encode it once."""
 
 
+class EmptyPrompt(PromptError):
+    """A prompt without text, before or after cleaning."""
+
+
+class PromptTooLong(PromptError):
+    """A prompt of more tokens than the model takes, where truncation was not asked for."""
+
+
 class T5Condition:
     """A T5 encoder with its tokenizer; prompts become features of at most `max_tokens` tokens, the end token included.
 
@@ -52,7 +60,9 @@ class T5Condition:
         """A prompt → features (l, condition_dim) of its l tokens, without padding; not to be written to.
 
         Raises:
-            PromptError: the prompt is empty, before or after cleaning, or longer than it may be.
+            EmptyPrompt: nothing is there to read, before or after cleaning.
+            PromptTooLong: it has more tokens than it may have, or is too long to be looked at.
+            PromptError: it is no text, the tokenizer refuses it, or the encoder gives no finite values.
         """
         cleaned = self._clean(text)
         if cleaned not in self._remembered:
@@ -60,6 +70,11 @@ class T5Condition:
             with torch.no_grad():
                 features = self.model(input_ids=ids, attention_mask=torch.ones_like(ids)).last_hidden_state[0]
             self.num_forwards += 1
+            if not bool(features.isfinite().all()):
+                # Published T5s overflow in float16.
+                raise PromptError(
+                    "the text encoder gives values that are not finite for this prompt; try another dtype"
+                )
             self._remembered[cleaned] = features
             if len(self._remembered) > NUM_REMEMBERED:
                 self._remembered.popitem(last=False)
@@ -70,15 +85,15 @@ class T5Condition:
         if not isinstance(text, str):
             raise PromptError(f"a prompt must be text, not {type(text).__name__}")
         if not text.strip():
-            raise PromptError("the prompt is empty")
+            raise EmptyPrompt("the prompt is empty")
         if len(text) > MAX_CHARACTERS:
-            raise PromptError(f"the prompt has {len(text)} characters; at most {MAX_CHARACTERS} are read")
+            raise PromptTooLong(f"the prompt has {len(text)} characters; at most {MAX_CHARACTERS} are read")
         try:
             cleaned = clean_caption(text)
         except Exception as error:  # the HTML parser refuses some broken declarations in errors of its own
             raise PromptError(f"the prompt cannot be cleaned: {error}") from error
         if not cleaned:
-            raise PromptError(f"nothing is left of the prompt once addresses, codes and markup are gone: {text[:80]!r}")
+            raise EmptyPrompt(f"nothing is left of the prompt once addresses, codes and markup are gone: {text[:80]!r}")
         return cleaned
 
     def _tokenize(self, cleaned: str) -> list[int]:
@@ -89,7 +104,7 @@ class T5Condition:
         except Exception as error:  # tokenizers raise anything; the row, not the job, has to fail
             raise PromptError(f"the tokenizer refuses the prompt: {error}") from error
         if len(ids) > self.max_tokens:
-            raise PromptError(
+            raise PromptTooLong(
                 f"the prompt has {len(ids)} tokens, and the model takes {self.max_tokens}; shorten it, or allow "
                 "truncation"
             )
@@ -161,7 +176,7 @@ def check_features(values: Any, condition_dim: int, max_tokens: int = MAX_TEXT_T
     if not np.issubdtype(features.dtype, np.floating):
         raise PromptError(f"features must be floating-point numbers, not {features.dtype}")
     if not 1 <= len(features) <= max_tokens:
-        raise PromptError(f"the features are of {len(features)} tokens, and the model takes 1 to {max_tokens}")
+        raise PromptError(f"{len(features)} features, one per token; the model takes 1 to {max_tokens}")
     with np.errstate(over="ignore"):
         found = features.astype(np.float32)
     if not np.isfinite(found).all():

@@ -19,6 +19,7 @@ from models.clip import Clip
 from models.contract import Condition
 from models.front_end import PromptError
 from models.lanes import LaneModel
+from models.llamagen.condition import check_features, pad_left
 from models.llamagen.gpt import Gpt
 from models.prefix import Prefix
 
@@ -93,27 +94,21 @@ class LlamaGenTarget:
         features = self._features(prompt, condition)
         num_columns = self.gpt.shape.num_condition_tokens
         num_padding = num_columns - features.shape[0]
-        padded = torch.cat([features.new_zeros(num_padding, features.shape[1]), features])
-        padding = torch.arange(num_columns, device=features.device) < num_padding
+        padded, padding = pad_left(features, num_columns)
         lanes = [self.gpt.embed_text(padded), self.gpt.null_text()][: self.num_lanes]
         return [self._prefix(embeds, padding if num_padding else None, num_padding) for embeds in lanes]
 
     def _features(self, prompt: str, condition: Condition) -> Tensor:
+        shape = self.gpt.shape
         if condition is None:
             if self.text_encoder is None:
                 raise PromptError("no text encoder is loaded, and the sample brings no features of its own")
             features = self.text_encoder.encode(prompt)
+            assert features.shape[1] == shape.condition_dim, (features.shape, shape.condition_dim)
         elif isinstance(condition, np.ndarray):
-            features = torch.from_numpy(np.array(condition, dtype=np.float32))
+            features = torch.from_numpy(check_features(condition, shape.condition_dim, shape.num_condition_tokens))
         else:
             raise PromptError(f"a text-conditional model needs a prompt or features, not {condition!r}")
-        shape = self.gpt.shape
-        if features.dim() != 2 or features.shape[1] != shape.condition_dim:
-            raise PromptError(f"features of shape {tuple(features.shape)} do not fit (l, {shape.condition_dim})")
-        if not 1 <= features.shape[0] <= shape.num_condition_tokens:
-            raise PromptError(f"{features.shape[0]} features; the model takes 1 to {shape.num_condition_tokens}")
-        if not bool(features.isfinite().all()):
-            raise PromptError("the features hold values that are not finite")
         return features.to(self.device, self.dtype)
 
     def _prefix(self, embeds: Tensor, padding: Tensor | None, num_padding: int) -> Prefix:

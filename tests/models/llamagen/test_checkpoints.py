@@ -365,8 +365,53 @@ def test_a_folder_with_one_published_file_is_that_file(tmp_path: Path) -> None:
 
 
 def test_the_revision_changes_with_the_weights_and_with_the_config(tmp_path: Path) -> None:
-    first = revision_of(publish(tmp_path, official_weights("text")))
+    ref = publish(tmp_path, official_weights("text"))
+    first, whole = revision_of(ref), revision_of(CheckpointRef(str(tmp_path)))
     assert revision_of(publish(tmp_path, official_weights("text"))) == first
-    second = revision_of(publish(tmp_path, official_weights("text", seed=6)))
-    third = revision_of(publish(tmp_path, official_weights("text"), config=BESIDE | {"rms_eps": 1e-6}))
-    assert len({first, second, third}) == 3
+    found = {first, whole}
+    for weights, config in ((6, BESIDE), (5, BESIDE | {"rms_eps": 1e-6})):
+        publish(tmp_path, official_weights("text", seed=weights), config=config)
+        found |= {revision_of(ref), revision_of(CheckpointRef(str(tmp_path)))}
+    assert len(found) == 6
+
+
+def test_other_files_beside_a_named_one_do_not_change_its_revision(tmp_path: Path) -> None:
+    ref = publish(tmp_path, official_weights("text"))
+    first = revision_of(ref)
+    torch.save({}, tmp_path / "other.pt")
+    assert revision_of(ref) == first
+    with pytest.raises(CheckpointError, match="no such file"):
+        revision_of(CheckpointRef(str(tmp_path / "absent.pt")))
+    with pytest.raises(CheckpointError, match="no such folder"):
+        revision_of(CheckpointRef(str(tmp_path / "absent")))
+
+
+def test_a_file_of_the_hub_is_fetched_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = tmp_path / "snapshots" / "abc123"
+    snapshot.mkdir(parents=True)
+    torch.save({"model": named_weights()}, snapshot / "t2i_B_stage1_256.pt")
+    asked: list[tuple[str, str, str | None]] = []
+
+    def download(repository: str, file: str, revision: str | None) -> str:
+        asked.append((repository, file, revision))
+        if file not in {entry.name for entry in snapshot.iterdir()}:
+            raise OSError("404: no such entry")
+        return str(snapshot / file)
+
+    monkeypatch.setattr("models.llamagen.checkpoints.hf_hub_download", download)
+    ref = CheckpointRef("owner/name/t2i_B_stage1_256.pt", "abc123")
+    assert read_gpt_shape(ref) == GptShape.named("B", "text", 16)
+    assert revision_of(ref) == "abc123"
+    assert set(asked) == {("owner/name", "t2i_B_stage1_256.pt", "abc123")}
+    assert "it cannot be fetched from the hub: 404: no such entry" in refusal(CheckpointRef("owner/name/other.pt"))
+
+
+def test_of_a_hub_id_only_the_config_is_read_for_its_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(lantern_config("text")))
+    monkeypatch.setattr("models.llamagen.checkpoints.head_folder", lambda *_: tmp_path)
+    assert read_gpt_shape(CheckpointRef("owner/name")) == SHAPES["text"]
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES["class"].to_config()))
+    assert read_gpt_shape(CheckpointRef("owner/name")) == SHAPES["class"]
+    (tmp_path / "config.json").write_text(json.dumps(BESIDE))
+    with pytest.raises(CheckpointError, match=r"owner/name: config\.json does not give dim"):
+        read_gpt_shape(CheckpointRef("owner/name"))

@@ -16,6 +16,8 @@ from models.front_end import PromptError
 from models.llamagen.condition import (
     MAX_CHARACTERS,
     NUM_REMEMBERED,
+    EmptyPrompt,
+    PromptTooLong,
     T5Condition,
     check_features,
     check_t5,
@@ -91,7 +93,9 @@ def test_prompts_are_cleaned_before_they_are_read(t5: T5Condition) -> None:
 
 def test_a_prompt_that_just_fits_is_read_and_one_token_more_is_refused_with_the_count(t5: T5Condition) -> None:
     assert t5.encode("a b c d e f g").shape == (MAX_TOKENS, WIDTH)
-    with pytest.raises(PromptError, match="the prompt has 9 tokens, and the model takes 8; shorten it, or allow trunc"):
+    with pytest.raises(
+        PromptTooLong, match="the prompt has 9 tokens, and the model takes 8; shorten it, or allow trunc"
+    ):
         t5.encode("a b c d e f g h")
 
 
@@ -103,21 +107,24 @@ def test_truncation_keeps_the_end_token_as_the_published_scripts_do(folder: Path
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "kind", "said"),
     [
-        ("", "the prompt is empty"),
-        (" \n\t", "the prompt is empty"),
-        ("http://shop.com", "nothing is left of the prompt"),
-        ("***", "nothing is left of the prompt"),
-        ("a" * (MAX_CHARACTERS + 1), f"has {MAX_CHARACTERS + 1} characters; at most {MAX_CHARACTERS}"),
-        (None, "a prompt must be text, not NoneType"),
-        (7, "a prompt must be text, not int"),
-        (b"a", "a prompt must be text, not bytes"),
+        ("", EmptyPrompt, "the prompt is empty"),
+        (" \n\t", EmptyPrompt, "the prompt is empty"),
+        ("http://shop.com", EmptyPrompt, "nothing is left of the prompt .*: 'http://shop.com'"),
+        ("***", EmptyPrompt, "nothing is left of the prompt"),
+        ("a" * (MAX_CHARACTERS + 1), PromptTooLong, f"has {MAX_CHARACTERS + 1} characters; at most {MAX_CHARACTERS}"),
+        (None, PromptError, "a prompt must be text, not NoneType"),
+        (7, PromptError, "a prompt must be text, not int"),
+        (b"a", PromptError, "a prompt must be text, not bytes"),
     ],
 )
-def test_prompts_without_text_are_refused_for_what_they_lack(t5: T5Condition, text: Any, said: str) -> None:
-    with pytest.raises(PromptError, match=said.replace("*", r"\*")):
+def test_prompts_without_readable_text_are_refused_for_what_is_wrong(
+    t5: T5Condition, text: Any, kind: type[PromptError], said: str
+) -> None:
+    with pytest.raises(PromptError, match=said) as refused:
         t5.encode(text)
+    assert refused.type is kind
 
 
 def test_a_tokenizer_that_fails_fails_the_prompt_alone(t5: T5Condition, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,6 +134,15 @@ def test_a_tokenizer_that_fails_fails_the_prompt_alone(t5: T5Condition, monkeypa
     monkeypatch.setattr(t5, "tokenizer", fail)
     with pytest.raises(PromptError, match="the tokenizer refuses the prompt: no"):
         t5.encode("a")
+
+
+def test_values_that_are_not_finite_fail_the_prompt_and_are_not_remembered(folder: Path) -> None:
+    t5 = load_t5(CheckpointRef(str(folder)), GPT, "float32", CPU)
+    norm: Any = t5.model.get_submodule("encoder.final_layer_norm")
+    norm.weight.data[3] = torch.inf
+    for _ in range(2):
+        with pytest.raises(PromptError, match="values that are not finite for this prompt; try another dtype"):
+            t5.encode("a")
 
 
 def test_several_images_of_one_prompt_encode_it_once(t5: T5Condition) -> None:
@@ -234,8 +250,8 @@ def test_features_as_parquet_and_as_the_published_files_hold_them_are_read() -> 
         (matrix()[0], r"shape \(16,\) do not fit \(number of tokens, 16\)"),
         (matrix()[:, :5], r"shape \(3, 5\) do not fit"),
         (np.stack([matrix(), matrix()]), r"shape \(2, 3, 16\) do not fit"),
-        (matrix(0), "are of 0 tokens, and the model takes 1 to 120"),
-        (matrix(121), "are of 121 tokens"),
+        (matrix(0), "^0 features, one per token; the model takes 1 to 120"),
+        (matrix(121), "^121 features"),
         (np.ones((3, WIDTH), dtype=np.int64), "must be floating-point numbers, not int64"),
         (np.full((3, WIDTH), "x"), "must be floating-point numbers"),
         (np.ones((3, WIDTH), dtype=complex), "must be floating-point numbers, not complex128"),
