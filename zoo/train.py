@@ -32,7 +32,8 @@ def loss_of(model: LlavaForConditionalGeneration, batch: Batch) -> torch.Tensor:
     return (losses * weights[wanted]).sum() / weights.sum()
 
 
-def _scale(step: int, num_steps: int, warmup_steps: int) -> float:
+def lr_share(step: int, num_steps: int, warmup_steps: int) -> float:
+    """The part of the learning rate that holds at a step: a linear rise, then half a cosine down to a fiftieth."""
     if step < warmup_steps:
         return (step + 1) / warmup_steps
     done = (step - warmup_steps) / max(1, num_steps - warmup_steps)
@@ -58,7 +59,7 @@ def train_model(
     groups = [{"params": tower, "lr": tower_lr}, {"params": rest, "lr": lr}]
     optimizer = torch.optim.AdamW(groups, weight_decay=0.02, betas=(0.9, 0.98))
     warmup_steps = min(200, num_steps // 10 + 1)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _scale(step, num_steps, warmup_steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: lr_share(step, num_steps, warmup_steps))
     started, total = time.monotonic(), 0.0
     model.train()
     for step, batch in enumerate(draw_batches("train", seed, batch_size, tokenizer, odds=odds), start=1):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -26,15 +27,30 @@ GREYS = {"pale": (232, 206), "grey": (150, 124), "dark": (52, 80)}
 HALF_WIDTH = {"small": 0.20, "medium": 0.29, "large": 0.43}
 
 
-def render_scene(scene: Scene, size_px: int = NATIVE_PX) -> Image.Image:
-    """Render a scene as an RGB image of size_px x size_px; the same scene and size give the same bytes."""
+Place = tuple[float, float]
+"""Column and row of the middle of an object, in cells; whole numbers are the middles of the grid's cells."""
+
+
+def render_frames(scene: Scene, places: Sequence[Sequence[Place]], size_px: int = NATIVE_PX) -> list[Image.Image]:
+    """Render a scene once per entry of `places`, its objects standing where that entry says; ground and looks stay."""
     side = size_px * OVERSAMPLE
     rng = random.Random(scene.look_seed)
-    image = Image.fromarray(_ground(scene, side, rng))
-    draw = ImageDraw.Draw(image)
-    for thing in scene.things:
-        _draw_thing(draw, thing, side / GRID, rng)
-    return image.resize((size_px, size_px), Image.Resampling.BOX)
+    ground = Image.fromarray(_ground(scene, side, rng))
+    looks = rng.getstate()
+    frames = []
+    for frame in places:
+        rng.setstate(looks)
+        image = ground.copy()
+        draw = ImageDraw.Draw(image)
+        for thing, place in zip(scene.things, frame, strict=True):
+            _draw_thing(draw, thing, side / GRID, rng, place)
+        frames.append(image.resize((size_px, size_px), Image.Resampling.BOX))
+    return frames
+
+
+def render_scene(scene: Scene, size_px: int = NATIVE_PX) -> Image.Image:
+    """Render a scene as an RGB image of size_px x size_px; the same scene and size give the same bytes."""
+    return render_frames(scene, [[(thing.cell % GRID, thing.cell // GRID) for thing in scene.things]], size_px)[0]
 
 
 def _ground(scene: Scene, side: int, rng: random.Random) -> np.ndarray:
@@ -55,11 +71,11 @@ def _ground(scene: Scene, side: int, rng: random.Random) -> np.ndarray:
     return np.repeat(grey[:, :, None], 3, axis=2)
 
 
-def _draw_thing(draw: ImageDraw.ImageDraw, thing: Thing, cell_px: float, rng: random.Random) -> None:
+def _draw_thing(draw: ImageDraw.ImageDraw, thing: Thing, cell_px: float, rng: random.Random, place: Place) -> None:
     half = HALF_WIDTH[thing.size] * cell_px * rng.uniform(0.95, 1.05)
     slack = max(0.0, min(0.12 * cell_px, cell_px / 2 - half - 1))
-    x = (thing.cell % GRID + 0.5) * cell_px + rng.uniform(-slack, slack)
-    y = (thing.cell // GRID + 0.5) * cell_px + rng.uniform(-slack, slack)
+    x = (place[0] + 0.5) * cell_px + rng.uniform(-slack, slack)
+    y = (place[1] + 0.5) * cell_px + rng.uniform(-slack, slack)
     r, g, b = (max(0, min(255, value + rng.randint(-12, 12))) for value in RGB[thing.colour])
     fill = (r, g, b)
     box = (x - half, y - half, x + half, y + half)

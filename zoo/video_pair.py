@@ -1,0 +1,161 @@
+"""The tokenizer, the processor and the two untrained models of the video pair, and how they are saved.
+
+Both are `Qwen2_5_VLForConditionalGeneration`. Owns architecture and file layout; knows nothing of training.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+    Qwen2VLImageProcessorPil,
+)
+
+from models.video import VideoProcessor, without_torchvision
+from zoo.world import motion
+from zoo.world.scene import scene_rng
+
+FRAME_PX, PATCH_PX, MERGE, TEMPORAL = 96, 16, 2, 2
+NUM_FRAMES = 8
+"""Frames of a clip as the pair was trained; 9 visual tokens for every two."""
+MAX_POSITIONS = 4096
+SPECIALS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+)
+
+# Qwen2.5-VL's turns. A message's content may be a plain string.
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' }}"
+    "{% if m['content'] is string %}{{ m['content'] }}{% else %}{% for c in m['content'] %}"
+    "{% if c['type'] == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}"
+    "{% elif c['type'] == 'video' %}{{ '<|vision_start|><|video_pad|><|vision_end|>' }}"
+    "{% elif c['type'] == 'text' %}{{ c['text'] }}{% endif %}{% endfor %}{% endif %}"
+    "{{ '<|im_end|>\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+# Width, attention and key-value heads (64 wide each), layers, feed-forward width; width, layers of the vision tower.
+ARCHITECTURES = {
+    "target": {"hidden": 256, "heads": 4, "kv_heads": 2, "layers": 3, "ffn": 512, "vision": 96, "vision_layers": 3},
+    "drafter": {"hidden": 64, "heads": 1, "kv_heads": 1, "layers": 2, "ffn": 192, "vision": 64, "vision_layers": 2},
+}
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """Train the byte-level BPE tokenizer: every word of the world is one token, any other text falls into bytes."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    texts = ["user\n", "assistant\n", *motion.PROMPTS.values()]
+    texts += [f" {word}" for words in motion.FILLERS.values() for word in words]
+    for index in range(800):
+        rng = scene_rng("train", 0, index)
+        one = motion.draw_motion(rng, "train")
+        texts += [motion.write_motion(one, phrasing, rng) for phrasing in motion.PROMPTS]
+    trainer = trainers.BpeTrainer(
+        vocab_size=2048,
+        special_tokens=[AddedToken(word, special=True, normalized=False) for word in SPECIALS],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    core.train_from_iterator(texts, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens={
+            "image_token": "<|image_pad|>",
+            "video_token": "<|video_pad|>",
+            "vision_start_token": "<|vision_start|>",
+            "vision_end_token": "<|vision_end|>",
+        },
+        model_max_length=MAX_POSITIONS,
+        padding_side="left",
+        clean_up_tokenization_spaces=False,
+        chat_template=CHAT_TEMPLATE,
+    )
+
+
+def build_processor(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLProcessor:
+    """The processor of both models: frames of 96 px, whatever size they come in."""
+    size = {"shortest_edge": FRAME_PX * FRAME_PX, "longest_edge": FRAME_PX * FRAME_PX}
+    sizes: dict[str, Any] = {"patch_size": PATCH_PX, "merge_size": MERGE, "temporal_patch_size": TEMPORAL, "size": size}
+    made: Qwen2_5_VLProcessor = without_torchvision(Qwen2_5_VLProcessor)(
+        image_processor=Qwen2VLImageProcessorPil(**sizes),
+        tokenizer=tokenizer,
+        video_processor=VideoProcessor("Qwen2VLVideoProcessor", **sizes),
+        chat_template=CHAT_TEMPLATE,
+    )
+    return made
+
+
+def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2_5_VLForConditionalGeneration:
+    """Build the untrained `target` or `drafter`, its weights drawn from a seed."""
+    shape = ARCHITECTURES[role]
+    ids = {name: tokenizer.convert_tokens_to_ids(word) for name, word in (
+        ("image_token_id", "<|image_pad|>"), ("video_token_id", "<|video_pad|>"),
+        ("vision_start_token_id", "<|vision_start|>"), ("vision_end_token_id", "<|vision_end|>"),
+    )}  # fmt: skip
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": shape["hidden"],
+        "intermediate_size": shape["ffn"],
+        "num_hidden_layers": shape["layers"],
+        "num_attention_heads": shape["heads"],
+        "num_key_value_heads": shape["kv_heads"],
+        "head_dim": 64,
+        "max_position_embeddings": MAX_POSITIONS,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]},
+        "tie_word_embeddings": False,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
+    vision = {
+        "depth": shape["vision_layers"],
+        "hidden_size": shape["vision"],
+        "intermediate_size": 2 * shape["vision"],
+        "num_heads": shape["vision"] // 32,
+        "patch_size": PATCH_PX,
+        "spatial_merge_size": MERGE,
+        "temporal_patch_size": TEMPORAL,
+        "out_hidden_size": shape["hidden"],
+        "window_size": FRAME_PX,
+        "fullatt_block_indexes": list(range(shape["vision_layers"])),
+    }
+    torch.manual_seed(random.Random(f"video-{role}/{seed}").getrandbits(62))
+    model = Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
+    )
+    model.generation_config = GenerationConfig(
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
+    )
+    return model
+
+
+def save_model(model: Qwen2_5_VLForConditionalGeneration, processor: Qwen2_5_VLProcessor, folder: Path) -> None:
+    """Save a model, turned into bfloat16, with its processor, in the files of a published checkpoint."""
+    model.to(torch.bfloat16).save_pretrained(folder)
+    processor.tokenizer.save_pretrained(folder)
+    processor.image_processor.save_pretrained(folder)
+    settings = {name: value for name, value in processor.to_dict().items() if not name.endswith("_processor")}
+    (folder / "processor_config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    video = processor.video_processor.to_dict()
+    (folder / "video_preprocessor_config.json").write_text(json.dumps(video, indent=2) + "\n")
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
