@@ -104,8 +104,8 @@ def _describe(m: Motion, w: Words) -> str:
     rest = f"while a {kind_of(still)} stays at the {PLACES[still.cell]}" if still else "and nothing else is there"
     return (
         f"A {kind_of(m.moving)} {w('moves')} {w('gently')} from the {PLACES[m.moving.cell]} to the {PLACES[m.end]} "
-        f"over {m.scene.texture} {m.scene.tone} ground, {rest}. {w('overall')} the {w('clip')} {w('looks')} {w('quite')} "
-        f"{w('calm')}."
+        f"over {m.scene.texture} {m.scene.tone} ground, {rest}. {w('overall')} the {w('clip')} {w('looks')} "
+        f"{w('quite')} {w('calm')}."
     )
 
 
