@@ -1,149 +1,222 @@
-"""Heads taught on a target: rows become teacher-forced batches, a head is trained, and measured on rows held out.
+"""From decoded rows to lessons, and from a taught head to what is reported of it.
 
-Owns what one process does with decoded rows. Knows no sources and no Ray; the losses are in `models.head_training`.
+Owns what one row means to a target: a text's answer, or an image's codes after its condition. Knows no sources, no
+workers and no losses (`models.head_training`).
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
-from configs.training import MedusaHead, TrainDrafterJob
+from configs import training as schema
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contracts import Drafter, TreePolicy
 from decoding.drafters import EagleDrafter, MedusaDrafter
+from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.trees import DynamicTree, StaticTree, branching_paths
-from models.eagle import EagleNetwork
-from models.head_training import Report, eagle_logits, medusa_logits, teacher_states, train_eagle, train_medusa
-from models.medusa import MedusaHeads
+from models.contract import Condition, TargetModel
+from models.front_end import PromptError
+from models.head_training import EagleTask, HeadTask, MedusaTask, Pace, count_right, key_of
 from models.target import Target
+from models.teacher import Lesson, make_lesson
 
-Head = EagleNetwork | MedusaHeads
+LESSON_CODES = {
+    "missing_answer": "the answer column has no value in this row",
+    "prompt_refused": "the processor, the chat template or the text encoder refuses the row",
+    "too_long": "prompt and answer together have more tokens than training.max_tokens",
+    "wrong_codes": "the codes are no whole numbers, not as many as an image has, or lie beyond the codebook",
+    "wrong_image": "an image target learns from rows with exactly one image each",
+}
+"""Why a row that was decoded teaches nothing, beside the codes of `pipeline.rows`."""
+
+
+class LessonError(Exception):
+    """A row that teaches nothing: a code from `LESSON_CODES`."""
+
+    def __init__(self, code: str) -> None:
+        assert code in LESSON_CODES, code
+        super().__init__(LESSON_CODES[code])
+        self.code = code
 
 
 @dataclass(frozen=True)
-class Lesson:
-    """One row: the rendered `prompt`, its images, and the `answer` that follows; `ids` (L,) of both together."""
+class Row:
+    """One decoded row: chat `messages`, `images` as uint8 RGB (height, width, 3), and what else was asked for: a text's
+    `answer`, an image's `codes`, its `condition`."""
 
     sample_id: str
-    prompt: str
+    messages: list[dict[str, Any]]
     images: tuple[NDArray[np.uint8], ...]
-    ids: Tensor
-    num_prompt_tokens: int
-    pixels: Tensor | None
+    answer: str | None = None
+    codes: NDArray[np.int64] | None = None
+    condition: Condition = None
 
 
-@dataclass(frozen=True)
-class LessonBatch:
-    """See `models.head_training.Batch`."""
+class Lessons(Protocol):
+    """What rows mean to one target."""
 
-    ids: Tensor
-    weights: Tensor
-    mask: Tensor
-    pixels: Tensor | None
+    def lesson(self, row: Row, ordinal: int | None) -> Lesson:
+        """A row to learn from; `ordinal` keys what is drawn for it, None draws nothing (held-out rows).
 
-    def to(self, device: torch.device) -> LessonBatch:
-        pixels = None if self.pixels is None else self.pixels.to(device)
-        return LessonBatch(self.ids.to(device), self.weights.to(device), self.mask.to(device), pixels)
+        Raises:
+            LessonError: it teaches nothing.
+        """
+        ...
+
+    def request(self, row: Row, sampling: Sampling) -> Request:
+        """The same row's prompt, to be decoded."""
+        ...
 
 
-def make_lesson(
-    target: Target, sample_id: str, prompt: str, images: tuple[NDArray[np.uint8], ...], answer: str
-) -> Lesson:
-    """Encode one row, the answer closed by EOS.
+class TextLessons:
+    """Prompts with images, answered in text; any family that `models.target` runs."""
 
-    Raises:
-        PromptError: the processor refuses the row.
-        ValueError: the family's processor returns more than pixels, which batches of this kind cannot hold.
+    def __init__(self, target: Target, job: schema.TrainDrafterJob) -> None:
+        assert job.answer_column is not None
+        self._target = target
+        self._prefix = job.answer_prefix
+        self._max_tokens = job.training.max_tokens
+        tokenizer = target.front_end.tokenizer
+        own = getattr(tokenizer, "eos_token_id", None)
+        # Of several ends the tokenizer's own is what closes a turn.
+        self._eos = [own] if own in target.eos_ids else sorted(target.eos_ids)[:1]
+
+    def lesson(self, row: Row, ordinal: int | None) -> Lesson:
+        if row.answer is None or not row.answer.strip():
+            raise LessonError("missing_answer")
+        try:
+            prompt = self._target.front_end.render(row.messages)
+            prefix = self._target.encode(prompt, row.images)
+        except PromptError:
+            raise LessonError("prompt_refused") from None
+        tokenizer = self._target.front_end.tokenizer
+        said = tokenizer(f"{self._prefix}{row.answer}", add_special_tokens=False)["input_ids"]
+        if prefix.length + len(said) + len(self._eos) > self._max_tokens:
+            raise LessonError("too_long")
+        return make_lesson(self._target, prefix, [*said, *self._eos])
+
+    def request(self, row: Row, sampling: Sampling) -> Request:
+        prompt = self._target.front_end.render(row.messages)
+        return Request(row.sample_id, prompt, row.images, sampling=sampling)
+
+
+class CodesOf(Protocol):
+    """Turns a picture into VQ codes."""
+
+    def __call__(self, image: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """uint8 RGB (height, width, 3) → codes (grid²,) in raster order."""
+        ...
+
+
+class ImageLessons:
+    """Conditions followed by an image's codes; of `null_share` of the rows the condition is taken away.
+
+    It is taken away as guidance does it: the lesson is the row's *second* lane, which has the null embeddings under the
+    padding of the first (LANTERN's data has them under none, which no decoding ever shows a drafter). `target` has to
+    have both lanes.
     """
-    inputs = target.front_end.encode(prompt, images)
-    unknown = set(inputs) - {"input_ids", "attention_mask", "pixel_values"}
-    if unknown:
-        raise ValueError(
-            f"heads can be taught on LLaVA-1.5 and text targets only: this one also needs {sorted(unknown)}"
-        )
-    told = target.front_end.tokenizer(answer, add_special_tokens=False)["input_ids"]
-    ids = torch.cat([inputs["input_ids"][0], torch.tensor([*told, min(target.eos_ids)])])
-    return Lesson(sample_id, prompt, images, ids, int(inputs["input_ids"].shape[1]), inputs.get("pixel_values"))
+
+    def __init__(self, target: TargetModel, job: schema.TrainDrafterJob, codes_of: CodesOf | None) -> None:
+        assert job.image is not None
+        assert target.num_lanes == 2, "taking a condition away needs a target with an unconditional lane"
+        assert target.max_new_tokens is not None
+        self._target = target
+        self._image = job.image
+        self._seed = job.training.seed
+        self._num_codes = target.max_new_tokens
+        self._codes_of = codes_of
+
+    def lesson(self, row: Row, ordinal: int | None) -> Lesson:
+        codes = self._codes(row)
+        try:
+            lanes = self._target.encode_lanes(_text(row.messages), (), row.condition)
+        except PromptError:
+            raise LessonError("prompt_refused") from None
+        # The target itself says the first token; drafting begins behind it.
+        num_known = 1 if self._image.teach_first_draft else 2
+        return make_lesson(self._target, lanes[self.is_null(ordinal)], codes, num_known)
+
+    def is_null(self, ordinal: int | None) -> bool:
+        """Whether the row of this ordinal loses its condition."""
+        if ordinal is None:
+            return False
+        return key_of(self._seed, "null", ordinal) < self._image.null_share * 2**63
+
+    def _codes(self, row: Row) -> list[int]:
+        codes = row.codes
+        if self._codes_of is not None:
+            if len(row.images) != 1:
+                raise LessonError("wrong_image")
+            codes = self._codes_of(row.images[0])
+        if codes is None or codes.shape != (self._num_codes,):
+            raise LessonError("wrong_codes")
+        if codes.min() < 0 or codes.max() >= self._target.vocab_size:
+            raise LessonError("wrong_codes")
+        found: list[int] = codes.tolist()
+        return found
+
+    def request(self, row: Row, sampling: Sampling) -> Request:
+        return Request(row.sample_id, _text(row.messages), condition=row.condition, sampling=sampling)
 
 
-def collate(lessons: Sequence[Lesson]) -> LessonBatch:
-    """Right-pad lessons into one batch; only answers are to be learned."""
-    length = max(lesson.ids.shape[0] for lesson in lessons)
-    ids = torch.zeros(len(lessons), length, dtype=torch.long)
-    weights, mask = torch.zeros(len(lessons), length), torch.zeros(len(lessons), length, dtype=torch.long)
-    for row, lesson in enumerate(lessons):
-        size = lesson.ids.shape[0]
-        ids[row, :size], mask[row, :size] = lesson.ids, 1
-        weights[row, lesson.num_prompt_tokens : size] = 1.0
-    pixels = [lesson.pixels for lesson in lessons if lesson.pixels is not None]
-    return LessonBatch(ids, weights, mask, torch.cat(pixels) if pixels else None)
+def _text(messages: Sequence[dict[str, Any]]) -> str:
+    """What the user's turns say."""
+    parts = [part for turn in messages if turn["role"] == "user" for part in turn["content"]]
+    return "".join(part["text"] for part in parts if part["type"] == "text")
 
 
-def batches(lessons: Sequence[Lesson], batch_rows: int, seed: int) -> Iterator[LessonBatch]:
-    """Shuffled batches for ever, each of lessons of similar length."""
-    rng = random.Random(seed)
-    order = sorted(range(len(lessons)), key=lambda place: lessons[place].ids.shape[0])
-    chunks = [order[start : start + batch_rows] for start in range(0, len(order), batch_rows)]
-    while True:
-        rng.shuffle(chunks)
-        for chunk in chunks:
-            yield collate([lessons[place] for place in chunk])
+def pace_of(teaching: schema.Teaching) -> Pace:
+    """The optimisation that a job asks for."""
+    return Pace(
+        num_steps=teaching.num_steps,
+        learning_rate=teaching.learning_rate,
+        seed=teaching.seed,
+        warmup_steps=teaching.warmup_steps,
+        schedule=teaching.schedule,
+        betas=(teaching.beta1, teaching.beta2),
+        weight_decay=teaching.weight_decay,
+        clip=teaching.clip,
+        clip_limit=teaching.clip_limit,
+        feature_noise=teaching.feature_noise,
+        noise_tokens=teaching.noise_tokens,
+    )
 
 
-def teach(job: TrainDrafterJob, target: Target, lessons: Sequence[Lesson], report: Report) -> Head:
-    """Train the configured head."""
-    teaching = job.training
-    samples = batches(lessons, teaching.batch_rows, teaching.seed)
-    lr = teaching.learning_rate
-    if isinstance(job.head, MedusaHead):
-        return train_medusa(target.model, samples, teaching.num_steps, teaching.seed, job.head.num_heads, lr, report)
-    return train_eagle(target.model, samples, teaching.num_steps, teaching.seed, lr, report)
+def accuracy(task: HeadTask, target: TargetModel, lessons: Sequence[Lesson], max_rows: int) -> dict[str, float]:
+    """The share of drafts for which the head has the target's likeliest token first, and among its first three."""
+    first = three = total = 0
+    for start in range(0, len(lessons), max_rows):
+        found = count_right(task, target, lessons[start : start + max_rows])
+        first, three, total = first + found[0], three + found[1], total + found[2]
+    return {"top1_accuracy": first / max(1, total), "top3_accuracy": three / max(1, total)}
 
 
-@torch.inference_mode()
-def accuracy(head: Head, target: Target, lessons: Sequence[Lesson], batch_rows: int) -> dict[str, float]:
-    """Share of answer tokens that the head has first, and among its first three, one token ahead of the target."""
-    right = {1: 0, 3: 0}
-    total = 0
-    for start in range(0, len(lessons), batch_rows):
-        batch = collate(lessons[start : start + batch_rows]).to(target.device)
-        embeds, hidden = teacher_states(target.model, batch)
-        logits = (
-            medusa_logits(head, hidden)
-            if isinstance(head, MedusaHeads)
-            else eagle_logits(head, target.head, embeds, hidden)
-        )
-        wanted = batch.weights[:, 2:] > 0
-        best = logits[wanted].topk(3, dim=-1).indices
-        true = batch.ids[:, 2:][wanted][:, None]
-        for top in right:
-            right[top] += int((best[:, :top] == true).any(dim=-1).sum())
-        total += int(wanted.sum())
-    return {f"top{top}_accuracy": count / max(1, total) for top, count in right.items()}
-
-
-def acceptance(head: Head, target: Target, lessons: Sequence[Lesson], max_new_tokens: int) -> dict[str, float]:
-    """Greedy acceptance length (bonus included) on the lessons' prompts, with a small tree."""
+def acceptance(
+    task: HeadTask, target: TargetModel, requests: Sequence[Request], slots: int, max_context_tokens: int
+) -> dict[str, float]:
+    """Mean acceptance length (bonus included) over requests that are decoded with the head, and target forwards."""
     drafter: Drafter
     tree: TreePolicy
-    if isinstance(head, MedusaHeads):
-        widths = [3, 2, 1, 1][: head.shape.num_heads]
-        drafter, tree = MedusaDrafter(head), StaticTree(branching_paths(widths))
+    merge: Merge = SingleLane() if target.num_lanes == 1 else Guided()
+    if isinstance(task, MedusaTask):
+        widths = [3, 2, 1, 1][: task.heads.shape.num_heads]
+        drafter, tree = MedusaDrafter(task.heads, target.num_lanes, merge), StaticTree(branching_paths(widths))
     else:
-        drafter, tree = EagleDrafter(head, target.head), DynamicTree(4, 4, 25)
-    longest = max(lesson.ids.shape[0] for lesson in lessons) + max_new_tokens
-    engine = Engine(target, Method(drafter, tree, Exact()), min(16, len(lessons)), longest)
-    sampling = Sampling(max_new_tokens=max_new_tokens)
-    wanted = [Request(lesson.sample_id, lesson.prompt, lesson.images, sampling) for lesson in lessons]
-    told: list[Any] = [completion.telemetry for completion in engine.run(wanted)]
+        assert isinstance(task, EagleTask)
+        drafter, tree = EagleDrafter(task.network, task.head, target.num_lanes, merge), DynamicTree(4, 4, 25)
+    engine = Engine(target, Method(drafter, tree, Exact()), min(slots, len(requests)), max_context_tokens)
+    with torch.inference_mode():
+        told = [done.telemetry for done in engine.run(requests) if done.error is None]
+    if isinstance(task, EagleTask):
+        # The engine runs the layer under its own attention; a lesson runs it under transformers'.
+        task.network.set_attn_implementation("sdpa")
     steps = sum(one.num_spec_steps for one in told)
-    return {"mean_acceptance_length": 1 + sum(one.num_accepted_draft_tokens for one in told) / max(1, steps)}
+    accepted = sum(one.num_accepted_draft_tokens for one in told)
+    return {"mean_acceptance_length": 1 + accepted / max(1, steps), "num_decoded": len(told)}

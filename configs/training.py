@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from configs.schema import Checkpoint, Prompt, Source
+from configs.schema import Checkpoint, Prompt, Source, Weights
 from configs.section import Section
+from configs.synthesis import TextEncoder
 
 
 class EagleHead(Section):
@@ -23,43 +24,155 @@ class MedusaHead(Section):
     num_heads: Annotated[int, Field(ge=1, le=16)] = 4
 
 
+class ImageColumns(Section):
+    """Columns that say what a row's image is made of, and from what."""
+
+    codes: str | None = None
+    """VQ codes in raster order, a list of whole numbers; without it the row's image is encoded by `image.vq`."""
+    features: str | None = None
+    """As `columns.features` of synthesis jobs; without it the prompt is encoded by `image.condition`."""
+    features_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    label: str | None = None
+    """The class of a class-conditional target, which takes neither prompt nor features."""
+
+
+class ImageTeaching(Section):
+    """A target that makes images: how rows become codes and conditions, and how conditions are taken away."""
+
+    columns: ImageColumns = ImageColumns()
+    vq: Weights | None = None
+    condition: TextEncoder | None = None
+    null_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
+    """The share of rows whose condition is taken away, as guidance does it in decoding."""
+    teach_first_draft: bool = True
+    """Whether the draft right behind the image's first code is learned; the published drafters never saw it."""
+
+    @model_validator(mode="after")
+    def _one_of_each(self) -> ImageTeaching:
+        if (self.columns.codes is None) == (self.vq is None):
+            raise ValueError("give either columns.codes, or vq to encode the rows' images with")
+        ready = [name for name in ("features", "label") if getattr(self.columns, name) is not None]
+        if len(ready) + (self.condition is not None) != 1:
+            raise ValueError("give one of columns.features, columns.label, and condition to encode prompts with")
+        return self
+
+
 class Teaching(Section):
-    """What is shown, how often, how fast."""
+    """What is shown, how often, how fast. The defaults of optimisation are those of LANTERN's public code."""
 
     num_steps: Annotated[int, Field(ge=1)] = 2000
-    batch_rows: Annotated[int, Field(ge=1, le=1024)] = 16
-    learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-3
-    max_rows: Annotated[int, Field(ge=2)] = 10_000
-    """Rows read into memory, encoded; the first of the source."""
+    batch_rows: Annotated[int, Field(ge=1, le=4096)] = 16
+    """Rows of one step, over all workers together."""
+    learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-4
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Steps over which the rate rises; afterwards it falls as `schedule` says, to 0 at `num_steps`."""
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
+    weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
+    clip: Literal["value", "norm", "none"] = "value"
+    """Bound every gradient by itself, or the norm of all of them."""
+    clip_limit: Annotated[float, Field(gt=0.0)] = 0.5
+    feature_noise: Annotated[float, Field(ge=0.0)] = 0.2
+    """Width of the uniform noise on the features that an EAGLE head reads."""
+    noise_tokens: Annotated[int, Field(ge=1)] | None = 512
+    """The noise is scaled by this over the row's length; null leaves it as it is."""
+    max_rows: Annotated[int, Field(ge=2)] | None = None
+    """Only the first rows of the source."""
+    shuffle_rows: Annotated[int, Field(ge=1)] = 4096
+    """Rows held, encoded as they are in the source, to be shuffled among each other."""
+    held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
+    """The share of the source, chosen by the rows' ids, that is never learned from."""
     held_out_rows: Annotated[int, Field(ge=1)] = 64
-    """The last of them, never trained on: accuracy and acceptance are measured there."""
+    """How many of those are measured: the first that can be used."""
     max_tokens: Annotated[int, Field(ge=16)] = 1024
-    """A row with more is left out, and counted."""
+    """A row with more columns, prompt and answer together, is left out, and counted."""
+    measure_every_steps: Annotated[int, Field(ge=1)] = 500
+    """How often accuracy on held-out rows is measured."""
+    keep: Literal["best", "last"] = "best"
+    """Which weights are written: those of the best measured top-3 accuracy, as the paper has it, or the last."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
+    @model_validator(mode="after")
+    def _steps(self) -> Teaching:
+        if self.warmup_steps >= self.num_steps:
+            raise ValueError(f"warmup_steps ({self.warmup_steps}) must be fewer than num_steps ({self.num_steps})")
+        return self
+
+
+class Acceptance(Section):
+    """How the finished head is tried in decoding on held-out prompts, exact acceptance, a tree of 25 nodes."""
+
+    num_rows: Annotated[int, Field(ge=0)] = 16
+    """0 leaves it out."""
+    max_new_tokens: Annotated[int, Field(ge=2)] = 128
+    """Of a text; an image is always made whole."""
+    temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    guidance_scale: Annotated[float, Field(ge=0.0)] = 1.0
+
+
+class Workers(Section):
+    """Who teaches: one process, or as many under Ray Train. Nothing here changes what is learned, up to rounding."""
+
+    count: Annotated[int, Field(ge=1, le=1024)] = 1
+    num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
+    """Of one worker, as Ray counts them; a single process takes what `target.device` says."""
+    torch_threads: Annotated[int, Field(ge=1)] | None = None
+    max_forward_rows: Annotated[int, Field(ge=1)] = 16
+    """Rows that one worker runs at once; a larger share of a batch is run in parts."""
+    read_ahead_batches: Annotated[int, Field(ge=1, le=64)] = 2
+    """Batches read and decoded while the one before them is learned from."""
+    checkpoint_every_s: Annotated[float, Field(ge=0.0)] = 300.0
+    max_failures: Annotated[int, Field(ge=0)] = 3
+    """How often workers that died are started again, from the last checkpoint."""
+    ray_address: str = "local"
+    """As `job.ray_address` of other jobs; not used with a `count` of 1."""
 
 
 class TrainingOutput(Section):
     """Where the head goes."""
 
     path: str
-    """A local folder, which becomes `model.drafter.path` of a caption job."""
+    """A folder of this machine, or one that all workers share; it becomes `model.drafter.path` of other jobs."""
 
 
 class TrainDrafterJob(Section):
     """A whole training job."""
 
     source: Source
-    prompt: Prompt
-    answer_column: str
+    prompt: Prompt = Prompt(text="")
+    answer_column: str | None = None
     """The column of the text that the target is taught to be guessed on."""
     answer_prefix: str = " "
     """Stands between the rendered prompt and the answer, as the target writes it."""
+    image: ImageTeaching | None = None
+    """In place of `answer_column`: the target makes images."""
     target: Checkpoint
     head: Annotated[EagleHead | MedusaHead, Field(discriminator="kind")] = EagleHead()
     training: Teaching = Teaching()
+    acceptance: Acceptance = Acceptance()
+    workers: Workers = Workers()
     output: TrainingOutput
 
     @field_validator("prompt", mode="before")
     @classmethod
     def _short_prompt(cls, value: Any) -> Any:
         return {"text": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _text_or_image(self) -> TrainDrafterJob:
+        if (self.answer_column is None) == (self.image is None):
+            raise ValueError("give either answer_column, for a target that writes text, or image")
+        if self.image is not None and self.image.condition is not None and not self.prompt.text:
+            raise ValueError("image.condition encodes the prompt, so prompt must name the caption, as in '{caption}'")
+        return self
+
+    def resolved(self) -> dict[str, Any]:
+        """All that decides what is learned, as plain JSON data: not who teaches it, nor on which device."""
+        data = self.model_dump(mode="json")
+        del data["workers"], data["output"]
+        for checkpoint in (data["target"], *(data["image"] or {}).values()):
+            if isinstance(checkpoint, dict):
+                del checkpoint["device"]
+        return data

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from models.checkpoints import CheckpointError, CheckpointRef
@@ -114,6 +114,14 @@ def fingerprint(folder: Path, ref: CheckpointRef) -> str:
                 digest.update(f"{file.name}:{file.stat().st_size}:".encode())
                 digest.update(hashlib.file_digest(stream, "sha256").digest())
     return digest.hexdigest()[:16]
+
+
+def keep_as_safetensors(folder: Path) -> None:
+    """Rewrite a head's weights, saved in the public layout, as safetensors: nothing that is kept needs unpickling."""
+    for file in (*folder.glob("*.bin"), *folder.glob("*.pt")):
+        name = "model" if file.suffix == ".bin" else file.stem
+        save_file(torch.load(file, weights_only=True), folder / f"{name}.safetensors")
+        file.unlink()
 
 
 def expect_shapes(where: str, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:

@@ -37,10 +37,11 @@ _OWN_PROGRESS = re.compile(r"^Progress bars (for operators )?disabled")
 
 
 @contextlib.contextmanager
-def session(job: Job) -> Iterator[None]:
+def session(job: Job, log_to_driver: bool = True) -> Iterator[None]:
     """Have Ray up inside the block: private and local, or joined at `job.ray_address`.
 
-    A Ray that this very process has already initialised is used as it is and left running.
+    With `log_to_driver` what workers print is printed here. A Ray that this very process has already initialised is
+    used as it is and left running.
     """
     import ray
 
@@ -48,13 +49,14 @@ def session(job: Job) -> Iterator[None]:
         _quiet_console()
         yield
         return
-    with _private_local_ray(job) if job.ray_address == "local" else _joined_ray(job.ray_address):
+    is_local = job.ray_address == "local"
+    with _private_local_ray(job, log_to_driver) if is_local else _joined_ray(job.ray_address, log_to_driver):
         _quiet_console()
         yield
 
 
 @contextlib.contextmanager
-def _private_local_ray(job: Job) -> Iterator[None]:
+def _private_local_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
     """Start a Ray of our own: own token, own folder, no dashboard; stop it and delete the folder at the end."""
     import ray
 
@@ -68,6 +70,7 @@ def _private_local_ray(job: Job) -> Iterator[None]:
                 num_cpus=job.num_cpus or max(2, available_cpus()),
                 include_dashboard=False,
                 logging_level=logging.WARNING,
+                log_to_driver=log_to_driver,
                 _temp_dir=str(folder),
                 **_object_store(folder),
             )
@@ -80,14 +83,14 @@ def _private_local_ray(job: Job) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _joined_ray(address: str) -> Iterator[None]:
+def _joined_ray(address: str, log_to_driver: bool) -> Iterator[None]:
     """Join a running cluster; from a checkout, ship the working directory with the job."""
     import ray
 
     runtime_env = None if INSIDE_SUBMITTED_JOB in os.environ else shipped_environment()
     # Empty, so that Ray does not warn of the folders that it leaves out by itself: ours are among `NOT_SHIPPED`.
     with _environment({"RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES": ""}):
-        ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING)
+        ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING, log_to_driver=log_to_driver)
         try:
             yield
         finally:

@@ -14,24 +14,28 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 
 from actors.learner import Learner, load_learner
 from actors.teaching import LESSON_CODES, LessonError, Row, acceptance, accuracy, pace_of
 from configs.load import ConfigError
-from configs.training import TrainDrafterJob
+from configs.training import ImageColumns, TrainDrafterJob
 from decoding import Request, Sampling
 from models.head_files import keep_as_safetensors
 from models.head_training import Reduce, Trainer, alone, key_of
+from models.llamagen.shape import GptShape
 from models.teacher import Lesson
 from pipeline import storage
+from pipeline.conditions import read_features, read_label
 from pipeline.datasource import SpanDatasource
 from pipeline.layout import OutputDir
 from pipeline.manifest import Manifest, freeze
@@ -39,9 +43,9 @@ from pipeline.media import DecodeOptions, decode_table, pixels
 from pipeline.prompts import placeholders
 from pipeline.provenance import code_revision, versions
 from pipeline.row_stream import Draw, Place, RowStream, read_ahead
-from pipeline.rows import ERROR_CODES
+from pipeline.rows import ERROR_CODES, RowError
 
-RUN, CHECKPOINT, LOCK, MADE = "_job/run.json", "_job/checkpoint.pt", "_job/lock", "_job/head"
+RUN, CHECKPOINT, LOCK, MADE, LOG = "_job/run.json", "_job/checkpoint.pt", "_job/lock", "_job/head", "_job/log.txt"
 DONE = "training.json"
 FORMAT = 1
 PROGRESS_INTERVAL_S = 10.0
@@ -150,22 +154,20 @@ def is_held_out(job: TrainDrafterJob, sample_id: str) -> bool:
 
 
 class Run:
-    """What one worker does of one run, in the order of its methods; `say` takes progress lines of the first worker."""
+    """What one worker does of one run, in the order of its methods; the first worker keeps the log."""
 
-    def __init__(
-        self, job: TrainDrafterJob, output: OutputDir, worker: Worker, say: Callable[[str], None] | None = None
-    ) -> None:
+    def __init__(self, job: TrainDrafterJob, output: OutputDir, worker: Worker) -> None:
         if job.workers.torch_threads is not None:
             torch.set_num_threads(job.workers.torch_threads)
         self.job = job
         self.worker = worker
         self._output = output
-        self._say = say or _to_stderr
         self._manifest = freeze_source(job)
         begun = json.loads(Path(output.path(RUN)).read_text(encoding="utf-8"))
         if _describe(self._manifest) != begun["source"]:
             raise ConfigError("source: it is not what it was when the run began")
         self._spans = SpanDatasource(job.source, self._manifest, tuple(placeholders(job.prompt)), job.training.max_rows)
+        self._options = DecodeOptions.of(job.source, self._manifest.root, job.prompt)
         self._options = DecodeOptions.of(job.source, self._manifest.root, job.prompt)
         self.learner: Learner = load_learner(job)
         self.trainer = Trainer(
@@ -181,6 +183,13 @@ class Run:
         self._history: list[dict[str, float]] = []
         self._seconds = 0.0
         self._load()
+
+    def _say(self, line: str) -> None:
+        """Add a line to the log, and show it where nobody follows the log."""
+        with open(self._output.path(LOG), "a", encoding="utf-8") as log:
+            log.write(line + "\n")
+        if self.worker.size == 1:
+            print(line, file=sys.stderr, flush=True)
 
     @property
     def is_first(self) -> bool:
@@ -233,7 +242,7 @@ class Run:
         """Batches with this worker's rows of each, decoded: (ordinal, row, or why there is none)."""
         for draw in stream.draws(self.job.training.batch_rows, self._place):
             own = list(range(self.worker.rank, draw.table.num_rows, self.worker.size))
-            rows = read_rows(draw.table.take(own), self._options, columns_of(self.job))
+            rows = read_rows(draw.table.take(own), self.job, self._options, self.learner.shape)
             yield draw, [(draw.first + number, row) for number, row in zip(own, rows, strict=True)]
 
     def _step(self, draw: Draw, rows: list[tuple[int, Row | str]]) -> float | None:
@@ -277,7 +286,7 @@ class Run:
             ids = table.column("sample_id").to_pylist()
             own = [place for place, sample_id in enumerate(ids) if is_held_out(self.job, sample_id)]
             for place in own[: wanted - len(found) + 64]:
-                (row,) = read_rows(table.slice(place, 1), self._options, columns_of(self.job))
+                (row,) = read_rows(table.slice(place, 1), self.job, self._options, self.learner.shape)
                 if isinstance(row, Row):
                     try:
                         found.append((row, self.learner.lessons.lesson(row, None)))
@@ -415,21 +424,47 @@ class Run:
         Path(self._output.path(CHECKPOINT)).unlink(missing_ok=True)
 
 
-def read_rows(table: pa.Table, options: DecodeOptions, columns: Mapping[str, str]) -> list[Row | str]:
+def read_rows(table: pa.Table, job: TrainDrafterJob, options: DecodeOptions, shape: GptShape | None) -> list[Row | str]:
     """A table out of the read tasks as rows, or in their place the code of what is wrong with them."""
     decoded = decode_table(table, options)
     told = {name: decoded.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")}
-    values = {name: table.column(name).to_pylist() for name in columns}
     images = decoded.column("images").to_pylist()
     rows: list[Row | str] = []
     for place, code in enumerate(told["error_type"]):
         if code:
             rows.append(code)
             continue
-        own = {name: column[place] for name, column in values.items()}
-        rows.append(Row(told["sample_id"][place], json.loads(told["messages"][place]), pixels(images[place]), own))
+        messages = json.loads(told["messages"][place])
+        row = Row(told["sample_id"][place], messages, pixels(images[place]))
+        try:
+            if job.image is None:
+                answer = table.column(job.answer_column)[place].as_py()
+                rows.append(replace(row, answer=None if answer is None else str(answer)))
+            else:
+                assert shape is not None
+                condition = _condition(table, place, job.image.columns, shape)
+                rows.append(replace(row, codes=_codes(table, place, job.image.columns.codes), condition=condition))
+        except RowError as error:
+            rows.append(error.code)
     return rows
 
 
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+def _condition(table: pa.Table, place: int, columns: ImageColumns, shape: GptShape) -> NDArray[np.float32] | int | None:
+    if columns.label is not None:
+        return read_label(table.column(columns.label)[place].as_py(), shape.num_classes)
+    if columns.features is not None:
+        cell = table.column(columns.features)[place]
+        return read_features(cell, columns.features_dtype, shape.condition_dim, shape.num_condition_tokens)
+    return None
+
+
+def _codes(table: pa.Table, place: int, column: str | None) -> NDArray[np.int64] | None:
+    """A row's codes; None for what are no whole numbers. Sources without types give lists as JSON text."""
+    if column is None:
+        return None
+    value = table.column(column)[place].as_py()
+    try:
+        found = np.array(json.loads(value) if isinstance(value, str) else value).reshape(-1)
+    except (TypeError, ValueError):
+        return None
+    return found.astype(np.int64) if found.dtype.kind in "iu" else None

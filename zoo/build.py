@@ -8,20 +8,33 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
-from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
+from models.checkpoints import CheckpointRef
 from models.eagle import save_eagle
-from models.head_training import train_eagle, train_medusa
+from models.head_files import keep_as_safetensors
+from models.head_training import Pace, Trainer, fresh_eagle, fresh_medusa
 from models.medusa import save_medusa
+from models.target import Target
+from models.teacher import Lesson
 from zoo.allocation import keep_memory
-from zoo.pair import ARCHITECTURES, CHECKPOINTS, build_model, build_processor, build_tokenizer, save_model
+from zoo.pair import (
+    ARCHITECTURES,
+    CHECKPOINTS,
+    NUM_VISUAL_TOKENS,
+    build_model,
+    build_processor,
+    build_tokenizer,
+    save_model,
+)
 from zoo.quality import measure_pair, quality_table, write_quality
-from zoo.samples import draw_batches
+from zoo.samples import Batch, draw_batches
 from zoo.sharpen import sharpen_tower
 from zoo.tower import pretrain_tower
 from zoo.train import train_model
@@ -57,6 +70,7 @@ RECIPES = {
 HEADS = {"eagle": 1200, "medusa": 800}
 NUM_MEDUSA_HEADS = 4
 HEAD_BATCH = 32
+HEAD_LR = 1e-3
 SHARPEN_LR = 3e-4
 # The learning rate of the last stage in parts of the second's.
 POLISH_SHARE = 0.2
@@ -102,22 +116,55 @@ def build_one(
 
 def build_head(kind: str, steps: int, tokenizer: PreTrainedTokenizerFast, seed: int, folder: Path) -> None:
     """Train one head on the target that lies in `folder`, and save it beside it."""
-    target = AutoModelForImageTextToText.from_pretrained(folder / "caption_target", dtype=torch.float32).eval()
+    target = Target.load(CheckpointRef(str(folder / "caption_target")), "float32", "cpu")
     samples = draw_batches("train", seed + 7 + list(HEADS).index(kind), HEAD_BATCH, tokenizer)
+    pace = Pace(
+        steps,
+        HEAD_LR,
+        seed,
+        warmup_steps=steps // 10,
+        schedule="cosine",
+        clip="norm",
+        clip_limit=1.0,
+        noise_tokens=None,
+    )
     out = folder / f"caption_{kind}"
     if kind == "eagle":
-        save_eagle(train_eagle(target, samples, steps, seed), out, torch.bfloat16)
+        eagle = fresh_eagle(target, seed)
+        teach_head(Trainer(target, eagle, pace), samples)
+        save_eagle(eagle.network, out, torch.bfloat16)
     else:
-        save_medusa(train_medusa(target, samples, steps, seed, NUM_MEDUSA_HEADS), out, torch.bfloat16)
+        medusa = fresh_medusa(target, seed, NUM_MEDUSA_HEADS)
+        teach_head(Trainer(target, medusa, pace), samples)
+        save_medusa(medusa.heads, out, torch.bfloat16)
     keep_as_safetensors(out)
 
 
-def keep_as_safetensors(folder: Path) -> None:
-    """Rewrite a head's weights, saved in the public layout, as safetensors: nothing that ships needs unpickling."""
-    for file in (*folder.glob("*.bin"), *folder.glob("*.pt")):
-        name = "model" if file.suffix == ".bin" else file.stem
-        save_file(torch.load(file, weights_only=True), folder / f"{name}.safetensors")
-        file.unlink()
+def teach_head(trainer: Trainer, samples: Iterator[Batch]) -> None:
+    """Teach a head batches of conversations, as the job `jobs.train_drafter` does with rows of a source."""
+    total = 0.0
+    for step, batch in enumerate(islice(samples, trainer.pace.num_steps), start=1):
+        lessons = lessons_of(batch, trainer.target)
+        first = (step - 1) * len(lessons)
+        total += trainer.learn(list(enumerate(lessons, start=first))) or 0.0
+        if step % 100 == 0 or step == trainer.pace.num_steps:
+            print(f"step {step}/{trainer.pace.num_steps} loss {total / (step % 100 or 100):.4f}", file=sys.stderr)
+            total = 0.0
+
+
+def lessons_of(batch: Batch, target: Target) -> list[Lesson]:
+    """The conversations of a batch, one by one, without their pads."""
+    lessons, used = [], 0
+    for row, size in enumerate(batch.mask.sum(dim=1).tolist()):
+        ids = batch.ids[row, :size]
+        num_images = int((ids == target.model.config.image_token_id).sum()) // NUM_VISUAL_TOKENS
+        inputs = {"input_ids": ids[None], "attention_mask": torch.ones(1, size, dtype=torch.long)}
+        if num_images:
+            assert batch.pixels is not None
+            inputs["pixel_values"] = batch.pixels[used : used + num_images]
+        used += num_images
+        lessons.append(Lesson(target.prefix(inputs), batch.weights[row, :size] > 0))
+    return lessons
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,7 +13,7 @@ from actors import pair
 from configs.load import ConfigError
 from configs.schema import CaptionJob
 from models.eagle import save_eagle
-from models.head_training import untrained_eagle
+from models.head_training import fresh_eagle
 from models.medusa import MedusaHeads, MedusaShape, save_medusa
 from tests import toys
 from tests.conformance import checks
@@ -24,7 +24,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A toy target, an EAGLE head and four Medusa heads for it."""
     root = tmp_path_factory.mktemp("pair")
     toys.save("llava", root / "target")
-    save_eagle(untrained_eagle(toys.oracle("llava"), 0), root / "eagle")
+    save_eagle(fresh_eagle(toys.target("llava"), 0).network, root / "eagle")
     torch.manual_seed(0)
     save_medusa(MedusaHeads(MedusaShape(4, 1, 32, toys.VOCAB_SIZE)), root / "medusa")
     return root
@@ -61,7 +61,7 @@ def test_a_loaded_pair_with_a_head_gives_the_targets_own_tokens(folders: Path, k
 
 
 def test_the_revision_follows_the_weights(folders: Path, tmp_path: Path) -> None:
-    save_eagle(untrained_eagle(toys.oracle("llava"), 1), tmp_path / "eagle")
+    save_eagle(fresh_eagle(toys.target("llava"), 1).network, tmp_path / "eagle")
     (tmp_path / "target").symlink_to(folders / "target")
     one, other = (pair.check(job(root, "eagle")).revisions for root in (folders, tmp_path))
     assert one["target"] == other["target"]
@@ -69,7 +69,7 @@ def test_the_revision_follows_the_weights(folders: Path, tmp_path: Path) -> None
 
 
 def wide(folder: Path) -> None:
-    network = untrained_eagle(toys.oracle("llava"), 0)
+    network = fresh_eagle(toys.target("llava"), 0).network
     shape = network.shape
     data = {
         "vocab_size": shape.vocab_size,
@@ -82,8 +82,8 @@ def wide(folder: Path) -> None:
 
 def short(folder: Path) -> None:
     data = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
-    shape = untrained_eagle(toys.oracle("llava"), 0).shape
-    save_eagle(type(untrained_eagle(toys.oracle("llava"), 0))(type(shape).of(data, "test")), folder)
+    shape = fresh_eagle(toys.target("llava"), 0).network.shape
+    save_eagle(type(fresh_eagle(toys.target("llava"), 0).network)(type(shape).of(data, "test")), folder)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ The heads are trained for a moment on the toy targets' own texts, so that they a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -21,22 +21,18 @@ from decoding.drafters import EagleDrafter, MedusaDrafter
 from decoding.tree import DraftTree, Verdict
 from decoding.trees import DynamicTree
 from models.eagle import EagleNetwork
-from models.head_training import train_eagle, train_medusa
+from models.head_training import HeadTask, Pace, Trainer, fresh_eagle, fresh_medusa
 from models.lanes import LaneModel, SlotBatch
 from models.medusa import MedusaHeads
 from models.prefix import Prefix
 from models.target import Target
+from models.teacher import Lesson
 from tests import toys
 from tests.conformance import checks
-from zoo.samples import Batch
 
 NUM_HEADS = 4
 PROMPT_TOKENS, TEXT_TOKENS = 6, 24
 TREES: dict[str, Callable[[], TreePolicy]] = checks.TREES | {"dynamic": lambda: DynamicTree(4, 3, 16)}
-
-
-def silent(_line: str) -> None:
-    pass
 
 
 @cache
@@ -57,23 +53,34 @@ def texts(family: str) -> Tensor:
     return out
 
 
-def batches(family: str) -> Iterator[Batch]:
-    """Those texts for ever, sixteen at a time; what the target wrote is to be learned."""
+def teach(target: Target, task: HeadTask, num_steps: int, lr: float) -> None:
+    """Teach a head those texts, sixteen at a time; what the target wrote is to be learned."""
+    wanted = torch.arange(PROMPT_TOKENS + TEXT_TOKENS) >= PROMPT_TOKENS
+    ids = texts(target.name)
+    mask = torch.ones_like(ids[:1])
+    lessons = [Lesson(target.prefix({"input_ids": row[None], "attention_mask": mask}), wanted) for row in ids]
+    pace = Pace(num_steps, lr, warmup_steps=num_steps // 10, schedule="cosine", clip="norm", clip_limit=1.0)
+    trainer = Trainer(target, task, replace(pace, noise_tokens=None))
     generator = torch.Generator().manual_seed(5)
-    while True:
-        ids = texts(family)[torch.randint(0, 192, (16,), generator=generator)]
-        weights = (torch.arange(ids.shape[1]) >= PROMPT_TOKENS).float().expand(ids.shape)
-        yield Batch(ids, weights, torch.ones_like(ids), None)
+    for step in range(num_steps):
+        chosen = torch.randint(0, len(lessons), (16,), generator=generator).tolist()
+        trainer.learn([(16 * step + place, lessons[number]) for place, number in enumerate(chosen)])
 
 
 @cache
 def eagle(family: str) -> EagleNetwork:
-    return train_eagle(toys.oracle(family), batches(family), 150, 0, lr=5e-3, report=silent)
+    target = toys.target(family)
+    task = fresh_eagle(target, 0)
+    teach(target, task, 150, 5e-3)
+    return task.network
 
 
 @cache
 def medusa(family: str) -> MedusaHeads:
-    return train_medusa(toys.oracle(family), batches(family), 100, 0, NUM_HEADS, lr=4e-3, report=silent)
+    target = toys.target(family)
+    task = fresh_medusa(target, 0, NUM_HEADS)
+    teach(target, task, 100, 4e-3)
+    return task.heads
 
 
 def make_drafter(kind: str, target: Target) -> Drafter:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +19,7 @@ from decoding.noise import Noise
 from decoding.sampling import RowSampling
 from decoding.trees import DynamicTree
 from models.cache import RaggedCache
-from models.head_training import untrained_eagle
+from models.head_training import fresh_eagle
 from models.lanes import LaneModel, SlotBatch
 from models.medusa import MedusaHeads, MedusaShape
 from models.prefix import Prefix
@@ -31,10 +30,10 @@ CPU = torch.device("cpu")
 
 
 def make_drafter(kind: str, num_lanes: int) -> Drafter:
-    target = toys.oracle("llama")
+    target = toys.target("llama")
     merge = SingleLane() if num_lanes == 1 else Mean()
     if kind == "eagle":
-        return EagleDrafter(untrained_eagle(target, 0), copy.deepcopy(target.lm_head), num_lanes, merge)
+        return EagleDrafter(fresh_eagle(target, 0).network, target.head, num_lanes, merge)
     torch.manual_seed(0)
     return MedusaDrafter(MedusaHeads(MedusaShape(LEVELS, 1, 32, toys.VOCAB_SIZE)), num_lanes, merge)
 
@@ -71,7 +70,7 @@ def one_step(
     """Draft, grow, judge and commit once against a target that gives zeros."""
     b = root.shape[0]
     ones, zeros = torch.ones(b), torch.zeros(b, dtype=torch.long)
-    rows = RowSampling(ones, zeros, ones, ones, None, True, False, False)
+    rows = RowSampling(ones, zeros, ones, ones, None, True, 0, False)
     noise = StepNoise(Noise(torch.stack([root, root], 1), root), LEVELS + 1, toys.VOCAB_SIZE)
     tree = grow_tree(
         drafter,

@@ -1,0 +1,168 @@
+"""A target with the head that learns from it, loaded for one worker.
+
+The only place that knows which families can be taught and what each needs beside its weights. Knows no rows' files and
+no optimisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from actors.pair import load_target
+from actors.teaching import ImageLessons, Lessons, TextLessons
+from configs.load import ConfigError
+from configs.schema import Weights
+from configs.synthesis import TextEncoder
+from configs.training import ImageTeaching, MedusaHead, TrainDrafterJob
+from models import checkpoints
+from models.checkpoints import CheckpointError, CheckpointRef
+from models.contract import TargetModel
+from models.eagle import save_eagle
+from models.head_training import EagleTask, HeadTask, MedusaTask, fresh_eagle, fresh_medusa
+from models.llamagen import checkpoints as gpt_files
+from models.llamagen.condition import T5Condition, check_t5, load_t5
+from models.llamagen.eagle import image_eagle, image_eagle_shape, save_image_eagle
+from models.llamagen.pictures import square_pixels
+from models.llamagen.shape import GptShape
+from models.llamagen.target import LlamaGenTarget
+from models.llamagen.vq import Vq
+from models.llamagen.vq_files import load_vq, read_vq_shape
+from models.medusa import save_medusa
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What one worker teaches with."""
+
+    target: TargetModel
+    task: HeadTask
+    lessons: Lessons
+    shape: GptShape | None = None
+    """Of targets that make images."""
+
+    def save(self, folder: Path) -> None:
+        """Write the head in the public layout and the target's type."""
+        if isinstance(self.task, MedusaTask):
+            save_medusa(self.task.heads, folder, self.target.dtype)
+            return
+        assert isinstance(self.task, EagleTask)
+        if isinstance(self.target, LlamaGenTarget):
+            save_image_eagle(self.task.network, self.target.gpt.shape, folder, self.target.dtype)
+        else:
+            save_eagle(self.task.network, folder, self.target.dtype)
+
+
+def check_target(job: TrainDrafterJob) -> str:
+    """Look at the job's checkpoints without reading weights; gives the target's revision.
+
+    Raises:
+        ConfigError: one is missing or unreadable, or does not fit the others; names the dotted path.
+    """
+    ref = _ref(job.target)
+    if job.image is None:
+        try:
+            return checkpoints.revision_of(ref, checkpoints.read_config(ref))
+        except CheckpointError as error:
+            raise ConfigError(f"target: {error}") from None
+    try:
+        shape = gpt_files.read_gpt_shape(ref)
+        revision = gpt_files.revision_of(ref)
+    except CheckpointError as error:
+        raise ConfigError(f"target: {error}") from None
+    is_class = job.image.columns.label is not None
+    if is_class != (shape.condition == "class"):
+        needed = "image.columns.label" if shape.condition == "class" else "a prompt or image.columns.features"
+        raise ConfigError(f"target: {job.target.path} is {shape.condition}-conditional, so it is taught with {needed}")
+    if job.image.condition is not None:
+        try:
+            check_t5(_ref(job.image.condition), shape)
+        except CheckpointError as error:
+            raise ConfigError(f"image.condition: {error}") from None
+    if job.image.vq is not None:
+        try:
+            codebook_size = read_vq_shape(_ref(job.image.vq)).codebook_size
+        except CheckpointError as error:
+            raise ConfigError(f"image.vq: {error}") from None
+        if codebook_size != shape.vocab_size:
+            raise ConfigError(f"image.vq: it has {codebook_size} codes, and the target writes {shape.vocab_size}")
+    return revision
+
+
+def load_learner(job: TrainDrafterJob) -> Learner:
+    """Load the target, make a fresh head for it, and what turns rows into lessons.
+
+    Raises:
+        ConfigError: a checkpoint is missing, torn or of an unsupported kind; names the dotted path.
+    """
+    if job.image is None:
+        target = load_target(job.target, "target")
+        return Learner(target, fresh_head(job, target), TextLessons(target, job))
+    return _image_learner(job, job.image)
+
+
+def fresh_head(job: TrainDrafterJob, target: TargetModel) -> HeadTask:
+    """The configured head, untrained, of the target's sizes."""
+    seed = job.training.seed
+    if isinstance(job.head, MedusaHead):
+        return fresh_medusa(target, seed, job.head.num_heads)
+    if isinstance(target, LlamaGenTarget):
+        shape = target.gpt.shape
+        return fresh_eagle(target, seed, lambda: image_eagle(image_eagle_shape(shape), shape))
+    return fresh_eagle(target, seed)
+
+
+def _image_learner(job: TrainDrafterJob, image: ImageTeaching) -> Learner:
+    device = _device(job.target)
+    try:
+        gpt = gpt_files.load_gpt(_ref(job.target), job.target.dtype, device)
+    except CheckpointError as error:
+        raise ConfigError(f"target: {error}") from None
+    encoder = None if image.condition is None else _load_encoder(image.condition, gpt.shape)
+    target = LlamaGenTarget(gpt, encoder, guided=True, name=job.target.path)
+    codes_of = None if image.vq is None else _encoder_of(_load_vq(image.vq), gpt.shape.grid)
+    return Learner(target, fresh_head(job, target), ImageLessons(target, job, codes_of), gpt.shape)
+
+
+def _load_vq(weights: Weights) -> Vq:
+    try:
+        return load_vq(_ref(weights), weights.dtype, _device(weights))
+    except CheckpointError as error:
+        raise ConfigError(f"image.vq: {error}") from None
+
+
+def _load_encoder(encoder: TextEncoder, shape: GptShape) -> T5Condition:
+    try:
+        return load_t5(_ref(encoder), shape, encoder.dtype, _device(encoder), encoder.truncate)
+    except CheckpointError as error:
+        raise ConfigError(f"image.condition: {error}") from None
+
+
+@dataclass(frozen=True)
+class _ImageCodes:
+    """See `actors.teaching.CodesOf`."""
+
+    vq: Vq
+    grid: int
+
+    def __call__(self, image: NDArray[np.uint8]) -> NDArray[np.int64]:
+        pixels = square_pixels(image, self.grid * self.vq.shape.factor)
+        codes: NDArray[np.int64] = self.vq.encode(pixels[None].to(self.vq.codebook.device)).flatten().cpu().numpy()
+        return codes
+
+
+def _encoder_of(vq: Vq, grid: int) -> _ImageCodes:
+    return _ImageCodes(vq, grid)
+
+
+def _ref(weights: Weights) -> CheckpointRef:
+    return CheckpointRef(weights.path, weights.revision, getattr(weights, "allow_remote_code", False))
+
+
+def _device(weights: Weights) -> torch.device:
+    wanted = weights.device
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)
