@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 NUM_PIECE_THREADS = 8
 MAX_MESSAGE_CHARS = 500
+MIN_SPAN_BYTES = 16 * 1024 * 1024
+MAX_EXPANSION = 8
+"""A piece that takes more than so many times `source.span_max_bytes` in memory is cut off: what is in it was packed."""
 
 
 class SpanDatasource(Datasource):  # type: ignore[misc]
@@ -145,10 +148,12 @@ def read_first(
 
 def _file_pieces(manifest: Manifest, span: spans.Span) -> list[FilePiece]:
     listed = _listed(manifest, span)
-    paths, counts = listed["path"].to_pylist(), listed["num_samples"].to_pylist()
+    paths, counts, sizes = (listed[name].to_pylist() for name in ("path", "num_samples", "size_bytes"))
     first = span[0].file
     return [
-        FilePiece(paths[file - first], start, stop, counts[file - first], manifest.entry(file, start))
+        FilePiece(
+            paths[file - first], start, stop, counts[file - first], manifest.entry(file, start), sizes[file - first]
+        )
         for file, start, stop in span
     ]
 
@@ -179,53 +184,46 @@ def read_span(spec: ReadSpec, pieces: list[FilePiece]) -> pa.Table:
             parts = list(pool.map(lambda piece: _read_piece(spec, piece), pieces))
     else:
         parts = [_read_piece(spec, piece) for piece in pieces]
-    schema = rows.read_schema(spec.keep)
-    tables = [schema.empty_table()]
-    seen: set[str] = set()
-    for piece, chunks in zip(pieces, parts, strict=True):
-        for chunk in chunks:
-            tables.append(_table(schema, piece.path, chunk, seen))
-    return pa.concat_tables(tables).combine_chunks()
+    tables = [rows.read_schema(spec.keep).empty_table(), *(table for part in parts for table in part)]
+    return _with_unique_ids(pa.concat_tables(tables).combine_chunks())
 
 
-def _read_piece(spec: ReadSpec, piece: FilePiece) -> list[Chunk]:
-    """The piece's chunks; where reading fails, an error row for every row that is lost.
+def _read_piece(spec: ReadSpec, piece: FilePiece) -> list[pa.Table]:
+    """The piece's rows; where reading fails, an error row for every row that is lost.
 
     Where nobody knows how many those are, one row stands for everything from there on.
     """
-    chunks: list[Chunk] = []
+    schema = rows.read_schema(spec.keep)
+    tables: list[pa.Table] = []
+    next_row = piece.start
+    max_bytes = max(MAX_EXPANSION * max(spec.source.span_max_bytes, MIN_SPAN_BYTES), 2 * piece.size_bytes)
+    num_bytes = 0
     try:
-        filesystem, spec = _opened(spec)
-        chunks.extend(kind_of(spec.source.kind).read(filesystem, spec, piece))
+        filesystem, opened = _opened(spec)
+        for chunk in kind_of(spec.source.kind).read(filesystem, opened, piece):
+            table = _table(schema, piece, chunk)
+            num_bytes += table.nbytes
+            if num_bytes > max_bytes:
+                raise ValueError(f"what has been read of it takes more than {max_bytes} bytes")
+            tables.append(table)
+            next_row = chunk.samples[-1].row_index + 1 if chunk.samples else next_row
     except Exception as error:  # decoders of damaged files raise what they like; the row says what it was
-        first = chunks[-1].samples[-1].row_index + 1 if chunks and chunks[-1].samples else piece.start
         known = piece.num_samples if piece.stop is None else piece.stop
-        message = f"{piece.path}: cannot be read from row {first} on: {storage.reason_of(error)}"
+        message = f"{piece.path}: cannot be read from row {next_row} on: {storage.reason_of(error)}"
         broken = RowError("broken_shard", message)
-        lost = range(first, first + 1 if known is None else known)
+        lost = range(next_row, next_row + 1 if known is None else known)
         samples = [Sample(row_index, fields=dict.fromkeys(spec.fields), error=broken) for row_index in lost]
-        chunks.append(Chunk(samples, [pa.nulls(len(samples), field.type) for field in spec.keep]))
-    return chunks
+        chunk = Chunk(samples, [pa.nulls(len(samples), field.type) for field in spec.keep])
+        tables.append(_table(schema, piece, chunk))
+    return tables
 
 
-def _table(schema: pa.Schema, path: str, chunk: Chunk, seen: set[str]) -> pa.Table:
-    """One chunk as a table; `seen` are the span's own ids so far."""
-    ids: list[str] = []
-    errors: list[RowError | None] = []
-    for sample in chunk.samples:
-        error = sample.error
-        own_id = sample.own_id
-        if own_id is not None and own_id in seen:
-            error = error or RowError("duplicate_id", f"the id {own_id[:100]!r} is there twice")
-            own_id = None
-        if own_id is not None:
-            seen.add(own_id)
-        ids.append(f"{path}#{sample.row_index}" if own_id is None else own_id)
-        errors.append(error)
-    samples = chunk.samples
+def _table(schema: pa.Schema, piece: FilePiece, chunk: Chunk) -> pa.Table:
+    """One chunk as a table."""
+    samples, errors = chunk.samples, [sample.error for sample in chunk.samples]
     columns: list[Any] = [
-        pa.array(ids, pa.string()),
-        pa.array([path] * len(samples), pa.string()),
+        pa.array([sample.own_id or path_id(piece.path, sample.row_index) for sample in samples], pa.string()),
+        pa.array([piece.path] * len(samples), pa.string()),
         pa.array([sample.row_index for sample in samples], pa.int64()),
         pa.array(
             [_cell(sample) if error is None else [] for sample, error in zip(samples, errors, strict=True)],
@@ -237,6 +235,35 @@ def _table(schema: pa.Schema, path: str, chunk: Chunk, seen: set[str]) -> pa.Tab
         *chunk.keep,
     ]
     return pa.table(columns, schema=schema)
+
+
+def path_id(path: str, row_index: int) -> str:
+    """The id of a sample that has none of its own."""
+    return f"{path}#{row_index}"
+
+
+def _with_unique_ids(table: pa.Table) -> pa.Table:
+    """The table; a row whose id an earlier row has is named by its path and is an error."""
+    ids = table["sample_id"].to_pylist()
+    if len(set(ids)) == len(ids):
+        return table
+    codes, messages, cells = (table[name].to_pylist() for name in ("error_type", "error_message", "images"))
+    paths, row_indices = table["source"].to_pylist(), table["row_index"].to_pylist()
+    seen: set[str] = set()
+    for index, own_id in enumerate(ids):
+        if own_id in seen:
+            ids[index] = path_id(paths[index], row_indices[index])
+            while ids[index] in seen:  # an id of the user's own that looks like one of ours
+                ids[index] += "#"
+            if not codes[index]:
+                error = RowError("duplicate_id", f"the id {own_id[:100]!r} is there twice")
+                codes[index], messages[index], cells[index] = error.code, _message(error), []
+        seen.add(ids[index])
+    for name, values in (("sample_id", ids), ("error_type", codes), ("error_message", messages), ("images", cells)):
+        place = table.schema.get_field_index(name)
+        field = table.schema.field(place)
+        table = table.set_column(place, field, pa.array(values, field.type))
+    return table
 
 
 def _cell(sample: Sample) -> list[dict[str, bytes | str]]:

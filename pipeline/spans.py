@@ -18,6 +18,9 @@ import pyarrow as pa
 ASSUMED_SAMPLE_BYTES = 32 * 1024
 """What a sample is taken to weigh when small files of unknown count are grouped."""
 
+GROUP_ROWS_FACTOR = 64
+"""A row group within the bytes of a span is left whole up to so many times the rows of one."""
+
 TO_THE_END = -1
 
 
@@ -88,15 +91,20 @@ class _Writer:
 def _cut(
     group_rows: list[int], group_bytes: list[int], max_rows: int, max_bytes: int
 ) -> Iterator[tuple[int, int, int]]:
-    """(start row, stop row, bytes) of the pieces of one big file."""
+    """(start row, stop row, bytes) of the pieces of one big file.
+
+    A group is cut inside for its bytes, and for its rows only where they are very many: the later parts of a group cost
+    reading the earlier ones.
+    """
     start = num_rows = num_bytes = 0
+    most_rows = GROUP_ROWS_FACTOR * max_rows
     for rows, size in zip(group_rows, group_bytes, strict=True):
         too_big = rows > max_rows or size > max_bytes
         if num_rows and (too_big or num_rows + rows > max_rows or num_bytes + size > max_bytes):
             yield start, start + num_rows, num_bytes
             start, num_rows, num_bytes = start + num_rows, 0, 0
         if too_big:
-            num_parts = min(rows, max(-(-rows // max_rows), -(-size // max_bytes)))
+            num_parts = min(rows, max(-(-rows // most_rows), -(-size // max_bytes)))
             bounds = [start + rows * part // num_parts for part in range(num_parts + 1)]
             for low, high in pairwise(bounds):
                 yield low, high, size // num_parts

@@ -19,6 +19,15 @@ def is_bytes(kind: pa.DataType) -> bool:
     )
 
 
+def holds_bytes(kind: pa.DataType) -> bool:
+    """Bytes, or something with bytes in it."""
+    if is_list(kind):
+        return holds_bytes(kind.value_type)
+    if pt.is_struct(kind):
+        return any(holds_bytes(kind.field(index).type) for index in range(kind.num_fields))
+    return is_bytes(unpacked(kind))
+
+
 def is_text(kind: pa.DataType) -> bool:
     """Any of Arrow's string types."""
     return any(is_kind(kind) for is_kind in (pt.is_string, pt.is_large_string, pt.is_string_view))

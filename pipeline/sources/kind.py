@@ -110,6 +110,7 @@ class FilePiece:
     stop: int | None = None
     num_samples: int | None = None
     entry: Entry = field(default=Entry())
+    size_bytes: int = 0
 
 
 @dataclass

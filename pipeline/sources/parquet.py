@@ -1,27 +1,35 @@
 """The source kind `parquet`: one row is one sample; images as bytes, URIs, `struct<bytes, path>`, or lists of those.
 
-Reads footers for the survey and only the needed columns for samples. Knows nothing of pixels.
+Reads footers for the survey and only the needed columns for samples, page by page. A row group that is cut into slices
+is not read from its beginning for each of them: a process goes on where it left it. Knows nothing of pixels.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pyarrow.types as pt
 
 from pipeline import storage
-from pipeline.rows import RowError
 from pipeline.sources import columns
-from pipeline.sources.cells import add_images
-from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, no_row_groups, resolve_id
+from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, no_row_groups
+from pipeline.sources.tables import KeptTypes, chunk_of, needed_columns
 
 NUM_FOOTER_THREADS = 16
 BATCH_ROWS = 128
-"""Rows decoded at a time: bounds memory beside the table that is being built."""
+"""Most rows decoded at a time: bounds memory beside the table that is being built."""
+BATCH_BYTES = 64 * 1024 * 1024
+"""What a batch may come to where every row of it holds the largest value of its row group."""
+BUFFER_BYTES = 4 * 1024 * 1024
+"""Read at a time of each column, rather than all of it."""
+MAX_ROWS_PER_BYTE = 1000
+"""A footer that claims more rows than this for each byte of its file is taken for damaged."""
+SUSPICIOUS_RATIO = 50
+"""Pages that grow more than this may hold one large value many times."""
 
 
 # --- before reading ------------------------------------------------------------------------------------------------
@@ -31,9 +39,23 @@ def _footer(filesystem: Any, path: str) -> tuple[pq.FileMetaData, pa.Schema] | N
     """Metadata and Arrow schema, or None for a file that cannot be read: its read task will say why."""
     try:
         with storage.open_file(filesystem, path) as file, pq.ParquetFile(file) as parquet:
+            check_footer(parquet.metadata, storage.size_of(file))
             return parquet.metadata, parquet.schema_arrow
     except Exception:  # a damaged footer raises whatever the decoder met
         return None
+
+
+def check_footer(metadata: pq.FileMetaData, size_bytes: int) -> None:
+    """Refuse a footer whose numbers make no sense.
+
+    Raises:
+        ValueError: they do not.
+    """
+    rows = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+    if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
+        raise ValueError(f"the footer promises {metadata.num_rows} rows, and its row groups {sum(rows)}")
+    if metadata.num_rows > MAX_ROWS_PER_BYTE * size_bytes:
+        raise ValueError(f"the footer promises {metadata.num_rows} rows in a file of {size_bytes} bytes")
 
 
 def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> Survey:
@@ -45,8 +67,7 @@ def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> 
     num_samples: list[int | None] = []
     group_rows: list[list[int]] = []
     group_bytes: list[list[int]] = []
-    keep: dict[str, pa.Field] = {}
-    checked: list[pa.Schema] = []
+    kept = KeptTypes(needs)
     names = paths.to_pylist()
     with ThreadPoolExecutor(NUM_FOOTER_THREADS) as pool:
         footers = pool.map(lambda path: _footer(filesystem, storage.join(root, path)), names)
@@ -61,21 +82,13 @@ def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> 
             num_samples.append(metadata.num_rows)
             group_rows.append([group.num_rows for group in groups])
             group_bytes.append([max(0, group.total_byte_size) for group in groups])
-            if any(schema.equals(known) for known in checked):
-                continue
-            checked.append(schema)
-            needs.require(schema.names, path)
-            columns.check(schema, needs, path)
-            for name in needs.keep:
-                found = pa.field(name, columns.unpacked(schema.field(name).type))
-                keep[name] = columns.unify(keep[name], found, path) if name in keep else found
-    fields = [pa.field(name, columns.plain(keep[name].type) if name in keep else pa.string()) for name in needs.keep]
+            kept.add(schema, path)
     integers = pa.list_(pa.int64())
     return Survey(
         pa.array(num_samples, pa.int64()),
         pa.array(group_rows, integers),
         pa.array(group_bytes, integers),
-        pa.schema(fields),
+        kept.schema,
         no_row_groups(len(names)),
     )
 
@@ -89,123 +102,154 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     Raises:
         Exception: the file is damaged or no longer the one that the manifest lists.
     """
-    needs = Needs(spec.source, dict.fromkeys(spec.fields, ""), tuple(spec.keep.names))
-    names = list(needs.columns())
+    names = needed_columns(spec)
     path = storage.join(spec.root, piece.path)
-    # Without checksums a flipped byte inside a compressed page can pass as other values.
-    with storage.open_file(filesystem, path) as file, pq.ParquetFile(file, page_checksum_verification=True) as parquet:
-        num_rows = parquet.metadata.num_rows
-        if piece.num_samples is not None and num_rows != piece.num_samples:
-            raise ValueError(f"the file has {num_rows} rows and had {piece.num_samples} when the job began")
-        stop = num_rows if piece.stop is None else piece.stop
-        if not names:
-            yield Chunk([Sample(index) for index in range(piece.start, stop)], [])
-            return
-        groups, skip = _groups_between(parquet.metadata, piece.start, stop)
-        position = piece.start - skip
-        for batch in parquet.iter_batches(BATCH_ROWS, row_groups=groups, columns=names, use_threads=False):
-            low, high = max(piece.start - position, 0), min(stop - position, batch.num_rows)
+    key = (spec.root, piece.path, piece.num_samples, tuple(names))
+    rows = _LEFT.take(key, piece.start) or RowsOfFile(filesystem, path, names, piece)
+    try:
+        stop = rows.num_rows if piece.stop is None else piece.stop
+        if rows.names:
+            for first, batch in rows.until(stop):
+                yield chunk_of(spec, piece.path, batch, first)
+        else:
+            for first in range(piece.start, stop, BATCH_ROWS):
+                yield Chunk([Sample(index) for index in range(first, min(first + BATCH_ROWS, stop))], [])
+    except BaseException:
+        rows.close()
+        raise
+    if rows.in_a_group:
+        _LEFT.leave(key, rows)
+    else:
+        rows.close()
+
+
+class RowsOfFile:
+    """The needed columns of a file from one row on, batch by batch; can be left and gone on with."""
+
+    def __init__(self, filesystem: Any, path: str, names: list[str], piece: FilePiece) -> None:
+        self._file = storage.open_file(filesystem, path)
+        self._parquet: pq.ParquetFile | None = None
+        try:
+            # Without checksums a flipped byte inside a compressed page can pass as other values.
+            self._parquet = pq.ParquetFile(self._file, page_checksum_verification=True, buffer_size=BUFFER_BYTES)
+            metadata = self._parquet.metadata
+            check_footer(metadata, storage.size_of(self._file))
+            self.num_rows: int = metadata.num_rows
+            if piece.num_samples is not None and self.num_rows != piece.num_samples:
+                raise ValueError(f"the file has {self.num_rows} rows and had {piece.num_samples} when the job began")
+            self.names = [name for name in names if name in self._parquet.schema_arrow.names]
+            self._starts, position = [], 0
+            for index in range(metadata.num_row_groups):
+                self._starts.append(position)
+                position += metadata.row_group(index).num_rows
+            first = max((index for index, start in enumerate(self._starts) if start <= piece.start), default=0)
+            groups = list(range(first, metadata.num_row_groups))
+            self._position = self._starts[first] if self._starts else 0
+            self._rest: pa.RecordBatch | None = None
+            self._skip = piece.start
+            self._batches = self._parquet.iter_batches(
+                batch_rows(metadata, groups, self.names, self._parquet.schema_arrow),
+                row_groups=groups,
+                columns=self.names,
+                use_threads=False,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def position(self) -> int:
+        """The next row."""
+        return max(self._position, self._skip)
+
+    @property
+    def in_a_group(self) -> bool:
+        """Whether the next row lies inside a row group and not at the beginning of one."""
+        return self.position < self.num_rows and self.position not in self._starts
+
+    def until(self, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """(first row, batch) of the rows from where it stands up to `stop`.
+
+        Raises:
+            ValueError: the file ends before.
+        """
+        while self._position < stop:
+            batch = self._rest if self._rest is not None else next(self._batches, None)
+            self._rest = None
+            if batch is None:
+                raise ValueError(f"the file ends at row {self._position} although its footer promises {self.num_rows}")
+            low, high = max(self._skip - self._position, 0), min(stop - self._position, batch.num_rows)
+            first = self._position + low
+            if high < batch.num_rows:
+                self._rest = batch.slice(high)
+            self._position += high
             if low < high:
-                yield _chunk(spec, batch.slice(low, high - low), position + low)
-            position += batch.num_rows
-            if position >= stop:
-                break
-        if position < stop:
-            raise ValueError(f"the file ends at row {position} although its footer promises {num_rows}")
+                yield first, batch.slice(low, high - low)
+
+    def skip_to(self, row: int) -> None:
+        """Leave out the rows before this one."""
+        self._skip = row
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._parquet is not None:
+            self._parquet.close()
+        self._file.close()
 
 
-def _groups_between(metadata: pq.FileMetaData, start: int, stop: int) -> tuple[list[int], int]:
-    """The row groups that hold rows `start` to `stop`, and how many rows of the first lie before `start`."""
-    groups: list[int] = []
-    skip = position = 0
-    for index in range(metadata.num_row_groups):
-        end = position + metadata.row_group(index).num_rows
-        if position < stop and end > start:
-            if not groups:
-                skip = start - position
-            groups.append(index)
-        position = end
-    return groups, skip
+def batch_rows(metadata: pq.FileMetaData, groups: list[int], names: list[str], schema: pa.Schema) -> int:
+    """How many rows to decode at a time.
+
+    A dictionary may hold one huge value that every row names: then, and always for bytes, the batch is so small that it
+    stays within `BATCH_BYTES` even so.
+    """
+    found = BATCH_ROWS
+    binary = {name for name in names if columns.holds_bytes(schema.field(name).type)}
+    for group in (metadata.row_group(index) for index in groups):
+        for index in range(group.num_columns):
+            column = group.column(index)
+            name = column.path_in_schema.partition(".")[0]
+            if name not in names or column.physical_type != "BYTE_ARRAY" or not column.has_dictionary_page:
+                continue
+            size = max(1, column.total_uncompressed_size)
+            if name in binary or size > SUSPICIOUS_RATIO * max(1, column.total_compressed_size):
+                found = min(found, max(1, BATCH_BYTES // size))
+    return found
 
 
-def invalid_rows(values: pa.Array) -> set[int]:
-    """The rows whose values break Arrow's own rules, in practice text that is not UTF-8."""
-    try:
-        values.validate(full=True)
-    except pa.ArrowInvalid:
-        return {index for index in range(len(values)) if not _is_valid(values.slice(index, 1))}
-    return set()
+class _LeftOpen:
+    """The one reader that this process left inside a row group, for the next slice of it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._key: tuple[Any, ...] | None = None
+        self._rows: RowsOfFile | None = None
+
+    def take(self, key: tuple[Any, ...], row: int) -> RowsOfFile | None:
+        """The reader, if it is of this file and has not passed the row."""
+        with self._lock:
+            if self._rows is None or self._key != key or self._rows.position > row:
+                return None
+            rows, self._rows = self._rows, None
+        rows.skip_to(row)
+        return rows
+
+    def leave(self, key: tuple[Any, ...], rows: RowsOfFile) -> None:
+        """Keep this one, and close the one before."""
+        with self._lock:
+            before, self._key, self._rows = self._rows, key, rows
+        if before is not None:
+            before.close()
+
+    def close(self) -> None:
+        """Close what is open."""
+        with self._lock:
+            rows, self._rows = self._rows, None
+        if rows is not None:
+            rows.close()
 
 
-def _is_valid(values: pa.Array) -> bool:
-    try:
-        # A slice shares its parents' buffers: only a copy is judged by its own rows.
-        pa.concat_arrays([values, values.slice(0, 0)]).validate(full=True)
-    except pa.ArrowInvalid:
-        return False
-    return True
-
-
-def _chunk(spec: ReadSpec, batch: pa.RecordBatch, first_index: int) -> Chunk:
-    samples = [Sample(first_index + offset) for offset in range(batch.num_rows)]
-
-    def column(name: str) -> pa.Array:
-        values: pa.Array = batch.column(batch.schema.get_field_index(name))
-        return values.dictionary_decode() if pt.is_dictionary(values.type) else values
-
-    def usable(name: str) -> tuple[pa.Array, set[int]]:
-        values = column(name)
-        invalid = invalid_rows(values)
-        for offset in invalid:
-            if samples[offset].error is None:
-                message = f"the column {name!r} holds text that is not valid UTF-8"
-                samples[offset].error = RowError("invalid_value", message)
-        return values, invalid
-
-    id_column = spec.source.id_column
-    if id_column is not None:
-        values, invalid = usable(id_column)
-        for offset, sample in enumerate(samples):
-            if offset not in invalid:
-                try:
-                    sample.own_id = resolve_id(_value(values, offset, id_column), id_column)
-                except RowError as error:
-                    sample.error = error
-    for name in spec.fields:
-        values, invalid = usable(name)
-        for offset, sample in enumerate(samples):
-            try:
-                sample.fields[name] = None if offset in invalid else plain_value(_value(values, offset, name))
-            except RowError as error:
-                sample.error = sample.error or error
-    keep: list[pa.Array] = []
-    for field in spec.keep:
-        values, invalid = usable(field.name)
-        if invalid:
-            values = values.take(pa.array([None if row in invalid else row for row in range(len(values))], pa.int64()))
-        keep.append(values.cast(field.type))
-    if spec.source.columns.image is not None:
-        images, _ = usable(spec.source.columns.image)
-        add_images(spec, samples, lambda offset: images[offset].as_py())
-    return Chunk(samples, keep)
-
-
-def _value(values: pa.Array, offset: int, name: str) -> Any:
-    try:
-        return values[offset].as_py()
-    except (ValueError, OverflowError, ArithmeticError) as error:
-        raise RowError("invalid_value", f"the column {name!r} holds a value out of range: {error}") from None
-
-
-def plain_value(value: Any) -> Any:
-    """A column's value as JSON data: dates, decimals and the like as text."""
-    if value is None or isinstance(value, str | bool | int | float):
-        return value
-    if isinstance(value, dict):
-        return {str(key): plain_value(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_value(part) for part in value]
-    return value.hex() if isinstance(value, bytes) else str(value)
+_LEFT = _LeftOpen()
 
 
 def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:

@@ -46,14 +46,21 @@ def test_a_big_parquet_file_is_cut_at_its_row_groups() -> None:
     assert list(planned) == [(Piece(0, 0, 8),), (Piece(0, 8, 12),)]
 
 
-def test_a_row_group_that_is_too_big_is_cut_evenly_inside() -> None:
-    planned = spans.plan(files_table([parquet(2, 9, 1)]), max_rows=4, max_bytes=10_000)
+def test_a_row_group_with_too_many_bytes_is_cut_evenly_inside() -> None:
+    planned = spans.plan(files_table([parquet(2, 9, 1)]), max_rows=100, max_bytes=40)
     assert list(planned) == [
         (Piece(0, 0, 2),),
         (Piece(0, 2, 5),),
         (Piece(0, 5, 8),),
         (Piece(0, 8, 11), Piece(0, 11, 12)),
     ]
+
+
+def test_a_row_group_with_many_small_rows_is_not_cut_because_its_parts_cost_reading_it_again() -> None:
+    planned = spans.plan(files_table([parquet(2, 9, 1)]), max_rows=4, max_bytes=10_000)
+    assert list(planned) == [(Piece(0, 0, 2),), (Piece(0, 2, 11),), (Piece(0, 11, 12),)]
+    planned = spans.plan(files_table([parquet(100, 5)]), max_rows=1, max_bytes=10_000)
+    assert [(piece.start, piece.stop) for (piece,) in planned][:3] == [(0, 50), (50, 100), (100, 105)]
 
 
 def test_a_large_tar_is_one_span_and_small_ones_are_grouped() -> None:
@@ -102,7 +109,8 @@ def test_every_row_is_in_exactly_one_span_and_in_order(files, max_rows, max_byte
     planned = spans.plan(files_table(files), max_rows, max_bytes)
     expected = [(file, row) for file, count in enumerate(counts) for row in range(count)]
     assert rows_of(planned, counts) == expected
-    assert all(len(rows_of([span], counts)) <= max_rows for span in planned)
+    most = max(rows for _, _, groups in files for rows in [1, *groups])
+    assert all(len(rows_of([span], counts)) <= max(max_rows, most) for span in planned)
     assert list(spans.plan(files_table(files), max_rows, max_bytes)) == list(planned)
 
 

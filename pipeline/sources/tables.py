@@ -1,0 +1,140 @@
+"""Rows of Arrow tables as samples: ids, prompt values, kept columns with their own types, image cells.
+
+For every kind whose files hold typed columns. Knows Arrow and the job's needs; no file format.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from pipeline.rows import RowError
+from pipeline.sources import columns
+from pipeline.sources.cells import add_images
+from pipeline.sources.kind import Chunk, Needs, ReadSpec, Sample, resolve_id
+from pipeline.sources.partitions import partition_values
+
+
+class KeptTypes:
+    """The types of kept columns over all files, and the check of every schema that comes by."""
+
+    def __init__(self, needs: Needs) -> None:
+        self._needs = needs
+        self._checked: list[tuple[pa.Schema, tuple[str, ...]]] = []
+        self._keep: dict[str, pa.Field] = {}
+
+    def add(self, schema: pa.Schema, path: str) -> None:
+        """Take one file's schema into account.
+
+        Raises:
+            ConfigError: a needed column is missing, is of an unusable type, or has another type than in earlier files.
+        """
+        partitions = tuple(name for name in partition_values(path) if name not in schema.names)
+        if any(schema.equals(known) and partitions == names for known, names in self._checked):
+            return
+        self._checked.append((schema, partitions))
+        for name in partitions:
+            schema = schema.append(pa.field(name, pa.string()))
+        self._needs.require(schema.names, path)
+        columns.check(schema, self._needs, path)
+        for name in self._needs.keep:
+            found = pa.field(name, columns.unpacked(schema.field(name).type))
+            self._keep[name] = columns.unify(self._keep[name], found, path) if name in self._keep else found
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the kept columns; one of which no file could be read is text."""
+        kinds = {name: columns.plain(field.type) for name, field in self._keep.items()}
+        return pa.schema([pa.field(name, kinds.get(name, pa.string())) for name in self._needs.keep])
+
+
+def needed_columns(spec: ReadSpec) -> list[str]:
+    """The columns that a read task reads."""
+    return list(Needs(spec.source, dict.fromkeys(spec.fields, ""), tuple(spec.keep.names)).columns())
+
+
+def chunk_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int) -> Chunk:
+    """The rows of a batch, which holds the needed columns that are not in the file's path."""
+    samples = [Sample(first_index + offset) for offset in range(batch.num_rows)]
+    partitions = partition_values(path)
+
+    def column(name: str) -> pa.Array:
+        index = batch.schema.get_field_index(name)
+        if index < 0:
+            return pa.array([partitions[name]] * batch.num_rows, pa.string())
+        values: pa.Array = batch.column(index)
+        return values.dictionary_decode() if pt.is_dictionary(values.type) else values
+
+    def usable(name: str) -> tuple[pa.Array, set[int]]:
+        values = column(name)
+        invalid = invalid_rows(values)
+        for offset in invalid:
+            if samples[offset].error is None:
+                message = f"the column {name!r} holds text that is not valid UTF-8"
+                samples[offset].error = RowError("invalid_value", message)
+        return values, invalid
+
+    id_column = spec.source.id_column
+    if id_column is not None:
+        values, invalid = usable(id_column)
+        for offset, sample in enumerate(samples):
+            if offset not in invalid:
+                try:
+                    sample.own_id = resolve_id(_value(values, offset, id_column), id_column)
+                except RowError as error:
+                    sample.error = error
+    for name in spec.fields:
+        values, invalid = usable(name)
+        for offset, sample in enumerate(samples):
+            try:
+                sample.fields[name] = None if offset in invalid else plain_value(_value(values, offset, name))
+            except RowError as error:
+                sample.error = sample.error or error
+    keep: list[pa.Array] = []
+    for field in spec.keep:
+        values, invalid = usable(field.name)
+        if invalid:
+            values = values.take(pa.array([None if row in invalid else row for row in range(len(values))], pa.int64()))
+        keep.append(values.cast(field.type))
+    if spec.source.columns.image is not None:
+        images, _ = usable(spec.source.columns.image)
+        add_images(spec, samples, lambda offset: images[offset].as_py())
+    return Chunk(samples, keep)
+
+
+def invalid_rows(values: pa.Array) -> set[int]:
+    """The rows whose values break Arrow's own rules, in practice text that is not UTF-8."""
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        return {index for index in range(len(values)) if not _is_valid(values.slice(index, 1))}
+    return set()
+
+
+def _is_valid(values: pa.Array) -> bool:
+    try:
+        # A slice shares its parents' buffers: only a copy is judged by its own rows.
+        pa.concat_arrays([values, values.slice(0, 0)]).validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _value(values: pa.Array, offset: int, name: str) -> Any:
+    try:
+        return values[offset].as_py()
+    except (ValueError, OverflowError, ArithmeticError) as error:
+        raise RowError("invalid_value", f"the column {name!r} holds a value out of range: {error}") from None
+
+
+def plain_value(value: Any) -> Any:
+    """A column's value as JSON data: dates, decimals and the like as text."""
+    if value is None or isinstance(value, str | bool | int | float):
+        return value
+    if isinstance(value, dict):
+        return {str(key): plain_value(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(part) for part in value]
+    return value.hex() if isinstance(value, bytes) else str(value)
