@@ -83,6 +83,11 @@ class Source(Section):
     max_side_px: Annotated[int, Field(ge=16)] | None = None
     """Images with a longer side are shrunk to it after decoding, before they travel to the actor."""
 
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """`path` as a list."""
+        return (self.path,) if isinstance(self.path, str) else self.path
+
 
 class Message(Section):
     """One turn of the conversation; `text` may hold `{column}` placeholders."""
