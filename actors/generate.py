@@ -20,6 +20,7 @@ from actors.engine_thread import EngineThread, SteppedEngine
 from actors.results import Stamp, Tally, counts, failed, method_values, result_table, torch_threads
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request, Sampling
+from models.clip import Clip
 
 
 class Pair(Protocol):
@@ -94,7 +95,7 @@ class Generate:
         requests: dict[int, Request] = {}
         completions: dict[int, Completion] = {}
         columns = {name: table.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")}
-        images = table.column("images")
+        images, videos = table.column("images"), table.column("videos")
         for index, sample_id in enumerate(columns["sample_id"]):
             if columns["error_type"][index]:
                 continue
@@ -108,6 +109,7 @@ class Generate:
                 sample_id=sample_id,
                 prompt=prompt,
                 images=rgb_images(images[index]),
+                videos=clips(videos[index]),
                 sampling=self._sampling,
                 seed=self._config.job.seed,
             )
@@ -159,3 +161,15 @@ def rgb_images(cell: pa.ListScalar) -> tuple[np.ndarray[Any, np.dtype[np.uint8]]
         shape = (image["height"].as_py(), image["width"].as_py(), 3)
         images.append(np.frombuffer(image["rgb"].as_buffer(), dtype=np.uint8).reshape(shape).copy())
     return tuple(images)
+
+
+def clips(cell: pa.ListScalar) -> tuple[Clip, ...]:
+    """The clips of one row, each with frames uint8 (T, height, width, 3); copies as well."""
+    if cell.values is None:
+        return ()
+    made = []
+    for clip in cell.values:
+        shape = (clip["num_frames"].as_py(), clip["height"].as_py(), clip["width"].as_py(), 3)
+        frames = np.frombuffer(clip["rgb"].as_buffer(), dtype=np.uint8).reshape(shape).copy()
+        made.append(Clip(frames, tuple(clip["timestamps_s"].as_py()), clip["fps"].as_py()))
+    return tuple(made)

@@ -15,6 +15,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from configs.drafters import EagleDrafter, MedusaDrafter
 from configs.method import Method, ModelDrafter, NoDrafter
 from configs.section import Section
+from configs.video import Video
 
 # --- source and prompt ---------------------------------------------------------------------------------------------
 
@@ -38,6 +39,8 @@ class SourceColumns(Section):
 
     image: str | None = None
     """Encoded bytes, URIs, `struct<bytes, path>`, or lists of those. Tars: by extension."""
+    video: str | None = None
+    """The same for videos."""
 
 
 URI_SCHEMES = ("file", "data", "http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf")
@@ -65,7 +68,7 @@ class Fetch(Section):
 class Source(Section):
     """Where samples come from."""
 
-    kind: Literal["parquet", "images", "webdataset", "jsonl", "csv", "text"]
+    kind: Literal["parquet", "images", "webdataset", "jsonl", "csv", "text", "videos"]
     path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], AfterValidator(_without_credentials)]
     """A file, a folder or a glob, or a list of those in one store; any fsspec URL."""
     columns: SourceColumns = SourceColumns()
@@ -81,7 +84,8 @@ class Source(Section):
     max_image_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
     max_image_pixels: Annotated[int, Field(ge=1)] = 64_000_000
     max_side_px: Annotated[int, Field(ge=16)] | None = None
-    """Images with a longer side are shrunk to it after decoding, before they travel to the actor."""
+    """Images and frames with a longer side are shrunk to it, before they travel to the actor."""
+    video: Video = Video()
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -228,6 +228,10 @@ def _table(schema: pa.Schema, piece: FilePiece, chunk: Chunk) -> pa.Table:
         pa.array(
             [_cell(sample) if error is None else [] for sample, error in zip(samples, errors, strict=True)],
             rows.ENCODED_IMAGES,
+        ),
+        pa.array(
+            [[asdict(ref) for ref in sample.videos] if error is None else [] for sample, error in zip(samples, errors)],
+            rows.ENCODED_VIDEOS,
         ),
         pa.array([json.dumps(sample.fields) for sample in samples], pa.string()),
         pa.array(["" if error is None else error.code for error in errors], pa.string()),

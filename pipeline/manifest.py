@@ -120,8 +120,9 @@ def needs_of(source: Source, prompt: Prompt, keep_columns: Sequence[str] | Mappi
         raise ConfigError(f"sink.keep_columns: {name!r} is a column of the output itself; rename it in the source")
     if len({name.lower() for name in keep_columns}) != len(keep_columns):
         raise ConfigError("sink.keep_columns: a column is named twice (upper and lower case are the same here)")
-    if source.kind in ("images", "webdataset", "text") and source.columns.image is not None:
-        raise ConfigError(f"source.columns.image: source.kind {source.kind!r} has no image column")
+    for what, column in (("image", source.columns.image), ("video", source.columns.video)):
+        if source.kind in ("images", "videos", "webdataset", "text") and column is not None:
+            raise ConfigError(f"source.columns.{what}: source.kind {source.kind!r} has no {what} column")
     return Needs(source, prompts.placeholders(prompt), tuple(keep_columns))
 
 

@@ -1,7 +1,7 @@
-"""Media: encoded images to uint8 RGB pixels, and prompts filled, row by row; errors stay in their row.
+"""Media: encoded images and videos to uint8 RGB pixels, and prompts filled, row by row; errors stay in their row.
 
 A plain function on Arrow tables (READ to DECODED), so that it runs wherever CPUs are. Knows Pillow and the prompt; no
-model's sizes or normalisation.
+model's sizes or normalisation, and videos only as `pipeline.video.clips` has them.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from configs.schema import Prompt, Source
 from pipeline import prompts, rows
 from pipeline.rows import RowError
 from pipeline.sources.uris import Fetcher
+from pipeline.video.clips import NO_SPAN, Span, VideoOptions, clip_column, decode_videos, span_columns
+from pipeline.video.worker import DecodedClip
 
 # Pillow logs some damage as errors; what is wrong with an image is told by its row.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
+MAX_MESSAGE_CHARS = 500
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
 """What is taken for an image; formats that run interpreters or embed files (EPS, PDF, ICO, …) are left out."""
 
@@ -47,18 +50,20 @@ _TURNS = {
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How rows are decoded: the prompt, the pixel limit, the longer side that images are shrunk to (None: as is), and
-    who fetches images that rows name by URI."""
+    """How rows are decoded: the prompt, the pixel limit, the longer side that images are shrunk to (None: as is), who
+    fetches images that rows name by URI, and how videos are decoded."""
 
     prompt: Prompt
     max_image_pixels: int = 64_000_000
     max_side_px: int | None = None
     fetcher: Fetcher | None = None
+    videos: VideoOptions | None = None
 
     @classmethod
     def of(cls, source: Source, root: str, prompt: Prompt) -> DecodeOptions:
         """The options of a job on this source, whose root is `root` as a URL."""
-        return cls(prompt, source.max_image_pixels, source.max_side_px, Fetcher(source, root))
+        fetcher, videos = Fetcher(source, root), VideoOptions.of(source, root)
+        return cls(prompt, source.max_image_pixels, source.max_side_px, fetcher, videos)
 
 
 def decode_image(data: bytes, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
@@ -166,41 +171,77 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def decode_table(table: pa.Table, options: DecodeOptions) -> pa.Table:
-    """Decode every row's images and fill its prompt: READ to DECODED, as many rows in the same order.
+@dataclass(frozen=True)
+class _Decoded:
+    """One row as decoded: `of` is the index of the row that it was made of."""
 
-    A row that arrives with an error passes; one that fails here gets its code, no images and no messages.
+    of: int
+    sample_id: str
+    span: Span = NO_SPAN
+    images: Sequence[NDArray[np.uint8]] = ()
+    videos: Sequence[DecodedClip] = ()
+    messages: str = ""
+    error: tuple[str, str] = ("", "")
+
+
+def decode_table(table: pa.Table, options: DecodeOptions) -> pa.Table:
+    """Decode every row's images and videos and fill its prompt: READ to DECODED, in the same order.
+
+    As many rows, unless videos are cut into clips. A row that arrives with an error passes; one that fails here gets
+    its code, no pixels and no messages.
     """
     keep = rows.kept_fields(table.schema)
-    images: list[list[NDArray[np.uint8]]] = []
-    messages: list[str] = []
-    codes, texts = table["error_type"].to_pylist(), table["error_message"].to_pylist()
-    fields = table["fields"]
-    cells = [cell.as_py() if not code else [] for cell, code in zip(table["images"], codes, strict=True)]
-    fetched = _fetch_all(cells, options)
-    for index in range(table.num_rows):
-        decoded: list[NDArray[np.uint8]] = []
-        text = ""
-        if not codes[index]:
-            try:
-                cell = cells[index]
-                cells[index] = []  # what is decoded need not stay encoded
-                filled = prompts.fill(options.prompt, json.loads(fields[index].as_py()), len(cell))
-                decoded = _decode_all(cell, fetched, options)
-                text = json.dumps(filled, ensure_ascii=False)
-            except RowError as error:
-                codes[index], texts[index] = error.code, prompts.whole_text(error.message)[:500]
-        images.append(decoded)
-        messages.append(text)
+    codes = table["error_type"].to_pylist()
+    images = [cell.as_py() if not code else [] for cell, code in zip(table["images"], codes, strict=True)]
+    fetched = _fetch_all(images, options)
+    decoded: list[_Decoded] = []
+    for index, (sample_id, code) in enumerate(zip(table["sample_id"].to_pylist(), codes, strict=True)):
+        if code:
+            decoded.append(_Decoded(index, sample_id, error=(code, table["error_message"][index].as_py())))
+            continue
+        try:
+            cell = images[index]
+            images[index] = []  # what is decoded need not stay encoded
+            fields = json.loads(table["fields"][index].as_py())
+            decoded += _decode_row(index, sample_id, cell, table["videos"][index].as_py(), fields, fetched, options)
+        except RowError as error:
+            message = prompts.whole_text(error.message)[:MAX_MESSAGE_CHARS]
+            decoded.append(_Decoded(index, sample_id, error=(error.code, message)))
+    taken = pa.array([row.of for row in decoded], pa.int64())
     columns = {
-        **{name: table[name] for name in ("sample_id", "source", "row_index")},
-        "images": image_column(images),
-        "messages": pa.array(messages, pa.string()),
-        "error_type": pa.array(codes, pa.string()),
-        "error_message": pa.array(texts, pa.string()),
-        **{field.name: table[field.name] for field in keep},
+        "sample_id": pa.array([row.sample_id for row in decoded], pa.string()),
+        **{name: table[name].take(taken) for name in ("source", "row_index")},
+        **span_columns([row.span for row in decoded]),
+        "images": image_column([row.images for row in decoded]),
+        "videos": clip_column([row.videos for row in decoded]),
+        "messages": pa.array([row.messages for row in decoded], pa.string()),
+        "error_type": pa.array([row.error[0] for row in decoded], pa.string()),
+        "error_message": pa.array([row.error[1] for row in decoded], pa.string()),
+        **{field.name: table[field.name].take(taken) for field in keep},
     }
     return pa.table(columns, schema=rows.decoded_schema(keep))
+
+
+def _decode_row(
+    index: int,
+    sample_id: str,
+    images: Sequence[dict[str, Any]],
+    videos: Sequence[dict[str, Any]],
+    fields: dict[str, Any],
+    fetched: Mapping[str, bytes | RowError],
+    options: DecodeOptions,
+) -> list[_Decoded]:
+    """The rows that one row makes: itself, or one for each clip of its video."""
+    messages = json.dumps(prompts.fill(options.prompt, fields, len(images), len(videos)), ensure_ascii=False)
+    pixels = _decode_all(images, fetched, options)
+    if not videos:
+        return [_Decoded(index, sample_id, images=pixels, messages=messages)]
+    assert options.videos is not None, "rows have videos, and nobody decodes them"
+    cuts = options.videos.sampling.clip_s is not None
+    return [
+        _Decoded(index, span.name(sample_id) if cuts else sample_id, span, pixels, clips, messages)
+        for span, clips in decode_videos(videos, options.videos)
+    ]
 
 
 def _fetch_all(cells: Sequence[Sequence[dict[str, Any]]], options: DecodeOptions) -> dict[str, bytes | RowError]:

@@ -127,10 +127,10 @@ def fill_text(template: str, where: str, fields: Mapping[str, Any]) -> str:
     return "".join(value_text(piece, fields.get(piece)) if is_name else piece for piece, is_name in pieces)
 
 
-def fill(prompt: Prompt, fields: Mapping[str, Any], num_images: int) -> list[dict[str, Any]]:
+def fill(prompt: Prompt, fields: Mapping[str, Any], num_images: int, num_videos: int = 0) -> list[dict[str, Any]]:
     """Chat messages for one row: `{"role", "content": [{"type": "image"}, …, {"type": "text", "text"}]}`.
 
-    Images stand before the text of their turn.
+    Images, then videos, stand before the text of their turn.
 
     Raises:
         RowError: `missing_column_value`.
@@ -140,6 +140,7 @@ def fill(prompt: Prompt, fields: Mapping[str, Any], num_images: int) -> list[dic
     messages: list[dict[str, Any]] = []
     for index, turn in enumerate(turns(prompt)):
         text = fill_text(turn.text, _dotted(prompt, index), fields)
-        content: list[dict[str, Any]] = [{"type": "image"}] * num_images if index == carrier else []
+        shown = [{"type": "image"}] * num_images + [{"type": "video"}] * num_videos
+        content: list[dict[str, Any]] = shown if index == carrier else []
         messages.append({"role": turn.role, "content": [*content, {"type": "text", "text": text}]})
     return messages

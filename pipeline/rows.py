@@ -1,12 +1,13 @@
 """The row at its three stages, as Arrow schemas, and the stable codes of row errors.
 
-    READ     encoded images or their URIs, and the prompt's values   (out of `pipeline.datasource`)
-    DECODED  RGB pixels and chat messages                            (out of `pipeline.media`)
+    READ     encoded media or where they are, the prompt's values    (out of `pipeline.datasource`)
+    DECODED  RGB pixels, clips of frames and chat messages           (out of `pipeline.media`)
     RESULT   text, status, telemetry                                 (out of the actor, into `pipeline.datasink`)
 
-One sample is one row at every stage. A row whose `error_type` is not empty passes the later stages untouched and
-ends in `errors/`. Our own string columns hold empty strings, never nulls; columns that the user keeps travel with their
-own type and their own nulls. Knows no source format, no file layout and no engine.
+One sample is one row at every stage, unless `source.video.clip_s` makes a row of each clip of its video. A row whose
+`error_type` is not empty passes the later stages untouched and ends in `errors/`. Our own string columns hold empty
+strings, never nulls; columns that the user keeps travel with their own type and their own nulls. Knows no source
+format, no file layout and no engine.
 """
 
 from __future__ import annotations
@@ -30,13 +31,23 @@ ERROR_CODES: dict[str, str] = {
     "invalid_value": "a value that the row needs cannot be had: text that is not UTF-8, a date out of range",
     "missing_image": "the row names no image, or its image does not exist",
     "unreadable_image": "the image exists and could not be fetched",
-    "uri_refused": "the image's URI has a scheme that is not allowed, or leaves the source root",
+    "missing_video": "the row names no video, or its video does not exist",
+    "unreadable_video": "the video exists and could not be fetched",
+    "uri_refused": "the URI of an image or video has a scheme that is not allowed, or leaves the source root",
     # decoding
     "missing_column_value": "a column that the prompt names has no value in this row",
     "not_an_image": "the bytes are no image of a known format",
     "broken_image": "the image is truncated or damaged",
     "image_too_large": "the image has more bytes or pixels than the source section allows",
     "unsupported_image": "the pixels have no defined range or colour (floating point, 32-bit integers, Lab)",
+    "not_a_video": "the bytes are no video of a known format",
+    "no_video_stream": "the file holds no moving picture, only sound or cover art",
+    "broken_video": "the video is truncated or damaged",
+    "video_too_large": "the video has more bytes, pixels or frames than the source section allows",
+    "unsupported_video": "there is no decoder for the video, or the configured one would give wrong frames",
+    "no_such_frame": "a moment of source.video.timestamps_s lies outside the video",
+    "decode_timeout": "decoding the video took longer than source.video.timeout_s",
+    "decoder_died": "the decoders' process crashed on this video",
     # what an image is made from
     "empty_prompt": "the prompt is empty, or nothing is left of it when it is cleaned as the text encoder's was",
     "prompt_too_long": "the prompt has more tokens than the image model takes",
@@ -53,8 +64,32 @@ ERROR_CODES: dict[str, str] = {
 
 ENCODED_IMAGES = pa.list_(pa.struct([("bytes", pa.large_binary()), ("uri", pa.string())]))
 """A row's images in order, each as encoded bytes or as the URI that the decoding stage fetches."""
+ENCODED_VIDEOS = pa.list_(
+    pa.struct(
+        [
+            ("bytes", pa.large_binary()),
+            ("uri", pa.string()),
+            ("path", pa.string()),
+            ("offset", pa.int64()),
+            ("size", pa.int64()),
+        ]
+    )
+)
+"""A row's videos in order, each as encoded bytes, as a URI that the row names, or as a listed file (`path` relative to
+the source root; `size` bytes from `offset` where it is a part of the file)."""
 PIXELS = pa.struct([("height", pa.int32()), ("width", pa.int32()), ("rgb", pa.large_binary())])
 """One decoded image: `rgb` is uint8, row-major, height · width · 3 bytes."""
+CLIP = pa.struct(
+    [
+        ("num_frames", pa.int32()),
+        ("height", pa.int32()),
+        ("width", pa.int32()),
+        ("rgb", pa.large_binary()),
+        ("timestamps_s", pa.list_(pa.float64())),
+        ("fps", pa.float64()),
+    ]
+)
+"""One decoded clip: `rgb` is uint8 (num_frames, height, width, 3), row-major; times count from the clip's beginning."""
 
 TELEMETRY = pa.struct(
     [
@@ -83,10 +118,25 @@ IDENTITY: list[tuple[str, pa.DataType]] = [
     ("row_index", pa.int64()),
 ]
 ERROR: list[tuple[str, pa.DataType]] = [("error_type", pa.string()), ("error_message", pa.string())]
-_READ = [*IDENTITY, ("images", ENCODED_IMAGES), ("fields", pa.string()), *ERROR]
-_DECODED = [*IDENTITY, ("images", pa.list_(PIXELS)), ("messages", pa.string()), *ERROR]
+SPAN: list[tuple[str, pa.DataType]] = [
+    ("clip_index", pa.int32()),
+    ("num_clips", pa.int32()),
+    ("clip_start_s", pa.float64()),
+    ("clip_end_s", pa.float64()),
+]
+"""Which clip of its video a row is; null in rows that are none."""
+_READ = [*IDENTITY, ("images", ENCODED_IMAGES), ("videos", ENCODED_VIDEOS), ("fields", pa.string()), *ERROR]
+_DECODED = [
+    *IDENTITY,
+    *SPAN,
+    ("images", pa.list_(PIXELS)),
+    ("videos", pa.list_(CLIP)),
+    ("messages", pa.string()),
+    *ERROR,
+]
 _RESULT = [
     *IDENTITY,
+    *SPAN,
     ("job_id", pa.string()),
     ("attempt", pa.int32()),
     ("status", pa.string()),
@@ -128,12 +178,12 @@ def schema_of(columns: Sequence[tuple[str, pa.DataType]], keep: Iterable[pa.Fiel
 
 
 def read_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema out of the read tasks: `images` are encoded bytes, `fields` a JSON object."""
+    """The schema out of the read tasks: media as they are stored, `fields` a JSON object."""
     return schema_of(_READ, keep)
 
 
 def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema into the actor: `images` are RGB pixels (`PIXELS`), `messages` a JSON list of chat turns."""
+    """The schema into the actor: pixels (`PIXELS`), clips (`CLIP`), `messages` a JSON list of chat turns."""
     return schema_of(_DECODED, keep)
 
 

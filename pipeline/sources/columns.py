@@ -1,4 +1,4 @@
-"""Column types of Parquet sources: what can be an image, an id or a prompt's value, and one type over many files.
+"""Column types of typed sources: what can be an image, an id or a prompt's value, and one type over many files.
 
 Knows Arrow types and the job's needs; opens nothing.
 """
@@ -38,7 +38,7 @@ def is_list(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in (pt.is_list, pt.is_large_list, pt.is_fixed_size_list))
 
 
-def is_image(kind: pa.DataType) -> bool:
+def is_media(kind: pa.DataType) -> bool:
     """Bytes, URIs, `struct<bytes, path>`, or nothing at all in every row."""
     if pt.is_struct(kind):
         parts = {kind.field(index).name: kind.field(index).type for index in range(kind.num_fields)}
@@ -70,11 +70,13 @@ def check(schema: pa.Schema, needs: Needs, where: str) -> None:
     for name, dotted in needs.columns().items():
         if len(schema.get_all_field_indices(name)) > 1:
             raise ConfigError(f"{dotted}: {where} has several columns named {name!r}")
-    if source.columns.image is not None:
-        kind = schema.field(source.columns.image).type
-        if not is_image(kind.value_type if is_list(kind) else kind):
+    for what, column in (("image", source.columns.image), ("video", source.columns.video)):
+        if column is None:
+            continue
+        kind = unpacked(schema.field(column).type)
+        if not is_media(kind.value_type if is_list(kind) else kind):
             raise ConfigError(
-                f"source.columns.image: {source.columns.image!r} in {where} is {kind}; images are bytes, URIs, "
+                f"source.columns.{what}: {column!r} in {where} is {kind}; {what}s are bytes, URIs, "
                 "struct<bytes, path>, or lists of those"
             )
     if source.id_column is not None:

@@ -40,6 +40,8 @@ class Needs:
             named.setdefault(self.source.id_column, "source.id_column")
         if self.source.columns.image is not None:
             named.setdefault(self.source.columns.image, "source.columns.image")
+        if self.source.columns.video is not None:
+            named.setdefault(self.source.columns.video, "source.columns.video")
         return named
 
     def require(self, available: Collection[str], where: str) -> None:
@@ -113,6 +115,18 @@ class FilePiece:
     size_bytes: int = 0
 
 
+@dataclass(frozen=True)
+class VideoRef:
+    """Where a video is: its bytes, a URI out of a row, or a listed file (`path` relative to the source root), of which
+    it is the `size` bytes from `offset` where those are given."""
+
+    bytes: bytes | None = None
+    uri: str | None = None
+    path: str | None = None
+    offset: int | None = None
+    size: int | None = None
+
+
 @dataclass
 class Sample:
     """One sample as read: its images are bytes or URIs; `own_id` is the id column's value, None where the source has
@@ -120,6 +134,7 @@ class Sample:
 
     row_index: int
     images: list[bytes | str] = field(default_factory=list)
+    videos: list[VideoRef] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
     own_id: str | None = None
     error: RowError | None = None

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipeline.prompts import whole_text
 from pipeline.rows import RowError
-from pipeline.sources.cells import add_images
+from pipeline.sources.cells import add_images, add_videos
 from pipeline.sources.kind import Chunk, Needs, ReadSpec, Sample, resolve_id
 
 Row = Mapping[str, Any] | RowError
@@ -55,9 +55,10 @@ def chunks_of(spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Iterator[Chunk
 def chunk_of(spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Chunk:
     """Samples of (row index, row); a row that is an error already stays one."""
     samples: list[Sample] = []
-    cells: list[Any] = []
+    images: list[Any] = []
+    videos: list[Any] = []
     kept: list[list[str | None]] = [[] for _ in spec.keep]
-    image = spec.source.columns.image
+    columns = spec.source.columns
     for row_index, row in rows:
         sample = Sample(row_index)
         values: Mapping[str, Any] = {}
@@ -70,9 +71,12 @@ def chunk_of(spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Chunk:
         for column, name in zip(kept, spec.keep.names, strict=True):
             column.append(kept_text(values.get(name)))
         samples.append(sample)
-        cells.append(values.get(image) if image is not None else None)
-    if image is not None:
-        add_images(spec, samples, cells.__getitem__)
+        images.append(values.get(columns.image) if columns.image is not None else None)
+        videos.append(values.get(columns.video) if columns.video is not None else None)
+    if columns.image is not None:
+        add_images(spec, samples, images.__getitem__)
+    if columns.video is not None:
+        add_videos(spec, samples, videos.__getitem__)
     return Chunk(samples, [pa.array(column, pa.string()) for column in kept])
 
 

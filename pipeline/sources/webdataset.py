@@ -1,8 +1,9 @@
 """The source kind `webdataset`: tar shards in which files of one basename, side by side, are one sample.
 
-`a/007.jpg`, `a/007.json`, `a/007.txt` are the sample `a/007`: images are found by suffix and ordered by extension, the
-keys of a JSON object and the text members are its fields, and `__key__` is the field that holds the key. Tars are read
-as streams and never unpacked, so names are only names. Knows nothing of pixels.
+`a/007.jpg`, `a/007.json`, `a/007.txt` are the sample `a/007`: images and videos are found by suffix and ordered by
+extension, the keys of a JSON object and the text members are its fields, and `__key__` is the field that holds the key.
+Tars are read as streams and never unpacked, so names are only names. Videos of a tar that is not compressed travel as
+places in it. Knows nothing of pixels.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import tarfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import IO, Any
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ import pyarrow as pa
 from pipeline import storage
 from pipeline.prompts import whole_text
 from pipeline.rows import RowError
-from pipeline.sources import images
+from pipeline.sources import images, videos
 from pipeline.sources.kind import (
     TEXT_MAX_BYTES,
     Chunk,
@@ -28,6 +29,7 @@ from pipeline.sources.kind import (
     ReadSpec,
     Sample,
     Survey,
+    VideoRef,
     no_row_groups,
     resolve_id,
 )
@@ -70,6 +72,7 @@ class _Group:
 
     key: str
     images: dict[str, bytes] = field(default_factory=dict)
+    videos: dict[str, VideoRef] = field(default_factory=dict)
     texts: dict[str, bytes] = field(default_factory=dict)
     error: RowError | None = None
 
@@ -91,12 +94,30 @@ def _is_image(extension: str) -> bool:
     return ("." + extension).endswith(images.SUFFIXES)
 
 
+def _is_video(extension: str) -> bool:
+    return ("." + extension).endswith(videos.SUFFIXES)
+
+
 def _is_text(extension: str) -> bool:
     return extension.rpartition(".")[2] in (*TEXT_EXTENSIONS, "json")
 
 
-def _groups(file: IO[bytes], max_image_bytes: int | None, with_text: bool) -> Iterator[_Group]:
-    """Runs of members with one key, in the order of the archive; without `max_image_bytes` images are passed over.
+@dataclass(frozen=True)
+class _Wanted:
+    """Which members of an archive are taken: media up to so many bytes, or none, and texts.
+
+    `path` is the archive's own in the listing, so that videos in one that is not compressed can be named instead of
+    read.
+    """
+
+    with_text: bool
+    max_image_bytes: int | None = None
+    max_video_bytes: int | None = None
+    path: str = ""
+
+
+def _groups(file: IO[bytes], wanted: _Wanted) -> Iterator[_Group]:
+    """Runs of members with one key, in the order of the archive.
 
     The run that damage cuts short is not yielded: nobody knows which members it lacks.
 
@@ -115,7 +136,7 @@ def _groups(file: IO[bytes], max_image_bytes: int | None, with_text: bool) -> It
                 if group is not None:
                     yield group
                 group = _Group(key)
-            _add(group, tar, member, extension, max_image_bytes, with_text)
+            _add(group, tar, member, extension, wanted)
         if not getattr(tar, "saw_end_marker", False):
             raise tarfile.ReadError("no end-of-archive marker: the file is cut short, or its writer was killed")
         if group is not None:
@@ -126,32 +147,36 @@ def _groups(file: IO[bytes], max_image_bytes: int | None, with_text: bool) -> It
                 raise tarfile.ReadError("data behind the end-of-archive marker: several archives in one file?")
 
 
-def _add(
-    group: _Group,
-    tar: tarfile.TarFile,
-    member: tarfile.TarInfo,
-    extension: str,
-    max_image_bytes: int | None,
-    with_text: bool,
-) -> None:
+def _add(group: _Group, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, wanted: _Wanted) -> None:
     name = storage.shown(whole_text(member.name))
-    is_image = _is_image(extension)
-    if is_image and max_image_bytes is None:
+    kept: dict[str, Any] = group.images
+    if _is_image(extension):
+        kept, max_bytes, code = group.images, wanted.max_image_bytes, "image_too_large"
+    elif _is_video(extension):
+        kept, max_bytes, code = group.videos, wanted.max_video_bytes, "video_too_large"
+    else:
+        is_text = wanted.with_text and _is_text(extension)
+        kept, max_bytes, code = group.texts, TEXT_MAX_BYTES if is_text else None, "broken_sample"
+    if max_bytes is None:
         return
-    if not is_image and not (with_text and _is_text(extension)):
-        return
-    kept, max_bytes = (group.images, max_image_bytes or 0) if is_image else (group.texts, TEXT_MAX_BYTES)
     if not member.isreg():
         group.fail("broken_sample", f"the member {name!r} is no regular file")
     elif extension in kept:
         group.fail("broken_sample", f"the member {name!r} is there twice")
     elif member.size > max_bytes:
-        code = "image_too_large" if is_image else "broken_sample"
         group.fail(code, f"the member {name!r} has {member.size} bytes, more than {max_bytes}")
+    elif kept is group.videos and wanted.path and _is_plain(tar) and not member.issparse():
+        kept[extension] = VideoRef(path=wanted.path, offset=member.offset_data, size=member.size)
     else:
         content = tar.extractfile(member)
         assert content is not None, member.name
-        kept[extension] = content.read(max_bytes)
+        data: Any = content.read(max_bytes)
+        kept[extension] = VideoRef(bytes=data) if kept is group.videos else data
+
+
+def _is_plain(tar: tarfile.TarFile) -> bool:
+    """Whether the archive's own offsets are those of its file."""
+    return getattr(tar.fileobj, "comptype", "") == "tar"
 
 
 def _fields(group: _Group) -> dict[str, Any]:
@@ -181,8 +206,8 @@ def _sample(group: _Group, row_index: int, spec: ReadSpec) -> tuple[Sample, dict
     sample = Sample(row_index, error=group.error)
     fields: dict[str, Any] = {}
     try:
-        if group.error is None and spec.with_images and not group.images:
-            raise RowError("missing_image", f"the sample {whole_text(group.key)!r} has no image member")
+        if group.error is None and spec.with_images and not (group.images or group.videos):
+            raise RowError("missing_image", f"the sample {whole_text(group.key)!r} has no image or video member")
         if spec.needs_text and group.error is None:
             fields = _fields(group)
             sample.fields = {name: fields.get(name) for name in spec.fields}
@@ -190,6 +215,7 @@ def _sample(group: _Group, row_index: int, spec: ReadSpec) -> tuple[Sample, dict
                 own_id = resolve_id(fields.get(spec.source.id_column), spec.source.id_column)
                 sample.own_id = whole_text(own_id)
         sample.images = [group.images[extension] for extension in sorted(group.images)]
+        sample.videos = [group.videos[extension] for extension in sorted(group.videos)]
     except RowError as error:
         sample.error = error
     return sample, fields
@@ -215,8 +241,12 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     failure: Exception | None = None
     try:
         with storage.open_file(filesystem, storage.join(spec.root, piece.path)) as file:
-            max_image_bytes = spec.source.max_image_bytes if spec.with_images else None
-            for group in _groups(file, max_image_bytes, spec.needs_text):
+            wanted = _Wanted(spec.needs_text)
+            if spec.with_images:
+                source = spec.source
+                wanted = replace(wanted, max_image_bytes=source.max_image_bytes, path=piece.path)
+                wanted = replace(wanted, max_video_bytes=source.video.max_video_bytes)
+            for group in _groups(file, wanted):
                 if group.key in places:
                     message = f"other samples stand between the members of {whole_text(group.key)!r}"
                     samples[places[group.key]].error = RowError("broken_sample", message)
@@ -229,9 +259,9 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
                 fields.append(own_fields)
     except Exception as error:
         failure = error
-    wanted = slice(piece.start, piece.stop)
-    keep = [pa.array([_kept_text(own.get(name)) for own in fields[wanted]], pa.string()) for name in spec.keep.names]
-    yield Chunk(samples[wanted], keep)
+    asked = slice(piece.start, piece.stop)
+    keep = [pa.array([_kept_text(own.get(name)) for own in fields[asked]], pa.string()) for name in spec.keep.names]
+    yield Chunk(samples[asked], keep)
     if failure is not None:
         raise failure
 
@@ -258,7 +288,7 @@ def _peek(filesystem: Any, path: str) -> set[str] | None:
     names: set[str] | None = None
     try:
         with storage.open_file(filesystem, path) as file:
-            for number, group in enumerate(_groups(file, 0, with_text=True)):
+            for number, group in enumerate(_groups(file, _Wanted(with_text=True))):
                 if number >= NUM_PEEKED_SAMPLES:
                     break
                 group.error = None
@@ -276,7 +306,7 @@ def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
     keys: set[str] = set()
     try:
         with storage.open_file(filesystem, storage.join(spec.root, path)) as file:
-            for group in _groups(file, 0, with_text=False):
+            for group in _groups(file, _Wanted(with_text=False)):
                 keys.add(group.key)
                 if len(keys) >= at_most:
                     break

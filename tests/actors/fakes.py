@@ -12,12 +12,13 @@ import pyarrow as pa
 
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request, RequestError, Telemetry
-from pipeline.rows import decoded_schema
+from pipeline.rows import SPAN, decoded_schema
 
 
 def text_of(request: Request) -> str:
     """What the fake engine answers: it shows which prompt and which pixels reached it."""
-    return f"{request.prompt} / {[int(image.sum()) for image in request.images]}"
+    clips = [(int(clip.frames.sum()), clip.timestamps_s, clip.fps) for clip in request.videos]
+    return f"{request.prompt} / {[int(image.sum()) for image in request.images]}" + (f" {clips}" if clips else "")
 
 
 def num_steps_of(sample_id: str) -> int:
@@ -109,7 +110,7 @@ class FakePair:
     def render(self, messages: list[dict[str, Any]]) -> str:
         lines = []
         for message in messages:
-            texts = [part.get("text", "<image>") for part in message["content"]]
+            texts = [part.get("text", f"<{part['type']}>") for part in message["content"]]
             lines.append(f"{message['role']}: {' '.join(texts)}")
         prompt = "\n".join(lines)
         if "REFUSE" in prompt:
@@ -142,11 +143,15 @@ def decoded_table(rows: list[dict[str, Any]], keep: tuple[pa.Field, ...] = ()) -
         error = row.get("error", "")
         grey = row.get("grey")
         image = [] if grey is None or error else [{"height": 2, "width": 3, "rgb": bytes([grey] * 18)}]
-        content = [{"type": "image"}] * len(image) + [{"type": "text", "text": row.get("text", "Describe.")}]
+        shown = [{"type": "image"}] * len(image) + [{"type": "video"}] * len(row.get("videos", []))
+        content = [*shown, {"type": "text", "text": row.get("text", "Describe.")}]
         columns["sample_id"].append(row["id"])
         columns["source"].append("shard-0")
         columns["row_index"].append(row.get("row_index", index))
         columns["images"].append(image)
+        columns["videos"].append(row.get("videos", []))
+        for name, _ in SPAN:
+            columns[name].append(row.get(name))
         columns["messages"].append("" if error else json.dumps([{"role": "user", "content": content}]))
         columns["error_type"].append(error)
         columns["error_message"].append(f"about {error}" if error else "")

@@ -69,6 +69,10 @@ def test_every_column_of_the_result_schema_is_filled_from_row_run_and_completion
         "sample_id": "a",
         "source": "shard-0",
         "row_index": 0,
+        "clip_index": None,
+        "num_clips": None,
+        "clip_start_s": None,
+        "clip_end_s": None,
         "job_id": "job-1",
         "attempt": 3,
         "status": "success",
@@ -93,6 +97,20 @@ def test_every_column_of_the_result_schema_is_filled_from_row_run_and_completion
     assert telemetry["draft_acceptance_rate"] == pytest.approx(1 / 3)
     assert telemetry["acceptance_histogram"] == [0, steps, 0, 0]
     assert telemetry["extras"] == '{"note": 1}'
+
+
+def test_clips_reach_the_engine_with_their_times_and_their_span_reaches_the_result() -> None:
+    clip = {"num_frames": 2, "height": 1, "width": 3, "rgb": bytes(range(18)), "timestamps_s": [0.0, 0.25], "fps": 4.0}
+    span = {"clip_index": 1, "num_clips": 3, "clip_start_s": 10.0, "clip_end_s": 20.0}
+    table = decoded_table([{"id": "a", "videos": [clip], **span}, {"id": "b", "grey": 1}])
+    [result] = run(make_actor(FakePair()), table)
+    assert result["generated_text"].to_pylist() == [
+        "user: <video> Describe. / [] [(153, (0.0, 0.25), 4.0)]",
+        "user: <image> Describe. / [18]",
+    ]
+    first, second = (result.slice(row, 1).select(list(span)).to_pylist()[0] for row in (0, 1))
+    assert first == span
+    assert second == dict.fromkeys(span)
 
 
 def test_slots_are_refilled_from_the_next_batch_before_the_first_has_finished() -> None:

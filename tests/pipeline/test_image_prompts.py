@@ -47,6 +47,7 @@ def table(fields: list[dict[str, Any]], errors: list[str] | None = None, **colum
         pa.array(["shard"] * count),
         pa.array(range(count), pa.int64()),
         pa.array([[]] * count, rows.ENCODED_IMAGES),
+        pa.array([[]] * count, rows.ENCODED_VIDEOS),
         pa.array([json.dumps(row) for row in fields]),
         pa.array(errors),
         pa.array([f"about {error}" if error else "" for error in errors]),

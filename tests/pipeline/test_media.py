@@ -223,6 +223,7 @@ def read_table(cells: list[list[bytes]], fields: list[dict] | None = None, codes
             "sample_id": [f"s{index}" for index in range(count)],
             "source": ["f"] * count,
             "row_index": list(range(count)),
+            "videos": [[] for _ in range(count)],
             "images": [[{"bytes": data} for data in cell] for cell in cells],
             "fields": [json.dumps(one) for one in fields or [{}] * count],
             "error_type": codes or [""] * count,

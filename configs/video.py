@@ -1,0 +1,49 @@
+"""The section `source.video`: which frames of a video are shown, who decodes them, and what one video may cost."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from configs.section import Section
+
+DEFAULT_NUM_FRAMES = 8
+
+
+class Video(Section):
+    """How videos become clips of frames."""
+
+    decoder: Literal["auto", "decord", "pyav", "torchcodec"] = "auto"
+    """`auto` is decord for files in which it finds the right frames, and PyAV for all others."""
+    num_frames: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Evenly over the clip, first and last among them; 8 where neither `fps` nor `timestamps_s` is given."""
+    fps: Annotated[float, Field(gt=0.0, le=240.0)] | None = None
+    """Frames per second, from the clip's first."""
+    max_frames: Annotated[int, Field(ge=1, le=4096)] = 64
+    """Of a clip sampled by `fps`; a longer one is sampled more thinly."""
+    timestamps_s: tuple[Annotated[float, Field(ge=0.0)], ...] = ()
+    """The frames shown at these moments, in ascending order."""
+    clip_s: Annotated[float, Field(ge=0.1)] | None = None
+    """Cut videos into windows of this many seconds: one row per window. A rest under half a window joins the last."""
+    max_video_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3
+    """Of one encoded video."""
+    max_decoded_bytes: Annotated[int, Field(ge=1)] = 1024**3
+    """Of all frames shown of one video."""
+    timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
+    """Of decoding one video."""
+    worker_max_videos: Annotated[int, Field(ge=1)] = 200
+    """After so many videos the decoders' process is replaced: native decoders leak."""
+    worker_max_bytes: Annotated[int, Field(ge=64 * 1024**2)] = 1024**3
+    """What the decoders' process may take beside its libraries; it is replaced when it holds half of that."""
+
+    @model_validator(mode="after")
+    def _one_sampling(self) -> Video:
+        given = [name for name in ("num_frames", "fps", "timestamps_s") if getattr(self, name)]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} are both given; frames are sampled in one way")
+        if any(later <= earlier for earlier, later in zip(self.timestamps_s, self.timestamps_s[1:])):
+            raise ValueError("timestamps_s must be in ascending order, none twice")
+        if self.timestamps_s and self.clip_s is not None:
+            raise ValueError("timestamps_s are moments of the whole video, so they do not go with clip_s")
+        return self

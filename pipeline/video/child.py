@@ -1,0 +1,136 @@
+"""The decoders' process: takes one video after the other and answers with clips. Started by `pipeline.video.worker`.
+
+Native decoders of hostile files crash, leak and hang. So nothing else lives here: no credentials in the environment, no
+Ray, no result that is not sent; memory is bounded by the system, and a video that takes too long ends the process.
+
+    python -m pipeline.video.child REQUESTS_FD ANSWERS_FD MAX_BYTES DECODER
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipeline.video import messages
+from pipeline.video.container import VideoError, probe
+from pipeline.video.decode import import_decoders, read_frames
+from pipeline.video.sampling import Sampling, SamplingError, Window, windows
+
+GRACE_S = 5.0
+"""How long after its time limit a video may go on before the system ends the process: the supervisor is faster, but it
+may be gone."""
+
+
+def main() -> None:
+    """Answer requests until the supervisor closes its end."""
+    requests, answers, max_bytes, decoder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor decides when it is over
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with os.fdopen(requests, "rb") as source, os.fdopen(answers, "wb") as sink:
+        try:
+            import_decoders(decoder)
+        except ImportError as error:
+            sink.write(messages.pack({"kind": "failed", "message": str(error)}))
+            return
+        _bound_memory(max_bytes)
+        sink.write(messages.pack({"kind": "ready"}))
+        sink.flush()
+        while True:
+            try:
+                request, _ = messages.receive(lambda count: _exactly(source, count))
+            except EOFError:
+                return
+            signal.setitimer(signal.ITIMER_REAL, request["timeout_s"] + GRACE_S)
+            for part in _answer(request):
+                sink.write(part)
+            sink.flush()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _exactly(source: Any, count: int) -> bytes:
+    data: bytes = source.read(count)
+    if len(data) < count:
+        raise EOFError
+    return data
+
+
+def _bound_memory(max_bytes: int) -> None:
+    """At most `max_bytes` more than the libraries themselves have taken, where the system can count that."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        used = int(statm.read_text().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + max_bytes, used + max_bytes))
+
+
+def _answer(request: dict[str, Any]) -> Iterator[bytes]:
+    """The messages for one video: its clips and an end, or an error."""
+    try:
+        yield from _clips(request)
+        yield messages.pack({"kind": "end"})
+    except VideoError as error:
+        yield messages.pack({"kind": "error", "code": error.code, "message": error.message})
+    except SamplingError as error:
+        yield messages.pack({"kind": "error", "code": "no_such_frame", "message": str(error)})
+    except MemoryError:
+        message = "decoding takes more than source.video.worker_max_bytes of memory"
+        yield messages.pack({"kind": "error", "code": "video_too_large", "message": message})
+    except Exception as error:  # bindings raise what they like for damaged files: this row's error, and only its
+        message = f"the video cannot be decoded: {type(error).__name__}: {error}"[:300]
+        yield messages.pack({"kind": "error", "code": "broken_video", "message": message})
+
+
+def _clips(request: dict[str, Any]) -> Iterator[bytes]:
+    video = probe(request["path"], request["max_pixels"])
+    sampling = Sampling(**{**request["sampling"], "timestamps_s": tuple(request["sampling"]["timestamps_s"])})
+    times_s = video.times_s
+    clips = windows(times_s, video.end_s, sampling)
+    wanted = [index for clip in clips for index in clip.indices]
+    frames = read_frames(video, wanted, request["decoder"], request["max_side_px"])
+    left = request["max_decoded_bytes"]
+    for number, clip in enumerate(clips):
+        shown: list[NDArray[np.uint8]] = []
+        for _ in clip.indices:
+            frame = next(frames)
+            left -= frame.nbytes * (len(wanted) if not shown and number == 0 else 0)
+            if left < 0:
+                raise VideoError("video_too_large", _too_many(len(clips), len(wanted), frame, request))
+            shown.append(frame)
+        pixels = np.ascontiguousarray(np.stack(shown))
+        yield messages.pack(_header(clip, number, len(clips), times_s, pixels), pixels.nbytes)
+        yield pixels.tobytes()
+
+
+def _too_many(num_clips: int, num_frames: int, frame: NDArray[np.uint8], request: dict[str, Any]) -> str:
+    height, width = frame.shape[:2]
+    limit = f"source.video.max_decoded_bytes ({request['max_decoded_bytes']})"
+    return f"{num_frames} frames of {width} x {height} in {num_clips} clip(s) are more than {limit}"
+
+
+def _header(
+    clip: Window, number: int, num_clips: int, times_s: list[float], pixels: NDArray[np.uint8]
+) -> dict[str, Any]:
+    num_frames, height, width = pixels.shape[:3]
+    return {
+        "kind": "clip",
+        "clip_index": number,
+        "num_clips": num_clips,
+        "start_s": clip.start_s,
+        "end_s": clip.end_s,
+        "fps": clip.rate_fps,
+        "timestamps_s": [max(0.0, times_s[index] - clip.start_s) for index in clip.indices],
+        "num_frames": num_frames,
+        "height": height,
+        "width": width,
+    }
+
+
+if __name__ == "__main__":
+    main()

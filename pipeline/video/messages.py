@@ -1,0 +1,36 @@
+"""What the decoders' process and its supervisor say to each other: JSON headers, each followed by bytes.
+
+Knows nothing of videos. No pickle: what comes back from a process that has read hostile files is only ever data.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable
+from typing import Any
+
+MAX_HEADER_BYTES = 16 * 1024 * 1024
+LENGTH = struct.Struct(">I")
+
+
+def pack(header: dict[str, Any], num_bytes: int = 0) -> bytes:
+    """The start of a message; `num_bytes` of payload have to follow."""
+    text = json.dumps(header | {"num_bytes": num_bytes}).encode()
+    return LENGTH.pack(len(text)) + text
+
+
+def receive(read: Callable[[int], bytes | bytearray]) -> tuple[dict[str, Any], bytes | bytearray]:
+    """One message; `read(n)` gives exactly n bytes.
+
+    Raises:
+        EOFError: the other side is gone.
+        ValueError: this is no message.
+    """
+    (length,) = LENGTH.unpack(read(LENGTH.size))
+    if length > MAX_HEADER_BYTES:
+        raise ValueError(f"a header of {length} bytes")
+    header = json.loads(read(length))
+    if not isinstance(header, dict):
+        raise ValueError("a header that is no object")
+    return header, read(int(header["num_bytes"]))

@@ -1,0 +1,109 @@
+"""Which frames of a video are shown: windows of a long video, and moments within each. Knows times; opens nothing."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SLACK_S = 1e-6
+"""Times out of containers are multiples of their ticks; half a microsecond decides nothing."""
+
+
+class SamplingError(ValueError):
+    """A video that has not got what is asked for; the message says what."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """One of three ways: `num_frames` evenly over the clip, first and last among them; `fps` per second of it, from
+    its first; or the frames shown at `timestamps_s`.
+
+    No frame of a clip sampled by number or rate is shown twice: a video with fewer gives what it has. `max_frames`
+    bounds a clip sampled by rate, which is then spaced evenly. `clip_s` cuts the video into windows of that many
+    seconds; a rest shorter than half a window joins the window before it.
+    """
+
+    num_frames: int | None = None
+    fps: float | None = None
+    timestamps_s: tuple[float, ...] = ()
+    max_frames: int = 64
+    clip_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Window:
+    """A clip of the video: from `start_s` up to but not including `end_s`, and the frames of it that are shown.
+
+    `indices` number the video's frames in the order of their times; `rate_fps` is how many of the shown frames stand
+    for one second.
+    """
+
+    start_s: float
+    end_s: float
+    indices: tuple[int, ...]
+    rate_fps: float
+
+
+def windows(times_s: Sequence[float], end_s: float, sampling: Sampling) -> list[Window]:
+    """The clips of a video that ends at `end_s`, whose frames are shown from `times_s` on (ascending, the first at 0).
+
+    A window in which no frame begins (a long still) shows the frame that stands there.
+
+    Raises:
+        SamplingError: a timestamp lies outside the video.
+    """
+    assert times_s, "a video without frames has no clips"
+    spans = _spans(end_s, sampling.clip_s)
+    return [_sampled(times_s, start, end, sampling) for start, end in spans]
+
+
+def _spans(end_s: float, clip_s: float | None) -> list[tuple[float, float]]:
+    if clip_s is None or end_s <= clip_s:
+        return [(0.0, end_s)]
+    count = max(1, math.floor(end_s / clip_s + 0.5 + SLACK_S))
+    edges = [round(number * clip_s, 6) for number in range(count)]
+    return list(zip(edges, [*edges[1:], end_s]))
+
+
+def _sampled(times_s: Sequence[float], start_s: float, end_s: float, sampling: Sampling) -> Window:
+    # The frame that stands at the start belongs to the clip, also where it began earlier.
+    first = max(0, bisect_right(times_s, start_s + SLACK_S) - 1)
+    if times_s[first] < start_s - SLACK_S and first + 1 < len(times_s) and times_s[first + 1] < end_s - SLACK_S:
+        first += 1
+    stop = max(first + 1, bisect_left(times_s, end_s - SLACK_S))
+    seconds = max(end_s - start_s, SLACK_S)
+    if sampling.timestamps_s:
+        wanted = tuple(_shown_at(times_s, end_s, moment) for moment in sampling.timestamps_s)
+        between = sampling.timestamps_s[-1] - sampling.timestamps_s[0]
+        return Window(start_s, end_s, wanted, (len(wanted) - 1) / between if between > 0 else 1 / seconds)
+    if sampling.fps is not None:
+        count = max(1, math.ceil(seconds * sampling.fps - SLACK_S))
+        if count <= sampling.max_frames:
+            moments = (start_s + number / sampling.fps for number in range(count))
+            shown = tuple(max(first, bisect_right(times_s, moment + SLACK_S) - 1) for moment in moments)
+            if len(set(shown)) == count:
+                return Window(start_s, end_s, shown, sampling.fps)
+        count = min(count, sampling.max_frames)
+    else:
+        assert sampling.num_frames is not None, "one way of sampling is always given"
+        count = sampling.num_frames
+    chosen = _even(first, stop, count)
+    return Window(start_s, end_s, chosen, len(chosen) / seconds)
+
+
+def _even(first: int, stop: int, count: int) -> tuple[int, ...]:
+    """At most `count` of the frames `first` to `stop`, at equal distances, both ends among them; halves go to even."""
+    last = stop - 1 - first
+    if last < count:
+        return tuple(range(first, stop))
+    if count == 1:
+        return (first,)
+    return tuple(first + round(number * last / (count - 1)) for number in range(count))
+
+
+def _shown_at(times_s: Sequence[float], end_s: float, moment: float) -> int:
+    if not -SLACK_S <= moment < end_s + SLACK_S:
+        raise SamplingError(f"no frame is shown at {moment:g} s: the video ends at {end_s:g} s")
+    return max(0, bisect_right(times_s, moment + SLACK_S) - 1)

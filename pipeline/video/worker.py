@@ -1,0 +1,206 @@
+"""The supervisor of the decoders' process: a crash, a hang or a bomb costs one video.
+
+A process decodes at most so many videos and is replaced when it has grown, because native decoders leak. Knows what
+is said over its pipes; no codec and no row.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from pipeline.rows import RowError
+from pipeline.video import messages
+from pipeline.video.sampling import Sampling
+
+ROOT = Path(__file__).resolve().parents[2]
+MODULE = "pipeline.video.child"
+START_TIMEOUT_S = 60.0
+GRACE_S = 0.5
+KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV")
+"""What the child inherits of the environment: whatever reads hostile files gets no credentials."""
+
+
+class WorkerError(RuntimeError):
+    """The decoders' process cannot be had at all; no video is to blame."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one video and one process may take; see the fields of `source.video`."""
+
+    max_pixels: int = 64_000_000
+    max_side_px: int | None = None
+    max_decoded_bytes: int = 1 << 30
+    timeout_s: float = 60.0
+    worker_max_videos: int = 200
+    worker_max_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True)
+class DecodedClip:
+    """One clip of a video: `rgb` is uint8 (num_frames, height, width, 3), row-major; times count from its start."""
+
+    clip_index: int
+    num_clips: int
+    start_s: float
+    end_s: float
+    fps: float
+    timestamps_s: list[float]
+    num_frames: int
+    height: int
+    width: int
+    rgb: bytes | bytearray
+
+
+class VideoWorker:
+    """Owns one decoders' process at a time, started when the first video comes."""
+
+    def __init__(self, decoder: str, sampling: Sampling, limits: Limits, command: Sequence[str] | None = None) -> None:
+        self._request = {
+            "decoder": decoder,
+            "sampling": asdict(sampling),
+            "max_pixels": limits.max_pixels,
+            "max_side_px": limits.max_side_px,
+            "max_decoded_bytes": limits.max_decoded_bytes,
+            "timeout_s": limits.timeout_s,
+        }
+        self._limits = limits
+        self._command = list(command or (sys.executable, "-m", MODULE))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests = self._answers = -1
+        self._num_videos = 0
+        self.num_started = 0
+
+    def decode(self, path: str) -> list[DecodedClip]:
+        """The clips of the video at `path`.
+
+        Raises:
+            RowError: the codes of `pipeline.video.container.VideoError`, `no_such_frame`, `decoder_died`,
+                `decode_timeout`.
+            WorkerError: no process can be started.
+        """
+        process = self._running()
+        deadline = time.monotonic() + self._limits.timeout_s
+        self._num_videos += 1
+        clips: list[DecodedClip] = []
+        try:
+            os.write(self._requests, messages.pack(self._request | {"path": path}))
+            while True:
+                header, payload = messages.receive(lambda count: self._read(count, deadline))
+                kind = header.pop("kind")
+                header.pop("num_bytes")
+                if kind == "clip":
+                    clips.append(DecodedClip(rgb=payload, **header))
+                    continue
+                self._recycle(process)
+                if kind == "error":
+                    raise RowError(header["code"], header["message"])
+                return clips
+        except (EOFError, BrokenPipeError):
+            raise RowError("decoder_died", f"the decoder's process {self._end()} while it had this video") from None
+        except TimeoutError:
+            self._end()
+            raise RowError("decode_timeout", f"decoding took more than {self._limits.timeout_s:g} s") from None
+
+    def close(self) -> None:
+        """End the process."""
+        self._end()
+
+    def memory_bytes(self) -> int:
+        """What the running process has in memory; 0 where there is none, or where the system does not say."""
+        return 0 if self._process is None else resident_bytes(self._process.pid)
+
+    # --- the process -----------------------------------------------------------------------------------------------
+
+    def _running(self) -> subprocess.Popen[bytes]:
+        if self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        child_reads, self._requests = os.pipe()
+        self._answers, child_writes = os.pipe()
+        environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+        paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        environment |= {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "OMP_NUM_THREADS": "1"}
+        arguments = [child_reads, child_writes, self._limits.worker_max_bytes, self._request["decoder"]]
+        try:
+            self._process = subprocess.Popen(
+                [*self._command, *map(str, arguments)],
+                pass_fds=(child_reads, child_writes),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # decoders chatter about damage there; what is wrong is told by the row
+            )
+        finally:
+            os.close(child_reads)
+            os.close(child_writes)
+        self.num_started += 1
+        self._num_videos = 0
+        deadline = time.monotonic() + START_TIMEOUT_S
+        try:
+            header, _ = messages.receive(lambda count: self._read(count, deadline))
+        except (EOFError, TimeoutError):
+            raise WorkerError(f"the decoders' process {self._end()} before it was ready") from None
+        if header["kind"] != "ready":
+            self._end()
+            raise WorkerError(f"the decoders' process cannot start: {header['message']}")
+        return self._process
+
+    def _read(self, count: int, deadline: float) -> bytearray:
+        """Exactly `count` bytes of the answer."""
+        data = bytearray(count)
+        filled = 0
+        view = memoryview(data)
+        while filled < count:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            ready, _, _ = select.select([self._answers], [], [], left)
+            if not ready:
+                raise TimeoutError
+            got = os.readv(self._answers, [view[filled:]])
+            if got == 0:
+                raise EOFError
+            filled += got
+        return data
+
+    def _recycle(self, process: subprocess.Popen[bytes]) -> None:
+        """End a process that has decoded its share of videos or holds half of what it may."""
+        grown = resident_bytes(process.pid) > self._limits.worker_max_bytes // 2
+        if grown or self._num_videos >= self._limits.worker_max_videos:
+            self._end()
+
+    def _end(self) -> str:
+        """End the process, if there is one, and say how it went."""
+        for descriptor in (self._requests, self._answers):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._requests = self._answers = -1
+        process, self._process = self._process, None
+        if process is None:
+            return "was not running"
+        try:
+            # One that waits for requests sees them closed and goes; one that died is already gone.
+            process.wait(timeout=GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        code = process.returncode
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+def resident_bytes(pid: int) -> int:
+    """The resident memory of a process; 0 where it is gone or the system does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError, ValueError):
+        return 0
