@@ -12,7 +12,7 @@ import pyarrow.types as pt
 
 from pipeline.rows import RowError
 from pipeline.sources import columns
-from pipeline.sources.cells import add_images
+from pipeline.sources.cells import add_images, add_videos
 from pipeline.sources.kind import Chunk, Needs, ReadSpec, Sample, resolve_id
 from pipeline.sources.partitions import partition_values
 
@@ -101,6 +101,9 @@ def chunk_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int)
     if spec.source.columns.image is not None:
         images, _ = usable(spec.source.columns.image)
         add_images(spec, samples, lambda offset: images[offset].as_py())
+    if spec.source.columns.video is not None:
+        videos, _ = usable(spec.source.columns.video)
+        add_videos(spec, samples, lambda offset: videos[offset].as_py())
     return Chunk(samples, keep)
 
 
