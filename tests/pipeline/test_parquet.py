@@ -4,6 +4,7 @@ import datetime
 import decimal
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pyarrow as pa
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 
 from configs.load import ConfigError
 from configs.schema import Prompt, Source, SourceColumns
-from pipeline import datasource, manifest
+from pipeline import datasource, manifest, prompts
+from pipeline.sources import parquet
 from tests.pipeline.shards import encode, fetched, images_of, outcomes, read_all, write_parquet
 
 
@@ -275,3 +277,99 @@ def test_damage_in_the_middle_keeps_the_rows_before_it_and_accounts_for_the_othe
     assert list(codes.values()) == [""] * num_good + ["broken_shard"] * (400 - num_good)
     assert [fields["q"] for fields in fields_of(table)[:num_good]] == texts[:num_good]
     assert "x.parquet" in table["error_message"][num_good].as_py()
+
+
+# --- large and hostile files ---------------------------------------------------------------------------------------
+
+
+def spans_of(source: Source, prompt: str) -> datasource.SpanDatasource:
+    template = Prompt(text=prompt)
+    return datasource.SpanDatasource(source, manifest.freeze(source, template), tuple(prompts.placeholders(template)))
+
+
+@pytest.fixture
+def opened(monkeypatch) -> list[int]:
+    """The row at which each opening of a file begins to decode."""
+    parquet._LEFT.close()
+    starts: list[int] = []
+    original = parquet.RowsOfFile.__init__
+
+    def counted(self, filesystem, path, names, piece) -> None:
+        original(self, filesystem, path, names, piece)
+        starts.append(self._position)
+
+    monkeypatch.setattr(parquet.RowsOfFile, "__init__", counted)
+    return starts
+
+
+def test_slices_of_a_huge_row_group_are_decoded_once_where_one_process_reads_them_in_order(tmp_path, opened) -> None:
+    texts = [f"{row:0100d}" for row in range(1000)]
+    write_parquet(tmp_path / "x.parquet", {"q": texts}, row_group_size=600, use_dictionary=False, compression="none")
+    spans = spans_of(parquet_source(tmp_path, span_max_bytes=20_000), "{q}")
+    assert [(piece.start, piece.stop) for (piece,) in spans._spans] == [
+        *((150 * part, 150 * part + 150) for part in range(4)),
+        *((600 + 400 * part // 3, 600 + 400 * (part + 1) // 3) for part in range(3)),
+    ]
+    tables = [next(iter(task())) for task in spans.get_read_tasks(1)]
+    assert [fields["q"] for table in tables for fields in fields_of(table)] == texts
+    assert opened == [0, 600]
+
+
+def test_slices_that_come_in_another_order_or_twice_are_the_same_rows(tmp_path, opened) -> None:
+    texts = [f"{row:0100d}" for row in range(1000)]
+    write_parquet(tmp_path / "x.parquet", {"q": texts}, row_group_size=1000, use_dictionary=False, compression="none")
+    tasks = spans_of(parquet_source(tmp_path, span_max_bytes=20_000), "{q}").get_read_tasks(1)
+    assert len(tasks) == 6
+    found = {number: next(iter(tasks[number]())) for number in (3, 0, 5, 2, 2, 1, 4)}
+    assert [fields["q"] for number in range(6) for fields in fields_of(found[number])] == texts
+    assert len(opened) == 5
+
+
+def test_a_dictionary_with_one_huge_value_does_not_fill_the_memory(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(datasource, "MIN_SPAN_BYTES", 2**20)
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 2**21)
+    huge = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), pa.array([bytes(500_000)], pa.binary()))
+    options = {"compression": "zstd", "store_schema": False}
+    path = write_parquet(tmp_path / "x.parquet", {"i": huge}, **options)
+    assert path.stat().st_size < 1000
+    before = pa.default_memory_pool().max_memory()
+    table = read_all(parquet_source(tmp_path, "i", span_max_bytes=2**20))
+    codes = list(outcomes(table).values())
+    num_good = codes.index("broken_shard")
+    assert codes == [""] * num_good + ["broken_shard"] * (2000 - num_good)
+    assert 12 <= num_good <= 16
+    assert "takes more than 8388608 bytes" in table["error_message"][num_good].as_py()
+    assert pa.default_memory_pool().max_memory() - before < 2**26
+
+
+@pytest.mark.parametrize(
+    ("groups", "num_rows", "message"),
+    [([1_000_001], 1_000_001, "in a file of 1000 bytes"), ([3, -1], 2, "row groups"), ([3, 3], 7, "row groups")],
+)
+def test_a_footer_whose_numbers_make_no_sense_is_refused(groups, num_rows, message) -> None:
+    metadata = SimpleNamespace(
+        num_rows=num_rows,
+        num_row_groups=len(groups),
+        row_group=lambda index: SimpleNamespace(num_rows=groups[index]),
+    )
+    with pytest.raises(ValueError, match=message):
+        parquet.check_footer(metadata, 1000)
+
+
+def test_folders_named_name_equals_value_are_columns(tmp_path) -> None:
+    write_parquet(tmp_path / "year=2024" / "lang=en" / "x.parquet", {"q": ["a", "b"]})
+    write_parquet(tmp_path / "year=2025" / "lang=f%20r" / "x.parquet", {"q": ["c"]})
+    write_parquet(tmp_path / "year=__HIVE_DEFAULT_PARTITION__" / "lang=de" / "x.parquet", {"q": ["d"], "lang": ["own"]})
+    table = read_all(parquet_source(tmp_path), "{q}{lang}", keep=("year", "lang"))
+    assert [tuple(fields.values()) for fields in fields_of(table)] == [
+        ("a", "en"),
+        ("b", "en"),
+        ("c", "f r"),
+        ("d", "own"),
+    ]
+    assert table["year"].to_pylist() == ["2024", "2024", "2025", None]
+    assert table["sample_id"][0].as_py() == "year=2024/lang=en/x.parquet#0"
+    with pytest.raises(
+        ConfigError, match=r"^prompt\.text: the column 'month' is not in year=2024/.*columns there: lang, q, year"
+    ):
+        read_all(parquet_source(tmp_path), "{month}")
