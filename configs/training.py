@@ -172,7 +172,7 @@ class TrainDrafterJob(Section):
         """All that decides what is learned, as plain JSON data: not who teaches it, nor on which device."""
         data = self.model_dump(mode="json")
         del data["workers"], data["output"]
-        for checkpoint in (data["target"], *(data["image"] or {}).values()):
-            if isinstance(checkpoint, dict):
-                del checkpoint["device"]
+        for part in (data["target"], *(data["image"] or {}).values()):
+            if isinstance(part, dict):
+                part.pop("device", None)
         return data

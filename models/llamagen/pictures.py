@@ -22,5 +22,5 @@ def square_pixels(image: NDArray[np.uint8], side_px: int) -> Tensor:
     size = (max(side_px, round(picture.width * scale)), max(side_px, round(picture.height * scale)))
     pixels = np.asarray(picture.resize(size, Image.Resampling.BICUBIC))
     top, left = (size[1] - side_px) // 2, (size[0] - side_px) // 2
-    cut = np.ascontiguousarray(pixels[top : top + side_px, left : left + side_px])
+    cut = pixels[top : top + side_px, left : left + side_px].copy()
     return torch.from_numpy(cut).permute(2, 0, 1).float() / 127.5 - 1.0

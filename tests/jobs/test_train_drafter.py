@@ -4,38 +4,90 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
 
 from actors.pair import load
 from configs.load import load_job
 from configs.schema import CaptionJob
 from decoding import Request, Sampling
-from jobs.train_drafter import DONE, REFUSED, main
+from jobs.train_drafter import DONE, FAILED, REFUSED, main
+from models.checkpoints import CheckpointRef
+from models.head_training import Trainer
+from models.llamagen.checkpoints import save_gpt
+from models.llamagen.eagle import load_image_eagle
+from models.llamagen.shape import VqShape
+from models.llamagen.vq import Vq
+from models.llamagen.vq_files import save_vq
+from tests import toys
+from tests.toys import images as image_toys
 from zoo.world import sample_scenes
 
+ROOT = Path(__file__).resolve().parents[2]
 CONFIG = "configs/train_zoo_medusa.yaml"
-QUICK = ("training.num_steps=4", "training.batch_rows=4", "training.held_out_rows=2")
+QUICK = (
+    "training.num_steps=4",
+    "training.batch_rows=4",
+    "training.held_out_share=0.3",
+    "training.held_out_rows=2",
+    "training.warmup_steps=1",
+    "acceptance.num_rows=2",
+    "acceptance.max_new_tokens=16",
+    "workers.torch_threads=1",
+)
+
+Weights = dict[str, torch.Tensor]
+
+
+def weights_of(folder: Path) -> Weights:
+    (file,) = folder.glob("*.safetensors")
+    return load_file(file)
+
+
+def same(one: Weights, other: Weights) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def measured(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "training.json").read_text())["measured"]
+    return found
+
+
+# --- texts ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Twelve scenes, one picture torn and one answer missing among them."""
-    rows: dict[str, list[object]] = {"id": [], "image": [], "question": [], "truth": []}
-    for index, (_, image, caption, prompt) in enumerate(sample_scenes("test", 12, 3)):
-        buffer = io.BytesIO()
-        image.save(buffer, "PNG")
-        rows["id"].append(f"s{index}")
-        rows["image"].append(b"torn" if index == 4 else buffer.getvalue())
-        rows["question"].append(prompt)
-        rows["truth"].append(None if index == 7 else caption)
+    """Sixteen scenes in two files, one picture torn and one answer missing among them."""
     folder = tmp_path_factory.mktemp("source")
-    pq.write_table(pa.table(rows), folder / "a.parquet")
+    scenes = list(enumerate(sample_scenes("test", 16, 3)))
+    for name, some in (("a", scenes[:7]), ("b", scenes[7:])):
+        rows: dict[str, list[object]] = {"id": [], "image": [], "question": [], "truth": []}
+        for index, (_, image, caption, prompt) in some:
+            buffer = io.BytesIO()
+            image.save(buffer, "PNG")
+            rows["id"].append(f"s{index}")
+            rows["image"].append(b"torn" if index == 4 else buffer.getvalue())
+            rows["question"].append(prompt)
+            rows["truth"].append(None if index == 5 else caption)
+        pq.write_table(pa.table(rows), folder / f"{name}.parquet")
     return folder
+
+
+def command(source: Path, out: Path, *overrides: str) -> list[str]:
+    return ["--config", CONFIG, f"source.path={source}", f"output.path={out}", *QUICK, *overrides]
 
 
 @pytest.mark.parametrize("kind", ["medusa", "eagle"])
@@ -43,16 +95,19 @@ def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
     kind: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "head"
-    assert (
-        main(["--config", CONFIG, f"source.path={source}", f"output.path={out}", f"head={{kind: {kind}}}", *QUICK])
-        == DONE
-    )
-    assert str(out) in capsys.readouterr().out
-    told = json.loads((out / "training.json").read_text())["measured"]
-    assert (told["num_taught_rows"], told["num_held_out_rows"]) == (8, 2)
-    assert told["left_out"] == {"not_an_image": 1, "missing_answer": 1}
-    assert told["mean_acceptance_length"] >= 1.0
-    assert 0 <= told["top1_accuracy"] <= told["top3_accuracy"] <= 1
+    assert main(command(source, out, f"head={{kind: {kind}}}")) == DONE
+    told = capsys.readouterr()
+    assert str(out) in told.out
+    assert "step 4/4 loss" in told.err
+    assert "rows/s" in told.err
+    found = measured(out)
+    assert found["left_out"] == {"not_an_image": 1, "missing_answer": 1}
+    assert found["num_held_out_rows"] == 2
+    assert found["mean_acceptance_length"] >= 1.0
+    assert found["num_decoded"] == 2
+    assert 0 <= found["top1_accuracy"] <= found["top3_accuracy"] <= 1
+    assert not list(out.glob("*.bin")) + list(out.glob("*.pt")), "nothing that is kept needs unpickling"
+    assert not (out / "_job" / "checkpoint.pt").exists()
     _, image, _, prompt = sample_scenes("test", 1, 9)[0]
     texts = []
     for preset in (kind if kind == "medusa" else "eagle2", "plain"):
@@ -60,34 +115,323 @@ def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
         pair = load(load_job(CaptionJob, f"configs/zoo_{preset}.yaml", overrides))
         message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}
         request = Request(
-            "one", pair.render([message]), (np.asarray(image.convert("RGB")),), Sampling(max_new_tokens=30)
+            "one", pair.render([message]), (np.asarray(image.convert("RGB")),), sampling=Sampling(max_new_tokens=30)
         )
         (done,) = pair.engine(1, 256).run([request])
         texts.append(done.token_ids)
     assert texts[0] == texts[1]
 
 
+def test_every_row_is_taught_held_out_or_counted(source: Path, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    assert main(command(source, out, "training.held_out_rows=16", "training.num_steps=8")) == DONE
+    found = measured(out)
+    assert found["num_epochs"] >= 2
+    assert found["num_taught_rows"] + found["num_held_out_rows"] + sum(found["left_out"].values()) == 16
+
+
+def test_any_family_can_be_taught(tmp_path: Path) -> None:
+    """Qwen's processors give more than pixels; its positions have three axes."""
+    toys.save("qwen2_5_vl", tmp_path / "target")
+    tokenizer = toys.processor("qwen2_5_vl").tokenizer
+    tokenizer.chat_template = (
+        "{% for m in messages %}{% for c in m.content %}"
+        "{{ 'w5 <image> w6 ' if c.type == 'image' else c.text }}{% endfor %}{% endfor %} w9"
+    )
+    tokenizer.save_pretrained(tmp_path / "target")
+    images = []
+    for seed in range(12):
+        buffer = io.BytesIO()
+        Image.fromarray(toys.picture(seed, "qwen2_5_vl")).save(buffer, "PNG")
+        images.append(buffer.getvalue())
+    (tmp_path / "source").mkdir()
+    answers = [f"w{10 + seed} w{20 + seed} w{30 + seed}" for seed in range(12)]
+    table = {"id": [f"s{seed}" for seed in range(12)], "image": images, "question": ["w7"] * 12, "truth": answers}
+    pq.write_table(pa.table(table), tmp_path / "source" / "a.parquet")
+    out = tmp_path / "head"
+    job = command(tmp_path / "source", out, f"target.path={tmp_path / 'target'}", "head={kind: eagle}")
+    assert main(job) == DONE
+    assert measured(out)["left_out"] == {}
+    assert weights_of(out)["fc.weight"].shape == (32, 64)
+
+
+# --- images --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def image_world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two tiny LlamaGens, a VQ model of as many codes, and rows with codes, features, labels and pictures."""
+    root = tmp_path_factory.mktemp("images")
+    for kind in image_toys.KINDS:
+        save_gpt(image_toys.target(kind).gpt, root / kind)
+    torch.manual_seed(0)
+    save_vq(Vq(VqShape(image_toys.CODES, 4, 16, (1, 2), 1, 16)), root / "vq")
+    generator = np.random.default_rng(0)
+    rows: dict[str, list[Any]] = {"id": [], "codes": [], "features": [], "label": [], "picture": []}
+    for index in range(24):
+        buffer = io.BytesIO()
+        Image.fromarray(generator.integers(0, 256, (20, 12 + index, 3), dtype=np.uint8)).save(buffer, "PNG")
+        rows["id"].append(f"s{index}")
+        rows["codes"].append(generator.integers(0, image_toys.CODES, 16).tolist())
+        rows["features"].append(image_toys.condition("text", index).tolist())
+        rows["label"].append(index % 5)
+        rows["picture"].append(buffer.getvalue())
+    rows["codes"][1] = rows["codes"][1][:-1]
+    rows["codes"][2] = [image_toys.CODES] * 16
+    rows["label"][3] = 77
+    (root / "rows").mkdir()
+    pq.write_table(pa.table(rows), root / "rows" / "a.parquet")
+    return root
+
+
+def image_job(world: Path, out: Path, kind: str, *overrides: str) -> list[str]:
+    config = out.parent / f"{out.name}.yaml"
+    columns = "{codes: codes, features: features}" if kind == "text" else "{codes: codes, label: label}"
+    config.write_text(
+        f"source: {{kind: parquet, path: {world / 'rows'}, id_column: id}}\n"
+        f"image: {{columns: {columns}, null_share: 0.5}}\n"
+        f"target: {{path: {world / kind}}}\n"
+        "training: {num_steps: 6, batch_rows: 4, held_out_share: 0.3, held_out_rows: 3, learning_rate: 0.01}\n"
+        "acceptance: {num_rows: 2, guidance_scale: 2.0}\n"
+        f"output: {{path: {out}}}\n"
+    )
+    return ["--config", str(config), *overrides]
+
+
+@pytest.mark.parametrize("kind", image_toys.KINDS)
+def test_a_head_for_images_is_taught_in_both_lanes_and_drafts_at_once(
+    kind: str, image_world: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "head"
+    assert main(image_job(image_world, out, kind)) == DONE
+    found = measured(out)
+    wrong = {"wrong_codes": 2} if kind == "text" else {"wrong_codes": 2, "invalid_condition": 1}
+    assert sum(found["left_out"].values()) + found["num_taught_rows"] <= 24
+    assert found["left_out"].items() <= wrong.items()
+    assert (found["num_held_out_rows"], found["num_decoded"]) == (3, 2)
+    target = image_toys.target(kind)
+    head = load_image_eagle(CheckpointRef(str(out)), target.gpt.shape, "auto", torch.device("cpu"))
+    assert torch.equal(head.embed_tokens.weight, target.gpt.embed_tokens.weight)
+
+
+def test_pictures_are_encoded_by_the_vq_model(image_world: Path, tmp_path: Path) -> None:
+    out = tmp_path / "head"
+    columns = (f"image={{columns: {{label: label}}, vq: {{path: {image_world / 'vq'}}}}}", "training.num_steps=3")
+    assert main(image_job(image_world, out, "class", "source.columns.image=picture", *columns)) == DONE
+    assert measured(out)["left_out"].keys() <= {"invalid_condition"}
+
+
+# --- a run that was cut --------------------------------------------------------------------------------------------
+
+
+def cut_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the machine fail while a step is being taken."""
+    learn = Trainer.learn
+
+    def fail(self: Trainer, lessons: Any) -> Any:
+        if self.step == step:
+            raise OSError("the machine is taken away")
+        return learn(self, lessons)
+
+    monkeypatch.setattr(Trainer, "learn", fail)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "text"])
+def test_a_run_that_was_cut_goes_on_to_bitwise_the_same_head(
+    kind: str, source: Path, image_world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def job(out: Path) -> list[str]:
+        more = ("training.num_steps=9", "training.measure_every_steps=4", "training.shuffle_rows=5")
+        more += ("acceptance.num_rows=0",)
+        if kind == "text":
+            return image_job(image_world, out, kind, *more)
+        return command(source, out, *more)
+
+    assert main(job(tmp_path / "whole")) == DONE
+    for step, every_s in ((3, 0), (7, 1e9), (8, 0)):
+        with monkeypatch.context() as patch:
+            cut_at(step, patch)
+            assert main([*job(tmp_path / "cut"), f"workers.checkpoint_every_s={every_s}"]) == FAILED
+    assert main(job(tmp_path / "cut")) == DONE
+    assert same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut"))
+    whole, cut = (json.loads((tmp_path / name / "training.json").read_text()) for name in ("whole", "cut"))
+    assert whole["history"] == cut["history"]
+    assert [each["step"] for each in cut["history"]] == [4, 8, 9]
+    del whole["measured"]["seconds"], cut["measured"]["seconds"]
+    assert whole["measured"] == cut["measured"]
+
+
+def test_a_killed_process_goes_on(source: Path, tmp_path: Path) -> None:
+    """SIGKILL right behind a checkpoint, whatever was open."""
+    program = (
+        "import os, sys, pipeline.training as t\n"
+        "save = t.Run._save\n"
+        "def kill(self):\n    save(self)\n    os.kill(os.getpid(), 9)\n"
+        "t.Run._save = kill\n"
+        "from jobs.train_drafter import main\nmain(sys.argv[1:])\n"
+    )
+    job = command(source, tmp_path / "head", "workers.checkpoint_every_s=0")
+    killed = subprocess.run([sys.executable, "-c", program, *job], cwd=ROOT, capture_output=True, check=False)
+    assert killed.returncode == -9, killed.stderr.decode()
+    assert (tmp_path / "head" / "_job" / "checkpoint.pt").exists()
+    assert main(job) == DONE
+    log = (tmp_path / "head" / "_job" / "log.txt").read_text()
+    assert "going on after step 1" in log
+
+
+@pytest.fixture
+def begun(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run that was cut after a checkpoint."""
+    with monkeypatch.context() as patch:
+        cut_at(2, patch)
+        assert main(command(source, tmp_path / "head", "workers.checkpoint_every_s=0")) == FAILED
+    return tmp_path / "head"
+
+
+def torn(folder: Path) -> None:
+    file = folder / "_job" / "checkpoint.pt"
+    file.write_bytes(file.read_bytes()[:200])
+
+
+def pickled(folder: Path) -> None:
+    torch.save({"format": 1, "trainer": os.system}, folder / "_job" / "checkpoint.pt")
+
+
+def finished(folder: Path) -> None:
+    (folder / "training.json").write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "overrides", "message"),
+    [
+        (None, ("training.learning_rate=0.5",), "begun otherwise: training.learning_rate changed"),
+        (None, ("head.num_heads=2", "training.seed=9"), "head.num_heads, training.seed changed"),
+        (torn, (), "checkpoint.pt cannot be read"),
+        (pickled, (), "checkpoint.pt cannot be read"),
+        (finished, (), "holds a finished head"),
+    ],
+)
+def test_a_run_that_cannot_be_taken_up_is_refused(
+    spoil: Callable[[Path], None] | None,
+    overrides: tuple[str, ...],
+    message: str,
+    begun: Path,
+    source: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    if spoil:
+        spoil(begun)
+    assert main(command(source, begun, *overrides)) == REFUSED
+    assert message in capsys.readouterr().err
+
+
+def test_a_source_that_changed_meanwhile_is_refused(
+    begun: Path, source: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    later = source / "c.parquet"
+    pq.write_table(pq.read_table(source / "a.parquet"), later)
+    try:
+        assert main(command(source, begun)) == REFUSED
+    finally:
+        later.unlink()
+    assert "source.listing, source.num_files changed" in capsys.readouterr().err
+
+
+def test_what_decides_nothing_may_change_between_runs(begun: Path, source: Path) -> None:
+    assert main(command(source, begun, "workers.max_forward_rows=2", "workers.read_ahead_batches=1")) == DONE
+
+
+def test_two_runs_never_share_a_folder(begun: Path, source: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = (
+        "import fcntl, sys\nlock = open(sys.argv[1], 'w')\nfcntl.flock(lock, fcntl.LOCK_EX)\n"
+        "print('in', flush=True)\nsys.stdin.read()\n"
+    )
+    lock = begun / "_job" / "lock"
+    other = subprocess.Popen([sys.executable, "-c", program, str(lock)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdin is not None
+    assert other.stdout is not None
+    try:
+        assert other.stdout.readline() == b"in\n"
+        assert main(command(source, begun)) == REFUSED
+    finally:
+        other.communicate()
+    assert "another process is training" in capsys.readouterr().err
+
+
+# --- refusals ------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("answer_column=nothing",), "nothing"),
-        (("training.held_out_rows=50",), "50 rows|52|54|need"),
+        (("answer_column=nothing",), "answer_column: the column 'nothing'"),
+        (("answer_column=images",), "answer_column: 'images' is a name of our own"),
+        (("training.held_out_share=0.0001",), "raise training.held_out_share"),
+        (("training.max_tokens=16",), "too_long"),
         (("head.kind=other",), "head"),
         (("target.path=nowhere/at/all",), "target: nowhere/at/all"),
         (("training.num_steps=0",), "training.num_steps"),
+        (("training.warmup_steps=4",), "warmup_steps (4) must be fewer than num_steps (4)"),
+        (("image={columns: {codes: truth, label: truth}}",), "either answer_column"),
+        (("output.path=s3://bucket/head",), "output.path: s3://bucket/head must be a folder"),
+        (("workers.count=0",), "workers.count"),
     ],
 )
 def test_a_training_job_that_cannot_work_is_refused(
     overrides: tuple[str, ...], message: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--config", CONFIG, f"source.path={source}", f"output.path={tmp_path / 'head'}", *QUICK, *overrides]
-    assert main(arguments) == REFUSED
+    assert main(command(source, tmp_path / "head", *overrides)) == REFUSED
     refusal = capsys.readouterr().err
     assert refusal.count("refused:") == 1
-    assert any(part in refusal for part in message.split("|")), refusal
+    assert message in refusal
+
+
+@pytest.mark.parametrize(
+    ("kind", "overrides", "message"),
+    [
+        ("class", ("image.columns={codes: codes, features: features}",), "is class-conditional"),
+        ("text", ("image.columns={codes: codes, label: label}",), "is text-conditional"),
+        ("text", ("image.columns={features: features}",), "give either columns.codes, or vq"),
+        ("text", ("image.columns={codes: codes}",), "give one of columns.features"),
+        ("text", ("image.columns={codes: codes}", "image.condition={path: x}"), "image.condition encodes the prompt"),
+        ("text", ("image.columns.codes=nothing",), "image.columns.codes: the column 'nothing'"),
+        ("text", ("target.path=zoo/checkpoints/caption_target",), "target: zoo/checkpoints/caption_target"),
+        ("text", ("image.columns={features: features}", "image.vq={path: nowhere/x/y}"), "image.vq: nowhere/x/y"),
+        ("text", ("training.held_out_share=0.9999",), "no row is left to learn from"),
+    ],
+)
+def test_an_image_job_that_cannot_work_is_refused(
+    kind: str,
+    overrides: tuple[str, ...],
+    message: str,
+    image_world: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(image_job(image_world, tmp_path / "head", kind, *overrides)) == REFUSED
+    assert message in capsys.readouterr().err
 
 
 def test_a_head_is_never_written_over_another(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert main(["--config", CONFIG, f"source.path={source}", f"output.path={tmp_path}", *QUICK]) == REFUSED
+    assert main(command(source, tmp_path)) == REFUSED
     assert "is not empty" in capsys.readouterr().err
+
+
+# --- several workers -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.full
+@pytest.mark.usefixtures("local_ray")
+def test_two_workers_teach_what_one_teaches(
+    image_world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(image_job(image_world, tmp_path / "one", "text")) == DONE
+    capsys.readouterr()
+    assert main(image_job(image_world, tmp_path / "two", "text", "workers.count=2", "workers.torch_threads=1")) == DONE
+    one, two = weights_of(tmp_path / "one"), weights_of(tmp_path / "two")
+    for name, value in one.items():
+        torch.testing.assert_close(two[name], value, rtol=1e-3, atol=1e-4)
+    assert measured(tmp_path / "one")["left_out"] == measured(tmp_path / "two")["left_out"]
+    assert measured(tmp_path / "one")["num_taught_rows"] == measured(tmp_path / "two")["num_taught_rows"]
+    assert "step 6/6 loss" in capsys.readouterr().err
