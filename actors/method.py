@@ -5,26 +5,30 @@ The one place where names in a YAML meet classes. Each family is a plain mapping
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from torch import Tensor
 
 from configs import acceptance as rules
 from configs import contexts as seen
 from configs import drafters as heads
 from configs import method as choices
 from configs import trees as adaptive
-from decoding.acceptance import Exact, Fly, LVSpec, RandomRelaxation, Rejection, Typical
+from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly, Unconditional
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
 from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.trees import DynamicTree, OnlineSageTree, SageSettings, SageTree, StaticTree, branching_paths, chain
+from decoding.trees.named import NAMED_PATHS
 from decoding.trees.sage import SPECVLM_PATHS
 from models.captioner import Captioner
 from models.checkpoints import CheckpointRef
 from models.contract import TargetModel
 from models.eagle import EagleNetwork
+from models.llamagen.neighbours import MAX_NEIGHBOURS, CodebookError, Proximity, cache_folder, neighbour_table
 from models.medusa import MedusaHeads
 
 CONTEXTS: dict[type, Callable[[Any], Context]] = {
@@ -36,7 +40,7 @@ CONTEXTS: dict[type, Callable[[Any], Context]] = {
 }
 TREES: dict[type, Callable[[Any], TreePolicy]] = {
     choices.ChainTree: lambda tree: chain(tree.length),
-    choices.StaticTree: lambda tree: StaticTree(tree.paths or branching_paths(tree.branching)),
+    choices.StaticTree: lambda tree: StaticTree(static_paths(tree)),
     choices.DynamicTree: lambda tree: DynamicTree(tree.top_k, tree.depth, tree.total_tokens),
     adaptive.SageTree: lambda tree: build_sage(tree),
 }
@@ -51,9 +55,18 @@ ACCEPTANCES: dict[type, Callable[[Any], Acceptance]] = {
 
 
 def build_method(
-    config: choices.Method, drafter_model: TargetModel | EagleNetwork | MedusaHeads | None, target: TargetModel
+    config: choices.Method,
+    drafter_model: TargetModel | EagleNetwork | MedusaHeads | None,
+    target: TargetModel,
+    codebook: Tensor | None = None,
 ) -> Method:
-    """Parts for one engine over `target`. Parts hold per-slot state, so each engine needs its own."""
+    """Parts for one engine over `target`. Parts hold per-slot state, so each engine needs its own.
+
+    `codebook` (V, code_dim) are an image target's codes as they are stored, for a rule that asks which are alike.
+
+    Raises:
+        CodebookError: the codebook is not the target's, or too small for the rule.
+    """
     drafter: Drafter
     if isinstance(config.drafter, choices.NoDrafter):
         drafter = NoDrafter()
@@ -76,7 +89,44 @@ def build_method(
             # A guided target's drafter sees what the target sees, lane by lane.
             contexts, merge = [*contexts, Unconditional()], Guided()
         drafter = ModelDrafter(drafter_model, contexts, target.vocab_size, merge)
-    return Method(drafter, build_tree(config), ACCEPTANCES[type(config.acceptance)](config.acceptance))
+    rule: Acceptance
+    if isinstance(config.acceptance, rules.LanternAcceptance):
+        assert codebook is not None, "the schema lets no acceptance 'lantern' through without a codebook"
+        rule = build_lantern(config.acceptance, codebook, target.vocab_size)
+    else:
+        rule = ACCEPTANCES[type(config.acceptance)](config.acceptance)
+    return Method(drafter, build_tree(config), rule)
+
+
+def build_lantern(choice: rules.LanternAcceptance, codebook: Tensor, vocab_size: int) -> Lantern:
+    """LANTERN's rule with the neighbours of a codebook (V, code_dim), which are looked up or made.
+
+    Raises:
+        CodebookError: the codebook has other codes than the target, or fewer than k.
+    """
+    num_codes = codebook.shape[0]
+    if num_codes != vocab_size:
+        raise CodebookError(
+            f"the codebook has {num_codes} codes, but the target draws from {vocab_size}: they do not belong together"
+        )
+    num_others = choice.k - 1 if choice.k_counts_draft else choice.k
+    if num_others > num_codes - 1:
+        raise CodebookError(
+            f"method.acceptance.k {choice.k} asks for {num_others} neighbours, and a codebook of {num_codes} codes has "
+            f"{num_codes - 1}; take a smaller k"
+        )
+    proximity = Proximity(choice.metric, choice.codebook == "normalised", choice.seed)
+    # As many as are ever kept, so that all k share one table.
+    table = neighbour_table(codebook, min(num_codes - 1, MAX_NEIGHBOURS), proximity, cache_folder())
+    options = (table, choice.k, choice.delta, choice.divergence, choice.k_counts_draft)
+    return Lantern(*options) if choice.draw == "coupled" else LanternResidual(*options, choice.draw)
+
+
+def static_paths(choice: choices.StaticTree) -> Sequence[tuple[int, ...]]:
+    """The paths of a fixed tree, however it was given."""
+    if choice.name is not None:
+        return NAMED_PATHS[choice.name]
+    return choice.paths or branching_paths(choice.branching)
 
 
 def build_tree(config: choices.Method) -> TreePolicy:

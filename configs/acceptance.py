@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from configs.section import Section
 
@@ -77,7 +77,55 @@ class TypicalAcceptance(Section):
     """Softens the target's distribution on greedy rows; sampled rows are judged by what they sample from."""
 
 
+class LanternAcceptance(Section):
+    """Lossy: a code of an image passes for others that look like it (LANTERN, 2024; LANTERN++, 2025)."""
+
+    kind: Literal["lantern"] = "lantern"
+    lossless: ClassVar[bool] = False
+    k: Annotated[int, Field(ge=1, le=1000)] = 1000
+    """Codes of a neighbourhood, the nearest ones."""
+    k_counts_draft: bool = True
+    """Whether the draft is one of the k (the papers), or stands beside them (the public code)."""
+    delta: Annotated[float, Field(ge=0.0, le=1e6)] = 0.1
+    """δ, the bound of the divergence; for `multiplicative` λ: the gathered probability is at most λ times its own."""
+    divergence: Literal["tvd", "jsd", "multiplicative"] = "tvd"
+    """How far the target's distribution may move: total variation, Jensen-Shannon (nats), or LANTERN++'s bound."""
+    draw: Literal["coupled", "paper", "code"] = "coupled"
+    """Relaxes the target's shared-noise draw, or draws residuals, as the paper has them or as the public code."""
+    metric: Literal["l2", "cosine", "random"] = "l2"
+    """What near means; `random` draws neighbours, as a control."""
+    codebook: Literal["raw", "normalised"] = "raw"
+    """The codes as they are stored (the public code), or their directions, which is all that a decoder sees."""
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Of the metric `random`."""
+
+    @model_validator(mode="after")
+    def _bound(self) -> LanternAcceptance:
+        if self.divergence == "multiplicative" and self.delta < 1.0:
+            raise ValueError(
+                f"delta {self.delta} is λ where divergence is multiplicative, and must be at least 1: a draft's own "
+                "probability is gathered too"
+            )
+        if self.divergence != "multiplicative" and self.delta > 1.0:
+            raise ValueError(
+                f"delta {self.delta}: {self.divergence} is never above 1; where the public code is given more it means "
+                "LANTERN++'s λ, which is divergence: multiplicative"
+            )
+        if self.codebook == "normalised" and self.metric != "l2":
+            reason = "compares directions already" if self.metric == "cosine" else "looks at no codes"
+            raise ValueError(f"codebook normalised changes nothing for the metric {self.metric}, which {reason}")
+        if self.seed and self.metric != "random":
+            raise ValueError(f"seed {self.seed} is for the metric random; {self.metric} draws nothing")
+        return self
+
+
 Acceptance = Annotated[
-    ExactAcceptance | RejectionAcceptance | LVSpecAcceptance | FlyAcceptance | RandomAcceptance | TypicalAcceptance,
+    ExactAcceptance
+    | RejectionAcceptance
+    | LVSpecAcceptance
+    | FlyAcceptance
+    | RandomAcceptance
+    | TypicalAcceptance
+    | LanternAcceptance,
     Field(discriminator="kind"),
 ]

@@ -11,7 +11,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.acceptance import Acceptance, ExactAcceptance, FlyAcceptance, RejectionAcceptance
+from configs.acceptance import (
+    Acceptance,
+    ExactAcceptance,
+    FlyAcceptance,
+    LanternAcceptance,
+    RejectionAcceptance,
+)
 from configs.contexts import (
     CaptionContext,
     EnsembleChoice,
@@ -46,17 +52,23 @@ class ChainTree(Section):
     length: Annotated[int, Field(ge=1, le=64)] = 5
 
 
+NAMED_TREE_LEVELS = 5
+"""How deep every named tree is."""
+
+
 class StaticTree(Section):
-    """A fixed tree: `branching[d]` children for every node of depth d, or explicit `paths` of child ranks."""
+    """A fixed tree: `branching[d]` children for every node of depth d, explicit `paths` of child ranks, or a `name`."""
 
     kind: Literal["static"] = "static"
+    name: Literal["mc_sim_7b_63", "naive_extend_57"] | None = None
+    """A tree of the papers: EAGLE's of 25 drafts, or LANTERN++'s of 57."""
     branching: tuple[Annotated[int, Field(ge=1, le=64)], ...] = ()
     paths: tuple[tuple[Annotated[int, Field(ge=0, le=63)], ...], ...] = ()
 
     @model_validator(mode="after")
     def _one_of(self) -> StaticTree:
-        if bool(self.branching) == bool(self.paths):
-            raise ValueError("give either branching or paths, and not both")
+        if sum(map(bool, (self.branching, self.paths, self.name))) != 1:
+            raise ValueError("give one of branching, paths and name, and not more")
         num_nodes, level = 0, 1
         for width in self.branching:
             level *= width
@@ -113,6 +125,8 @@ def _max_depth(tree: Section) -> int | None:
     if isinstance(tree, ChainTree):
         return tree.length
     if isinstance(tree, StaticTree):
+        if tree.name is not None:
+            return NAMED_TREE_LEVELS
         return len(tree.branching) or max(len(path) for path in tree.paths)
     if isinstance(tree, DynamicTree):
         return tree.depth + 1
@@ -143,10 +157,14 @@ class Method(Section):
         rule = self.acceptance
         if isinstance(self.drafter, NoDrafter) and not rule.lossless:
             raise ValueError(f"acceptance: '{rule.kind}' relaxes drafts, and the drafter 'none' makes none; use exact")
-        if isinstance(rule, RejectionAcceptance) and isinstance(self.tree, SageTree) and self.tree.growth == "online":
+        draws_residuals = isinstance(rule, RejectionAcceptance) or (
+            isinstance(rule, LanternAcceptance) and rule.draw != "coupled"
+        )
+        if draws_residuals and isinstance(self.tree, SageTree) and self.tree.growth == "online":
+            other = "acceptance.draw coupled" if isinstance(rule, LanternAcceptance) else "acceptance exact"
             raise ValueError(
                 "tree.growth 'online' keeps drafts by the probability of the drawn token, which would bias rejection "
-                "sampling; use growth 'planned', or acceptance exact"
+                f"sampling; use growth 'planned', or {other}"
             )
         if isinstance(rule, FlyAcceptance) and rule.window > 0 and (deepest := _max_depth(self.tree)):
             needed = rule.window + 1 + (rule.block_end == "margin")

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from configs.acceptance import LanternAcceptance
 from configs.drafters import EagleDrafter, MedusaDrafter
 from configs.method import Method, ModelDrafter, NoDrafter
 from configs.section import Section
@@ -236,6 +237,10 @@ class CaptionJob(Section):
         drafter = self.method.drafter
         if isinstance(drafter, (ModelDrafter, EagleDrafter, MedusaDrafter)) and self.model.drafter is None:
             raise ValueError(f"method.drafter.kind is '{drafter.kind}', so model.drafter must name a checkpoint")
+        if isinstance(self.method.acceptance, LanternAcceptance):
+            raise ValueError(
+                "method.acceptance 'lantern' takes codes for others that look like them, and a text has none"
+            )
         return self
 
     def resolved(self) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from configs.acceptance import LVSpecAcceptance
+from configs.acceptance import LanternAcceptance, LVSpecAcceptance
 from configs.contexts import FullContext
 from configs.drafters import EagleDrafter, MedusaDrafter
 from configs.method import Method, ModelDrafter, NoDrafter
@@ -30,7 +30,7 @@ class ImageColumns(Section):
     """Columns of the source that say how a row's images are made; a row without a value takes the job's."""
 
     features: str | None = None
-    """Ready text features of the prompt, without padding: lists of floats, flat or one per token, or bytes."""
+    """Ready text features of the prompt: lists of floats, flat or one per token, or bytes. Padding zeros are cut."""
     features_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
     """What the bytes of a features column hold, little-endian, token by token."""
     label: str | None = None
@@ -180,6 +180,8 @@ class SynthesizeJob(Section):
             raise ValueError("method.contexts: a prompt for an image has no visual part to change; leave them out")
         if isinstance(method.acceptance, LVSpecAcceptance):
             raise ValueError("method.acceptance 'lvspec' compares drafts with images in the prompt, and there are none")
+        if isinstance(method.acceptance, LanternAcceptance) and self.model.vq is None:
+            raise ValueError("method.acceptance 'lantern' finds neighbours in a codebook: model.vq must name its model")
 
     @property
     def is_guided(self) -> bool:

@@ -9,6 +9,8 @@ that mass to zero. Dividing by the drafter's probability would be wrong there.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,11 +20,29 @@ from decoding.noise import Stream
 from decoding.tree import Verdict
 
 
+@dataclass(frozen=True)
+class Trial:
+    """One draft of every row before the target: `law` (b, V) its distribution after the draft's parent, `mass` (b, V)
+    what refused siblings left of it, `token` (b,) the draft, `drawn_from` (b, V) what it was drawn from given those
+    siblings; where a draft is certain that is 1 at the draft, and `is_certain` says so."""
+
+    law: Tensor
+    mass: Tensor
+    token: Tensor
+    drawn_from: Tensor
+    is_certain: bool
+
+
 class Rejection(StatelessRule):
     """Accept draft x with probability min(1, p(x) / q(x)); on refusal draw from the residual."""
 
     draft_stream = Stream.DRAFT
     needs_draft_probs = True
+
+    def weigh(self, trial: Trial) -> tuple[Tensor, Tensor]:
+        """What speaks for each draft, (b,), to be divided by its probability, and the mass (b, V) if it is refused."""
+        own = trial.mass.gather(1, trial.token[:, None])[:, 0]
+        return own, normalise((trial.mass - trial.drawn_from).clamp_min(0), trial.mass)
 
     def judge(self, judgement: Judgement) -> Verdict:
         tree, warped = judgement.tree, judgement.warped
@@ -34,10 +54,11 @@ class Rejection(StatelessRule):
         alive = torch.ones(b, dtype=torch.bool, device=device)
         n = torch.ones(b, dtype=torch.long, device=device)
         path = [current]
-        mass = self._target_probs(judgement, current)
+        relaxed = [torch.zeros_like(alive)]
+        law = mass = self._target_probs(judgement, current)
         for depth in range(tree.num_levels):
             draft = None if tree.draft_probs is None else tree.draft_probs[row, current]
-            taken = torch.zeros_like(alive)
+            taken, odd = torch.zeros_like(alive), torch.zeros_like(alive)
             child = current
             for sibling in range(tree.max_siblings):
                 match = (tree.parents == current[:, None]) & (rank == sibling) & tree.valid
@@ -45,26 +66,29 @@ class Rejection(StatelessRule):
                 node = match.long().argmax(dim=1)
                 token = tree.tokens[row, node]
                 tried = F.one_hot(token, vocab_size).to(mass.dtype)
-                drawn_from = tried if draft is None else draft
-                p, q = mass[row, token], drawn_from[row, token]
-                u = judgement.noise.uniform(Stream.ACCEPT, sibling)[:, depth]
-                accept = here & (u * q < p)
+                trial = Trial(law, mass, token, tried if draft is None else draft, draft is None)
+                weight, rest = self.weigh(trial)
+                needed = judgement.noise.uniform(Stream.ACCEPT, sibling)[:, depth] * trial.drawn_from[row, token]
+                accept = here & (needed < weight)
                 child = torch.where(accept, node, child)
                 taken = taken | accept
+                # The target's own probability of the draft would not have carried it.
+                odd = odd | (accept & (needed >= mass[row, token]))
                 refused = (here & ~accept)[:, None]
-                mass = torch.where(refused, _normalise((mass - drawn_from).clamp_min(0), mass), mass)
+                mass = torch.where(refused, rest, mass)
                 if draft is not None:
-                    rest = draft * (1 - tried)
-                    draft = torch.where(refused, _normalise(rest, rest), draft)
+                    left = draft * (1 - tried)
+                    draft = torch.where(refused, normalise(left, left), draft)
             alive = taken
             current = torch.where(alive, child, current)
             path.append(torch.where(alive, current, 0))
+            relaxed.append(odd)
             n = n + alive
-            mass = torch.where(alive[:, None], self._target_probs(judgement, current), mass)
+            law = torch.where(alive[:, None], self._target_probs(judgement, current), law)
+            mass = torch.where(alive[:, None], law, mass)
         noise = judgement.noise.gumbel(Stream.RESIDUAL)[row, n - 1]
         scores = mass.log() + noise * judgement.rows.is_sampled[:, None]
-        nodes = torch.stack(path, dim=1)
-        return Verdict(nodes, n, scores.argmax(dim=-1), torch.zeros_like(nodes, dtype=torch.bool))
+        return Verdict(torch.stack(path, dim=1), n, scores.argmax(dim=-1), torch.stack(relaxed, dim=1))
 
     @staticmethod
     def _target_probs(judgement: Judgement, nodes: Tensor) -> Tensor:
@@ -74,7 +98,7 @@ class Rejection(StatelessRule):
         return torch.where(judgement.rows.is_sampled[:, None], logits.softmax(dim=-1), certain)
 
 
-def _normalise(mass: Tensor, fallback: Tensor) -> Tensor:
+def normalise(mass: Tensor, fallback: Tensor) -> Tensor:
     """Scale rows of `mass` (b, V) to one; rows without any mass (p = q in rounding) become `fallback`."""
     total = mass.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, mass / total.clamp_min(torch.finfo(mass.dtype).tiny), fallback)

@@ -36,9 +36,7 @@ class RelaxedRule(StatelessRule):
     lossless = False
 
     def open(self, spec: EngineSpec) -> None:
-        special = sorted(token for token in spec.special_ids | spec.eos_ids if 0 <= token < spec.vocab_size)
-        self._is_special = torch.zeros(spec.vocab_size, dtype=torch.bool, device=spec.device)
-        self._is_special[torch.tensor(special, dtype=torch.long, device=spec.device)] = True
+        self._is_special = special_tokens(spec)
 
     @abstractmethod
     def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
@@ -48,11 +46,22 @@ class RelaxedRule(StatelessRule):
         """What decides between equally long paths, (b, N) summed along each; None counts the target's own choices."""
         return None
 
+    def accepts(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+        """Which drafts may be taken, shaped as what `pardon` gives."""
+        strict = self._is_special[judgement.tree.tokens] | self._is_special[seen.wanted]
+        return seen.match[:, None] | (self.pardon(judgement, seen) & ~strict[:, None])
+
     def judge(self, judgement: Judgement) -> Verdict:
         tree = judgement.tree
         choice = target_choice(judgement)
         wanted = wanted_tokens(tree, choice)
         seen = Mismatches(wanted, tree.tokens == wanted, Branches.of(tree))
-        strict = self._is_special[tree.tokens] | self._is_special[wanted]
-        accept = seen.match[:, None] | (self.pardon(judgement, seen) & ~strict[:, None])
-        return walk_accepted(tree, seen.branches, choice, accept, self.merit(judgement))
+        return walk_accepted(tree, seen.branches, choice, self.accepts(judgement, seen), self.merit(judgement))
+
+
+def special_tokens(spec: EngineSpec) -> Tensor:
+    """Which tokens no rule may relax, (V,) bool."""
+    special = sorted(token for token in spec.special_ids | spec.eos_ids if 0 <= token < spec.vocab_size)
+    marks = torch.zeros(spec.vocab_size, dtype=torch.bool, device=spec.device)
+    marks[torch.tensor(special, dtype=torch.long, device=spec.device)] = True
+    return marks

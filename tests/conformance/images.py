@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from decoding import Engine, Method, Request, Sampling
-from decoding.acceptance import Exact
+from decoding.acceptance import Exact, Lantern
 from decoding.contracts import Drafter
 from decoding.drafters import MedusaDrafter, NoDrafter
 from decoding.noise import Noise, Stream, key_of
 from decoding.trees import DynamicTree, StaticTree, branching_paths, chain
+from models.llamagen.neighbours import Proximity, nearest_codes
 from models.llamagen.target import LlamaGenTarget
 from models.medusa import MedusaHeads, MedusaShape
 from tests.conformance import checks
@@ -38,6 +39,7 @@ def medusa(of: LlamaGenTarget) -> Drafter:
     return MedusaDrafter(heads, of.num_lanes, images.merge_of(of))
 
 
+NEIGHBOURS = nearest_codes(torch.randn(images.CODES, 8, generator=torch.Generator().manual_seed(2)), 59, Proximity())
 METHODS: dict[str, Make] = {
     "plain": lambda of, kind: Method(NoDrafter(), chain(1), Exact()),
     "eagle2": lambda of, kind: Method(images.eagle(of), DynamicTree(4, 3, 16), Exact()),
@@ -45,6 +47,9 @@ METHODS: dict[str, Make] = {
     "sd-tree": lambda of, kind: Method(images.smaller(of, kind), StaticTree(branching_paths([3, 2, 1])), Exact()),
     "sd-dynamic": lambda of, kind: Method(images.smaller(of, kind), DynamicTree(4, 3, 16), Exact()),
     "medusa": lambda of, kind: Method(medusa(of), StaticTree(branching_paths([3, 2, 1])), Exact()),
+    "lantern-zero": lambda of, kind: Method(
+        images.smaller(of, kind), DynamicTree(4, 3, 16), Lantern(NEIGHBOURS, 40, 0.0)
+    ),
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import product
 
 from decoding import Engine, Method, Sampling
-from decoding.acceptance import Exact, Fly, LVSpec, RandomRelaxation, Typical
+from decoding.acceptance import Exact, Fly, Lantern, LVSpec, RandomRelaxation, Typical
 from decoding.contexts import Full, Pooled, Pruned, TextOnly
 from decoding.contracts import Acceptance, Context, TreePolicy
 from decoding.drafters import LookupDrafter, ModelDrafter, NoDrafter
@@ -18,6 +18,7 @@ from decoding.trees import DynamicTree, OnlineSageTree, SageTree, StaticTree, br
 from decoding.trees.sage import SPECVLM_PATHS
 from tests import toys
 from tests.conformance import checks, heads
+from tests.conformance.relaxation import NEIGHBOURS
 
 Make = Callable[[str], Method]
 VISUAL = tuple(name for name, family in toys.FAMILIES.items() if family.takes_images)
@@ -84,6 +85,7 @@ METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "fly-zero": (drafted([Full()], five, Fly(min_entropy=100.0, window=1)), EVERY),
     "random-zero": (drafted([Full()], bush, RandomRelaxation(0.0)), EVERY),
     "typical-zero": (drafted([Full()], bush, Typical(epsilon=1.0, alpha=1e9)), EVERY),
+    "lantern-zero": (drafted([Full()], bush, Lantern(NEIGHBOURS, 60, 0.0)), EVERY),
     # Combinations that no paper has run.
     "tabed+sage+lvspec-zero": (
         drafted(MT, SageTree, LVSpec(0.0, 3, position_shift=False), policy="inverse_softmax"),

@@ -8,20 +8,26 @@ from typing import Any
 import torch
 
 from decoding import Completion, Engine, Method, Request, Sampling
-from decoding.acceptance import Fly, LVSpec, RandomRelaxation, Typical
+from decoding.acceptance import Fly, Lantern, LVSpec, RandomRelaxation, Typical
 from decoding.acceptance.relaxed import RelaxedRule
 from decoding.contracts import TreePolicy
 from decoding.noise import Noise, Stream, key_of
 from decoding.trees import StaticTree
+from models.llamagen.neighbours import Proximity, nearest_codes
 from tests import toys
 from tests.conformance import checks
 
+NEIGHBOURS = nearest_codes(torch.zeros(toys.VOCAB_SIZE, 1), toys.VOCAB_SIZE - 1, Proximity("random"))
+"""The toys' tokens are no codes; neighbours by lot put a rule to the same test."""
 ZERO: dict[str, Callable[[], RelaxedRule]] = {
     "lvspec": lambda: LVSpec(0.0, 3, position_shift=False),
     "fly": lambda: Fly(min_entropy=100.0, window=1),
     "fly-gate": lambda: Fly(min_entropy=100.0, window=0),
     "random": lambda: RandomRelaxation(0.0),
     "typical": lambda: Typical(epsilon=1.0, alpha=1e9),
+    "lantern": lambda: Lantern(NEIGHBOURS, toys.VOCAB_SIZE, 0.0),
+    "lantern-jsd": lambda: Lantern(NEIGHBOURS, 30, 0.0, "jsd"),
+    "lantern++": lambda: Lantern(NEIGHBOURS, 30, 1.0, "multiplicative"),
 }
 LOOSE: dict[str, Callable[[], RelaxedRule]] = {
     "lvspec": lambda: LVSpec(0.7, 3, position_shift=False),
@@ -33,6 +39,9 @@ LOOSE: dict[str, Callable[[], RelaxedRule]] = {
     "fly-gate": lambda: Fly(min_entropy=0.5, window=0),
     "random": lambda: RandomRelaxation(0.5),
     "typical": Typical,
+    "lantern": lambda: Lantern(NEIGHBOURS, 30, 0.3),
+    "lantern-jsd": lambda: Lantern(NEIGHBOURS, 30, 0.2, "jsd"),
+    "lantern++": lambda: Lantern(NEIGHBOURS, 30, 20.0, "multiplicative"),
 }
 
 

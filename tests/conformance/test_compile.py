@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decoding import Engine, Method, Sampling
-from decoding.acceptance import Exact, Fly, LVSpec, Rejection
+from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, Rejection
 from decoding.contexts import Full, TextOnly
 from decoding.contracts import Acceptance, Judgement, StepNoise, TreePolicy
 from decoding.drafters import ModelDrafter
@@ -21,6 +21,7 @@ from decoding.sampling import warp
 from decoding.trees import DynamicTree, SageTree, StaticTree, branching_paths, chain
 from tests import toys
 from tests.conformance import checks
+from tests.conformance.relaxation import NEIGHBOURS
 
 SAMPLING = Sampling(max_new_tokens=24, temperature=0.8, top_k=12, ignore_eos=True)
 METHODS: dict[str, tuple[bool, Callable[[], TreePolicy], Callable[[], Acceptance]]] = {
@@ -29,6 +30,12 @@ METHODS: dict[str, tuple[bool, Callable[[], TreePolicy], Callable[[], Acceptance
     "tabed": (True, lambda: chain(3), Fly),
     "sage+lvspec": (False, SageTree, LVSpec),
     "dynamic": (False, lambda: DynamicTree(3, 2, 8), Exact),
+    "dynamic+lantern": (False, lambda: DynamicTree(3, 2, 8), lambda: Lantern(NEIGHBOURS, 20, 0.3)),
+    "tree+lantern++": (
+        False,
+        lambda: StaticTree(branching_paths([2, 2])),
+        lambda: LanternResidual(NEIGHBOURS, 10, 5.0, "multiplicative", residual="code"),
+    ),
 }
 
 

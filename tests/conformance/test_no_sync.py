@@ -14,7 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import LlamaForCausalLM
 
 from decoding import Method, Request, Sampling
-from decoding.acceptance import Exact, Fly, LVSpec, RandomRelaxation, Rejection, Typical
+from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Full
 from decoding.contracts import Acceptance, Drafter, EngineSpec, Probe, TreePolicy
 from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
@@ -28,6 +28,7 @@ from models.medusa import MedusaHeads, MedusaShape
 from models.prefix import Prefix
 from models.target import Target
 from tests import toys
+from tests.conformance.relaxation import NEIGHBOURS
 
 Parts = tuple[Callable[[Target, Target], Drafter], Callable[[], TreePolicy], Callable[[], Acceptance]]
 SAMPLING = Sampling(max_new_tokens=20, temperature=0.8, top_k=9, top_p=0.9, repetition_penalty=1.2)
@@ -65,6 +66,8 @@ METHODS: dict[str, Parts] = {
     "fly": (one, lambda: chain(6), Fly),
     "random": (one, bush, lambda: RandomRelaxation(0.5)),
     "typical": (one, bush, Typical),
+    "lantern": (one, lambda: DynamicTree(4, 3, 16), lambda: Lantern(NEIGHBOURS, 20, 0.1)),
+    "lantern++": (one, bush, lambda: LanternResidual(NEIGHBOURS, 10, 5.0, "multiplicative", residual="code")),
     "tabed+sage+lvspec": (ensemble("error"), SageTree, LVSpec),
     "eagle": (lambda target, _: EagleDrafter(EagleNetwork(EAGLE), target.head), lambda: DynamicTree(4, 3, 16), Exact),
     "medusa": (lambda *_: MedusaDrafter(MedusaHeads(MedusaShape(4, 1, 32, toys.VOCAB_SIZE))), bush, Exact),
@@ -99,6 +102,9 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         target, model = (Target(LlamaForCausalLM(toys.text_config()).eval(), tokenizer) for _ in range(2))
         method = Method(make_drafter(target, model), policy, rule)
         tree = method.tree
+        if isinstance(rule, Lantern):
+            # A table comes from the disk, with numbers in it.
+            rule.neighbourhood.table = torch.zeros(NEIGHBOURS.shape, dtype=torch.long)
         spec = EngineSpec(
             3, 64, target.vocab_size, target.hidden_size, target.device, target.eos_ids, target.special_ids,
             tree.max_frontier_nodes, tree.max_grown_nodes, tree.max_levels,

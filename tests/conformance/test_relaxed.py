@@ -37,6 +37,7 @@ def test_what_differs_from_the_targets_choice_is_what_was_relaxed(
         ("fly", "chain", relaxation.SAMPLED),
         ("random", "two-branches", relaxation.SAMPLED),
         ("typical", "two-branches", Sampling()),
+        ("lantern", "two-branches", relaxation.SAMPLED),
     ],
     ids=lambda value: {0.0: "greedy"}.get(value.temperature, "sampled") if isinstance(value, Sampling) else value,
 )

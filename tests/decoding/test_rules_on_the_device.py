@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
-from decoding.acceptance import Fly, LVSpec, RandomRelaxation, Typical
+from decoding.acceptance import Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Typical
 from decoding.acceptance.relaxed import RelaxedRule
 from decoding.contracts import Judgement
 from decoding.tree import Verdict
 from tests.decoding import blocks
 
+NEIGHBOURS = torch.stack([(torch.arange(blocks.VOCAB_SIZE) + step) % blocks.VOCAB_SIZE for step in range(1, 40)], dim=1)
 RULES: dict[str, Callable[[], RelaxedRule]] = {
     "lvspec": lambda: LVSpec(0.5, 3, True),
     "lvspec-before": lambda: LVSpec(0.5, 3, True, "before"),
@@ -21,6 +22,12 @@ RULES: dict[str, Callable[[], RelaxedRule]] = {
     "fly-gate": lambda: Fly(0.1, 0),
     "random": lambda: RandomRelaxation(0.5),
     "typical": Typical,
+    "lantern": lambda: Lantern(NEIGHBOURS, 9, 0.3),
+    "lantern-jsd": lambda: Lantern(NEIGHBOURS, 9, 0.3, "jsd"),
+    "lantern++": lambda: Lantern(NEIGHBOURS, 9, 4.0, "multiplicative", k_counts_draft=False),
+    "lantern-paper": lambda: LanternResidual(NEIGHBOURS, 9, 0.3),
+    "lantern-code": lambda: LanternResidual(NEIGHBOURS, 9, 0.3, residual="code"),
+    "lantern-alone": lambda: Lantern(NEIGHBOURS, 1, 0.3),
 }
 PARENTS = {"chain": [-1, 0, 1, 2, 3], "tree": [-1, 0, 0, 1, 2]}
 

@@ -1,0 +1,71 @@
+"""LANTERN: a code of an image is taken for another that looks like it, as far as the target's distribution allows.
+
+Each draft x̃ stands for its neighbourhood A(k, δ) (Jang et al. 2024, "LANTERN", section 3.3, arXiv 2410.03355; as there,
+q is the target's distribution). Greedy rows take x̃ where it is the argmax once its neighbours' probability is its own.
+Sampled rows take it where the target's draw y = argmax(log q + g) falls into A(k, δ): a certain draft is then taken
+with the paper's probability, Σ of q over A(k, δ), and y, where it is not, has the paper's residual distribution;
+`lantern_residual` draws both as the papers do. The token after the path is the target's own. Knows no codebooks:
+neighbours come as a table.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from decoding.acceptance.neighbourhood import Divergence, Neighbourhood
+from decoding.acceptance.relaxed import Mismatches, RelaxedRule
+from decoding.contracts import EngineSpec, Judgement
+
+
+class Lantern(RelaxedRule):
+    """Relax a mismatch whose draft is close to what the target takes; `table` (V, …) and options as `Neighbourhood`.
+
+    Of siblings that pass, a sampled row takes the first, as if they were tried in turn, and a greedy row follows
+    whichever leads furthest. `delta` 0 (λ = 1 for "multiplicative") relaxes nothing.
+    """
+
+    def __init__(
+        self,
+        table: Tensor,
+        k: int = 1000,
+        delta: float = 0.1,
+        divergence: Divergence = "tvd",
+        k_counts_draft: bool = True,
+    ) -> None:
+        self.neighbourhood = Neighbourhood(table, k, delta, divergence, k_counts_draft)
+
+    def open(self, spec: EngineSpec) -> None:
+        super().open(spec)
+        self.neighbourhood.open(spec)
+
+    def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+        tree = judgement.tree
+        near = self.neighbourhood.around(tree.tokens)  # (b, N, n)
+        asked = torch.cat([tree.tokens[:, :, None], seen.wanted[:, :, None], near], dim=-1)
+        probs = _at_drafts(judgement, asked)
+        own, best, near_probs = probs[..., 0], probs[..., 1], probs[..., 2:]
+        members = self.neighbourhood.members(tree.tokens, own, near, near_probs)
+        stands_for_it = (members & (near == seen.wanted[:, :, None])).any(dim=-1)
+        gathered = (near_probs * members).sum(dim=-1, dtype=torch.float64)
+        total = own + gathered
+        # Where the best token is itself a neighbour it has lent its probability, and the draft has at least as much.
+        is_best = (total > best) | ((total == best) & (tree.tokens < seen.wanted))
+        outgrows_it = stands_for_it | (is_best & (gathered > 0))
+        return torch.where(judgement.rows.is_sampled[:, None], stands_for_it, outgrows_it)[:, None]
+
+    def accepts(self, judgement: Judgement, seen: Mismatches) -> Tensor:
+        tree = judgement.tree
+        accept = super().accepts(judgement, seen)
+        siblings = (tree.parents[:, :, None] == tree.parents[:, None, :]).tril(-1)  # (b, i, j): j is an earlier one
+        is_first = ~(siblings & (accept & tree.valid[:, None])).any(dim=-1)
+        return accept & (is_first | ~judgement.rows.is_sampled[:, None])[:, None]
+
+
+def _at_drafts(judgement: Judgement, tokens: Tensor) -> Tensor:
+    """The target's probabilities (b, N, m) of `tokens` (b, N, m) where each draft stands."""
+    logits = judgement.warped
+    above = judgement.tree.parents.clamp_min(0)
+    place = above[:, :, None] * logits.shape[-1] + tokens
+    found = logits.flatten(1).gather(1, place.flatten(1)).view_as(place)
+    return (found - logits.logsumexp(dim=-1).gather(1, above)[:, :, None]).exp()

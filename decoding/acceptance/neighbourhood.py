@@ -1,0 +1,108 @@
+"""A(k, δ): the neighbours of a draft that may stand in for it, as many as a bound on the target's distortion allows.
+
+Moving the probability of a draft's neighbours onto the draft distorts the target's distribution q. Neighbours are added
+nearest first for as long as the distortion stays within δ (Jang et al. 2024, "LANTERN", section 3.3, arXiv 2410.03355).
+Owns the table of neighbours and the bound; knows no trees and no draws. Shapes: n neighbours looked at, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from decoding.acceptance.relaxed import special_tokens
+from decoding.contracts import EngineSpec
+
+Divergence = Literal["tvd", "jsd", "multiplicative"]
+
+_TINY = 1e-60
+"""Below every float32 above zero: keeps 0 / 0 out without changing any other quotient."""
+
+
+def jensen_shannon(own: Tensor, moved: Tensor) -> Tensor:
+    """Divergence in nats of q from q with mass `moved` taken from other tokens onto one of probability `own`; float64.
+
+    With m = moved, JSD = ½ · [m · ln 2 + (own + m) · ln((own + m) / (own + m/2)) + own · ln(own / (own + m/2))]:
+    emptied tokens add their mass times ln 2, whoever they are, and all others nothing. It rises with m, from 0 at m = 0
+    (the slope is ½ · ln(4 (own + m) / (2 own + m)) ≥ ½ · ln 2), so a longest prefix is found by comparing sums.
+    """
+    half = moved / 2
+    middle = (own + half).clamp_min(_TINY)
+    # log1p, because for a small m the two last terms cancel to the first order.
+    gained = (own + moved) * torch.log1p(half / middle)
+    lost = own * torch.log1p(half / own.clamp_min(_TINY))
+    return 0.5 * (moved * math.log(2.0) + gained - lost)
+
+
+WITHIN: dict[Divergence, Callable[[Tensor, Tensor, float], Tensor]] = {
+    # Half of |q − q'| is what was taken and half what was added, so the total variation is the mass that moved.
+    "tvd": lambda own, moved, bound: moved <= bound,
+    "jsd": lambda own, moved, bound: jensen_shannon(own, moved) <= bound,
+    # LANTERN++: own + moved ≤ λ · own.
+    "multiplicative": lambda own, moved, bound: moved <= (bound - 1.0) * own,
+}
+"""Whether mass moved onto a token of probability `own` stays within the bound."""
+
+
+class Neighbourhood:
+    """The neighbours (V, …) of all tokens, nearest first, and how many of them a bound `delta` lets in.
+
+    `k` counts the draft itself, as the paper has it; with `k_counts_draft` False it counts neighbours, as the public
+    code has it. `delta` bounds the `divergence`; for "multiplicative" it is LANTERN++'s λ: what a draft gathers,
+    its own probability included, is at most λ times its own. Special tokens neither lend their probability nor borrow.
+    """
+
+    def __init__(self, table: Tensor, k: int, delta: float, divergence: Divergence, k_counts_draft: bool) -> None:
+        self.table = table
+        self.num_neighbours = k - 1 if k_counts_draft else k
+        self.delta = delta
+        self.divergence = divergence
+
+    def open(self, spec: EngineSpec) -> None:
+        """Bring the table to the device, and no more of it than is looked at.
+
+        Raises:
+            ValueError: the table is of another codebook than the target's, or too short for k.
+        """
+        num_codes, num_kept = self.table.shape
+        if num_codes != spec.vocab_size:
+            raise ValueError(
+                f"the table of neighbours is of a codebook of {num_codes} codes, but the target draws from "
+                f"{spec.vocab_size}: they do not belong together"
+            )
+        if self.num_neighbours > num_kept:
+            raise ValueError(
+                f"{self.num_neighbours} neighbours are to be looked at, and the table holds {num_kept} of each code"
+            )
+        # One more than is looked at: what the public code zeroes. A code of a small codebook may not have it.
+        self._near = self.table[:, : self.num_neighbours + 1].to(spec.device, torch.long).contiguous()
+        # Codes of images have no special ones, and then nothing has to be looked up.
+        self._is_special = special_tokens(spec) if spec.special_ids | spec.eos_ids else None
+
+    def around(self, tokens: Tensor) -> Tensor:
+        """The neighbours (…, n) of `tokens` (…), nearest first."""
+        return self._near[tokens][..., : self.num_neighbours]
+
+    def around_and_one_more(self, tokens: Tensor) -> Tensor:
+        """The neighbours (…, n + 1) of `tokens` (…), of which the last is never looked at; n in a whole codebook."""
+        return self._near[tokens]
+
+    def may_lend(self, tokens: Tensor, near: Tensor) -> Tensor:
+        """Whether `near` (…, m) and `tokens` (…) are both no special tokens, (…, m)."""
+        if self._is_special is None:
+            return torch.ones_like(near, dtype=torch.bool)
+        return ~(self._is_special[near] | self._is_special[tokens][..., None])
+
+    def members(self, tokens: Tensor, own: Tensor, near: Tensor, near_probs: Tensor) -> Tensor:
+        """Which neighbours `near` (…, n) of `tokens` (…) are in A(k, δ), (…, n); the draft itself always is.
+
+        `own` (…) and `near_probs` (…, n) are the target's probabilities of both.
+        """
+        free = self.may_lend(tokens, near)
+        # float64: in float32 the rounding of a thousand sums would let in more than the bound.
+        moved = (near_probs * free).cumsum(dim=-1, dtype=torch.float64)
+        return WITHIN[self.divergence](own.double()[..., None], moved, self.delta) & free

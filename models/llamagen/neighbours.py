@@ -1,0 +1,178 @@
+"""Which codes of a VQ codebook lie next to which: tables of the nearest, made once and kept on disk.
+
+A table (V, k) names each code's k nearest others, nearest first; a code is never its own neighbour, and of equally near
+codes the lower number comes first. LANTERN (arXiv 2410.03355, section 3.2) takes neighbours for interchangeable. Knows
+codebooks and files of tables; what is done with neighbours is `decoding.acceptance.lantern`'s business.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+Metric = Literal["l2", "cosine", "random"]
+
+MAX_NEIGHBOURS = 1001
+"""Most neighbours that a table holds: the papers' k of 1,000, and the one entry more that their code zeroes."""
+
+_TABLE = "neighbours"
+_FORMAT = 1
+# Distances that are held at once: 32 MiB of float64, whatever the codebook's size.
+_DISTANCES_AT_ONCE = 1 << 22
+
+
+class CodebookError(ValueError):
+    """A codebook that no neighbours can be found in, or more neighbours asked for than it has."""
+
+
+@dataclass(frozen=True)
+class Proximity:
+    """What near means: `metric` over the codes as they are stored, or, `normalised`, over their directions.
+
+    "cosine" is the distance of directions either way. "random" is the control: every code's neighbours are drawn from
+    all others with `seed`, whatever the codes are.
+    """
+
+    metric: Metric = "l2"
+    normalised: bool = False
+    seed: int = 0
+
+
+def cache_folder() -> Path | None:
+    """Where tables are kept on this machine; None for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftfleet" / "neighbours"
+    except RuntimeError:
+        return None
+
+
+def neighbour_table(codebook: Tensor, num_neighbours: int, proximity: Proximity, folder: Path | None) -> Tensor:
+    """The table (V, k) int64 of a codebook (V, code_dim), from `folder` where it lies there, else made and left there.
+
+    Give the codes in the type that they are stored in: rounded ones have other neighbours. Without a `folder` nothing
+    is kept. A torn file is made anew, and a folder that cannot be written to only costs the next run the same work;
+    both are logged.
+
+    Raises:
+        CodebookError: as `nearest_codes`.
+    """
+    _check(codebook, num_neighbours)
+    if folder is None:
+        return nearest_codes(codebook, num_neighbours, proximity)
+    path = folder / f"{_key(codebook, num_neighbours, proximity)}.safetensors"
+    if path.is_file():
+        try:
+            return _read(path, codebook.shape[0], num_neighbours)
+        except (SafetensorError, OSError, ValueError, KeyError) as error:
+            logger.warning("%s is torn (%s) and is made anew", path, str(error).splitlines()[0])
+    table = nearest_codes(codebook, num_neighbours, proximity)
+    try:
+        _write(path, table)
+    except OSError as error:
+        logger.warning("the table of neighbours cannot be kept: %s", error)
+    return table
+
+
+def nearest_codes(codebook: Tensor, num_neighbours: int, proximity: Proximity) -> Tensor:
+    """Each code's nearest others, (V, k) int64 on the CPU; memory is bounded, whatever V is.
+
+    Raises:
+        CodebookError: `codebook` (V, code_dim) is no table of finite numbers, or there are no k others.
+    """
+    _check(codebook, num_neighbours)
+    if proximity.metric == "random":
+        return _drawn_codes(codebook.shape[0], num_neighbours, proximity.seed)
+    codes = codebook.detach().to("cpu", torch.float64)
+    if proximity.normalised or proximity.metric == "cosine":
+        # ‖a − b‖² = 2 − 2 cos for directions: both rank alike, and equal codes stay equal to the last bit.
+        codes = F.normalize(codes, dim=-1)
+    numbers = torch.arange(len(codes))
+    num_bits = (len(codes) - 1).bit_length()
+    rows_at_once = max(1, _DISTANCES_AT_ONCE // len(codes))
+    found = []
+    for first in range(0, len(codes), rows_at_once):
+        own = numbers[first : first + rows_at_once]
+        # Differences, not products: products round equal distances apart.
+        distance = torch.cdist(codes[own], codes, compute_mode="donot_use_mm_for_euclid_dist")
+        distance[torch.arange(len(own)), own] = torch.inf
+        # Numbers that are not negative sort as their bits do. The lowest bits give way to the code's number, by which
+        # equal distances are ranked; 38 binary digits remain of distances among 16,384 codes.
+        key = (distance.view(torch.int64) >> num_bits << num_bits) | numbers
+        found.append(key.topk(num_neighbours, dim=-1, largest=False, sorted=True).values & ((1 << num_bits) - 1))
+    return torch.cat(found)
+
+
+def _drawn_codes(num_codes: int, num_neighbours: int, seed: int) -> Tensor:
+    rows = np.empty((num_codes, num_neighbours), dtype=np.int64)
+    for code in range(num_codes):
+        others = np.random.default_rng((seed, code)).permutation(num_codes - 1)[:num_neighbours]
+        rows[code] = others + (others >= code)  # numbered without the code itself
+    return torch.from_numpy(rows)
+
+
+def _check(codebook: Tensor, num_neighbours: int) -> None:
+    if codebook.ndim != 2 or not codebook.is_floating_point() or not codebook.numel():
+        raise CodebookError(f"a codebook is a table (codes, numbers), not {codebook.dtype} {list(codebook.shape)}")
+    if not bool(codebook.isfinite().all()):
+        raise CodebookError("the codebook holds numbers that are not finite")
+    num_others = codebook.shape[0] - 1
+    if not 1 <= num_neighbours <= min(num_others, MAX_NEIGHBOURS):
+        raise CodebookError(
+            f"{num_neighbours} neighbours are asked for; a codebook of {codebook.shape[0]} codes has 1 to "
+            f"{num_others}, of which at most {MAX_NEIGHBOURS} are kept"
+        )
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def _key(codebook: Tensor, num_neighbours: int, proximity: Proximity) -> str:
+    """A name for all that decides a table's content."""
+    settings: dict[str, Any] = asdict(proximity) | {"k": num_neighbours, "format": _FORMAT, "of": list(codebook.shape)}
+    stored = codebook.detach().to("cpu", torch.float32).contiguous().numpy()
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    digest.update(stored.astype("<f4", copy=False).tobytes())
+    return f"{codebook.shape[0]}x{num_neighbours}_{proximity.metric}_{digest.hexdigest()[:24]}"
+
+
+def _digest(table: NDArray[Any]) -> str:
+    return hashlib.sha256(table.tobytes()).hexdigest()
+
+
+def _read(path: Path, num_codes: int, num_neighbours: int) -> Tensor:
+    with safe_open(path, framework="numpy") as file:
+        told = file.metadata() or {}
+        table: NDArray[Any] = file.get_tensor(_TABLE)
+    if table.shape != (num_codes, num_neighbours) or told.get("digest") != _digest(table):
+        raise ValueError("its content is not what was written")
+    # Widened as numpy: torch can neither gather with uint16 nor tell 40,000 from −25,536 once it is int16.
+    return torch.from_numpy(table.astype(np.int64))
+
+
+def _write(path: Path, table: Tensor) -> None:
+    """Write whole or not at all; two writers of one table write the same."""
+    compact = table.numpy().astype(np.uint16 if len(table) <= 1 << 16 else np.int32)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".part")
+    os.close(handle)
+    try:
+        save_file({_TABLE: compact}, part, metadata={"digest": _digest(compact)})
+        os.replace(part, path)
+    finally:
+        Path(part).unlink(missing_ok=True)

@@ -1,0 +1,197 @@
+"""A(k, δ): by hand, against the definition, and its bounds as properties."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from decoding.acceptance.neighbourhood import Neighbourhood, jensen_shannon
+from tests.decoding import blocks, lantern_by_hand
+
+#          0     1     2     3     4
+TENTHS = [0.30, 0.25, 0.05, 0.15, 0.25]
+NEAR = {0: [2, 3, 1, 4], 1: [4, 0, 2, 3]}
+
+
+def plain_spec(num_codes: int = blocks.VOCAB_SIZE, special: frozenset[int] = frozenset()) -> Any:
+    """What an image model is: no end token, no special ones."""
+    return replace(blocks.spec(), vocab_size=num_codes, eos_ids=frozenset(), special_ids=special)
+
+
+def table_of(rows: dict[int, list[int]], num_codes: int) -> torch.Tensor:
+    return torch.tensor([rows.get(code, [c for c in range(num_codes) if c != code]) for code in range(num_codes)])
+
+
+def members(
+    probs: list[float],
+    draft: int,
+    k: int,
+    delta: float,
+    divergence: Any = "tvd",
+    k_counts_draft: bool = True,
+    **spec: Any,
+) -> list[int]:
+    """The neighbours in A(k, δ), nearest first, with `NEAR` as the table."""
+    made = Neighbourhood(table_of(NEAR, 5), k, delta, divergence, k_counts_draft)
+    made.open(plain_spec(5, **spec))
+    token, q = torch.tensor([draft]), torch.tensor([probs])
+    near = made.around(token)
+    inside = made.members(token, q[:, draft], near, q.gather(1, near))
+    return near[inside].tolist()
+
+
+def test_neighbours_are_added_while_their_probability_stays_within_delta() -> None:
+    # Behind code 0 stand 0.05, 0.15, 0.25, 0.25: sums 0.05, 0.20, 0.45, 0.70.
+    assert members(TENTHS, 0, 5, 0.04) == []
+    assert members(TENTHS, 0, 5, 0.06) == [2]
+    assert members(TENTHS, 0, 5, 0.21) == [2, 3]
+    assert members(TENTHS, 0, 5, 0.44) == [2, 3], "0.25 more would exceed it, and nothing behind it is looked at"
+    assert members(TENTHS, 0, 5, 0.71) == [2, 3, 1, 4]
+    # Behind code 1 stands 0.25 first: the smaller ones behind it do not come in its place.
+    assert members(TENTHS, 1, 5, 0.2) == []
+
+
+def test_k_counts_the_draft_or_does_not() -> None:
+    assert members(TENTHS, 0, 3, 1.0) == [2, 3]
+    assert members(TENTHS, 0, 3, 1.0, k_counts_draft=False) == [2, 3, 1]
+    assert members(TENTHS, 0, 1, 1.0) == []
+    assert members(TENTHS, 0, 1, 1.0, k_counts_draft=False) == [2]
+
+
+def test_the_multiplicative_bound_is_a_multiple_of_the_drafts_own_probability() -> None:
+    # Own 0.30; with the neighbours 0.35, 0.50, 0.75, 1.0: ratios 1.17, 1.67, 2.5 and 3.33.
+    assert members(TENTHS, 0, 5, 1.0, "multiplicative") == []
+    assert members(TENTHS, 0, 5, 1.2, "multiplicative") == [2]
+    assert members(TENTHS, 0, 5, 2.4, "multiplicative") == [2, 3]
+    assert members(TENTHS, 0, 5, 3.4, "multiplicative") == [2, 3, 1, 4]
+    assert members([0.0, 0.5, 0.1, 0.2, 0.2], 0, 5, 1e6, "multiplicative") == [], "a multiple of nothing is nothing"
+
+
+def test_the_jensen_shannon_bound_by_hand() -> None:
+    # m = 0.05 onto 0.30: ½ · [0.05 ln 2 + 0.35 ln(0.35 / 0.325) + 0.30 ln(0.30 / 0.325)] = 0.018291.
+    value = 0.5 * (0.05 * math.log(2) + 0.35 * math.log(0.35 / 0.325) + 0.30 * math.log(0.30 / 0.325))
+    assert value == pytest.approx(0.018291, abs=1e-6)
+    assert float(jensen_shannon(torch.tensor(0.3).double(), torch.tensor(0.05).double())) == pytest.approx(value)
+    assert members(TENTHS, 0, 5, 0.0182, "jsd") == []
+    assert members(TENTHS, 0, 5, 0.0184, "jsd") == [2]
+
+
+def test_in_bits_the_divergence_lies_between_half_of_what_moved_and_all_of_it() -> None:
+    """So the same δ lets in more under Jensen-Shannon than under total variation, and less than twice as much."""
+    own = torch.rand(200, generator=torch.Generator().manual_seed(0)).double()
+    moved = torch.rand(200, generator=torch.Generator().manual_seed(1)).double() * (1 - own)
+    bits = jensen_shannon(own, moved) / math.log(2)
+    assert bool((bits >= moved / 2).all())
+    assert bool((bits <= moved).all())
+    assert jensen_shannon(torch.zeros(1).double(), torch.ones(1).double()).item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("divergence", ["tvd", "jsd", "multiplicative"])
+def test_at_zero_only_what_has_no_probability_gets_in(divergence: Any) -> None:
+    zero = 1.0 if divergence == "multiplicative" else 0.0
+    assert members(TENTHS, 0, 5, zero, divergence) == []
+    assert members([0.5, 0.5, 0.0, 1e-38, 0.0], 0, 5, zero, divergence) == [2]
+    assert members([1.0, 0.0, 1e-30, 0.0, 0.0], 0, 5, zero, divergence) == []
+
+
+def test_special_tokens_neither_lend_nor_borrow() -> None:
+    special = frozenset([3])
+    assert members(TENTHS, 0, 5, 0.31, special=special) == [2, 1], "3 is passed over, and its 0.15 does not count"
+    assert members(TENTHS, 3, 5, 1.0, special=special) == []
+
+
+# --- properties ----------------------------------------------------------------------------------------------------
+
+
+@st.composite
+def situations(draw: Any) -> tuple[list[float], int, int, list[int]]:
+    num_codes = draw(st.integers(2, 12))
+    logits = draw(st.lists(st.floats(-12, 12, width=32), min_size=num_codes, max_size=num_codes))
+    probs = torch.tensor(logits).softmax(-1).tolist()
+    draft = draw(st.integers(0, num_codes - 1))
+    near = draw(st.permutations([code for code in range(num_codes) if code != draft]))
+    return probs, draft, draw(st.integers(1, num_codes)), list(near)
+
+
+def found(probs: list[float], draft: int, k: int, near: list[int], delta: float, divergence: Any) -> list[int]:
+    made = Neighbourhood(table_of({draft: near}, len(probs)), k, delta, divergence, True)
+    made.open(plain_spec(len(probs)))
+    token, q = torch.tensor([draft]), torch.tensor([probs])
+    around = made.around(token)
+    return around[made.members(token, q[:, draft], around, q.gather(1, around))].tolist()
+
+
+@settings(max_examples=300, deadline=None)
+@given(situations(), st.floats(0, 1))
+def test_the_total_variation_never_exceeds_delta_and_one_more_neighbour_would(
+    situation: tuple[list[float], int, int, list[int]], delta: float
+) -> None:
+    """In exact arithmetic over the probabilities as they are."""
+    probs, draft, k, near = situation
+    lenders = found(probs, draft, k, near, delta, "tvd")
+    assert lenders == near[: len(lenders)], "nearest first, without gaps"
+    exact = [Fraction(p) for p in probs]
+    moved = list(exact)
+    for token in lenders:
+        moved[token], moved[draft] = Fraction(0), moved[draft] + exact[token]
+    slack = Fraction(1, 10**15)
+    assert sum(abs(x - y) for x, y in zip(moved, exact, strict=True)) / 2 <= Fraction(delta) + slack
+    if len(lenders) < k - 1:
+        one_more = sum((exact[token] for token in near[: len(lenders) + 1]), Fraction(0))
+        assert one_more > Fraction(delta) - slack
+
+
+@settings(max_examples=300, deadline=None)
+@given(situations(), st.floats(0, 1), st.sampled_from(["tvd", "jsd", "multiplicative"]))
+def test_the_closed_forms_find_what_the_definition_finds(
+    situation: tuple[list[float], int, int, list[int]], delta: float, divergence: str
+) -> None:
+    probs, draft, k, near = situation
+    bound = 1.0 + 20 * delta if divergence == "multiplicative" else delta
+    values = [lantern_by_hand.divergence_of(divergence, probs, draft, near[:size]) for size in range(len(near) + 1)]
+    assert values == sorted(values) or divergence == "jsd"
+    assume(all(abs(value - bound) > 1e-7 for value in values))
+    wanted = lantern_by_hand.lenders_of(probs, draft, near[: k - 1], divergence, bound)
+    assert found(probs, draft, k, near, bound, divergence) == wanted
+
+
+@settings(max_examples=200, deadline=None)
+@given(situations(), st.floats(0, 1), st.floats(0, 1), st.sampled_from(["tvd", "jsd"]))
+def test_a_larger_bound_and_a_larger_k_let_in_no_fewer(
+    situation: tuple[list[float], int, int, list[int]], one: float, other: float, divergence: str
+) -> None:
+    probs, draft, k, near = situation
+    small, large = sorted((one, other))
+    few = found(probs, draft, k, near, small, divergence)
+    assert few == found(probs, draft, k, near, large, divergence)[: len(few)]
+    assert few == found(probs, draft, len(probs), near, small, divergence)[: len(few)]
+
+
+# --- refused -------------------------------------------------------------------------------------------------------
+
+
+def test_a_table_of_another_codebook_is_refused() -> None:
+    made = Neighbourhood(torch.zeros(512, 4, dtype=torch.long), 4, 0.1, "tvd", True)
+    with pytest.raises(ValueError, match="a codebook of 512 codes, but the target draws from 40"):
+        made.open(plain_spec())
+
+
+def test_a_table_with_too_few_neighbours_is_refused() -> None:
+    made = Neighbourhood(torch.zeros(40, 4, dtype=torch.long), 6, 0.1, "tvd", True)
+    with pytest.raises(ValueError, match="5 neighbours are to be looked at, and the table holds 4"):
+        made.open(plain_spec())
+
+
+def test_no_more_of_the_table_is_brought_to_the_device_than_is_used() -> None:
+    made = Neighbourhood(torch.arange(40 * 39).view(40, 39) % 40, 10, 0.1, "tvd", True)
+    made.open(plain_spec())
+    assert made.around(torch.tensor([3])).shape == (1, 9)
+    assert made.around_and_one_more(torch.tensor([3])).shape == (1, 10)
+    assert made._near.is_contiguous()
