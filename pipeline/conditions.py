@@ -55,7 +55,7 @@ def _storage(kind: pa.DataType) -> pa.DataType:
 
 
 def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> NDArray[np.float32]:
-    """One row's features (num_tokens, width) out of a column's cell; bytes are little-endian `dtype`.
+    """One row's features (num_tokens, width) out of a column's cell, without padding; bytes are little-endian `dtype`.
 
     Raises:
         RowError: `invalid_condition`.
@@ -74,10 +74,14 @@ def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> N
         numbers = numbers.reshape(-1, width)
     if numbers.ndim != 2 or numbers.shape[1] != width:
         raise RowError("invalid_condition", f"features of shape {numbers.shape}, not (tokens, {width})")
+    # Columns of a fixed shape pad with zeros, on either side; what a text encoder says of a token never is zero.
+    inside = np.flatnonzero(numbers.any(axis=1))
+    numbers = numbers[inside[0] : inside[-1] + 1] if len(inside) else numbers[:0]
     if not 1 <= numbers.shape[0] <= max_tokens:
-        raise RowError(
-            "invalid_condition", f"features of {numbers.shape[0]} tokens; the target takes 1 to {max_tokens}"
-        )
+        message = f"features of {numbers.shape[0]} tokens; the target takes 1 to {max_tokens}"
+        raise RowError("invalid_condition", message)
+    if len(inside) < numbers.shape[0]:
+        raise RowError("invalid_condition", "tokens in the middle of the features are zeros")
     with np.errstate(over="ignore"):
         features = np.ascontiguousarray(numbers, dtype="<f4")
     if not np.isfinite(features).all():

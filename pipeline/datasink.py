@@ -35,13 +35,26 @@ class ParquetSink(Datasink[Written]):  # type: ignore[misc]
     """Writes RESULT tables: rows without an `error_type` into `data/`, the others into `errors/`.
 
     One file holds at most `sink.rows_per_file` rows of one write task. After the job `written` tells what was written.
+    `schema` is that of the tables, by default a caption job's with the columns of `keep`.
     """
 
-    def __init__(self, output: OutputDir, sink: Sink, job_id: str, attempt: int, keep: Iterable[pa.Field] = ()) -> None:
+    def __init__(
+        self,
+        output: OutputDir,
+        sink: Sink,
+        job_id: str,
+        attempt: int,
+        keep: Iterable[pa.Field] = (),
+        schema: pa.Schema | None = None,
+        rows_per_group: int | None = None,
+    ) -> None:
+        kept = list(keep)
         self._output = output
         self._sink = sink
         self._stem = f"{file_stem(job_id)}-a{attempt:04d}"
-        self._schema = rows.result_schema(keep)
+        self._schema = rows.result_schema(kept) if schema is None else schema
+        self._kept = {field.name for field in kept}
+        self._rows_per_group = rows_per_group
         self.written: list[Written] = []
 
     def get_name(self) -> str:
@@ -91,14 +104,14 @@ class ParquetSink(Datasink[Written]):  # type: ignore[misc]
             raise ValueError(f"a result block has the columns {block.schema.names}, not {self._schema.names}")
         table = block.cast(self._schema)
         for field in self._schema:
-            if field.type == pa.string() and field.name in rows.RESERVED_COLUMNS and table[field.name].null_count:
+            if field.type == pa.string() and field.name not in self._kept and table[field.name].null_count:
                 raise ValueError(f"the column {field.name!r} of a result block holds nulls")
         return table
 
     def _serialise(self, table: pa.Table) -> pa.Buffer:
         """The table as a whole Parquet file in memory, read back before it is let out."""
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression=self._sink.compression)
+        pq.write_table(table, sink, compression=self._sink.compression, row_group_size=self._rows_per_group)
         buffer = sink.getvalue()
         metadata = pq.read_metadata(pa.BufferReader(buffer))
         if metadata.num_rows != table.num_rows:

@@ -1,4 +1,7 @@
-"""The Ray Data graph of a job: read spans → cut into batches → decode media → generate → write.
+"""The Ray Data graphs of jobs: how tables travel from read tasks through actors to the write.
+
+Captions: read spans → cut into batches → decode media → generate → write. Images: read → cut → prepare prompts → draw
+codes → cut → decode codes → encode files → write.
 
 When an actor dies, Ray keeps the blocks that a task had already reported and drops those of its retry by index, unread.
 So every task makes one block, rows in input order, or the very same blocks again. Ray's cutting of blocks by bytes is
@@ -8,10 +11,15 @@ switched off for that, and rows bound the size of a block instead:
     cut       slices of `pool.batch_rows` rows, still encoded: the driver decides where, so a retry cuts there again
     decode    those rows as RGB, one block; `source.max_side_px` bounds it further
     generate  those rows as text, one block
+    prepare   rows of `pool.batch_rows` prompts, their ready features with them
+    draw      those prompts' images as codes, one block of `sampling.num_images_per_prompt` rows for each
+    cut       slices of `vq.batch_rows` images
+    paint     those images as RGB, one block
+    encode    those images as files, one block
     write     what the sink asks for
 
-No stage is fused into another: Ray fuses nothing with a cut, and decoding asks for other resources than the actors do.
-So decoding runs ahead of them, in other processes. Knows no file format, no torch and no console.
+No stage is fused into another: Ray fuses nothing with a cut, and tasks ask for other resources than actors do. So tasks
+before an actor run ahead of it, in other processes. Knows no file format, no torch and no console.
 """
 
 from __future__ import annotations
@@ -25,17 +33,22 @@ import pyarrow as pa
 import ray.data
 from ray.data import ActorPoolStrategy, DataContext, Dataset, Datasource
 
+from actors import synthesize as image_stage
 from actors.generate import Generate, LoadPair, load_pair
+from actors.paint import LoadPainter, Paint, load_painter
 from actors.results import Stamp, Tally
-from configs.schema import CaptionJob, Pool
+from configs.schema import ActorPool, CaptionJob, EnginePool
+from configs.synthesis import SynthesizeJob
 
 MAX_ACTOR_RESTARTS = 100
 """Of one actor over the whole job; losing its machine counts too."""
 MAX_TASK_RETRIES = 3
 """Of one batch. Ray Data retries for ever by default, so a row that kills its actor would hang the job: here the job
 fails at the fourth death that the batch is in."""
-MAX_CALLS_PER_DECODER = 64
-"""Tasks of one decoding process before Ray starts a fresh one: native decoders leak."""
+MAX_CALLS_PER_WORKER = 64
+"""Tasks of one process before Ray starts a fresh one: native decoders leak."""
+PREPARE_CPUS = 0.5
+"""Of one task that fills prompts, which is little work. A share of its own also keeps Ray from fusing it."""
 
 
 def configure(context: DataContext) -> None:
@@ -57,25 +70,80 @@ def caption_dataset(
     tally: Tally | None = None,
 ) -> Dataset:
     """The lazy dataset of results: everything but the write. `decode` maps a READ table to a DECODED table."""
-    configure(DataContext.get_current())
     pool = config.pool
-    rows = ray.data.read_datasource(datasource, override_num_blocks=num_spans)
-    batches = rows.repartition(target_num_rows_per_block=pool.batch_rows, strict=True)
-    decoded = batches.map_batches(
-        named(decode, "decode"),
-        batch_size=pool.batch_rows,
+    batches = read_batches(datasource, num_spans, pool.batch_rows)
+    decoded = map_tasks(batches, decode, "decode", pool.batch_rows, pool.decode_cpus)
+    return map_actors(decoded, Generate, (config, schema, stamp), {"load": load, "tally": tally}, pool)
+
+
+def synthesis_dataset(
+    config: SynthesizeJob,
+    datasource: Datasource,
+    num_spans: int,
+    prepare: Callable[[pa.Table], pa.Table],
+    encode: Callable[[pa.Table], pa.Table],
+    schemas: tuple[pa.Schema, pa.Schema],
+    stamp: Stamp,
+    load: image_stage.LoadPair = image_stage.load_pair,
+    load_painter: LoadPainter = load_painter,
+    tally: Tally | None = None,
+) -> Dataset:
+    """The lazy dataset of results: everything but the write; without images it ends at the codes.
+
+    `prepare` maps a READ table to a PREPARED one, `encode` a PAINTED one to a RESULT; `schemas` are those of CODED and
+    PAINTED tables.
+    """
+    coded, painted = schemas
+    prompts = read_batches(datasource, num_spans, config.pool.batch_rows)
+    prepared = map_tasks(prompts, prepare, "prepare", config.pool.batch_rows, PREPARE_CPUS)
+    arguments = {"load": load, "tally": tally}
+    drawn = map_actors(prepared, image_stage.Synthesize, (config, coded, stamp), arguments, config.pool)
+    if not config.sink.images:
+        return drawn
+    images = cut(drawn, config.vq.batch_rows)
+    pixels = map_actors(images, Paint, (config, painted), {"load": load_painter}, config.vq)
+    return map_tasks(pixels, encode, "encode", config.vq.batch_rows, config.image.encode_cpus)
+
+
+# --- the stages ----------------------------------------------------------------------------------------------------
+
+
+def read_batches(datasource: Datasource, num_spans: int, batch_rows: int) -> Dataset:
+    """Read and cut."""
+    configure(DataContext.get_current())
+    return cut(ray.data.read_datasource(datasource, override_num_blocks=num_spans), batch_rows)
+
+
+def cut(rows: Dataset, batch_rows: int) -> Dataset:
+    """Blocks of `batch_rows` rows, whatever they were."""
+    return rows.repartition(target_num_rows_per_block=batch_rows, strict=True)
+
+
+def map_tasks(
+    batches: Dataset, function: Callable[[pa.Table], pa.Table], name: str, batch_rows: int, num_cpus: float
+) -> Dataset:
+    """A function of tables on CPUs, one task for a batch, under the name that Ray shows."""
+    return batches.map_batches(
+        named(function, name),
+        batch_size=batch_rows,
         batch_format="pyarrow",
         zero_copy_batch=True,
-        num_cpus=pool.decode_cpus,
-        max_calls=MAX_CALLS_PER_DECODER,
+        num_cpus=num_cpus,
+        max_calls=MAX_CALLS_PER_WORKER,
     )
+
+
+def map_actors(
+    batches: Dataset, actor: type, arguments: tuple[Any, ...], keywords: dict[str, Any], pool: ActorPool
+) -> Dataset:
+    """A pool of actors that each hold a model."""
     with warnings.catch_warnings():
         # Ray 2.60 means to drop free remote arguments in 2.64, and has no other way yet to bound restarts and retries.
         warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
-        return decoded.map_batches(
-            Generate,
-            fn_constructor_args=(config, schema, stamp),
-            fn_constructor_kwargs={"load": load, "tally": tally},
+        return batches.map_batches(
+            actor,
+            fn_constructor_args=arguments,
+            fn_constructor_kwargs=keywords,
             batch_size=pool.batch_rows,
             batch_format="pyarrow",
             zero_copy_batch=True,
@@ -84,18 +152,23 @@ def caption_dataset(
         )
 
 
-def pool_strategy(pool: Pool) -> ActorPoolStrategy:
-    """The pool of actors. Batches queue at an actor only where the pool may grow: Ray adds an actor when they do."""
+def pool_strategy(pool: ActorPool) -> ActorPoolStrategy:
+    """The pool of actors. Batches queue at an actor only where the pool may grow: Ray adds an actor when they do.
+
+    An engine is fed by several batches at once; another actor works on one while the next is on its way.
+    """
     elastic = pool.max_size > pool.min_size
+    calls = pool.max_batches_in_flight if isinstance(pool, EnginePool) else 1
+    waiting = calls if isinstance(pool, EnginePool) else calls + 1
     return ActorPoolStrategy(
         min_size=pool.min_size,
         max_size=pool.max_size,
-        max_tasks_in_flight_per_actor=pool.max_batches_in_flight * (2 if elastic else 1),
-        max_concurrent_calls_per_actor=pool.max_batches_in_flight,
+        max_tasks_in_flight_per_actor=waiting * (2 if elastic else 1),
+        max_concurrent_calls_per_actor=calls,
     )
 
 
-def actor_resources(pool: Pool) -> dict[str, Any]:
+def actor_resources(pool: ActorPool) -> dict[str, Any]:
     """Ray's remote arguments of one actor; one on the CPU reserves none, because its torch threads are set by us."""
     resources: dict[str, Any] = {
         "num_cpus": 1 if pool.num_gpus else 0,

@@ -40,10 +40,13 @@ class PrepareOptions:
     sampling: ImageSampling
     seed: int
     condition: ConditionShape
+    keep: tuple[str, ...] = ()
+    """Input columns that travel on; a features column that is not among them ends here."""
 
     @classmethod
     def of(cls, job: SynthesizeJob, condition: ConditionShape) -> PrepareOptions:
-        return cls(job.prompt, job.columns, job.sampling, job.job.seed, condition)
+        """What a job says, for a target of these sizes."""
+        return cls(job.prompt, job.columns, job.sampling, job.job.seed, condition, job.sink.keep_columns)
 
 
 def wanted_columns(job: SynthesizeJob) -> dict[str, str]:
@@ -62,7 +65,7 @@ def wanted_columns(job: SynthesizeJob) -> dict[str, str]:
 
 def prepare_table(table: pa.Table, options: PrepareOptions) -> pa.Table:
     """READ to PREPARED, as many rows in the same order; a row that arrives with an error passes."""
-    keep = image_rows.kept_fields(table.schema, options.columns.features)
+    keep = [table.schema.field(name) for name in options.keep]
     codes, texts = table["error_type"].to_pylist(), table["error_message"].to_pylist()
     values: dict[str, list[Any]] = {name: [] for name in image_rows.OWN_VALUES}
     for index in range(table.num_rows):

@@ -100,9 +100,9 @@ def result_schema(keep: Iterable[pa.Field] = (), images: bool = True, codes: boo
     return schema.with_metadata({**schema.metadata, HUGGING_FACE_KEY: told})
 
 
-def kept_fields(schema: pa.Schema, dropped: str | None = None) -> list[pa.Field]:
-    """The user's own columns of a table at any stage, in order, without the one that served its purpose."""
-    return [field for field in schema if field.name not in RESERVED_COLUMNS and field.name != dropped]
+def kept_fields(schema: pa.Schema) -> list[pa.Field]:
+    """The user's own columns of a table after the stage PREPARED, in order."""
+    return [field for field in schema if field.name not in RESERVED_COLUMNS]
 
 
 def find_reserved(names: Sequence[str]) -> list[str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,8 +17,9 @@ import pyarrow as pa
 
 from actors.results import Stamp
 from configs.load import ConfigError
-from configs.method import NoDrafter
-from configs.schema import CaptionJob
+from configs.method import Method, NoDrafter
+from configs.schema import ActorPool, CaptionJob, EnginePool
+from configs.synthesis import SynthesizeJob
 from pipeline import ray_session, storage
 from pipeline.datasource import SpanDatasource, read_first
 from pipeline.layout import OutputDir
@@ -27,30 +29,36 @@ from pipeline.prompts import placeholders
 from pipeline.rows import result_schema
 
 if TYPE_CHECKING:
+    from actors.image_pair import ImagePairInfo
     from actors.pair import PairInfo
 
 NUM_ROWS_LOOKED_AT = 20
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A checked job. `limit` is the number of samples asked for on the command line."""
+class JobPlan(ABC):
+    """A checked job of any kind. `limit` is the number of samples asked for on the command line."""
 
-    config: CaptionJob
-    pair: PairInfo
+    config: CaptionJob | SynthesizeJob
+    pair: PairInfo | ImagePairInfo
     manifest: Manifest
     output: OutputDir
     limit: int | None = None
 
-    @cached_property
+    @property
+    @abstractmethod
     def datasource(self) -> SpanDatasource:
         """The source as Ray reads it."""
-        return SpanDatasource(self.config.source, self.manifest, self.fields, self.limit)
 
     @property
-    def fields(self) -> tuple[str, ...]:
-        """Columns that the prompt names."""
-        return tuple(placeholders(self.config.prompt))
+    @abstractmethod
+    def schema(self) -> pa.Schema:
+        """Of the rows that are written."""
+
+    @property
+    def num_results(self) -> int | None:
+        """How many rows the output must hold in the end, None when the source's count is unknown."""
+        return self.datasource.num_samples
 
     @cached_property
     def fingerprint(self) -> str:
@@ -62,6 +70,28 @@ class Plan:
         """The same for every attempt of the same job."""
         return f"{self.config.job.name}-{self.fingerprint}"
 
+    def stamp(self, attempt: int) -> Stamp:
+        """What every row says about this run."""
+        return Stamp(self.job_id, attempt, self.fingerprint)
+
+
+@dataclass(frozen=True)
+class Plan(JobPlan):
+    """A checked caption job."""
+
+    config: CaptionJob
+    pair: PairInfo
+
+    @cached_property
+    def datasource(self) -> SpanDatasource:
+        """The source as Ray reads it."""
+        return SpanDatasource(self.config.source, self.manifest, self.fields, self.limit)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Columns that the prompt names."""
+        return tuple(placeholders(self.config.prompt))
+
     @property
     def schema(self) -> pa.Schema:
         """Of the rows that are written."""
@@ -71,10 +101,6 @@ class Plan:
     def decode_options(self) -> DecodeOptions:
         """What the decoding stage needs to know."""
         return DecodeOptions.of(self.config.source, self.manifest.root, self.config.prompt)
-
-    def stamp(self, attempt: int) -> Stamp:
-        """What every row says about this run."""
-        return Stamp(self.job_id, attempt, self.fingerprint)
 
     def decode_first(self, limit: int) -> pa.Table:
         """The first rows, read and decoded in this process."""
@@ -89,22 +115,41 @@ def make_plan(config: CaptionJob, limit: int | None = None, probe_output: bool =
         ConfigError: the paths, the output, the pair, the source, the prompt or the kept columns are refused; the
             message names the dotted path.
     """
-    _check_paths(config)
-    output = OutputDir(_absolute(config.sink.path))
-    output.refuse_if_used()
+    output = open_output(config)
     import actors.pair  # torch and transformers, which a refusal above need not wait for
 
     pair = actors.pair.check(config)
     manifest = freeze(config.source, config.prompt, config.sink.keep_columns)
     plan = Plan(config, pair, manifest, output, limit)
-    if plan.datasource.num_samples == 0:
-        raise ConfigError("source.path: the files hold no samples")
-    if probe_output:
-        output.check_writable()
+    check_plan(plan, probe_output)
     return plan
 
 
-def _check_paths(config: CaptionJob) -> None:
+def open_output(config: CaptionJob | SynthesizeJob) -> OutputDir:
+    """The job's output directory, not used yet.
+
+    Raises:
+        ConfigError: a path would mean another folder than the user sees, or the output holds something.
+    """
+    _check_paths(config)
+    output = OutputDir(_absolute(config.sink.path))
+    output.refuse_if_used()
+    return output
+
+
+def check_plan(plan: JobPlan, probe_output: bool) -> None:
+    """The last checks, on what the source turned out to hold and on the output.
+
+    Raises:
+        ConfigError: there are no samples, or the output cannot be written.
+    """
+    if plan.datasource.num_samples == 0:
+        raise ConfigError("source.path: the files hold no samples")
+    if probe_output:
+        plan.output.check_writable()
+
+
+def _check_paths(config: CaptionJob | SynthesizeJob) -> None:
     """Refuse relative paths where they would mean another folder than the user sees."""
     submitted = ray_session.INSIDE_SUBMITTED_JOB in os.environ
     if config.job.ray_address == "local" and not submitted:
@@ -122,32 +167,65 @@ def _absolute(path: str) -> str:
 
 def describe(plan: Plan) -> str:
     """The plan as lines of text."""
-    config, manifest, pool = plan.config, plan.manifest, plan.config.pool
+    lines = {**source_lines(plan), **method_lines(plan)}
+    lines["sampling"] = _sampling(plan.config)
+    lines["actors"] = f"{engines(plan.config.pool)}, contexts up to {plan.config.pool.max_context_tokens:,} tokens"
+    return show_lines({**lines, **output_lines(plan)})
+
+
+def source_lines(plan: JobPlan) -> dict[str, str]:
+    """What is run on what."""
+    config, manifest = plan.config, plan.manifest
     num_samples = plan.datasource.num_samples
     rows = "an unknown number of rows" if num_samples is None else f"{num_samples:,} rows"
     if plan.limit is not None:
         rows += f" (--limit {plan.limit})"
-    actors = f"{pool.min_size}" if pool.min_size == pool.max_size else f"{pool.min_size} to {pool.max_size}"
-    device = f"{pool.num_gpus:g} GPU" if pool.num_gpus else "CPU"
-    lines = {
+    return {
         "job": f"{plan.job_id}, seed {config.job.seed}",
         "source": f"{config.source.kind} {storage.shown(manifest.root)}: {manifest.num_files:,} files, "
         f"{manifest.num_bytes / 1e6:,.1f} MB, {rows}, {plan.datasource.num_spans:,} spans",
+    }
+
+
+def method_lines(plan: JobPlan) -> dict[str, str]:
+    """What it is run with."""
+    method = plan.config.method
+    return {
         "target": plan.pair.target_id,
         "drafter": plan.pair.drafter_id or "none",
-        "method": f"{config.method.label} ({config.method.verify_mode}): {_method(config)}",
-        "sampling": _sampling(config),
-        "actors": f"{actors} × {pool.slots} slots on {device}, {pool.max_batches_in_flight} batches of "
-        f"{pool.batch_rows} rows in flight each, contexts up to {pool.max_context_tokens:,} tokens",
-        "output": f"{plan.output.shown()} (data/, errors/, _job/)",
+        "method": f"{method.label} ({method.verify_mode}): {_method(method)}",
     }
-    if config.sink.keep_columns:
-        lines["kept"] = ", ".join(config.sink.keep_columns)
+
+
+def output_lines(plan: JobPlan) -> dict[str, str]:
+    """Where it goes, and what travels through."""
+    lines = {"output": f"{plan.output.shown()} (data/, errors/, _job/)"}
+    if plan.config.sink.keep_columns:
+        lines["kept"] = ", ".join(plan.config.sink.keep_columns)
+    return lines
+
+
+def actors_of(pool: ActorPool) -> tuple[str, str]:
+    """How many actors, and on what each of them runs."""
+    number = f"{pool.min_size}" if pool.min_size == pool.max_size else f"{pool.min_size} to {pool.max_size}"
+    return number, f"{pool.num_gpus:g} GPU" if pool.num_gpus else "CPU"
+
+
+def engines(pool: EnginePool) -> str:
+    """A pool of engines in words."""
+    number, device = actors_of(pool)
+    return (
+        f"{number} × {pool.slots} slots on {device}, {pool.max_batches_in_flight} batches of {pool.batch_rows} rows in "
+        "flight each"
+    )
+
+
+def show_lines(lines: dict[str, str]) -> str:
+    """Labels and values under each other."""
     return "\n".join(f"{label:<9}{value}" for label, value in lines.items())
 
 
-def _method(config: CaptionJob) -> str:
-    method = config.method
+def _method(method: Method) -> str:
     if isinstance(method.drafter, NoDrafter):
         return "one token per step"
     parts = [f"drafter {method.drafter.kind}"]

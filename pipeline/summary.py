@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -101,10 +101,47 @@ class Summary:
             "acceptance_by_position": self.acceptance_by_position,
         }
 
+    def add_telemetry(self, telemetry: dict[str, Any]) -> None:
+        """Count what one row tells of its decoding."""
+        self.num_steps += telemetry["num_spec_steps"]
+        self.num_draft_tokens += telemetry["num_draft_tokens"]
+        self.num_accepted_draft_tokens += telemetry["num_accepted_draft_tokens"]
+        self.prefill_ms += telemetry["prefill_ms"]
+        self.draft_ms += telemetry["draft_ms"]
+        self.verify_ms += telemetry["verify_ms"]
+        _add_histogram(self, telemetry["acceptance_histogram"] or [])
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The summary as (label, value), to be shown alone or beside another's."""
+        total_ms = max(self.engine_s * 1000, 1e-9)
+        split = (("prefill", self.prefill_ms), ("draft", self.draft_ms), ("verify", self.verify_ms))
+        lines = [
+            ("method", f"{self.method} ({self.verify_mode})"),
+            ("samples", f"{self.num_samples:,} ({_listing(self.by_status)})"),
+            ("errors", _listing(self.errors_by_type) or "none"),
+            ("wall time", f"{self.wall_s:.1f} s"),
+            ("samples/s", f"{self.samples_per_s:.2f}"),
+            ("tokens/s", f"{self.tokens_per_s:,.0f}"),
+            ("tokens/engine s", f"{self.tokens_per_engine_s:,.0f}"),
+            ("tokens", f"{self.num_generated_tokens:,} in {self.num_steps:,} steps"),
+            ("engine time", ", ".join(f"{name} {100 * ms / total_ms:.0f} %" for name, ms in split)),
+            ("acceptance length", f"{self.mean_acceptance_length:.2f}"),
+        ]
+        for position, share in enumerate(self.acceptance_by_position, start=1):
+            lines.append((f"  position {position}", f"{acceptance_bar(share)} {share:.2f}"))
+        return lines
+
+
+Kind = TypeVar("Kind", bound=Summary)
+
 
 def summarise(output: OutputDir, job_id: str, method: str, verify_mode: str, wall_s: float) -> Summary:
     """Count what lies in the output; `wall_s` is the time from the first task to the last file."""
-    summary = Summary(job_id, method, verify_mode, max(wall_s, 1e-9))
+    return count(output, Summary(job_id, method, verify_mode, max(wall_s, 1e-9)))
+
+
+def count(output: OutputDir, summary: Kind) -> Kind:
+    """Count what lies in the output into an empty summary of any kind."""
     by_status: Counter[str] = Counter()
     by_error: Counter[str] = Counter()
     for table in read_tables(output, (DATA, ERRORS), COLUMNS):
@@ -113,20 +150,10 @@ def summarise(output: OutputDir, job_id: str, method: str, verify_mode: str, wal
         by_error.update(name for name in table.column("error_type").to_pylist() if name)
         summary.num_generated_tokens += sum(table.column("num_generated_tokens").to_pylist())
         for telemetry in table.column("telemetry").to_pylist():
-            _add_telemetry(summary, telemetry)
+            summary.add_telemetry(telemetry)
     summary.by_status = dict(sorted(by_status.items()))
     summary.errors_by_type = dict(by_error.most_common())
     return summary
-
-
-def _add_telemetry(summary: Summary, telemetry: dict[str, Any]) -> None:
-    summary.num_steps += telemetry["num_spec_steps"]
-    summary.num_draft_tokens += telemetry["num_draft_tokens"]
-    summary.num_accepted_draft_tokens += telemetry["num_accepted_draft_tokens"]
-    summary.prefill_ms += telemetry["prefill_ms"]
-    summary.draft_ms += telemetry["draft_ms"]
-    summary.verify_ms += telemetry["verify_ms"]
-    _add_histogram(summary, telemetry["acceptance_histogram"] or [])
 
 
 def _add_histogram(summary: Summary, histogram: Sequence[int]) -> None:
@@ -163,27 +190,6 @@ def combine(parts: Sequence[Summary]) -> Summary:
     return total
 
 
-def summary_lines(summary: Summary) -> list[tuple[str, str]]:
-    """The summary as (label, value), to be shown alone or beside another's."""
-    total_ms = max(summary.engine_s * 1000, 1e-9)
-    split = (("prefill", summary.prefill_ms), ("draft", summary.draft_ms), ("verify", summary.verify_ms))
-    lines = [
-        ("method", f"{summary.method} ({summary.verify_mode})"),
-        ("samples", f"{summary.num_samples:,} ({_listing(summary.by_status)})"),
-        ("errors", _listing(summary.errors_by_type) or "none"),
-        ("wall time", f"{summary.wall_s:.1f} s"),
-        ("samples/s", f"{summary.samples_per_s:.2f}"),
-        ("tokens/s", f"{summary.tokens_per_s:,.0f}"),
-        ("tokens/engine s", f"{summary.tokens_per_engine_s:,.0f}"),
-        ("tokens", f"{summary.num_generated_tokens:,} in {summary.num_steps:,} steps"),
-        ("engine time", ", ".join(f"{name} {100 * ms / total_ms:.0f} %" for name, ms in split)),
-        ("acceptance length", f"{summary.mean_acceptance_length:.2f}"),
-    ]
-    for position, share in enumerate(summary.acceptance_by_position, start=1):
-        lines.append((f"  position {position}", f"{acceptance_bar(share)} {share:.2f}"))
-    return lines
-
-
 def acceptance_bar(share: float) -> str:
     """A share between 0 and 1 as a bar of fixed width."""
     filled = round(BAR_WIDTH * share)
@@ -192,7 +198,7 @@ def acceptance_bar(share: float) -> str:
 
 def show(summary: Summary) -> str:
     """The summary as a block of text."""
-    lines = summary_lines(summary)
+    lines = summary.lines()
     width = max(len(label) for label, _ in lines)
     text = [f"{label:<{width}}  {value}" for label, value in lines]
     return "\n".join([*text, f"{'':<{width}}  acceptance length = {CONVENTION}"])
@@ -200,7 +206,7 @@ def show(summary: Summary) -> str:
 
 def show_side_by_side(left: Summary, right: Summary) -> str:
     """Two summaries in two columns; a line that only one has stays empty in the other."""
-    left_lines, right_lines = dict(summary_lines(left)), dict(summary_lines(right))
+    left_lines, right_lines = dict(left.lines()), dict(right.lines())
     labels = list(dict.fromkeys([*left_lines, *right_lines]))
     label_width = max(len(label) for label in labels)
     value_width = max(len(value) for value in left_lines.values())
@@ -208,8 +214,6 @@ def show_side_by_side(left: Summary, right: Summary) -> str:
         f"{label:<{label_width}}  {left_lines.get(label, ''):<{value_width}}  {right_lines.get(label, '')}".rstrip()
         for label in labels
     )
-
-
 
 
 def _listing(counts: dict[str, int]) -> str:

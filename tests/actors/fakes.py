@@ -62,8 +62,11 @@ class FakeEngine:
                 self.active[slot] = (request, remaining - 1)
             else:
                 del self.active[slot]
-                done.append(complete(request))
+                done.append(self.finish(request))
         return done
+
+    def finish(self, request: Request) -> Completion:
+        return complete(request)
 
 
 def complete(request: Request) -> Completion:

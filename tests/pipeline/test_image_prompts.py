@@ -6,6 +6,7 @@ import io
 import json
 import math
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,20 @@ def test_a_row_that_arrives_with_an_error_keeps_it() -> None:
     assert (good["error_type"], good["prompt"]) == ("", "ok")
 
 
-def test_kept_columns_travel_and_the_features_column_goes_unless_it_is_kept_by_name() -> None:
-    given = table([{}], mine=pa.array([5], pa.int8()), features=pa.array([NUMBERS.ravel().tolist()]))
-    prepared = prepare_table(given, options(None, features="features"))
+def test_kept_columns_travel_and_a_features_column_ends_here_unless_it_is_kept_as_well() -> None:
+    given = table([{}], mine=pa.array([5], pa.int8()), t5=pa.array([NUMBERS.ravel().tolist()]))
+    how = options(None, features="t5")
+    prepared = prepare_table(given, replace(how, keep=("mine",)))
     assert prepared.schema.field("mine").type == pa.int8()
     assert prepared["mine"].to_pylist() == [5]
-    assert prepared.schema.field("features").type != given.schema.field("features").type
+    assert "t5" not in prepared.schema.names
     assert np.frombuffer(prepared["features"][0].as_py()["values"], "<f4").tolist() == NUMBERS.ravel().tolist()
+    assert prepare_table(given, replace(how, keep=("t5",)))["t5"].to_pylist() == [NUMBERS.ravel().tolist()]
+
+
+def test_a_features_column_may_have_the_name_of_our_own() -> None:
+    [row] = prepare(table([{}], features=pa.array([NUMBERS.ravel().tolist()])), options(None, features="features"))
+    assert row["features"]["num_tokens"] == 2
 
 
 def test_a_prompt_beside_ready_features_is_for_the_record_and_may_be_missing() -> None:
@@ -151,6 +159,12 @@ def test_features_are_the_same_numbers_in_whatever_form_they_come(form: str) -> 
         assert found.tolist() == NUMBERS.tolist()
 
 
+def test_padding_of_a_column_of_fixed_shape_is_cut_on_either_side() -> None:
+    flat = NUMBERS.ravel().tolist()
+    for padded in ([*flat, *[0.0] * 12], [*[0.0] * 12, *flat], [*[0.0] * 3, *flat, *[-0.0] * 3]):
+        assert read_features(pa.array([padded])[0], "float32", WIDTH, MAX_TOKENS).tolist() == NUMBERS.tolist()
+
+
 WRONG = {
     "null": (pa.array([None], pa.list_(pa.float32())), "no features"),
     "no token": (pa.array([[]], pa.list_(pa.float32())), "features of 0 tokens; the target takes 1 to 4"),
@@ -172,6 +186,8 @@ WRONG = {
     "JSON of three axes": (pa.array(["[[[1, 2, 3]]]"]), "features of shape (1, 1, 3)"),
     "JSON booleans": (pa.array(["[true, false, true]"]), "values of type bool"),
     "JSON with NaN": (pa.array(["[NaN, 1, 2]"]), "not finite"),
+    "zeros alone": (pa.array([[0.0] * 6]), "features of 0 tokens"),
+    "zeros in the middle": (pa.array([[1.0] * 3 + [0.0] * 3 + [1.0] * 3]), "in the middle of the features are zeros"),
 }
 
 

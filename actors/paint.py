@@ -1,0 +1,91 @@
+"""The Ray Data actor that turns codes into pixels: a table of coded images in, the same table with pixels out.
+
+Holds one VQ model and no other; its batches and its pool are its own. Knows nothing of prompts or of how codes came
+about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from actors.results import torch_threads
+from configs.synthesis import SynthesizeJob
+
+NON_FINITE_PIXELS = "non_finite_pixels"
+
+
+class Painter(Protocol):
+    """What the actor needs of `actors.image_pair.VqPainter`."""
+
+    def paint(self, codes: NDArray[np.int32]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+        """Codes (b, grid²) in raster order → RGB pixels (b, H, W, 3), and which images have finite ones (b,)."""
+        ...
+
+
+LoadPainter = Callable[[SynthesizeJob, int | None], Painter]
+
+
+def load_painter(config: SynthesizeJob, num_threads: int | None) -> Painter:
+    """Load the VQ model; torch is first imported here, inside the actor's process."""
+    import actors.image_pair
+
+    return actors.image_pair.load_painter(config, torch_threads=num_threads)
+
+
+class Paint:
+    """Decodes `vq.batch_rows` images at once.
+
+    A batch that holds fewer is filled up with copies of an image: so every image is decoded in the same shape, and its
+    pixels do not depend on its neighbours. One table in, one table out, rows in input order.
+    """
+
+    def __init__(self, config: SynthesizeJob, schema: pa.Schema, load: LoadPainter = load_painter) -> None:
+        self._schema = schema
+        self._batch_rows = config.vq.batch_rows
+        self._painter = load(config, torch_threads(config.vq))
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """Decode one table of the stage `coded`; rows with an error pass without pixels."""
+        if not table.num_rows:
+            return self._schema.empty_table()
+        rows: list[dict[str, Any]] = [{"rgb": b"", "width_px": 0, "height_px": 0} for _ in range(table.num_rows)]
+        good = [index for index, code in enumerate(table.column("error_type").to_pylist()) if not code]
+        codes = table.column("codes")
+        failed: set[int] = set()
+        for start in range(0, len(good), self._batch_rows):
+            part = good[start : start + self._batch_rows]
+            drawn = np.stack([codes[index].values.to_numpy() for index in part])
+            filled = np.concatenate([drawn, np.repeat(drawn[:1], self._batch_rows - len(part), axis=0)])
+            pixels, finite = self._painter.paint(filled)
+            for place, index in enumerate(part):
+                if finite[place]:
+                    height, width, _ = pixels[place].shape
+                    rows[index] = {"rgb": pixels[place].tobytes(), "width_px": width, "height_px": height}
+                else:
+                    failed.add(index)
+        return _assemble(table, self._schema, rows, failed)
+
+
+def _assemble(table: pa.Table, schema: pa.Schema, rows: list[dict[str, Any]], failed: set[int]) -> pa.Table:
+    replaced = {
+        "status": "error",
+        "error_type": NON_FINITE_PIXELS,
+        "error_message": "the VQ model's pixels are not finite for these codes; try another dtype",
+        "finish_reason": "error",
+    }
+    columns = []
+    for field in schema:
+        if field.name in rows[0]:
+            columns.append(pa.array([row[field.name] for row in rows], field.type))
+        elif field.name in replaced and failed:
+            values = table.column(field.name).to_pylist()
+            own = [replaced[field.name] if index in failed else value for index, value in enumerate(values)]
+            columns.append(pa.array(own, field.type))
+        else:
+            columns.append(table.column(field.name))
+    return pa.table(columns, schema=schema)

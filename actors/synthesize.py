@@ -1,0 +1,194 @@
+"""The Ray Data actor that draws codes: a table of prepared prompts in, a table of coded images out, in the same order.
+
+Owns the translation between Arrow rows and the engine's requests and completions, for images. Knows nothing of pixels,
+sources, sinks or how Ray schedules it; the schema of its output comes from whoever builds the graph.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from actors.engine_thread import EngineThread, SteppedEngine
+from actors.results import Stamp, Tally, counts, failed, method_values, result_table, torch_threads
+from configs.synthesis import SynthesizeJob
+from decoding.types import Completion, Request, Sampling
+
+Condition = NDArray[np.float32] | int
+
+
+class ConditionError(ValueError):
+    """A prompt that the text encoder refuses: a stable code and a message for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class ImagePair(Protocol):
+    """What the actor needs of `actors.image_pair.ImagePair`."""
+
+    @property
+    def target_id(self) -> str: ...
+
+    @property
+    def drafter_id(self) -> str: ...
+
+    @property
+    def num_image_tokens(self) -> int: ...
+
+    def encode(self, prompt: str) -> NDArray[np.float32]:
+        """A prompt's features (L, condition_dim).
+
+        Raises:
+            ConditionError: the prompt is refused.
+        """
+        ...
+
+    def engine(self, slots: int) -> SteppedEngine: ...
+
+
+LoadPair = Callable[[SynthesizeJob, int | None], ImagePair]
+
+
+def load_pair(config: SynthesizeJob, num_threads: int | None) -> ImagePair:
+    """Load target, drafter and text encoder; torch is first imported here, inside the actor's process."""
+    from transformers.utils.logging import disable_progress_bar
+
+    import actors.image_pair
+
+    disable_progress_bar()
+    return actors.image_pair.load(config, torch_threads=num_threads)
+
+
+class Synthesize:
+    """Holds one image pair and one engine; several calls run at once and share the engine's slots.
+
+    A call is batch in, batch out: one table of the stage `prepared` becomes exactly one table of `schema`. Every prompt
+    gives `sampling.num_images_per_prompt` rows side by side, with the ids `<id>#0`, `<id>#1`, …, and is encoded once.
+    Rows that carry an error already give as many error rows.
+    """
+
+    def __init__(
+        self,
+        config: SynthesizeJob,
+        schema: pa.Schema,
+        stamp: Stamp,
+        load: LoadPair = load_pair,
+        tally: Tally | None = None,
+    ) -> None:
+        self._config = config
+        self._schema = schema
+        self._tally = tally
+        self._pair = load(config, torch_threads(config.pool))
+        self._num_replicas = config.sampling.num_images_per_prompt
+        self._encoding = threading.Lock()
+        self._constants = {
+            **asdict(stamp),
+            **method_values(config.method, self._pair.target_id, self._pair.drafter_id),
+        }
+        self._engine = EngineThread(self._pair.engine(config.pool.slots))
+
+    async def __call__(self, table: pa.Table) -> AsyncIterator[pa.Table]:
+        """Draw the codes of one table of the stage `prepared` and yield one table of results."""
+        # Elsewhere, because text encoders take their time and this loop serves every batch in flight.
+        requests, completions = await asyncio.to_thread(self._requests, table)
+        for place, completion in zip(requests, await self._decode(list(requests.values()))):
+            completions[place] = completion
+        result = self._results(table, completions)
+        if self._tally is not None:
+            self._tally(result.num_rows, *counts(completions.values()))
+        yield result
+
+    async def _decode(self, requests: list[Request]) -> list[Completion]:
+        return await asyncio.wrap_future(self._engine.decode(requests))
+
+    def _requests(self, table: pa.Table) -> tuple[dict[int, Request], dict[int, Completion]]:
+        """Per output row: the request to run, or the completion that a row gets without running."""
+        requests: dict[int, Request] = {}
+        completions: dict[int, Completion] = {}
+        rows = table.drop_columns([name for name in ("features",) if name in table.column_names]).to_pylist()
+        for index, row in enumerate(rows):
+            if row["error_type"]:
+                continue
+            places = range(index * self._num_replicas, (index + 1) * self._num_replicas)
+            try:
+                condition = self._condition(table, index, row)
+            except ConditionError as error:
+                for replica, place in enumerate(places):
+                    completions[place] = failed(image_id(row["sample_id"], replica), error.code, str(error))
+                continue
+            sampling = self._sampling(row)
+            for replica, place in enumerate(places):
+                requests[place] = Request(
+                    sample_id=image_id(row["sample_id"], replica),
+                    prompt=row["prompt"],
+                    sampling=sampling,
+                    seed=row["seed"],
+                    replica=replica,
+                    condition=condition,
+                )
+        return requests, completions
+
+    def _condition(self, table: pa.Table, index: int, row: dict[str, Any]) -> Condition:
+        if row["label"] is not None:
+            return int(row["label"])
+        features = table.column("features")[index]
+        if features.is_valid:
+            numbers = np.frombuffer(features["values"].as_buffer(), "<f4").astype(np.float32)
+            return numbers.reshape(features["num_tokens"].as_py(), -1)
+        with self._encoding:
+            return self._pair.encode(row["prompt"])
+
+    def _sampling(self, row: dict[str, Any]) -> Sampling:
+        return Sampling(
+            max_new_tokens=self._pair.num_image_tokens,
+            temperature=row["temperature"],
+            top_k=row["top_k"],
+            top_p=row["top_p"],
+            guidance_scale=row["guidance_scale"],
+            guidance_interval=self._config.sampling.guidance_interval,
+        )
+
+    def _results(self, table: pa.Table, completions: dict[int, Completion]) -> pa.Table:
+        """One table of the result schema: the prompts' own columns, the run's constants, and what was drawn."""
+        own = table.select([name for name in table.column_names if name in self._schema.names])
+        repeated = own.take(pa.array(np.repeat(np.arange(table.num_rows), self._num_replicas)))
+        values = []
+        columns = [repeated.column(name).to_pylist() for name in ("sample_id", "error_type", "error_message")]
+        for place, (prompt_id, error_type, error_message) in enumerate(zip(*columns)):
+            replica = place % self._num_replicas
+            completion = completions.get(place) or failed(prompt_id, error_type, error_message)
+            values.append(result_values(prompt_id, replica, completion))
+        return result_table(self._schema, repeated, self._constants, values)
+
+
+def image_id(prompt_id: str, replica: int) -> str:
+    """The sample id of one of a prompt's images."""
+    return f"{prompt_id}#{replica}"
+
+
+def result_values(prompt_id: str, replica: int, completion: Completion) -> dict[str, Any]:
+    """The columns that come from one completion."""
+    error = completion.error
+    return {
+        "sample_id": image_id(prompt_id, replica),
+        "prompt_id": prompt_id,
+        "replica": replica,
+        "status": "error" if error else "success",
+        "error_type": error.code if error else "",
+        "error_message": error.message if error else "",
+        "finish_reason": completion.finish_reason,
+        "codes": [] if error else list(completion.token_ids),
+        "mean_logprob": completion.mean_logprob,
+        "num_input_tokens": completion.num_input_tokens,
+        "num_generated_tokens": len(completion.token_ids),
+        "telemetry": completion.telemetry,
+    }

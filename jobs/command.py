@@ -1,0 +1,103 @@
+"""The command line that every bulk job has: one YAML, overrides, --dry-run, --limit; and what it prints in the end.
+
+Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started). Knows no kind of job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from pydantic import BaseModel
+
+from configs.load import ConfigError, load_job
+from pipeline import summary
+from pipeline.plan import JobPlan
+from pipeline.summary import Summary
+
+DONE, FAILED, REFUSED = 0, 1, 2
+
+Config = TypeVar("Config", bound=BaseModel)
+AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
+
+
+@dataclass(frozen=True)
+class Command(Generic[Config, AnyPlan]):
+    """One kind of job as a command: `make_plan(config, limit, probe_output)` checks it, `run(plan)` runs it.
+
+    `describe` gives what a dry run prints; `verb` is what the job does to files, for the line that it begins with.
+    """
+
+    module: str
+    verb: str
+    doc: str
+    model: type[Config]
+    make_plan: Callable[[Config, int | None, bool], AnyPlan]
+    describe: Callable[[AnyPlan], Sequence[str]]
+    run: Callable[[AnyPlan], Summary]
+
+    def main(self, argv: Sequence[str] | None = None) -> int:
+        """Run one job from the command line and return the exit status."""
+        arguments = self.parse(sys.argv[1:] if argv is None else argv)
+        try:
+            config = load_job(self.model, arguments.config, tuple(arguments.overrides))
+            return self._dry_run(config, arguments.limit) if arguments.dry_run else self._run(config, arguments)
+        except ConfigError as error:
+            print(f"refused: {error}", file=sys.stderr)
+            return REFUSED
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The command line as a namespace; argparse itself exits with 2 where it does not fit."""
+        parser = argparse.ArgumentParser(prog=f"python -m {self.module}", description=self.doc)
+        parser.add_argument("--config", required=True, type=Path, help="the job's YAML")
+        parser.add_argument(
+            "overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's"
+        )
+        parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
+        parser.add_argument(
+            "--limit", type=_positive, metavar="N", help="only the first N samples, with a preview page"
+        )
+        return parser.parse_intermixed_args(argv)
+
+    def _dry_run(self, config: Config, limit: int | None) -> int:
+        """Print the plan and the first rendered prompt; write nothing and start nothing."""
+        for part in self.describe(self.make_plan(config, limit, False)):
+            print(part)
+        return DONE
+
+    def _run(self, config: Config, arguments: argparse.Namespace) -> int:
+        """Run the job; print its summary, where the output is, and how to run it again."""
+        plan = self.make_plan(config, arguments.limit, True)
+        print(f"{self.verb} {plan.manifest.num_files:,} files into {plan.output.shown()}", flush=True)
+        try:
+            done = self.run(plan)
+        except Exception:  # whatever ends a job is shown whole; a bad row never does
+            traceback.print_exc()
+            print(f"the job failed; what it wrote until then is in {plan.output.shown()}", file=sys.stderr)
+            return FAILED
+        print(summary.show(done))
+        print(f"output        {plan.output.shown()}")
+        if arguments.limit is not None:
+            print(f"preview       {plan.output.shown('_job/preview.html')}")
+        print(f"run it again  {self.run_again(arguments)}")
+        return DONE
+
+    def run_again(self, arguments: argparse.Namespace) -> str:
+        """The command that repeats this run into another folder."""
+        overrides = [text for text in arguments.overrides if not text.startswith("sink.path=")]
+        limit = ["--limit", str(arguments.limit)] if arguments.limit is not None else []
+        command = ["python", "-m", self.module, "--config", str(arguments.config), *overrides, *limit]
+        return shlex.join([*command, "sink.path=NEW"])
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")
+    return number
