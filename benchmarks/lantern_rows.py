@@ -1,0 +1,114 @@
+"""The rows of the image benchmark: each a method of the papers, or one of their settings, by its configured choices.
+
+Values of k are the papers', of 16,384 codes; `World.share` scales them to the codebook at hand. Knows no models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from configs.method import Method
+from models.llamagen.neighbours import Metric
+
+DELTAS = (0.05, 0.1, 0.2, 0.4)
+KS = (100, 300, 1000)
+METRICS: tuple[Metric, ...] = ("l2", "cosine", "random")
+# As many drafts as LANTERN++'s smaller static tree has, so that all trees cost the same; the paper's has 59.
+TREE = {"kind": "dynamic", "top_k": 8, "depth": 4, "total_tokens": 26}
+STATIC_TREE = {"kind": "static", "name": "mc_sim_7b_63"}
+# LANTERN++ (arXiv 2502.06352) looks at so few neighbours that a share of a smaller codebook would be none.
+STATIC_K, STATIC_LAMBDA = 10, 5.0
+PLAIN = "plain"
+PLAIN_AGAIN = "plain_other_seed"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the tables: `acceptance` None is plain decoding; `other_seed` draws its images anew; `k` is the
+    paper's where it is to be scaled."""
+
+    name: str
+    label: str
+    acceptance: dict[str, Any] | None = None
+    tree: str = "dynamic"
+    other_seed: bool = False
+
+    def method(self, share: Callable[[int], int]) -> Method:
+        """The configured method for a codebook that `share` scales k to."""
+        if self.acceptance is None:
+            return Method()
+        acceptance = dict(self.acceptance)
+        if "k" in acceptance and self.tree == "dynamic":
+            acceptance["k"] = share(acceptance["k"])
+        return Method.model_validate(
+            {
+                "drafter": {"kind": "eagle"},
+                "tree": TREE if self.tree == "dynamic" else STATIC_TREE,
+                "acceptance": acceptance,
+            }
+        )
+
+
+def _lantern(name: str, label: str, draw: str, k: int = 1000, delta: float = 0.1, **more: Any) -> Row:
+    return Row(name, label, {"kind": "lantern", "draw": draw, "k": k, "delta": delta, **more})
+
+
+def _static(name: str, label: str, acceptance: dict[str, Any]) -> Row:
+    return Row(name, label, acceptance, tree="static")
+
+
+_MULTIPLICATIVE = {"kind": "lantern", "divergence": "multiplicative", "k": STATIC_K, "delta": STATIC_LAMBDA}
+_PLUS = f"LANTERN++, k = {STATIC_K}, λ = {STATIC_LAMBDA:g}"
+_NAMES = {"coupled": "coupled", "paper": "residual of the paper", "code": "residual of the code"}
+
+MAIN: dict[float, tuple[Row, ...]] = {
+    1.0: (
+        Row(PLAIN, "plain"),
+        Row(PLAIN_AGAIN, "plain, another seed", other_seed=True),
+        Row("eagle2_rejection", "EAGLE-2, rejection sampling", {"kind": "rejection"}),
+        Row("eagle2_coupled", "EAGLE-2, coupled noise", {"kind": "exact"}),
+        *(
+            _lantern(f"lantern_{draw}_{delta}", f"LANTERN, {_NAMES[draw]}, δ = {delta}", draw, delta=delta)
+            for draw, delta in (("coupled", 0.1), ("coupled", 0.4), ("paper", 0.1), ("paper", 0.4), ("code", 0.4))
+        ),
+        _static("static_rejection", "static tree, rejection sampling", {"kind": "rejection"}),
+        _static("lantern_pp", _PLUS, {**_MULTIPLICATIVE, "draw": "code"}),
+    ),
+    0.0: (
+        Row(PLAIN, "plain"),
+        Row("eagle2", "EAGLE-2", {"kind": "exact"}),
+        *(_lantern(f"lantern_{delta}", f"LANTERN, δ = {delta}", "coupled", delta=delta) for delta in (0.05, 0.2)),
+        _static("static_exact", "static tree, exact", {"kind": "exact"}),
+        _static("lantern_pp", _PLUS, {**_MULTIPLICATIVE, "draw": "coupled"}),
+    ),
+}
+"""What every kind of model is asked at each temperature."""
+
+SWEEP = tuple(
+    _lantern(f"sweep_{k}_{delta}", f"k = {k}, δ = {delta}", "coupled", k=k, delta=delta)
+    for k, delta in ((1000, 0.05), (1000, 0.2), (100, 0.4), (300, 0.4))
+)
+"""The rest of the trade-off's points (the paper's Figure 5) at temperature 1."""
+
+ABLATIONS = (
+    _lantern("metric_l2", "ℓ2, δ = 0.2", "paper", delta=0.2),
+    _lantern("metric_l2_0.05", "ℓ2, δ = 0.05", "paper", delta=0.05),
+    _lantern("metric_cosine", "cosine, δ = 0.2", "paper", delta=0.2, metric="cosine"),
+    _lantern("metric_random", "random, δ = 0.2", "paper", delta=0.2, metric="random"),
+    _lantern("divergence_jsd", "JSD, δ = 0.2", "paper", delta=0.2, divergence="jsd"),
+)
+"""The paper's Table 4, with its own residual, at temperature 1; TVD at 0.2 and 0.4 stand elsewhere."""
+
+
+def rows_of(kind: str) -> list[tuple[float, Row]]:
+    """All rows of a kind with their temperature, what matters most first; the settings of one method are varied on the
+    text-conditional model only."""
+    main = [(temperature, row) for temperature, rows in MAIN.items() for row in rows]
+    return main + [(1.0, row) for row in (*SWEEP, *ABLATIONS) if kind == "text"]
+
+
+def row_named(name: str) -> Row:
+    """A row at temperature 1."""
+    return next(row for temperature, row in rows_of("text") if temperature > 0 and row.name == name)

@@ -1,0 +1,210 @@
+"""What the benchmark of image synthesis runs on: image models of one kind of condition, and what they are asked for.
+
+Owns which images are asked for, the real images that they are compared with, and how codes are run and painted. Knows
+no rows of tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from actors.method import build_method
+from benchmarks.lantern_quality import Judge, Score, ZooJudge, count_class, count_prompt
+from configs.method import Method as MethodChoice
+from decoding import Completion, Engine, Request, Sampling
+from decoding.contracts import Method
+from models.checkpoints import CheckpointRef
+from models.contract import Condition
+from models.eagle import EagleNetwork
+from models.llamagen.checkpoints import load_gpt, revision_of
+from models.llamagen.condition import T5Condition, load_t5
+from models.llamagen.eagle import load_image_eagle
+from models.llamagen.target import LlamaGenTarget
+from models.llamagen.vq import Vq
+from models.llamagen.vq_files import load_vq
+from zoo.image_gpt import NUM_CLASSES, class_of
+from zoo.image_quality import load_reader
+from zoo.image_vq import images_of, pixels_of
+from zoo.pair import CHECKPOINTS
+from zoo.world.grain import draw_grainy_scene, render_grainy, sample_grainy
+from zoo.world.scene import COLOURS, SHAPES, Scene, scene_rng
+
+Pictures = list[NDArray[np.uint8]]
+KINDS = ("text", "class")
+SLOTS = 32
+# Real images that all distances refer to; more of them than of any row, so that chance in them counts for little.
+NUM_REFERENCE = 512
+# A seed of the real images alone: no training of the zoo has used it.
+REAL_SEED = 977
+PAPER_CODES = 16384
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One image that is wanted: its words, what the model reads of them, and how a reading of the image is scored."""
+
+    sample_id: str
+    prompt: str
+    condition: Condition
+    score: Score
+
+
+@dataclass(frozen=True)
+class World:
+    """Models of one kind of condition. `real` are true images of what is `asked`, one for one; `reference` are others.
+
+    Without a `drafter` nothing can be drafted, and everything else can be measured. `sampling` holds the guidance and
+    the filters of all its rows; `revisions` and `drafter_revision` name each checkpoint's content.
+    """
+
+    kind: str
+    target: LlamaGenTarget
+    drafter: EagleNetwork | None
+    vq: Vq
+    asked: list[Asked]
+    real: Pictures
+    reference: Pictures
+    judge: Judge
+    sampling: Sampling
+    revisions: dict[str, str]
+    drafter_revision: str = ""
+
+    def share(self, k: int) -> int:
+        """The paper's `k` of its 16,384 codes as the same share of this codebook."""
+        return max(1, round(k * self.target.vocab_size / PAPER_CODES))
+
+    def requests(self, temperature: float, seed: int, count: int | None = None) -> list[Request]:
+        """What is asked, as requests; an image is the same whatever others are asked for beside it."""
+        sampling = replace(self.sampling, temperature=temperature)
+        return [Request(a.sample_id, a.prompt, (), sampling, seed, condition=a.condition) for a in self.asked[:count]]
+
+    def build(self, choice: MethodChoice) -> Method:
+        """The parts of a configured method; each engine needs its own."""
+        return build_method(choice, self.drafter, self.target, self.vq.codebook)
+
+    def decode(self, method: Method, requests: Sequence[Request]) -> list[Completion]:
+        """All completions, in the order of `requests`.
+
+        Raises:
+            RuntimeError: one gave an error; a benchmark that drops images measures nothing.
+        """
+        shape = self.target.gpt.shape
+        engine = Engine(self.target, method, SLOTS, shape.num_condition_tokens + shape.num_image_tokens)
+        done = {completion.sample_id: completion for completion in engine.run(requests)}
+        broken = [completion.error for completion in done.values() if completion.error is not None]
+        if broken or len(done) != len(requests):
+            raise RuntimeError(f"{len(requests) - len(done)} images lost, {len(broken)} failed: {broken[:2]}")
+        return [done[request.sample_id] for request in requests]
+
+    def paint(self, codes: NDArray[np.int32]) -> Pictures:
+        """Codes (n, grid²) → images."""
+        grid = self.target.gpt.shape.grid
+        square = torch.from_numpy(codes.astype(np.int64)).reshape(-1, grid, grid)
+        return [image for part in square.split(SLOTS) for image in images_of(self.vq.decode(part))]
+
+    def encode(self, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.int32]:
+        """Images → codes (n, grid²)."""
+        codes = [self.vq.encode(part) for part in pixels_of(list(images)).split(SLOTS)]
+        return torch.cat(codes).flatten(1).numpy().astype(np.int32)
+
+
+def codes_of(done: Sequence[Completion]) -> NDArray[np.int32]:
+    """Codes (n, grid²) of completions."""
+    return np.array([completion.token_ids for completion in done], dtype=np.int32)
+
+
+# --- the zoo -------------------------------------------------------------------------------------------------------
+
+NAMES = {
+    "text": {"target": "image_target", "vq": "image_vq", "condition": "image_t5"},
+    "class": {"target": "image_class_target", "vq": "image_vq"},
+}
+DRAFTERS = {"text": "image_eagle", "class": "image_class_eagle"}
+# Guidance is LlamaGen's for classes; for text its 7.5 would leave nothing of a distribution this small.
+SAMPLING = {"text": (4.0, 1000), "class": (4.0, 0)}
+"""Guidance scale, and the paper's top-k of its codebook (0: off), as its appendix C has them."""
+
+
+def missing_checkpoints(kind: str, folder: Path = CHECKPOINTS) -> list[str]:
+    """Checkpoints of a kind that are not there."""
+    return [name for name in (*NAMES[kind].values(), DRAFTERS[kind]) if not (folder / name).is_dir()]
+
+
+def load_world(kind: str, num_images: int, seed: int, folder: Path = CHECKPOINTS) -> World:
+    """The zoo's models of a kind, in float32 on the CPU, and `num_images` held-out images to ask for.
+
+    Classes take turns, so `num_images` is rounded up until all have as many.
+    """
+    refs = {role: CheckpointRef(str(folder / name)) for role, name in NAMES[kind].items()}
+    gpt = load_gpt(refs["target"], "float32", _CPU)
+    text_encoder = load_t5(refs["condition"], gpt.shape, "float32", _CPU) if kind == "text" else None
+    drafter, own = CheckpointRef(str(folder / DRAFTERS[kind])), None
+    if (folder / DRAFTERS[kind]).is_dir():
+        own = load_image_eagle(drafter, gpt.shape, "float32", _CPU)
+    vq = load_vq(refs["vq"], "float32", _CPU)
+    judge = ZooJudge(load_reader(folder))
+    make = _ask_texts if kind == "text" else _ask_classes
+    asked, real = make(num_images, seed, text_encoder)
+    scale, top_k = SAMPLING[kind]
+    sampling = Sampling(gpt.shape.num_image_tokens, top_k=top_k * gpt.shape.vocab_size // PAPER_CODES)
+    return World(
+        kind=kind,
+        target=LlamaGenTarget(gpt, name=NAMES[kind]["target"]),
+        drafter=own,
+        vq=vq,
+        asked=asked,
+        real=real,
+        reference=[render_grainy(scene) for scene in _draw_scenes(kind, NUM_REFERENCE, num_images)],
+        judge=judge,
+        sampling=replace(sampling, guidance_scale=scale),
+        revisions={role: revision_of(ref) for role, ref in refs.items()},
+        drafter_revision=revision_of(drafter) if own is not None else "",
+    )
+
+
+def _ask_texts(num: int, seed: int, text_encoder: T5Condition | None) -> tuple[list[Asked], Pictures]:
+    assert text_encoder is not None
+    asked, real = [], []
+    with torch.inference_mode():
+        for index, (_, pixels, prompt) in enumerate(sample_grainy("held_out", num, seed)):
+            features = text_encoder.encode(prompt).float().numpy()
+            asked.append(Asked(f"text-{index}", prompt, features, count_prompt(prompt)))
+            real.append(pixels)
+    return asked, real
+
+
+def _ask_classes(num: int, seed: int, _: T5Condition | None) -> tuple[list[Asked], Pictures]:
+    """Labels in turn; the real images show the same labels."""
+    num = -(-num // NUM_CLASSES) * NUM_CLASSES
+    found: dict[int, list[Scene]] = {label: [] for label in range(NUM_CLASSES)}
+    draw, index = _drawer("class"), seed * 100_000
+    while min(len(scenes) for scenes in found.values()) < num // NUM_CLASSES:
+        scene = draw(index)
+        found[class_of(scene)].append(scene)
+        index += 1
+    asked, real = [], []
+    for index in range(num):
+        turn, label = divmod(index, NUM_CLASSES)
+        colour, shape = COLOURS[label // len(SHAPES)], SHAPES[label % len(SHAPES)]
+        asked.append(Asked(f"class-{index}", f"{colour} {shape}", label, count_class(colour, shape)))
+        real.append(render_grainy(found[label][turn]))
+    return asked, real
+
+
+def _drawer(kind: str) -> Callable[[int], Scene]:
+    # A class says no size, tone or place, and some classes have no scene at all in a small split: a class-conditional
+    # model is compared with scenes of its training split, as published ones are, of which none was trained on.
+    split, only = ("held_out", None) if kind == "text" else ("train", 1)
+    return lambda index: draw_grainy_scene(scene_rng(f"grain/{split}", REAL_SEED, index), split, only)
+
+
+def _draw_scenes(kind: str, num: int, start: int) -> list[Scene]:
+    draw = _drawer(kind)
+    return [draw(5_000_000 + start + index) for index in range(num)]

@@ -1,0 +1,289 @@
+"""The image benchmark on toy models: it runs whole, goes on where it stopped, and its arithmetic is right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from benchmarks import lantern
+from benchmarks.lantern_claims import check_claims
+from benchmarks.lantern_quality import (
+    count_class,
+    count_prompt,
+    draw_neighbours,
+    jackknife,
+    measure_quality,
+    replace_codes,
+    signal_to_noise,
+)
+from benchmarks.lantern_recorder import Setting, pick, record
+from benchmarks.lantern_rows import DELTAS, row_named, rows_of
+from benchmarks.lantern_sheets import draw_sheets
+from benchmarks.lantern_store import Store
+from benchmarks.lantern_tables import TABLES, draw_trade_off
+from benchmarks.lantern_world import Asked, World, codes_of
+from decoding import Sampling
+from decoding.acceptance import Exact
+from decoding.contracts import Judgement, Method
+from decoding.drafters import EagleDrafter
+from decoding.tree import Verdict
+from decoding.trees import DynamicTree
+from models.llamagen.neighbours import Proximity, nearest_codes
+from models.llamagen.shape import VqShape
+from models.llamagen.vq import Vq
+from tests.toys import images
+from zoo.image_quality import Seen
+from zoo.world.scene import Thing
+
+PROMPT = "a large red circle at the top left on pale ground"
+CIRCLE = Thing(0, "large", "red", "circle")
+NUM_IMAGES = 6
+
+
+class ToyJudge:
+    """Reads a red circle in bright images, and nothing in dark ones; features are a few pixels."""
+
+    def read(self, pictures: Sequence[NDArray[np.uint8]]) -> list[Seen | None]:
+        return [((CIRCLE,), "pale") if picture.mean() > 128 else None for picture in pictures]
+
+    def features(self, pictures: Sequence[NDArray[np.uint8]]) -> NDArray[np.float64]:
+        return np.stack([picture[:2, :2].reshape(-1) for picture in pictures]).astype(np.float64)
+
+
+def world(kind: str) -> World:
+    target = images.target(kind)
+    torch.manual_seed(0)
+    vq = Vq(VqShape(images.CODES, channels=8, multipliers=(1, 2), num_res_blocks=1, latent_dim=8))
+    vq.codebook.data.normal_()
+    shown = list(np.random.default_rng(0).integers(0, 255, (NUM_IMAGES + 6, 8, 8, 3), dtype=np.uint8))
+    asked = [Asked(f"image-{i}", PROMPT, images.condition(kind, i), count_prompt(PROMPT)) for i in range(NUM_IMAGES)]
+    sampling = Sampling(images.GRID**2, top_k=40, guidance_scale=2.0)
+    drafter = images.eagle_network(target)
+    return World(
+        kind,
+        target,
+        drafter,
+        vq.eval(),
+        asked,
+        shown[:NUM_IMAGES],
+        shown[NUM_IMAGES:],
+        ToyJudge(),
+        sampling,
+        {"a": "b"},
+    )
+
+
+@pytest.fixture
+def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "lantern.json"
+
+
+def test_a_whole_run_on_toys_fills_every_table_and_every_claim_is_decided(results: Path) -> None:
+    for kind in images.KINDS:
+        lantern.run_kind(world(kind), 0, Store(results, kind))
+    data = json.loads(results.read_text())
+    assert [c["claim"] for c in data["claims"] if "not run" in c["numbers"]] == []
+    assert check_claims(data["kinds"]) == data["claims"]
+    for kind in images.KINDS:
+        for temperature, row in rows_of(kind):
+            cell = data["kinds"][kind]["rows"][f"{temperature:g}/{row.name}"]
+            if cell["acceptance"] == "exact" and not row.other_seed:
+                assert cell["equal_share"] == 1.0, (kind, temperature, row.name)
+            assert cell["equal_share"] < 1.0 or not row.other_seed
+            assert cell["num_codes"] == cell["num_images"] * images.GRID**2
+    # A greedy class has one image.
+    assert data["kinds"]["class"]["rows"]["0/plain"]["num_images"] == 5
+    for make in TABLES.values():
+        lines = make(data).splitlines()
+        assert len(lines) > 2
+        assert len({line.count("|") for line in lines}) == 1
+    assert draw_trade_off(data).startswith("<svg")
+
+
+def test_a_run_goes_on_where_it_stopped_and_begins_anew_under_other_settings(results: Path) -> None:
+    toy, store = world("text"), Store(results, "text")
+    lantern.run_kind(toy, 0, store, ("plain",))
+    data = json.loads(results.read_text())
+    data["kinds"]["text"]["rows"]["1/plain"]["whole"] = "kept"
+    results.write_text(json.dumps(data))
+    lantern.run_kind(toy, 0, store, ("plain", "eagle2_coupled"))
+    found = json.loads(results.read_text())["kinds"]["text"]["rows"]
+    assert (found["1/plain"]["whole"], list(found)) == ("kept", ["1/plain", "1/eagle2_coupled"])
+    lantern.run_kind(replace(toy, revisions={"a": "c"}), 0, store, ("plain",))
+    found = json.loads(results.read_text())["kinds"]["text"]["rows"]
+    assert list(found) == ["1/plain"]
+    assert found["1/plain"]["whole"] != "kept"
+
+
+def test_without_a_drafter_all_else_is_measured_and_a_new_drafter_makes_its_rows_anew(results: Path) -> None:
+    toy, store = world("text"), Store(results, "text")
+    names = ("plain", "eagle2_coupled")
+    for drafter, revision, expected in (
+        (None, "", {"1/plain": ""}),
+        (toy.drafter, "one", {"1/plain": "", "1/eagle2_coupled": "one"}),
+        (toy.drafter, "two", {"1/plain": "", "1/eagle2_coupled": "two"}),
+    ):
+        lantern.run_kind(replace(toy, drafter=drafter, drafter_revision=revision), 0, store, names)
+        found = json.loads(results.read_text())["kinds"]["text"]["rows"]
+        assert {key: cell.get("drafter", "") for key, cell in found.items()} == expected
+
+
+def test_two_kinds_share_a_file_without_losing_a_cell(tmp_path: Path) -> None:
+    stores = [Store(tmp_path / "shared.json", kind) for kind in images.KINDS]
+    for store in stores:
+        store.open({"seed": 0})
+    for number, store in enumerate(stores):
+        store.put("rows", "a", {"number": number})
+    data = stores[0].read()
+    assert [data["kinds"][kind]["rows"] for kind in images.KINDS] == [{"a": {"number": 0}}, {"a": {"number": 1}}]
+
+
+def test_sheets_show_the_images_of_the_rows(results: Path, tmp_path: Path) -> None:
+    files = draw_sheets(world("text"), 0, tmp_path)
+    assert [file.name for file in files] == ["images_text_plain.png", "images_text_lantern.png"]
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+
+
+# --- what is recorded ----------------------------------------------------------------------------------------------
+
+
+def test_the_recorded_strict_hits_are_the_acceptance_of_a_single_draft(results: Path) -> None:
+    toy = world("text")
+    tables = {"l2": nearest_codes(toy.vq.codebook, 8, Proximity())}
+    exact = toy.build(row_named("eagle2_coupled").method(toy.share))
+    recorder = record(exact.acceptance, tables, [2, 4, 8], DELTAS)
+    assert toy.drafter is not None
+    drafter = EagleDrafter(toy.drafter, toy.target.head, 2, images.merge_of(toy.target))
+    done = toy.decode(Method(drafter, DynamicTree(1, 0, 2), recorder), toy.requests(1.0, 0))
+    told = [completion.telemetry for completion in done]
+    means = recorder.means()
+    drafted, taken = sum(t.num_draft_tokens for t in told), sum(t.num_accepted_draft_tokens for t in told)
+    assert means["num_steps"] == drafted
+    assert means["strict_hit"] == pytest.approx(taken / drafted)
+    for delta in DELTAS:
+        probabilities = [pick(means, "probability", Setting("l2", "tvd", k, delta)) for k in (2, 4, 8)]
+        assert probabilities == sorted(probabilities)
+        assert means["strict_probability"] <= probabilities[0]
+        assert probabilities[-1] <= means["strict_probability"] + delta + 1e-9
+
+
+class FirstChildTaken(Exact):
+    """Exact acceptance that counts the steps whose path begins with the root's first child."""
+
+    def __init__(self) -> None:
+        self.num_taken = 0
+
+    def judge(self, judgement: Judgement) -> Verdict:
+        verdict = super().judge(judgement)
+        self.num_taken += int(((verdict.n > 1)[:, None] & (verdict.path[:, 1:2] == 1)).sum())
+        return verdict
+
+
+def test_of_several_children_the_first_is_recorded(results: Path) -> None:
+    toy = world("text")
+    assert toy.drafter is not None
+    rule = FirstChildTaken()
+    recorder = record(rule, {"l2": nearest_codes(toy.vq.codebook, 4, Proximity())}, [4], [0.1])
+    drafter = EagleDrafter(toy.drafter, toy.target.head, 2, images.merge_of(toy.target))
+    toy.decode(Method(drafter, DynamicTree(3, 0, 4), recorder), toy.requests(1.0, 0))
+    means = recorder.means()
+    assert rule.num_taken > 0
+    assert means["strict_hit"] == pytest.approx(rule.num_taken / means["num_steps"])
+
+
+def test_recording_changes_no_image(results: Path) -> None:
+    toy = world("text")
+    method = toy.build(row_named("eagle2_rejection").method(toy.share))
+    tables = {"l2": nearest_codes(toy.vq.codebook, 4, Proximity())}
+    recorder = record(method.acceptance, tables, [4], [0.1])
+    done = toy.decode(Method(method.drafter, method.tree, recorder), toy.requests(1.0, 0))
+    again = toy.decode(toy.build(row_named("eagle2_rejection").method(toy.share)), toy.requests(1.0, 0))
+    assert [a.token_ids for a in done] == [b.token_ids for b in again]
+
+
+# --- arithmetic ----------------------------------------------------------------------------------------------------
+
+
+def test_cost_counts_bonus_tokens_and_forwards_of_an_image(results: Path) -> None:
+    toy = world("text")
+    plain = toy.decode(toy.build(row_named("plain").method(toy.share)), toy.requests(1.0, 0))
+    cell = lantern.measure_cost(plain, plain)
+    assert (cell["mean_acceptance_length"], cell["acceptance_length_se"]) == (1.0, 0.0)
+    assert cell["target_forwards_per_image"] == images.GRID**2
+    assert cell["equal_share"] == 1.0
+    other = lantern.measure_cost(plain, plain[1:] + plain[:1])
+    assert other["equal_share"] < 1.0
+
+
+def test_quality_counts_attributes_over_all_images() -> None:
+    bright, dark = np.full((4, 4, 3), 200, np.uint8), np.zeros((4, 4, 3), np.uint8)
+    features = np.random.default_rng(0).standard_normal((8, 12))
+    found = measure_quality(ToyJudge(), [bright, bright, dark, dark], [count_prompt(PROMPT)] * 4, {"real": features})
+    assert (found["whole"], found["attributes"]) == (0.5, 0.5)
+    assert found["whole_se"] == pytest.approx(0.25)
+    # Four ratios of 1, 1, 0, 0 with equal weights: √(4 · 0.5²) / 4.
+    assert found["attributes_se"] == pytest.approx(0.25)
+    assert found["frechet_real"] > 0
+
+
+def test_a_class_asks_for_one_object_of_its_colour_and_shape() -> None:
+    score = count_class("red", "circle")
+    assert score(((CIRCLE,), "dark")) == (True, 2, 2)
+    assert score(((CIRCLE, replace_thing(cell=4)), "dark")) == (False, 2, 2)
+    assert score(((replace_thing(colour="blue"),), "dark")) == (False, 1, 2)
+    assert score(None) == (False, 0, 2)
+
+
+def replace_thing(cell: int = 0, colour: str = "red") -> Thing:
+    return Thing(cell, "large", colour, "circle")
+
+
+def test_a_prompt_of_another_world_has_no_score() -> None:
+    with pytest.raises(ValueError, match="not a prompt"):
+        count_prompt("a cat")
+
+
+def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
+    values = np.random.default_rng(1).standard_normal((800, 1))
+    found = jackknife(values, lambda part: float(part.mean()))
+    # Eight parts tell a standard error within a quarter of it or so.
+    assert found == pytest.approx(values.std() / np.sqrt(800), rel=0.5)
+
+
+def test_codes_are_replaced_by_the_neighbour_asked_for() -> None:
+    table = torch.tensor([[1, 2], [2, 0], [0, 1]])
+    codes = np.array([[0, 1, 2, 0]], dtype=np.int32)
+    assert replace_codes(codes, table, 0).tolist() == [[1, 2, 0, 1]]
+    assert replace_codes(codes, table, 1).tolist() == [[2, 0, 1, 2]]
+
+
+def test_drawn_neighbours_are_the_nearest_and_the_code_itself() -> None:
+    table = torch.tensor([[1, 2, 3], [2, 0, 3], [0, 1, 3], [2, 1, 0]])
+    codes = np.zeros((1, 400), dtype=np.int32)
+    assert set(draw_neighbours(codes, table, 1, 0).flatten().tolist()) == {0}
+    drawn = draw_neighbours(codes, table, 3, 0).flatten()
+    assert set(drawn.tolist()) == {0, 1, 2}
+    assert min(np.bincount(drawn)) > 100
+
+
+def test_the_signal_to_noise_ratio_of_images() -> None:
+    black, grey = np.zeros((2, 2, 3), np.uint8), np.full((2, 2, 3), 51, np.uint8)
+    assert signal_to_noise([black], [grey]) == pytest.approx(10 * np.log10(25))
+    assert signal_to_noise([black], [black]) == float("inf")
+
+
+def test_codes_are_taken_in_the_order_of_the_requests(results: Path) -> None:
+    toy = world("text")
+    requests = toy.requests(1.0, 0)
+    method = row_named("plain").method(toy.share)
+    one = codes_of(toy.decode(toy.build(method), requests))
+    other = codes_of(toy.decode(toy.build(method), requests[::-1]))
+    assert (one == other[::-1]).all()
