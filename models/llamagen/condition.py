@@ -148,7 +148,9 @@ def load_t5(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torch.device,
         )
     except Exception as error:  # OSError, ValueError, RuntimeError, UnpicklingError: all mean the same to the user
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{ref.path}: the text encoder's weights cannot be loaded: {reason}") from error
+        raise CheckpointError(
+            f"{ref.path}: its weights cannot be loaded (tensors only, no other pickled objects): {reason}"
+        ) from error
     if missing := sorted(report["missing_keys"]):
         # transformers fills them with random numbers and says so in a warning only.
         raise CheckpointError(f"{ref.path}: its weights lack {len(missing)} tensors, e.g. {missing[0]}")

@@ -25,6 +25,7 @@ from models.llamagen.condition import (
     pad_left,
 )
 from models.llamagen.shape import GptShape
+from tests.models.llamagen.test_checkpoints import Bomb
 
 CPU = torch.device("cpu")
 WIDTH, MAX_TOKENS = 16, 8
@@ -172,9 +173,10 @@ def test_weights_in_torchs_own_format_are_read_without_running_any_pickle(tmp_pa
     (tmp_path / "model.safetensors").unlink()
     torch.save(state, tmp_path / "pytorch_model.bin")
     torch.testing.assert_close(load_t5(ref, GPT, "float32", CPU).encode("a b c"), expected, atol=1e-5, rtol=1e-5)
-    torch.save(state | {"bomb": pytest.raises}, tmp_path / "pytorch_model.bin")
+    torch.save(state | {"bomb": Bomb(tmp_path / "boom")}, tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="weights cannot be loaded"):
         load_t5(ref, GPT, "float32", CPU)
+    assert not (tmp_path / "boom").exists()
 
 
 def test_the_encoder_runs_in_the_type_asked_for_and_learns_nothing(folder: Path) -> None:

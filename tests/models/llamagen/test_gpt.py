@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -104,6 +106,15 @@ def test_training_reaches_every_weight_under_a_bool_mask_and_an_additive_one() -
     gpt.get_output_embeddings()(by_bool).square().mean().backward()
     still = [name for name, weight in gpt.named_parameters() if weight.grad is None or not weight.grad.any()]
     assert still == []
+
+
+@torch.inference_mode()
+def test_unusual_constants_reach_every_norm_and_every_turn() -> None:
+    weights = official_weights("class")
+    gpt = gpt_from_weights(replace(SHAPES["class"], rms_eps=0.5, rope_base=7.0), weights)
+    reference = LlamaGenReference(weights, HEADS, GRID, rms_eps=0.5, rope_base=7.0)
+    prompt, _, padding = reference.prompts(2)
+    torch.testing.assert_close(states(gpt, 2), reference.states(prompt, padding, CODES), atol=1e-5, rtol=1e-5)
 
 
 def test_without_a_mask_attention_is_causal() -> None:

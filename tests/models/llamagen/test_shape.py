@@ -39,6 +39,7 @@ def test_published_sizes_follow_from_their_names(name: str, ffn_dim: int, head_d
     assert shape.ffn_dim == ffn_dim == ffn_dim_of(shape.dim)
     assert shape.head_dim == head_dim
     assert (shape.vocab_size, shape.num_condition_tokens, shape.num_image_tokens) == (16384, 120, 256)
+    assert (shape.condition_dim, shape.num_classes, shape.rms_eps, shape.rope_base) == (2048, 1000, 1e-5, 10000.0)
     assert GptShape.named(name, "class", grid=24).num_condition_tokens == 1
 
 
