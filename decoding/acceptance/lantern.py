@@ -2,10 +2,10 @@
 
 Each draft x̃ stands for its neighbourhood A(k, δ) (Jang et al. 2024, "LANTERN", section 3.3, arXiv 2410.03355; as there,
 q is the target's distribution). Greedy rows take x̃ where it is the argmax once its neighbours' probability is its own.
-Sampled rows take it where the target's draw y = argmax(log q + g) falls into A(k, δ): a certain draft is then taken
-with the paper's probability, Σ of q over A(k, δ), and y, where it is not, has the paper's residual distribution;
-`lantern_residual` draws both as the papers do. The token after the path is the target's own. Knows no codebooks:
-neighbours come as a table.
+Sampled rows take it where the target's draw y = argmax(log q + g) falls into A(k, δ): a certain draft that was picked
+without g is then taken with the paper's probability, Σ of q over A(k, δ), and y, where it is not, has the paper's
+residual distribution; `lantern_residual` draws both as the papers do. The token after the path is the target's own.
+Knows no codebooks: neighbours come as a table.
 """
 
 from __future__ import annotations

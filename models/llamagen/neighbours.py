@@ -76,16 +76,16 @@ def neighbour_table(codebook: Tensor, num_neighbours: int, proximity: Proximity,
     if folder is None:
         return nearest_codes(codebook, num_neighbours, proximity)
     path = folder / f"{_key(codebook, num_neighbours, proximity)}.safetensors"
-    if path.is_file():
-        try:
+    try:
+        if path.is_file():
             return _read(path, codebook.shape[0], num_neighbours)
-        except (SafetensorError, OSError, ValueError, KeyError) as error:
-            logger.warning("%s is torn (%s) and is made anew", path, str(error).splitlines()[0])
+    except (SafetensorError, OSError, ValueError) as error:
+        logger.warning("%s is torn or cannot be read (%s): the table is made anew", path, error)
     table = nearest_codes(codebook, num_neighbours, proximity)
     try:
         _write(path, table)
     except OSError as error:
-        logger.warning("the table of neighbours cannot be kept: %s", error)
+        logger.warning("the table of neighbours cannot be kept in %s: %s", folder, error)
     return table
 
 

@@ -212,6 +212,25 @@ def test_a_write_that_fails_leaves_nothing_and_costs_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_that_may_not_be_looked_into_costs_nothing_but_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def forbidden(self: Path) -> bool:
+        raise PermissionError("permission denied")
+
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    assert neighbour_table(codebook(50), 12, Proximity(), tmp_path).shape == (50, 12)
+    assert "permission denied" in caplog.text
+
+
+def test_a_file_where_the_folder_should_be_costs_nothing_but_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "neighbours").write_text("no folder")
+    assert neighbour_table(codebook(50), 12, Proximity(), tmp_path / "neighbours").shape == (50, 12)
+    assert "cannot be kept" in caplog.text
+
+
 def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(neighbours, "_write", never)
     assert neighbour_table(codebook(50), 12, Proximity(), None).shape == (50, 12)
