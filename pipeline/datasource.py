@@ -23,16 +23,13 @@ from pipeline.manifest import Manifest
 from pipeline.prompts import whole_text
 from pipeline.rows import RowError
 from pipeline.sources import kind_of
-from pipeline.sources.kind import Chunk, FilePiece, ReadSpec, Sample
+from pipeline.sources.kind import Chunk, FilePiece, ReadSpec, Sample, max_bytes_of
 
 if TYPE_CHECKING:
     from ray.data import DataContext
 
 NUM_PIECE_THREADS = 8
 MAX_MESSAGE_CHARS = 500
-MIN_SPAN_BYTES = 16 * 1024 * 1024
-MAX_EXPANSION = 8
-"""A piece that takes more than so many times `source.span_max_bytes` in memory is cut off: what is in it was packed."""
 
 
 class SpanDatasource(Datasource):  # type: ignore[misc]
@@ -196,8 +193,7 @@ def _read_piece(spec: ReadSpec, piece: FilePiece) -> list[pa.Table]:
     schema = rows.read_schema(spec.keep)
     tables: list[pa.Table] = []
     next_row = piece.start
-    max_bytes = max(MAX_EXPANSION * max(spec.source.span_max_bytes, MIN_SPAN_BYTES), 2 * piece.size_bytes)
-    num_bytes = 0
+    num_bytes, max_bytes = 0, max_bytes_of(spec, piece)
     try:
         filesystem, opened = _opened(spec)
         for chunk in kind_of(spec.source.kind).read(filesystem, opened, piece):

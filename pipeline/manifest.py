@@ -37,8 +37,8 @@ SCHEMA = pa.schema(
     ]
 )
 """`path` is relative to the source root; `token` is the etag or modification time; `num_samples` is null where only
-reading tells; the row groups' rows and uncompressed bytes are empty where there are none. Files of lines have groups
-too, where a span may begin, and their lines."""
+reading tells; the row groups' rows and uncompressed bytes are empty where there are none. Files of lines and large tars
+have groups too, where a span may begin, and the lines of each (0 in tars)."""
 GROUP_COLUMNS = ("row_group_rows", "row_group_bytes", "row_group_lines")
 
 PART = "_job/manifest/part-00000.parquet"
@@ -72,7 +72,7 @@ class Manifest:
         return None if counts.null_count else sum(counts.to_numpy().tolist())
 
     def entry(self, file: int, start: int) -> Entry:
-        """The last group at or before row `start` of a file of lines; other kinds find their rows themselves."""
+        """The last group at or before row `start` of a file of lines or a tar; other kinds find their rows themselves."""
         if not start:
             return Entry()
         if file not in self._group_ends:
@@ -161,7 +161,7 @@ def freeze_for(needs: Needs, output: OutputDir | None = None) -> Manifest:
             f"source.path: nothing to read at {told}; source.kind {source.kind!r} reads "
             f"{', '.join('*' + suffix for suffix in kind.suffixes)} in folders, and whatever a glob or a file names"
         )
-    found = kind.survey(filesystem, root, files["path"], needs)
+    found = kind.survey(filesystem, root, files, needs)
     columns = [found.num_samples, found.row_group_rows, found.row_group_bytes, found.row_group_lines]
     files = pa.table([*files.columns, *columns], schema=SCHEMA)
     manifest = Manifest(storage.unstripped(filesystem, root), files, found.keep)

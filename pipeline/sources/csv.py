@@ -151,13 +151,13 @@ def read_header(filesystem: Any, path: str, delimiter: str) -> list[str] | None:
     return None
 
 
-def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> Survey:
+def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """Counts and index from reading every file once, columns from every header.
 
     Raises:
         ConfigError: a needed column is missing in a file or there twice.
     """
-    for path in (one.as_py() for one in paths) if needs.columns() else ():
+    for path in files["path"].to_pylist() if needs.columns() else ():
         try:
             names = read_header(filesystem, storage.join(root, path), delimiter_of(needs.source, path))
         except Exception:  # what is wrong with the file is told by its read task
@@ -172,7 +172,7 @@ def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> 
     def split_of(path: str) -> lines.Split:
         return _split(needs.source, path)
 
-    return lines.survey_files(filesystem, root, paths, needs.source, split_of, MAX_RECORD_BYTES, keep_schema(needs))
+    return lines.survey_files(filesystem, root, files, needs.source, split_of, MAX_RECORD_BYTES, keep_schema(needs))
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:

@@ -16,7 +16,7 @@ from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sampl
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".jp2", ".avif")
 
 
-def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> Survey:
+def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """One sample per file.
 
     Raises:
@@ -24,8 +24,8 @@ def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> 
     """
     for name, dotted in needs.columns().items():
         raise ConfigError(f"{dotted}: the column {name!r} is asked for, but source.kind 'images' has no columns")
-    num_samples = pa.array(np.ones(len(paths), np.int64))
-    empty = no_row_groups(len(paths))
+    num_samples = pa.array(np.ones(files.num_rows, np.int64))
+    empty = no_row_groups(files.num_rows)
     return Survey(num_samples, empty, empty, pa.schema([]), empty)
 
 

@@ -21,19 +21,19 @@ NUM_PEEKED_ROWS = 100
 """How many rows tell which columns a source has."""
 
 
-def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> Survey:
+def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """Counts and index from reading every file once; which columns exist is judged by the first file's first rows.
 
     Raises:
         ConfigError: a needed column is in none of those rows.
     """
     if needs.columns():
-        for path in (one.as_py() for one in paths):
+        for path in files["path"].to_pylist():
             names = _peek(filesystem, storage.join(root, path))
             if names:
                 needs.require(names, f"the first {NUM_PEEKED_ROWS} rows of {path}")
                 break
-    return lines.survey_files(filesystem, root, paths, needs.source, lines.by_lines, TEXT_MAX_BYTES, keep_schema(needs))
+    return lines.survey_files(filesystem, root, files, needs.source, lines.by_lines, TEXT_MAX_BYTES, keep_schema(needs))
 
 
 def _peek(filesystem: Any, path: str) -> set[str]:

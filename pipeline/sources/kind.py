@@ -17,6 +17,8 @@ from configs.load import ConfigError
 from configs.schema import Source
 from pipeline.rows import RowError
 
+MIN_SPAN_BYTES = 16 * 1024 * 1024
+MAX_EXPANSION = 8
 TEXT_MAX_BYTES = 16 * 1024 * 1024
 """The most that a text or JSON member of a sample may hold."""
 
@@ -152,16 +154,21 @@ class Chunk:
 class Kind:
     """A source kind: the suffixes it looks for in folders, and its three functions.
 
-    `survey(filesystem, root, paths, needs)` raises ConfigError for columns that do not fit. `read(filesystem, spec,
-    piece)` yields chunks and may raise anything for a damaged file: what it has yielded stays. `count(filesystem, spec,
-    path, at_most)` counts the samples of a file whose count the survey left open.
+    `survey(filesystem, root, files, needs)`, of a listing's paths and sizes, raises ConfigError for columns that do not
+    fit. `read(filesystem, spec, piece)` yields chunks and may raise anything for a damaged file: what it has yielded
+    stays. `count(filesystem, spec, path, at_most)` counts the samples of a file whose count the survey left open.
     """
 
     name: str
     suffixes: tuple[str, ...]
-    survey: Callable[[Any, str, pa.ChunkedArray, Needs], Survey]
+    survey: Callable[[Any, str, pa.Table, Needs], Survey]
     read: Callable[[Any, ReadSpec, FilePiece], Iterator[Chunk]]
     count: Callable[[Any, ReadSpec, str, int], int]
+
+
+def max_bytes_of(spec: ReadSpec, piece: FilePiece) -> int:
+    """What a piece may take in memory: one that takes more has been packed, and is cut off."""
+    return max(MAX_EXPANSION * max(spec.source.span_max_bytes, MIN_SPAN_BYTES), 2 * piece.size_bytes)
 
 
 def no_row_groups(num_files: int) -> pa.Array:

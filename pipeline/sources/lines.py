@@ -160,6 +160,12 @@ class Index:
     num_bytes: list[int] = field(default_factory=list)
     lines: list[int] = field(default_factory=list)
 
+    def add(self, rows: int, num_bytes: int, lines: int) -> None:
+        """Append a group."""
+        self.rows.append(rows)
+        self.num_bytes.append(num_bytes)
+        self.lines.append(lines)
+
     @property
     def num_samples(self) -> int:
         """Of the whole file."""
@@ -167,24 +173,18 @@ class Index:
 
 
 def index_records(records: Iterable[Record], max_rows: int, max_bytes: int) -> Index:
-    """Groups of at most `max_rows` samples, closed when they hold `max_bytes`; blank records belong to the next one."""
+    """Groups of at most `max_rows` samples and, but for single ones, `max_bytes`; blank records belong to the next."""
     index = Index()
     rows = size = lines = 0
     for record in records:
+        if rows and (rows == max_rows or size + record.num_bytes > max_bytes):
+            index.add(rows, size, lines)
+            rows = size = lines = 0
+        rows += not is_blank(record)
         size += record.num_bytes
         lines += record.num_lines
-        if is_blank(record):
-            continue
-        rows += 1
-        if rows == max_rows or size >= max_bytes:
-            index.rows.append(rows)
-            index.num_bytes.append(size)
-            index.lines.append(lines)
-            rows = size = lines = 0
     if rows or not index.rows:
-        index.rows.append(rows)
-        index.num_bytes.append(size)
-        index.lines.append(lines)
+        index.add(rows, size, lines)
     else:
         index.num_bytes[-1] += size
         index.lines[-1] += lines
@@ -194,7 +194,7 @@ def index_records(records: Iterable[Record], max_rows: int, max_bytes: int) -> I
 def survey_files(
     filesystem: Any,
     root: str,
-    paths: pa.ChunkedArray,
+    files: pa.Table,
     source: Source,
     split_of: Callable[[str], Split],
     max_bytes: int,
@@ -211,7 +211,11 @@ def survey_files(
             return None
 
     with ThreadPoolExecutor(NUM_INDEX_THREADS) as pool:
-        found = list(pool.map(one, paths.to_pylist()))
+        return survey_of(list(pool.map(one, files["path"].to_pylist())), keep)
+
+
+def survey_of(found: list[Index | None], keep: pa.Schema) -> Survey:
+    """The survey of files with these indices; None is a file whose count is unknown."""
     integers = pa.list_(pa.int64())
     return Survey(
         pa.array([None if one is None else one.num_samples for one in found], pa.int64()),

@@ -58,7 +58,7 @@ def check_footer(metadata: pq.FileMetaData, size_bytes: int) -> None:
         raise ValueError(f"the footer promises {metadata.num_rows} rows in a file of {size_bytes} bytes")
 
 
-def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> Survey:
+def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """Row counts and row groups from the footers, and the types of kept columns over all files.
 
     Raises:
@@ -68,7 +68,7 @@ def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> 
     group_rows: list[list[int]] = []
     group_bytes: list[list[int]] = []
     kept = KeptTypes(needs)
-    names = paths.to_pylist()
+    names = files["path"].to_pylist()
     with ThreadPoolExecutor(NUM_FOOTER_THREADS) as pool:
         footers = pool.map(lambda path: _footer(filesystem, storage.join(root, path)), names)
         for path, footer in zip(names, footers, strict=True):

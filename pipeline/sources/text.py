@@ -16,14 +16,14 @@ from pipeline.sources.records import Row, chunks_of, keep_schema
 FIELD = "text"
 
 
-def survey(filesystem: Any, root: str, paths: pa.ChunkedArray, needs: Needs) -> Survey:
+def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """Counts and index from reading every file once.
 
     Raises:
         ConfigError: a column other than `text` is asked for.
     """
     needs.require([FIELD], "a file of lines")
-    return lines.survey_files(filesystem, root, paths, needs.source, lines.by_lines, TEXT_MAX_BYTES, keep_schema(needs))
+    return lines.survey_files(filesystem, root, files, needs.source, lines.by_lines, TEXT_MAX_BYTES, keep_schema(needs))
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:

@@ -26,10 +26,10 @@ def encode(
     return buffer.getvalue()
 
 
-def tar_bytes(members: list[tuple[str, bytes]], mode: str = "w") -> bytes:
+def tar_bytes(members: list[tuple[str, bytes]], mode: str = "w", **options: Any) -> bytes:
     """A tar archive with these members in this order."""
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode=mode, format=tarfile.PAX_FORMAT) as tar:  # type: ignore[call-overload]
+    with tarfile.open(fileobj=buffer, mode=mode, format=tarfile.PAX_FORMAT, **options) as tar:  # type: ignore[call-overload]
         for name, data in members:
             info = tarfile.TarInfo(name)
             info.size = len(data)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from configs.load import ConfigError
 from configs.schema import Prompt, Source, SourceColumns
 from pipeline import datasource, manifest, prompts
-from pipeline.sources import parquet
+from pipeline.sources import kind, parquet
 from tests.pipeline.shards import encode, fetched, images_of, outcomes, read_all, write_parquet
 
 
@@ -326,7 +326,7 @@ def test_slices_that_come_in_another_order_or_twice_are_the_same_rows(tmp_path, 
 
 
 def test_a_dictionary_with_one_huge_value_does_not_fill_the_memory(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(datasource, "MIN_SPAN_BYTES", 2**20)
+    monkeypatch.setattr(kind, "MIN_SPAN_BYTES", 2**20)
     monkeypatch.setattr(parquet, "BATCH_BYTES", 2**21)
     huge = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), pa.array([bytes(500_000)], pa.binary()))
     options = {"compression": "zstd", "store_schema": False}

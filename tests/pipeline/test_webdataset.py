@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
+import os
 import tarfile
 from pathlib import Path
 
 import fsspec
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -14,7 +18,7 @@ from hypothesis import strategies as st
 from configs.load import ConfigError
 from configs.schema import Prompt, Source
 from pipeline import datasource, manifest
-from pipeline.sources import webdataset
+from pipeline.sources import kind, tars
 from tests.pipeline.shards import images_of, outcomes, read_all, tar_bytes
 
 Members = list[tuple[str, bytes]]
@@ -65,11 +69,36 @@ def test_several_images_come_in_the_order_of_their_extensions(tmp_path) -> None:
     assert images_of(read_all(tar_source(tmp_path))) == [[b"A", b"B", b"P"]]
 
 
-@pytest.mark.parametrize("mode", ["w", "w:gz", "w:bz2"])
-def test_compressed_archives_are_streamed_alike(tmp_path, mode) -> None:
-    name = "a.tar" if mode == "w" else "a.tar.gz"
-    write(tmp_path / name, samples(3), mode)
-    assert outcomes(read_all(tar_source(tmp_path))) == {f"{name}#{number}": "" for number in range(3)}
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.tgz", "a.tar.bz2", "a.tar.xz", "a.tar.zst", "a.tzst"])
+def test_compressed_archives_are_streamed_alike(tmp_path, name) -> None:
+    packed = {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+    pack = packed.get(name[-2:], packed.get(name[-3:], lambda data: data))
+    data = tar_bytes(samples(3))
+    (tmp_path / name).write_bytes(pa.compress(data, "zstd", asbytes=True) if "zst" in name else pack(data))
+    table = read_all(tar_source(tmp_path))
+    assert outcomes(table) == {f"{name}#{number}": "" for number in range(3)}
+    assert images_of(table) == [[f"image {number}".encode()] for number in range(3)]
+
+
+@pytest.mark.parametrize("pack", [gzip.compress, lambda data: pa.compress(data, "zstd", asbytes=True)])
+def test_an_archive_that_expands_beyond_measure_is_cut_off(tmp_path, monkeypatch, pack) -> None:
+    monkeypatch.setattr(tars, "MIN_EXPANDED_BYTES", 10_000)
+    members = [("a.jpg", b"a"), *((f"{number}.jpg", bytes(1_000_000)) for number in range(5)), ("z.jpg", b"z")]
+    (tmp_path / "x.tar").write_bytes(pack(tar_bytes(members)))
+    table = read_all(tar_source(tmp_path))
+    codes = list(outcomes(table).values())
+    assert codes == [""] * (len(codes) - 1) + ["broken_shard"]
+    assert len(codes) < 7
+    assert "expands to more than 200 times its size" in table["error_message"].to_pylist()[-1]
+
+
+def test_a_span_of_an_archive_that_was_packed_does_not_fill_the_memory(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(kind, "MIN_SPAN_BYTES", 1000)
+    data = tar_bytes([(f"{number}.jpg", os.urandom(100) * 30) for number in range(9)])
+    (tmp_path / "x.tar").write_bytes(gzip.compress(data))
+    table = read_all(tar_source(tmp_path, span_max_bytes=1))
+    assert list(outcomes(table).values()) == ["", "", "broken_shard"]
+    assert "takes more than 8000 bytes" in table["error_message"].to_pylist()[-1]
 
 
 def test_a_field_can_be_the_id(tmp_path) -> None:
@@ -113,9 +142,9 @@ def link(name: str, kind: bytes) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
-def test_links_and_devices_are_never_followed(tmp_path, kind) -> None:
-    (tmp_path / "x.tar").write_bytes(link("a.jpg", kind))
+@pytest.mark.parametrize("type_", [tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.CHRTYPE, tarfile.FIFOTYPE])
+def test_links_and_devices_are_never_followed(tmp_path, type_) -> None:
+    (tmp_path / "x.tar").write_bytes(link("a.jpg", type_))
     table = read_all(tar_source(tmp_path))
     assert outcomes(table) == {"x.tar#0": "broken_sample", "x.tar#1": ""}
     assert images_of(table) == [[], [b"z"]]
@@ -142,7 +171,7 @@ def test_an_unusable_sample_is_one_error_row_between_good_ones(tmp_path, members
 
 
 def test_a_text_member_beyond_the_bound_is_not_read(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(webdataset, "TEXT_MAX_BYTES", 10)
+    monkeypatch.setattr(tars, "TEXT_MAX_BYTES", 10)
     write(tmp_path / "x.tar", [("a.jpg", b"a"), ("a.txt", b"T" * 11), ("b.jpg", b"b"), ("b.txt", b"T" * 10)])
     assert outcomes(read_all(tar_source(tmp_path), "{txt}")) == {"x.tar#0": "broken_sample", "x.tar#1": ""}
 
@@ -242,6 +271,56 @@ def test_a_limit_counts_into_archives_of_unknown_length(tmp_path, limit) -> None
     spans = datasource.SpanDatasource(source, frozen, (), limit)
     blocks = [list(task()) for task in spans.get_read_tasks(1)]
     assert [id_ for [block] in blocks for id_ in block["sample_id"].to_pylist()] == everything[:limit]
+
+
+def cut_into(source: Source, span_bytes: int) -> tuple[int, pa.Table]:
+    """How many spans there are, and what they give."""
+    source = source.model_copy(update={"span_max_bytes": span_bytes})
+    spans = datasource.SpanDatasource(source, manifest.freeze(source, Prompt(text="{n}"), ("n",)), ("n",))
+    return spans.num_spans, pa.concat_tables(next(iter(task())) for task in spans.get_read_tasks(1))
+
+
+@pytest.mark.parametrize("span_bytes", [1, 1500, 2048, 5000, 9000])
+def test_a_large_plain_archive_is_cut_at_its_headers_and_gives_the_same_samples(tmp_path, span_bytes) -> None:
+    write(
+        tmp_path / "x.tar", [("hello/README", b"skip"), *samples(6), (f"{'long' * 60}.jpg", b"l"), ("z.mp4", b"film")]
+    )
+    source = tar_source(tmp_path)
+    num_whole, whole = cut_into(source, 10**9)
+    num_spans, parts = cut_into(source, span_bytes)
+    assert num_whole == 1
+    assert num_spans == {1: 8, 1500: 8, 2048: 8, 5000: 5, 9000: 3}[span_bytes]
+    assert parts.equals(whole)
+    [[film]] = parts["videos"].to_pylist()[-1:]
+    data = (tmp_path / "x.tar").read_bytes()
+    assert data[film["offset"] : film["offset"] + film["size"]] == b"film"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(tar_bytes([*samples(2), ("000.txt", b"late")]), id="a key that comes back"),
+        pytest.param(tar_bytes(samples(5))[: 4 * 2048 + 600], id="damaged"),
+        pytest.param(gzip.compress(tar_bytes(samples(5))), id="compressed"),
+        pytest.param(tar_bytes(samples(5), pax_headers={"comment": "for all"}), id="headers for all members"),
+    ],
+)
+def test_an_archive_that_cannot_be_cut_is_one_span(tmp_path, data) -> None:
+    (tmp_path / "x.tar").write_bytes(data)
+    num_spans, parts = cut_into(tar_source(tmp_path), 1)
+    assert num_spans == 1
+    assert parts.num_rows >= 2
+
+
+def test_a_cut_archive_that_changes_after_the_listing_loses_no_row(tmp_path) -> None:
+    write(tmp_path / "x.tar", samples(6))
+    source = tar_source(tmp_path, span_max_bytes=4096)
+    spans = datasource.SpanDatasource(source, manifest.freeze(source, Prompt(text="x")))
+    tasks = spans.get_read_tasks(1)
+    assert (spans.num_samples, len(tasks)) == (6, 4)
+    write(tmp_path / "x.tar", samples(3))
+    table = pa.concat_tables(next(iter(task())) for task in tasks)
+    assert outcomes(table) == {f"x.tar#{n}": "" if n < 3 else "broken_shard" for n in range(6)}
 
 
 KEYS = st.text(st.characters(exclude_characters="./\0", codec="utf-8"), min_size=1, max_size=20)

@@ -1,0 +1,224 @@
+"""Tar archives as runs of members with one key: read as streams, plain, gzip, bzip2, xz or zstd, and never unpacked.
+
+A plain archive can be indexed by its headers alone, so that reading can begin at any run. Knows names, sizes and bytes;
+what a run means is `pipeline.sources.webdataset`'s business.
+"""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import pyarrow as pa
+
+from pipeline import storage
+from pipeline.prompts import whole_text
+from pipeline.rows import RowError
+from pipeline.sources import images, videos
+from pipeline.sources.kind import TEXT_MAX_BYTES, VideoRef
+from pipeline.sources.lines import MAX_EXPANSION, Index
+
+TEXT_EXTENSIONS = ("txt", "text", "caption", "transcript", "cls", "id")
+MAX_HEADER_BYTES = 1024 * 1024
+"""The most that a long-name or extended header may hold."""
+ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+MIN_EXPANDED_BYTES = 64 * 1024 * 1024
+
+
+class Header(tarfile.TarInfo):
+    """A member's header; the standard library takes a damaged one for the end of the archive, this one does not."""
+
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> Header:
+        try:
+            header = super().fromtarfile(tar)
+        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
+            tar.saw_end_marker = True  # type: ignore[attr-defined]
+            raise
+        except tarfile.EmptyHeaderError:  # type: ignore[attr-defined]
+            raise
+        except tarfile.HeaderError as error:
+            raise tarfile.ReadError(f"damaged header at byte {tar.offset}: {error}") from None
+        if header.size < 0:
+            raise tarfile.ReadError(f"damaged header: {header.name!r} has a negative size")
+        return header
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        extended = (*tarfile.GNU_TYPES, tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+        if self.type in extended and self.type != tarfile.GNUTYPE_SPARSE and not 0 <= self.size <= MAX_HEADER_BYTES:
+            raise tarfile.ReadError(f"damaged header: an extended header claims {self.size} bytes")
+        return super()._proc_member(tar)  # type: ignore[misc, no-any-return]
+
+
+@dataclass
+class Run:
+    """Members with one key that lie side by side, by extension in lower case."""
+
+    key: str
+    images: dict[str, bytes] = field(default_factory=dict)
+    videos: dict[str, VideoRef] = field(default_factory=dict)
+    texts: dict[str, bytes] = field(default_factory=dict)
+    num_bytes: int = 0
+    error: RowError | None = None
+
+    def fail(self, code: str, message: str) -> None:
+        self.error = self.error or RowError(code, message)
+
+
+def split_name(name: str) -> tuple[str, str] | None:
+    """Key and extension of a member: the folder and basename up to its first dot, and the rest in lower case.
+
+    None for a name that belongs to no sample: no extension, or hidden.
+    """
+    folder, slash, base = name.rpartition("/")
+    stem, dot, extension = base.partition(".")
+    return (folder + slash + stem, extension.lower()) if stem and dot and extension else None
+
+
+def _is_image(extension: str) -> bool:
+    return ("." + extension).endswith(images.SUFFIXES)
+
+
+def _is_video(extension: str) -> bool:
+    return ("." + extension).endswith(videos.SUFFIXES)
+
+
+def _is_text(extension: str) -> bool:
+    return extension.rpartition(".")[2] in (*TEXT_EXTENSIONS, "json")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which members of an archive are taken: media up to so many bytes, or none, and texts.
+
+    `path` is the archive's own in the listing, so that videos in one that is not compressed can be named instead of
+    read.
+    """
+
+    with_text: bool
+    max_image_bytes: int | None = None
+    max_video_bytes: int | None = None
+    path: str = ""
+
+
+def read_runs(file: IO[bytes], wanted: Wanted, offset: int = 0) -> Iterator[Run]:
+    """Runs of members with one key, in the order of the archive, from a byte of a plain one on.
+
+    The run that damage cuts short is not yielded: nobody knows which members it lacks.
+
+    Raises:
+        tarfile.TarError, OSError, EOFError and what the decompressors raise: the archive is damaged or cut short.
+    """
+    size = storage.size_of(file)
+    file.seek(offset)
+    stream: Any = file
+    if not offset and file.read(len(ZSTD_MAGIC)) == ZSTD_MAGIC:
+        file.seek(0)
+        stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
+    file.seek(offset)
+    mode = "r|" if offset or stream is not file else "r|*"
+    run: Run | None = None
+    with tarfile.open(fileobj=stream, mode=mode, tarinfo=Header, errors="surrogateescape") as tar:  # type: ignore[call-overload]
+        is_plain = stream is file and getattr(tar.fileobj, "comptype", "") == "tar"
+        max_bytes = None if is_plain else max(MIN_EXPANDED_BYTES, MAX_EXPANSION * size)
+        for member in tar:
+            tar.members = []  # a stream's list grows for ever
+            if max_bytes is not None and member.offset_data + member.size > max_bytes:
+                raise tarfile.ReadError(f"the archive expands to more than {MAX_EXPANSION} times its size")
+            parts = None if member.isdir() else split_name(member.name)
+            if parts is None:
+                continue
+            key, extension = parts
+            if run is None or run.key != key:
+                if run is not None:
+                    yield run
+                run = Run(key)
+            _add(run, tar, member, extension, wanted, offset if is_plain else None)
+        if not getattr(tar, "saw_end_marker", False):
+            raise tarfile.ReadError("no end-of-archive marker: the file is cut short, or its writer was killed")
+        if run is not None:
+            yield run
+        while rest := tar.fileobj.read(tarfile.RECORDSIZE):
+            if rest.strip(b"\0"):
+                raise tarfile.ReadError("data behind the end-of-archive marker: several archives in one file?")
+
+
+def _add(
+    run: Run, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, wanted: Wanted, offset: int | None
+) -> None:
+    """Take one member; `offset` is where a plain archive was entered."""
+    name = storage.shown(whole_text(member.name))
+    kept: dict[str, Any] = run.images
+    if _is_image(extension):
+        kept, max_bytes, code = run.images, wanted.max_image_bytes, "image_too_large"
+    elif _is_video(extension):
+        kept, max_bytes, code = run.videos, wanted.max_video_bytes, "video_too_large"
+    else:
+        is_text = wanted.with_text and _is_text(extension)
+        kept, max_bytes, code = run.texts, TEXT_MAX_BYTES if is_text else None, "broken_sample"
+    if max_bytes is None:
+        return
+    if not member.isreg():
+        run.fail("broken_sample", f"the member {name!r} is no regular file")
+    elif extension in kept:
+        run.fail("broken_sample", f"the member {name!r} is there twice")
+    elif member.size > max_bytes:
+        run.fail(code, f"the member {name!r} has {member.size} bytes, more than {max_bytes}")
+    elif kept is run.videos and wanted.path and offset is not None and not member.issparse():
+        kept[extension] = VideoRef(path=wanted.path, offset=offset + member.offset_data, size=member.size)
+    else:
+        content = tar.extractfile(member)
+        assert content is not None, member.name
+        data: Any = content.read(max_bytes)
+        run.num_bytes += len(data)
+        if kept is run.videos:
+            data = VideoRef(bytes=data)
+        kept[extension] = data
+
+
+def index_runs(file: IO[bytes], max_rows: int, max_bytes: int) -> Index | None:
+    """Groups of runs at which reading can begin, from the headers of a plain archive; its data are passed over.
+
+    None where it cannot be cut: it is compressed or damaged, a key comes back after others, or headers speak for all
+    members.
+    """
+    index = Index()
+    keys: set[str] = set()
+    key: str | None = None
+    begin = last = rows = 0
+
+    def close_before(offset: int) -> None:
+        """Close the group without its last run, where that would be too many bytes, or with it, where it is full."""
+        nonlocal begin, rows
+        if rows > 1 and offset - begin > max_bytes:
+            index.add(rows - 1, last - begin, 0)
+            begin, rows = last, 1
+        if rows and (rows >= max_rows or offset - begin >= max_bytes):
+            index.add(rows, offset - begin, 0)
+            begin, rows = offset, 0
+
+    try:
+        with tarfile.open(fileobj=file, mode="r:", tarinfo=Header, errors="surrogateescape") as tar:
+            while (member := tar.next()) is not None:
+                tar.members = []  # type: ignore[attr-defined]
+                parts = None if member.isdir() else split_name(member.name)
+                if parts is None or parts[0] == key:
+                    continue
+                key = parts[0]
+                if key in keys:
+                    return None
+                keys.add(key)
+                close_before(member.offset)
+                last = member.offset
+                rows += 1
+            if not getattr(tar, "saw_end_marker", False) or tar.pax_headers:
+                return None
+    except Exception:  # what is wrong with it is told by its read task
+        return None
+    end = storage.size_of(file)
+    close_before(end)
+    if rows or not index.rows:
+        index.add(rows, end - begin, 0)
+    return index
