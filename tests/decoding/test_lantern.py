@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from decoding.acceptance import Exact, Lantern
 from decoding.acceptance.choice import target_choice
 from decoding.contracts import Judgement
+from decoding.noise import Stream
 from decoding.tree import DraftTree, Verdict
 from tests.decoding import blocks, lantern_by_hand
 from tests.decoding.test_neighbourhood import plain_spec
@@ -176,6 +177,19 @@ def test_of_siblings_whose_neighbourhoods_hold_the_draw_the_first_is_taken() -> 
     assert taken.tolist() == [expected[token] for token in y.tolist()]
     relaxed = {10: False, 11: False, 12: True, 13: True, 14: False}
     assert verdict.relaxed[:, 1].tolist() == [relaxed[token] for token in y.tolist()]
+
+
+def test_given_a_draft_of_the_same_noise_its_neighbours_are_drawn_more_often_than_delta() -> None:
+    """Target 0.9, 0.1 on codes 20 and 11, drafter on 20 and 10: where 20 loses to one it often loses to both."""
+    rows = 40_000
+    tree = blocks.chain(*[[10]] * rows)
+    one = blocks.judgement(tree, logits_of({20: 0.9, 11: 0.1}, {7: 1.0}).expand(rows, -1, -1), temperature=1.0)
+    noise = one.noise.gumbel(Stream.TOKEN)[:, 0]
+    drafted = (logits_of({20: 0.9, 10: 0.1})[0, 0] + noise).argmax(-1) == 10
+    relaxed = opened(Lantern(NEXT, 2, 0.11)).judge(one).relaxed[:, 1]
+    assert float(relaxed.double().mean()) == pytest.approx(0.1, abs=0.01), "a draft that knows nothing of the noise"
+    # 1 − 0.9 − 0.9 + 0.9 / 1.1 of all rows, of the tenth where 10 is drafted.
+    assert float(relaxed[drafted].double().mean()) == pytest.approx(0.182, abs=0.02)
 
 
 def test_an_invalid_sibling_takes_nothing_from_the_next() -> None:
