@@ -45,16 +45,22 @@ class Learner:
     shape: GptShape | None = None
     """Of targets that make images."""
 
-    def save(self, folder: Path) -> None:
-        """Write the head in the public layout and the target's type."""
+    def round(self, dtype: torch.dtype) -> None:
+        """Give the head the values that a file of this type will hold."""
+        with torch.no_grad():
+            for parameter in self.task.module.parameters():
+                parameter.copy_(parameter.to(dtype))
+
+    def save(self, folder: Path, dtype: torch.dtype) -> None:
+        """Write the head in the public layout."""
         if isinstance(self.task, MedusaTask):
-            save_medusa(self.task.heads, folder, self.target.dtype)
+            save_medusa(self.task.heads, folder, dtype)
             return
         assert isinstance(self.task, EagleTask)
         if isinstance(self.target, LlamaGenTarget):
-            save_image_eagle(self.task.network, self.target.gpt.shape, folder, self.target.dtype)
+            save_image_eagle(self.task.network, self.target.gpt.shape, folder, dtype)
         else:
-            save_eagle(self.task.network, folder, self.target.dtype)
+            save_eagle(self.task.network, folder, dtype)
 
 
 def check_target(job: TrainDrafterJob) -> str:

@@ -135,6 +135,8 @@ class TrainingOutput(Section):
 
     path: str
     """A folder of this machine, or one that all workers share; it becomes `model.drafter.path` of other jobs."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """What the head is written in; `auto` is the type in which the target was loaded."""
 
 
 class TrainDrafterJob(Section):
@@ -171,7 +173,7 @@ class TrainDrafterJob(Section):
     def resolved(self) -> dict[str, Any]:
         """All that decides what is learned, as plain JSON data: not who teaches it, nor on which device."""
         data = self.model_dump(mode="json")
-        del data["workers"], data["output"]
+        del data["workers"], data["output"]["path"]
         for part in (data["target"], *(data["image"] or {}).values()):
             if isinstance(part, dict):
                 part.pop("device", None)

@@ -30,6 +30,7 @@ from actors.teaching import LESSON_CODES, LessonError, Row, acceptance, accuracy
 from configs.load import ConfigError
 from configs.training import ImageColumns, TrainDrafterJob
 from decoding import Request, Sampling
+from models.checkpoints import DTYPES
 from models.head_files import keep_as_safetensors
 from models.head_training import Reduce, Trainer, alone, key_of
 from models.llamagen.shape import GptShape
@@ -366,21 +367,22 @@ class Run:
         """Measure the head that is kept and write it with `training.json`; only the first worker's business."""
         assert self.is_first, self.worker
         job, learner = self.job, self.learner
+        at_step = self.trainer.step
         if job.training.keep == "best":
             assert self._best is not None
             self.trainer.set_weights(self._best["weights"])
-            kept = {name: value for name, value in self._best.items() if name != "weights"}
-        else:
-            kept = self._history[-1]
-        requests = self._requests()
+            at_step = self._best["step"]
+        dtype = DTYPES.get(job.output.dtype, learner.target.dtype)
+        # What is measured is what is written.
+        learner.round(dtype)
+        lessons = [lesson for _, lesson in self._held_out]
         measured: dict[str, Any] = {
-            "top1_accuracy": kept["top1_accuracy"],
-            "top3_accuracy": kept["top3_accuracy"],
-            "at_step": kept["step"],
+            **accuracy(learner.task, learner.target, lessons, job.workers.max_forward_rows),
+            "at_step": at_step,
         }
+        requests = self._requests()
         if requests:
-            longest = max(lesson.prefix.length for _, lesson in self._held_out)
-            room = longest + requests[0].sampling.max_new_tokens
+            room = max(lesson.prefix.length for lesson in lessons) + requests[0].sampling.max_new_tokens
             slots = min(16, job.workers.max_forward_rows)
             measured |= acceptance(learner.task, learner.target, requests, slots, room)
         measured |= {
@@ -390,7 +392,7 @@ class Run:
             "num_epochs": self._place.epoch + 1,
             "seconds": round(self._seconds, 1),
         }
-        self._write(measured)
+        self._write(measured, dtype)
         return measured
 
     def _requests(self) -> list[Request]:
@@ -405,11 +407,11 @@ class Run:
         rows = [row for row, _ in self._held_out[: options.num_rows]]
         return [replace(self.learner.lessons.request(row, sampling), seed=self.job.training.seed) for row in rows]
 
-    def _write(self, measured: dict[str, Any]) -> None:
+    def _write(self, measured: dict[str, Any], dtype: torch.dtype) -> None:
         """The head's files, then `training.json`, then nothing of the checkpoint."""
         made, folder = Path(self._output.path(MADE)), Path(self._output.path(""))
         shutil.rmtree(made, ignore_errors=True)
-        self.learner.save(made)
+        self.learner.save(made, dtype)
         keep_as_safetensors(made)
         for file in sorted(made.iterdir()):
             os.replace(file, folder / file.name)
