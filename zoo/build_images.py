@@ -80,7 +80,7 @@ def build_gpt_on(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
     vq: Vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", torch.device("cpu"))
     t5, tokenizer = load_t5(folder) if kind == "text" else (None, None)
     codes = encode_scenes(kind, draw_scenes(kind, "train", recipe.num_images, seed), vq, t5, tokenizer)
-    gpt = build_gpt(role, seed)
+    gpt = build_gpt(role, seed, vq.quantize.directions().detach())
     train_gpt(gpt, codes, recipe.steps, recipe.batch, recipe.lr, seed, partial)
     save_gpt(gpt, folder / f"image_{role}", torch.bfloat16)
     partial.unlink(missing_ok=True)

@@ -7,14 +7,11 @@ model for codes.
 from __future__ import annotations
 
 import math
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerFast, T5EncoderModel
@@ -23,14 +20,20 @@ from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GptShape
 from models.llamagen.vq import Vq
 from zoo.image_text import CONDITION_DIM, NUM_CONDITION_TOKENS, encode_prompts
-from zoo.image_vq import VQ_SHAPE, pixels_of
-from zoo.world.grain import draw_grainy_scene, render_grainy, write_prompt
-from zoo.world.scene import COLOURS, SHAPES, Scene, scene_rng
+from zoo.image_vq import VQ_SHAPE, Progress, pixels_of, save_partial, say
+from zoo.world.grain import SIZES, draw_grainy_scene, render_grainy, write_prompt
+from zoo.world.scene import COLOURS, SHAPES, TONES, Scene, scene_rng
+from zoo.world.scene import GRID as CELLS
 
 IMAGE_PX = 96
 GRID = IMAGE_PX // VQ_SHAPE.factor
 # The share of the conditions that training replaces by "nothing said", for guidance.
 DROPPED_SHARE = 0.1
+MUON_LR = 0.02
+EXAM_WEIGHT = 0.3
+# How much more a code counts where the prompt asks for an object. It depends on the prompt alone, so the odds that are
+# learned stay those of the pictures; without it grain, which no prompt explains, drowns what prompts do explain.
+ASKED_WEIGHT = 6.0
 # A class is the colour and the shape of an image's only object.
 NUM_CLASSES = len(COLOURS) * len(SHAPES)
 
@@ -46,12 +49,17 @@ SHAPES_OF = {
 
 @dataclass(frozen=True)
 class Codes:
-    """Encoded images: codes [n, 144] and for each its condition, a row of `features` and `mask`, or a label."""
+    """Encoded images: codes [n, 144] and for each its condition, a row of `features` and `mask`, or a label.
+
+    `told` [n, 144, 4] is what the condition says of each code's place: size, colour and shape of the object in its cell
+    (0: none), and the tone. Nothing but training looks at it.
+    """
 
     codes: Tensor
     features: Tensor | None
     mask: Tensor | None
     labels: Tensor | None
+    told: Tensor | None = None
 
 
 def class_of(scene: Scene) -> int:
@@ -66,6 +74,23 @@ def draw_scenes(kind: str, split: str, num: int, seed: int, start: int = 0) -> l
     return [draw_grainy_scene(scene_rng(f"grain/{split}", seed, start + n), split, only) for n in range(num)]
 
 
+def told_places(kind: str, scenes: list[Scene]) -> Tensor:
+    """Return what conditions say of each code's place, [n, 144, 4]; see `Codes`. A class says the same everywhere."""
+    side = torch.arange(GRID) * CELLS // GRID
+    cells = (side[:, None] * CELLS + side).flatten()
+    told = torch.zeros(len(scenes), CELLS * CELLS, 4, dtype=torch.long)
+    for row, scene in zip(told, scenes):
+        for thing in scene.things:
+            colour, shape = COLOURS.index(thing.colour) + 1, SHAPES.index(thing.shape) + 1
+            if kind == "class":
+                row[:, 1:3] = torch.tensor([colour, shape])
+            else:
+                row[thing.cell, :3] = torch.tensor([SIZES.index(thing.size) + 1, colour, shape])
+        if kind == "text":
+            row[:, 3] = TONES.index(scene.tone)
+    return told[:, cells]
+
+
 @torch.no_grad()
 def encode_scenes(
     kind: str, scenes: list[Scene], vq: Vq, t5: T5EncoderModel | None, tokenizer: PreTrainedTokenizerFast | None
@@ -76,14 +101,16 @@ def encode_scenes(
         pixels = pixels_of([render_grainy(scene) for scene in scenes[first : first + 50]])
         codes.append(vq.encode(pixels).flatten(1))
     if kind == "class":
-        return Codes(torch.cat(codes), None, None, torch.tensor([class_of(scene) for scene in scenes]))
+        labels = torch.tensor([class_of(scene) for scene in scenes])
+        return Codes(torch.cat(codes), None, None, labels, told_places(kind, scenes))
     assert t5 is not None
     assert tokenizer is not None
     parts = [
         encode_prompts(t5, tokenizer, [write_prompt(scene) for scene in scenes[first : first + 500]])
         for first in range(0, len(scenes), 500)
     ]
-    return Codes(torch.cat(codes), torch.cat([f for f, _ in parts]), torch.cat([m for _, m in parts]), None)
+    features, mask = (torch.cat(both) for both in zip(*parts))
+    return Codes(torch.cat(codes), features, mask, None, told_places(kind, scenes))
 
 
 def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
@@ -98,8 +125,8 @@ def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
     return (causal & seen[:, None, :] | own)[:, None]
 
 
-def code_logits(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
-    """Return the logits [n, 144, V] before each code; rows of `dropped` [n] have their condition left out."""
+def code_states(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
+    """Return the states [n, 144, D] from which each code is told; rows of `dropped` [n] have no condition."""
     if batch.labels is not None:
         labels = torch.where(dropped, gpt.shape.num_classes, batch.labels)
         columns = gpt.condition(labels)[:, None]
@@ -113,24 +140,81 @@ def code_logits(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
     inputs = torch.cat([columns, gpt.embed_tokens(batch.codes[:, :-1])], dim=1)
     positions = torch.arange(inputs.shape[1]).expand(len(inputs), -1)
     hidden = gpt(inputs, positions, attention_mask(mask, batch.codes.shape[1] - 1)).last_hidden_state
-    logits: Tensor = gpt.output(hidden[:, columns.shape[1] - 1 :])
+    states: Tensor = hidden[:, columns.shape[1] - 1 :]
+    return states
+
+
+def code_logits(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
+    """Return the logits [n, 144, V] before each code; see `code_states`."""
+    logits: Tensor = gpt.output(code_states(gpt, batch, dropped))
     return logits
 
 
 def pick(codes: Codes, rows: Tensor) -> Codes:
     """Return some rows."""
-    parts = (codes.features, codes.mask, codes.labels)
+    parts = (codes.features, codes.mask, codes.labels, codes.told)
     return Codes(codes.codes[rows], *(None if part is None else part[rows] for part in parts))
 
 
-def build_gpt(role: str, seed: int) -> Gpt:
-    """Build an untrained GPT, its weights drawn from a seed."""
+def build_gpt(role: str, seed: int, codebook: Tensor | None = None) -> Gpt:
+    """Build an untrained GPT, its weights drawn from a seed.
+
+    With the VQ model's codes [V, dim] as directions, codes that lie close start out alike, at the input and at the
+    output: 4,096 codes would take longer to learn one by one than all the rest together.
+    """
     torch.manual_seed(seed)
     gpt = Gpt(SHAPES_OF[role])
     for name, parameter in gpt.named_parameters():
         if parameter.ndim == 2:
-            nn.init.normal_(parameter, std=0.02 if name != "output.weight" else 0.01)
+            # What layers add starts at zero, so that the codes' own likeness is what the first steps see.
+            adds = name.endswith(("o_proj.weight", "down_proj.weight"))
+            nn.init.normal_(parameter, std=0.0 if adds else parameter.shape[1] ** -0.5)
+    if codebook is not None:
+        features = smooth_features(codebook, gpt.shape.dim)
+        gpt.embed_tokens.weight.data = 0.5 * features
+        gpt.output.weight.data = 0.04 * features
     return gpt
+
+
+def smooth_features(directions: Tensor, num_features: int) -> Tensor:
+    """Return random Fourier features [n, num_features] of directions [n, dim]: a kernel of two widths."""
+    widths = torch.where(torch.arange(num_features) % 2 == 0, 0.45, 0.9)
+    turns = torch.randn(directions.shape[1], num_features) / widths
+    waves = (directions @ turns + 2 * math.pi * torch.rand(num_features)).cos() * 2**0.5
+    return waves - waves.mean(0)
+
+
+class Examiner(nn.Module):
+    """Reads from a GPT's states what the condition says of each place; used in training alone.
+
+    Grain makes codes a noisy teacher of what conditions mean. This one has no noise.
+    """
+
+    WIDTHS = (len(SIZES) + 1, len(COLOURS) + 1, len(SHAPES) + 1, len(TONES))
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(dim, sum(self.WIDTHS))
+
+    def forward(self, states: Tensor, told: Tensor) -> Tensor:
+        """States [n, 144, D] and what there is to say [n, 144, 4] → loss."""
+        parts = self.out(states).float().flatten(0, 1).split(self.WIDTHS, dim=-1)
+        losses = [cross_entropy(part, told[..., n].flatten()) for n, part in enumerate(parts)]
+        return torch.stack(losses).sum()
+
+
+def optimizers_of(gpt: Gpt, examiner: Examiner, lr: float) -> list[torch.optim.Optimizer]:
+    """Return Muon for the layers' matrices, AdamW for everything else; every group remembers its rate as `full_lr`."""
+    matrices = [p for p in gpt.layers.parameters() if p.ndim == 2]
+    rest = [p for p in gpt.parameters() if not any(p is matrix for matrix in matrices)]
+    found: list[torch.optim.Optimizer] = [
+        torch.optim.Muon(matrices, lr=MUON_LR, momentum=0.95, weight_decay=0.0),
+        torch.optim.AdamW([*rest, *examiner.parameters()], lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    for optimizer in found:
+        for group in optimizer.param_groups:
+            group["full_lr"] = group["lr"]
+    return found
 
 
 def train_gpt(
@@ -141,38 +225,44 @@ def train_gpt(
     lr: float,
     seed: int,
     autosave: Path | None = None,
-    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
+    report: Callable[[str], None] = say,
 ) -> None:
-    """Train a GPT in place on encoded images, drawn anew in each pass; `autosave` gets its weights every 250 steps."""
+    """Train a GPT in place on encoded images, drawn anew in each pass; `autosave` gets its weights every 100 steps."""
+    assert codes.told is not None
+    torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    decayed = [p for name, p in gpt.named_parameters() if p.ndim == 2 and "embed" not in name]
-    rest = [p for name, p in gpt.named_parameters() if not (p.ndim == 2 and "embed" not in name)]
-    groups = [{"params": decayed, "weight_decay": 0.05}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
+    examiner = Examiner(gpt.shape.dim)
+    optimizers = optimizers_of(gpt, examiner, lr)
     order = torch.empty(0, dtype=torch.long)
-    total, started = 0.0, time.monotonic()
+    progress, exam = Progress(num_steps, batch_size, report), 0.0
     gpt.train()
     for step in range(1, num_steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = lr * min(1.0, step / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / num_steps)))
+        # Up in a line, level, and from the middle on down to zero.
+        scale = min(1.0, step / 30, (num_steps - step + 1) / (0.5 * num_steps))
+        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
+            group["lr"] = group["full_lr"] * scale
         if len(order) < batch_size:
             order = torch.randperm(len(codes.codes), generator=generator)
         batch, order = pick(codes, order[:batch_size]), order[batch_size:]
         dropped = torch.rand(batch_size, generator=generator) < DROPPED_SHARE
+        assert batch.told is not None
         # bfloat16 products are faster on the CPUs that have them; the weights stay in float32.
         with torch.autocast("cpu", torch.bfloat16):
-            logits = code_logits(gpt, batch, dropped)
-        loss = cross_entropy(logits.flatten(0, 1).float(), batch.codes.flatten())
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
+            states = code_states(gpt, batch, dropped)
+            logits = gpt.output(states)
+            exam_loss = examiner(states[~dropped], batch.told[~dropped])
+        losses = cross_entropy(logits.flatten(0, 1).float(), batch.codes.flatten(), reduction="none")
+        weights = torch.ones_like(losses)
+        if batch.labels is None:
+            weights[((batch.told[..., 0] > 0) & ~dropped[:, None]).flatten()] = ASKED_WEIGHT
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        ((losses * weights).sum() / weights.sum() + EXAM_WEIGHT * exam_loss).backward()
         nn.utils.clip_grad_norm_(gpt.parameters(), 1.0)
-        optimizer.step()
-        total += loss.item()
-        if step % 50 == 0:
-            rate = step * batch_size / (time.monotonic() - started)
-            left_s = (num_steps - step) * batch_size / rate
-            report(f"step {step}/{num_steps} loss {total / 50:.4f} {rate:.1f} images/s, {left_s:.0f} s left")
-            total = 0.0
-        if autosave is not None and step % 250 == 0:
-            save_file({name: value.contiguous() for name, value in gpt.state_dict().items()}, autosave)
+        for optimizer in optimizers:
+            optimizer.step()
+        exam = 0.98 * exam + 0.02 * exam_loss.item()
+        progress.add(step, losses.detach().mean().item(), f"exam {exam:.3f}")
+        if step % 100 == 0:
+            save_partial(gpt, autosave)
     gpt.eval()

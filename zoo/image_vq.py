@@ -62,13 +62,14 @@ def fit_codes(latents: Tensor, weights: Tensor, num_codes: int, num_rounds: int,
 
     Codes start on latents drawn by `weights` [n], and k-means moves each only a little: weights decide where they are.
     """
-    codes = latents[torch.multinomial(weights, num_codes, generator=generator)].clone()
+    few = len(latents) < num_codes
+    codes = latents[torch.multinomial(weights, num_codes, replacement=few, generator=generator)].clone()
     for _ in range(num_rounds):
         owner = torch.cat([(part @ codes.T).argmax(-1) for part in latents.split(4096)])
         sums = torch.zeros_like(codes).index_add_(0, owner, latents)
         empty = (torch.bincount(owner, minlength=num_codes) == 0).nonzero().flatten()
         if len(empty):
-            sums[empty] = latents[torch.multinomial(weights, len(empty), generator=generator)]
+            sums[empty] = latents[torch.multinomial(weights, len(empty), replacement=few, generator=generator)]
         codes = F.normalize(sums, dim=-1)
     return codes
 
@@ -139,14 +140,14 @@ class Progress:
         self.num_steps, self.batch_size, self.report = num_steps, batch_size, report
         self.total, self.started = 0.0, time.monotonic()
 
-    def add(self, step: int, loss: float) -> None:
-        """Count a step, from 1."""
+    def add(self, step: int, loss: float, more: str = "") -> None:
+        """Count a step, from 1; `more` is printed as it is."""
         self.total += loss
         if step % 50 == 0:
             rate = step * self.batch_size / (time.monotonic() - self.started)
             left_s = (self.num_steps - step) * self.batch_size / rate
             said = f"loss {self.total / 50:.4f} {rate:.1f} images/s, {left_s:.0f} s left"
-            self.report(f"step {step}/{self.num_steps} {said}")
+            self.report(f"step {step}/{self.num_steps} {said} {more}".strip())
             self.total = 0.0
 
 
