@@ -1,0 +1,307 @@
+"""The only place that loads an image pair: LlamaGen, its drafter, its VQ model and text encoder, checked together.
+
+`check` reads sizes and headers and runs on the driver before anything starts; `load` and `load_painter` read weights,
+each in its own actor. Knows checkpoints and the method's parts; knows no rows and no Ray. Pairs that make text are
+`actors.pair`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actors.method import build_method, build_tree
+from actors.synthesize import ConditionError
+from configs.acceptance import LanternAcceptance
+from configs.drafters import EagleDrafter, LookupDrafter, MedusaDrafter
+from configs.load import ConfigError
+from configs.method import NoDrafter
+from configs.schema import Weights
+from configs.synthesis import SynthesizeJob
+from decoding import Engine
+from decoding.errors import PROMPT_REFUSED
+from models.checkpoints import CheckpointError, CheckpointRef
+from models.eagle import EagleNetwork
+from models.front_end import PromptError
+from models.llamagen.checkpoints import load_gpt, read_gpt_shape, revision_of
+from models.llamagen.condition import EmptyPrompt, PromptTooLong, T5Condition, check_t5, load_t5
+from models.llamagen.eagle import load_image_eagle, read_image_eagle_shape
+from models.llamagen.neighbours import CodebookError
+from models.llamagen.shape import GptShape, VqShape
+from models.llamagen.target import LlamaGenTarget
+from models.llamagen.vq import Vq
+from models.llamagen.vq_files import load_vq, read_vq_shape
+from models.medusa import MedusaHeads, load_medusa, read_medusa_shape
+
+REFUSALS: dict[type[PromptError], str] = {EmptyPrompt: "empty_prompt", PromptTooLong: "prompt_too_long"}
+"""What the text encoder refuses, under stable codes; everything else is `prompt_refused`."""
+
+Found = TypeVar("Found")
+Drafter = LlamaGenTarget | EagleNetwork | MedusaHeads
+
+
+@dataclass(frozen=True)
+class ImagePairInfo:
+    """What is known of an image pair without its weights; `image_px` is an image's side, 0 where none is decoded."""
+
+    target: GptShape
+    image_px: int
+    target_id: str
+    drafter_id: str
+    revisions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class ImagePair:
+    """A loaded pair; `codebook` (V, code_dim) is there where the acceptance asks which codes are alike."""
+
+    config: SynthesizeJob
+    target: LlamaGenTarget
+    drafter: Drafter | None
+    text_encoder: T5Condition | None
+    codebook: Tensor | None
+    info: ImagePairInfo
+
+    @property
+    def target_id(self) -> str:
+        return self.info.target_id
+
+    @property
+    def drafter_id(self) -> str:
+        return self.info.drafter_id
+
+    @property
+    def num_image_tokens(self) -> int:
+        """Codes of one image."""
+        return self.info.target.num_image_tokens
+
+    def encode(self, prompt: str) -> NDArray[np.float32]:
+        """A prompt's features (L, condition_dim).
+
+        Raises:
+            ConditionError: it is empty or too long.
+        """
+        assert self.text_encoder is not None, "the schema asks for a text encoder where no condition comes with rows"
+        try:
+            with torch.inference_mode():
+                return self.text_encoder.encode(prompt).float().cpu().numpy()
+        except PromptError as error:
+            code = next((code for kind, code in REFUSALS.items() if isinstance(error, kind)), PROMPT_REFUSED)
+            raise ConditionError(code, str(error)) from None
+
+    def engine(self, slots: int) -> Engine:
+        """A fresh engine over this pair, with the configured method and room for exactly one image in each slot."""
+        method = build_method(self.config.method, self.drafter, self.target, self.codebook)
+        shape = self.info.target
+        return Engine(self.target, method, slots, shape.num_condition_tokens + shape.num_image_tokens)
+
+
+class VqPainter:
+    """A loaded VQ model that turns codes of square images into pixels."""
+
+    def __init__(self, vq: Vq, grid: int, device: torch.device) -> None:
+        self._vq = vq
+        self._grid = grid
+        self._device = device
+
+    def paint(self, codes: NDArray[np.int32]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
+        """Codes (b, grid²) in raster order → RGB pixels (b, H, W, 3), and which images have finite ones (b,)."""
+        square = torch.from_numpy(np.ascontiguousarray(codes)).to(self._device).reshape(-1, self._grid, self._grid)
+        with torch.inference_mode():
+            pixels = self._vq.decode(square).float()
+            finite = pixels.isfinite().flatten(1).all(dim=1)
+            # To the nearest of 256 levels, as the public code writes its samples.
+            levels = (127.5 * pixels + 128.0).nan_to_num().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1)
+        return levels.cpu().numpy(), finite.cpu().numpy()
+
+
+# --- checking ------------------------------------------------------------------------------------------------------
+
+
+def check(config: SynthesizeJob) -> ImagePairInfo:
+    """Look at every checkpoint's sizes, without reading weights, and compare them with each other.
+
+    Raises:
+        ConfigError: one is missing, unreadable or made for another; names the dotted path.
+    """
+    model = config.model
+    target = _read("model.target", model.target, read_gpt_shape)
+    refs = {"target": model.target}
+    _check_condition(config, target)
+    if model.condition is not None:
+        refs["condition"] = model.condition
+    image_px = 0
+    if model.vq is not None:
+        vq = _read("model.vq", model.vq, read_vq_shape)
+        _check_codebook(config, model.vq.path, vq, target)
+        image_px = target.grid * vq.factor
+        refs["vq"] = model.vq
+    if model.drafter is not None and not isinstance(config.method.drafter, (NoDrafter, LookupDrafter)):
+        _check_drafter(config, model.drafter, target)
+        refs["drafter"] = model.drafter
+    revisions = {name: _read(f"model.{name}", weights, revision_of) for name, weights in refs.items()}
+    drafter_id = f"{refs['drafter'].path}@{revisions['drafter']}" if "drafter" in refs else ""
+    target_id = f"{model.target.path}@{revisions['target']}"
+    return ImagePairInfo(target, image_px if config.sink.images else 0, target_id, drafter_id, revisions)
+
+
+def _check_condition(config: SynthesizeJob, target: GptShape) -> None:
+    path = config.model.target.path
+    if target.condition == "class" and config.columns.label is None:
+        raise ConfigError(
+            f"columns.label: the target {path} draws one of {target.num_classes} classes, so the rows must name them"
+        )
+    if target.condition == "text" and config.columns.label is not None:
+        raise ConfigError(f"columns.label: the target {path} draws what a text says, and knows no classes")
+    if target.condition == "class" and config.model.condition is not None:
+        raise ConfigError(f"model.condition: the target {path} draws classes, and reads no text")
+    if config.model.condition is not None:
+        _read("model.condition", config.model.condition, lambda ref: check_t5(ref, target))
+
+
+def _check_codebook(config: SynthesizeJob, path: str, vq: VqShape, target: GptShape) -> None:
+    if vq.codebook_size != target.vocab_size:
+        raise ConfigError(
+            f"model.vq: {path} has a codebook of {vq.codebook_size} codes, and the target draws from "
+            f"{target.vocab_size}; take the VQ model that the target was trained with"
+        )
+    rule = config.method.acceptance
+    if isinstance(rule, LanternAcceptance):
+        num_others = rule.k - 1 if rule.k_counts_draft else rule.k
+        if num_others > vq.codebook_size - 1:
+            raise ConfigError(
+                f"method.acceptance.k: {rule.k} asks for {num_others} neighbours of a code, and a codebook of "
+                f"{vq.codebook_size} codes has {vq.codebook_size - 1}; take a smaller k"
+            )
+
+
+def _check_drafter(config: SynthesizeJob, drafter: Weights, target: GptShape) -> None:
+    """Compare a drafter's sizes with the target's."""
+    kind = config.method.drafter
+    if isinstance(kind, EagleDrafter):
+        _read("model.drafter", drafter, lambda ref: read_image_eagle_shape(ref, target))
+        return
+    if isinstance(kind, MedusaDrafter):
+        heads = _read("model.drafter", drafter, read_medusa_shape)
+        if heads is not None:
+            check_heads(config, drafter.path, heads.hidden_size, heads.vocab_size, heads.num_heads, target)
+        return
+    own = _read("model.drafter", drafter, read_gpt_shape)
+    for name, what in (
+        ("vocab_size", "codes"),
+        ("grid", "codes along a side"),
+        ("condition", "as its kind of condition"),
+        ("num_condition_tokens", "condition columns"),
+        ("condition_dim" if target.condition == "text" else "num_classes", "as what it is conditioned on"),
+    ):
+        if getattr(own, name) != getattr(target, name):
+            raise ConfigError(
+                f"model.drafter: {drafter.path} has {getattr(own, name)} {what} ({name}), and the target "
+                f"{getattr(target, name)}; drafts would mean other images"
+            )
+
+
+def check_heads(
+    config: SynthesizeJob, path: str, hidden_size: int, vocab_size: int, num_heads: int, target: GptShape
+) -> None:
+    """Compare Medusa heads with the target and the tree.
+
+    Raises:
+        ConfigError: they were made for another target, or are too few.
+    """
+    if (hidden_size, vocab_size) != (target.dim, target.vocab_size):
+        raise ConfigError(
+            f"model.drafter: {path} reads states of width {hidden_size} and knows {vocab_size} codes, and the target's "
+            f"are {target.dim} wide and {target.vocab_size}; take heads that were trained for this target"
+        )
+    levels = build_tree(config.method).max_levels
+    if levels > num_heads:
+        raise ConfigError(
+            f"method.tree: it drafts {levels} levels deep, and model.drafter has {num_heads} Medusa heads, one per "
+            "level; take a shallower tree"
+        )
+
+
+# --- loading -------------------------------------------------------------------------------------------------------
+
+
+def load(config: SynthesizeJob, torch_threads: int | None = None) -> ImagePair:
+    """Load all that the engine's actor needs onto its devices.
+
+    Raises:
+        ConfigError: as `check`, and where weights are torn.
+    """
+    if torch_threads is not None:
+        torch.set_num_threads(torch_threads)
+    info = check(config)
+    model = config.model
+    target = _load_target("model.target", model.target, config.is_guided)
+    drafter = _load_drafter(config, model.drafter, target) if model.drafter is not None and info.drafter_id else None
+    text_encoder, codebook = None, None
+    if model.condition is not None:
+        encoder, place = model.condition, _place(model.condition)
+        text_encoder = _read(
+            "model.condition",
+            encoder,
+            lambda ref: load_t5(ref, info.target, encoder.dtype, place, encoder.truncate),
+        )
+    if isinstance(config.method.acceptance, LanternAcceptance):
+        assert model.vq is not None, "the schema asks for model.vq where the acceptance needs a codebook"
+        cpu = torch.device("cpu")
+        codebook = _read("model.vq", model.vq, lambda ref: load_vq(ref, "auto", cpu).codebook.clone())
+    return ImagePair(config, target, drafter, text_encoder, codebook, info)
+
+
+def load_painter(config: SynthesizeJob, torch_threads: int | None = None) -> VqPainter:
+    """Load the VQ model alone.
+
+    Raises:
+        ConfigError: it is missing, torn, or has another codebook than the target.
+    """
+    if torch_threads is not None:
+        torch.set_num_threads(torch_threads)
+    weights = config.model.vq
+    assert weights is not None, "the schema asks for model.vq where images are decoded"
+    target = _read("model.target", config.model.target, read_gpt_shape)
+    place = _place(weights)
+    vq = _read("model.vq", weights, lambda ref: load_vq(ref, weights.dtype, place, target.vocab_size))
+    return VqPainter(vq, target.grid, place)
+
+
+def _load_target(where: str, weights: Weights, guided: bool) -> LlamaGenTarget:
+    gpt = _read(where, weights, lambda ref: load_gpt(ref, weights.dtype, _place(weights)))
+    return LlamaGenTarget(gpt, None, guided, weights.path)
+
+
+def _load_drafter(config: SynthesizeJob, weights: Weights, target: LlamaGenTarget) -> Drafter:
+    kind, shape = config.method.drafter, target.gpt.shape
+    if not isinstance(kind, (EagleDrafter, MedusaDrafter)):
+        return _load_target("model.drafter", weights, target.num_lanes > 1)
+    if weights.device != "auto" and torch.device(weights.device) != target.device:
+        raise ConfigError(
+            f"model.drafter.device: a head runs where its target does, on {target.device}, not {weights.device}"
+        )
+    if isinstance(kind, EagleDrafter):
+        return _read("model.drafter", weights, lambda ref: load_image_eagle(ref, shape, weights.dtype, target.device))
+    heads = _read("model.drafter", weights, lambda ref: load_medusa(ref, weights.dtype, target.device))
+    check_heads(config, weights.path, heads.shape.hidden_size, heads.shape.vocab_size, heads.shape.num_heads, shape)
+    return heads
+
+
+def _read(where: str, weights: Weights, read: Callable[[CheckpointRef], Found]) -> Found:
+    """What `read` finds at a checkpoint; its complaint under the dotted path `where`."""
+    try:
+        return read(CheckpointRef(weights.path, weights.revision))
+    except (CheckpointError, CodebookError) as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def _place(weights: Weights) -> torch.device:
+    name = ("cuda" if torch.cuda.is_available() else "cpu") if weights.device == "auto" else weights.device
+    return torch.device(name)

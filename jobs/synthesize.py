@@ -1,0 +1,98 @@
+"""`python -m jobs.synthesize`: one YAML is one job; draw images for prompts and write them beside their telemetry.
+
+Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from ray.data import Dataset
+
+from actors.results import Stamp, Tally
+from configs.synthesis import SynthesizeJob
+from jobs.command import Command
+from pipeline import image_rows, preview, summary
+from pipeline.graph import synthesis_dataset
+from pipeline.image_files import encode_table
+from pipeline.image_prompts import prepare_table
+from pipeline.image_summary import ImageSummary
+from pipeline.layout import DATA, ERRORS
+from pipeline.media import decode_image
+from pipeline.run import close, run_graph
+from pipeline.synthesis_plan import SynthesisPlan, describe, first_prompt, make_plan
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one job from the command line and return the exit status."""
+    return COMMAND.main(argv)
+
+
+def run(plan: SynthesisPlan) -> ImageSummary:
+    """Run a plan under Ray, write `_job/`, and return the summary of what was written.
+
+    Raises:
+        ConfigError: another job has taken the output meanwhile.
+        RuntimeError: rows are missing from the output.
+    """
+    method = plan.config.method
+    wall_s = run_graph(plan, functools.partial(results, plan), image_rows.ROWS_PER_GROUP)
+    empty = ImageSummary(plan.job_id, method.label, method.verify_mode, max(wall_s, 1e-9))
+    done = summary.count(plan.output, empty)
+    close(plan, done, functools.partial(preview_page, plan))
+    return done
+
+
+def results(plan: SynthesisPlan, stamp: Stamp, tally: Tally | None) -> Dataset:
+    """The dataset that the job writes."""
+    config = plan.config
+    return synthesis_dataset(
+        config,
+        plan.datasource,
+        plan.datasource.num_spans,
+        functools.partial(prepare_table, options=plan.prepare_options),
+        functools.partial(encode_table, file=config.image, keep_codes=config.sink.keep_codes),
+        (image_rows.coded_schema(plan.kept), image_rows.painted_schema(plan.kept)),
+        stamp,
+        tally=tally,
+    )
+
+
+def preview_page(plan: SynthesisPlan) -> str:
+    """The page over the images of a limited run, in the order of the source."""
+    prompts = plan.prepare_first(min(plan.limit or preview.MAX_ROWS, preview.MAX_ROWS))
+    place = {sample_id: index for index, sample_id in enumerate(prompts.column("sample_id").to_pylist())}
+    columns = [name for name in plan.schema.names if name != "codes" and name not in plan.config.sink.keep_columns]
+    rows = [row for table in summary.read_tables(plan.output, (DATA, ERRORS), columns) for row in table.to_pylist()]
+    rows.sort(key=lambda row: (place.get(row["prompt_id"], len(place)), row["replica"]))
+    del rows[preview.MAX_ROWS + 1 :]
+    images = {row["sample_id"]: [_pixels(row)] for row in rows if row.get("image")}
+    note = f"{plan.num_results or len(rows)} images · {plan.config.method.label} · target {plan.pair.target_id}"
+    return preview.render_page(plan.job_id, note, [{**row, "generated_text": _told(row)} for row in rows], images)
+
+
+def _pixels(row: dict[str, Any]) -> Any:
+    return decode_image(row["image"]["bytes"], max_pixels=row["width_px"] * row["height_px"])
+
+
+def _told(row: dict[str, Any]) -> str:
+    """What an image was made from, in words."""
+    return row["prompt"] or (f"class {row['label']}" if row["label"] is not None else "")
+
+
+COMMAND = Command(
+    module="jobs.synthesize",
+    verb="synthesising images of the prompts in",
+    doc=__doc__ or "",
+    model=SynthesizeJob,
+    make_plan=make_plan,
+    describe=lambda plan: [describe(plan), first_prompt(plan)],
+    run=run,
+)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
