@@ -20,10 +20,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipeline.video import messages
-from pipeline.video.container import VideoError, probe
+from pipeline.video.container import Video, VideoError, probe
 from pipeline.video.decode import import_decoders, read_frames
 from pipeline.video.sampling import Sampling, SamplingError, Window, windows
 
+NUM_NEEDED_FRAMES = 2
+"""With room for fewer frames than this left at the worst moment, a failure was for want of memory."""
 GRACE_S = 5.0
 """How long after its time limit a video may go on before the system ends the process: the supervisor is faster, but it
 may be gone."""
@@ -62,6 +64,16 @@ def _exactly(source: Any, count: int) -> bytes:
     return data
 
 
+def _memory_left() -> float:
+    """How much more the process could have taken when it held most; infinite where nobody counts."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    status = Path("/proc/self/status")
+    if limit == resource.RLIM_INFINITY or not status.exists():
+        return float("inf")
+    peak = next(line for line in status.read_text().splitlines() if line.startswith("VmPeak"))
+    return limit - 1024 * int(peak.split()[1])
+
+
 def _bound_memory(max_bytes: int) -> None:
     """At most `max_bytes` more than the libraries themselves have taken, where the system can count that."""
     statm = Path("/proc/self/statm")
@@ -89,21 +101,29 @@ def _answer(request: dict[str, Any]) -> Iterator[bytes]:
 
 def _clips(request: dict[str, Any]) -> Iterator[bytes]:
     video = probe(request["path"], request["max_pixels"])
+    try:
+        yield from _clips_of(video, request)
+    except VideoError as error:
+        # Decoders that get no memory for a frame call the video damaged.
+        if error.code == "broken_video" and _memory_left() < NUM_NEEDED_FRAMES * 2 * video.width * video.height:
+            raise MemoryError from None
+        raise
+
+
+def _clips_of(video: Video, request: dict[str, Any]) -> Iterator[bytes]:
     sampling = Sampling(**{**request["sampling"], "timestamps_s": tuple(request["sampling"]["timestamps_s"])})
     times_s = video.times_s
     clips = windows(times_s, video.end_s, sampling)
     wanted = [index for clip in clips for index in clip.indices]
     frames = read_frames(video, wanted, request["decoder"], request["max_side_px"])
-    left = request["max_decoded_bytes"]
     for number, clip in enumerate(clips):
         shown: list[NDArray[np.uint8]] = []
         for _ in clip.indices:
             frame = next(frames)
-            left -= frame.nbytes * (len(wanted) if not shown and number == 0 else 0)
-            if left < 0:
+            if frame.nbytes * len(wanted) > request["max_decoded_bytes"]:
                 raise VideoError("video_too_large", _too_many(len(clips), len(wanted), frame, request))
             shown.append(frame)
-        pixels = np.ascontiguousarray(np.stack(shown))
+        pixels = np.stack(shown)
         yield messages.pack(_header(clip, number, len(clips), times_s, pixels), pixels.nbytes)
         yield pixels.tobytes()
 

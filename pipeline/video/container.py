@@ -91,12 +91,14 @@ def video_stream(container: Any) -> Any:
     """The first stream of moving pictures; cover art is none.
 
     Raises:
-        VideoError: `no_video_stream`.
+        VideoError: `no_video_stream`, or `broken_video` where there is no stream at all.
     """
     for stream in container.streams.video:
         if not stream.disposition & av.stream.Disposition.attached_pic:
             return stream
-    kinds = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
+    if not container.streams:
+        raise VideoError("broken_video", "no stream is found in the file: it is damaged or cut short")
+    kinds = ", ".join(sorted({stream.type for stream in container.streams}))
     raise VideoError("no_video_stream", f"the file holds {kinds}, and no moving picture")
 
 

@@ -7,6 +7,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 SLACK_S = 1e-6
 """Times out of containers are multiples of their ticks; half a microsecond decides nothing."""
 
@@ -94,13 +96,10 @@ def _sampled(times_s: Sequence[float], start_s: float, end_s: float, sampling: S
 
 
 def _even(first: int, stop: int, count: int) -> tuple[int, ...]:
-    """At most `count` of the frames `first` to `stop`, at equal distances, both ends among them; halves go to even."""
-    last = stop - 1 - first
-    if last < count:
+    """At most `count` of the frames `first` to `stop`, evenly, both ends among them; rounded as Qwen3-VL rounds."""
+    if stop - first <= count:
         return tuple(range(first, stop))
-    if count == 1:
-        return (first,)
-    return tuple(first + round(number * last / (count - 1)) for number in range(count))
+    return tuple(first + int(place) for place in np.linspace(0, stop - 1 - first, count).round())
 
 
 def _shown_at(times_s: Sequence[float], end_s: float, moment: float) -> int:
