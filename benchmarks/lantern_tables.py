@@ -81,6 +81,18 @@ def _rows_of(results: Results, kind: str) -> str:
     return _table(head, lines)
 
 
+def settings_table(results: Results) -> str:
+    """What all rows were run with."""
+    head = ["condition", "images of a row", "guidance scale", "top-k", "codes", "nodes of a tree", "real images"]
+    lines = []
+    for kind, data in results["kinds"].items():
+        own = data["settings"]
+        top_k = str(own["top_k"]) if own["top_k"] else "off"
+        cells = [kind, own["num_images"], own["guidance_scale"], top_k, own["codebook_size"]]
+        lines.append([str(cell) for cell in (*cells, own["tree"]["total_tokens"], own["num_reference"])])
+    return _table(head, lines)
+
+
 def flatness_table(results: Results) -> str:
     """How flat the targets' distributions are, and how well their drafters guess."""
     head = [
@@ -207,6 +219,7 @@ def claims_table(results: Results) -> str:
 
 
 TABLES = {
+    "lantern_settings": settings_table,
     "lantern_rows": rows_table,
     "lantern_class_rows": class_rows_table,
     "lantern_flatness": flatness_table,

@@ -32,12 +32,13 @@ from zoo.image_gpt import NUM_CLASSES, class_of
 from zoo.image_quality import load_reader
 from zoo.image_vq import images_of, pixels_of
 from zoo.pair import CHECKPOINTS
+from zoo.synthesis_quality import GUIDANCE
 from zoo.world.grain import draw_grainy_scene, render_grainy, sample_grainy
 from zoo.world.scene import COLOURS, SHAPES, Scene, scene_rng
 
 Pictures = list[NDArray[np.uint8]]
 KINDS = ("text", "class")
-SLOTS = 32
+SLOTS = 48
 # Real images that all distances refer to; more of them than of any row, so that chance in them counts for little.
 NUM_REFERENCE = 512
 # A seed of the real images alone: no training of the zoo has used it.
@@ -127,9 +128,8 @@ NAMES = {
     "class": {"target": "image_class_target", "vq": "image_vq"},
 }
 DRAFTERS = {"text": "image_eagle", "class": "image_class_eagle"}
-# Guidance is LlamaGen's for classes; for text its 7.5 would leave nothing of a distribution this small.
-SAMPLING = {"text": (4.0, 1000), "class": (4.0, 0)}
-"""Guidance scale, and the paper's top-k of its codebook (0: off), as its appendix C has them."""
+TOP_K = {"text": 1000, "class": 0}
+"""The paper's top-k, of its codebook (0: off); guidance is what the zoo's models were found to need."""
 
 
 def missing_checkpoints(kind: str, folder: Path = CHECKPOINTS) -> list[str]:
@@ -152,8 +152,8 @@ def load_world(kind: str, num_images: int, seed: int, folder: Path = CHECKPOINTS
     judge = ZooJudge(load_reader(folder))
     make = _ask_texts if kind == "text" else _ask_classes
     asked, real = make(num_images, seed, text_encoder)
-    scale, top_k = SAMPLING[kind]
-    sampling = Sampling(gpt.shape.num_image_tokens, top_k=top_k * gpt.shape.vocab_size // PAPER_CODES)
+    top_k = TOP_K[kind] * gpt.shape.vocab_size // PAPER_CODES
+    sampling = Sampling(gpt.shape.num_image_tokens, top_k=top_k, guidance_scale=GUIDANCE[kind])
     return World(
         kind=kind,
         target=LlamaGenTarget(gpt, name=NAMES[kind]["target"]),
@@ -163,7 +163,7 @@ def load_world(kind: str, num_images: int, seed: int, folder: Path = CHECKPOINTS
         real=real,
         reference=[render_grainy(scene) for scene in _draw_scenes(kind, NUM_REFERENCE, num_images)],
         judge=judge,
-        sampling=replace(sampling, guidance_scale=scale),
+        sampling=sampling,
         revisions={role: revision_of(ref) for role, ref in refs.items()},
         drafter_revision=revision_of(drafter) if own is not None else "",
     )
