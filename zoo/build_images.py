@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedTokenizerFast, T5EncoderModel
+from transformers import AutoModelForImageTextToText
 
 from models.checkpoints import CheckpointRef
 from models.llamagen.checkpoints import save_gpt
@@ -22,7 +22,7 @@ from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq, save_vq
 from zoo.allocation import keep_memory
 from zoo.image_gpt import SHAPES_OF, build_gpt, draw_scenes, encode_scenes, train_gpt
-from zoo.image_text import save_t5, train_t5
+from zoo.image_text import load_t5, save_t5, train_t5
 from zoo.image_vq import polish_decoder, train_vq
 from zoo.pair import CHECKPOINTS
 from zoo.synthesis_quality import QUALITY_JSON, measure_synthesis, synthesis_table, write_quality
@@ -40,11 +40,11 @@ class Recipe:
 
 RECIPES = {
     "vq": Recipe(1400, 16, 2.5e-3),
-    "polish": Recipe(1800, 16, 1.5e-3),
+    "polish": Recipe(900, 16, 1.5e-3),
     "t5": Recipe(1800, 128, 2e-3),
-    "target": Recipe(2800, 16, 2e-3, num_images=20000),
-    "drafter": Recipe(1500, 16, 3e-3, num_images=20000),
-    "class_target": Recipe(2000, 16, 3e-3, num_images=12000),
+    "target": Recipe(3000, 32, 2e-3, num_images=20000),
+    "drafter": Recipe(1200, 16, 3e-3, num_images=20000),
+    "class_target": Recipe(2000, 16, 3e-3, num_images=8000),
 }
 STAGES = ("vq", "t5", *SHAPES_OF)
 # The part of every number of steps and images that `--quick` runs.
@@ -56,12 +56,6 @@ def load_tower(folder: Path) -> nn.Module:
     model = AutoModelForImageTextToText.from_pretrained(folder / "caption_captioner", dtype=torch.float32)
     tower: nn.Module = model.model.vision_tower
     return tower
-
-
-def load_t5(folder: Path) -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
-    """Load the text encoder, in float32, and its tokenizer."""
-    path = folder / "image_t5"
-    return T5EncoderModel.from_pretrained(path, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(path)
 
 
 def build_vq(recipes: dict[str, Recipe], seed: int, folder: Path) -> None:

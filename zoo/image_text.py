@@ -17,7 +17,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
 from zoo.world.grain import SIZES, draw_grainy_scene, write_prompt
 from zoo.world.scene import COLOURS, NUM_CELLS, SHAPES, TONES, Scene, scene_rng
@@ -173,6 +173,12 @@ def train_t5(
             report(f"step {step}/{num_steps} loss {total / 50:.4f} read {right / 50:.3f} {left_s:.0f} s left")
             total = right = 0.0
     return t5.eval(), tokenizer
+
+
+def load_t5(folder: Path) -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
+    """Load the encoder, in float32, and its tokenizer from a folder of checkpoints."""
+    path = folder / "image_t5"
+    return T5EncoderModel.from_pretrained(path, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(path)
 
 
 def save_t5(t5: T5EncoderModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:

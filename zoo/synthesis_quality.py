@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoTokenizer, T5EncoderModel
 
 from models.checkpoints import CheckpointRef
 from models.llamagen.checkpoints import load_gpt
@@ -35,22 +34,17 @@ from zoo.image_quality import (
     measure_described,
 )
 from zoo.image_sampling import draw_images, sample_codes
+from zoo.image_text import load_t5
 from zoo.pair import CHECKPOINTS
 from zoo.world.grain import render_grainy, write_prompt
 
 QUALITY_JSON = Path(__file__).parent / "synthesis_quality.json"
 CPU = torch.device("cpu")
 # The guidance scale at which a model's images fit their prompts best, found with --sweep.
-GUIDANCE = {"text": 3.0, "class": 3.0}
+GUIDANCE = {"text": 2.0, "class": 2.0}
 SWEEP = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 ROLES = ("target", "drafter", "class_target")
 BATCH = 50
-
-
-def load_t5_features(folder: Path) -> tuple[T5EncoderModel, object]:
-    """Load the text encoder in float32 and its tokenizer."""
-    path = folder / "image_t5"
-    return T5EncoderModel.from_pretrained(path, dtype=torch.float32).eval(), AutoTokenizer.from_pretrained(path)
 
 
 class Gallery:
@@ -58,7 +52,7 @@ class Gallery:
 
     def __init__(self, kind: str, num: int, seed: int, folder: Path, vq: Vq) -> None:
         scenes = draw_scenes(kind, "held_out", num, seed)
-        t5, tokenizer = load_t5_features(folder) if kind == "text" else (None, None)
+        t5, tokenizer = load_t5(folder) if kind == "text" else (None, None)
         self.kind = kind
         self.prompts = [write_prompt(scene) for scene in scenes]
         self.images = [render_grainy(scene) for scene in scenes]
@@ -142,7 +136,7 @@ def measure_images(role: str, gpt: Gpt, gallery: Gallery, reader: Reader, vq: Vq
     return {f"{role}_{key}": value for key, value in found.items()}
 
 
-def measure_synthesis(folder: Path = CHECKPOINTS, num: int = 400, seed: int = 0) -> dict[str, float]:
+def measure_synthesis(folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0) -> dict[str, float]:
     """Measure saved image models on held-out scenes; the result is what zoo/synthesis_quality.json holds."""
     reader = load_reader()
     vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", CPU)
@@ -158,7 +152,7 @@ def measure_synthesis(folder: Path = CHECKPOINTS, num: int = 400, seed: int = 0)
     return found
 
 
-def sweep_guidance(role: str, folder: Path = CHECKPOINTS, num: int = 200, seed: int = 0) -> list[str]:
+def sweep_guidance(role: str, folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0) -> list[str]:
     """Return a line per guidance scale: what the captioner reads in a model's images at temperature 1."""
     reader = load_reader()
     vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", CPU)
