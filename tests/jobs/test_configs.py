@@ -23,7 +23,7 @@ FILES = sorted(set((ROOT / "configs").glob("*.yaml")) - set(TRAINING))
 def test_there_is_a_file_for_the_demo_for_a_folder_and_for_each_kind_of_source() -> None:
     kinds = {path.stem: load_job(CaptionJob, path).source.kind for path in FILES}
     assert {"demo_caption", "caption_folder"} <= set(kinds)
-    assert set(kinds.values()) == {"parquet", "images", "webdataset"}
+    assert set(kinds.values()) == {"parquet", "images", "webdataset", "videos"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
