@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -72,7 +72,6 @@ class Generate:
         self._sampling = Sampling(**config.sampling.model_dump())
         self._constants = {
             **asdict(stamp),
-            "seed": config.job.seed,
             **method_values(config.method, self._pair.target_id, self._pair.drafter_id),
         }
         self._engine = EngineThread(self._pair.engine(config.pool.slots, config.pool.max_context_tokens))
@@ -94,7 +93,8 @@ class Generate:
         """Per row index: the request to run, or the completion that a row gets without running."""
         requests: dict[int, Request] = {}
         completions: dict[int, Completion] = {}
-        columns = {name: table.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")}
+        names = ("sample_id", "messages", "sampling", "error_type")
+        columns = {name: table.column(name).to_pylist() for name in names}
         images, videos = table.column("images"), table.column("videos")
         for index, sample_id in enumerate(columns["sample_id"]):
             if columns["error_type"][index]:
@@ -110,17 +110,29 @@ class Generate:
                 prompt=prompt,
                 images=rgb_images(images[index]),
                 videos=clips(videos[index]),
-                sampling=self._sampling,
-                seed=self._config.job.seed,
+                **self._drawn(columns["sampling"][index]),
             )
         return requests, completions
+
+    def _drawn(self, own: str) -> dict[str, Any]:
+        """The request's seed and sampling: the job's, and in their place what is the row's own."""
+        values = json.loads(own) if own else {}
+        seed = values.pop("seed", self._config.job.seed)
+        return {"seed": seed, "sampling": replace(self._sampling, **values) if values else self._sampling}
 
     def _results(self, table: pa.Table, completions: Mapping[int, Completion]) -> pa.Table:
         """One table of the result schema: the input's own columns, the run's constants, and what was decoded."""
         decoded = [
-            result_values(completions[index]) if index in completions else unrun_values(error_type, error_message)
-            for index, (error_type, error_message) in enumerate(
-                zip(table.column("error_type").to_pylist(), table.column("error_message").to_pylist())
+            {
+                **(
+                    result_values(completions[index])
+                    if index in completions
+                    else unrun_values(error_type, error_message)
+                ),
+                "seed": self._drawn(own)["seed"],
+            }
+            for index, (error_type, error_message, own) in enumerate(
+                zip(*(table.column(name).to_pylist() for name in ("error_type", "error_message", "sampling")))
             )
         ]
         return result_table(self._schema, table, self._constants, decoded)

@@ -119,6 +119,21 @@ class Prompt(Section):
         return self
 
 
+class RowColumns(Section):
+    """Columns that say how a row is asked and answered; a row without a value of its own takes the job's."""
+
+    prompts: str | None = None
+    """Several prompts for one sample: a list, each of which is a row of the output, and `{prompt}` in the template."""
+    messages: str | None = None
+    """A conversation, in place of `prompt`."""
+    seed: str | None = None
+    temperature: str | None = None
+    top_k: str | None = None
+    top_p: str | None = None
+    repetition_penalty: str | None = None
+    max_new_tokens: str | None = None
+
+
 # --- model ---------------------------------------------------------------------------------------------------------
 
 
@@ -219,7 +234,8 @@ class CaptionJob(Section):
     """A whole caption job."""
 
     source: Source
-    prompt: Prompt
+    prompt: Prompt | None = None
+    columns: RowColumns = RowColumns()
     model: Model
     method: Method = Method()
     sampling: Sampling = Sampling()
@@ -231,6 +247,14 @@ class CaptionJob(Section):
     @classmethod
     def _short_prompt(cls, value: Any) -> Any:
         return {"text": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _asked(self) -> CaptionJob:
+        if (self.prompt is None) == (self.columns.messages is None):
+            raise ValueError("give either prompt or columns.messages, and not both")
+        if self.columns.prompts is not None and self.prompt is None:
+            raise ValueError("columns.prompts fill the template of prompt; a conversation is asked once")
+        return self
 
     @model_validator(mode="after")
     def _pair(self) -> CaptionJob:

@@ -31,6 +31,14 @@ class FrontEnd:
         self.takes_images = self.tokenizer is not processor
         self.takes_videos = isinstance(getattr(processor, video.VIDEO_PART, None), video.VideoProcessor)
 
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Texts that are read as one special token wherever they stand, the places of media among them."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
+        places = (getattr(self.processor, f"{kind}_token", None) for kind in ("image", "video", "audio"))
+        found = {token.content for token in added if token.special} | {*self.tokenizer.all_special_tokens, *places}
+        return tuple(sorted(text for text in found if isinstance(text, str) and text))
+
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
         """Messages → prompt text by the checkpoint's own chat template, with the turn to be answered opened.
 

@@ -7,7 +7,6 @@ and the sizes it is told; no model.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,16 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from configs.load import ConfigError
 from configs.synthesis import ImageColumns, ImageSampling
+from pipeline import row_sampling
 from pipeline.rows import RowError
 from pipeline.sources import columns as column_types
 
 SAMPLED = ("temperature", "top_k", "top_p", "guidance_scale")
 """Fields of the sampling section that a row may have values of its own for."""
-MAX_SEED = 2**63 - 1
 
 
 # --- ready features ------------------------------------------------------------------------------------------------
@@ -129,7 +127,7 @@ def read_label(value: Any, num_classes: int) -> int:
     """
     if value is None:
         raise RowError("invalid_condition", "the row has no class label")
-    label = _integer(value)
+    label = row_sampling.integer_of(value)
     if label is None or not 0 <= label < num_classes:
         raise RowError("invalid_condition", f"the class label {value!r:.100} is no number from 0 to {num_classes - 1}")
     return label
@@ -143,49 +141,4 @@ def read_sampling(
     Raises:
         RowError: `invalid_sampling`.
     """
-    values: dict[str, int | float] = {"seed": seed}
-    given = {name: fields.get(getattr(columns, name) or "") for name in ("seed", *SAMPLED)}
-    if given["seed"] is not None:
-        own = _integer(given["seed"])
-        if own is None or not 0 <= own <= MAX_SEED:
-            raise RowError("invalid_sampling", f"seed: {given['seed']!r:.100} is no integer from 0 to {MAX_SEED}")
-        values["seed"] = own
-    own_values = {name: _number(value, name) for name, value in given.items() if name in SAMPLED and value is not None}
-    try:
-        sampling = ImageSampling.model_validate({**{name: getattr(job, name) for name in SAMPLED}, **own_values})
-    except ValidationError as error:
-        problem = error.errors(include_url=False)[0]
-        name = str(problem["loc"][0])
-        raise RowError("invalid_sampling", f"{name}: {given[name]!r:.100}: {problem['msg']}") from None
-    return values | {name: getattr(sampling, name) for name in SAMPLED}
-
-
-def _number(value: Any, name: str) -> int | float:
-    number = _integer(value) if name == "top_k" else _float(value)
-    if number is None:
-        kind = "integer" if name == "top_k" else "number"
-        raise RowError("invalid_sampling", f"{name}: {value!r:.100} is no {kind}")
-    return number
-
-
-def _float(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
-    try:
-        number = float(value)
-    except (ValueError, OverflowError):
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _integer(value: Any) -> int | None:
-    """Integers, floats without a fraction, and either of them as text; integers of any size stay exact."""
-    if isinstance(value, str):
-        try:
-            return int(value) if len(value) < 40 else None
-        except ValueError:
-            pass
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    number = _float(value)
-    return int(number) if number is not None and number.is_integer() else None
+    return row_sampling.read_sampling(fields, columns, job, SAMPLED, seed)

@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.load import ConfigError
-from configs.schema import Prompt, Source
+from configs.schema import Source
 from pipeline import prompts, storage
+from pipeline.asking import Asking
 from pipeline.layout import OutputDir
 from pipeline.listing import Listed, list_paths
 from pipeline.rows import SCHEMA_VERSION, SCHEMA_VERSION_KEY, find_read, find_reserved
@@ -72,7 +73,7 @@ class Manifest:
         return None if counts.null_count else sum(counts.to_numpy().tolist())
 
     def entry(self, file: int, start: int) -> Entry:
-        """The last group at or before row `start` of a file of lines or a tar; other kinds find their rows themselves."""
+        """The last group at or before row `start` of a file of lines or a tar; other kinds find rows themselves."""
         if not start:
             return Entry()
         if file not in self._group_ends:
@@ -104,18 +105,18 @@ class Manifest:
         output.write_bytes(PART, sink.getvalue())
 
 
-def needs_of(source: Source, prompt: Prompt, keep_columns: Sequence[str] | Mapping[str, str]) -> Needs:
+def needs_of(source: Source, asking: Asking, keep_columns: Sequence[str] | Mapping[str, str]) -> Needs:
     """The columns that a job reads; a mapping names where the job file asks for each of `keep_columns`, which then stay
     inside the job.
 
     Raises:
         ConfigError: the prompt has a lone brace or no turn for images, or a kept name is given twice or collides.
     """
-    prompts.check(prompt)
+    fields = asking.fields()
     if isinstance(keep_columns, Mapping):
         for name in find_read(tuple(keep_columns)):
             raise ConfigError(f"{keep_columns[name]}: {name!r} is a name of our own; rename the column in the source")
-        return Needs(source, prompts.placeholders(prompt), tuple(keep_columns), dict(keep_columns))
+        return Needs(source, fields, tuple(keep_columns), dict(keep_columns))
     for name in find_reserved(keep_columns):
         raise ConfigError(f"sink.keep_columns: {name!r} is a column of the output itself; rename it in the source")
     if len({name.lower() for name in keep_columns}) != len(keep_columns):
@@ -123,12 +124,12 @@ def needs_of(source: Source, prompt: Prompt, keep_columns: Sequence[str] | Mappi
     for what, column in (("image", source.columns.image), ("video", source.columns.video)):
         if source.kind in ("images", "videos", "webdataset", "text") and column is not None:
             raise ConfigError(f"source.columns.{what}: source.kind {source.kind!r} has no {what} column")
-    return Needs(source, prompts.placeholders(prompt), tuple(keep_columns))
+    return Needs(source, fields, tuple(keep_columns))
 
 
 def freeze(
     source: Source,
-    prompt: Prompt,
+    asking: Asking,
     keep_columns: Sequence[str] | Mapping[str, str] = (),
     output: OutputDir | None = None,
 ) -> Manifest:
@@ -137,7 +138,7 @@ def freeze(
     Raises:
         ConfigError: the source is missing or empty, or the prompt or the kept columns do not fit it; names the path.
     """
-    return freeze_for(needs_of(source, prompt, keep_columns), output)
+    return freeze_for(needs_of(source, asking, keep_columns), output)
 
 
 def freeze_for(needs: Needs, output: OutputDir | None = None) -> Manifest:

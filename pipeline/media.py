@@ -22,8 +22,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from configs.schema import Prompt, Source
+from configs.schema import Source
 from pipeline import prompts, rows
+from pipeline.asking import Asked, Asking
 from pipeline.rows import RowError
 from pipeline.sources.uris import Fetcher
 from pipeline.video.clips import NO_SPAN, Span, VideoOptions, clip_column, decode_videos, span_columns
@@ -50,20 +51,20 @@ _TURNS = {
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How rows are decoded: the prompt, the pixel limit, the longer side that images are shrunk to (None: as is), who
-    fetches images that rows name by URI, and how videos are decoded."""
+    """How rows are decoded: what they are asked, the pixel limit, the longer side that images are shrunk to (None: as
+    is), who fetches images that rows name by URI, and how videos are decoded."""
 
-    prompt: Prompt
+    asking: Asking
     max_image_pixels: int = 64_000_000
     max_side_px: int | None = None
     fetcher: Fetcher | None = None
     videos: VideoOptions | None = None
 
     @classmethod
-    def of(cls, source: Source, root: str, prompt: Prompt) -> DecodeOptions:
+    def of(cls, source: Source, root: str, asking: Asking) -> DecodeOptions:
         """The options of a job on this source, whose root is `root` as a URL."""
         fetcher, videos = Fetcher(source, root), VideoOptions.of(source, root)
-        return cls(prompt, source.max_image_pixels, source.max_side_px, fetcher, videos)
+        return cls(asking, source.max_image_pixels, source.max_side_px, fetcher, videos)
 
 
 def decode_image(data: bytes, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
@@ -180,41 +181,48 @@ class _Decoded:
     span: Span = NO_SPAN
     images: Sequence[NDArray[np.uint8]] = ()
     videos: Sequence[DecodedClip] = ()
-    messages: str = ""
+    asked: Asked | None = None
     error: tuple[str, str] = ("", "")
 
 
 def decode_table(table: pa.Table, options: DecodeOptions) -> pa.Table:
     """Decode every row's images and videos and fill its prompt: READ to DECODED, in the same order.
 
-    As many rows, unless videos are cut into clips. A row that arrives with an error passes; one that fails here gets
-    its code, no pixels and no messages.
+    As many rows, unless videos are cut into clips or rows have several prompts. A row that arrives with an error
+    passes; one that fails here gets its code, no pixels and no messages.
     """
     keep = rows.kept_fields(table.schema)
     codes = table["error_type"].to_pylist()
-    images = [cell.as_py() if not code else [] for cell, code in zip(table["images"], codes, strict=True)]
-    fetched = _fetch_all(images, options)
+    asked: list[_Asked | RowError | None] = [
+        None if code else _ask(table, index, options) for index, code in enumerate(codes)
+    ]
+    fetched = _fetch_all([row.images for row in asked if isinstance(row, _Asked)], options)
     decoded: list[_Decoded] = []
-    for index, (sample_id, code) in enumerate(zip(table["sample_id"].to_pylist(), codes, strict=True)):
-        if code:
-            decoded.append(_Decoded(index, sample_id, error=(code, table["error_message"][index].as_py())))
+    for index, (sample_id, row) in enumerate(zip(table["sample_id"].to_pylist(), asked, strict=True)):
+        asked[index] = None  # what is decoded need not stay encoded
+        if row is None:
+            decoded.append(_Decoded(index, sample_id, error=(codes[index], table["error_message"][index].as_py())))
             continue
         try:
-            cell = images[index]
-            images[index] = []  # what is decoded need not stay encoded
-            fields = json.loads(table["fields"][index].as_py())
-            decoded += _decode_row(index, sample_id, cell, table["videos"][index].as_py(), fields, fetched, options)
+            if isinstance(row, RowError):
+                raise row
+            decoded += _decode_row(index, sample_id, row, fetched, options)
         except RowError as error:
             message = prompts.whole_text(error.message)[:MAX_MESSAGE_CHARS]
             decoded.append(_Decoded(index, sample_id, error=(error.code, message)))
     taken = pa.array([row.of for row in decoded], pa.int64())
+    questions = [row.asked for row in decoded]
     columns = {
         "sample_id": pa.array([row.sample_id for row in decoded], pa.string()),
         **{name: table[name].take(taken) for name in ("source", "row_index")},
         **span_columns([row.span for row in decoded]),
+        "prompt_index": pa.array([one and one.index for one in questions], pa.int32()),
         "images": image_column([row.images for row in decoded]),
         "videos": clip_column([row.videos for row in decoded]),
-        "messages": pa.array([row.messages for row in decoded], pa.string()),
+        "messages": pa.array(
+            [json.dumps(one.messages, ensure_ascii=False) if one else "" for one in questions], pa.string()
+        ),
+        "sampling": pa.array([one.sampling if one else "" for one in questions], pa.string()),
         "error_type": pa.array([row.error[0] for row in decoded], pa.string()),
         "error_message": pa.array([row.error[1] for row in decoded], pa.string()),
         **{field.name: table[field.name].take(taken) for field in keep},
@@ -222,25 +230,44 @@ def decode_table(table: pa.Table, options: DecodeOptions) -> pa.Table:
     return pa.table(columns, schema=rows.decoded_schema(keep))
 
 
+@dataclass(frozen=True)
+class _Asked:
+    """One row's questions, and its media, still encoded, in the order of their places."""
+
+    questions: Sequence[Asked]
+    images: Sequence[dict[str, Any]]
+    videos: Sequence[dict[str, Any]]
+
+
+def _ask(table: pa.Table, index: int, options: DecodeOptions) -> _Asked | RowError:
+    try:
+        fields = json.loads(table["fields"][index].as_py())
+        own = table["images"][index].as_py(), table["videos"][index].as_py()
+        questions, *media = options.asking.ask(fields, *own)
+    except RowError as error:
+        return error
+    by_uri = [[_NAMED | {"uri": one} if isinstance(one, str) else one for one in cell] for cell in media]
+    return _Asked(questions, *by_uri)
+
+
+_NAMED: dict[str, Any] = dict.fromkeys(("bytes", "uri", "path", "offset", "size"))
+
+
 def _decode_row(
-    index: int,
-    sample_id: str,
-    images: Sequence[dict[str, Any]],
-    videos: Sequence[dict[str, Any]],
-    fields: dict[str, Any],
-    fetched: Mapping[str, bytes | RowError],
-    options: DecodeOptions,
+    index: int, sample_id: str, row: _Asked, fetched: Mapping[str, bytes | RowError], options: DecodeOptions
 ) -> list[_Decoded]:
-    """The rows that one row makes: itself, or one for each clip of its video."""
-    messages = json.dumps(prompts.fill(options.prompt, fields, len(images), len(videos)), ensure_ascii=False)
-    pixels = _decode_all(images, fetched, options)
-    if not videos:
-        return [_Decoded(index, sample_id, images=pixels, messages=messages)]
-    assert options.videos is not None, "rows have videos, and nobody decodes them"
-    cuts = options.videos.sampling.clip_s is not None
+    """The rows that one row makes: itself, or one for each clip of its video and each of its prompts."""
+    pixels = _decode_all(row.images, fetched, options)
+    clips: Sequence[tuple[Span, Sequence[DecodedClip]]] = [(NO_SPAN, ())]
+    cuts = False
+    if row.videos:
+        assert options.videos is not None, "rows have videos, and nobody decodes them"
+        clips = decode_videos(row.videos, options.videos)
+        cuts = options.videos.sampling.clip_s is not None
     return [
-        _Decoded(index, span.name(sample_id) if cuts else sample_id, span, pixels, clips, messages)
-        for span, clips in decode_videos(videos, options.videos)
+        _Decoded(index, question.name(span.name(sample_id) if cuts else sample_id), span, pixels, frames, question)
+        for span, frames in clips
+        for question in row.questions
     ]
 
 

@@ -21,11 +21,11 @@ from configs.method import Method, NoDrafter
 from configs.schema import ActorPool, CaptionJob, EnginePool
 from configs.synthesis import SynthesizeJob
 from pipeline import ray_session, storage
+from pipeline.asking import Asking
 from pipeline.datasource import SpanDatasource, read_first
 from pipeline.layout import OutputDir
 from pipeline.manifest import Manifest, freeze
 from pipeline.media import DecodeOptions, decode_table
-from pipeline.prompts import placeholders
 from pipeline.rows import result_schema
 
 if TYPE_CHECKING:
@@ -88,9 +88,14 @@ class Plan(JobPlan):
         return SpanDatasource(self.config.source, self.manifest, self.fields, self.limit)
 
     @property
+    def asking(self) -> Asking:
+        """What rows are asked."""
+        return Asking.of(self.config, self.pair.front_end.special_tokens)
+
+    @property
     def fields(self) -> tuple[str, ...]:
-        """Columns that the prompt names."""
-        return tuple(placeholders(self.config.prompt))
+        """Columns that asking needs."""
+        return tuple(self.asking.fields())
 
     @property
     def schema(self) -> pa.Schema:
@@ -100,7 +105,7 @@ class Plan(JobPlan):
     @property
     def decode_options(self) -> DecodeOptions:
         """What the decoding stage needs to know."""
-        return DecodeOptions.of(self.config.source, self.manifest.root, self.config.prompt)
+        return DecodeOptions.of(self.config.source, self.manifest.root, self.asking)
 
     def decode_first(self, limit: int) -> pa.Table:
         """The first rows, read and decoded in this process."""
@@ -119,7 +124,7 @@ def make_plan(config: CaptionJob, limit: int | None = None, probe_output: bool =
     import actors.pair  # torch and transformers, which a refusal above need not wait for
 
     pair = actors.pair.check(config)
-    manifest = freeze(config.source, config.prompt, config.sink.keep_columns)
+    manifest = freeze(config.source, Asking.of(config), config.sink.keep_columns)
     plan = Plan(config, pair, manifest, output, limit)
     check_plan(plan, probe_output)
     return plan

@@ -1,8 +1,8 @@
 """Prompt templates: which columns a prompt names, and chat messages made of it and one row's values.
 
 `{column}` stands for the row's value, `{{` and `}}` for braces. A name is looked up as it stands: no attributes,
-indices or format specifications. Text out of a column stays text here, special tokens included; escaping them is the
-business of whoever renders the chat template. Knows no tokenizer and no files.
+indices or format specifications. Text out of a column stays text: special tokens in it are taken apart. Knows no files,
+and no tokenizer but the texts of its special tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -123,11 +123,59 @@ def fill_text(template: str, where: str, fields: Mapping[str, Any]) -> str:
     Raises:
         RowError: `missing_column_value`.
     """
-    pieces = _parse(template, where)
-    return "".join(value_text(piece, fields.get(piece)) if is_name else piece for piece, is_name in pieces)
+    return _filled(template, where, fields)[0]
 
 
-def fill(prompt: Prompt, fields: Mapping[str, Any], num_images: int, num_videos: int = 0) -> list[dict[str, Any]]:
+def _filled(template: str, where: str, fields: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    """The filled template, and (start, end) of each value in it."""
+    text = ""
+    values: list[tuple[int, int]] = []
+    for piece, is_name in _parse(template, where):
+        added = value_text(piece, fields.get(piece)) if is_name else piece
+        if is_name:
+            values.append((len(text), len(text) + len(added)))
+        text += added
+    return text, values
+
+
+def neutralise(text: str, special_tokens: Sequence[str], values: Sequence[tuple[int, int]] | None = None) -> str:
+    """The text without special tokens that column values brought in: a space behind their first character.
+
+    A tokenizer reads `< image>` as the characters that they are. `values` are the (start, end) of what came out of
+    columns, everything by default; a token that stands in the template alone is the job's own wish and stays.
+
+    Raises:
+        RowError: `invalid_value` for a special token of a single character, which cannot be taken apart.
+    """
+    if not special_tokens:
+        return text
+    pattern = _any_of(tuple(special_tokens))
+    parts: list[str] = []
+    place = 0
+    while (found := pattern.search(text, place)) is not None:
+        start, end = found.span()
+        if values is None or any(low < end and start < high for low, high in values):
+            if end - start == 1:
+                raise RowError("invalid_value", f"a column's text holds the special token {found.group()!r}")
+            parts += [text[place : start + 1], " "]
+        else:
+            parts.append(text[place : start + 1])
+        place = start + 1
+    return "".join([*parts, text[place:]])
+
+
+@lru_cache(maxsize=8)
+def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(text) for text in sorted(set(texts), key=len, reverse=True) if text))
+
+
+def fill(
+    prompt: Prompt,
+    fields: Mapping[str, Any],
+    num_images: int,
+    num_videos: int = 0,
+    special_tokens: Sequence[str] = (),
+) -> list[dict[str, Any]]:
     """Chat messages for one row: `{"role", "content": [{"type": "image"}, …, {"type": "text", "text"}]}`.
 
     Images, then videos, stand before the text of their turn.
@@ -139,7 +187,8 @@ def fill(prompt: Prompt, fields: Mapping[str, Any], num_images: int, num_videos:
     carrier = image_turn(prompt)
     messages: list[dict[str, Any]] = []
     for index, turn in enumerate(turns(prompt)):
-        text = fill_text(turn.text, _dotted(prompt, index), fields)
+        text, values = _filled(turn.text, _dotted(prompt, index), fields)
+        text = neutralise(text, special_tokens, values)
         shown = [{"type": "image"}] * num_images + [{"type": "video"}] * num_videos
         content: list[dict[str, Any]] = shown if index == carrier else []
         messages.append({"role": turn.role, "content": [*content, {"type": "text", "text": text}]})

@@ -4,7 +4,8 @@
     DECODED  RGB pixels, clips of frames and chat messages           (out of `pipeline.media`)
     RESULT   text, status, telemetry                                 (out of the actor, into `pipeline.datasink`)
 
-One sample is one row at every stage, unless `source.video.clip_s` makes a row of each clip of its video. A row whose
+One sample is one row at every stage, unless `source.video.clip_s` makes a row of each clip of its video, or
+`columns.prompts` one of each of its prompts. A row whose
 `error_type` is not empty passes the later stages untouched and ends in `errors/`. Our own string columns hold empty
 strings, never nulls; columns that the user keeps travel with their own type and their own nulls. Knows no source
 format, no file layout and no engine.
@@ -52,7 +53,7 @@ ERROR_CODES: dict[str, str] = {
     "empty_prompt": "the prompt is empty, or nothing is left of it when it is cleaned as the text encoder's was",
     "prompt_too_long": "the prompt has more tokens than the image model takes",
     "invalid_condition": "ready features or the class label are missing, of another shape, not finite or out of range",
-    "invalid_sampling": "the row's own seed, temperature, top_k, top_p or guidance_scale is no number or out of range",
+    "invalid_sampling": "the row's own seed or a sampling value of its own is no number or out of range",
     # the engine, see `decoding.errors`
     "prompt_refused": "the processor or chat template refuses the sample",
     "context_too_long": "prompt, images and max_new_tokens do not fit the slot",
@@ -125,18 +126,23 @@ SPAN: list[tuple[str, pa.DataType]] = [
     ("clip_end_s", pa.float64()),
 ]
 """Which clip of its video a row is; null in rows that are none."""
+PROMPT: list[tuple[str, pa.DataType]] = [("prompt_index", pa.int32())]
+"""Which of its sample's prompts a row answers; null where there is one."""
 _READ = [*IDENTITY, ("images", ENCODED_IMAGES), ("videos", ENCODED_VIDEOS), ("fields", pa.string()), *ERROR]
 _DECODED = [
     *IDENTITY,
     *SPAN,
+    *PROMPT,
     ("images", pa.list_(PIXELS)),
     ("videos", pa.list_(CLIP)),
     ("messages", pa.string()),
+    ("sampling", pa.string()),
     *ERROR,
 ]
 _RESULT = [
     *IDENTITY,
     *SPAN,
+    *PROMPT,
     ("job_id", pa.string()),
     ("attempt", pa.int32()),
     ("status", pa.string()),
@@ -183,7 +189,10 @@ def read_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
 
 
 def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema into the actor: pixels (`PIXELS`), clips (`CLIP`), `messages` a JSON list of chat turns."""
+    """The schema into the actor: pixels (`PIXELS`), clips (`CLIP`), `messages` a JSON list of chat turns.
+
+    `sampling` is a JSON object of the row's own seed and sampling values, empty where the job has no columns for them.
+    """
     return schema_of(_DECODED, keep)
 
 

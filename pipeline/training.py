@@ -36,6 +36,7 @@ from models.head_training import Reduce, Trainer, alone, key_of
 from models.llamagen.shape import GptShape
 from models.teacher import Lesson
 from pipeline import storage
+from pipeline.asking import Asking
 from pipeline.conditions import read_features, read_label
 from pipeline.datasource import SpanDatasource
 from pipeline.layout import OutputDir
@@ -78,7 +79,7 @@ def freeze_source(job: TrainDrafterJob) -> Manifest:
     Raises:
         ConfigError: it is missing, empty, or lacks a column.
     """
-    return freeze(job.source, job.prompt, columns_of(job))
+    return freeze(job.source, Asking(job.prompt), columns_of(job))
 
 
 # --- the output folder, before anything starts ---------------------------------------------------------------------
@@ -168,8 +169,7 @@ class Run:
         if _describe(self._manifest) != begun["source"]:
             raise ConfigError("source: it is not what it was when the run began")
         self._spans = SpanDatasource(job.source, self._manifest, tuple(placeholders(job.prompt)), job.training.max_rows)
-        self._options = DecodeOptions.of(job.source, self._manifest.root, job.prompt)
-        self._options = DecodeOptions.of(job.source, self._manifest.root, job.prompt)
+        self._options = DecodeOptions.of(job.source, self._manifest.root, Asking(job.prompt))
         self.learner: Learner = load_learner(job)
         self.trainer = Trainer(
             self.learner.target,

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request, RequestError, Telemetry
-from pipeline.rows import SPAN, decoded_schema
+from pipeline.rows import PROMPT, SPAN, decoded_schema
 
 
 def text_of(request: Request) -> str:
@@ -153,8 +153,9 @@ def decoded_table(rows: list[dict[str, Any]], keep: tuple[pa.Field, ...] = ()) -
         columns["row_index"].append(row.get("row_index", index))
         columns["images"].append(image)
         columns["videos"].append(row.get("videos", []))
-        for name, _ in SPAN:
+        for name, _ in (*SPAN, *PROMPT):
             columns[name].append(row.get(name))
+        columns["sampling"].append(row.get("sampling", ""))
         columns["messages"].append("" if error else json.dumps([{"role": "user", "content": content}]))
         columns["error_type"].append(error)
         columns["error_message"].append(f"about {error}" if error else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import subprocess
 import sys
 import textwrap
@@ -16,9 +17,9 @@ import pytest
 from actors.engine_thread import EngineThread
 from actors.generate import Generate
 from actors.results import Stamp
-from decoding.types import Completion, Request
+from decoding.types import Completion, Request, Sampling
 from pipeline.rows import ERROR_CODES, result_schema
-from tests.actors.fakes import FakePair, decoded_table, fake_job, num_steps_of
+from tests.actors.fakes import FakeEngine, FakePair, decoded_table, fake_job, num_steps_of
 
 ROOT = Path(__file__).resolve().parents[2]
 STAMP = Stamp(job_id="job-1", attempt=3, config_fingerprint="f00d")
@@ -73,6 +74,7 @@ def test_every_column_of_the_result_schema_is_filled_from_row_run_and_completion
         "num_clips": None,
         "clip_start_s": None,
         "clip_end_s": None,
+        "prompt_index": None,
         "job_id": "job-1",
         "attempt": 3,
         "status": "success",
@@ -252,3 +254,33 @@ def test_progress_is_counted_once_per_batch() -> None:
     run(actor, decoded_table([{"id": "a"}, {"id": "b", "error": "broken_image"}]))
     steps = num_steps_of("a")
     assert counts == [(2, 1 + 2 * steps, steps, steps)]
+
+
+class WatchedPair(FakePair):
+    """Remembers every request that its engine gets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requests: dict[str, Request] = {}
+
+    def engine(self, slots: int, max_context_tokens: int) -> FakeEngine:
+        engine = super().engine(slots, max_context_tokens)
+        submit = engine.submit
+
+        def watched(request: Request) -> None:
+            self.requests[request.sample_id] = request
+            submit(request)
+
+        engine.submit = watched  # type: ignore[method-assign]
+        return engine
+
+
+def test_a_row_with_a_seed_and_sampling_of_its_own_is_drawn_with_them() -> None:
+    pair = WatchedPair()
+    own = json.dumps({"seed": 7, "temperature": 0.5, "max_new_tokens": 3})
+    table = decoded_table([{"id": "a", "sampling": own}, {"id": "b"}, {"id": "c", "error": "broken_image"}])
+    [result] = run(make_actor(pair), table)
+    assert (pair.requests["a"].seed, pair.requests["b"].seed) == (7, 0)
+    assert pair.requests["a"].sampling == Sampling(max_new_tokens=3, temperature=0.5)
+    assert pair.requests["b"].sampling == Sampling(max_new_tokens=256)
+    assert result.column("seed").to_pylist() == [7, 0, 0]

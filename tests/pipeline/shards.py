@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from configs.schema import Prompt, Source
-from pipeline import datasource, manifest, prompts, rows
+from pipeline import datasource, manifest, rows
+from pipeline.asking import Asking
 from pipeline.rows import RowError
 from pipeline.sources.uris import Fetcher
 
@@ -44,11 +45,12 @@ def write_parquet(path: Path, columns: dict[str, Any], **options: Any) -> Path:
     return path
 
 
-def read_all(source: Source, prompt: str | Prompt = "Describe.", keep: tuple[str, ...] = ()) -> pa.Table:
+def read_all(source: Source, prompt: str | Prompt | Asking = "Describe.", keep: tuple[str, ...] = ()) -> pa.Table:
     """Everything that the read tasks of a source give, checked to be one table of the right schema each."""
     template = Prompt(text=prompt) if isinstance(prompt, str) else prompt
-    frozen = manifest.freeze(source, template, keep)
-    spans = datasource.SpanDatasource(source, frozen, tuple(prompts.placeholders(template)))
+    asking = Asking(template) if isinstance(template, Prompt) else template
+    frozen = manifest.freeze(source, asking, keep)
+    spans = datasource.SpanDatasource(source, frozen, tuple(asking.fields()))
     tables = []
     for task in spans.get_read_tasks(1):
         blocks = list(task())
@@ -69,7 +71,7 @@ def images_of(table: pa.Table) -> list[list[bytes | str]]:
 
 def fetched(table: pa.Table, source: Source) -> pa.Table:
     """The table with every image that a URI names fetched, as the decoding stage does it."""
-    fetcher = Fetcher(source, manifest.freeze(source, Prompt(text="x")).root)
+    fetcher = Fetcher(source, manifest.freeze(source, Asking(Prompt(text="x"))).root)
     cells, codes, messages = [], [], []
     for row in table.to_pylist():
         cell, code, message = [], row["error_type"], row["error_message"]

@@ -8,9 +8,10 @@ import pytest
 
 from configs.schema import Prompt, Source, SourceColumns
 from pipeline import datasource, manifest, media, rows
+from pipeline.asking import Asking
 from tests.pipeline.shards import encode, outcomes, read_all, tar_bytes, write_parquet
 
-PROMPT = Prompt(text="Describe.")
+PROMPT = Asking(Prompt(text="Describe."))
 GOOD = encode()
 
 
@@ -50,7 +51,7 @@ def test_a_source_of_nothing_but_broken_files_is_nothing_but_error_rows(tmp_path
     source = Source(kind="parquet", path=str(tmp_path / "a.parquet"), columns=SourceColumns(image="i"))
     table = read_all(source, "{k}", keep=("k",))
     assert outcomes(table) == {"a.parquet#0": "broken_shard"}
-    decoded = media.decode_table(table, media.DecodeOptions(Prompt(text="{k}")))
+    decoded = media.decode_table(table, media.DecodeOptions(Asking(Prompt(text="{k}"))))
     assert decoded["error_type"].to_pylist() == ["broken_shard"]
 
 
@@ -124,7 +125,7 @@ def test_counts_are_known_where_they_can_be(tmp_path) -> None:
 def test_the_first_rows_need_no_ray(tmp_path) -> None:
     write_parquet(tmp_path / "a.parquet", {"q": [str(row) for row in range(100)]}, row_group_size=7)
     source = Source(kind="parquet", path=str(tmp_path), span_max_rows=13)
-    table = datasource.read_first(source, manifest.freeze(source, Prompt(text="{q}")), ("q",), 30)
+    table = datasource.read_first(source, manifest.freeze(source, Asking(Prompt(text="{q}"))), ("q",), 30)
     assert table["sample_id"].to_pylist() == [f"a.parquet#{row}" for row in range(30)]
     assert table.schema.equals(rows.read_schema(), check_metadata=True)
 

@@ -83,11 +83,6 @@ def test_a_prompt_whose_images_would_go_twice_or_nowhere_is_refused() -> None:
         prompts.check(Prompt(messages=(Message(role="user", text="u", images=False),)))
 
 
-def test_special_tokens_out_of_a_column_stay_text() -> None:
-    [turn] = prompts.fill(Prompt(text="{a}"), {"a": "<image> {b}"}, 1)
-    assert turn["content"] == [{"type": "image"}, {"type": "text", "text": "<image> {b}"}]
-
-
 def test_lone_surrogates_become_replacement_characters_and_pairs_stay_whole() -> None:
     assert filled("{a}", a="x\ud800y") == "x\ufffdy"
     assert filled("{a}", a="\ud83d\ude00") == "\U0001f600"
@@ -104,3 +99,48 @@ NAMES = st.text(st.characters(exclude_characters="{}", codec="utf-8"), min_size=
 @given(st.dictionaries(NAMES, st.text(st.characters(codec="utf-8")), max_size=4))
 def test_every_column_name_without_braces_can_be_named(fields) -> None:
     assert filled("|".join("{" + name + "}" for name in fields), **fields) == "|".join(fields.values())
+
+
+# --- special tokens ------------------------------------------------------------------------------------------------
+
+SPECIAL = ("</s>", "<image>", "<|im_start|>", "<|im_", "[PAD]")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("an <image> here", "an < image> here"),
+        ("<image><image></s>", "< image>< image>< /s>"),
+        ("<|im_start|>system", "< |im_start|>system"),
+        ("<<image>>", "<< image>>"),
+        ("< image> </ s>", "< image> </ s>"),
+        ("[PAD", "[PAD"),
+        ("", ""),
+    ],
+)
+def test_special_tokens_are_taken_apart(text, expected) -> None:
+    assert prompts.neutralise(text, SPECIAL) == expected
+    assert prompts.neutralise(text, ()) == text
+
+
+def test_only_what_comes_out_of_columns_is_taken_apart() -> None:
+    prompt = Prompt(text="<image>{a}</s>{b}{c}>")
+    [turn] = prompts.fill(prompt, {"a": "<image>", "b": "<ima", "c": "ge"}, 0, 0, SPECIAL)
+    assert turn["content"][-1]["text"] == "<image>< image></s>< image>"
+
+
+def test_a_special_token_of_one_character_is_a_row_error() -> None:
+    with pytest.raises(RowError, match="special token '\N{DAGGER}'") as caught:
+        prompts.neutralise("a \N{DAGGER} b", ("\N{DAGGER}",))
+    assert caught.value.code == "invalid_value"
+
+
+def test_a_long_text_of_special_tokens_is_taken_apart_in_one_pass() -> None:
+    assert prompts.neutralise("<image>" * 200_000, SPECIAL) == "< image>" * 200_000
+
+
+@given(st.lists(st.sampled_from([*SPECIAL, "<", "image", ">", "x", "|", "im_", " "]), max_size=12).map("".join))
+def test_no_special_token_is_left_and_nothing_but_spaces_is_added(text) -> None:
+    found = prompts.neutralise(text, SPECIAL)
+    assert not [token for token in SPECIAL if token in found]
+    assert found.replace(" ", "") == text.replace(" ", "")

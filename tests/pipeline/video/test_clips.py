@@ -19,6 +19,7 @@ import pytest
 from configs.load import ConfigError
 from configs.schema import Prompt, Source
 from pipeline import manifest, media, rows
+from pipeline.asking import Asking
 from pipeline.datasource import read_first
 from pipeline.video import clips
 from tests.pipeline.video.files import encode_sound, encode_video, number_in
@@ -38,11 +39,11 @@ def _no_process_is_left():
 def decoded(folder: Path, kind: str, prompt: Prompt = PROMPT, keep: tuple[str, ...] = (), **options: Any) -> pa.Table:
     """All rows of a source as the actor would get them."""
     source = Source(kind=kind, path=str(folder), **{"video": VIDEO, **options})
-    frozen = manifest.freeze(source, prompt, keep)
-    fields = tuple(manifest.needs_of(source, prompt, keep).fields)
+    frozen = manifest.freeze(source, Asking(prompt), keep)
+    fields = tuple(manifest.needs_of(source, Asking(prompt), keep).fields)
     table = read_first(source, frozen, fields, 10**6)
     assert table.schema.equals(rows.read_schema(frozen.keep), check_metadata=True)
-    made = media.decode_table(table, media.DecodeOptions.of(source, frozen.root, prompt))
+    made = media.decode_table(table, media.DecodeOptions.of(source, frozen.root, Asking(prompt)))
     assert made.schema.equals(rows.decoded_schema(frozen.keep), check_metadata=True)
     return made
 
@@ -116,7 +117,7 @@ def test_members_of_a_tar_are_read_where_they_lie(compressed, tmp_path) -> None:
     name = "shard.tar.gz" if compressed else "shard.tar"
     write_tar(folder / name, members, "w:gz" if compressed else "w")
     source = Source(kind="webdataset", path=str(folder), video=VIDEO)
-    frozen = manifest.freeze(source, PROMPT, ())
+    frozen = manifest.freeze(source, Asking(PROMPT), ())
     cells = read_first(source, frozen, (), 100)["videos"].to_pylist()
     assert [[ref["bytes"] is None for ref in cell] for cell in cells] == [[not compressed]] * 2 + [[], [not compressed]]
     table = decoded(folder, "webdataset")
@@ -202,12 +203,12 @@ def test_files_that_are_none_or_vanish_are_row_errors(tmp_path) -> None:
     (folder / "a.mp4").write_bytes(SHORT)
     (folder / "b.mp4").write_bytes(SHORT)
     source = Source(kind="videos", path=str(folder), video=VIDEO)
-    frozen = manifest.freeze(source, PROMPT, ())
+    frozen = manifest.freeze(source, Asking(PROMPT), ())
     (folder / "a.mp4").unlink()
     os.mkfifo(folder / "a.mp4")
     (folder / "b.mp4").unlink()
     table = read_first(source, frozen, (), 10)
-    made = media.decode_table(table, media.DecodeOptions.of(source, frozen.root, PROMPT))
+    made = media.decode_table(table, media.DecodeOptions.of(source, frozen.root, Asking(PROMPT)))
     assert codes(made) == ["unreadable_video", "missing_video"]
 
 
