@@ -21,6 +21,8 @@ from pydantic_core import PydanticUndefined
 from configs.load import load_job
 from configs.method import Method
 from configs.schema import CaptionJob
+from configs.synthesis import SynthesizeJob
+from pipeline import image_rows
 from pipeline.rows import ERROR_CODES, STATUS_VALUES, TELEMETRY, result_schema
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -98,16 +100,16 @@ def walk(model: type[BaseModel], prefix: str = "", kind: str = "") -> Iterator[t
             yield from walk(inner, below, choice_of(inner) or kind)
 
 
-def schema_fields() -> dict[tuple[str, str], str]:
+def schema_fields(model: type[BaseModel] = CaptionJob) -> dict[tuple[str, str], str]:
     """(dotted path, kind of the choice it belongs to) → the default as text."""
-    return dict(walk(CaptionJob))
+    return dict(walk(model))
 
 
-def documented_fields() -> dict[tuple[str, str], str]:
+def documented_fields(text: str | None = None) -> dict[tuple[str, str], str]:
     fields = {}
-    for row in table_rows(section("## The job file")):
+    for row in table_rows(section("## The job file", text)):
         key = (name_of(row[0]), name_of(row[1]) if len(row) == 4 else "")
-        assert key not in fields, f"{key} stands twice in the README"
+        assert key not in fields, f"{key} stands twice"
         assert row[-1], f"{key} has no meaning in the README"
         fields[key] = row[-2]
     return fields
@@ -115,6 +117,13 @@ def documented_fields() -> dict[tuple[str, str], str]:
 
 def test_the_readme_names_every_field_of_the_schema_with_its_default_and_no_other() -> None:
     assert documented_fields() == schema_fields()
+
+
+def test_the_page_on_synthesis_names_what_differs_from_captions_and_nothing_else() -> None:
+    told, captions = documented_fields(read("docs/synthesis.md")), documented_fields()
+    fields = schema_fields(SynthesizeJob)
+    assert {key: default for key, default in told.items() if fields.get(key) != default} == {}
+    assert {key: default for key, default in fields.items() if {**captions, **told}.get(key) != default} == {}
 
 
 def test_the_readme_has_a_heading_for_every_section_of_the_schema() -> None:
@@ -141,6 +150,14 @@ def test_the_readme_names_the_type_of_every_output_column() -> None:
     types |= {f"telemetry.{field.name}": field.type for field in TELEMETRY}
     told = {name_of(row[0]): row[1] for row in table_rows(section("### Columns"))}
     assert told == {name: type_name(kind) for name, kind in types.items() if name != "telemetry"}
+
+
+def test_the_page_on_synthesis_explains_every_output_column_in_order() -> None:
+    rows = table_rows(section("## What comes out", read("docs/synthesis.md")))
+    schema = image_rows.result_schema()
+    assert [(name_of(row[0]), row[1]) for row in rows] == [
+        (field.name, "struct" if field.name == "telemetry" else type_name(field.type)) for field in schema
+    ]
 
 
 def type_name(kind: pa.DataType) -> str:
@@ -219,7 +236,7 @@ def test_a_module_beside_captioned_ones_needs_a_caption_of_its_own() -> None:
 
 
 def test_every_preset_is_named_where_a_reader_looks() -> None:
-    methods = [read(f"docs/methods/{path.name}") for path in sorted((ROOT / "docs" / "methods").glob("*.md"))]
+    methods = [read(path.relative_to(ROOT).as_posix()) for path in sorted((ROOT / "docs").rglob("*.md"))]
     named = set(re.findall(r"configs/[a-z0-9_]+\.yaml", "\n".join([read("README.md"), *methods])))
     there = {f"configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
     assert (sorted(there - named), sorted(named - there)) == ([], [])
@@ -229,6 +246,11 @@ def method_rows() -> list[list[str]]:
     """The README's table of methods: name, drafter, contexts, tree, acceptance, mode, paper, presets."""
     lines = [line for line in section("## Methods").splitlines() if re.match(r"\| (?!method |---)\S", line)]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
+
+
+def job_of(preset: str) -> type[CaptionJob] | type[SynthesizeJob]:
+    """The kind of job that a preset is, by its name."""
+    return SynthesizeJob if re.match(r"configs/(synthesize|zoo_images)_", preset) else CaptionJob
 
 
 def in_backticks(cell: str) -> set[str]:
@@ -241,7 +263,7 @@ def test_a_row_of_the_method_table_says_what_its_presets_do(row: list[str]) -> N
     named = re.findall(r"configs/\w+\.yaml", presets)
     assert named, "no preset"
     for preset in named:
-        method = load_job(CaptionJob, ROOT / preset).method
+        method = load_job(job_of(preset), ROOT / preset).method
         assert method.drafter.kind in in_backticks(drafter), preset
         assert method.acceptance.kind in in_backticks(acceptance), preset
         assert method.verify_mode in re.split(r"[ ,]+", mode), preset

@@ -13,11 +13,15 @@ from pydantic import BaseModel
 from configs.load import load_job
 from configs.schema import CaptionJob, Weights
 from configs.section import Section
+from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = sorted((ROOT / "configs").glob("train_*.yaml"))
-FILES = sorted(set((ROOT / "configs").glob("*.yaml")) - set(TRAINING))
+SYNTHESIS = sorted(
+    path for pattern in ("synthesize_*", "zoo_images_*") for path in (ROOT / "configs").glob(f"{pattern}.yaml")
+)
+FILES = sorted(set((ROOT / "configs").glob("*.yaml")) - {*TRAINING, *SYNTHESIS})
 
 
 def test_there_is_a_file_for_the_demo_for_a_folder_and_for_each_kind_of_source() -> None:
@@ -36,6 +40,24 @@ def test_every_job_file_is_valid_and_says_what_it_is_for(path: Path) -> None:
 def test_every_training_file_is_valid_and_says_what_it_is_for(path: Path) -> None:
     load_job(TrainDrafterJob, path)
     assert path.read_text().startswith("# ")
+
+
+@pytest.mark.parametrize("path", SYNTHESIS, ids=lambda path: path.stem)
+def test_every_synthesis_file_is_valid_and_says_what_it_is_for(path: Path) -> None:
+    load_job(SynthesizeJob, path)
+    assert path.read_text().startswith("# ")
+
+
+def test_there_are_files_for_the_papers_image_methods_on_every_kind_of_prompts() -> None:
+    jobs = {path.stem: load_job(SynthesizeJob, path) for path in SYNTHESIS}
+    papers = {name: job for name, job in jobs.items() if name.startswith("synthesize_")}
+    assert {job.source.kind for job in papers.values()} == {"text", "jsonl", "parquet", "webdataset"}
+    assert {
+        (job.sampling.guidance_scale, job.sampling.top_k) for name, job in papers.items() if "class" not in name
+    } == {(7.5, 1000)}
+    for name in ("plain", "eagle2", "lantern", "lantern_pp"):
+        paper, twin = jobs[f"synthesize_llamagen_{name}"].method, jobs[f"zoo_images_{name}"].method
+        assert (paper.drafter, paper.tree, paper.name) == (twin.drafter, twin.tree, twin.name)
 
 
 @pytest.mark.parametrize("section", list(CaptionJob.model_fields))
