@@ -6,6 +6,7 @@ Knows YAML and pydantic's error lists; the rules themselves are in `configs.sche
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,6 +14,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 JobModel = TypeVar("JobModel", bound=BaseModel)
+
+# Numbers to everyone but YAML 1.1, which wants a point and the exponent's sign.
+_EXPONENT = re.compile(r"([-+]?\d+\.?\d*)[eE]([-+]?)(\d+)")
 
 
 class ConfigError(ValueError):
@@ -81,6 +85,10 @@ def validate(model: type[JobModel], data: dict[str, Any], origin: str) -> JobMod
                 message = "is not a known key"
             elif problem["type"] == "missing":
                 message = "is required"
+            elif problem["type"] == "float_type" and (exponent := _EXPONENT.fullmatch(str(problem["input"]))):
+                digits, sign, power = exponent.groups()
+                point = "" if "." in digits else ".0"
+                message += f"; YAML takes {problem['input']} for text: write {digits}{point}e{sign or '+'}{power}"
             lines.append(f"{origin}: {where}: {message}")
         raise ConfigError("\n".join(lines)) from None
     except TypeError as error:

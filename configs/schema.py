@@ -143,7 +143,7 @@ class Weights(Section):
     path: str
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d{1,4})?)$")] = "auto"
     """`auto` is the first CUDA device where there is one, and the CPU elsewhere."""
 
 
@@ -165,7 +165,7 @@ class Sampling(Section):
 
     max_new_tokens: Annotated[int, Field(ge=1, le=65_536)] = 256
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
-    top_k: Annotated[int, Field(ge=0)] = 0
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()

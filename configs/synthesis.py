@@ -67,11 +67,11 @@ class ImageSampling(Section):
 
     num_images_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
-    top_k: Annotated[int, Field(ge=0)] = 1000
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] = 1000
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
     guidance_scale: Annotated[float, Field(ge=0.0, le=1000.0)] = 7.5
     """s of u + s · (c − u); up to 1 there is no guidance, and half the work."""
-    guidance_interval: Annotated[int, Field(ge=-1)] = -1
+    guidance_interval: Annotated[int, Field(ge=-1, lt=2**31)] = -1
     """−1 guides every code, i only the codes 0 … i + 1."""
 
 

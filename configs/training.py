@@ -108,8 +108,8 @@ class Acceptance(Section):
     max_new_tokens: Annotated[int, Field(ge=2)] = 128
     """Of a text; an image is always made whole."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
-    top_k: Annotated[int, Field(ge=0)] = 0
-    guidance_scale: Annotated[float, Field(ge=0.0)] = 1.0
+    top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    guidance_scale: Annotated[float, Field(ge=0.0, le=1000.0)] = 1.0
 
 
 class Workers(Section):

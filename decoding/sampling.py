@@ -11,6 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+COLDEST = 1e-30
+"""Temperatures below count as this one, which is as good as greedy: fp32 has no room for logits divided by less."""
+
 
 @dataclass(frozen=True)
 class RowSampling:
@@ -49,7 +52,7 @@ def warp(logits: Tensor, rows: RowSampling, earlier: Tensor | None, earlier_vali
     if not rows.any_sampled:
         return out
     sampled = rows.is_sampled
-    out = out / torch.where(sampled, rows.temperature, 1.0)[:, None, None]
+    out = out / torch.where(sampled, rows.temperature.clamp_min(COLDEST), 1.0)[:, None, None]
     if rows.max_top_k:
         # Ties with the k-th stay, as in transformers. Finding the best few takes a tenth of the time of sorting all.
         filtered = sampled & (rows.top_k > 0)

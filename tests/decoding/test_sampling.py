@@ -64,6 +64,17 @@ def test_each_row_is_warped_as_transformers_would(
         torch.testing.assert_close(ours[i], expected)
 
 
+@settings(max_examples=60, deadline=None)
+@given(temperature=st.floats(0, 1e-8, exclude_min=True), top_k=st.integers(0, 3), top_p=st.sampled_from([0.5, 1.0]))
+def test_the_coldest_temperatures_draw_what_greedy_rows_take(temperature: float, top_k: int, top_p: float) -> None:
+    logits = torch.randn(1, 4, V, generator=torch.Generator().manual_seed(1)) * 100
+    out = warp(logits, row_sampling([(temperature, top_k, top_p, 1.0)], None), None)
+    noise = torch.rand(1, 4, V, generator=torch.Generator().manual_seed(2)) * 20
+    assert not out.isnan().any()
+    assert not (out == torch.inf).any()
+    assert (out + noise).argmax(dim=-1).tolist() == logits.argmax(dim=-1).tolist()
+
+
 def test_the_penalty_counts_the_tokens_between_the_last_committed_one_and_the_node() -> None:
     logits = torch.ones(1, 2, V)
     seen = torch.zeros(1, V, dtype=torch.bool)

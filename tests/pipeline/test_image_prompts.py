@@ -234,7 +234,8 @@ def test_a_rows_own_values_win_and_missing_ones_are_the_jobs() -> None:
 BAD_VALUES: list[tuple[str, Any]] = [
     ("s", -1), ("s", 2**63), ("s", 1.5), ("s", "x"), ("s", True), ("s", math.nan), ("s", [1]),
     ("t", -0.1), ("t", 101), ("t", math.nan), ("t", math.inf), ("t", "warm"), ("t", True), ("t", {}),
-    ("k", -1), ("k", 2.5), ("k", "many"), ("p", 0), ("p", 1.01), ("p", math.nan), ("g", -1), ("g", 1e9), ("g", "NaN"),
+    ("k", -1), ("k", 2.5), ("k", "many"), ("k", 2**31), ("k", "9" * 30),
+    ("p", 0), ("p", 1.01), ("p", math.nan), ("g", -1), ("g", 1e9), ("g", "NaN"),
 ]  # fmt: skip
 
 
