@@ -1,0 +1,70 @@
+"""The image drafters that ship were made by the training job, for the targets that ship, and are worth what is said."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from configs.load import load_job
+from configs.training import TrainDrafterJob
+from models.checkpoints import CheckpointRef
+from models.head_training import EagleTask, count_right
+from models.llamagen.checkpoints import load_gpt
+from models.llamagen.condition import load_t5
+from models.llamagen.eagle import load_image_eagle
+from models.llamagen.target import LlamaGenTarget
+from models.llamagen.vq_files import load_vq
+from models.teacher import make_lesson
+from zoo.pair import CHECKPOINTS
+from zoo.synthesis_rows import draw_tables
+
+CPU = torch.device("cpu")
+KINDS = {"text": "image", "class": "image_class"}
+
+
+def told(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((CHECKPOINTS / f"{name}_eagle" / "training.json").read_text())
+    return found
+
+
+@pytest.mark.parametrize("name", KINDS.values())
+def test_a_shipped_drafter_was_trained_as_its_preset_says(name: str) -> None:
+    job = load_job(TrainDrafterJob, f"configs/train_zoo_{name}_eagle.yaml").model_dump(mode="json")
+    recorded = told(name)["job"]
+    for part in ("image", "target", "head", "training", "acceptance", "prompt"):
+        assert recorded[part] == job[part], part
+
+
+@pytest.mark.parametrize("name", KINDS.values())
+def test_the_zoos_readme_tells_what_was_measured(name: str) -> None:
+    readme = (Path(CHECKPOINTS).parent / "README.md").read_text()
+    (row,) = re.findall(rf"^\| `{name}_eagle` \|.*\| (\S+) \| (\S+) \| (\S+) \|$", readme, re.MULTILINE)
+    measured = told(name)["measured"]
+    expected = [measured[key] for key in ("top1_accuracy", "top3_accuracy", "mean_acceptance_length")]
+    assert list(row) == [f"{expected[0]:.3f}", f"{expected[1]:.3f}", f"{expected[2]:.2f}"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_shipped_drafter_guesses_its_target_on_pictures_that_neither_saw(kind: str) -> None:
+    name = KINDS[kind]
+    gpt = load_gpt(CheckpointRef(str(CHECKPOINTS / f"{name}_target")), "float32", CPU)
+    encoder = (
+        load_t5(CheckpointRef(str(CHECKPOINTS / "image_t5")), gpt.shape, "float32", CPU) if kind == "text" else None
+    )
+    target = LlamaGenTarget(gpt, encoder)
+    vq = load_vq(CheckpointRef(str(CHECKPOINTS / "image_vq")), "float32", CPU)
+    (table,) = draw_tables(vq, kind, "held_out", 6, 5, False)
+    lessons = []
+    for row in table.to_pylist():
+        lanes = target.encode_lanes(row["prompt"], (), row.get("label"))
+        lessons.append(make_lesson(target, lanes[0], row["codes"], 1))
+    head = load_image_eagle(CheckpointRef(str(CHECKPOINTS / f"{name}_eagle")), gpt.shape, "float32", CPU)
+    first, three, total = count_right(EagleTask(head, gpt.output), target, lessons)
+    assert total == 6 * 143
+    assert first / total == pytest.approx(told(name)["measured"]["top1_accuracy"], abs=0.06)
+    assert three / total == pytest.approx(told(name)["measured"]["top3_accuracy"], abs=0.08)
