@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.load import ConfigError, load_job
-from configs.schema import CaptionJob
+from configs.schema import CaptionJob, Job
 from jobs import caption
 from pipeline import ray_session, summary
 from pipeline.layout import DATA, ERRORS, OutputDir
@@ -53,17 +53,27 @@ class Row:
 
 
 def main() -> int:
-    """Run the demo; 0 when every row is accounted for and both texts are equal."""
+    """Run the demo, all of it in one private Ray; 0 when every row is accounted for and all texts are equal."""
     began_s = time.monotonic()
     shutil.rmtree(OUT, ignore_errors=True)
-    rows = draw_rows(NUM_SCENES, SEED)
-    write_sources(rows, OUT / "source")
-    print(f"wrote {len(rows)} scenes into {OUT}/source: Parquet and tar shards, PNG and JPEG, 3 rows broken on purpose")
     try:
-        totals = caption_both_ways()
+        with ray_session.session(Job()):
+            problems = caption_scenes()
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)
         return caption.REFUSED
+    for problem in problems:
+        print(f"WRONG: {problem}", file=sys.stderr)
+    print(f"all of it took {time.monotonic() - began_s:.0f} s; the rows are in {OUT}/*/*/data and errors")
+    return caption.FAILED if problems else caption.DONE
+
+
+def caption_scenes() -> list[str]:
+    """Write the scenes, caption them both ways, show what came of it; what is not as it must be."""
+    rows = draw_rows(NUM_SCENES, SEED)
+    write_sources(rows, OUT / "source")
+    print(f"wrote {len(rows)} scenes into {OUT}/source: Parquet and tar shards, PNG and JPEG, 3 rows broken on purpose")
+    totals = caption_both_ways()
     results = {name: read_results(name) for name in RUNS}
     print()
     print(summary.show_side_by_side(totals["speculative"], totals["plain"]))
@@ -75,10 +85,8 @@ def main() -> int:
     show_verdict(rows, results["speculative"], totals)
     if not problems:
         print("texts       equal in both runs, sample by sample")
-    for problem in problems:
-        print(f"WRONG: {problem}", file=sys.stderr)
-    print(f"all of it took {time.monotonic() - began_s:.0f} s; the rows are in {OUT}/*/*/data and errors")
-    return caption.FAILED if problems else caption.DONE
+    print()
+    return problems
 
 
 # --- the source ----------------------------------------------------------------------------------------------------
@@ -143,7 +151,7 @@ def output_of(run: str, kind: str) -> Path:
 
 
 def caption_both_ways() -> dict[str, summary.Summary]:
-    """Run every job in one private Ray; the summaries of both runs, each over both kinds of shards.
+    """Run every job; the summaries of both runs, each over both kinds of shards.
 
     Raises:
         ConfigError: a job is refused.
@@ -158,10 +166,9 @@ def caption_both_ways() -> dict[str, summary.Summary]:
         for kind, what in KINDS.items()
     }
     parts: dict[str, list[summary.Summary]] = {run: [] for run in RUNS}
-    with ray_session.session(next(iter(jobs.values())).job):
-        for (run, kind), config in jobs.items():
-            print(f"{run}, {kind} shards, {config.method.label}", flush=True)
-            parts[run].append(caption.run(make_plan(config)))
+    for (run, kind), config in jobs.items():
+        print(f"{run}, {kind} shards, {config.method.label}", flush=True)
+        parts[run].append(caption.run(make_plan(config)))
     return {run: summary.combine(found) for run, found in parts.items()}
 
 

@@ -72,40 +72,46 @@ def attributes_right(motion: Motion, phrasing: str, text: str) -> tuple[int, int
     return sum(one == other for one, other in zip(true, said)), max(len(true), len(said))
 
 
+def caption(model: Target, clips: list[tuple[Motion, str, Clip]], drafter: Target | None = None) -> list[Completion]:
+    """Greedy captions of clips, in their order: plain, or drafted by a chain.
+
+    Raises:
+        RuntimeError: a clip failed.
+    """
+    method = Method(NoDrafter(), chain(1), Exact())
+    if drafter is not None:
+        method = Method(ModelDrafter(drafter, [Full()], model.vocab_size), chain(NUM_DRAFTED), Exact())
+    done = {one.sample_id: one for one in Engine(model, method, SLOTS, 512).run(requests(model, clips))}
+    failed = [one.error for one in done.values() if one.error]
+    if failed:
+        raise RuntimeError(f"{len(failed)} clips failed, the first with: {failed[0]}")
+    return [done[f"clip-{index}"] for index in range(len(clips))]
+
+
 def measure(folder: Path = CHECKPOINTS, num: int = 300, seed: int = 0) -> dict[str, float]:
-    """Measure a saved pair; the result is what zoo/video_quality.json holds."""
+    """Measure a saved pair; the result is what zoo/video_quality.json holds.
+
+    Raises:
+        RuntimeError: a clip failed, or a speculative caption is not the plain one.
+    """
     clips = held_out_clips(num, seed)
     pair = {
         role: Target.load(CheckpointRef(str(folder / f"video_{role}")), "float32") for role in ("target", "drafter")
     }
+    plain = {role: caption(model, clips) for role, model in pair.items()}
     found: dict[str, float] = {"num_clips": num}
-    for role, model in pair.items():
-        done = _run(Engine(model, Method(NoDrafter(), chain(1), Exact()), SLOTS, 512), requests(model, clips))
-        texts = [done[f"clip-{index}"].text for index in range(num)]
-        counts = [attributes_right(m, phrasing, text) for (m, phrasing, _), text in zip(clips, texts, strict=True)]
-        right = [states(m, phrasing, text) for (m, phrasing, _), text in zip(clips, texts, strict=True)]
-        found[f"{role}_captions_right"] = sum(right) / num
+    for role, done in plain.items():
+        asked = [(motion, phrasing, one.text) for (motion, phrasing, _), one in zip(clips, done, strict=True)]
+        counts = [attributes_right(*one) for one in asked]
+        found[f"{role}_captions_right"] = sum(states(*one) for one in asked) / num
         found[f"{role}_attributes_right"] = sum(one for one, _ in counts) / sum(whole for _, whole in counts)
-        if role == "target":
-            plain = texts
-            found["mean_caption_tokens"] = sum(len(c.token_ids) for c in done.values()) / num
-    drafter = ModelDrafter(pair["drafter"], [Full()], pair["target"].vocab_size)
-    engine = Engine(pair["target"], Method(drafter, chain(NUM_DRAFTED), Exact()), SLOTS, 512)
-    done = _run(engine, requests(pair["target"], clips))
-    if [done[f"clip-{index}"].text for index in range(num)] != plain:
+    found["mean_caption_tokens"] = sum(len(one.token_ids) for one in plain["target"]) / num
+    drafted = caption(pair["target"], clips, pair["drafter"])
+    if [one.text for one in drafted] != [one.text for one in plain["target"]]:
         raise RuntimeError("speculative captions differ from plain ones")
-    told = [completion.telemetry for completion in done.values()]
-    steps = sum(one.num_spec_steps for one in told)
-    found["mean_acceptance_length"] = 1 + sum(one.num_accepted_draft_tokens for one in told) / steps
+    steps = sum(one.telemetry.num_spec_steps for one in drafted)
+    found["mean_acceptance_length"] = 1 + sum(one.telemetry.num_accepted_draft_tokens for one in drafted) / steps
     return {name: round(value, 4) for name, value in found.items()}
-
-
-def _run(engine: Engine, wanted: list[Request]) -> dict[str, Completion]:
-    done = {completion.sample_id: completion for completion in engine.run(wanted)}
-    failed = [completion.error for completion in done.values() if completion.error]
-    if failed:
-        raise RuntimeError(f"{len(failed)} clips failed, the first with: {failed[0]}")
-    return done
 
 
 def quality_table(measured: dict[str, float]) -> str:

@@ -1,0 +1,119 @@
+"""The demo's moving part: held-out motions written as real mp4 files, captioned speculatively and plainly.
+
+Owns the files, both runs and the comparison with what moved. Knows the world, and the jobs as a user does; where Ray
+runs is decided by who calls it.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import av
+from PIL import Image
+
+from configs.load import load_job
+from configs.schema import CaptionJob
+from jobs import caption
+from pipeline import summary
+from pipeline.layout import DATA, ERRORS, OutputDir
+from pipeline.plan import make_plan
+from zoo.world.motion import Motion, draw_motion, render_motion, states, write_motion
+from zoo.world.scene import scene_rng
+
+NUM_VIDEOS = 16
+SEED = 20_261
+DURATION_S, FPS, SIZE_PX = 3, 12, 192
+CODECS = ("mpeg4", "libx264")
+"""Of files in turn, both with the losses of their default quality."""
+PHRASING = "describe"
+"""Of `zoo.world.motion.PROMPTS`: what the presets ask."""
+NUM_SHOWN = 3
+CONFIGS = {"speculative": "configs/zoo_video_sd.yaml", "plain": "configs/zoo_video_plain.yaml"}
+
+
+def run(out: Path) -> list[str]:
+    """Write the files below `out`, caption them twice, show what came of it; what is not as it must be.
+
+    Raises:
+        ConfigError: a job is refused.
+    """
+    motions = write_videos(out / "source/videos", NUM_VIDEOS, SEED)
+    codecs = " and ".join(CODECS)
+    print(f"wrote {len(motions)} mp4 files of {DURATION_S} s into {out}/source/videos, by {codecs} in turn")
+    results = {name: caption_videos(name, out) for name in CONFIGS}
+    print()
+    show_captions(motions, results["speculative"])
+    print()
+    right = count_right(motions, results["speculative"])
+    print(f"videos      {right} of {len(motions)} captions say what moved from where to where, and what stayed")
+    problems = check(set(motions), results)
+    if not problems:
+        print("texts       equal in both runs, video by video")
+    return problems
+
+
+def write_videos(folder: Path, count: int, seed: int) -> dict[str, Motion]:
+    """Draw motions of the split `demo` and write one mp4 file of each; the motions by file name."""
+    folder.mkdir(parents=True)
+    motions = {}
+    for index in range(count):
+        motion = draw_motion(scene_rng("demo", seed, index), "demo")
+        name = f"motion-{index:02}.mp4"
+        write_video(folder / name, render_motion(motion, DURATION_S * FPS, SIZE_PX), CODECS[index % len(CODECS)])
+        motions[name] = motion
+    return motions
+
+
+def write_video(path: Path, frames: list[Image.Image], codec: str) -> None:
+    """Encode frames as an mp4 file."""
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream(codec, rate=FPS)
+        stream.width, stream.height, stream.pix_fmt = *frames[0].size, "yuv420p"
+        for frame in frames:
+            output.mux(stream.encode(av.VideoFrame.from_image(frame)))
+        output.mux(stream.encode())
+
+
+def caption_videos(run_name: str, out: Path) -> dict[str, dict[str, Any]]:
+    """Run one job; its rows by file name."""
+    where = out / run_name / "videos"
+    config = load_job(CaptionJob, CONFIGS[run_name], (f"source.path={out}/source/videos", f"sink.path={where}"))
+    print(f"{run_name}, mp4 files, {config.method.label}", flush=True)
+    caption.run(make_plan(config))
+    columns = ["sample_id", "error_type", "generated_text", "num_visual_tokens"]
+    tables = summary.read_tables(OutputDir(str(where)), (DATA, ERRORS), columns)
+    return {row["sample_id"].partition("#")[0]: row for table in tables for row in table.to_pylist()}
+
+
+def count_right(motions: dict[str, Motion], found: dict[str, dict[str, Any]]) -> int:
+    """Captions that state their motion, whatever filler words they have."""
+    texts = {name: row["generated_text"] for name, row in found.items()}
+    return sum(states(motion, PHRASING, texts.get(name, "")) for name, motion in motions.items())
+
+
+def check(names: set[str], results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
+    """What is not as it must be: ids, errors, and the equality of both runs' texts."""
+    problems = []
+    for run_name, found in results.items():
+        if set(found) != names:
+            problems.append(f"{run_name}: {len(found)} videos in the output, {len(names)} in the source")
+        failed = [f"{name} ({row['error_type']})" for name, row in found.items() if row["error_type"]]
+        if failed:
+            problems.append(f"{run_name}: errors where every file is sound: {', '.join(failed)}")
+    texts = {
+        run_name: {name: row["generated_text"] for name, row in found.items()} for run_name, found in results.items()
+    }
+    if texts["speculative"] != texts["plain"]:
+        problems.append("captions of videos differ between the runs")
+    return problems
+
+
+def show_captions(motions: dict[str, Motion], found: dict[str, dict[str, Any]]) -> None:
+    """A few captions beside the truth."""
+    for name, motion in list(motions.items())[:NUM_SHOWN]:
+        print(name)
+        truth = write_motion(motion, PHRASING, scene_rng("demo", SEED, 0))
+        for label, text in (("truth", truth), ("caption", found.get(name, {}).get("generated_text", ""))):
+            print(textwrap.fill(text, 112, initial_indent=f"  {label:<8}", subsequent_indent=" " * 10))
