@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.section import Section
+from configs.section import Device, Section
 
 
 class FullContext(Section):
@@ -40,7 +40,7 @@ class CaptionContext(Section):
     num_beams: Annotated[int, Field(ge=1, le=16)] = 3
     max_new_tokens: Annotated[int, Field(ge=1, le=4096)] = 128
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: str = "auto"
+    device: Device = "auto"
 
 
 class PrunedContext(Section):

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from configs.acceptance import LanternAcceptance
 from configs.drafters import EagleDrafter, MedusaDrafter
 from configs.method import Method, ModelDrafter, NoDrafter
-from configs.section import Section
+from configs.section import Device, Section
 from configs.video import Video
 
 # --- source and prompt ---------------------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ class Weights(Section):
     path: str
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    device: Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d{1,4})?)$")] = "auto"
+    device: Device = "auto"
     """`auto` is the first CUDA device where there is one, and the CPU elsewhere."""
 
 

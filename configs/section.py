@@ -1,8 +1,13 @@
-"""The strict base of every section of a job file."""
+"""The strict base of every section of a job file, and a type that several of them share."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d{1,4})?)$")]
+"""Where a network runs, by torch's names; whether the machine has it shows where the network is loaded."""
 
 
 class Section(BaseModel):

@@ -30,6 +30,10 @@ JOB = "configs/demo_caption.yaml"
         ("sampling.top_k=4294967296", "sampling.top_k: Input should be less than 2147483648"),
         ("model.target.device=gpu", "model.target.device: String should match pattern"),
         ("model.drafter.device=cuda:x", "model.drafter.device: String should match pattern"),
+        (
+            "method.contexts=[{kind: caption, path: p, device: gpu}]",
+            "method.contexts.0.device: String should match pattern",
+        ),
         ("surprise=1", "surprise: is not a known key"),
         ("method.drafter.kind=model", None),
         ("model.drafter=null", "so model.drafter must name a checkpoint"),
