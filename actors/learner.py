@@ -33,6 +33,7 @@ from models.llamagen.target import LlamaGenTarget
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq, read_vq_shape
 from models.medusa import save_medusa
+from models.target import Target
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ class Learner:
     lessons: Lessons
     shape: GptShape | None = None
     """Of targets that make images."""
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Texts that columns must not bring in; none where a prompt is read by another model."""
+        return self.target.front_end.special_tokens if isinstance(self.target, Target) else ()
 
     def round(self, dtype: torch.dtype) -> None:
         """Give the head the values that a file of this type will hold."""

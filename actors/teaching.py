@@ -6,7 +6,7 @@ workers and no losses (`models.head_training`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from decoding.contracts import Drafter, TreePolicy
 from decoding.drafters import EagleDrafter, MedusaDrafter
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.trees import DynamicTree, StaticTree, branching_paths
+from models.clip import Clip
 from models.contract import Condition, TargetModel
 from models.front_end import PromptError
 from models.head_training import EagleTask, HeadTask, MedusaTask, Pace, count_right, key_of
@@ -48,12 +49,13 @@ class LessonError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """One decoded row: chat `messages`, `images` as uint8 RGB (height, width, 3), and what else was asked for: a text's
-    `answer`, an image's `codes`, its `condition`."""
+    """One decoded row: chat `messages`, `images` as uint8 RGB (height, width, 3), `videos`, and what else was asked
+    for: a text's `answer`, an image's `codes`, its `condition`."""
 
     sample_id: str
     messages: list[dict[str, Any]]
     images: tuple[NDArray[np.uint8], ...]
+    videos: tuple[Clip, ...] = ()
     answer: str | None = None
     codes: NDArray[np.int64] | None = None
     condition: Condition = None
@@ -93,7 +95,7 @@ class TextLessons:
             raise LessonError("missing_answer")
         try:
             prompt = self._target.front_end.render(row.messages)
-            prefix = self._target.encode(prompt, row.images)
+            prefix = self._target.encode(prompt, row.images, row.videos)
         except PromptError:
             raise LessonError("prompt_refused") from None
         tokenizer = self._target.front_end.tokenizer
@@ -104,7 +106,7 @@ class TextLessons:
 
     def request(self, row: Row, sampling: Sampling) -> Request:
         prompt = self._target.front_end.render(row.messages)
-        return Request(row.sample_id, prompt, row.images, sampling=sampling)
+        return Request(row.sample_id, prompt, row.images, videos=row.videos, sampling=sampling)
 
 
 class CodesOf(Protocol):
@@ -189,11 +191,11 @@ def pace_of(teaching: schema.Teaching) -> Pace:
     )
 
 
-def accuracy(task: HeadTask, target: TargetModel, lessons: Sequence[Lesson], max_rows: int) -> dict[str, float]:
+def accuracy(task: HeadTask, target: TargetModel, batches: Iterable[Sequence[Lesson]]) -> dict[str, float]:
     """The share of drafts for which the head has the target's likeliest token first, and among its first three."""
     first = three = total = 0
-    for start in range(0, len(lessons), max_rows):
-        found = count_right(task, target, lessons[start : start + max_rows])
+    for lessons in batches:
+        found = count_right(task, target, lessons)
         first, three, total = first + found[0], three + found[1], total + found[2]
     return {"top1_accuracy": first / max(1, total), "top3_accuracy": three / max(1, total)}
 

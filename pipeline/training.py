@@ -25,6 +25,7 @@ import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 
+from actors.generate import clips, rgb_images
 from actors.learner import Learner, load_learner
 from actors.teaching import LESSON_CODES, LessonError, Row, acceptance, accuracy, pace_of
 from configs.load import ConfigError
@@ -41,8 +42,8 @@ from pipeline.conditions import read_features, read_label
 from pipeline.datasource import SpanDatasource
 from pipeline.layout import OutputDir
 from pipeline.manifest import Manifest, freeze
-from pipeline.media import DecodeOptions, decode_table, pixels
-from pipeline.prompts import placeholders
+from pipeline.media import DecodeOptions, decode_table
+from pipeline.prompts import neutralise, placeholders
 from pipeline.provenance import code_revision, versions
 from pipeline.row_stream import Draw, Place, RowStream, read_ahead
 from pipeline.rows import ERROR_CODES, RowError
@@ -169,8 +170,9 @@ class Run:
         if _describe(self._manifest) != begun["source"]:
             raise ConfigError("source: it is not what it was when the run began")
         self._spans = SpanDatasource(job.source, self._manifest, tuple(placeholders(job.prompt)), job.training.max_rows)
-        self._options = DecodeOptions.of(job.source, self._manifest.root, Asking(job.prompt))
         self.learner: Learner = load_learner(job)
+        asking = Asking(job.prompt, special_tokens=self.learner.special_tokens)
+        self._options = DecodeOptions.of(job.source, self._manifest.root, asking)
         self.trainer = Trainer(
             self.learner.target,
             self.learner.task,
@@ -273,31 +275,36 @@ class Run:
     def _left_out(self) -> dict[str, int]:
         return {name: count for name, count in self._first_epoch.items() if name in CODES}
 
-    def _read_held_out(self) -> list[tuple[Row, Lesson]]:
+    def _read_held_out(self) -> list[Row]:
         """The first rows of the held-out share that can be used; the first worker reads them, and all know how many.
+
+        Rows are kept and not lessons: a lesson's embeddings are a hundred times the size of its picture.
 
         Raises:
             ConfigError: there is none.
         """
-        found: list[tuple[Row, Lesson]] = []
+        found: list[Row] = []
         reasons: dict[str, int] = {}
+        self._longest = 0
         wanted = self.job.training.held_out_rows
         for span in range(self._spans.num_spans if self.is_first else 0):
             table = self._spans.read(span)
             ids = table.column("sample_id").to_pylist()
-            own = [place for place, sample_id in enumerate(ids) if is_held_out(self.job, sample_id)]
-            for place in own[: wanted - len(found) + 64]:
+            for place in (place for place, sample_id in enumerate(ids) if is_held_out(self.job, sample_id)):
+                if len(found) == wanted:
+                    break
                 (row,) = read_rows(table.slice(place, 1), self.job, self._options, self.learner.shape)
                 if isinstance(row, Row):
                     try:
-                        found.append((row, self.learner.lessons.lesson(row, None)))
-                        if len(found) == wanted:
-                            break
-                        continue
+                        length = self.learner.lessons.lesson(row, None).prefix.length
                     except LessonError as error:
                         row = error.code
+                    else:
+                        self._longest = max(self._longest, length)
+                        found.append(row)
+                        continue
                 reasons[row] = reasons.get(row, 0) + 1
-            if len(found) >= wanted:
+            if len(found) == wanted:
                 break
         count = torch.tensor([float(len(found))], device=self.learner.target.device)
         self.worker.reduce(count)
@@ -311,14 +318,19 @@ class Run:
 
     def _measure(self) -> None:
         """Measure accuracy, and remember the best weights by the share of top-3 hits."""
-        lessons = [lesson for _, lesson in self._held_out]
-        found = accuracy(self.learner.task, self.learner.target, lessons, self.job.workers.max_forward_rows)
+        found = accuracy(self.learner.task, self.learner.target, self._held_out_lessons())
         self._history.append({"step": self.trainer.step, **found})
         self._say(
             f"step {self.trainer.step} held out: top-1 {found['top1_accuracy']:.4f} top-3 {found['top3_accuracy']:.4f}"
         )
         if self._best is None or found["top3_accuracy"] > self._best["top3_accuracy"]:
             self._best = {"step": self.trainer.step, **found, "weights": self.trainer.weights()}
+
+    def _held_out_lessons(self) -> Iterator[list[Lesson]]:
+        """The held-out rows as lessons, as many at once as are run at once."""
+        size = self.job.workers.max_forward_rows
+        for start in range(0, len(self._held_out), size):
+            yield [self.learner.lessons.lesson(row, None) for row in self._held_out[start : start + size]]
 
     # --- the checkpoint ---
 
@@ -375,14 +387,13 @@ class Run:
         dtype = DTYPES.get(job.output.dtype, learner.target.dtype)
         # What is measured is what is written.
         learner.round(dtype)
-        lessons = [lesson for _, lesson in self._held_out]
         measured: dict[str, Any] = {
-            **accuracy(learner.task, learner.target, lessons, job.workers.max_forward_rows),
+            **accuracy(learner.task, learner.target, self._held_out_lessons()),
             "at_step": at_step,
         }
         requests = self._requests()
         if requests:
-            room = max(lesson.prefix.length for lesson in lessons) + requests[0].sampling.max_new_tokens
+            room = self._longest + requests[0].sampling.max_new_tokens
             slots = min(16, job.workers.max_forward_rows)
             measured |= acceptance(learner.task, learner.target, requests, slots, room)
         measured |= {
@@ -404,7 +415,7 @@ class Run:
             top_k=options.top_k,
             guidance_scale=options.guidance_scale,
         )
-        rows = [row for row, _ in self._held_out[: options.num_rows]]
+        rows = self._held_out[: options.num_rows]
         return [replace(self.learner.lessons.request(row, sampling), seed=self.job.training.seed) for row in rows]
 
     def _write(self, measured: dict[str, Any], dtype: torch.dtype) -> None:
@@ -416,8 +427,10 @@ class Run:
         for file in sorted(made.iterdir()):
             os.replace(file, folder / file.name)
         made.rmdir()
+        job = self.job.model_dump(mode="json")
+        del job["output"]["path"]  # where this file lies, wherever it is copied to
         record = {
-            "job": self.job.model_dump(mode="json"),
+            "job": job,
             "measured": measured,
             "history": self._history,
             "versions": {**versions(), "code_revision": code_revision()},
@@ -430,18 +443,20 @@ def read_rows(table: pa.Table, job: TrainDrafterJob, options: DecodeOptions, sha
     """A table out of the read tasks as rows, or in their place the code of what is wrong with them."""
     decoded = decode_table(table, options)
     told = {name: decoded.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")}
-    images = decoded.column("images").to_pylist()
+    images, videos = decoded.column("images"), decoded.column("videos")
+    assert decoded.num_rows == table.num_rows, "the schema leaves no way for a row to become several"
     rows: list[Row | str] = []
     for place, code in enumerate(told["error_type"]):
         if code:
             rows.append(code)
             continue
         messages = json.loads(told["messages"][place])
-        row = Row(told["sample_id"][place], messages, pixels(images[place]))
+        row = Row(told["sample_id"][place], messages, rgb_images(images[place]), clips(videos[place]))
         try:
             if job.image is None:
                 answer = table.column(job.answer_column)[place].as_py()
-                rows.append(replace(row, answer=None if answer is None else str(answer)))
+                text = None if answer is None else neutralise(str(answer), options.asking.special_tokens)
+                rows.append(replace(row, answer=text))
             else:
                 assert shape is not None
                 condition = _condition(table, place, job.image.columns, shape)
