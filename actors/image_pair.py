@@ -26,7 +26,8 @@ from configs.schema import Weights
 from configs.synthesis import SynthesizeJob
 from decoding import Engine
 from decoding.errors import PROMPT_REFUSED
-from models.checkpoints import CheckpointError, CheckpointRef
+from models.checkpoints import CheckpointError, CheckpointRef, read_config
+from models.checkpoints import revision_of as revision_of_config
 from models.eagle import EagleNetwork
 from models.front_end import PromptError
 from models.llamagen.checkpoints import load_gpt, read_gpt_shape, revision_of
@@ -96,8 +97,15 @@ class ImagePair:
             raise ConditionError(code, str(error)) from None
 
     def engine(self, slots: int) -> Engine:
-        """A fresh engine over this pair, with the configured method and room for exactly one image in each slot."""
-        method = build_method(self.config.method, self.drafter, self.target, self.codebook)
+        """A fresh engine over this pair, with the configured method and room for exactly one image in each slot.
+
+        Raises:
+            ConfigError: the codebook has no neighbours to look up.
+        """
+        try:
+            method = build_method(self.config.method, self.drafter, self.target, self.codebook)
+        except CodebookError as error:
+            raise ConfigError(f"model.vq: {error}") from None
         shape = self.info.target
         return Engine(self.target, method, slots, shape.num_condition_tokens + shape.num_image_tokens)
 
@@ -145,7 +153,11 @@ def check(config: SynthesizeJob) -> ImagePairInfo:
     if model.drafter is not None and not isinstance(config.method.drafter, (NoDrafter, LookupDrafter)):
         _check_drafter(config, model.drafter, target)
         refs["drafter"] = model.drafter
-    revisions = {name: _read(f"model.{name}", weights, revision_of) for name, weights in refs.items()}
+    revisions = {
+        # A text encoder is told by its hub commit, so that nobody has to fetch its decoder to hash it.
+        name: _read(f"model.{name}", weights, _text_revision if name == "condition" else revision_of)
+        for name, weights in refs.items()
+    }
     drafter_id = f"{refs['drafter'].path}@{revisions['drafter']}" if "drafter" in refs else ""
     target_id = f"{model.target.path}@{revisions['target']}"
     return ImagePairInfo(target, image_px if config.sink.images else 0, target_id, drafter_id, revisions)
@@ -298,8 +310,12 @@ def _read(where: str, weights: Weights, read: Callable[[CheckpointRef], Found]) 
     """What `read` finds at a checkpoint; its complaint under the dotted path `where`."""
     try:
         return read(CheckpointRef(weights.path, weights.revision))
-    except (CheckpointError, CodebookError) as error:
+    except CheckpointError as error:
         raise ConfigError(f"{where}: {error}") from None
+
+
+def _text_revision(ref: CheckpointRef) -> str:
+    return revision_of_config(ref, read_config(ref))
 
 
 def _place(weights: Weights) -> torch.device:
