@@ -1,7 +1,7 @@
 # make demo       caption the shipped scenes with the shipped pair, plain and speculative (sets itself up)
 # make test       the whole suite, warnings as errors (sets itself up)
 # make check      ruff, mypy and the layers
-# make bench      every method on the zoo's scenarios, and the tables made from it (no GPU needed)
+# make bench      every method on the zoo, captions and images, and the tables made from it (no GPU needed)
 # make test-all   also the full product of the conformance suite
 #
 # TORCH_INDEX=https://…   take torch from this index instead of choosing a build for the machine
@@ -34,4 +34,5 @@ check: .venv/.installed
 
 bench: .venv/.installed
 	@$(PY) -m benchmarks.methods
+	@$(PY) -m benchmarks.lantern
 	@$(PY) -m benchmarks.tables

@@ -245,7 +245,9 @@ def conclude(results: dict[str, Any]) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """Run or draw; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.lantern", description=__doc__)
-    parser.add_argument("--images", type=int, default=48, help="images of each row (48)")
+    parser.add_argument(
+        "--images", type=int, default=32, help="images of each row (32; of classes as many more as make all equal, 48)"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=None, help="torch threads (torch's own choice)")
     parser.add_argument("--only", choices=KINDS, help="one kind of condition")

@@ -150,6 +150,17 @@ def _coupled_relaxed(kinds: Kinds) -> tuple[bool, str]:
     return holds, "; ".join(told)
 
 
+def _drawn(kinds: Kinds) -> tuple[bool, str]:
+    """Ours: rejection sampling of drafts that were drawn (static tree), which loses nothing, accepts more than LANTERN
+    at δ = 0.1 of EAGLE-2's drafts, which are the drafter's likeliest."""
+    holds, told = True, []
+    for kind in kinds:
+        drawn, relaxed = (_row(kinds, name, kind=kind) for name in ("static_rejection", "lantern_paper_0.1"))
+        holds &= _longer(drawn, relaxed)
+        told.append(f"{kind}: {_length(drawn)} against {_length(relaxed)}")
+    return holds, "; ".join(told)
+
+
 def _grows(kinds: Kinds) -> tuple[bool, str]:
     """The acceptance length grows with δ at k = 1,000 and with k at δ = 0.4 (Figure 5)."""
     by_delta = [_row(kinds, _point(1000, delta)) for delta in DELTAS]
@@ -272,6 +283,7 @@ CHECKS: tuple[Callable[[Kinds], tuple[bool, str]], ...] = (
     _greedy_accepts_more,
     _coupling,
     _coupled_relaxed,
+    _drawn,
     _grows,
     _delta_matters_more,
     _moderate_keeps,

@@ -30,6 +30,7 @@ def draw_sheets(world: World, seed: int, folder: Path = DOCS) -> list[Path]:
 def draw_sheet(world: World, row: Row, seed: int, path: Path) -> Path:
     """One row's first images: they are those of the whole row, because noise belongs to the image."""
     done = world.decode(world.build(row.method(world.share)), world.requests(1.0, seed, NUM_SHOWN))
+    title = row.label.replace("δ", "delta")  # the font has no Greek
     captions = [asked.prompt for asked in world.asked[:NUM_SHOWN]]
-    path.write_bytes(contact_sheet(world.paint(codes_of(done)), captions, COLUMNS, SIDE_PX, row.label))
+    path.write_bytes(contact_sheet(world.paint(codes_of(done)), captions, COLUMNS, SIDE_PX, title))
     return path

@@ -1,6 +1,6 @@
 """Tables made from committed results, and the places in the documents where they stand.
 
-    python -m benchmarks.tables      # rewrites the generated parts of README.md and docs/methods.md
+    python -m benchmarks.tables      # rewrites the generated parts of README.md, docs/methods.md and docs/lantern.md
 
 A generated part stands between `<!-- table: NAME -->` and `<!-- end -->`.
 """
@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks import lantern_tables
 from benchmarks.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION
 
 RESULTS = Path(__file__).parent / "results"
-DOCUMENTS = (Path("README.md"), Path("docs/methods.md"))
+DOCUMENTS = (Path("README.md"), Path("docs/methods.md"), Path("docs/lantern.md"))
+TRADE_OFF = Path("docs") / "lantern_trade_off.svg"
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -58,25 +61,42 @@ def claims_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"acceptance": acceptance_table, "cost": cost_table, "claims": claims_table}
+METHOD_TABLES = {"acceptance": acceptance_table, "cost": cost_table, "claims": claims_table}
+TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
+    **{name: ("methods", make) for name, make in METHOD_TABLES.items()},
+    **{name: ("lantern", make) for name, make in lantern_tables.TABLES.items()},
+}
+"""Name → the results that the table is made from, and how."""
 
 
 def print_tables(results: dict[str, Any]) -> None:
-    """All tables, to standard output."""
-    for make in TABLES.values():
+    """All tables of the methods, to standard output."""
+    for make in METHOD_TABLES.values():
         print(make(results), end="\n\n")
 
 
-def fill(text: str, results: dict[str, Any]) -> str:
+def read_results() -> dict[str, dict[str, Any]]:
+    """The committed results by the name of their file."""
+    names = sorted({source for source, _ in TABLES.values()})
+    return {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in names}
+
+
+def fill(text: str, results: dict[str, dict[str, Any]]) -> str:
     """`text` with every generated part made anew."""
-    return MARK.sub(lambda found: found[1] + TABLES[found["name"]](results) + "\n" + found[3], text)
+
+    def make(found: re.Match[str]) -> str:
+        source, table = TABLES[found["name"]]
+        return found[1] + table(results[source]) + "\n" + found[3]
+
+    return MARK.sub(make, text)
 
 
 def main() -> int:
     """Rewrite the documents."""
-    results = json.loads((RESULTS / "methods.json").read_text())
+    results = read_results()
     for path in DOCUMENTS:
         path.write_text(fill(path.read_text(), results))
+    TRADE_OFF.write_text(lantern_tables.draw_trade_off(results["lantern"]))
     return 0
 
 

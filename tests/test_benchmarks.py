@@ -7,18 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ablations, methods, tables
+from benchmarks import ablations, lantern, lantern_claims, lantern_tables, methods, tables
 from benchmarks.claims import check_claims
 from benchmarks.plots import weight_traces
 from benchmarks.scenarios import attribute_overlap, build_scenarios
 
 METHODS = json.loads(methods.RESULTS.read_text())
+LANTERN = json.loads(lantern.RESULTS.read_text())
 ABLATIONS = json.loads(ablations.RESULTS.read_text())
 
 
 @pytest.mark.parametrize("document", tables.DOCUMENTS, ids=str)
 def test_generated_parts_are_those_of_the_committed_results(document: Path) -> None:
-    assert tables.fill(document.read_text(), METHODS) == document.read_text()
+    assert tables.fill(document.read_text(), tables.read_results()) == document.read_text()
 
 
 def test_the_page_of_ablations_is_that_of_the_committed_results() -> None:
@@ -28,6 +29,29 @@ def test_the_page_of_ablations_is_that_of_the_committed_results() -> None:
 
 def test_the_committed_claims_follow_from_the_committed_numbers() -> None:
     assert METHODS["claims"] == check_claims(METHODS["methods"])
+
+
+def test_the_claims_about_lantern_follow_from_the_committed_numbers() -> None:
+    assert LANTERN["claims"] == lantern_claims.check_claims(LANTERN["kinds"])
+    assert lantern_tables.draw_trade_off(LANTERN) == tables.TRADE_OFF.read_text()
+
+
+def test_a_claim_about_lantern_falls_when_its_numbers_do() -> None:
+    changed = json.loads(json.dumps(LANTERN["kinds"]))
+    changed["text"]["rows"]["1/eagle2_coupled"]["equal_share"] = 0.9
+    changed["text"]["rows"]["1/lantern_paper_0.1"]["mean_acceptance_length"] = 1.0
+    fallen = [
+        claim["claim"].split(",")[0]
+        for claim, before in zip(lantern_claims.check_claims(changed), LANTERN["claims"], strict=True)
+        if before["holds"] and not claim["holds"]
+    ]
+    assert {"Sampling", "Exact acceptance gives plain decoding's images"} <= set(fallen)
+
+
+def test_the_images_of_the_documents_are_small() -> None:
+    sheets = sorted(Path("docs").glob("images_*.png"))
+    assert len(sheets) == 4
+    assert all(sheet.stat().st_size <= 400 * 1024 for sheet in sheets)
 
 
 def test_a_claim_falls_when_its_numbers_do() -> None:
