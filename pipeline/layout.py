@@ -14,6 +14,7 @@ from typing import Any
 
 from configs.load import ConfigError
 from pipeline import storage
+from pipeline.patience import retried
 
 DATA, ERRORS, JOB = "data", "errors", "_job"
 _PROBE = "_job/.probe"
@@ -76,12 +77,12 @@ class OutputDir:
         """
         try:
             self.write_bytes(_PROBE, b"probe")
-            whole = self.filesystem.cat_file(self.path(_PROBE)) == b"probe"
-            self.filesystem.rm_file(self.path(_PROBE))
+            whole = retried(lambda: self.filesystem.cat_file(self.path(_PROBE))) == b"probe"
+            retried(lambda: self.filesystem.rm_file(self.path(_PROBE)))
         except ConfigError:
             raise
         except Exception as error:  # drivers raise what they like, from PermissionError to HTTP errors
-            raise ConfigError(f"sink.path: {self.shown()} cannot be written: {_reason(error)}") from None
+            raise ConfigError(f"sink.path: {self.shown()} cannot be written: {storage.reason_of(error)}") from None
         if not whole:
             raise ConfigError(f"sink.path: {self.shown()} gives back other bytes than were written to it")
 
@@ -92,7 +93,8 @@ class OutputDir:
             ConfigError: another job has taken it.
         """
         relative = f"{JOB}/attempts/{number:06d}.json"
-        data = json.dumps({"attempt": number, **record}, indent=2, sort_keys=True).encode()
+        record = {"attempt": number, "taken_by": secrets.token_hex(8), **record}
+        data = json.dumps(record, indent=2, sort_keys=True).encode()
         try:
             if storage.is_local(self.filesystem):
                 self._make_parent(relative)
@@ -101,22 +103,48 @@ class OutputDir:
                     file.write(data)
                     os.fsync(file.fileno())
             else:
-                self.filesystem.pipe_file(self.path(relative), data, mode="create")
+                self._create(relative, data)
         except FileExistsError:
             raise ConfigError(
                 f"sink.path: another job has taken attempt {number} of {self.shown()}; choose another path"
             ) from None
-        except OSError as error:
-            raise ConfigError(f"sink.path: {self.shown()} cannot be written: {_reason(error)}") from None
+        except Exception as error:  # drivers raise what they like, from PermissionError to HTTP errors
+            raise ConfigError(f"sink.path: {self.shown()} cannot be written: {storage.reason_of(error)}") from None
         return number
+
+    def _create(self, relative: str, data: bytes) -> None:
+        """Put bytes where nothing is yet.
+
+        A put that fails may have gone through, and stores call an object that exists by many names: what lies there
+        decides whose it is.
+
+        Raises:
+            FileExistsError: something else lies there.
+        """
+        path = self.path(relative)
+        failure: Exception | None = None
+        try:
+            retried(lambda: self.filesystem.pipe_file(path, data, mode="create"))
+        except Exception as error:
+            failure = error
+        try:
+            there = retried(lambda: self.filesystem.cat_file(path))
+        except FileNotFoundError:
+            raise failure or OSError(f"{self.shown(relative)} was written and is not there") from None
+        if there != data:
+            raise FileExistsError(path)
 
     # --- files ---
 
     def list_files(self, folder: str) -> list[str]:
         """Names below a folder, sorted, relative to it; empty where there is no such folder."""
         root = self.path(folder)
-        self.filesystem.invalidate_cache()
-        found = self.filesystem.find(root)
+
+        def find() -> list[str]:
+            self.filesystem.invalidate_cache()
+            return list(self.filesystem.find(root))
+
+        found = find() if storage.is_local(self.filesystem) else retried(find)
         return sorted(str(path)[len(root.rstrip("/")) + 1 :] for path in found)
 
     def make_folders(self) -> None:
@@ -138,8 +166,8 @@ class OutputDir:
         """
         if not storage.is_local(self.filesystem):
             content = bytes(data)
-            self.filesystem.pipe_file(self.path(relative), content)
-            size = self.filesystem.info(self.path(relative))["size"]
+            retried(lambda: self.filesystem.pipe_file(self.path(relative), content))
+            size = retried(lambda: self.filesystem.info(self.path(relative), refresh=True))["size"]
             if size != len(content):
                 raise OSError(f"{self.shown(relative)}: {len(content)} bytes were sent and {size} are there")
             return
@@ -165,7 +193,3 @@ class OutputDir:
 
     def _make_parent(self, relative: str) -> None:
         os.makedirs(os.path.dirname(self.path(relative)), exist_ok=True)
-
-
-def _reason(error: Exception) -> str:
-    return error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"

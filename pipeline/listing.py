@@ -40,6 +40,7 @@ def list_paths(filesystem: Any, paths: Sequence[str], suffixes: tuple[str, ...])
     Raises:
         OSError: a path does not exist or cannot be listed; its `filename` says which.
     """
+    filesystem.invalidate_cache()
     found = []
     for path in paths:
         try:

@@ -19,11 +19,12 @@ from configs.load import ConfigError
 from pipeline.patience import CutShort, Patience, retried
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*)://")
-_OPTIONS: dict[str, dict[str, Any]] = {
-    # A connection that stands still is given up and tried again.
-    "s3": {"config_kwargs": {"connect_timeout": 20, "read_timeout": 60}},
-    "s3a": {"config_kwargs": {"connect_timeout": 20, "read_timeout": 60}},
+_S3_OPTIONS: dict[str, Any] = {
+    # A connection that stands still is given up and tried again; listings are made once and would only grow stale.
+    "config_kwargs": {"connect_timeout": 20, "read_timeout": 60},
+    "use_listings_cache": False,
 }
+_OPTIONS = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
 BLOCK_BYTES = 8 * 1024 * 1024
 """What is read ahead of a remote file."""
 MAX_REASON_CHARS = 300
