@@ -7,44 +7,43 @@ each in its own actor. Knows checkpoints and the method's parts; knows no rows a
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actors.method import build_method, build_tree
+from actors.image_drafters import (
+    ImageDrafter,
+    check_drafter,
+    load_drafter,
+    load_gpt_target,
+    place_of,
+    read_at,
+)
+from actors.method import build_method
 from actors.synthesize import ConditionError
 from configs.acceptance import LanternAcceptance
-from configs.drafters import EagleDrafter, LookupDrafter, MedusaDrafter
+from configs.drafters import LookupDrafter
 from configs.load import ConfigError
 from configs.method import NoDrafter
-from configs.schema import Weights
 from configs.synthesis import SynthesizeJob
 from decoding import Engine
 from decoding.errors import PROMPT_REFUSED
-from models.checkpoints import CheckpointError, CheckpointRef, read_config
+from models.checkpoints import CheckpointRef, read_config
 from models.checkpoints import revision_of as revision_of_config
-from models.eagle import EagleNetwork
 from models.front_end import PromptError
-from models.llamagen.checkpoints import load_gpt, read_gpt_shape, revision_of
+from models.llamagen.checkpoints import read_gpt_shape, revision_of
 from models.llamagen.condition import EmptyPrompt, PromptTooLong, T5Condition, check_t5, load_t5
-from models.llamagen.eagle import load_image_eagle, read_image_eagle_shape
 from models.llamagen.neighbours import CodebookError
 from models.llamagen.shape import GptShape, VqShape
 from models.llamagen.target import LlamaGenTarget
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq, read_vq_shape
-from models.medusa import MedusaHeads, load_medusa, read_medusa_shape
 
 REFUSALS: dict[type[PromptError], str] = {EmptyPrompt: "empty_prompt", PromptTooLong: "prompt_too_long"}
 """What the text encoder refuses, under stable codes; everything else is `prompt_refused`."""
-
-Found = TypeVar("Found")
-Drafter = LlamaGenTarget | EagleNetwork | MedusaHeads
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ class ImagePair:
 
     config: SynthesizeJob
     target: LlamaGenTarget
-    drafter: Drafter | None
+    drafter: ImageDrafter | None
     text_encoder: T5Condition | None
     codebook: Tensor | None
     info: ImagePairInfo
@@ -139,23 +138,23 @@ def check(config: SynthesizeJob) -> ImagePairInfo:
         ConfigError: one is missing, unreadable or made for another; names the dotted path.
     """
     model = config.model
-    target = _read("model.target", model.target, read_gpt_shape)
+    target = read_at("model.target", model.target, read_gpt_shape)
     refs = {"target": model.target}
     _check_condition(config, target)
     if model.condition is not None:
         refs["condition"] = model.condition
     image_px = 0
     if model.vq is not None:
-        vq = _read("model.vq", model.vq, read_vq_shape)
+        vq = read_at("model.vq", model.vq, read_vq_shape)
         _check_codebook(config, model.vq.path, vq, target)
         image_px = target.grid * vq.factor
         refs["vq"] = model.vq
     if model.drafter is not None and not isinstance(config.method.drafter, (NoDrafter, LookupDrafter)):
-        _check_drafter(config, model.drafter, target)
+        check_drafter(config, model.drafter, target)
         refs["drafter"] = model.drafter
     revisions = {
         # A text encoder is told by its hub commit, so that nobody has to fetch its decoder to hash it.
-        name: _read(f"model.{name}", weights, _text_revision if name == "condition" else revision_of)
+        name: read_at(f"model.{name}", weights, _text_revision if name == "condition" else revision_of)
         for name, weights in refs.items()
     }
     drafter_id = f"{refs['drafter'].path}@{revisions['drafter']}" if "drafter" in refs else ""
@@ -174,7 +173,7 @@ def _check_condition(config: SynthesizeJob, target: GptShape) -> None:
     if target.condition == "class" and config.model.condition is not None:
         raise ConfigError(f"model.condition: the target {path} draws classes, and reads no text")
     if config.model.condition is not None:
-        _read("model.condition", config.model.condition, lambda ref: check_t5(ref, target))
+        read_at("model.condition", config.model.condition, lambda ref: check_t5(ref, target))
 
 
 def _check_codebook(config: SynthesizeJob, path: str, vq: VqShape, target: GptShape) -> None:
@@ -193,53 +192,6 @@ def _check_codebook(config: SynthesizeJob, path: str, vq: VqShape, target: GptSh
             )
 
 
-def _check_drafter(config: SynthesizeJob, drafter: Weights, target: GptShape) -> None:
-    """Compare a drafter's sizes with the target's."""
-    kind = config.method.drafter
-    if isinstance(kind, EagleDrafter):
-        _read("model.drafter", drafter, lambda ref: read_image_eagle_shape(ref, target))
-        return
-    if isinstance(kind, MedusaDrafter):
-        heads = _read("model.drafter", drafter, read_medusa_shape)
-        if heads is not None:
-            check_heads(config, drafter.path, heads.hidden_size, heads.vocab_size, heads.num_heads, target)
-        return
-    own = _read("model.drafter", drafter, read_gpt_shape)
-    for name, what in (
-        ("vocab_size", "codes"),
-        ("grid", "codes along a side"),
-        ("condition", "as its kind of condition"),
-        ("num_condition_tokens", "condition columns"),
-        ("condition_dim" if target.condition == "text" else "num_classes", "as what it is conditioned on"),
-    ):
-        if getattr(own, name) != getattr(target, name):
-            raise ConfigError(
-                f"model.drafter: {drafter.path} has {getattr(own, name)} {what} ({name}), and the target "
-                f"{getattr(target, name)}; drafts would mean other images"
-            )
-
-
-def check_heads(
-    config: SynthesizeJob, path: str, hidden_size: int, vocab_size: int, num_heads: int, target: GptShape
-) -> None:
-    """Compare Medusa heads with the target and the tree.
-
-    Raises:
-        ConfigError: they were made for another target, or are too few.
-    """
-    if (hidden_size, vocab_size) != (target.dim, target.vocab_size):
-        raise ConfigError(
-            f"model.drafter: {path} reads states of width {hidden_size} and knows {vocab_size} codes, and the target's "
-            f"are {target.dim} wide and {target.vocab_size}; take heads that were trained for this target"
-        )
-    levels = build_tree(config.method).max_levels
-    if levels > num_heads:
-        raise ConfigError(
-            f"method.tree: it drafts {levels} levels deep, and model.drafter has {num_heads} Medusa heads, one per "
-            "level; take a shallower tree"
-        )
-
-
 # --- loading -------------------------------------------------------------------------------------------------------
 
 
@@ -253,12 +205,12 @@ def load(config: SynthesizeJob, torch_threads: int | None = None) -> ImagePair:
         torch.set_num_threads(torch_threads)
     info = check(config)
     model = config.model
-    target = _load_target("model.target", model.target, config.is_guided)
-    drafter = _load_drafter(config, model.drafter, target) if model.drafter is not None and info.drafter_id else None
+    target = load_gpt_target("model.target", model.target, config.is_guided)
+    drafter = load_drafter(config, model.drafter, target) if model.drafter is not None and info.drafter_id else None
     text_encoder, codebook = None, None
     if model.condition is not None:
-        encoder, place = model.condition, _place(model.condition)
-        text_encoder = _read(
+        encoder, place = model.condition, place_of(model.condition)
+        text_encoder = read_at(
             "model.condition",
             encoder,
             lambda ref: load_t5(ref, info.target, encoder.dtype, place, encoder.truncate),
@@ -266,7 +218,7 @@ def load(config: SynthesizeJob, torch_threads: int | None = None) -> ImagePair:
     if isinstance(config.method.acceptance, LanternAcceptance):
         assert model.vq is not None, "the schema asks for model.vq where the acceptance needs a codebook"
         cpu = torch.device("cpu")
-        codebook = _read("model.vq", model.vq, lambda ref: load_vq(ref, "auto", cpu).codebook.clone())
+        codebook = read_at("model.vq", model.vq, lambda ref: load_vq(ref, "auto", cpu).codebook.clone())
     return ImagePair(config, target, drafter, text_encoder, codebook, info)
 
 
@@ -280,44 +232,11 @@ def load_painter(config: SynthesizeJob, torch_threads: int | None = None) -> VqP
         torch.set_num_threads(torch_threads)
     weights = config.model.vq
     assert weights is not None, "the schema asks for model.vq where images are decoded"
-    target = _read("model.target", config.model.target, read_gpt_shape)
-    place = _place(weights)
-    vq = _read("model.vq", weights, lambda ref: load_vq(ref, weights.dtype, place, target.vocab_size))
+    target = read_at("model.target", config.model.target, read_gpt_shape)
+    place = place_of(weights)
+    vq = read_at("model.vq", weights, lambda ref: load_vq(ref, weights.dtype, place, target.vocab_size))
     return VqPainter(vq, target.grid, place)
-
-
-def _load_target(where: str, weights: Weights, guided: bool) -> LlamaGenTarget:
-    gpt = _read(where, weights, lambda ref: load_gpt(ref, weights.dtype, _place(weights)))
-    return LlamaGenTarget(gpt, None, guided, weights.path)
-
-
-def _load_drafter(config: SynthesizeJob, weights: Weights, target: LlamaGenTarget) -> Drafter:
-    kind, shape = config.method.drafter, target.gpt.shape
-    if not isinstance(kind, (EagleDrafter, MedusaDrafter)):
-        return _load_target("model.drafter", weights, target.num_lanes > 1)
-    if weights.device != "auto" and torch.device(weights.device) != target.device:
-        raise ConfigError(
-            f"model.drafter.device: a head runs where its target does, on {target.device}, not {weights.device}"
-        )
-    if isinstance(kind, EagleDrafter):
-        return _read("model.drafter", weights, lambda ref: load_image_eagle(ref, shape, weights.dtype, target.device))
-    heads = _read("model.drafter", weights, lambda ref: load_medusa(ref, weights.dtype, target.device))
-    check_heads(config, weights.path, heads.shape.hidden_size, heads.shape.vocab_size, heads.shape.num_heads, shape)
-    return heads
-
-
-def _read(where: str, weights: Weights, read: Callable[[CheckpointRef], Found]) -> Found:
-    """What `read` finds at a checkpoint; its complaint under the dotted path `where`."""
-    try:
-        return read(CheckpointRef(weights.path, weights.revision))
-    except CheckpointError as error:
-        raise ConfigError(f"{where}: {error}") from None
 
 
 def _text_revision(ref: CheckpointRef) -> str:
     return revision_of_config(ref, read_config(ref))
-
-
-def _place(weights: Weights) -> torch.device:
-    name = ("cuda" if torch.cuda.is_available() else "cpu") if weights.device == "auto" else weights.device
-    return torch.device(name)

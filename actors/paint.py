@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from actors.engine_thread import end_process
 from actors.results import torch_threads
 from configs.synthesis import SynthesizeJob
 
@@ -61,7 +62,11 @@ class Paint:
             part = good[start : start + self._batch_rows]
             drawn = np.stack([codes[index].values.to_numpy() for index in part])
             filled = np.concatenate([drawn, np.repeat(drawn[:1], self._batch_rows - len(part), axis=0)])
-            pixels, finite = self._painter.paint(filled)
+            try:
+                pixels, finite = self._painter.paint(filled)
+            except Exception as error:  # codes cannot be wrong here, so the device is: a fresh process may have better
+                end_process(error)
+                raise
             for place, index in enumerate(part):
                 if finite[place]:
                     height, width, _ = pixels[place].shape

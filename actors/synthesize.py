@@ -16,12 +16,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from actors.engine_thread import EngineThread, SteppedEngine
+from actors.engine_thread import EngineThread, SteppedEngine, end_process
 from actors.results import Stamp, Tally, counts, failed, method_values, result_table, torch_threads
 from configs.synthesis import SynthesizeJob
 from decoding.types import Completion, Request, Sampling
 
 Condition = NDArray[np.float32] | int
+OWN_COLUMNS = [
+    *("sample_id", "prompt", "label", "error_type"),
+    *("seed", "temperature", "top_k", "top_p", "guidance_scale"),
+]
+"""What a request is made of, beside ready features."""
 
 
 class ConditionError(ValueError):
@@ -114,8 +119,7 @@ class Synthesize:
         """Per output row: the request to run, or the completion that a row gets without running."""
         requests: dict[int, Request] = {}
         completions: dict[int, Completion] = {}
-        rows = table.drop_columns([name for name in ("features",) if name in table.column_names]).to_pylist()
-        for index, row in enumerate(rows):
+        for index, row in enumerate(table.select(OWN_COLUMNS).to_pylist()):
             if row["error_type"]:
                 continue
             places = range(index * self._num_replicas, (index + 1) * self._num_replicas)
@@ -145,7 +149,13 @@ class Synthesize:
             numbers = np.frombuffer(features["values"].as_buffer(), "<f4").astype(np.float32)
             return numbers.reshape(features["num_tokens"].as_py(), -1)
         with self._encoding:
-            return self._pair.encode(row["prompt"])
+            try:
+                return self._pair.encode(row["prompt"])
+            except ConditionError:
+                raise
+            except Exception as error:  # as for the engine: what is no refusal of a prompt is a broken device
+                end_process(error)
+                raise
 
     def _sampling(self, row: dict[str, Any]) -> Sampling:
         return Sampling(

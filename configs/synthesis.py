@@ -147,9 +147,17 @@ class SynthesizeJob(Section):
         self._check_source()
         self._check_condition()
         self._check_method()
+        self._check_replicas()
         if self.sink.images and self.model.vq is None:
             raise ValueError("model.vq must name the VQ model that decodes images; or set sink.images: false")
         return self
+
+    def _check_replicas(self) -> None:
+        number = self.sampling.num_images_per_prompt
+        if number > 1 and self.sampling.temperature == 0 and self.columns.temperature is None:
+            raise ValueError(
+                f"sampling.num_images_per_prompt is {number}, and at temperature 0 they would all be the same image"
+            )
 
     def _check_source(self) -> None:
         if self.source.kind == "images":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from actors.paint import Paint
 from pipeline.image_rows import coded_schema, painted_schema
@@ -76,6 +77,20 @@ def test_an_image_without_finite_pixels_is_an_error_row_that_keeps_its_codes() -
     assert bad["codes"] == [13, 1, 2, 3]
     assert bad["error_message"]
     assert bad["error_type"] in ERROR_CODES
+
+
+def test_a_decoder_that_breaks_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[BaseException] = []
+    monkeypatch.setattr("actors.paint.end_process", ended.append)
+
+    class Broken(FakePainter):
+        def paint(self, codes: Any) -> Any:
+            raise RuntimeError("CUDA error")
+
+    actor = Paint(image_job(), painted_schema(KEEP), load=lambda config, threads: Broken())
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        actor(coded_table(images(1)))
+    assert [str(error) for error in ended] == ["CUDA error"]
 
 
 def test_an_empty_batch_stays_one() -> None:

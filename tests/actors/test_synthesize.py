@@ -140,6 +140,20 @@ def test_two_batches_with_the_same_ids_do_not_mix_up_their_images() -> None:
     assert (one.column("codes")[0].as_py()[3], other.column("codes")[0].as_py()[3]) == (1, 4)
 
 
+def test_a_text_encoder_that_breaks_ends_the_process_as_a_broken_engine_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[BaseException] = []
+    monkeypatch.setattr("actors.synthesize.end_process", ended.append)
+    pair = FakeImagePair()
+
+    def breaks(prompt: str) -> Any:
+        raise RuntimeError("CUDA error")
+
+    pair.encode = breaks  # type: ignore[method-assign]
+    with pytest.raises(RuntimeError, match="CUDA error"):
+        run(make_actor(pair), prepared_table(prompts(1)))
+    assert [str(error) for error in ended] == ["CUDA error"]
+
+
 @pytest.mark.parametrize("rows", [[], [{"id": "a", "error": "broken_line"}]])
 def test_a_batch_without_anything_to_draw_is_still_one_table(rows: list[dict[str, Any]]) -> None:
     [result] = run(make_actor(FakeImagePair(), num_images=3), prepared_table(rows))

@@ -164,6 +164,10 @@ CASES: dict[str, tuple[Spoil, list[str]]] = {
         overrides("sampling.num_images_per_prompt=2000"),
         ["sampling.num_images_per_prompt", "less than or equal to 1024"],
     ),
+    "the same image twice": (
+        overrides("sampling.temperature=0.0"),
+        ["sampling.num_images_per_prompt is 2", "the same image"],
+    ),
     # checkpoints
     "a target that is not there": (overrides("model.target.path=/nowhere/t"), ["model.target", "/nowhere/t"]),
     "a torn target": (torn_target, ["model.target", "t2i.pt"]),
