@@ -79,6 +79,8 @@ def read_config(ref: CheckpointRef) -> PreTrainedConfig:
     except Exception as error:  # unreachable hubs, torn JSON and JSON that is no object raise three different families
         reason = "it is no JSON object" if isinstance(error, AttributeError) else _first_line(error)
         raise CheckpointError(f"{ref.path}: its config.json cannot be read: {reason}") from error
+    if not isinstance(kind, str | None):
+        raise CheckpointError(f"{ref.path}: model_type in its config.json must be text, not {kind!r}")
     if kind not in CONFIG_MAPPING and not (brings_code and ref.allow_remote_code):
         if brings_code:
             raise CheckpointError(

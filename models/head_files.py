@@ -161,4 +161,5 @@ def _tensors(file: Path, found: Any) -> dict[str, Tensor]:
 
 def _reason(error: BaseException) -> str:
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    line = line.partition(". In PyTorch")[0]  # what follows advises to run the pickle after all
     return f"it cannot be read (tensors only, no other pickled objects): {line}"

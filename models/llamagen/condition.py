@@ -6,6 +6,7 @@ Owns the encoder, the checks of ready features and the padding on the left. Know
 from __future__ import annotations
 
 from collections import OrderedDict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from transformers import T5EncoderModel
 
 from models.checkpoints import DTYPES, CheckpointError, CheckpointRef, read_config, read_processor
 from models.front_end import PromptError
+from models.head_files import read_shapes
 from models.llamagen.cleaning import clean_caption
 from models.llamagen.shape import MAX_TEXT_TOKENS, GptShape
 
@@ -112,7 +114,7 @@ class T5Condition:
 
 
 def check_t5(ref: CheckpointRef, gpt: GptShape) -> None:
-    """Compare a text encoder's configuration with the GPT that reads it; no weights are read.
+    """Compare a text encoder's configuration with the GPT that reads it; of a folder's weights headers are read.
 
     Raises:
         CheckpointError: it is missing or unreadable, no T5, or of another width.
@@ -125,6 +127,13 @@ def check_t5(ref: CheckpointRef, gpt: GptShape) -> None:
             f"{ref.path}: its features are {config.d_model} wide, and the GPT reads {gpt.condition_dim}; take the "
             "encoder that the GPT was trained with (flan-t5-xl for the published ones)"
         )
+    if ref.is_folder:
+        folder = Path(ref.path)
+        files = sorted(folder.glob("model*.safetensors")) or sorted(folder.glob("pytorch_model*.bin"))
+        if not files:
+            raise CheckpointError(f"{ref.path}: it holds no weights: neither model.safetensors nor pytorch_model.bin")
+        for file in files:
+            read_shapes(file)
 
 
 def load_t5(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torch.device, truncate: bool = False) -> T5Condition:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -174,7 +175,7 @@ def test_weights_in_torchs_own_format_are_read_without_running_any_pickle(tmp_pa
     torch.save(state, tmp_path / "pytorch_model.bin")
     torch.testing.assert_close(load_t5(ref, GPT, "float32", CPU).encode("a b c"), expected, atol=1e-5, rtol=1e-5)
     torch.save(state | {"bomb": Bomb(tmp_path / "boom")}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match="weights cannot be loaded"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: it cannot be read"):
         load_t5(ref, GPT, "float32", CPU)
     assert not (tmp_path / "boom").exists()
 
@@ -197,6 +198,9 @@ def test_an_encoder_that_the_gpt_was_not_trained_with_is_refused(tmp_path: Path)
 def test_places_that_hold_no_t5_are_refused(tmp_path: Path, folder: Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder"):
         check_t5(CheckpointRef(str(tmp_path / "absent")), GPT)
+    (tmp_path / "config.json").write_text('{"model_type": ["t5"]}')
+    with pytest.raises(CheckpointError, match=r"model_type in its config\.json must be text, not \['t5'\]"):
+        check_t5(CheckpointRef(str(tmp_path)), GPT)
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(CheckpointError, match="the text encoder must be a T5, not 'llama'"):
         check_t5(CheckpointRef(str(tmp_path)), GPT)
@@ -208,13 +212,20 @@ def test_an_encoder_with_torn_missing_or_partial_weights_is_refused(tmp_path: Pa
     file = tmp_path / "model.safetensors"
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(CheckpointError, match="weights cannot be loaded"):
-        load_t5(ref, GPT, "auto", CPU)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: it cannot be read"):
+        check_t5(ref, GPT)
     file.unlink()
+    with pytest.raises(CheckpointError, match="it holds no weights"):
+        check_t5(ref, GPT)
+    (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"weight": print}))
+    with pytest.raises(CheckpointError, match=r"cannot be read \(tensors only, no other pickled objects\)") as refusal:
+        check_t5(ref, GPT)
+    assert "to `False`" not in str(refusal.value)
+    state = T5EncoderModel(T5Config(**T5)).state_dict()
+    norm = state.pop("encoder.final_layer_norm.weight")
+    torch.save(state | {"encoder.final_layer_norm.weight": norm[1:]}, tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match="weights cannot be loaded"):
         load_t5(ref, GPT, "auto", CPU)
-    state = T5EncoderModel(T5Config(**T5)).state_dict()
-    state.pop("encoder.final_layer_norm.weight")
     torch.save(state, tmp_path / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"weights lack 1 tensors, e\.g\. encoder\.final_layer_norm\.weight"):
         load_t5(ref, GPT, "auto", CPU)
