@@ -51,11 +51,16 @@ def next_logits(model: nn.Module, inputs: dict[str, Tensor], tokens: list[int]) 
     """fp32 logits (V,) after the prompt and `tokens`: one forward over the prompt, one over all of `tokens`.
 
     Two forwards, because a drawn token may be an image placeholder, which means an image in a prompt and nothing in an
-    answer. Memory goes from the first to the second and no further.
+    answer. Memory goes from the first to the second and no further. Tokens stand where `generate` puts them: behind the
+    prompt's last column, which frames of a video may lie beyond.
     """
+    given: Any = model
+    positions = given._prepare_position_ids_for_generation(inputs["input_ids"], dict(inputs))
     out: Any = model(**inputs, use_cache=True)
     if tokens:
-        out = model(input_ids=torch.tensor([tokens]), past_key_values=out.past_key_values, use_cache=True)
+        later = positions[..., -1:] + torch.arange(1, len(tokens) + 1)
+        ids = torch.tensor([tokens])
+        out = model(input_ids=ids, position_ids=later, past_key_values=out.past_key_values, use_cache=True)
     logits: Tensor = out.logits[0, -1]
     return logits.float()
 

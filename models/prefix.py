@@ -42,10 +42,16 @@ class Prefix:
         return self.length - self.num_padding
 
     @property
+    def next_position(self) -> Tensor:
+        """The rotary position of the first token behind the prompt: one after its last column's. Frames of a video may
+        have later ones, as `generate` leaves them."""
+        return self.positions[..., -1].max() + 1
+
+    @property
     def position_offset(self) -> Tensor:
         """Next rotary position minus the columns kept, on the device; not 0 where images take fewer positions than
         columns, or where padding leaves the memory."""
-        return self.positions.max() + 1 - self.num_kept
+        return self.next_position - self.num_kept
 
 
 class _ReachedDoor(Exception):

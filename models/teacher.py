@@ -47,8 +47,7 @@ class States:
 
 def extend(prefix: Prefix, token_ids: Tensor, embeds: Tensor) -> Prefix:
     """A prompt followed by `token_ids` (T,) with their `embeds` (T, D), at the positions that decoding gives them."""
-    ahead = torch.arange(1, token_ids.shape[0] + 1, device=prefix.positions.device)
-    later = prefix.positions.max() + ahead
+    later = prefix.next_position + torch.arange(token_ids.shape[0], device=prefix.positions.device)
     return replace(
         prefix,
         token_ids=torch.cat([prefix.token_ids, token_ids]),

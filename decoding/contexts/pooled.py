@@ -1,8 +1,13 @@
-"""The whole prompt with image features averaged 2×2 before the projector (context P of TABED)."""
+"""The whole prompt with visual features averaged 2×2 (context P of TABED).
+
+For LLaVA-1.5 before the projector, as in the paper. Where rotary positions tell the grid (the Qwen families), and for
+videos of LLaVA-OneVision, behind it: what stands side by side in the prompt is averaged with its position.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,8 +24,8 @@ SIDE_FACTOR = 2
 
 
 class Pooled:
-    """A quarter of the visual columns, each the mean of four. For drafters of the LLaVA-1.5 kind: a square grid of
-    features and a module named `multi_modal_projector`."""
+    """A quarter of the visual columns, each the mean of four. For drafters whose prompts tell the grid of their
+    features: LLaVA-1.5, the Qwen vision families, and LLaVA-OneVision for videos."""
 
     needs_attention = False
 
@@ -28,12 +33,24 @@ class Pooled:
         inputs = model.front_end.encode(request.prompt, request.images, request.videos)
         if not (request.images or request.videos):
             return model.prefix(inputs)
+        kind = model.model.config.model_type  # type: ignore[union-attr]
+        if kind == "llava":
+            return self._before_projector(inputs, model)
+        whole = model.prefix(inputs)
+        if whole.positions.dim() == 2:
+            return merge_columns(whole, blocks_by_position(whole))
+        if kind == "llava_onevision" and not request.images:
+            return merge_columns(whole, blocks_by_frame(whole, [len(clip.frames) for clip in request.videos]))
+        raise PromptError(
+            "the context 'pooled' needs a drafter of the LLaVA-1.5 architecture or one with rotary positions in three "
+            "axes; of LLaVA-OneVision it pools videos only"
+        )
+
+    def _before_projector(self, inputs: dict[str, Tensor], model: Target) -> Prefix:
         inner: Any = getattr(model.model, "model", model.model)
-        projector = getattr(inner, "multi_modal_projector", None)
-        if projector is None or model.model.config.model_type != "llava":  # type: ignore[union-attr]
-            raise PromptError("the context 'pooled' needs a drafter of the LLaVA-1.5 architecture")
         inputs["input_ids"] = self._shorten(inputs["input_ids"][0], model)[None]
         inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+        projector = inner.multi_modal_projector
         handle = projector.register_forward_pre_hook(lambda _module, args: (pool(args[0]), *args[1:]))
         try:
             return model.prefix(inputs)
@@ -62,3 +79,71 @@ def pool(features: Tensor) -> Tensor:
         raise PromptError(f"{n} image features make no square grid with an even side, so they cannot be pooled 2×2")
     grid = features.transpose(1, 2).reshape(num_images, width, side, side)
     return F.avg_pool2d(grid, SIDE_FACTOR).flatten(2).transpose(1, 2)
+
+
+def blocks_by_position(prefix: Prefix) -> Tensor:
+    """The number of its 2×2 block for each visual column (n,), by positions (3, L) of time, height and width.
+
+    Blocks at an odd edge are smaller. Each image, and each frame, is a grid of its own.
+    """
+    columns = prefix.visual.nonzero()[:, 0]
+    run = (columns.diff(prepend=columns[:1]) != 1).cumsum(0)  # neighbours in the prompt belong together
+    time, height, width = prefix.positions[:, columns]
+    first = columns.new_full((int(run.max()) + 1,), int(prefix.positions.max()) + 1)
+    top = first.scatter_reduce(0, run, height, "amin")[run]
+    left = first.scatter_reduce(0, run, width, "amin")[run]
+    block = torch.stack([run, time, (height - top) // SIDE_FACTOR, (width - left) // SIDE_FACTOR], dim=1)
+    numbers: Tensor = torch.unique(block, dim=0, return_inverse=True)[1]
+    return numbers
+
+
+def blocks_by_frame(prefix: Prefix, num_frames: list[int]) -> Tensor:
+    """The number of its 2×2 block for each visual column (n,), where each video is so many square frames, row by row,
+    and one column that ends it.
+
+    Raises:
+        PromptError: the columns do not come to that.
+    """
+    num_visual = int(prefix.visual.sum())
+    num_features, left_over = divmod(num_visual - len(num_frames), sum(num_frames))
+    side = math.isqrt(num_features)
+    if left_over or side * side != num_features:
+        raise PromptError(f"{num_visual} visual columns are no square frames, so they cannot be pooled 2×2")
+    half = -(-side // SIDE_FACTOR)
+    row, column = torch.arange(side) // SIDE_FACTOR, torch.arange(side) // SIDE_FACTOR
+    frame = (row[:, None] * half + column).flatten()
+    blocks: list[Tensor] = []
+    start = 0
+    for count in num_frames:
+        for _ in range(count):
+            blocks.append(frame + start)
+            start += half * half
+        blocks.append(torch.tensor([start]))
+        start += 1
+    return torch.cat(blocks).to(prefix.visual.device)
+
+
+def merge_columns(prefix: Prefix, block: Tensor) -> Prefix:
+    """The prefix with its visual columns of each block (n,) replaced by their mean, at the first one's position."""
+    columns = prefix.visual.nonzero()[:, 0]
+    num_blocks = int(block.max()) + 1
+    first = columns.new_full((num_blocks,), prefix.length).scatter_reduce(0, block, columns, "amin")
+    size = torch.zeros(num_blocks, device=block.device).index_add(0, block, torch.ones(len(block), device=block.device))
+
+    def mean(features: Tensor) -> Tensor:
+        summed = torch.zeros(num_blocks, features.shape[1], device=features.device)
+        return (summed.index_add(0, block, features.float()) / size[:, None]).to(features.dtype)
+
+    embeds = prefix.embeds.clone()
+    embeds[first] = mean(prefix.embeds[columns])
+    keep = ~prefix.visual
+    keep[first] = True
+    order = first.argsort()
+    return replace(
+        prefix,
+        token_ids=prefix.token_ids[keep],
+        embeds=embeds[keep],
+        positions=prefix.positions[..., keep],
+        visual=prefix.visual[keep],
+        deepstack=tuple(mean(features)[order] for features in prefix.deepstack),
+    )

@@ -73,14 +73,15 @@ class Recorder:
 
 
 def requests(family: str, count: int, sampling: Sampling | None = None, longest: int = 26) -> list[Request]:
-    """Prompts of different lengths and limits; without `sampling` they are greedy."""
+    """Prompts of different lengths and limits, every third with a video; without `sampling` they are greedy."""
     base = sampling or Sampling()
-    return [
-        Request(
-            f"sample-{i}", *toys.prompt(family, i), replace(base, max_new_tokens=5 + (7 * i) % (longest - 4)), seed=11
-        )
-        for i in range(count)
-    ]
+    made = []
+    for i in range(count):
+        text, images = toys.prompt(family, i)
+        text, videos = toys.with_video(family, text, i) if i % 3 == 1 else (text, ())
+        limits = replace(base, max_new_tokens=5 + (7 * i) % (longest - 4))
+        made.append(Request(f"sample-{i}", text, images, limits, seed=11, videos=videos))
+    return made
 
 
 def run(engine: Engine, wanted: Sequence[Request]) -> dict[str, Completion]:
@@ -93,7 +94,7 @@ def run(engine: Engine, wanted: Sequence[Request]) -> dict[str, Completion]:
 
 @cache
 def _generated(family: str, request: Request, eos_ids: frozenset[int]) -> tuple[int, ...]:
-    inputs = toys.front_end(family).encode(request.prompt, request.images)
+    inputs = toys.front_end(family).encode(request.prompt, request.images, request.videos)
     out: Any = toys.oracle(family).generate(  # type: ignore[operator]
         **inputs,
         max_new_tokens=request.sampling.max_new_tokens,
@@ -112,7 +113,7 @@ def generated(family: str, request: Request, eos_ids: frozenset[int]) -> tuple[i
 
 @cache
 def _referenced(family: str, request: Request, eos_ids: frozenset[int]) -> tuple[int, ...]:
-    inputs = toys.front_end(family).encode(request.prompt, request.images)
+    inputs = toys.front_end(family).encode(request.prompt, request.images, request.videos)
     return tuple(reference_tokens(toys.oracle(family), inputs, request, eos_ids))
 
 
@@ -223,7 +224,7 @@ def check_cache(family: str, tree: str, drafter: str) -> None:
             if progress is None:
                 continue
             committed = progress.token_ids[:-1]
-            prefix = target.encode(progress.request.prompt, progress.request.images)
+            prefix = target.encode(progress.request.prompt, progress.request.images, progress.request.videos)
             compare_row(engine._lanes, slot, prefix, committed)
             if isinstance(guess, ModelDrafter):
                 held = len(progress.token_ids) - int(guess._num_pending[slot])
@@ -240,7 +241,7 @@ def compare_row(lanes: LaneModel, slot: int, prefix: Prefix, tokens: Sequence[in
     more = torch.tensor(tokens, dtype=torch.long)
     with torch.inference_mode():
         embeds = torch.cat([prefix.embeds, lanes.decoder.get_input_embeddings()(more)])
-    start = int(prefix.positions.max()) + 1
+    start = int(prefix.next_position)
     positions = torch.cat(
         [prefix.positions, (start + torch.arange(len(tokens))).expand(*prefix.positions.shape[:-1], -1)], dim=-1
     )

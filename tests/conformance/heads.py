@@ -174,7 +174,7 @@ def true_states(family: str, request: Request, tokens: list[int]) -> Tensor:
     model: Any = toys.oracle(family)
     seen: list[Tensor] = []
     handle = model.get_decoder().register_forward_hook(lambda _m, _i, out: seen.append(out.last_hidden_state[0]))
-    inputs = toys.front_end(family).encode(request.prompt, request.images)
+    inputs = toys.front_end(family).encode(request.prompt, request.images, request.videos)
     out = model(**inputs, use_cache=True)
     if tokens:
         model(input_ids=torch.tensor([tokens]), past_key_values=out.past_key_values, use_cache=True)
@@ -207,7 +207,7 @@ def check_memory(family: str, tree: str) -> None:
             if progress is None:
                 continue
             request = progress.request
-            prefix = engine.target.encode(request.prompt, request.images)
+            prefix = engine.target.encode(request.prompt, request.images, request.videos)
             pairs = true_pairs(drafter.network, family, request, prefix, progress.token_ids)
             length = pairs.shape[0]
             assert int(drafter.lanes.cache.lens[slot]) == length, (int(drafter.lanes.cache.lens[slot]), length)
@@ -252,7 +252,7 @@ def check_drafts(kind: str, family: str, tree: str) -> None:
             progress = engine._slots.progress[slot]
             assert progress is not None
             request, tokens = progress.request, progress.token_ids
-            prefix = engine.target.encode(request.prompt, request.images)
+            prefix = engine.target.encode(request.prompt, request.images, request.videos)
             if kind == "medusa":
                 state = true_states(family, request, tokens[:-1])[-1]
                 said = [drafter.heads.logits(head, state) for head in range(NUM_HEADS)]

@@ -68,7 +68,7 @@ METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "sd-chain": (drafted([Full()], five), EVERY),
     "sd-tree": (drafted([Full()], specvlm), EVERY),
     "sd-text": (drafted([TextOnly()], five), VISUAL),
-    "sd-pooled": (drafted([Pooled()], five), ("llava",)),
+    "sd-pooled": (drafted([Pooled()], five), ("llava", "qwen2_5_vl", "qwen3_vl")),
     "specvlm": (drafted([Pruned(0.5, "attention")], specvlm), VISUAL),
     "pruned-compact": (drafted([Pruned(0.7, positions="compact")], five), VISUAL),
     "tabed": (drafted(MT, five, policy="matches"), VISUAL),

@@ -101,7 +101,7 @@ def check_honest(family: str, tree: str, rule: RelaxedRule, slots: int, temperat
 def own_choices(family: str, request: Request, completion: Completion) -> list[int]:
     """What the target would have taken at each place of an emitted text; transformers' forward over the whole text."""
     model = toys.oracle(family)
-    prompt: Any = model(**toys.front_end(family).encode(request.prompt, request.images), use_cache=True)
+    prompt: Any = model(**toys.front_end(family).encode(request.prompt, request.images, request.videos), use_cache=True)
     text = torch.tensor([completion.token_ids[:-1]], dtype=torch.long)
     scores = prompt.logits[0, -1:]
     if text.shape[1]:

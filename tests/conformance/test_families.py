@@ -1,6 +1,7 @@
 """The lossless promise for every model family: one `Target` serves them all, each against its own `generate`.
 
-Prompts hold no, one or two pictures of different sizes, so rows with and without pictures share every batch.
+Prompts hold no, one or two pictures of different sizes and every third a video, so rows with and without share every
+batch.
 """
 
 from __future__ import annotations
@@ -101,6 +102,10 @@ def position_offset_is_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Prefix, "position_offset", torch.tensor(0))
 
 
+def tokens_follow_the_latest_frame(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Prefix, "next_position", property(lambda prefix: prefix.positions.max() + 1))
+
+
 def position_axes_are_made_equal(patch: pytest.MonkeyPatch) -> None:
     def first_axis_only(prefixes: Any, length: int) -> torch.Tensor:
         positions = stack(prefixes, length)
@@ -138,7 +143,8 @@ def every_row_takes_the_first_rows_offset(patch: pytest.MonkeyPatch) -> None:
 
 FAULTS = [
     (position_offset_is_dropped, "qwen2_5_vl"),
-    (position_axes_are_made_equal, "qwen2_5_vl"),
+    (position_axes_are_made_equal, "qwen3_vl"),
+    (tokens_follow_the_latest_frame, "qwen2_5_vl"),
     (every_row_takes_the_first_rows_offset, "qwen2_5_vl"),
     (deepstack_features_are_dropped, "qwen3_vl"),
     (deepstack_features_go_to_another_row, "qwen3_vl_moe"),

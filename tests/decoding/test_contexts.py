@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 
 from decoding import Request
 from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly
-from decoding.contexts.pooled import pool
+from decoding.contexts.pooled import blocks_by_frame, pool
 from decoding.contexts.pruned import evenly_spaced, guided, prune
 from decoding.contracts import Probe
 from models.attention import AttentionProbe
@@ -25,7 +26,7 @@ REQUEST = Request("r", "<s> w5 <image> w6 <image> w7", (toys.picture(1), toys.pi
 
 def build(context: Any, request: Request = REQUEST, family: str = "llava") -> Prefix:
     target = toys.target(family)
-    return context.build(request, Probe(target.encode(request.prompt, request.images)), target)  # type: ignore[no-any-return]
+    return context.build(request, Probe(target.encode(request.prompt, request.images, request.videos)), target)  # type: ignore[no-any-return]
 
 
 def pictured(family: str, num_images: int) -> Request:
@@ -61,6 +62,27 @@ def test_a_caption_stands_where_its_image_stood() -> None:
     assert told.token_ids.tolist() == [1, 5, 40, first, 30, 6, 40, second, 30, 7]
 
 
+def test_videos_are_one_newline_or_the_words_for_their_middle_frame() -> None:
+    family = "qwen2_5_vl"
+    text, clips = toys.with_video(family, "<s> w7 w5 <image> w6", 1)
+    picture = toys.picture(1, family)
+    request = Request("v", text, (picture,), videos=clips)
+    newline = toys.front_end(family).tokenizer("\n", add_special_tokens=False)["input_ids"][-1]
+    gone = build(TextOnly(), request, family)
+    assert gone.token_ids.tolist() == [1, 7, 5, newline, 6, 5, newline, 6, 8]
+    assert not bool(gone.visual.any())
+
+    class FirstValue:
+        def caption(self, image: NDArray[np.uint8]) -> str:
+            return f"w{20 + int(image[0, 0, 0]) % 40}"
+
+    told = build(Caption(FirstValue(), lead="w10 "), request, family)  # type: ignore[arg-type]
+    words = [20 + int(frame[0, 0, 0]) % 40 for frame in (picture, clips[0].frames[len(clips[0].frames) // 2])]
+    assert told.token_ids.tolist() == [1, 7, 5, 10, words[0], 6, 5, 10, words[1], 6, 8]
+    with pytest.raises(PromptError, match=r"1 video placeholder\(s\) for 0 video\(s\)"):
+        TextOnly().build(replace(request, videos=()), Probe(gone), toys.target(family))
+
+
 def test_a_pooled_image_has_a_quarter_of_its_columns_each_the_mean_of_four_features() -> None:
     pooled = build(Pooled())
     assert pooled.token_ids.tolist() == [1, 5, IMAGE, 6, IMAGE, 7]
@@ -80,9 +102,54 @@ def test_pooling_averages_two_by_two_blocks_of_the_grid() -> None:
         pool(torch.zeros(1, 6, 2))
 
 
-def test_pooling_is_refused_for_other_architectures() -> None:
-    with pytest.raises(PromptError, match=r"LLaVA-1\.5"):
-        build(Pooled(), pictured("qwen2_5_vl", 1), "qwen2_5_vl")
+def test_pooling_is_refused_where_nothing_tells_the_grid() -> None:
+    for family in ("llava_next", "llava_onevision"):
+        with pytest.raises(PromptError, match=r"LLaVA-1\.5"):
+            build(Pooled(), pictured(family, 1), family)
+
+
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+def test_pooling_by_position_averages_neighbours_of_each_picture_and_each_frame(family: str) -> None:
+    text, clips = toys.with_video(family, pictured(family, 2).prompt, 4)
+    request = replace(pictured(family, 2), prompt=text, videos=clips)
+    whole, pooled = build(Full(), request, family), build(Pooled(), request, family)
+    expected: dict[tuple[int, ...], list[int]] = {}
+    run, before = 0, -2
+    corner: dict[int, tuple[int, int]] = {}
+    for column in whole.visual.nonzero()[:, 0].tolist():
+        run, before = run + (column != before + 1), column
+        time, height, width = whole.positions[:, column].tolist()
+        top, left = corner.setdefault(run, (height, width))
+        expected.setdefault((run, time, (height - top) // 2, (width - left) // 2), []).append(column)
+    blocks = sorted(expected.values())
+    assert len(blocks) == int(pooled.visual.sum()) < int(whole.visual.sum())
+    torch.testing.assert_close(
+        pooled.embeds[pooled.visual], torch.stack([whole.embeds[block].mean(0) for block in blocks])
+    )
+    assert torch.equal(pooled.positions[:, pooled.visual], whole.positions[:, [block[0] for block in blocks]])
+    assert torch.equal(pooled.embeds[~pooled.visual], whole.embeds[~whole.visual])
+    assert pooled.next_position == whole.next_position
+    place = {column: row for row, column in enumerate(whole.visual.nonzero()[:, 0].tolist())}
+    for mine, theirs in zip(pooled.deepstack, whole.deepstack, strict=True):
+        means = [theirs[[place[column] for column in block]].mean(0) for block in blocks]
+        torch.testing.assert_close(mine, torch.stack(means))
+
+
+def test_pooling_a_video_of_onevision_keeps_its_last_column() -> None:
+    text, clips = toys.with_video("llava_onevision", "<s> w5", 3)
+    request = Request("v", text, videos=clips)
+    whole, pooled = build(Full(), request, "llava_onevision"), build(Pooled(), request, "llava_onevision")
+    num_frames = len(clips[0].frames)
+    assert int(whole.visual.sum()) == num_frames + 1, "the toy's frames are one feature each"
+    assert torch.equal(pooled.embeds, whole.embeds)
+
+
+def test_square_frames_are_cut_into_blocks_row_by_row() -> None:
+    visual = torch.tensor([False] + [True] * 19)
+    prefix = Prefix(torch.zeros(20), torch.zeros(20, 2), torch.arange(20), visual)
+    assert blocks_by_frame(prefix, [2]).tolist() == [0, 0, 1, 0, 0, 1, 2, 2, 3, 4, 4, 5, 4, 4, 5, 6, 6, 7, 8]
+    with pytest.raises(PromptError, match="no square frames"):
+        blocks_by_frame(prefix, [3])
 
 
 def test_even_spacing_keeps_the_first_and_the_last() -> None:

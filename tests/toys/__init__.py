@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from models.clip import Clip
 from models.front_end import FrontEnd
 from models.target import Target
 from tests.toys import llava_family, qwen_vl, text
@@ -31,6 +32,7 @@ __all__ = [
     "PATCH_PX",
     "STD",
     "VOCAB_SIZE",
+    "clip",
     "front_end",
     "llama",
     "llava",
@@ -45,18 +47,20 @@ __all__ = [
     "save",
     "target",
     "text_config",
+    "with_video",
 ]
 
 
 @dataclass(frozen=True)
 class Family:
     """How one family's `model(seed)` and processor are made, the sizes (height, width) of its pictures, and what stands
-    for a picture in its prompts."""
+    for a picture, or a video, in its prompts."""
 
     model: Callable[..., torch.nn.Module]
     processor: Callable[[], Any]
     sizes_px: tuple[tuple[int, int], ...] = ()
     placeholder: str = "<image>"
+    video_placeholder: str = ""
 
     @property
     def takes_images(self) -> bool:
@@ -70,11 +74,14 @@ FAMILIES = {
     "llava": Family(llava, llava_processor, tuple((IMAGE_SIZE_PX, IMAGE_SIZE_PX + extra) for extra in range(5))),
     "llava_next": Family(llava_family.llava_next, llava_family.llava_next_processor, llava_family.TILED_SIZES_PX),
     "llava_onevision": Family(
-        llava_family.llava_onevision, llava_family.llava_onevision_processor, llava_family.TILED_SIZES_PX
+        llava_family.llava_onevision,
+        llava_family.llava_onevision_processor,
+        llava_family.TILED_SIZES_PX,
+        video_placeholder="<video>",
     ),
-    "qwen2_5_vl": Family(qwen_vl.qwen2_5_vl, qwen_vl.qwen2_5_vl_processor, qwen_vl.SIZES_PX, qwen_vl.PLACEHOLDER),
-    "qwen3_vl": Family(qwen_vl.qwen3_vl, qwen_vl.qwen3_vl_processor, qwen_vl.SIZES_PX, qwen_vl.PLACEHOLDER),
-    "qwen3_vl_moe": Family(qwen_vl.qwen3_vl_moe, qwen_vl.qwen3_vl_processor, qwen_vl.SIZES_PX, qwen_vl.PLACEHOLDER),
+    "qwen2_5_vl": Family(qwen_vl.qwen2_5_vl, qwen_vl.qwen2_5_vl_processor, *qwen_vl.SHOWN),
+    "qwen3_vl": Family(qwen_vl.qwen3_vl, qwen_vl.qwen3_vl_processor, *qwen_vl.SHOWN),
+    "qwen3_vl_moe": Family(qwen_vl.qwen3_vl_moe, qwen_vl.qwen3_vl_processor, *qwen_vl.SHOWN),
 }
 
 
@@ -115,7 +122,7 @@ def perturbed(family: str, noise: float, seed: int = 0) -> Target:
 
 
 def save(family: str, folder: Path, seed: int = 0) -> None:
-    """Write a checkpoint as it would be published: weights, tokenizer, image processor, processor settings."""
+    """Write a checkpoint as it would be published: weights, tokenizer, image and video processor, settings."""
     oracle(family, seed).save_pretrained(folder)  # type: ignore[operator]
     made = processor(family)
     if not FAMILIES[family].takes_images:
@@ -123,7 +130,7 @@ def save(family: str, folder: Path, seed: int = 0) -> None:
         return
     made.tokenizer.save_pretrained(folder)
     made.image_processor.save_pretrained(folder)
-    settings = {name: value for name, value in made.to_dict().items() if not name.endswith("_processor")}
+    settings = {name: value for name, value in made.to_dict().items() if name != "image_processor"}
     (folder / "processor_config.json").write_text(json.dumps(settings))
 
 
@@ -132,6 +139,22 @@ def picture(seed: int, family: str = "llava") -> NDArray[np.uint8]:
     sizes_px = FAMILIES[family].sizes_px
     height, width = sizes_px[seed % len(sizes_px)]
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def clip(seed: int, family: str) -> Clip:
+    """Random frames, 2 to 5 of them, of a size and at a rate chosen by the seed."""
+    generator = np.random.default_rng(900 + seed)
+    sizes_px = FAMILIES[family].sizes_px
+    height, width = sizes_px[(seed + 1) % len(sizes_px)]
+    num_frames, fps = 2 + seed % 4, (0.5, 2.0, 3.0)[seed % 3]
+    frames = generator.integers(0, 256, (num_frames, height, width, 3), dtype=np.uint8)
+    return Clip(frames, tuple(number / fps for number in range(num_frames)), fps)
+
+
+def with_video(family: str, text: str, seed: int) -> tuple[str, tuple[Clip, ...]]:
+    """The prompt with a video at its end, for the families that take them."""
+    placeholder = FAMILIES[family].video_placeholder
+    return (f"{text} {placeholder} w8", (clip(seed, family),)) if placeholder else (text, ())
 
 
 def prompt(family: str, seed: int) -> tuple[str, tuple[NDArray[np.uint8], ...]]:

@@ -26,6 +26,8 @@ MERGE = 2
 SIZES_PX = ((16, 16), (24, 16), (16, 32), (32, 24), (8, 40), (20, 12), (30, 30))
 PLACEHOLDER = "w5 <image> w6"
 """Between the start and end marks of every Qwen prompt, without which two neighbouring pictures are taken for one."""
+VIDEO_PLACEHOLDER = "w5 <video> w6"
+SHOWN = (SIZES_PX, PLACEHOLDER, VIDEO_PLACEHOLDER)
 IDS = {"image_token_id": IMAGE_ID, "video_token_id": VIDEO_ID, "vision_start_token_id": 5, "vision_end_token_id": 6}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
 VISION: dict[str, Any] = {
