@@ -23,12 +23,12 @@ Patch = pytest.MonkeyPatch
 
 
 def prompt_features_are_shifted_by_one(patch: Patch) -> None:
-    pair = EagleDrafter._pair
+    pairs = EagleDrafter._pairs
 
     def shifted(self: Any, probe: Any, first: Tensor) -> Any:
-        return pair(self, replace(probe, hidden=probe.hidden.roll(-1, 0)), first)
+        return pairs(self, replace(probe, hidden=probe.hidden.roll(-1, 1)), first)
 
-    patch.setattr(EagleDrafter, "_pair", shifted)
+    patch.setattr(EagleDrafter, "_pairs", shifted)
 
 
 def accepted_features_are_shifted_by_one(patch: Patch) -> None:
@@ -69,13 +69,13 @@ def levels_feed_on_the_roots_output(patch: Patch) -> None:
 
 
 def image_columns_are_embedded_as_placeholders(patch: Patch) -> None:
-    pair = EagleDrafter._pair
+    pairs = EagleDrafter._pairs
 
     def blind(self: Any, probe: Any, first: Tensor) -> Any:
         prefix = replace(probe.prefix, visual=torch.zeros_like(probe.prefix.visual))
-        return pair(self, replace(probe, prefix=prefix), first)
+        return pairs(self, replace(probe, prefix=prefix), first)
 
-    patch.setattr(EagleDrafter, "_pair", blind)
+    patch.setattr(EagleDrafter, "_pairs", blind)
 
 
 def ties_go_to_the_younger_node(patch: Patch) -> None:
