@@ -34,7 +34,7 @@ class VideoRecipe:
 
 RECIPES = {
     "target": VideoRecipe(700, 1400, 24, 1.5e-3),
-    "drafter": VideoRecipe(400, 900, 24, 2e-3, filler_odds=DRAFTER_FILLER_ODDS),
+    "drafter": VideoRecipe(300, 700, 24, 2e-3, filler_odds=DRAFTER_FILLER_ODDS),
 }
 QUICK_SHARE = 0.01
 """The part of every number of steps that `--quick` runs."""

@@ -29,6 +29,9 @@ FRAME_PX, PATCH_PX, MERGE, TEMPORAL = 96, 16, 2, 2
 NUM_FRAMES = 8
 """Frames of a clip as the pair was trained; 9 visual tokens for every two."""
 MAX_POSITIONS = 4096
+ROPE_THETA = 10.0
+"""A frame's columns turn the slowest of the rotary angles. At the usual 10,000 neighbouring cells are 0.003 apart in a
+head of 64, and nothing learns where anything stands."""
 SPECIALS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -121,7 +124,7 @@ def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwe
         "num_key_value_heads": shape["kv_heads"],
         "head_dim": 64,
         "max_position_embeddings": MAX_POSITIONS,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [8, 12, 12]},
+        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA, "mrope_section": [8, 12, 12]},
         "tie_word_embeddings": False,
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,

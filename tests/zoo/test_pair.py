@@ -25,9 +25,12 @@ def pair() -> Pair:
     return quality.load_pair()
 
 
-def test_all_checkpoints_together_stay_within_16_mib() -> None:
-    total_bytes = sum(path.stat().st_size for path in CHECKPOINTS.rglob("*") if path.is_file())
-    assert total_bytes <= 16 * 2**20
+@pytest.mark.parametrize(("part", "most_mib"), [("caption", 16), ("image", 12), ("video", 8)])
+def test_the_checkpoints_of_each_part_stay_within_its_share(part: str, most_mib: int) -> None:
+    files = [path for folder in CHECKPOINTS.glob(f"{part}_*") for path in folder.rglob("*") if path.is_file()]
+    assert sum(path.stat().st_size for path in files) <= most_mib * 2**20
+    known = ("caption_", "image_", "video_")
+    assert all(folder.name.startswith(known) for folder in CHECKPOINTS.iterdir() if folder.is_dir())
 
 
 def test_both_models_share_one_tokenizer_and_one_processor() -> None:
