@@ -421,7 +421,6 @@ def test_a_head_is_never_written_over_another(source: Path, tmp_path: Path, caps
 # --- several workers -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.full
 @pytest.mark.usefixtures("local_ray")
 def test_two_workers_teach_what_one_teaches(
     image_world: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
