@@ -1,0 +1,238 @@
+"""The shipped image models: they load, and make what prompts ask for; tiny trainings run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from models.checkpoints import CheckpointRef
+from models.llamagen.checkpoints import load_gpt
+from models.llamagen.gpt import Gpt
+from models.llamagen.shape import GptShape
+from models.llamagen.vq import Vq
+from models.llamagen.vq_files import load_vq
+from zoo import build_images
+from zoo.build_images import Recipe
+from zoo.image_gpt import (
+    SHAPES_OF,
+    Codes,
+    attention_mask,
+    code_logits,
+    draw_scenes,
+    encode_scenes,
+    smooth_features,
+    told_places,
+    train_gpt,
+)
+from zoo.image_quality import load_reader, measure_described
+from zoo.image_sampling import draw_images, sample_codes
+from zoo.image_text import NUM_CONDITION_TOKENS, encode_prompts, load_t5
+from zoo.image_vq import VQ_SHAPE, CodeKeeper, fit_codes, images_of, pixels_of
+from zoo.pair import CHECKPOINTS
+from zoo.synthesis_quality import GUIDANCE, QUALITY_JSON, synthesis_table
+from zoo.world.grain import sample_grainy, write_prompt
+from zoo.world.scene import Scene, Thing
+
+CPU = torch.device("cpu")
+README = Path(__file__).parents[2] / "zoo" / "README.md"
+
+
+@pytest.fixture(scope="module")
+def vq() -> Vq:
+    return load_vq(CheckpointRef(str(CHECKPOINTS / "image_vq")), "float32", CPU, VQ_SHAPE.codebook_size)
+
+
+def test_reconstructions_show_what_the_prompts_say(vq: Vq) -> None:
+    samples = sample_grainy("test", 20, 2)
+    images, prompts = [pixels for _, pixels, _ in samples], [prompt for _, _, prompt in samples]
+    codes = vq.encode(pixels_of(images))
+    seen = measure_described(load_reader(), draw_images(vq, codes.flatten(1), codes.shape[1]), prompts)
+    assert seen.whole >= 0.6
+    assert seen.attributes >= 0.9
+    assert len(codes.unique()) > 800, "many codes, few of them twice"
+
+
+@pytest.mark.parametrize("role", SHAPES_OF)
+def test_a_shipped_gpt_has_the_recipe_s_shape_and_finite_weights(role: str) -> None:
+    gpt = load_gpt(CheckpointRef(str(CHECKPOINTS / f"image_{role}")), "float32", CPU)
+    assert gpt.shape == SHAPES_OF[role]
+    assert all(bool(parameter.isfinite().all()) for parameter in gpt.parameters())
+
+
+def test_guided_images_of_the_shipped_target_show_most_of_what_is_asked(vq: Vq) -> None:
+    gpt = load_gpt(CheckpointRef(str(CHECKPOINTS / "image_target")), "float32", CPU)
+    scenes = draw_scenes("text", "test", 10, 4)
+    batch = encode_scenes("text", scenes, vq, *load_t5(CHECKPOINTS))
+    codes = sample_codes(gpt, batch, seed=0, guidance_scale=GUIDANCE["text"])
+    images, prompts = draw_images(vq, codes, gpt.shape.grid), [write_prompt(scene) for scene in scenes]
+    seen = measure_described(load_reader(), images, prompts)
+    unasked = measure_described(load_reader(), images, [*prompts[1:], prompts[0]])
+    assert seen.attributes >= 0.45
+    assert seen.attributes > unasked.attributes + 0.15
+
+
+def test_the_text_encoder_rolls_pads_to_the_left() -> None:
+    t5, tokenizer = load_t5(CHECKPOINTS)
+    prompts = [write_prompt(scene) for scene in draw_scenes("text", "test", 6, 0)]
+    features, mask = encode_prompts(t5, tokenizer, prompts)
+    assert features.shape[1:] == (NUM_CONDITION_TOKENS, 96)
+    for row, prompt in enumerate(prompts):
+        length = len(tokenizer(prompt)["input_ids"])
+        assert mask[row].tolist() == [False] * (NUM_CONDITION_TOKENS - length) + [True] * length
+        alone = t5(**tokenizer([prompt], return_tensors="pt")).last_hidden_state[0]
+        torch.testing.assert_close(features[row, -length:], alone, rtol=1e-4, atol=1e-4)
+        assert not features[row, :-length].any()
+
+
+def test_the_readme_s_table_is_that_of_the_committed_numbers() -> None:
+    measured = json.loads(QUALITY_JSON.read_text())
+    assert synthesis_table(measured) in README.read_text()
+    assert measured["reconstruction_whole"] > 0.7
+    assert measured["target_guided_t1_whole"] > measured["target_free_t1_whole"]
+
+
+# The recipe's parts, on nothing that was trained.
+TINY = {"dim": 16, "num_layers": 1, "num_heads": 2, "ffn_dim": 24, "vocab_size": 12, "grid": 3}
+
+
+def tiny_gpt(kind: str) -> tuple[Gpt, Codes]:
+    generator = torch.Generator().manual_seed(0)
+    torch.manual_seed(0)
+    codes = torch.randint(12, (4, 9), generator=generator)
+    told = torch.randint(3, (4, 9, 4), generator=generator)
+    if kind == "class":
+        shape = GptShape(**TINY, condition="class", num_condition_tokens=1, num_classes=5)
+        return Gpt(shape), Codes(codes, None, None, torch.tensor([0, 1, 2, 4]), told)
+    shape = GptShape(**TINY, condition="text", num_condition_tokens=4, condition_dim=6)
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1]]).bool()
+    return Gpt(shape), Codes(codes, torch.randn(4, 4, 6, generator=generator) * mask[:, :, None], mask, None, told)
+
+
+def test_pads_are_seen_by_nobody_but_themselves() -> None:
+    seen = attention_mask(torch.tensor([[False, True, True]]), 2)[0, 0].int().tolist()
+    assert seen == [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
+
+
+@torch.no_grad()
+def test_what_stands_at_pads_changes_no_logits_and_a_dropped_row_forgets_its_prompt() -> None:
+    gpt, batch = tiny_gpt("text")
+    assert batch.features is not None
+    assert batch.mask is not None
+    kept, dropped = torch.zeros(4, dtype=torch.bool), torch.ones(4, dtype=torch.bool)
+    loud = Codes(batch.codes, torch.where(batch.mask[:, :, None], batch.features, 9.0), batch.mask, None)
+    other = Codes(batch.codes, batch.features + 1, batch.mask, None)
+    torch.testing.assert_close(code_logits(gpt, loud, kept), code_logits(gpt, batch, kept))
+    torch.testing.assert_close(code_logits(gpt, other, dropped), code_logits(gpt, batch, dropped))
+    assert float((code_logits(gpt, other, kept) - code_logits(gpt, batch, kept)).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("kind", ["text", "class"])
+@torch.no_grad()
+def test_sampling_with_a_cache_draws_what_teacher_forcing_says(kind: str) -> None:
+    gpt, batch = tiny_gpt(kind)
+    for parameter in gpt.parameters():
+        parameter.mul_(3)
+    mass: list[torch.Tensor] = []
+    codes = sample_codes(gpt, batch, seed=0, guidance_scale=2.5, temperature=0.0, mass=mass)
+    forced = Codes(codes, batch.features, batch.mask, batch.labels)
+    said = code_logits(gpt, forced, torch.zeros(4, dtype=torch.bool))
+    unsaid = code_logits(gpt, forced, torch.ones(4, dtype=torch.bool))
+    merged = unsaid + 2.5 * (said - unsaid)
+    assert codes.tolist() == merged.argmax(-1).tolist()
+    torch.testing.assert_close(torch.stack(mass, 1)[..., 0], merged.softmax(-1).max(-1).values)
+    again = [sample_codes(gpt, batch, seed=3, temperature=1.0, top_k=2) for _ in range(2)]
+    assert torch.equal(*again)
+
+
+@torch.no_grad()
+def loss_of(gpt: Gpt, batch: Codes) -> float:
+    logits = code_logits(gpt, batch, torch.zeros(len(batch.codes), dtype=torch.bool))
+    return float(nn.functional.cross_entropy(logits.flatten(0, 1), batch.codes.flatten()))
+
+
+@pytest.mark.parametrize("kind", ["text", "class"])
+def test_training_learns_four_images_by_heart_and_is_the_seed_s(kind: str) -> None:
+    states = []
+    for _ in range(2):
+        gpt, batch = tiny_gpt(kind)
+        before = loss_of(gpt, batch)
+        train_gpt(gpt, batch, num_steps=40, batch_size=4, lr=2e-2, seed=0)
+        assert loss_of(gpt, batch) < 0.5 * before
+        states.append(gpt.output.weight.detach().clone())
+    assert torch.equal(*states)
+
+
+def test_places_are_told_what_stands_in_their_cell() -> None:
+    scene = Scene((Thing(1, "medium", "red", "star"), Thing(8, "large", "pink", "ring")), "dark", "plain", 0)
+    told = told_places("text", [scene])[0].reshape(12, 12, 4)
+    assert told[0, 4].tolist() == told[3, 7].tolist() == [1, 1, 4, 2]
+    assert told[11, 11].tolist() == told[8, 8].tolist() == [2, 8, 6, 2]
+    assert told[0, 3].tolist() == told[4, 4].tolist() == [0, 0, 0, 2]
+    assert int((told[..., 0] > 0).sum()) == 32
+    one = Scene(scene.things[:1], "dark", "plain", 0)
+    assert told_places("class", [one])[0].unique(dim=0).tolist() == [[0, 1, 4, 0]]
+
+
+def test_codes_that_lie_close_start_out_alike() -> None:
+    torch.manual_seed(0)
+    directions = nn.functional.normalize(torch.randn(200, 8), dim=-1)
+    features = smooth_features(directions, 64)
+    alike = torch.corrcoef(features)
+    near = directions @ directions.T
+    pairs = torch.ones(200, 200).triu(1).bool()
+    assert float(alike[pairs & (near > 0.85)].mean()) > float(alike[pairs & (near < 0.2)].mean()) + 0.3
+
+
+def test_kmeans_lays_codes_where_the_weights_are() -> None:
+    generator = torch.Generator().manual_seed(0)
+    latents = nn.functional.normalize(torch.randn(400, 3, generator=generator), dim=-1)
+    north = latents[:, 2] > 0.5
+    evenly = fit_codes(latents, torch.ones(400), 60, 2, generator)
+    codes = fit_codes(latents, torch.where(north, 50.0, 1.0), 60, 2, generator)
+    torch.testing.assert_close(codes.norm(dim=-1), torch.ones(60))
+    assert int((codes[:, 2] > 0.4).sum()) > 1.5 * int((evenly[:, 2] > 0.4).sum())
+
+
+def test_codes_nobody_chooses_move_to_latents_that_were_seen() -> None:
+    torch.manual_seed(0)
+    vq = Vq(VQ_SHAPE)
+    vq.codebook.requires_grad_(False).copy_(nn.functional.normalize(torch.randn(4096, 8), dim=-1))
+    keeper = CodeKeeper(vq, 0)
+    keeper.counts[:] = 0.01
+    latents = nn.functional.normalize(torch.randn(5000, 8), dim=-1)
+    keeper.update(latents, torch.zeros(5000, dtype=torch.long))
+    moved = vq.codebook[1:200]
+    assert float((moved @ latents.T).max(-1).values.min()) > 0.999
+
+
+def test_pixels_survive_the_way_to_the_model_and_back() -> None:
+    image = np.arange(96 * 96 * 3, dtype=np.uint32).reshape(96, 96, 3).astype(np.uint8)
+    pixels = pixels_of([image])
+    assert float(pixels.min()) == -1.0
+    assert float(pixels.max()) == 1.0
+    assert np.array_equal(images_of(pixels)[0], image)
+
+
+def test_the_recipe_runs_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_images, "RECIPES", {name: Recipe(4, 2, 1e-3, 4) for name in build_images.RECIPES})
+    monkeypatch.setattr(build_images, "QUICK_SHARE", 1.0)
+    monkeypatch.setattr(build_images, "keep_memory", lambda: True)
+    assert build_images.main(["--quick", "--out", str(tmp_path)]) == 0
+    names = ["image_class_target", "image_drafter", "image_t5", "image_target", "image_vq"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == names
+    again = load_vq(CheckpointRef(str(tmp_path / "image_vq")), "float32", CPU)
+    assert again.shape == VQ_SHAPE
+    gpt = load_gpt(CheckpointRef(str(tmp_path / "image_drafter")), "float32", CPU)
+    batch = encode_scenes("text", draw_scenes("text", "test", 2, 0), again, *load_t5(tmp_path))
+    assert sample_codes(gpt, batch, seed=0, guidance_scale=2.0).shape == (2, 144)
+
+
+def test_a_quick_run_never_replaces_what_ships(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        build_images.main(["--quick"])
+    assert "name another folder with --out" in capsys.readouterr().err
