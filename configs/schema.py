@@ -69,7 +69,7 @@ class Fetch(Section):
 class Source(Section):
     """Where samples come from."""
 
-    kind: Literal["parquet", "images", "webdataset", "jsonl", "csv", "text", "videos"]
+    kind: Literal["parquet", "images", "videos", "webdataset", "jsonl", "csv", "text", "hf", "lance"]
     path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], AfterValidator(_without_credentials)]
     """A file, a folder or a glob, or a list of those in one store; any fsspec URL."""
     columns: SourceColumns = SourceColumns()

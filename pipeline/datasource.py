@@ -145,11 +145,18 @@ def read_first(
 
 def _file_pieces(manifest: Manifest, span: spans.Span) -> list[FilePiece]:
     listed = _listed(manifest, span)
-    paths, counts, sizes = (listed[name].to_pylist() for name in ("path", "num_samples", "size_bytes"))
+    columns = (listed[name].to_pylist() for name in ("path", "num_samples", "size_bytes", "token"))
+    paths, counts, sizes, tokens = columns
     first = span[0].file
     return [
         FilePiece(
-            paths[file - first], start, stop, counts[file - first], manifest.entry(file, start), sizes[file - first]
+            paths[file - first],
+            start,
+            stop,
+            counts[file - first],
+            manifest.entry(file, start),
+            sizes[file - first],
+            tokens[file - first],
         )
         for file, start, stop in span
     ]

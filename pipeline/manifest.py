@@ -6,6 +6,7 @@ is in `pipeline.sources`, how files become read tasks in `pipeline.spans`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -148,7 +149,8 @@ def freeze_for(needs: Needs, output: OutputDir | None = None) -> Manifest:
     told = " and ".join(storage.shown(path) for path in source.paths)
     filesystem, paths = _open_paths(source)
     try:
-        root, listing = list_paths(filesystem, paths, kind.suffixes)
+        list_units = kind.list_units or functools.partial(list_paths, suffixes=kind.suffixes)
+        root, listing = list_units(filesystem, paths)
         files = _table(listing)
     except ConfigError:
         raise

@@ -98,11 +98,11 @@ def needs_of(config: SynthesizeJob) -> Needs:
     if len({name.lower() for name in keep}) != len(keep):
         raise ConfigError("sink.keep_columns: a column is named twice (upper and lower case are the same here)")
     if features is None:
-        return Needs(config.source, wanted_columns(config), keep)
+        return Needs(config.source, wanted_columns(config), keep, with_images=False)
     for name in rows.find_read([features]):
         raise ConfigError(f"columns.features: {name!r} is a name of our own; rename the column in the source")
     both = keep if features in keep else (*keep, features)
-    return Needs(config.source, wanted_columns(config), both, {features: "columns.features"})
+    return Needs(config.source, wanted_columns(config), both, {features: "columns.features"}, with_images=False)
 
 
 def make_plan(config: SynthesizeJob, limit: int | None = None, probe_output: bool = True) -> SynthesisPlan:

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from pipeline.sources import csv, images, jsonl, parquet, text, videos, webdataset
+from pipeline.sources import csv, hf, images, jsonl, lance, parquet, text, videos, webdataset
 from pipeline.sources.kind import Kind
 
-KINDS: tuple[Kind, ...] = (parquet.KIND, images.KIND, webdataset.KIND, jsonl.KIND, csv.KIND, text.KIND, videos.KIND)
+KINDS: tuple[Kind, ...] = (
+    parquet.KIND,
+    images.KIND,
+    videos.KIND,
+    webdataset.KIND,
+    jsonl.KIND,
+    csv.KIND,
+    text.KIND,
+    hf.KIND,
+    lance.KIND,
+)
 
 
 def kind_of(name: str) -> Kind:

@@ -6,7 +6,7 @@ format.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from configs.load import ConfigError
 from configs.schema import Source
+from pipeline.listing import Listed
 from pipeline.rows import RowError
 
 MIN_SPAN_BYTES = 16 * 1024 * 1024
@@ -32,6 +33,8 @@ class Needs:
     keep: tuple[str, ...] = ()
     keep_paths: dict[str, str] = field(default_factory=dict)
     """Where the job file asks for a kept column, other than in `sink.keep_columns`."""
+    with_images: bool = True
+    """Whether samples are made of images or videos."""
 
     def columns(self) -> dict[str, str]:
         """Every needed column with the dotted path that names it."""
@@ -115,6 +118,7 @@ class FilePiece:
     num_samples: int | None = None
     entry: Entry = field(default=Entry())
     size_bytes: int = 0
+    token: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,6 +161,7 @@ class Kind:
     `survey(filesystem, root, files, needs)`, of a listing's paths and sizes, raises ConfigError for columns that do not
     fit. `read(filesystem, spec, piece)` yields chunks and may raise anything for a damaged file: what it has yielded
     stays. `count(filesystem, spec, path, at_most)` counts the samples of a file whose count the survey left open.
+    `list_units(filesystem, paths)` stands in for the listing of files where samples do not lie in files of their own.
     """
 
     name: str
@@ -164,6 +169,7 @@ class Kind:
     survey: Callable[[Any, str, pa.Table, Needs], Survey]
     read: Callable[[Any, ReadSpec, FilePiece], Iterator[Chunk]]
     count: Callable[[Any, ReadSpec, str, int], int]
+    list_units: Callable[[Any, Sequence[str]], tuple[str, Iterator[Listed]]] | None = None
 
 
 def max_bytes_of(spec: ReadSpec, piece: FilePiece) -> int:

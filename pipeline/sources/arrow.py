@@ -1,0 +1,119 @@
+"""Arrow IPC files, streams as well as files with a footer: rows of record batches.
+
+Local files are mapped, so that rows before a piece cost nothing; elsewhere they are read from the beginning. Knows no
+dataset's layout (`pipeline.sources.hf`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline import storage
+from pipeline.sources.kind import Chunk, FilePiece, Needs, ReadSpec, Survey
+from pipeline.sources.lines import Index, survey_of
+from pipeline.sources.tables import KeptTypes, chunk_of, needed_columns
+
+FILE_MAGIC = b"ARROW1"
+BATCH_ROWS = 128
+
+
+@contextmanager
+def open_batches(filesystem: Any, path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    """The schema and the record batches of a file, which are checked only when they are used."""
+    with ExitStack() as stack:
+        if storage.is_local(filesystem):
+            source: Any = stack.enter_context(pa.memory_map(path, "r"))
+        else:
+            source = stack.enter_context(pa.PythonFile(stack.enter_context(storage.open_file(filesystem, path)), "r"))
+        if source.read(len(FILE_MAGIC)) == FILE_MAGIC:
+            file = stack.enter_context(pa.ipc.open_file(source))
+            yield file.schema, (file.get_batch(index) for index in range(file.num_record_batches))
+        else:
+            source.seek(0)
+            reader = stack.enter_context(pa.ipc.open_stream(source))
+            yield reader.schema, iter(reader)
+
+
+def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
+    """Schemas of all files, and counts of local ones.
+
+    Raises:
+        ConfigError: a needed column is missing in a file, has an unusable type, or kept types conflict.
+    """
+    kept = KeptTypes(needs)
+    found: list[Index | None] = []
+    for path in files["path"].to_pylist():
+        try:
+            with open_batches(filesystem, storage.join(root, path)) as (schema, batches):
+                index = _index(batches) if storage.is_local(filesystem) else None
+        except Exception:  # what is wrong with it is told by its read task
+            found.append(None)
+            continue
+        kept.add(schema, path)
+        found.append(index)
+    return survey_of(found, kept.schema)
+
+
+def _index(batches: Iterator[pa.RecordBatch]) -> Index:
+    index = Index()
+    for batch in batches:
+        if batch.num_rows:
+            index.add(batch.num_rows, batch.nbytes, 0)
+    return index
+
+
+def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
+    """The rows of a piece.
+
+    Raises:
+        Exception: the file is damaged or no longer the one that the manifest lists.
+    """
+    names = needed_columns(spec)
+    position = 0
+    with open_batches(filesystem, storage.join(spec.root, piece.path)) as (schema, batches):
+        there = [name for name in names if name in schema.names]
+        for batch in batches:
+            end = position + batch.num_rows
+            low, high = max(piece.start, position), end if piece.stop is None else min(piece.stop, end)
+            if low < high:
+                check_batch(batch)
+            for first in range(low, high, BATCH_ROWS):
+                part = batch.select(there).slice(first - position, min(BATCH_ROWS, high - first))
+                yield chunk_of(spec, piece.path, part, first)
+            position = end
+            if piece.stop is not None and position >= piece.stop:
+                return
+    expected = piece.num_samples if piece.stop is None else piece.stop
+    if expected is not None and position != expected:
+        raise ValueError(f"the file ends at row {position}, and had {expected} when the job began")
+
+
+def check_batch(batch: pa.RecordBatch) -> None:
+    """Refuse a batch whose offsets lead outside its buffers: what it holds cannot even be looked at.
+
+    Raises:
+        pyarrow.ArrowInvalid: it does. Text that is not UTF-8 is its rows' business.
+    """
+    try:
+        batch.validate(full=True)
+    except pa.ArrowInvalid as error:
+        if "UTF8" not in str(error):
+            raise
+
+
+def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
+    """The rows of a file whose count the survey left open; damage counts as the one row that it becomes."""
+    found = 0
+    try:
+        with open_batches(filesystem, storage.join(spec.root, path)) as (_, batches):
+            for batch in batches:
+                found += batch.num_rows
+                if found >= at_most:
+                    break
+    except Exception:
+        return min(at_most, found + 1)
+    return min(at_most, found)

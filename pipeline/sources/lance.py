@@ -1,0 +1,123 @@
+"""The source kind `lance`: datasets in Lance's own format, where its library is installed.
+
+A dataset is a folder `*.lance` and one entry of the manifest, pinned to the version that was listed. Knows the
+library's surface; nothing of its files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from configs.load import ConfigError
+from pipeline import storage
+from pipeline.listing import Listed, is_folder
+from pipeline.patience import retried
+from pipeline.sources.arrow import check_batch
+from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey
+from pipeline.sources.lines import Index, survey_of
+from pipeline.sources.tables import KeptTypes, chunk_of, needed_columns
+
+SUFFIX = ".lance"
+BATCH_ROWS = 128
+
+
+def library() -> Any:
+    """Lance's library.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import lance
+    except ImportError:
+        raise ConfigError("source.kind: 'lance' needs the library of that name: pip install pylance") from None
+    return lance
+
+
+def list_datasets(filesystem: Any, paths: Sequence[str]) -> tuple[str, Iterator[Listed]]:
+    """The folder that holds the datasets, and each with its version: one path, which is a dataset or a folder of them.
+
+    Raises:
+        ConfigError: the library is missing, there are several paths, or a dataset cannot be opened.
+        OSError: the path cannot be listed.
+    """
+    lance = library()
+    if len(paths) != 1:
+        raise ConfigError("source.path: give one dataset, or one folder of datasets, for source.kind 'lance'")
+    path = paths[0].rstrip("/")
+    if path.endswith(SUFFIX):
+        root, _, name = path.rpartition("/")
+        names = [name]
+    else:
+        root = path
+        if not is_folder(filesystem, root):
+            raise FileNotFoundError(2, "it does not exist", root)
+        entries = retried(lambda: filesystem.ls(root, detail=False))
+        found = (str(entry).rstrip("/").rpartition("/")[2] for entry in entries)
+        names = sorted(name for name in found if name.endswith(SUFFIX) and not name.startswith((".", "_")))
+
+    def described() -> Iterator[Listed]:
+        for name in names:
+            try:
+                dataset = lance.dataset(storage.unstripped(filesystem, storage.join(root, name)))
+                sizes = [file.file_size_bytes or 0 for part in dataset.get_fragments() for file in part.data_files()]
+            except Exception as error:
+                raise ConfigError(f"source.path: {name} cannot be opened: {storage.reason_of(error)}") from None
+            yield Listed(name, sum(sizes), str(dataset.version))
+
+    return root, described()
+
+
+def _open(filesystem: Any, root: str, path: str, version: str) -> Any:
+    return library().dataset(storage.unstripped(filesystem, storage.join(root, path)), version=int(version))
+
+
+def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
+    """Rows and bytes of every fragment, and the types of kept columns.
+
+    Raises:
+        ConfigError: a needed column is missing, has an unusable type, or kept types conflict.
+    """
+    kept = KeptTypes(needs)
+    found: list[Index | None] = []
+    for path, version in zip(files["path"].to_pylist(), files["token"].to_pylist(), strict=True):
+        dataset = _open(filesystem, root, path, version)
+        kept.add(dataset.schema, path)
+        index = Index()
+        for fragment in dataset.get_fragments():
+            index.add(fragment.count_rows(), sum(file.file_size_bytes or 0 for file in fragment.data_files()), 0)
+        found.append(index)
+    return survey_of(found, kept.schema)
+
+
+def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
+    """The rows of a piece, of the version that was listed.
+
+    Raises:
+        Exception: the dataset is damaged, or the version is gone.
+    """
+    dataset = _open(filesystem, spec.root, piece.path, piece.token)
+    stop = dataset.count_rows() if piece.stop is None else piece.stop
+    names = [name for name in needed_columns(spec) if name in dataset.schema.names]
+    if not names:
+        yield Chunk([Sample(index) for index in range(piece.start, stop)], [])
+        return
+    options = {"offset": piece.start, "limit": stop - piece.start, "batch_size": BATCH_ROWS, "scan_in_order": True}
+    first = piece.start
+    for batch in dataset.scanner(columns=names, **options).to_batches():
+        check_batch(batch)
+        yield chunk_of(spec, piece.path, batch, first)
+        first += batch.num_rows
+    if first != stop:
+        raise ValueError(f"the dataset ends at row {first}, and had {stop} when the job began")
+
+
+def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
+    """Counts are always known from the survey."""
+    raise AssertionError(f"the rows of {path} were counted when it was listed")
+
+
+KIND = Kind("lance", (SUFFIX,), survey, read, count, list_datasets)
