@@ -9,8 +9,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
-from zoo.build import Recipe, build_one, main
-from zoo.pair import build_tokenizer
+from models.checkpoints import CheckpointRef
+from models.target import Target
+from models.teacher import teach_states
+from zoo.build import Recipe, build_head, build_one, lessons_of, main
+from zoo.pair import CHECKPOINTS, build_tokenizer
 from zoo.samples import FILLER_WEIGHT, FILLER_WORDS, draw_batches
 from zoo.sharpen import draw_crowded
 from zoo.tower import label_patches
@@ -79,3 +82,28 @@ def test_crowded_scenes_stay_in_their_split_and_are_mostly_small() -> None:
     assert {len(scene.things) for scene in scenes} == {3, 4}
     sizes = [thing.size for scene in scenes for thing in scene.things]
     assert sizes.count("small") / len(sizes) == pytest.approx(0.6, abs=0.06)
+
+
+def test_lessons_are_the_conversations_of_a_batch_without_their_pads() -> None:
+    tokenizer = build_tokenizer(0)
+    target = Target.load(CheckpointRef(str(CHECKPOINTS / "caption_target")), "float32", "cpu")
+    batch = next(draw_batches("train", 3, 6, tokenizer, pool=1))
+    lessons = lessons_of(batch, target)
+    with torch.no_grad():
+        whole = target.model.base_model(
+            input_ids=batch.ids, attention_mask=batch.mask, pixel_values=batch.pixels, use_cache=False
+        ).last_hidden_state
+    states = teach_states(target, lessons)
+    for row, lesson in enumerate(lessons):
+        size = int(batch.mask[row].sum())
+        assert lesson.prefix.token_ids.tolist() == batch.ids[row, :size].tolist()
+        assert lesson.wanted.tolist() == (batch.weights[row, :size] > 0).tolist()
+        torch.testing.assert_close(states.hidden[row, :size], whole[row, :size], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_a_head_is_built_beside_its_target_by_a_few_steps(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "caption_target").symlink_to(CHECKPOINTS / "caption_target")
+    build_head(kind, 2, build_tokenizer(0), 0, tmp_path)
+    (file,) = (tmp_path / f"caption_{kind}").glob("*.safetensors")
+    assert {value.dtype for value in load_file(file).values()} == {torch.bfloat16}
