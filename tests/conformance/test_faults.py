@@ -166,7 +166,7 @@ def top_p_keeps_one_token_too_few(patch: Patch) -> None:
 
 
 def residual_is_the_targets_own_distribution(patch: Patch) -> None:
-    patch.setattr(rejection, "_normalise", lambda mass, fallback: fallback)
+    patch.setattr(rejection, "normalise", lambda mass, fallback: fallback)
 
 
 def residual_reuses_the_drafts_noise(patch: Patch) -> None:

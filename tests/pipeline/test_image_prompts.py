@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
@@ -255,6 +255,8 @@ ANYTHING = st.recursive(
 )
 
 
+# How fast values are drawn says nothing of the code, and a busy machine draws slowly.
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("caption", "s", "t", "k", "p", "g", "l"), ANYTHING)))
 def test_whatever_a_row_holds_it_becomes_exactly_one_row(fields: dict[str, Any]) -> None:
     columns = ALL_COLUMNS.model_dump(exclude_none=True)
