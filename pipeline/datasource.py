@@ -145,8 +145,8 @@ def read_first(
 
 def _file_pieces(manifest: Manifest, span: spans.Span) -> list[FilePiece]:
     listed = _listed(manifest, span)
-    columns = (listed[name].to_pylist() for name in ("path", "num_samples", "size_bytes", "token"))
-    paths, counts, sizes, tokens = columns
+    columns = (listed[name].to_pylist() for name in ("path", "num_samples", "size_bytes", "token", "repeated_rows"))
+    paths, counts, sizes, tokens, repeated = columns
     first = span[0].file
     return [
         FilePiece(
@@ -157,6 +157,7 @@ def _file_pieces(manifest: Manifest, span: spans.Span) -> list[FilePiece]:
             manifest.entry(file, start),
             sizes[file - first],
             tokens[file - first],
+            frozenset(row for row in repeated[file - first] if start <= row and (stop is None or row < stop)),
         )
         for file, start, stop in span
     ]
@@ -223,7 +224,12 @@ def _read_piece(spec: ReadSpec, piece: FilePiece) -> list[pa.Table]:
 
 def _table(schema: pa.Schema, piece: FilePiece, chunk: Chunk) -> pa.Table:
     """One chunk as a table."""
-    samples, errors = chunk.samples, [sample.error for sample in chunk.samples]
+    samples = chunk.samples
+    for sample in samples:
+        if sample.row_index in piece.repeated and sample.own_id is not None:
+            sample.error = sample.error or RowError("duplicate_id", f"the id {sample.own_id[:100]!r} is there twice")
+            sample.own_id = None
+    errors = [sample.error for sample in samples]
     columns: list[Any] = [
         pa.array([sample.own_id or path_id(piece.path, sample.row_index) for sample in samples], pa.string()),
         pa.array([piece.path] * len(samples), pa.string()),

@@ -7,7 +7,7 @@ is in `pipeline.sources`, how files become read tasks in `pipeline.spans`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -18,14 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.load import ConfigError
-from configs.schema import Source
+from configs.schema import Source, SourceColumns
 from pipeline import prompts, storage
 from pipeline.asking import Asking
+from pipeline.identity import find_repeats
 from pipeline.layout import OutputDir
 from pipeline.listing import Listed, list_paths
 from pipeline.rows import SCHEMA_VERSION, SCHEMA_VERSION_KEY, find_read, find_reserved
 from pipeline.sources import kind_of
-from pipeline.sources.kind import Entry, Needs
+from pipeline.sources.kind import Entry, FilePiece, Kind, Needs, ReadSpec, no_row_groups
 
 SCHEMA = pa.schema(
     [
@@ -36,11 +37,15 @@ SCHEMA = pa.schema(
         ("row_group_rows", pa.list_(pa.int64())),
         ("row_group_bytes", pa.list_(pa.int64())),
         ("row_group_lines", pa.list_(pa.int64())),
+        ("repeated_rows", pa.list_(pa.int64())),
     ]
 )
 """`path` is relative to the source root; `token` is the etag or modification time; `num_samples` is null where only
 reading tells; the row groups' rows and uncompressed bytes are empty where there are none. Files of lines and large tars
-have groups too, where a span may begin, and the lines of each (0 in tars)."""
+have groups too, where a span may begin, and the lines of each (0 in tars). Repeated rows have an id that an earlier row
+has."""
+MAX_REPEATED_ROWS = 1000
+"""So many may repeat others in any source; in a large one up to half of all rows."""
 GROUP_COLUMNS = ("row_group_rows", "row_group_bytes", "row_group_lines")
 
 PART = "_job/manifest/part-00000.parquet"
@@ -166,13 +171,53 @@ def freeze_for(needs: Needs, output: OutputDir | None = None) -> Manifest:
         )
     found = kind.survey(filesystem, root, files, needs)
     columns = [found.num_samples, found.row_group_rows, found.row_group_bytes, found.row_group_lines]
-    files = pa.table([*files.columns, *columns], schema=SCHEMA)
+    repeated = _repeated_rows(filesystem, root, needs.source, files, found.num_samples)
+    files = pa.table([*files.columns, *columns, repeated], schema=SCHEMA)
     manifest = Manifest(storage.unstripped(filesystem, root), files, found.keep)
     if manifest.num_samples == 0:
         raise ConfigError(f"source.path: the files at {told} hold no rows")
     if output is not None:
         manifest.write(output)
     return manifest
+
+
+def _repeated_rows(filesystem: Any, root: str, source: Source, files: pa.Table, num_samples: pa.Array) -> pa.Array:
+    """Of every file the rows whose id an earlier row has; of kinds that tell ids, where the source has an id column.
+
+    Raises:
+        ConfigError: most of the rows have an id that others have, too.
+    """
+    kind = kind_of(source.kind)
+    found: dict[int, list[int]] = {}
+    if source.id_column is not None and source.check_ids and kind.tells_ids:
+        alone = source.model_copy(update={"columns": SourceColumns()})
+        spec = ReadSpec(alone, root, (), pa.schema([]), with_images=False)
+        listed = files.select(["path", "size_bytes", "token"]).to_pylist()
+        pieces = [
+            FilePiece(file["path"], num_samples=count, size_bytes=file["size_bytes"], token=file["token"])
+            for file, count in zip(listed, num_samples.to_pylist(), strict=True)
+        ]
+        found = find_repeats([functools.partial(_own_ids, filesystem, spec, kind, piece) for piece in pieces])
+        num_repeated, num_rows = sum(map(len, found.values())), sum(num_samples.drop_null().to_pylist())
+        if num_repeated > max(MAX_REPEATED_ROWS, num_rows // 2):
+            raise ConfigError(
+                f"source.id_column: {source.id_column!r} is no id: {num_repeated:,} of {num_rows:,} rows have one that "
+                "an earlier row has"
+            )
+    if not found:
+        return no_row_groups(files.num_rows)
+    return pa.array([found.get(index, []) for index in range(files.num_rows)], pa.list_(pa.int64()))
+
+
+def _own_ids(filesystem: Any, spec: ReadSpec, kind: Kind, piece: FilePiece) -> Iterator[tuple[int, str]]:
+    """The ids of a file, up to where it is damaged."""
+    try:
+        for chunk in kind.read(filesystem, spec, piece):
+            for sample in chunk.samples:
+                if sample.own_id is not None:
+                    yield sample.row_index, sample.own_id
+    except Exception:  # what is wrong with the file is told by its read task
+        return
 
 
 def _open_paths(source: Source) -> tuple[Any, list[str]]:

@@ -28,7 +28,7 @@ ERROR_CODES: dict[str, str] = {
     "broken_sample": "a sample's members are not side by side in the tar, or one of them is unusable",
     "broken_line": "a line is no JSON object or CSV record, is not UTF-8, or is too long; the message says its number",
     "missing_id": "the id column has no value in this row",
-    "duplicate_id": "the id column has a value that an earlier row of the span already has",
+    "duplicate_id": "the id column has a value that an earlier row already has",
     "invalid_value": "a value that the row needs cannot be had: text that is not UTF-8, a date out of range",
     "missing_image": "the row names no image, or its image does not exist",
     "unreadable_image": "the image exists and could not be fetched",

@@ -119,6 +119,8 @@ class FilePiece:
     entry: Entry = field(default=Entry())
     size_bytes: int = 0
     token: str = ""
+    repeated: frozenset[int] = frozenset()
+    """Rows whose id an earlier row of the source has."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,7 @@ class Kind:
     fit. `read(filesystem, spec, piece)` yields chunks and may raise anything for a damaged file: what it has yielded
     stays. `count(filesystem, spec, path, at_most)` counts the samples of a file whose count the survey left open.
     `list_units(filesystem, paths)` stands in for the listing of files where samples do not lie in files of their own.
+    `tells_ids` says whether reading ids alone costs less than reading everything.
     """
 
     name: str
@@ -170,6 +173,7 @@ class Kind:
     read: Callable[[Any, ReadSpec, FilePiece], Iterator[Chunk]]
     count: Callable[[Any, ReadSpec, str, int], int]
     list_units: Callable[[Any, Sequence[str]], tuple[str, Iterator[Listed]]] | None = None
+    tells_ids: bool = True
 
 
 def max_bytes_of(spec: ReadSpec, piece: FilePiece) -> int:

@@ -192,4 +192,4 @@ def _fields(run: Run) -> dict[str, Any]:
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.zstd", ".tzst")
 
-KIND = Kind("webdataset", SUFFIXES, survey, read, count)
+KIND = Kind("webdataset", SUFFIXES, survey, read, count, tells_ids=False)

@@ -140,6 +140,7 @@ def test_the_manifest_is_written_as_parquet_that_lists_everything(tmp_path) -> N
         "row_group_rows": [],
         "row_group_bytes": [],
         "row_group_lines": [],
+        "repeated_rows": [],
     }
     whole = table.to_pylist()[1]
     assert (whole["path"], whole["num_samples"], whole["row_group_rows"]) == ("x.parquet", 3, [2, 1])
@@ -172,7 +173,7 @@ def test_planning_takes_bytes_per_file_and_no_objects() -> None:
     ones = pa.array(np.ones(count, np.int64))
     empty = no_row_groups(count)
     names = pa.array([f"{number:08d}.jpg" for number in range(count)])
-    files = pa.table([names, ones, names, ones, empty, empty, empty], schema=manifest.SCHEMA)
+    files = pa.table([names, ones, names, ones, empty, empty, empty, empty], schema=manifest.SCHEMA)
     tracemalloc.start()
     planned = spans.plan(files, 1000, 10**9)
     held, _ = tracemalloc.get_traced_memory()

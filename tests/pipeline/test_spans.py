@@ -21,6 +21,7 @@ def files_table(files: list[tuple[int, int | None, list[int]]]) -> pa.Table:
             "row_group_rows": [groups for _, _, groups in files],
             "row_group_bytes": [[10 * rows for rows in groups] for _, _, groups in files],
             "row_group_lines": [[] for _ in files],
+            "repeated_rows": [[] for _ in files],
         },
         schema=SCHEMA,
     )
