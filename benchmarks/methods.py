@@ -39,7 +39,9 @@ MAX_CONTEXT_TOKENS = 768
 
 def presets() -> dict[str, CaptionJob]:
     """The zoo's presets by name, plain decoding first."""
-    files = [path for path in sorted(PRESETS.glob("zoo_*.yaml")) if not path.stem.startswith(("zoo_images_", "zoo_video_"))]
+    files = [
+        path for path in sorted(PRESETS.glob("zoo_*.yaml")) if not path.stem.startswith(("zoo_images_", "zoo_video_"))
+    ]
     found = {path.stem.removeprefix("zoo_"): load_job(CaptionJob, path) for path in files}
     return {"plain": found.pop("plain"), **found}
 
