@@ -175,9 +175,12 @@ def true_states(family: str, request: Request, tokens: list[int]) -> Tensor:
     seen: list[Tensor] = []
     handle = model.get_decoder().register_forward_hook(lambda _m, _i, out: seen.append(out.last_hidden_state[0]))
     inputs = toys.front_end(family).encode(request.prompt, request.images, request.videos)
+    positions = model._prepare_position_ids_for_generation(inputs["input_ids"], dict(inputs))
     out = model(**inputs, use_cache=True)
     if tokens:
-        model(input_ids=torch.tensor([tokens]), past_key_values=out.past_key_values, use_cache=True)
+        later = positions[..., -1:] + torch.arange(1, len(tokens) + 1)
+        ids = torch.tensor([tokens])
+        model(input_ids=ids, position_ids=later, past_key_values=out.past_key_values, use_cache=True)
     handle.remove()
     return torch.cat(seen)
 

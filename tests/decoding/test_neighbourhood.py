@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from decoding.acceptance.neighbourhood import Neighbourhood, jensen_shannon
@@ -150,6 +150,7 @@ def test_the_total_variation_never_exceeds_delta_and_one_more_neighbour_would(
 
 @settings(max_examples=300, deadline=None)
 @given(situations(), st.floats(0, 1), st.sampled_from(["tvd", "jsd", "multiplicative"]))
+@example(([0.3, 0.35, 0.35], 0, 3, [1, 2]), 0.05, "multiplicative")
 def test_the_closed_forms_find_what_the_definition_finds(
     situation: tuple[list[float], int, int, list[int]], delta: float, divergence: str
 ) -> None:
