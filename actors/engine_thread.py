@@ -32,9 +32,35 @@ class SteppedEngine(Protocol):
     @property
     def has_work(self) -> bool: ...
 
+    @property
+    def num_waiting(self) -> int: ...
+
     def submit(self, request: Request) -> None: ...
 
     def step(self) -> list[Completion]: ...
+
+
+@dataclass(frozen=True)
+class Waits:
+    """What an engine's time went to, from its first batch to its last: `idle_s` it stood without a row, `queued_s` it
+    worked while further rows waited for a slot, `total_s` is all of it."""
+
+    idle_s: float = 0.0
+    queued_s: float = 0.0
+    total_s: float = 0.0
+
+    def __add__(self, other: Waits) -> Waits:
+        return Waits(self.idle_s + other.idle_s, self.queued_s + other.queued_s, self.total_s + other.total_s)
+
+    @property
+    def actors_waited(self) -> float:
+        """The share of time in which the actors waited for input."""
+        return self.idle_s / self.total_s if self.total_s else 0.0
+
+    @property
+    def input_waited(self) -> float:
+        """The share of time in which input waited for the actors."""
+        return self.queued_s / self.total_s if self.total_s else 0.0
 
 
 @dataclass
@@ -47,6 +73,10 @@ class _Batch:
     num_missing: int = 0
 
 
+ReportWaits = Callable[[str, Waits], None]
+"""Told after each batch: who is reporting, and its waits so far."""
+
+
 class EngineThread:
     """Runs `engine` on its own thread; slots are refilled from every batch in flight, in order of arrival.
 
@@ -54,11 +84,18 @@ class EngineThread:
     completion always belongs to one row, whatever ids the user's data has.
     """
 
-    def __init__(self, engine: SteppedEngine, die: Callable[[BaseException], None] | None = None) -> None:
+    def __init__(
+        self,
+        engine: SteppedEngine,
+        die: Callable[[BaseException], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._engine = engine
         self._die = die or end_process
+        self._clock = clock
         self._arrived: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
         self._waiting: dict[str, deque[tuple[_Batch, int]]] = {}
+        self._waits = Waits()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -73,6 +110,11 @@ class EngineThread:
             self._arrived.put(batch)
         return batch.future
 
+    @property
+    def waits(self) -> Waits:
+        """Where the time went so far; the wait for a first batch, and for one that never came, is not counted."""
+        return self._waits
+
     def close(self) -> None:
         """Finish what was handed over, then end the thread."""
         self._arrived.put(None)
@@ -81,10 +123,20 @@ class EngineThread:
     def _run(self) -> None:
         try:
             open_for_more = True
+            last_s: float | None = None
             while open_for_more or self._engine.has_work:
+                is_idle = not self._engine.has_work
                 open_for_more = self._take_arrivals() and open_for_more
+                if last_s is not None and is_idle and self._engine.has_work:
+                    idle_s = self._clock() - last_s
+                    self._waits += Waits(idle_s=idle_s, total_s=idle_s)
                 if self._engine.has_work:
-                    for completion in self._engine.step():
+                    began_s = self._clock()
+                    done = self._engine.step()
+                    last_s = self._clock()
+                    queued_s = last_s - began_s if self._engine.num_waiting else 0.0
+                    self._waits += Waits(queued_s=queued_s, total_s=last_s - began_s)
+                    for completion in done:
                         self._deliver(completion)
         except BaseException as error:
             self._die(error)

@@ -7,7 +7,9 @@ sinks or how Ray schedules it; the schema of its output comes from whoever build
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
@@ -16,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 
 import decoding.errors
-from actors.engine_thread import EngineThread, SteppedEngine
+from actors.engine_thread import EngineThread, ReportWaits, SteppedEngine
 from actors.results import Stamp, Tally, counts, failed, method_values, result_table, torch_threads
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request, Sampling
@@ -64,10 +66,12 @@ class Generate:
         stamp: Stamp,
         load: LoadPair = load_pair,
         tally: Tally | None = None,
+        flow: ReportWaits | None = None,
     ) -> None:
         self._config = config
         self._schema = schema
         self._tally = tally
+        self._report = None if flow is None else functools.partial(flow, uuid.uuid4().hex)
         self._pair = load(config, torch_threads(config.pool))
         self._sampling = Sampling(**config.sampling.model_dump())
         self._constants = {
@@ -84,6 +88,8 @@ class Generate:
         result = self._results(table, completions)
         if self._tally is not None:
             self._tally(table.num_rows, *counts(completions.values()))
+        if self._report is not None:
+            self._report(self._engine.waits)
         yield result
 
     async def _decode(self, requests: list[Request]) -> list[Completion]:

@@ -7,7 +7,9 @@ sources, sinks or how Ray schedules it; the schema of its output comes from whoe
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
+import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from typing import Any, Protocol
@@ -16,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from actors.engine_thread import EngineThread, SteppedEngine, end_process
+from actors.engine_thread import EngineThread, ReportWaits, SteppedEngine, end_process
 from actors.results import Stamp, Tally, counts, failed, method_values, result_table, torch_threads
 from configs.synthesis import SynthesizeJob
 from decoding.types import Completion, Request, Sampling
@@ -88,10 +90,12 @@ class Synthesize:
         stamp: Stamp,
         load: LoadPair = load_pair,
         tally: Tally | None = None,
+        flow: ReportWaits | None = None,
     ) -> None:
         self._config = config
         self._schema = schema
         self._tally = tally
+        self._report = None if flow is None else functools.partial(flow, uuid.uuid4().hex)
         self._pair = load(config, torch_threads(config.pool))
         self._num_replicas = config.sampling.num_images_per_prompt
         self._encoding = threading.Lock()
@@ -110,6 +114,8 @@ class Synthesize:
         result = self._results(table, completions)
         if self._tally is not None:
             self._tally(result.num_rows, *counts(completions.values()))
+        if self._report is not None:
+            self._report(self._engine.waits)
         yield result
 
     async def _decode(self, requests: list[Request]) -> list[Completion]:

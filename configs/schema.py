@@ -210,6 +210,8 @@ class Pool(EnginePool):
     max_context_tokens: Annotated[int, Field(ge=16)] = 2048
     """Prompt, images and generated tokens together; a row that needs more becomes an error row."""
     decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
+    max_ahead_bytes: Annotated[int, Field(ge=1024**2)] = 4 * 1024**3
+    """How far reading and decoding may run ahead of the actors: bytes of all blocks between files and results."""
 
 
 class Sink(Section):
@@ -270,6 +272,11 @@ class CaptionJob(Section):
                 "method.acceptance 'lantern' takes codes for others that look like them, and a text has none"
             )
         return self
+
+    @property
+    def multiplies_rows(self) -> bool:
+        """Whether one sample may become several rows: clips of its video, or several prompts."""
+        return self.source.video.clip_s is not None or self.columns.prompts is not None
 
     def resolved(self) -> dict[str, Any]:
         """The whole configuration as plain JSON data, defaults filled in."""

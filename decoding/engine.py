@@ -72,6 +72,11 @@ class Engine:
         return bool(self._waiting) or bool(self._slots.active)
 
     @property
+    def num_waiting(self) -> int:
+        """Requests that have no slot yet."""
+        return len(self._waiting)
+
+    @property
     def num_free_slots(self) -> int:
         """Slots that neither a running nor a waiting request will take."""
         return max(0, len(self._slots.free) - len(self._waiting))

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ray.data import Dataset
 
+from actors.engine_thread import ReportWaits
 from actors.results import Stamp, Tally
 from configs.schema import CaptionJob
 from jobs.command import DONE, FAILED, REFUSED, Command
@@ -20,6 +21,10 @@ from pipeline.layout import DATA, ERRORS
 from pipeline.media import decode_table, pixels
 from pipeline.plan import Plan, describe, first_prompt, make_plan
 from pipeline.run import close, run_graph
+from pipeline.video.clips import some_frames
+
+NUM_FRAMES = preview.MAX_IMAGES_PER_ROW
+"""Shown of a row's clips in the preview."""
 
 __all__ = ["DONE", "FAILED", "REFUSED", "main", "run"]
 
@@ -37,13 +42,13 @@ def run(plan: Plan) -> summary.Summary:
         RuntimeError: rows are missing from the output.
     """
     method = plan.config.method
-    wall_s = run_graph(plan, functools.partial(results, plan))
-    done = summary.summarise(plan.output, plan.job_id, method.label, method.verify_mode, wall_s)
+    wall_s, waits = run_graph(plan, functools.partial(results, plan))
+    done = summary.summarise(plan.output, plan.job_id, method.label, method.verify_mode, wall_s, waits)
     close(plan, done, functools.partial(preview_page, plan))
     return done
 
 
-def results(plan: Plan, stamp: Stamp, tally: Tally | None) -> Dataset:
+def results(plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits) -> Dataset:
     """The dataset that the job writes."""
     return caption_dataset(
         plan.config,
@@ -53,6 +58,7 @@ def results(plan: Plan, stamp: Stamp, tally: Tally | None) -> Dataset:
         plan.schema,
         stamp,
         tally=tally,
+        flow=flow,
     )
 
 
@@ -60,7 +66,8 @@ def preview_page(plan: Plan) -> str:
     """The page over the samples of a limited run, in the order of the source."""
     decoded = plan.decode_first(min(plan.limit or preview.MAX_ROWS, preview.MAX_ROWS))
     ids = decoded.column("sample_id").to_pylist()
-    images = {sample_id: pixels(cell) for sample_id, cell in zip(ids, decoded.column("images").to_pylist())}
+    cells = zip(ids, decoded.column("images").to_pylist(), decoded.column("videos").to_pylist(), strict=True)
+    images = {sample_id: (*pixels(cell), *some_frames(clips, NUM_FRAMES)) for sample_id, cell, clips in cells}
     place = {sample_id: index for index, sample_id in enumerate(ids)}
     columns = [name for name in plan.schema.names if name not in plan.manifest.keep.names]
     rows = [row for table in summary.read_tables(plan.output, (DATA, ERRORS), columns) for row in table.to_pylist()]

@@ -12,6 +12,7 @@ from typing import Any
 
 from ray.data import Dataset
 
+from actors.engine_thread import ReportWaits
 from actors.results import Stamp, Tally
 from configs.synthesis import SynthesizeJob
 from jobs.command import Command
@@ -39,14 +40,14 @@ def run(plan: SynthesisPlan) -> ImageSummary:
         RuntimeError: rows are missing from the output.
     """
     method = plan.config.method
-    wall_s = run_graph(plan, functools.partial(results, plan), image_rows.ROWS_PER_GROUP)
-    empty = ImageSummary(plan.job_id, method.label, method.verify_mode, max(wall_s, 1e-9))
+    wall_s, waits = run_graph(plan, functools.partial(results, plan), image_rows.ROWS_PER_GROUP)
+    empty = ImageSummary(plan.job_id, method.label, method.verify_mode, max(wall_s, 1e-9), waits)
     done = summary.count(plan.output, empty)
     close(plan, done, functools.partial(preview_page, plan))
     return done
 
 
-def results(plan: SynthesisPlan, stamp: Stamp, tally: Tally | None) -> Dataset:
+def results(plan: SynthesisPlan, stamp: Stamp, tally: Tally | None, flow: ReportWaits) -> Dataset:
     """The dataset that the job writes."""
     config = plan.config
     return synthesis_dataset(
@@ -58,6 +59,7 @@ def results(plan: SynthesisPlan, stamp: Stamp, tally: Tally | None) -> Dataset:
         (image_rows.coded_schema(plan.kept), image_rows.painted_schema(plan.kept)),
         stamp,
         tally=tally,
+        flow=flow,
     )
 
 

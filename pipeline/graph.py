@@ -9,7 +9,8 @@ switched off for that, and rows bound the size of a block instead:
 
     read      one span of the manifest, still encoded: `source.span_max_rows` rows or `source.span_max_bytes`
     cut       slices of `pool.batch_rows` rows, still encoded: the driver decides where, so a retry cuts there again
-    decode    those rows as RGB, one block; `source.max_side_px` bounds it further
+    decode    those rows as RGB, one block; `source.max_side_px` bounds it further. One row at a time where
+              `source.video.clip_s` makes many of each; what rows were made of one are then cut again
     generate  those rows as text, one block
     prepare   rows of `pool.batch_rows` prompts, their ready features with them
     draw      those prompts' images as codes, one block of `sampling.num_images_per_prompt` rows for each
@@ -25,6 +26,7 @@ before an actor run ahead of it, in other processes. Knows no file format, no to
 from __future__ import annotations
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +36,7 @@ import ray.data
 from ray.data import ActorPoolStrategy, DataContext, Dataset, Datasource
 
 from actors import synthesize as image_stage
+from actors.engine_thread import ReportWaits
 from actors.generate import Generate, LoadPair, load_pair
 from actors.paint import LoadPainter, Paint, load_painter
 from actors.results import Stamp, Tally
@@ -51,8 +54,14 @@ PREPARE_CPUS = 0.5
 """Of one task that fills prompts, which is little work. A share of its own also keeps Ray from fusing it."""
 
 
-def configure(context: DataContext) -> None:
-    """Set what the graph relies on; see the module's first paragraph."""
+def configure(context: DataContext, max_ahead_bytes: int | None = None) -> None:
+    """Set what the graph relies on; see the module's first paragraph.
+
+    No task is started whose output would take what lies between files and results beyond `max_ahead_bytes`; each stage
+    may always run one.
+    """
+    limits = context.execution_options.resource_limits
+    context.execution_options.resource_limits = limits.copy(object_store_memory=max_ahead_bytes or math.inf)
     context.target_max_block_size = None
     context.enable_progress_bars = False  # the job draws its own
     # Advice on `memory=` for every actor that holds a model, at WARNING level; a pool's size is the user's choice here.
@@ -68,12 +77,17 @@ def caption_dataset(
     stamp: Stamp,
     load: LoadPair = load_pair,
     tally: Tally | None = None,
+    flow: ReportWaits | None = None,
 ) -> Dataset:
     """The lazy dataset of results: everything but the write. `decode` maps a READ table to a DECODED table."""
     pool = config.pool
-    batches = read_batches(datasource, num_spans, pool.batch_rows)
-    decoded = map_tasks(batches, decode, "decode", pool.batch_rows, pool.decode_cpus)
-    return map_actors(decoded, Generate, (config, schema, stamp), {"load": load, "tally": tally}, pool)
+    # One video may become hundreds of clips: then each is a task of its own.
+    decode_rows = pool.batch_rows if config.source.video.clip_s is None else 1
+    batches = read_batches(datasource, num_spans, decode_rows, pool.max_ahead_bytes)
+    decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus)
+    if config.multiplies_rows:
+        decoded = cut(decoded, pool.batch_rows)
+    return map_actors(decoded, Generate, (config, schema, stamp), {"load": load, "tally": tally, "flow": flow}, pool)
 
 
 def synthesis_dataset(
@@ -87,6 +101,7 @@ def synthesis_dataset(
     load: image_stage.LoadPair = image_stage.load_pair,
     load_painter: LoadPainter = load_painter,
     tally: Tally | None = None,
+    flow: ReportWaits | None = None,
 ) -> Dataset:
     """The lazy dataset of results: everything but the write; without images it ends at the codes.
 
@@ -96,7 +111,7 @@ def synthesis_dataset(
     coded, painted = schemas
     prompts = read_batches(datasource, num_spans, config.pool.batch_rows)
     prepared = map_tasks(prompts, prepare, "prepare", config.pool.batch_rows, PREPARE_CPUS)
-    arguments = {"load": load, "tally": tally}
+    arguments = {"load": load, "tally": tally, "flow": flow}
     drawn = map_actors(prepared, image_stage.Synthesize, (config, coded, stamp), arguments, config.pool)
     if not config.sink.images:
         return drawn
@@ -108,9 +123,11 @@ def synthesis_dataset(
 # --- the stages ----------------------------------------------------------------------------------------------------
 
 
-def read_batches(datasource: Datasource, num_spans: int, batch_rows: int) -> Dataset:
+def read_batches(
+    datasource: Datasource, num_spans: int, batch_rows: int, max_ahead_bytes: int | None = None
+) -> Dataset:
     """Read and cut."""
-    configure(DataContext.get_current())
+    configure(DataContext.get_current(), max_ahead_bytes)
     return cut(ray.data.read_datasource(datasource, override_num_blocks=num_spans), batch_rows)
 
 

@@ -37,6 +37,9 @@ MAX_MESSAGE_CHARS = 500
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
 """What is taken for an image; formats that run interpreters or embed files (EPS, PDF, ICO, …) are left out."""
 
+MAX_ASPECT = 200
+"""Processors that bring the shorter side to a fixed size would make gigabytes of a thread; Qwen's refuse the same."""
+
 _TURNS = {
     2: (Image.Transpose.FLIP_LEFT_RIGHT,),
     3: (Image.Transpose.ROTATE_180,),
@@ -109,6 +112,10 @@ def _open(data: bytes, max_pixels: int) -> Image.Image:
         raise RowError(
             "image_too_large",
             f"{image.width} x {image.height} pixels are more than source.max_image_pixels ({max_pixels})",
+        )
+    if max(image.size) > MAX_ASPECT * min(image.size):
+        raise RowError(
+            "unsupported_image", f"sides of {image.width} and {image.height} pixels are more than {MAX_ASPECT} to 1"
         )
     return image
 

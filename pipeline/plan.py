@@ -27,6 +27,7 @@ from pipeline.layout import OutputDir
 from pipeline.manifest import Manifest, freeze
 from pipeline.media import DecodeOptions, decode_table
 from pipeline.rows import result_schema
+from pipeline.video import checks
 
 if TYPE_CHECKING:
     from actors.image_pair import ImagePairInfo
@@ -88,6 +89,11 @@ class Plan(JobPlan):
         return SpanDatasource(self.config.source, self.manifest, self.fields, self.limit)
 
     @property
+    def num_results(self) -> int | None:
+        """As many as samples, unless one sample may become several rows."""
+        return None if self.config.multiplies_rows else self.datasource.num_samples
+
+    @property
     def asking(self) -> Asking:
         """What rows are asked."""
         return Asking.of(self.config, self.pair.front_end.special_tokens)
@@ -124,6 +130,7 @@ def make_plan(config: CaptionJob, limit: int | None = None, probe_output: bool =
     import actors.pair  # torch and transformers, which a refusal above need not wait for
 
     pair = actors.pair.check(config)
+    checks.check(config.source, pair.front_end.takes_videos, config.model.target.path)
     manifest = freeze(config.source, Asking.of(config), config.sink.keep_columns)
     plan = Plan(config, pair, manifest, output, limit)
     check_plan(plan, probe_output)

@@ -40,7 +40,7 @@ ERROR_CODES: dict[str, str] = {
     "not_an_image": "the bytes are no image of a known format",
     "broken_image": "the image is truncated or damaged",
     "image_too_large": "the image has more bytes or pixels than the source section allows",
-    "unsupported_image": "the pixels have no defined range or colour (floating point, 32-bit integers, Lab)",
+    "unsupported_image": "pixels without a defined range or colour (floating point, Lab), or sides beyond 200 to 1",
     "not_a_video": "the bytes are no video of a known format",
     "no_video_stream": "the file holds no moving picture, only sound or cover art",
     "broken_video": "the video is truncated or damaged",

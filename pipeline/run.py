@@ -13,19 +13,22 @@ from typing import Any
 import yaml
 from ray.data import Dataset
 
+from actors.engine_thread import ReportWaits, Waits
 from actors.results import Stamp, Tally
-from pipeline import progress, ray_session
+from pipeline import flow, progress, ray_session
 from pipeline.datasink import ParquetSink
 from pipeline.plan import JobPlan
 from pipeline.provenance import code_revision, versions
 from pipeline.summary import Summary
 
-Build = Callable[[Stamp, Tally | None], Dataset]
+Build = Callable[[Stamp, Tally | None, ReportWaits], Dataset]
 """From what rows say about the run, and where actors report, to the dataset of results."""
 
 
-def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> float:
-    """Take the attempt, write `_job/`, and run the graph; returns the seconds from the first task to the last file.
+def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> tuple[float, Waits]:
+    """Take the attempt, write `_job/`, and run the graph.
+
+    Returns the seconds from the first task to the last file, and who waited for whom meanwhile.
 
     Raises:
         ConfigError: another job has taken the output meanwhile.
@@ -36,11 +39,12 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
     config = plan.config
     kept = [field for field in plan.schema if field.name in config.sink.keep_columns]
     sink = ParquetSink(plan.output, config.sink, plan.job_id, attempt, kept, plan.schema, rows_per_group)
-    with ray_session.session(config.job), progress.shown(plan.num_results, config.job.progress) as tally:
-        dataset = build(plan.stamp(attempt), tally)
+    shown = progress.shown(plan.num_results, config.job.progress)
+    with ray_session.session(config.job), flow.measured() as waits, shown as tally:
+        dataset = build(plan.stamp(attempt), tally, waits.report)
         began_s = time.monotonic()
         dataset.write_datasink(sink)
-        return time.monotonic() - began_s
+        return time.monotonic() - began_s, waits.total()
 
 
 def close(plan: JobPlan, done: Summary, preview: Callable[[], str]) -> None:
@@ -49,7 +53,7 @@ def close(plan: JobPlan, done: Summary, preview: Callable[[], str]) -> None:
     Raises:
         RuntimeError: rows are missing from the output.
     """
-    check_accounted(plan, done.num_samples)
+    check_accounted(plan, done)
     plan.output.write_json("_job/summary.json", done.to_json())
     if plan.limit is not None:
         plan.output.write_bytes("_job/preview.html", preview().encode())
@@ -74,8 +78,14 @@ def write_provenance(plan: JobPlan) -> None:
     plan.output.write_json("_job/versions.json", record)
 
 
-def check_accounted(plan: JobPlan, num_written: int) -> None:
+def check_accounted(plan: JobPlan, done: Summary) -> None:
     """Refuse to call a job done whose output does not hold every row that was planned."""
+    where = plan.output.shown()
     expected = plan.num_results
-    if expected is not None and num_written != expected:
-        raise RuntimeError(f"{expected} rows were planned and {num_written} are in {plan.output.shown()}")
+    if expected is not None and done.num_samples != expected:
+        raise RuntimeError(f"{expected} rows were planned and {done.num_samples} are in {where}")
+    inputs = plan.datasource.num_samples
+    if expected is None and inputs is not None and done.num_inputs != inputs:
+        raise RuntimeError(f"{inputs} samples were planned and rows of {done.num_inputs} are in {where}")
+    if done.num_missing_clips:
+        raise RuntimeError(f"{done.num_missing_clips} clips of videos are missing in {where}")

@@ -1,7 +1,8 @@
 """The closing summary: what a job did, counted from what it wrote.
 
-Reads `data/` and `errors/` column by column; the wall time is the one number that it is told. The acceptance length is
-1 + accepted drafts / verify steps, the bonus token included (as vLLM counts; SpecVLM, LVSpec and SAGE leave it out).
+Reads `data/` and `errors/` column by column; the wall time and who waited for whom are all that it is told. The
+acceptance length is 1 + accepted drafts / verify steps, the bonus token included (as vLLM counts; SpecVLM, LVSpec and
+SAGE leave it out).
 """
 
 from __future__ import annotations
@@ -14,14 +15,20 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from actors.engine_thread import Waits
+from pipeline import storage
 from pipeline.layout import DATA, ERRORS, OutputDir
 
 COLUMNS = ("status", "error_type", "num_generated_tokens", "telemetry")
+PLACES = ("clip_index", "num_clips", "prompt_index")
+"""Which of the rows made of one sample a row is; null where it is the only one."""
 CONVENTION = "1 + accepted drafts / steps, the bonus token included"
 BAR_WIDTH = 30
+NO_WAITS = Waits()
 SUMMED = (
     "wall_s",
     "num_samples",
+    "num_inputs",
     "num_generated_tokens",
     "num_steps",
     "num_draft_tokens",
@@ -40,7 +47,11 @@ class Summary:
     method: str
     verify_mode: str
     wall_s: float
+    waits: Waits = NO_WAITS
     num_samples: int = 0
+    num_inputs: int = 0
+    """Samples that the rows were made of."""
+    num_missing_clips: int = 0
     by_status: dict[str, int] = field(default_factory=dict)
     errors_by_type: dict[str, int] = field(default_factory=dict)
     num_generated_tokens: int = 0
@@ -92,6 +103,8 @@ class Summary:
         """Plain data for `_job/summary.json`: the totals, and what follows from them."""
         return {
             **asdict(self),
+            "actors_waited_share": self.waits.actors_waited,
+            "input_waited_share": self.waits.input_waited,
             "num_errors": self.num_errors,
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,
@@ -114,6 +127,7 @@ class Summary:
     def lines(self) -> list[tuple[str, str]]:
         """The summary as (label, value), to be shown alone or beside another's."""
         total_ms = max(self.engine_s * 1000, 1e-9)
+        actors, rows = self.waits.actors_waited, self.waits.input_waited
         split = (("prefill", self.prefill_ms), ("draft", self.draft_ms), ("verify", self.verify_ms))
         lines = [
             ("method", f"{self.method} ({self.verify_mode})"),
@@ -125,6 +139,7 @@ class Summary:
             ("tokens/engine s", f"{self.tokens_per_engine_s:,.0f}"),
             ("tokens", f"{self.num_generated_tokens:,} in {self.num_steps:,} steps"),
             ("engine time", ", ".join(f"{name} {100 * ms / total_ms:.0f} %" for name, ms in split)),
+            ("waiting", f"actors for input {_percent(actors)}, input for actors {_percent(rows)}"),
             ("acceptance length", f"{self.mean_acceptance_length:.2f}"),
         ]
         for position, share in enumerate(self.acceptance_by_position, start=1):
@@ -135,17 +150,20 @@ class Summary:
 Kind = TypeVar("Kind", bound=Summary)
 
 
-def summarise(output: OutputDir, job_id: str, method: str, verify_mode: str, wall_s: float) -> Summary:
-    """Count what lies in the output; `wall_s` is the time from the first task to the last file."""
-    return count(output, Summary(job_id, method, verify_mode, max(wall_s, 1e-9)))
+def summarise(
+    output: OutputDir, job_id: str, method: str, verify_mode: str, wall_s: float, waits: Waits = NO_WAITS
+) -> Summary:
+    """Count what lies in the output; `wall_s` is the time from the first task to the last file, `waits` who waited."""
+    return count(output, Summary(job_id, method, verify_mode, max(wall_s, 1e-9), waits))
 
 
 def count(output: OutputDir, summary: Kind) -> Kind:
     """Count what lies in the output into an empty summary of any kind."""
     by_status: Counter[str] = Counter()
     by_error: Counter[str] = Counter()
-    for table in read_tables(output, (DATA, ERRORS), COLUMNS):
+    for table in read_tables(output, (DATA, ERRORS), (*COLUMNS, *PLACES)):
         summary.num_samples += table.num_rows
+        _count_inputs(summary, table)
         by_status.update(table.column("status").to_pylist())
         by_error.update(name for name in table.column("error_type").to_pylist() if name)
         summary.num_generated_tokens += sum(table.column("num_generated_tokens").to_pylist())
@@ -154,6 +172,17 @@ def count(output: OutputDir, summary: Kind) -> Kind:
     summary.by_status = dict(sorted(by_status.items()))
     summary.errors_by_type = dict(by_error.most_common())
     return summary
+
+
+def _count_inputs(summary: Summary, table: pa.Table) -> None:
+    """Count samples by the first row made of each, and clips against what the first clip of a video promises."""
+    if not set(PLACES) <= set(table.column_names):
+        summary.num_inputs += table.num_rows
+        return
+    for clip, num_clips, prompt in zip(*(table.column(name).to_pylist() for name in PLACES), strict=True):
+        summary.num_inputs += not clip and not prompt
+        if clip is not None:
+            summary.num_missing_clips += (num_clips if clip == 0 else 0) - 1
 
 
 def _add_histogram(summary: Summary, histogram: Sequence[int]) -> None:
@@ -169,10 +198,11 @@ def read_tables(output: OutputDir, folders: Sequence[str], columns: Sequence[str
         for name in output.list_files(folder):
             if not name.endswith(".parquet"):
                 continue
-            with output.filesystem.open(output.path(f"{folder}/{name}"), "rb") as file:
+            with storage.open_file(output.filesystem, output.path(f"{folder}/{name}")) as file:
                 parquet = pq.ParquetFile(file)
                 for group in range(parquet.num_row_groups):
-                    yield parquet.read_row_group(group, columns=list(columns))
+                    there = [name for name in columns if name in parquet.schema_arrow.names]
+                    yield parquet.read_row_group(group, columns=there)
 
 
 def combine(parts: Sequence[Summary]) -> Summary:
@@ -181,6 +211,7 @@ def combine(parts: Sequence[Summary]) -> Summary:
     by_status: Counter[str] = Counter()
     by_error: Counter[str] = Counter()
     for part in parts:
+        total.waits += part.waits
         for name in SUMMED:
             setattr(total, name, getattr(total, name) + getattr(part, name))
         by_status.update(part.by_status)
@@ -214,6 +245,10 @@ def show_side_by_side(left: Summary, right: Summary) -> str:
         f"{label:<{label_width}}  {left_lines.get(label, ''):<{value_width}}  {right_lines.get(label, '')}".rstrip()
         for label in labels
     )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def _listing(counts: dict[str, int]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from configs.schema import Source
 from configs.video import DEFAULT_NUM_FRAMES
@@ -230,6 +231,17 @@ def clip_column(cells: Sequence[Sequence[DecodedClip]]) -> pa.Array:
     parts = [pa.array(values[field.name], field.type) for field in rows.CLIP]
     offsets = np.concatenate([[0], np.cumsum([len(cell) for cell in cells])]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.StructArray.from_arrays(parts, fields=list(rows.CLIP)))
+
+
+def some_frames(cell: Sequence[Mapping[str, Any]], count: int) -> list[NDArray[np.uint8]]:
+    """At most `count` frames (height, width, 3) of one row's clips, evenly spaced, out of the column's Python value."""
+    frames = [
+        frame
+        for clip in cell
+        for frame in np.frombuffer(clip["rgb"], np.uint8).reshape(clip["num_frames"], clip["height"], clip["width"], 3)
+    ]
+    places = np.linspace(0, len(frames) - 1, min(count, len(frames))).round().astype(int)
+    return [frames[place] for place in places]
 
 
 def span_columns(spans: Sequence[Span]) -> dict[str, pa.Array]:

@@ -79,6 +79,8 @@ class VideoWorker:
         self._requests = self._answers = -1
         self._num_videos = 0
         self.num_started = 0
+        self.held_bytes = 0
+        """What the process had in memory after the last video; 0 where it is gone or the system does not say."""
 
     def decode(self, path: str) -> list[DecodedClip]:
         """The clips of the video at `path`.
@@ -115,9 +117,10 @@ class VideoWorker:
         """End the process."""
         self._end()
 
-    def memory_bytes(self) -> int:
-        """What the running process has in memory; 0 where there is none, or where the system does not say."""
-        return 0 if self._process is None else resident_bytes(self._process.pid)
+    @property
+    def pid(self) -> int | None:
+        """The running process's number; None where there is none."""
+        return None if self._process is None else self._process.pid
 
     # --- the process -----------------------------------------------------------------------------------------------
 
@@ -175,8 +178,8 @@ class VideoWorker:
 
     def _recycle(self, process: subprocess.Popen[bytes]) -> None:
         """End a process that has decoded its share of videos or holds half of what it may."""
-        grown = resident_bytes(process.pid) > self._limits.worker_max_bytes // 2
-        if grown or self._num_videos >= self._limits.worker_max_videos:
+        self.held_bytes = resident_bytes(process.pid)
+        if self.held_bytes > self._limits.worker_max_bytes // 2 or self._num_videos >= self._limits.worker_max_videos:
             self._end()
 
     def _end(self) -> str:

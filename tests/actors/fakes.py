@@ -41,6 +41,10 @@ class FakeEngine:
     def has_work(self) -> bool:
         return bool(self.waiting or self.active)
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting)
+
     def submit(self, request: Request) -> None:
         self.threads.add(threading.get_ident())
         self.waiting.append(request)

@@ -15,7 +15,7 @@ from actors.results import Stamp
 from pipeline.graph import caption_dataset
 from pipeline.rows import result_schema
 from tests.actors.fakes import fake_job
-from tests.jobs.stand_ins import LoadFake, RowsInMemory, as_it_is
+from tests.jobs.stand_ins import LoadFake, RowsInMemory, as_it_is, seven_of_each
 
 STAMP = Stamp("job-1", 1, "f00d")
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -68,6 +68,20 @@ def test_the_result_does_not_depend_on_spans_batches_or_the_number_of_actors() -
     alone = by_id(blocks_of(dataset_of(spans_of(48, 48), batch_rows=48)))
     assert alone[7]["generated_text"] == "user: <image> ask 7 / [126]"
     assert by_id(blocks_of(dataset_of(spans_of(48, 10), min_size=2, max_size=2))) == alone
+
+
+def test_rows_made_of_one_are_cut_into_batches_again_and_keep_their_order() -> None:
+    job = fake_job(
+        pool={"slots": 4, "batch_rows": 8}, source={"kind": "videos", "path": "in", "video": {"clip_s": 1.0}}
+    )
+    source = RowsInMemory(spans_of(5, 2))
+    dataset = caption_dataset(job, source, 3, seven_of_each, result_schema(), STAMP, load=LoadFake())
+    blocks = blocks_of(dataset)
+    assert max(block.num_rows for block in blocks) <= 16
+    ids = [sample_id for block in blocks for sample_id in block["sample_id"].to_pylist()]
+    assert sorted(ids) == [f"s{index:03}@{clip}" for index in range(5) for clip in range(7)]
+    for block in blocks:
+        assert block["sample_id"].to_pylist() == sorted(block["sample_id"].to_pylist())
 
 
 def test_an_actor_killed_in_mid_batch_changes_nothing_in_the_result(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from actors.engine_thread import Waits
 from actors.generate import result_values, unrun_values
 from actors.results import telemetry_values
 from configs.schema import Sink
@@ -85,6 +86,37 @@ def test_the_text_names_every_number_and_the_convention(output: OutputDir) -> No
     assert "engine time        prefill 10 %, draft 20 %, verify 70 %" in text
     assert "  position 2       ███████████████··············· 0.50" in text
     assert "the bonus token included" in text
+
+
+def test_samples_are_counted_by_their_first_rows_and_clips_that_are_missing_are_told(tmp_path: Path) -> None:
+    directory = OutputDir(str(tmp_path))
+    places = [  # (clip_index, num_clips, prompt_index)
+        *[(index, 3, None) for index in range(3)],  # a video in three clips
+        *[(index, 2, prompt) for index in range(2) for prompt in range(2)],  # two clips, each asked twice
+        (None, None, None),  # an image
+        (None, None, 0),
+        (None, None, 1),  # an image asked twice
+    ]
+    table = result_table([completion_of((1,), 2)] * len(places), [])
+    for place, name in enumerate(summary.PLACES):
+        column = table.schema.get_field_index(name)
+        table = table.set_column(
+            column, table.schema.field(column), pa.array([row[place] for row in places], pa.int32())
+        )
+    sink = ParquetSink(directory, Sink(path=str(tmp_path)), "job", 1)
+    sink.write_task([table], 0)
+    whole = summary.summarise(directory, "job", "chain", "lossless", 1.0)
+    assert (whole.num_samples, whole.num_inputs, whole.num_missing_clips) == (10, 4, 0)
+    sink.write_task([table.slice(0, 2)], 1)
+    assert summary.summarise(directory, "job", "chain", "lossless", 1.0).num_missing_clips == 1
+
+
+def test_who_waited_for_whom_is_told_as_shares(output: OutputDir) -> None:
+    found = summary.summarise(output, "job", "chain", "lossless", 2.0, Waits(idle_s=1.0, queued_s=3.0, total_s=4.0))
+    assert "waiting            actors for input 25 %, input for actors 75 %" in summary.show(found)
+    told = found.to_json()
+    assert (told["actors_waited_share"], told["input_waited_share"]) == (0.25, 0.75)
+    assert summary.combine([found, found]).waits == Waits(2.0, 6.0, 8.0)
 
 
 def test_combining_two_jobs_equals_counting_both_at_once(output: OutputDir) -> None:

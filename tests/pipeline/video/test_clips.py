@@ -243,6 +243,16 @@ def test_a_videos_source_has_no_columns(tmp_path) -> None:
         decoded(tmp_path, "videos", prompt=Prompt(text="{name}?"))
 
 
+def test_some_frames_of_a_row_are_evenly_spaced_over_all_its_clips() -> None:
+    cell = [
+        {"num_frames": count, "height": 1, "width": 1, "rgb": bytes(value for n in range(count) for value in [n] * 3)}
+        for count in (5, 2)
+    ]
+    assert [int(frame[0, 0, 0]) for frame in clips.some_frames(cell, 3)] == [0, 3, 1]
+    assert len(clips.some_frames(cell, 99)) == 7
+    assert clips.some_frames([], 4) == []
+
+
 def test_ids_of_clips_say_seconds_without_needless_zeros() -> None:
     assert clips.Span(0, 2, 0.0, 10.0).name("a#0") == "a#0@0-10"
     assert clips.Span(1, 2, 7.5, 15.0).name("x") == "x@7.5-15"

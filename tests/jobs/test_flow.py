@@ -1,0 +1,30 @@
+"""What actors report of their waiting arrives at the driver, and the bound on what is read ahead is Ray's own."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from ray.data import DataContext
+
+from actors.engine_thread import Waits
+from pipeline import flow
+from pipeline.graph import configure
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_the_last_report_of_each_actor_counts() -> None:
+    with flow.measured() as measured:
+        assert measured.total() == Waits()
+        measured.report("a", Waits(1.0, 1.0, 4.0))
+        measured.report("b", Waits(0.0, 3.0, 3.0))
+        measured.report("a", Waits(2.0, 1.0, 5.0))
+        assert measured.total() == Waits(2.0, 4.0, 8.0)
+
+
+def test_the_bound_on_bytes_ahead_is_set_and_taken_back() -> None:
+    context = DataContext.get_current()
+    configure(context, 123 << 20)
+    assert context.execution_options.resource_limits.object_store_memory == 123 << 20
+    configure(context)
+    assert context.execution_options.resource_limits.object_store_memory == math.inf
