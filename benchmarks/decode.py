@@ -1,7 +1,8 @@
 """How fast media are decoded, what the decoders' process holds meanwhile, and whether an actor has to wait for input.
 
-    python -m benchmarks.decode                      # all three parts; writes results/decode.json
-    python -m benchmarks.decode --only throughput    # one part, printed only (throughput, memory, waits)
+    python -m benchmarks.decode                      # all three parts, printed and written to results/decode.json
+    python -m benchmarks.decode --only throughput    # one part (throughput, memory, waits); the others stay as they are
+    python -m benchmarks.decode --quick              # a tenth of the rows, printed only
 
 Throughput is rows per second of CPU time, parent and decoders' process together: what one core does, whatever else
 the machine is doing. Memory is the resident size of the decoders' process after each video, over 2,000 videos of two
@@ -15,18 +16,15 @@ import argparse
 import json
 import os
 import platform
-import resource
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import av
-import numpy as np
 
 from actors.results import Stamp
 from benchmarks.media_files import FPS, encode_jpeg, photograph, write_video
@@ -41,7 +39,7 @@ from pipeline.media import DecodeOptions, decode_image, decode_table
 from pipeline.ray_session import session
 from pipeline.rows import result_schema
 from pipeline.video.sampling import Sampling
-from pipeline.video.worker import Limits, VideoWorker
+from pipeline.video.worker import Limits, VideoWorker, resident_bytes
 
 RESULTS = Path(__file__).parent / "results" / "decode.json"
 SIDE_PX = 336
@@ -49,6 +47,7 @@ NUM_FRAMES = 8
 NEVER = 10**9
 WINDOW_S = 10.0
 DECODERS = ("auto", "decord", "pyav")
+PARTS = ("throughput", "memory", "waits")
 
 
 # --- throughput ----------------------------------------------------------------------------------------------------
@@ -112,31 +111,29 @@ def memory(folder: Path, num_short: int, num_long: int, long_s: int) -> dict[str
         "decord_never_replaced": ("decord", NEVER),
         "pyav_never_replaced": ("pyav", NEVER),
     }
-    told = {name: _hold(plan, long, decoder, most) for name, (decoder, most) in runs.items()}
+    told = {name: _hold(plan, decoder, most) for name, (decoder, most) in runs.items()}
     return {"num_short": num_short, "num_long": num_long, "long_s": long_s, "runs": told}
 
 
-def _hold(plan: list[str], long: Path, decoder: str, worker_max_videos: int) -> dict[str, Any]:
-    """Peaks of memory over a run, every twentieth video, and where they were."""
+def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> dict[str, Any]:
+    """Peaks of resident memory over a run, of the decoders' process and of the one that it answers."""
     limits = Limits(max_side_px=224, worker_max_videos=worker_max_videos, timeout_s=600.0)
     worker = VideoWorker(decoder, Sampling(num_frames=NUM_FRAMES, clip_s=WINDOW_S), limits)
-    resident, num_clips = [], 0
-    began_s = time.monotonic()
+    resident, parent, num_clips = [], [], 0
     for path in plan:
         num_clips += len(worker.decode(path))
         resident.append(worker.held_bytes)
-    parent = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        parent.append(resident_bytes(os.getpid()))
     num_started = worker.num_started
     worker.close()
-    first, rest = max(resident[:100]), max(resident[100:], default=0)
     return {
         "num_videos": len(plan),
         "num_clips": num_clips,
         "num_processes": num_started,
-        "wall_s": round(time.monotonic() - began_s, 1),
-        "peak_mib_first_100": _mib(first),
-        "peak_mib_after": _mib(rest),
-        "parent_peak_mib": _mib(parent),
+        "peak_mib_first_100": _mib(max(resident[:100])),
+        "peak_mib_after": _mib(max(resident[100:], default=0)),
+        "parent_peak_mib_first_100": _mib(max(parent[:100])),
+        "parent_peak_mib_after": _mib(max(parent[100:], default=0)),
         "peak_mib_every_20": [_mib(max(resident[start : start + 20])) for start in range(0, len(resident), 20)],
     }
 
@@ -252,28 +249,31 @@ def _run_graph(videos: Path, row_s: float) -> dict[str, Any]:
 def main(arguments: list[str] | None = None) -> int:
     """Run; see the module's docstring."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__)
-    parser.add_argument("--only", choices=("throughput", "memory", "waits"), help="run one part, and write nothing")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rows")
+    parser.add_argument("--only", choices=PARTS, help="run one part")
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows, and nothing is written")
     options = parser.parse_args(arguments)
     scale = 10 if options.quick else 1
-    results: dict[str, Any] = {
-        "machine": platform.processor() or platform.machine(),
-        "av": av.__version__,
-        "numpy": np.__version__,
-    }
     parts: dict[str, Callable[[Path], dict[str, Any]]] = {
         "throughput": lambda folder: throughput(folder, 400 // scale),
-        "memory": lambda folder: memory(folder, 2000 // scale, 10 // scale or 1, 600 // scale),
+        "memory": lambda folder: memory(folder, 2000 // scale, 10 // scale, 600 // scale),
         "waits": lambda folder: waits(folder, 160 // scale, _decoder_rate(folder)),
     }
     for name, run in parts.items():
         if options.only in (None, name):
             with tempfile.TemporaryDirectory() as folder:
-                results[name] = run(Path(folder))
-            print(json.dumps(results[name], indent=1), file=sys.stderr, flush=True)
-    if options.only is None and not options.quick:
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
+                found = run(Path(folder))
+            print(json.dumps({name: found}, indent=1), flush=True)
+            if not options.quick:
+                _keep(name, found)
     return 0
+
+
+def _keep(name: str, found: dict[str, Any]) -> None:
+    """Put one part into the committed results."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    versions = {"machine": platform.machine(), **{name: version(name) for name in ("av", "decord")}}
+    results[name] = versions | found
+    RESULTS.write_text(json.dumps({part: results[part] for part in PARTS if part in results}, indent=1) + "\n")
 
 
 def _decoder_rate(folder: Path) -> float:

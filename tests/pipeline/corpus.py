@@ -10,23 +10,19 @@ import gzip
 import io
 import json
 import random
-import resource
 import struct
-import sys
 import tarfile
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from configs.schema import Fetch, Prompt, Source, SourceColumns
-from pipeline import datasource, manifest, media
-from pipeline.asking import Asking
 from tests.pipeline.shards import encode, tar_bytes
+from tests.pipeline.video import damaged
 
 OK = frozenset({""})
 DAMAGED = frozenset({"", "broken_image", "not_an_image", "unsupported_image", "image_too_large"})
@@ -463,57 +459,40 @@ def write_lines(folder: Path) -> int:
     return 2 * len(lines)
 
 
-def all_cases() -> Iterator[str]:
-    """The name of every input, for counting."""
-    yield from pictures()
-    yield from uris()
-    yield from PROMPTS
-    yield from IDS
-    yield from damaged_parquets()
-    yield from damaged_tars()
-    yield from map(repr, damaged_lines())
+def write_videos(folder: Path) -> dict[str, frozenset[str]]:
+    """Damaged videos, files that are none, sound ones between them, and one that is to end its decoder; codes by id."""
+    folder.mkdir(parents=True)
+    cases = {name: (data, damaged.CODES | OK) for name, data in damaged.DAMAGED.items()}
+    cases |= {name: (data, codes("not_a_video")) for name, data in damaged.NONE.items()}
+    cases |= {name: (data, codes("broken_video", "no_video_stream")) for name, data in damaged.HEADER_ONLY.items()}
+    cases |= {"a_sound_one": (damaged.MP4, OK), "mortal": (damaged.MP4, codes("decoder_died"))}
+    cases |= {"mortals_neighbour": (damaged.MP4, OK), "zz_a_sound_one": (damaged.WEBM, OK)}
+    for name, (data, _) in cases.items():
+        (folder / f"{name}.mp4").write_bytes(data)
+    return {f"{name}.mp4#0": allowed for name, (_, allowed) in cases.items()}
 
 
-# --- the stages without Ray ----------------------------------------------------------------------------------------
-
-
-def decode_everything(source: Source, asking: Asking) -> dict[str, str]:
-    """Every row's code by id, after reading and decoding span by span as the job's tasks do."""
-    frozen = manifest.freeze(source, asking)
-    options = media.DecodeOptions.of(source, frozen.root, asking)
-    spans = datasource.SpanDatasource(source, frozen, tuple(asking.fields()))
-    found: list[tuple[str, str]] = []
-    for task in spans.get_read_tasks(1):
-        for table in task():
-            for start in range(0, table.num_rows, 16):
-                decoded = media.decode_table(table.slice(start, 16), options)
-                found += zip(decoded["sample_id"].to_pylist(), decoded["error_type"].to_pylist(), strict=True)
-    assert len(found) == len({sample_id for sample_id, _ in found}), "an id is there twice"
-    assert spans.num_samples in (None, len(found)), "rows are missing"
-    return dict(found)
-
-
-def rows_source(folder: Path) -> Source:
-    columns = SourceColumns(image="image")
-    fetch = Fetch(timeout_s=1.0, max_attempts=1)
-    schemes = ("file", "data", "http", "https")
-    return Source(kind="parquet", path=str(folder), columns=columns, id_column="id", uri_schemes=schemes, fetch=fetch)
-
-
-def main(folder: Path) -> None:
-    """Write all three corpora, decode them, and print what came of it and how much memory it took."""
-    write_rows(folder / "rows")
-    write_tars(folder / "tars")
-    write_lines(folder / "lines")
-    ask = Asking(Prompt(text="{ask}"), special_tokens=("<image>", "</s>"))
-    found = {
-        "rows": decode_everything(rows_source(folder / "rows"), ask),
-        "tars": decode_everything(Source(kind="webdataset", path=str(folder / "tars")), Asking(Prompt(text="x"))),
-        "lines": decode_everything(Source(kind="jsonl", path=str(folder / "lines"), span_max_rows=10), ask),
+def all_cases() -> dict[str, list[str]]:
+    """The names of all inputs by sort, for counting."""
+    return {
+        "pictures": list(pictures()),
+        "URIs": list(uris()),
+        "prompts": list(PROMPTS),
+        "ids": IDS,
+        "Parquet": list(damaged_parquets()),
+        "tars": list(damaged_tars()),
+        "lines": [repr(line) for line in damaged_lines()],
+        "videos": [*damaged.DAMAGED, *damaged.NONE, *damaged.HEADER_ONLY],
     }
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    print(json.dumps({"codes": found, "peak_mib": peak_kib // 1024}))
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+def rows_source(folder: Path) -> dict[str, Any]:
+    """The source section for what `write_rows` has written."""
+    return {
+        "kind": "parquet",
+        "path": str(folder),
+        "columns": {"image": "image"},
+        "id_column": "id",
+        "uri_schemes": ["file", "data", "http", "https"],
+        "fetch": {"timeout_s": 1.0, "max_attempts": 1},
+    }
