@@ -1,4 +1,4 @@
-"""Checking and loading what image targets and their drafters are made of: LlamaGens, EAGLE heads, Medusa heads.
+"""Checking and loading what image targets and drafters are made of: LlamaGens, text encoders, EAGLE and Medusa heads.
 
 Knows checkpoints and sizes; how a pair is put together is `actors.image_pair`'s business.
 """
@@ -13,11 +13,12 @@ import torch
 from actors.method import build_tree
 from configs.drafters import EagleDrafter, MedusaDrafter
 from configs.load import ConfigError
-from configs.schema import Weights
-from configs.synthesis import SynthesizeJob
+from configs.schema import Checkpoint, Weights
+from configs.synthesis import SynthesizeJob, TextEncoder
 from models.checkpoints import CheckpointError, CheckpointRef
 from models.eagle import EagleNetwork
 from models.llamagen.checkpoints import load_gpt, read_gpt_shape
+from models.llamagen.condition import T5Condition, load_t5
 from models.llamagen.eagle import load_image_eagle, read_image_eagle_shape
 from models.llamagen.shape import GptShape
 from models.llamagen.target import LlamaGenTarget
@@ -29,8 +30,9 @@ ImageDrafter = LlamaGenTarget | EagleNetwork | MedusaHeads
 
 def read_at(where: str, weights: Weights, read: Callable[[CheckpointRef], Found]) -> Found:
     """What `read` finds at a checkpoint; its complaint under the dotted path `where`."""
+    brings_code = isinstance(weights, Checkpoint) and weights.allow_remote_code
     try:
-        return read(CheckpointRef(weights.path, weights.revision))
+        return read(CheckpointRef(weights.path, weights.revision, brings_code))
     except CheckpointError as error:
         raise ConfigError(f"{where}: {error}") from None
 
@@ -93,6 +95,15 @@ def load_gpt_target(where: str, weights: Weights, guided: bool) -> LlamaGenTarge
     """
     gpt = read_at(where, weights, lambda ref: load_gpt(ref, weights.dtype, place_of(weights)))
     return LlamaGenTarget(gpt, None, guided, weights.path)
+
+
+def load_text_encoder(where: str, encoder: TextEncoder, shape: GptShape) -> T5Condition:
+    """Load the T5 that reads prompts for a target of this shape.
+
+    Raises:
+        ConfigError: it is missing or torn, no T5, or of another width.
+    """
+    return read_at(where, encoder, lambda ref: load_t5(ref, shape, encoder.dtype, place_of(encoder), encoder.truncate))
 
 
 def load_drafter(config: SynthesizeJob, weights: Weights, target: LlamaGenTarget) -> ImageDrafter:

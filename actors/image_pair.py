@@ -19,6 +19,7 @@ from actors.image_drafters import (
     check_drafter,
     load_drafter,
     load_gpt_target,
+    load_text_encoder,
     place_of,
     read_at,
 )
@@ -35,7 +36,7 @@ from models.checkpoints import CheckpointRef, read_config
 from models.checkpoints import revision_of as revision_of_config
 from models.front_end import PromptError
 from models.llamagen.checkpoints import read_gpt_shape, revision_of
-from models.llamagen.condition import EmptyPrompt, PromptTooLong, T5Condition, check_t5, load_t5
+from models.llamagen.condition import EmptyPrompt, PromptTooLong, T5Condition, check_t5
 from models.llamagen.neighbours import CodebookError
 from models.llamagen.shape import GptShape, VqShape
 from models.llamagen.target import LlamaGenTarget
@@ -141,6 +142,7 @@ def check(config: SynthesizeJob) -> ImagePairInfo:
     target = read_at("model.target", model.target, read_gpt_shape)
     refs = {"target": model.target}
     _check_condition(config, target)
+    _check_interval(config.sampling.guidance_interval, target.num_image_tokens)
     if model.condition is not None:
         refs["condition"] = model.condition
     image_px = 0
@@ -176,6 +178,14 @@ def _check_condition(config: SynthesizeJob, target: GptShape) -> None:
         read_at("model.condition", config.model.condition, lambda ref: check_t5(ref, target))
 
 
+def _check_interval(interval: int, num_codes: int) -> None:
+    if interval + 1 >= num_codes:
+        raise ConfigError(
+            f"sampling.guidance_interval: {interval} guides the codes 0 … {interval + 1}, and an image of the target "
+            f"has {num_codes}; take -1 to guide all of them"
+        )
+
+
 def _check_codebook(config: SynthesizeJob, path: str, vq: VqShape, target: GptShape) -> None:
     if vq.codebook_size != target.vocab_size:
         raise ConfigError(
@@ -209,12 +219,7 @@ def load(config: SynthesizeJob, torch_threads: int | None = None) -> ImagePair:
     drafter = load_drafter(config, model.drafter, target) if model.drafter is not None and info.drafter_id else None
     text_encoder, codebook = None, None
     if model.condition is not None:
-        encoder, place = model.condition, place_of(model.condition)
-        text_encoder = read_at(
-            "model.condition",
-            encoder,
-            lambda ref: load_t5(ref, info.target, encoder.dtype, place, encoder.truncate),
-        )
+        text_encoder = load_text_encoder("model.condition", model.condition, info.target)
     if isinstance(config.method.acceptance, LanternAcceptance):
         assert model.vq is not None, "the schema asks for model.vq where the acceptance needs a codebook"
         cpu = torch.device("cpu")

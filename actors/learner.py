@@ -13,19 +13,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from actors.image_drafters import load_gpt_target, load_text_encoder, place_of, read_at
 from actors.pair import load_target
 from actors.teaching import ImageLessons, Lessons, TextLessons
 from configs.load import ConfigError
 from configs.schema import Weights
-from configs.synthesis import TextEncoder
 from configs.training import ImageTeaching, MedusaHead, TrainDrafterJob
 from models import checkpoints
-from models.checkpoints import CheckpointError, CheckpointRef
 from models.contract import TargetModel
 from models.eagle import save_eagle
 from models.head_training import EagleTask, HeadTask, MedusaTask, fresh_eagle, fresh_medusa
 from models.llamagen import checkpoints as gpt_files
-from models.llamagen.condition import T5Condition, check_t5, load_t5
+from models.llamagen.condition import check_t5
 from models.llamagen.eagle import image_eagle, image_eagle_shape, save_image_eagle
 from models.llamagen.pictures import square_pixels
 from models.llamagen.shape import GptShape
@@ -75,31 +74,18 @@ def check_target(job: TrainDrafterJob) -> str:
     Raises:
         ConfigError: one is missing or unreadable, or does not fit the others; names the dotted path.
     """
-    ref = _ref(job.target)
     if job.image is None:
-        try:
-            return checkpoints.revision_of(ref, checkpoints.read_config(ref))
-        except CheckpointError as error:
-            raise ConfigError(f"target: {error}") from None
-    try:
-        shape = gpt_files.read_gpt_shape(ref)
-        revision = gpt_files.revision_of(ref)
-    except CheckpointError as error:
-        raise ConfigError(f"target: {error}") from None
+        return read_at("target", job.target, lambda ref: checkpoints.revision_of(ref, checkpoints.read_config(ref)))
+    shape = read_at("target", job.target, gpt_files.read_gpt_shape)
+    revision = read_at("target", job.target, gpt_files.revision_of)
     is_class = job.image.columns.label is not None
     if is_class != (shape.condition == "class"):
         needed = "image.columns.label" if shape.condition == "class" else "a prompt or image.columns.features"
         raise ConfigError(f"target: {job.target.path} is {shape.condition}-conditional, so it is taught with {needed}")
     if job.image.condition is not None:
-        try:
-            check_t5(_ref(job.image.condition), shape)
-        except CheckpointError as error:
-            raise ConfigError(f"image.condition: {error}") from None
+        read_at("image.condition", job.image.condition, lambda ref: check_t5(ref, shape))
     if job.image.vq is not None:
-        try:
-            codebook_size = read_vq_shape(_ref(job.image.vq)).codebook_size
-        except CheckpointError as error:
-            raise ConfigError(f"image.vq: {error}") from None
+        codebook_size = read_at("image.vq", job.image.vq, read_vq_shape).codebook_size
         if codebook_size != shape.vocab_size:
             raise ConfigError(f"image.vq: it has {codebook_size} codes, and the target writes {shape.vocab_size}")
     return revision
@@ -129,29 +115,15 @@ def fresh_head(job: TrainDrafterJob, target: TargetModel) -> HeadTask:
 
 
 def _image_learner(job: TrainDrafterJob, image: ImageTeaching) -> Learner:
-    device = _device(job.target)
-    try:
-        gpt = gpt_files.load_gpt(_ref(job.target), job.target.dtype, device)
-    except CheckpointError as error:
-        raise ConfigError(f"target: {error}") from None
-    encoder = None if image.condition is None else _load_encoder(image.condition, gpt.shape)
+    gpt = load_gpt_target("target", job.target, guided=True).gpt
+    encoder = None if image.condition is None else load_text_encoder("image.condition", image.condition, gpt.shape)
     target = LlamaGenTarget(gpt, encoder, guided=True, name=job.target.path)
-    codes_of = None if image.vq is None else _encoder_of(_load_vq(image.vq), gpt.shape.grid)
+    codes_of = None if image.vq is None else _ImageCodes(_load_vq(image.vq), gpt.shape.grid)
     return Learner(target, fresh_head(job, target), ImageLessons(target, job, codes_of), gpt.shape)
 
 
 def _load_vq(weights: Weights) -> Vq:
-    try:
-        return load_vq(_ref(weights), weights.dtype, _device(weights))
-    except CheckpointError as error:
-        raise ConfigError(f"image.vq: {error}") from None
-
-
-def _load_encoder(encoder: TextEncoder, shape: GptShape) -> T5Condition:
-    try:
-        return load_t5(_ref(encoder), shape, encoder.dtype, _device(encoder), encoder.truncate)
-    except CheckpointError as error:
-        raise ConfigError(f"image.condition: {error}") from None
+    return read_at("image.vq", weights, lambda ref: load_vq(ref, weights.dtype, place_of(weights)))
 
 
 @dataclass(frozen=True)
@@ -165,16 +137,3 @@ class _ImageCodes:
         pixels = square_pixels(image, self.grid * self.vq.shape.factor)
         codes: NDArray[np.int64] = self.vq.encode(pixels[None].to(self.vq.codebook.device)).flatten().cpu().numpy()
         return codes
-
-
-def _encoder_of(vq: Vq, grid: int) -> _ImageCodes:
-    return _ImageCodes(vq, grid)
-
-
-def _ref(weights: Weights) -> CheckpointRef:
-    return CheckpointRef(weights.path, weights.revision, getattr(weights, "allow_remote_code", False))
-
-
-def _device(weights: Weights) -> torch.device:
-    wanted = weights.device
-    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if wanted == "auto" else wanted)

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.section import Device, Section
+from configs.section import Device, Place, Section
 
 
 class FullContext(Section):
@@ -31,7 +31,7 @@ class CaptionContext(Section):
     """Each image told by a small captioner (context C of TABED)."""
 
     kind: Literal["caption"] = "caption"
-    path: str
+    path: Place
     """The captioner's folder or hub id: any transformers image-text-to-text model."""
     revision: str | None = None
     prompt: str = "<CAPTION>"

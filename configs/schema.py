@@ -7,32 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from configs.acceptance import LanternAcceptance
 from configs.drafters import EagleDrafter, MedusaDrafter
 from configs.method import Method, ModelDrafter, NoDrafter
-from configs.section import Device, Section
+from configs.section import Device, Place, Section, without_credentials
 from configs.video import Video
 
 # --- source and prompt ---------------------------------------------------------------------------------------------
-
-_USER_IN_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*://[^/?#]*@")
-_SIGNED_QUERY = re.compile(r"[?&][^=&]*(sig|token|secret|passw|credential|key)[^=&]*=", re.IGNORECASE)
-
-
-Path = TypeVar("Path", str, str | tuple[str, ...])
-
-
-def _without_credentials(value: Path) -> Path:
-    """Refuse a URL that carries a user, a password or a signature: job files are written into the output."""
-    for url in (value,) if isinstance(value, str) else value:
-        if _USER_IN_URL.match(url) or ("://" in url and _SIGNED_QUERY.search(url)):
-            raise ValueError("a URL must not hold credentials; give them in the environment, as its driver reads it")
-    return value
 
 
 class SourceColumns(Section):
@@ -70,7 +55,7 @@ class Source(Section):
     """Where samples come from."""
 
     kind: Literal["parquet", "images", "videos", "webdataset", "jsonl", "csv", "text", "hf", "lance"]
-    path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], AfterValidator(_without_credentials)]
+    path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], AfterValidator(without_credentials)]
     """A file, a folder or a glob, or a list of those in one store; any fsspec URL."""
     columns: SourceColumns = SourceColumns()
     id_column: str | None = None
@@ -144,7 +129,7 @@ class RowColumns(Section):
 class Weights(Section):
     """One network's files, and where and in which type they are loaded."""
 
-    path: str
+    path: Place
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Device = "auto"
@@ -217,7 +202,7 @@ class Pool(EnginePool):
 class Sink(Section):
     """Where results go: `data/`, `errors/` and `_job/` under `path`."""
 
-    path: Annotated[str, AfterValidator(_without_credentials)]
+    path: Place
     keep_columns: tuple[str, ...] = ()
     """Input columns that travel through into every output row."""
     rows_per_file: Annotated[int, Field(ge=1)] = 10_000

@@ -1,13 +1,31 @@
-"""The strict base of every section of a job file, and a type that several of them share."""
+"""The strict base of every section of a job file, and types that several of them share."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import Annotated, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+_USER_IN_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*://[^/?#]*@")
+_SIGNED_QUERY = re.compile(r"[?&][^=&]*(sig|token|secret|passw|credential|key)[^=&]*=", re.IGNORECASE)
+
+Places = TypeVar("Places", str, str | tuple[str, ...])
+
+
+def without_credentials(value: Places) -> Places:
+    """Refuse a URL that carries a user, a password or a signature: job files are written into the output."""
+    for url in (value,) if isinstance(value, str) else value:
+        if _USER_IN_URL.match(url) or ("://" in url and _SIGNED_QUERY.search(url)):
+            raise ValueError("a URL must not hold credentials; give them in the environment, as its driver reads it")
+    return value
+
 
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d{1,4})?)$")]
 """Where a network runs, by torch's names; whether the machine has it shows where the network is loaded."""
+
+Place = Annotated[str, AfterValidator(without_credentials)]
+"""A path, a hub id or a URL, which may be shown and written down as it stands."""
 
 
 class Section(BaseModel):

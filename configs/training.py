@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from configs.schema import Checkpoint, Prompt, Source, Weights
-from configs.section import Section
+from configs.section import Place, Section
 from configs.synthesis import TextEncoder
 
 
@@ -133,7 +133,7 @@ class Workers(Section):
 class TrainingOutput(Section):
     """Where the head goes."""
 
-    path: str
+    path: Place
     """A folder of this machine, or one that all workers share; it becomes `model.drafter.path` of other jobs."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """What the head is written in; `auto` is the type in which the target was loaded."""

@@ -6,6 +6,7 @@ Knows transformers' loaders. Does not know which of the two models a checkpoint 
 from __future__ import annotations
 
 import hashlib
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,9 +52,14 @@ class CheckpointRef:
     revision: str | None = None
     allow_remote_code: bool = False
 
+    # Not pathlib's, which raise for names that are too long or lie behind a closed door.
     @property
     def is_folder(self) -> bool:
-        return bool(self.path) and Path(self.path).is_dir()
+        return bool(self.path) and os.path.isdir(self.path)
+
+    @property
+    def is_file(self) -> bool:
+        return os.path.isfile(self.path)
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments that every transformers loader gets."""

@@ -65,7 +65,7 @@ def find_files(ref: CheckpointRef, weights: bool = True) -> FoundFiles:
         CheckpointError: there is no such thing, or a folder in which no one file is the model's.
     """
     path = Path(ref.path)
-    if path.is_file():
+    if ref.is_file:
         return FoundFiles(ref.path, read_json(path.parent), (path,))
     if path.suffix in WEIGHT_SUFFIXES:
         return FoundFiles(ref.path, {}, (_fetch(ref),))
@@ -133,7 +133,7 @@ def revision_of(ref: CheckpointRef) -> str:
         CheckpointError: there is no such checkpoint.
     """
     path = Path(ref.path)
-    if path.is_file():
+    if ref.is_file:
         files = [path, *path.parent.glob("config.json")]
     elif path.suffix in WEIGHT_SUFFIXES:
         return _fetch(ref).parent.name

@@ -170,6 +170,14 @@ CASES: dict[str, tuple[Spoil, list[str]]] = {
     ),
     # checkpoints
     "a target that is not there": (overrides("model.target.path=/nowhere/t"), ["model.target", "/nowhere/t"]),
+    "a target whose name is longer than names can be": (
+        overrides(f"model.target.path={'t' * 300}.pt"),
+        ["model.target", "ttt.pt: no such file"],
+    ),
+    "a VQ model behind a name that is too long": (
+        overrides(f"model.vq.path=/tmp/{'v' * 5000}/x"),
+        ["model.vq", "no such folder"],
+    ),
     "a torn target": (torn_target, ["model.target", "t2i.pt"]),
     "a target that lacks a tensor": (incomplete_target, ["model.target", "layers.1.attention.wo.weight"]),
     "a VQ model as target": (vq_as_target, ["model.target", "VQ model"]),
@@ -190,6 +198,10 @@ CASES: dict[str, tuple[Spoil, list[str]]] = {
     "more neighbours than codes": (
         overrides(*LANTERN, "method.acceptance.k=61"),
         ["method.acceptance.k", "61 asks for 60 neighbours", "60 codes has 59"],
+    ),
+    "guidance beyond the last code": (
+        overrides("sampling.guidance_interval=15"),
+        ["sampling.guidance_interval: 15 guides the codes 0 … 16, and an image of the target has 16; take -1"],
     ),
     "labels for a target that reads text": (
         overrides("model.condition=null", "columns.label=class"),

@@ -156,7 +156,7 @@ def test_a_missing_image_processor_is_named(tmp_path: Path) -> None:
         Target.load(CheckpointRef(str(tmp_path)), "float32", "cpu")
 
 
-@pytest.mark.parametrize("name", ["nowhere", "./nowhere", "~/nowhere", "two/many/parts"])
+@pytest.mark.parametrize("name", ["nowhere", "./nowhere", "~/nowhere", "two/many/parts", "x" * 300, "a\0b"])
 def test_a_path_that_is_neither_folder_nor_hub_id_is_refused_without_asking_the_hub(name: str) -> None:
     assert refusal(name) == "no such folder (and not a hub id of the form owner/name)"
 

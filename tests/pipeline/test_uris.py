@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from configs.contexts import CaptionContext
 from configs.load import ConfigError, validate
-from configs.schema import Fetch, Source
+from configs.schema import Fetch, Source, Weights
 from pipeline import patience
 from pipeline.rows import RowError
 from pipeline.sources import uris, web
@@ -225,3 +226,10 @@ def test_credentials_in_a_path_are_refused_and_not_repeated(path: str, wrap) -> 
     with pytest.raises(ConfigError, match="must not hold credentials") as caught:
         validate(Source, {"kind": "parquet", "path": wrap(path)}, "job.yaml")
     assert "secret" not in str(caught.value)
+
+
+def test_credentials_in_the_path_of_a_model_are_refused_and_not_repeated() -> None:
+    for section in (Weights, CaptionContext):
+        with pytest.raises(ConfigError, match="path: a URL must not hold credentials") as caught:
+            validate(section, {"path": "https://user:secret@hub.example/model"}, "job.yaml")
+        assert "secret" not in str(caught.value)
