@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from configs.load import ConfigError
 from configs.synthesis import ImageColumns, ImageSampling
+from models.llamagen.features import FeaturesError, check_features
 from pipeline import row_sampling
 from pipeline.rows import RowError
 from pipeline.sources import columns as column_types
@@ -70,21 +71,14 @@ def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> N
         if numbers.size % width:
             raise RowError("invalid_condition", f"{numbers.size} numbers are no features of width {width}")
         numbers = numbers.reshape(-1, width)
-    if numbers.ndim != 2 or numbers.shape[1] != width:
-        raise RowError("invalid_condition", f"features of shape {numbers.shape}, not (tokens, {width})")
-    # Columns of a fixed shape pad with zeros, on either side; what a text encoder says of a token never is zero.
-    inside = np.flatnonzero(numbers.any(axis=1))
-    numbers = numbers[inside[0] : inside[-1] + 1] if len(inside) else numbers[:0]
-    if not 1 <= numbers.shape[0] <= max_tokens:
-        message = f"features of {numbers.shape[0]} tokens; the target takes 1 to {max_tokens}"
-        raise RowError("invalid_condition", message)
-    if len(inside) < numbers.shape[0]:
-        raise RowError("invalid_condition", "tokens in the middle of the features are zeros")
-    with np.errstate(over="ignore"):
-        features = np.ascontiguousarray(numbers, dtype="<f4")
-    if not np.isfinite(features).all():
-        raise RowError("invalid_condition", "the features hold values that are not finite")
-    return features
+    if numbers.ndim == 2:
+        # Columns of a fixed shape pad with zeros, on either side; what a text encoder says of a token never is zero.
+        inside = np.flatnonzero(numbers.any(axis=1))
+        numbers = numbers[inside[0] : inside[-1] + 1] if len(inside) else numbers[:0]
+    try:
+        return np.ascontiguousarray(check_features(numbers, width, max_tokens), dtype="<f4")
+    except FeaturesError as error:
+        raise RowError("invalid_condition", str(error)) from None
 
 
 def _numbers(cell: pa.Scalar, dtype: str, width: int) -> NDArray[Any]:
@@ -95,7 +89,7 @@ def _numbers(cell: pa.Scalar, dtype: str, width: int) -> NDArray[Any]:
         found = np.array(json.loads(cell.as_py()))
         if found.dtype.kind not in "fiu":
             raise ValueError(f"values of type {found.dtype}")
-        return found
+        return found.astype(np.float64)
     values = cell.values
     while column_types.is_list(values.type):
         if values.null_count:

@@ -1,6 +1,7 @@
 """What an image is made from: a prompt read by a T5 encoder, or features that somebody read before.
 
-Owns the encoder, the checks of ready features and the padding on the left. Knows neither the GPT nor guidance.
+Owns the encoder and the padding on the left; ready features are `models.llamagen.features`' business. Knows neither the
+GPT nor guidance.
 """
 
 from __future__ import annotations
@@ -9,9 +10,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import T5EncoderModel
 
@@ -165,36 +164,6 @@ def load_t5(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torch.device,
         raise CheckpointError(f"{ref.path}: its weights lack {len(missing)} tensors, e.g. {missing[0]}")
     placed: nn.Module = model.requires_grad_(False).eval().to(device)
     return T5Condition(placed, tokenizer, gpt.num_condition_tokens, truncate)
-
-
-def check_features(values: Any, condition_dim: int, max_tokens: int = MAX_TEXT_TOKENS) -> NDArray[np.float32]:
-    """Ready features, an array or nested lists (l, condition_dim) → fp32; a leading axis of 1 is dropped.
-
-    Raises:
-        PromptError: another shape, no floating-point numbers, too many rows, values that are not finite, or rows of
-            zeros, which are padding.
-    """
-    try:
-        features = np.asarray(values)
-        if features.dtype == object:  # how a nested Parquet list arrives
-            features = np.stack([np.asarray(row) for row in values])
-    except (TypeError, ValueError) as error:
-        raise PromptError(f"the features are no matrix: {error}") from None
-    if features.ndim == 3 and features.shape[0] == 1:
-        features = features[0]
-    if features.ndim != 2 or features.shape[1] != condition_dim:
-        raise PromptError(f"features of shape {features.shape} do not fit (number of tokens, {condition_dim})")
-    if not np.issubdtype(features.dtype, np.floating):
-        raise PromptError(f"features must be floating-point numbers, not {features.dtype}")
-    if not 1 <= len(features) <= max_tokens:
-        raise PromptError(f"{len(features)} features, one per token; the model takes 1 to {max_tokens}")
-    with np.errstate(over="ignore"):
-        found = features.astype(np.float32)
-    if not np.isfinite(found).all():
-        raise PromptError("the features hold values that are not finite in float32")
-    if padding := int((found == 0).all(axis=1).sum()):
-        raise PromptError(f"{padding} of the features' {len(found)} rows are zeros: cut the padding off")
-    return found
 
 
 def pad_left(features: Tensor, num_columns: int) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,8 @@ from models.clip import Clip
 from models.contract import Condition
 from models.front_end import PromptError
 from models.lanes import LaneModel
-from models.llamagen.condition import check_features, pad_left
+from models.llamagen.condition import pad_left
+from models.llamagen.features import FeaturesError, check_features
 from models.llamagen.gpt import Gpt
 from models.prefix import Prefix
 
@@ -106,7 +107,10 @@ class LlamaGenTarget:
             features = self.text_encoder.encode(prompt)
             assert features.shape[1] == shape.condition_dim, (features.shape, shape.condition_dim)
         elif isinstance(condition, np.ndarray):
-            features = torch.from_numpy(check_features(condition, shape.condition_dim, shape.num_condition_tokens))
+            try:
+                features = torch.from_numpy(check_features(condition, shape.condition_dim, shape.num_condition_tokens))
+            except FeaturesError as error:
+                raise PromptError(str(error)) from None
         else:
             raise PromptError(f"a text-conditional model needs a prompt or features, not {condition!r}")
         return features.to(self.device, self.dtype)

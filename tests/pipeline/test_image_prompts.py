@@ -167,27 +167,31 @@ def test_padding_of_a_column_of_fixed_shape_is_cut_on_either_side() -> None:
 
 WRONG = {
     "null": (pa.array([None], pa.list_(pa.float32())), "no features"),
-    "no token": (pa.array([[]], pa.list_(pa.float32())), "features of 0 tokens; the target takes 1 to 4"),
-    "too many tokens": (pa.array([[0.5] * 15]), "features of 5 tokens"),
+    "no token": (pa.array([[]], pa.list_(pa.float32())), "0 features, one per token; the model takes 1 to 4"),
+    "too many tokens": (pa.array([[0.5] * 15]), "5 features, one per token"),
     "another width": (pa.array([[[0.5] * 4]]), "tokens of [4] numbers, not 3"),
     "another fixed width": (pa.array([[[0.5] * 4] * 3], pa.list_(pa.list_(pa.float32(), 4))), "tokens of [4] numbers"),
     "ragged tokens": (pa.array([[[0.5] * 3, [0.5] * 2]]), "tokens of [2, 3] numbers"),
     "no whole token": (pa.array([[0.5] * 7]), "7 numbers are no features of width 3"),
     "not a number": (pa.array([[0.5, math.nan, 1.0]]), "not finite"),
     "too large for float32": (pa.array([[0.5, 1e300, 1.0]], pa.list_(pa.float64())), "not finite"),
+    "too small for float32": (
+        pa.array([[1.0] * 3 + [1e-300] * 3], pa.list_(pa.float64())),
+        "1 of the features' 2 rows",
+    ),
     "a null among them": (pa.array([[0.5, None, 1.0]], pa.list_(pa.float32())), "some of them are null"),
     "a null token": (pa.array([[[0.5] * 3, None]], pa.list_(pa.list_(pa.float32()))), "some tokens are null"),
     "torn bytes": (pa.array([b"12345"]), "no numbers: buffer size"),
-    "empty bytes": (pa.array([b""]), "features of 0 tokens"),
+    "empty bytes": (pa.array([b""]), "0 features, one per token"),
     "no JSON": (pa.array(["{"]), "no numbers"),
     "JSON of words": (pa.array(['["a", "b", "c"]']), "no numbers: values of type"),
     "ragged JSON": (pa.array(["[[1, 2, 3], [1, 2]]"]), "no numbers"),
     "a JSON number": (pa.array(["3.5"]), "features of shape ()"),
-    "JSON of three axes": (pa.array(["[[[1, 2, 3]]]"]), "features of shape (1, 1, 3)"),
+    "JSON of three axes": (pa.array(["[[[1, 2, 3]], [[1, 2, 3]]]"]), "features of shape (2, 1, 3)"),
     "JSON booleans": (pa.array(["[true, false, true]"]), "values of type bool"),
     "JSON with NaN": (pa.array(["[NaN, 1, 2]"]), "not finite"),
-    "zeros alone": (pa.array([[0.0] * 6]), "features of 0 tokens"),
-    "zeros in the middle": (pa.array([[1.0] * 3 + [0.0] * 3 + [1.0] * 3]), "in the middle of the features are zeros"),
+    "zeros alone": (pa.array([[0.0] * 6]), "0 features, one per token"),
+    "zeros in the middle": (pa.array([[1.0] * 3 + [0.0] * 3 + [1.0] * 3]), "1 of the features' 3 rows are zeros"),
 }
 
 
