@@ -1,4 +1,4 @@
-# make demo       caption the shipped scenes with the shipped pair, plain and speculative (sets itself up)
+# make demo       caption scenes and draw prompts with what ships, speculatively and plainly (sets itself up)
 # make test       the whole suite, warnings as errors (sets itself up)
 # make check      ruff, mypy and the layers
 # make bench      every method on the zoo, captions and images, and the tables made from it (no GPU needed)

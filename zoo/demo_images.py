@@ -1,0 +1,164 @@
+"""The demo's last part: prompts of the grainy world drawn as images, plainly and under LANTERN's relaxed rule.
+
+Owns the prompts' file, both runs, the sheet of what was drawn and the comparison with what was asked. Knows the world,
+and the job as a user does; where Ray runs is decided by who calls it.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from PIL import Image
+from transformers.utils.logging import disable_progress_bar
+
+from configs.load import load_job
+from configs.synthesis import SynthesizeJob
+from jobs import synthesize
+from pipeline import summary
+from pipeline.contact_sheet import contact_sheet
+from pipeline.image_summary import ImageSummary
+from pipeline.layout import DATA, ERRORS, OutputDir
+from pipeline.synthesis_plan import make_plan
+from zoo.image_gpt import class_of
+from zoo.image_quality import Reader, load_reader, measure_described
+from zoo.world.grain import draw_grainy_scene, write_prompt
+from zoo.world.scene import Scene, scene_rng
+
+NUM_PROMPTS = 16
+SEED = 20_262
+EMPTY, TOO_LONG = "prompt-empty", "prompt-long"
+"""The rows that no image can be made from."""
+BROKEN = {EMPTY: "empty_prompt", TOO_LONG: "prompt_too_long"}
+"""Their codes."""
+CONFIGS = {"lantern": "configs/zoo_images_lantern.yaml", "plain": "configs/zoo_images_plain.yaml"}
+SIDE_PX = 192
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One row of the source; the label is for class-conditional models, which know single objects."""
+
+    sample_id: str
+    text: str
+    label: int | None
+
+
+def run(out: Path) -> list[str]:
+    """Write prompts below `out`, draw them twice, show what came of it; what is not as it must be.
+
+    Raises:
+        ConfigError: a job is refused.
+    """
+    prompts = draw_prompts(NUM_PROMPTS, SEED)
+    write_prompts(prompts, out / "source/prompts")
+    print(f"wrote {len(prompts)} prompts into {out}/source/prompts, 2 of them broken on purpose")
+    totals = {name: synthesise(name, out) for name in CONFIGS}
+    results = {name: read_results(name, out) for name in CONFIGS}
+    print()
+    print(summary.show_side_by_side(totals["lantern"], totals["plain"]))
+    print()
+    problems = check(prompts, results)
+    if not problems:
+        disable_progress_bar()
+        reader = load_reader()
+        for name, found in results.items():
+            show_images(name, prompts, found, out / f"images_{name}.png", reader)
+    show_gain(totals)
+    print()
+    return problems
+
+
+def draw_prompts(count: int, seed: int) -> list[Prompt]:
+    """Prompts of the split `demo`, every second one of a single object, and two that no image can be made from."""
+    prompts = []
+    for index in range(count):
+        scene = draw_grainy_scene(scene_rng("grain/demo", seed, index), "demo", 1 + index % 2)
+        prompts.append(Prompt(f"prompt-{index:02}", write_prompt(scene), label_of(scene)))
+    prompts.insert(5, Prompt(EMPTY, "   ", None))
+    prompts.insert(9, Prompt(TOO_LONG, " and ".join(prompt.text for prompt in prompts), None))
+    return prompts
+
+
+def label_of(scene: Scene) -> int | None:
+    """The class of a scene with one object."""
+    return class_of(scene) if len(scene.things) == 1 else None
+
+
+def write_prompts(prompts: list[Prompt], folder: Path) -> None:
+    """One Parquet file: ids, prompts, labels."""
+    folder.mkdir(parents=True)
+    columns = {
+        "id": [prompt.sample_id for prompt in prompts],
+        "prompt": [prompt.text for prompt in prompts],
+        "label": pa.array([prompt.label for prompt in prompts], pa.int64()),
+    }
+    pq.write_table(pa.table(columns), folder / "prompts.parquet")
+
+
+def show_images(name: str, prompts: list[Prompt], found: dict[str, dict[str, Any]], path: Path, reader: Reader) -> None:
+    """All images of a run on one sheet, and how much of what was asked is in them."""
+    good = [prompt for prompt in prompts if prompt.sample_id not in BROKEN]
+    images = [pixels(found[image_id(prompt)]) for prompt in good]
+    texts = [prompt.text for prompt in good]
+    path.write_bytes(contact_sheet(images, texts, side_px=SIDE_PX, title=name))
+    seen = measure_described(reader, images, texts)
+    shares = f"{seen.attributes:.0%} of what the prompts ask is in them, {seen.whole:.0%} have all of it"
+    print(f"images      {len(images)} on {path}: {shares} (read by the captioner)")
+
+
+def show_gain(totals: dict[str, ImageSummary]) -> None:
+    """What LANTERN saves and what it costs."""
+    relaxed, plain = totals["lantern"], totals["plain"]
+    ratio = relaxed.tokens_per_forward / max(plain.tokens_per_forward, 1e-9)
+    print(f"forwards    codes per forward of the target, LANTERN / plain: {ratio:.2f}")
+    ratio = relaxed.tokens_per_engine_s / max(plain.tokens_per_engine_s, 1e-9)
+    print(f"speed       codes per engine second, LANTERN / plain: {ratio:.2f}")
+    if ratio < 1:
+        print(
+            "            Below 1 on a CPU is expected: a forward over a tree of 60 drafts costs many times that of one"
+        )
+        print("            code. On a GPU, where weights are what a forward waits for, it costs little more.")
+
+
+def synthesise(name: str, out: Path) -> ImageSummary:
+    """Run one job."""
+    overrides = (f"source.path={out}/source/prompts", f"sink.path={out}/images/{name}")
+    config = load_job(SynthesizeJob, CONFIGS[name], overrides)
+    print(f"images, {config.method.label}", flush=True)
+    return synthesize.run(make_plan(config))
+
+
+def read_results(name: str, out: Path) -> dict[str, dict[str, Any]]:
+    """All rows of a run by sample id."""
+    columns = ["sample_id", "prompt_id", "error_type", "image"]
+    tables = summary.read_tables(OutputDir(str(out / "images" / name)), (DATA, ERRORS), columns)
+    return {row["sample_id"]: row for table in tables for row in table.to_pylist()}
+
+
+def image_id(prompt: Prompt) -> str:
+    """The id of a prompt's one image."""
+    return f"{prompt.sample_id}#0"
+
+
+def pixels(row: dict[str, Any]) -> NDArray[np.uint8]:
+    """The image of a result row."""
+    return np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB"))
+
+
+def check(prompts: list[Prompt], results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
+    """What is not as it must be: ids and error codes."""
+    wanted = {image_id(prompt): BROKEN.get(prompt.sample_id, "") for prompt in prompts}
+    problems = []
+    for name, found in results.items():
+        told = {sample_id: row["error_type"] for sample_id, row in found.items()}
+        if told != wanted:
+            wrong = sorted(told.items() ^ wanted.items())
+            problems.append(f"images, {name}: rows are not as planned: {wrong[:4]}")
+    return problems
