@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -75,7 +76,17 @@ def validate(model: type[JobModel], data: dict[str, Any], origin: str) -> JobMod
     """
     try:
         # Through JSON, so that YAML lists are accepted for tuples while strings are never taken for numbers.
-        return model.model_validate_json(json.dumps(data))
+        written = json.dumps(data)
+        torn = next(_torn(data), None)
+    except TypeError as error:
+        raise ConfigError(f"{origin}: holds a value that is neither text, number, list nor mapping: {error}") from None
+    except (ValueError, RecursionError):
+        raise ConfigError(f"{origin}: holds itself, or is nested too deeply") from None
+    if torn is not None:
+        where = ".".join(torn) or "(whole file)"
+        raise ConfigError(f"{origin}: {where}: holds half of a surrogate pair, which is no text")
+    try:
+        return model.model_validate_json(written)
     except ValidationError as error:
         lines = []
         for problem in error.errors(include_url=False):
@@ -91,8 +102,22 @@ def validate(model: type[JobModel], data: dict[str, Any], origin: str) -> JobMod
                 message += f"; YAML takes {problem['input']} for text: write {digits}{point}e{sign or '+'}{power}"
             lines.append(f"{origin}: {where}: {message}")
         raise ConfigError("\n".join(lines)) from None
-    except TypeError as error:
-        raise ConfigError(f"{origin}: holds a value that is neither text, number, list nor mapping: {error}") from None
+
+
+def _torn(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where text stands that no UTF-8 can hold; YAML's escapes can write it."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield from _torn(key, path)
+            yield from _torn(value, (*path, str(key)))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            yield from _torn(value, (*path, str(index)))
+    elif isinstance(node, str):
+        try:
+            node.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+        except UnicodeDecodeError:
+            yield path
 
 
 def _written(location: tuple[int | str, ...], data: Any) -> list[str]:

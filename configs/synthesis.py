@@ -160,10 +160,12 @@ class SynthesizeJob(Section):
             )
 
     def _check_source(self) -> None:
-        if self.source.kind == "images":
-            raise ValueError("source.kind: image files hold no prompts; use parquet, jsonl, text or webdataset")
-        if self.source.columns.image is not None:
-            raise ValueError("source.columns.image: no image is read by a job that makes images")
+        if self.source.kind in ("images", "videos"):
+            what = self.source.kind.removesuffix("s")
+            raise ValueError(f"source.kind: {what} files hold no prompts; use parquet, jsonl, text or webdataset")
+        for name in ("image", "video"):
+            if getattr(self.source.columns, name) is not None:
+                raise ValueError(f"source.columns.{name}: no {name} is read by a job that makes images")
 
     def _check_condition(self) -> None:
         ready = [name for name in ("features", "label") if getattr(self.columns, name) is not None]

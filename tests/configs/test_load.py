@@ -83,3 +83,26 @@ def test_the_fingerprint_follows_what_decides_the_output_and_nothing_else() -> N
     assert mark("pool.slots=3", "sink.path=elsewhere", "job.num_cpus=2") == base
     assert len({base, mark("sampling.temperature=1.0"), mark("job.seed=1"), mark("prompt=Other.")}) == 4
     assert mark("method.drafter.kind=none") == mark("method.drafter.kind=none", "method.tree.length=9")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('prompt: {text: "\\ud800 {q}"}', ": prompt.text: holds half of a surrogate pair"),
+        ('sink: [{"\\udc00": 1}]', ": sink.0: holds half of a surrogate pair"),
+        ('"\\udc00": 1', ": (whole file): holds half of a surrogate pair"),
+        ("source: &a [*a]", ": holds itself, or is nested too deeply"),
+        ("source: 2026-01-01", ": holds a value that is neither text, number, list nor mapping"),
+    ],
+)
+def test_what_no_json_can_hold_is_refused_in_words(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        load_job(CaptionJob, tmp_path / "job.yaml")
+    assert said in str(refused.value)
+
+
+def test_a_whole_surrogate_pair_is_a_character() -> None:
+    job = load_job(CaptionJob, JOB, ('prompt="\\ud83d\\ude00 {question}"',))
+    assert job.prompt is not None
+    assert job.prompt.text == "\U0001f600 {question}"

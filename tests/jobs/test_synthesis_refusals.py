@@ -139,6 +139,12 @@ CASES: dict[str, tuple[Spoil, list[str]]] = {
     "a length of one's own": (overrides("sampling.max_new_tokens=64"), ["sampling.max_new_tokens", "not a known key"]),
     "a string that ends an image": (overrides("sampling.stop=[x]"), ["sampling.stop", "not a known key"]),
     "images as prompts": (overrides("source.kind=images"), ["source.kind", "hold no prompts"]),
+    "videos as prompts": (overrides("source.kind=videos"), ["source.kind", "video files hold no prompts"]),
+    "a video column": (overrides("source.columns.video=caption"), ["source.columns.video", "no video is read"]),
+    "half of a character": (
+        overrides('prompt="\\ud800 {caption}"'),
+        ["job.yaml: prompt: holds half of a surrogate pair"],
+    ),
     "an image column": (overrides("source.columns.image=caption"), ["source.columns.image", "no image is read"]),
     "no prompt": (overrides("prompt=null"), ["prompt is required unless columns.features or columns.label"]),
     "no text encoder": (overrides("model.condition=null"), ["model.condition must name the T5"]),

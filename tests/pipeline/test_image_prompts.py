@@ -275,6 +275,39 @@ def test_whatever_a_row_holds_it_becomes_exactly_one_row(fields: dict[str, Any])
             assert row["prompt"].strip() or row["label"] in (0, 1, 2)
 
 
+# --- lines of JSON -------------------------------------------------------------------------------------------------
+
+
+def test_half_of_a_surrogate_pair_anywhere_in_a_line_is_a_replacement_character_or_the_rows_error(
+    tmp_path: Path,
+) -> None:
+    torn = "\ud800"
+    lines: list[dict[str, Any]] = [
+        {"id": f"a{torn}", "caption": f"a {torn} cat", "mine": torn},
+        {"id": "b", "caption": {torn: [torn]}},
+        {"id": "c", "caption": "c", "heat": torn},
+        {"id": "d", "caption": "d", "seed": torn},
+        {"id": "e", "caption": "\ud83d\ude00"},
+    ]
+    (tmp_path / "x.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    source = Source(kind="jsonl", path=str(tmp_path), id_column="id")
+    wanted = {"caption": "prompt.text", "heat": "columns.temperature", "seed": "columns.seed"}
+    frozen = freeze_for(Needs(source, wanted, ("mine",), with_images=False))
+    read = read_first(source, frozen, tuple(wanted), 10, with_images=False)
+    how = replace(options(temperature="heat", seed="seed"), keep=("mine",))
+    found = [(row["sample_id"], row["prompt"], row["error_type"]) for row in prepare(read, how)]
+    assert found == [
+        ("a\ufffd", "a \ufffd cat", ""),
+        ("b", '{"\ufffd": ["\ufffd"]}', ""),
+        ("c", "c", "invalid_sampling"),
+        ("d", "d", "invalid_sampling"),
+        ("e", "\U0001f600", ""),
+    ]
+    prepared = prepare_table(read, how)
+    assert prepared["mine"].to_pylist() == ["\ufffd", None, None, None, None]
+    prepared.validate(full=True)
+
+
 # --- tars of captions ----------------------------------------------------------------------------------------------
 
 
