@@ -2,8 +2,8 @@
 
 python -m tests.conformance.product      # every method × family × batch × mode; writes product.json
 
-Vision-language families are asked with images, and with a video in every third request where they take any. Image models
-stand under what they are conditioned on: text, class. Lossy rules run at their zero setting, as `…-zero`.
+Vision-language families are asked with images, and with a video in every third request where they take any. Image
+models stand under what they are conditioned on: text, class. Lossy rules run at their zero setting, as `…-zero`.
 """
 
 from __future__ import annotations
