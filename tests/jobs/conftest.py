@@ -8,9 +8,11 @@ import pytest
 
 from configs.schema import Job
 from pipeline.ray_session import session
+from tests import object_store
 
 
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
+    object_store.running()  # workers get their environment when Ray starts, and some tests keep files in that store
     with session(Job(num_cpus=2)):
         yield

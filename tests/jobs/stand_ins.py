@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 import pyarrow as pa
-from ray.data import Datasource, ReadTask
+from ray.data import Dataset, Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
+import actors.pair
 from configs.schema import CaptionJob
 from decoding.types import Completion
-from pipeline.asking import Asking
-from pipeline.datasource import SpanDatasource
-from pipeline.media import DecodeOptions, decode_table
+from jobs import caption
+from pipeline.graph import caption_dataset
+from pipeline.plan import make_plan
+from pipeline.summary import Summary
 from pipeline.video import clips
 from pipeline.video.worker import VideoWorker
 from tests.actors.fakes import FakeEngine, FakePair, decoded_table
@@ -88,11 +93,12 @@ class LoadFake:
         return MortalPair(self.lease) if self.lease else FakePair()
 
 
-# --- hostile inputs ------------------------------------------------------------------------------------------------
+# --- whole jobs ----------------------------------------------------------------------------------------------------
 
 
 class _FakeFrontEnd:
     special_tokens = ("<image>", "</s>")
+    takes_videos = True
 
 
 class FakePairInfo:
@@ -103,9 +109,34 @@ class FakePairInfo:
     revisions: ClassVar[dict[str, str]] = {}
     front_end = _FakeFrontEnd()
 
-    def asking(self, config: CaptionJob) -> Asking:
-        return Asking.of(config, self.front_end.special_tokens)
 
+Around = Callable[[Datasource, Callable[[pa.Table], pa.Table]], tuple[Datasource, Callable[[pa.Table], pa.Table]]]
+
+
+def run_fake(source: dict[str, Any], sink_path: str, prompt: str = "What?", around: Around | None = None) -> Summary:
+    """Run a whole caption job in which only the pair is a fake; `around` may put its own hands around the source and the
+    decoding stage."""
+    sections = {
+        "source": source,
+        "prompt": {"text": prompt},
+        "model": {"target": {"path": "fake"}},
+        "pool": {"slots": 4, "batch_rows": 16},
+        "sink": {"path": sink_path},
+        "job": {"progress": False},
+    }
+
+    def faked(
+        config: CaptionJob, datasource: Datasource, num_spans: int, decode: Any, *rest: Any, **named: Any
+    ) -> Dataset:
+        read, decode = around(datasource, decode) if around else (datasource, decode)
+        return caption_dataset(config, read, num_spans, decode, *rest, **{**named, "load": LoadFake()})
+
+    checked = mock.patch.object(actors.pair, "check", lambda config: FakePairInfo())
+    with checked, mock.patch.object(caption, "caption_dataset", faked):
+        return caption.run(make_plan(CaptionJob.model_validate_json(json.dumps(sections))))
+
+
+# --- hostile inputs ------------------------------------------------------------------------------------------------
 
 MORTAL = """
 import os, signal
@@ -120,15 +151,15 @@ child.main()
 """
 
 
-def decode_mortally(table: pa.Table, options: DecodeOptions, peaks: Path) -> pa.Table:
+def decode_mortally(table: pa.Table, decode: partial[pa.Table], peaks: Path) -> pa.Table:
     """Decode, with a decoders' process that one video ends; notes what this process has held."""
-    assert options.videos is not None
-    key = (options.videos.decoder, options.videos.sampling, options.videos.limits)
+    videos = decode.keywords["options"].videos
+    key = (videos.decoder, videos.sampling, videos.limits)
     if key not in clips._running:
         clips.close_worker()
         clips._running[key] = VideoWorker(*key, [sys.executable, "-c", MORTAL])
     try:
-        return decode_table(table, options)
+        return decode(table)
     finally:
         note_peak(peaks)
 
@@ -143,9 +174,8 @@ def note_peak(folder: Path) -> None:
 class Noted(Datasource):
     """A source of spans whose read tasks note what their process has held."""
 
-    def __init__(self, source: SpanDatasource, peaks: Path) -> None:
+    def __init__(self, source: Datasource, peaks: Path) -> None:
         self.source, self.peaks = source, peaks
-        self.num_samples, self.num_spans = source.num_samples, source.num_spans
 
     def estimate_inmemory_data_size(self) -> int | None:
         return self.source.estimate_inmemory_data_size()

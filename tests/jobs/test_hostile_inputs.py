@@ -5,7 +5,6 @@ Everything but the pair is real, and one video ends the process that decodes it.
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from configs.schema import CaptionJob
-from pipeline import summary
-from pipeline.graph import caption_dataset
-from pipeline.layout import OutputDir
-from pipeline.manifest import freeze
-from pipeline.plan import Plan
 from pipeline.rows import ERROR_CODES
-from pipeline.run import close, run_graph
-from tests.jobs.stand_ins import FakePairInfo, LoadFake, Noted, decode_mortally
+from tests.jobs.stand_ins import Noted, decode_mortally, run_fake
 from tests.pipeline import corpus
 
 MAX_PROCESS_BYTES = 1 << 30
@@ -31,28 +23,13 @@ pytestmark = pytest.mark.usefixtures("local_ray")
 
 def run(folder: Path, source: dict[str, Any], prompt: str = "What?") -> dict[str, str]:
     """Run a job whose pair is a fake; the code of every row by id (empty for none), each id seen once."""
-    sections = {
-        "source": source,
-        "prompt": {"text": prompt},
-        "model": {"target": {"path": "fake"}},
-        "pool": {"slots": 4, "batch_rows": 16},
-        "sink": {"path": str(folder / "out")},
-        "job": {"progress": False},
-    }
-    config = CaptionJob.model_validate_json(json.dumps(sections))
-    info = FakePairInfo()
-    plan = Plan(config, info, freeze(config.source, info.asking(config)), OutputDir(str(folder / "out")))
     peaks = folder / "peaks"
     peaks.mkdir()
-    plan.__dict__["datasource"] = Noted(plan.datasource, peaks)
-    decode = partial(decode_mortally, options=plan.decode_options, peaks=peaks)
 
-    def build(stamp: Any, tally: Any, flow: Any) -> Any:
-        spans = plan.datasource.num_spans
-        return caption_dataset(config, plan.datasource, spans, decode, plan.schema, stamp, LoadFake(), tally, flow)
+    def noted(datasource: Any, decode: Any) -> Any:
+        return Noted(datasource, peaks), partial(decode_mortally, decode=decode, peaks=peaks)
 
-    wall_s, waits = run_graph(plan, build)
-    close(plan, summary.summarise(plan.output, plan.job_id, "none", "exact", wall_s, waits), str)
+    run_fake(source, str(folder / "out"), prompt, noted)
     assert max(int(path.read_text()) for path in peaks.iterdir()) < MAX_PROCESS_BYTES
     return outcomes(folder / "out")
 

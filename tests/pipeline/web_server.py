@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import unquote
 
 BODY = b"picture" * 100
 
@@ -23,15 +25,30 @@ class _Handler(BaseHTTPRequestHandler):
         kind, _, rest = self.path.lstrip("/").partition("/")
         getattr(self, f"_{kind}")(rest)
 
+    do_HEAD = do_GET
+
     def _answer(self, status: int, body: bytes = b"", length: int | None = None, **headers: str) -> None:
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body) if length is None else length), **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
 
     def _ok(self, rest: str) -> None:
         self._answer(200, BODY)
+
+    def _file(self, rest: str) -> None:
+        """One of the server's files, or the part of it that is asked for."""
+        body = self.server.files.get(unquote(rest))
+        if body is None:
+            return self._answer(404)
+        asked = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+        if asked is None:
+            return self._answer(200, body, **{"Accept-Ranges": "bytes"})
+        start, stop = int(asked[1]), min(int(asked[2] or len(body)) + 1, len(body))
+        part = {"Content-Range": f"bytes {start}-{stop - 1}/{len(body)}"}
+        return self._answer(206, body[start:stop], **part)
 
     def _status(self, rest: str) -> None:
         self._answer(int(rest))
@@ -89,6 +106,8 @@ class WebServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.asked: Counter[str] = Counter()
         self.headers: dict[str, dict[str, str]] = {}
+        self.files: dict[str, bytes] = {}
+        """What stands at `/file/<path>`."""
         self.over = threading.Event()
 
     @property
