@@ -105,7 +105,7 @@ def memory(folder: Path, num_short: int, num_long: int, long_s: int) -> dict[str
     plan = [files[row % len(files)] for row in range(num_short)]
     every = max(1, num_short // num_long) if num_long else NEVER
     for place in range(num_long):
-        plan.insert(place * (every + 1) + every // 2, str(long))
+        plan.insert(place * (every + 1) + every // 4, str(long))  # the first is among the first hundred
     runs = {
         "configured": ("auto", Limits().worker_max_videos),
         "decord_never_replaced": ("decord", NEVER),

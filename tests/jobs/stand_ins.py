@@ -114,8 +114,7 @@ Around = Callable[[Datasource, Callable[[pa.Table], pa.Table]], tuple[Datasource
 
 
 def run_fake(source: dict[str, Any], sink_path: str, prompt: str = "What?", around: Around | None = None) -> Summary:
-    """Run a whole caption job in which only the pair is a fake; `around` may put its own hands around the source and the
-    decoding stage."""
+    """Run a whole caption job in which only the pair is a fake; `around` may wrap the source and the decoding stage."""
     sections = {
         "source": source,
         "prompt": {"text": prompt},
@@ -131,7 +130,7 @@ def run_fake(source: dict[str, Any], sink_path: str, prompt: str = "What?", arou
         read, decode = around(datasource, decode) if around else (datasource, decode)
         return caption_dataset(config, read, num_spans, decode, *rest, **{**named, "load": LoadFake()})
 
-    checked = mock.patch.object(actors.pair, "check", lambda config: FakePairInfo())
+    checked = mock.patch.object(actors.pair, "check", return_value=FakePairInfo())
     with checked, mock.patch.object(caption, "caption_dataset", faked):
         return caption.run(make_plan(CaptionJob.model_validate_json(json.dumps(sections))))
 
