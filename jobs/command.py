@@ -60,9 +60,7 @@ class Command(Generic[Config, AnyPlan]):
             "overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's"
         )
         parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
-        parser.add_argument(
-            "--limit", type=_positive, metavar="N", help="only the first N samples, with a preview page"
-        )
+        parser.add_argument("--limit", type=positive, metavar="N", help="only the first N samples, with a preview page")
         return parser.parse_intermixed_args(argv)
 
     def _dry_run(self, config: Config, limit: int | None) -> int:
@@ -96,7 +94,8 @@ class Command(Generic[Config, AnyPlan]):
         return shlex.join([*command, "sink.path=NEW"])
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """A whole number from 1, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -166,9 +167,19 @@ def _check_paths(config: CaptionJob | SynthesizeJob) -> None:
     submitted = ray_session.INSIDE_SUBMITTED_JOB in os.environ
     if config.job.ray_address == "local" and not submitted:
         return
-    for where, path in (*(("source.path", path) for path in config.source.paths), ("sink.path", config.sink.path)):
+    reason = "the job runs from an uploaded working directory" if submitted else "the job runs on a cluster"
+    paths = [*(("source.path", path) for path in config.source.paths), ("sink.path", config.sink.path)]
+    refuse_relative(paths, reason)
+
+
+def refuse_relative(paths: Iterable[tuple[str, str]], reason: str) -> None:
+    """Refuse relative paths, each given with its dotted name.
+
+    Raises:
+        ConfigError: names the first one, and why it may not be relative.
+    """
+    for where, path in paths:
         if not storage.uri_scheme(path) and not os.path.isabs(path):
-            reason = "the job runs from an uploaded working directory" if submitted else "the job runs on a cluster"
             raise ConfigError(f"{where}: {path} is relative, but {reason}; give an absolute path or a URL")
 
 

@@ -18,13 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import Job
+from pipeline import shipping
 
 logger = logging.getLogger(__name__)
 
-PROJECT_ROOT = Path(__file__).resolve().parent.parent
 MAX_LOCAL_OBJECT_STORE_BYTES = 4 * 1024**3
 MIN_LOCAL_OBJECT_STORE_BYTES = 128 * 1024**2
-NOT_SHIPPED = (".git", ".venv*", "venv", "out", "build", "dist", "*.egg-info", ".*_cache", ".hypothesis", "__pycache__")
 INSIDE_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 # One for the life of the process, because Ray's client side reads it once.
 _TOKEN = secrets.token_hex(32)
@@ -87,9 +86,7 @@ def _joined_ray(address: str, log_to_driver: bool) -> Iterator[None]:
     """Join a running cluster; from a checkout, ship the working directory with the job."""
     import ray
 
-    runtime_env = None if INSIDE_SUBMITTED_JOB in os.environ else shipped_environment()
-    # Empty, so that Ray does not warn of the folders that it leaves out by itself: ours are among `NOT_SHIPPED`.
-    with _environment({"RAY_OVERRIDE_RUNTIME_ENV_DEFAULT_EXCLUDES": ""}):
+    with _shipped_environment() as runtime_env:
         ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING, log_to_driver=log_to_driver)
         try:
             yield
@@ -97,9 +94,16 @@ def _joined_ray(address: str, log_to_driver: bool) -> Iterator[None]:
             ray.shutdown()
 
 
-def shipped_environment() -> dict[str, Any]:
-    """The runtime environment that gives a remote cluster this checkout, without what it does not need."""
-    return {"working_dir": str(PROJECT_ROOT), "excludes": list(NOT_SHIPPED)}
+@contextlib.contextmanager
+def _shipped_environment() -> Iterator[dict[str, Any] | None]:
+    """The runtime environment that gives a remote cluster this checkout; none where Ray has brought it already."""
+    if INSIDE_SUBMITTED_JOB in os.environ:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
+        archive = Path(folder, "checkout.zip")
+        shipping.pack(archive)
+        yield {"working_dir": str(archive)}
 
 
 def available_cpus() -> int:

@@ -44,12 +44,6 @@ def test_the_environment_is_given_back_also_when_the_block_fails(monkeypatch: py
     assert "RAY_AUTH_TOKEN" not in os.environ
 
 
-def test_what_is_shipped_is_the_checkout_without_its_heavy_parts() -> None:
-    shipped = ray_session.shipped_environment()
-    assert (Path(shipped["working_dir"]) / "jobs/caption.py").exists()
-    assert {".git", "out", ".venv*"} <= set(shipped["excludes"])
-
-
 def test_a_small_shared_memory_moves_the_object_store_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Usage:
         free = 64 * 1024**2

@@ -1,0 +1,315 @@
+"""`python -m jobs.submit`: run a job of this checkout on a cluster, through Ray's Jobs API; follow, ask for or stop it.
+
+The checkout is uploaded, so the cluster needs the dependencies and not this project. Exit status: that of the job when
+it is followed to its end (1 when it was stopped), else 0; 2 where nothing was submitted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+import shlex
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from configs.load import ConfigError, load_job
+from configs.schema import CaptionJob
+from configs.synthesis import SynthesizeJob
+from configs.training import TrainDrafterJob
+from jobs.command import DONE, FAILED, REFUSED, positive
+from pipeline import shipping
+from pipeline.cluster_jobs import ADDRESS_VARIABLES, Cluster, Known
+from pipeline.plan import refuse_relative
+from pipeline.provenance import REVISION_VARIABLE, code_revision
+
+PASSED_ON = ("--retry-errors", "--allow-mixed")
+ON_A_CLUSTER = "the job runs on a cluster"
+_CREDENTIAL = re.compile(r"token|secret|passw|credential|(^|_)key|key$|auth", re.IGNORECASE)
+_USER_IN_URL = re.compile(r"://[^/?#\s]*@")
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of job: what its file is, and what of it counts here."""
+
+    module: str
+    model: type[BaseModel]
+    address: str
+    """Where its file says on which Ray it runs."""
+    paths: Callable[[Any], list[tuple[str, str]]]
+    """Dotted path and value of all that is read and written."""
+    identity: Callable[[Any], Any]
+    """What makes it the same job when it is submitted again."""
+
+
+KINDS = {
+    "caption": Kind(
+        "jobs.caption",
+        CaptionJob,
+        "job.ray_address",
+        lambda job: [*(("source.path", path) for path in job.source.paths), ("sink.path", job.sink.path)],
+        lambda job: [job.fingerprint({}), job.sink.path],
+    ),
+    "synthesize": Kind(
+        "jobs.synthesize",
+        SynthesizeJob,
+        "job.ray_address",
+        lambda job: [*(("source.path", path) for path in job.source.paths), ("sink.path", job.sink.path)],
+        lambda job: [job.fingerprint({}), job.sink.path],
+    ),
+    "train_drafter": Kind(
+        "jobs.train_drafter",
+        TrainDrafterJob,
+        "workers.ray_address",
+        lambda job: [*(("source.path", path) for path in job.source.paths), ("output.path", job.output.path)],
+        lambda job: [job.resolved(), job.output.path],
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A checked job that is ready to go: `stem` names it, `passed_on` are its command's arguments behind the file."""
+
+    kind: Kind
+    stem: str
+    job_file: Path
+    passed_on: tuple[str, ...]
+
+    def entrypoint(self, place: str) -> str:
+        """The command that the cluster runs, with the job file at `place`."""
+        return shlex.join(["python", "-m", self.kind.module, "--config", place, *self.passed_on])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Submit, follow, ask for or stop one job, and return the exit status."""
+    arguments = parse(sys.argv[1:] if argv is None else argv)
+    try:
+        return run(arguments)
+    except ConfigError as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return REFUSED
+    except (RuntimeError, OSError) as error:
+        print(f"failed: {error}", file=sys.stderr)
+        return FAILED
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The command line as a namespace; argparse itself exits with 2 where it does not fit."""
+    parser = argparse.ArgumentParser(prog="python -m jobs.submit", description=__doc__)
+    parser.add_argument("--config", type=Path, help="the job's YAML, on this machine")
+    parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
+    parser.add_argument("--address", help=f"of the dashboard, as http://HEAD:8265; else ${ADDRESS_VARIABLES[0]}")
+    parser.add_argument("--job", choices=tuple(KINDS), default="caption", help="what the YAML is (default: caption)")
+    parser.add_argument("--limit", type=positive, metavar="N", help="passed on to the job")
+    for flag in PASSED_ON:
+        parser.add_argument(flag, action="store_true", help="passed on to the job")
+    parser.add_argument("--detach", action="store_true", help="do not follow the log")
+    parser.add_argument("--again", action="store_true", help="submit a job that has succeeded before once more")
+    parser.add_argument(
+        "--env", action="append", default=[], metavar="NAME", help="give the job this variable of mine (no credentials)"
+    )
+    parser.add_argument("--driver-num-cpus", type=float, metavar="N", help="reserved for the job's driver")
+    parser.add_argument("--driver-num-gpus", type=float, metavar="N")
+    parser.add_argument("--driver-memory-bytes", type=positive, metavar="N")
+    parser.add_argument("--driver-resource", action="append", default=[], metavar="NAME=N", help="of the cluster's own")
+    instead = parser.add_mutually_exclusive_group()
+    about = "a submission's id; without one, the last submission of --config"
+    instead.add_argument("--follow", nargs="?", const="", metavar="ID", help=f"show the log instead: {about}")
+    instead.add_argument("--status", nargs="?", const="", metavar="ID", help="say how it stands instead")
+    instead.add_argument("--stop", nargs="?", const="", metavar="ID", help="stop it instead")
+    return parser.parse_intermixed_args(argv)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what was asked.
+
+    Raises:
+        ConfigError: the command line, the job, or the cluster's answer to the wish to connect.
+    """
+    address = arguments.address or next((os.environ[name] for name in ADDRESS_VARIABLES if os.environ.get(name)), "")
+    if not address:
+        raise ConfigError("--address: give the address of the cluster's dashboard, such as http://HEAD:8265")
+    asked = next((name for name in ("follow", "status", "stop") if getattr(arguments, name) is not None), "")
+    named = getattr(arguments, asked) if asked else ""
+    submission = None if named else prepare(arguments)
+    if submission is None:
+        return _look(Cluster(address), asked, named)
+    variables, resources = environment(arguments.env, os.environ), driver_resources(arguments)
+    cluster = Cluster(address)
+    earlier = cluster.submissions(submission.stem)
+    if asked:
+        if not earlier:
+            raise ConfigError(
+                f"{cluster.address} has no submission of this job; the first would be {submission.stem}-1"
+            )
+        return _look(cluster, asked, earlier[-1].submission_id)
+    submission_id = f"{submission.stem}-{next_number(earlier, arguments.again)}"
+    with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
+        archive = Path(folder, "checkout.zip")
+        entrypoint = submission.entrypoint(shipping.pack(archive, submission.job_file))
+        runtime_env = {"working_dir": str(archive), "env_vars": variables}
+        cluster.submit(submission_id, entrypoint, runtime_env, **resources)
+    print(f"submitted {submission_id} to {cluster.address}\n  {entrypoint}", flush=True)
+    return DONE if arguments.detach else _look(cluster, "follow", submission_id)
+
+
+def prepare(arguments: argparse.Namespace) -> Submission:
+    """Check the job as far as this machine can.
+
+    Raises:
+        ConfigError: the job file, an override, or a path that means nothing on the cluster.
+    """
+    if arguments.config is None:
+        raise ConfigError("--config: name the job's YAML, or a submission's id behind --follow, --status or --stop")
+    kind = KINDS[arguments.job]
+    overrides = (*arguments.overrides, f"{kind.address}=auto")
+    try:
+        job = load_job(kind.model, arguments.config, overrides)
+    except ConfigError as error:
+        other = _fitting(arguments, tuple(name for name in KINDS if name != arguments.job))
+        raise ConfigError(f"{error}" + (f"\nit is another kind of job: give --job {other}" if other else "")) from None
+    refuse_relative(kind.paths(job), ON_A_CLUSTER)
+    _refuse_left_behind(job.model_dump(mode="json"))
+    flags = [flag for flag in PASSED_ON if getattr(arguments, flag.strip("-").replace("-", "_"))]
+    limit = ["--limit", str(arguments.limit)] if arguments.limit else []
+    if arguments.job == "train_drafter" and (limit or flags):
+        raise ConfigError(f"{[*limit, *flags][0]}: a training takes no such option")
+    passed_on = [*overrides, *limit, *flags]
+    name = re.sub(r"[^A-Za-z0-9_.]+", "-", getattr(getattr(job, "job", None), "name", "") or arguments.job)[:60]
+    identity = json.dumps([arguments.job, *kind.identity(job), arguments.limit], sort_keys=True)
+    stem = f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    return Submission(kind, stem, arguments.config, tuple(passed_on))
+
+
+def _fitting(arguments: argparse.Namespace, names: tuple[str, ...]) -> str:
+    """The kind of job that the file is after all; empty if it is none."""
+    for name in names:
+        try:
+            load_job(KINDS[name].model, arguments.config, tuple(arguments.overrides))
+        except ConfigError:
+            continue
+        return name
+    return ""
+
+
+def _refuse_left_behind(value: Any, where: str = "") -> None:
+    """Refuse models whose relative path leads to something here that is not uploaded.
+
+    Raises:
+        ConfigError: names the dotted path.
+    """
+    if not isinstance(value, dict):
+        return
+    for name, inner in value.items():
+        dotted = f"{where}.{name}" if where else name
+        is_model = name == "path" and {"revision", "dtype"} <= set(value)
+        if is_model and not os.path.isabs(inner) and Path(inner).exists() and not shipping.is_shipped(inner):
+            raise ConfigError(
+                f"{dotted}: {inner} lies on this machine and is not uploaded, as only "
+                f"{', '.join(shipping.SHIPPED_FOLDERS)} are; name a path that every node has, or a hub id"
+            )
+        _refuse_left_behind(inner, dotted)
+
+
+def environment(names: Sequence[str], mine: Mapping[str, str]) -> dict[str, str]:
+    """The job's own variables: the revision of the code, and those of mine that are named.
+
+    Raises:
+        ConfigError: one is not set, or may be a credential: whoever may look at the cluster's jobs reads them.
+    """
+    variables = {REVISION_VARIABLE: code_revision()}
+    for name in names:
+        value = mine.get(name)
+        if value is None:
+            raise ConfigError(f"--env {name}: there is no such variable")
+        if _CREDENTIAL.search(name) or _USER_IN_URL.search(value):
+            raise ConfigError(
+                f"--env {name}: looks like a credential, and a job's variables can be read by everyone who sees the "
+                "cluster's jobs; set it where the nodes start (in Kubernetes a Secret), as its driver reads it"
+            )
+        variables[name] = value
+    return variables
+
+
+def driver_resources(arguments: argparse.Namespace) -> dict[str, Any]:
+    """What is reserved for the driver, under the names of Ray's client.
+
+    Raises:
+        ConfigError: a resource has no number.
+    """
+    own: dict[str, float] = {}
+    for text in arguments.driver_resource:
+        name, _, number = text.partition("=")
+        try:
+            own[name] = float(number)
+        except ValueError:
+            raise ConfigError(f"--driver-resource {text}: must look like NAME=NUMBER") from None
+    resources = {
+        "entrypoint_num_cpus": arguments.driver_num_cpus,
+        "entrypoint_num_gpus": arguments.driver_num_gpus,
+        "entrypoint_memory": arguments.driver_memory_bytes,
+        "entrypoint_resources": own or None,
+    }
+    return {name: value for name, value in resources.items() if value is not None}
+
+
+def next_number(earlier: Sequence[Known], again: bool) -> int:
+    """The number of the next submission.
+
+    Raises:
+        ConfigError: the job runs already, or has succeeded and nobody wants it again.
+    """
+    if not earlier:
+        return 1
+    last = earlier[-1]
+    for known in earlier:
+        if not known.has_ended:
+            raise ConfigError(
+                f"this job is {known.status} already as {known.submission_id}; go on with --follow, --status or --stop "
+                f"{known.submission_id}"
+            )
+    if last.status == "SUCCEEDED" and not again:
+        raise ConfigError(f"this job has succeeded as {last.submission_id}; to run it once more add --again")
+    return last.number + 1
+
+
+def _look(cluster: Cluster, asked: str, submission_id: str) -> int:
+    """Follow, ask for or stop one submission."""
+    if asked == "follow":
+        try:
+            known = cluster.follow(submission_id, _show)
+        except KeyboardInterrupt:
+            print(f"\nthe job goes on; --follow {submission_id} shows it again, --stop ends it", file=sys.stderr)
+            return FAILED
+        print(f"{submission_id}: {known.status}", file=sys.stderr)
+        return exit_status(known)
+    known = cluster.stop(submission_id) if asked == "stop" else cluster.ask(submission_id)
+    print("\n".join(known.lines()))
+    if asked == "stop" and not known.has_ended:
+        print(f"{submission_id} has not ended yet", file=sys.stderr)
+        return FAILED
+    return DONE
+
+
+def exit_status(known: Known) -> int:
+    """What the job's own command gave, as far as the cluster tells."""
+    return DONE if known.status == "SUCCEEDED" else known.exit_status or FAILED
+
+
+def _show(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""Jobs of a cluster through Ray's Jobs API: connect, submit, follow, ask, stop.
+
+A job is known by a stem that follows from what it does; its submissions are the stem and a number. Ray refuses a number
+twice, so of two submitters at once only one goes on. Knows nothing of what a job does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import re
+import socket
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.load import ConfigError
+
+CONNECT_TIMEOUT_S = 10.0
+STOP_TIMEOUT_S = 90.0
+POLL_INTERVAL_S = 0.5
+MAX_LOST_CONNECTIONS = 20
+ADDRESS_VARIABLES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+_TALKATIVE = ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+TOKEN_ADVICE = (
+    "Give it the token that the cluster was started with, `ray get-auth-token` on its head prints it: "
+    "RAY_AUTH_MODE=token, and either RAY_AUTH_TOKEN_PATH=FILE or ~/.ray/auth_token"
+)
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a cluster says of one submission."""
+
+    submission_id: str
+    status: str
+    message: str = ""
+    entrypoint: str = ""
+    began_ms: int | None = None
+    ended_ms: int | None = None
+    exit_status: int | None = None
+
+    @property
+    def number(self) -> int:
+        """Which submission of its job it is."""
+        return int(self.submission_id.rpartition("-")[2])
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it neither runs nor waits to."""
+        return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
+
+    def lines(self) -> list[str]:
+        """For people."""
+        told = {"submission": self.submission_id, "status": self.status, "command": self.entrypoint}
+        if self.began_ms is not None:
+            end_ms = self.ended_ms if self.ended_ms is not None else time.time() * 1000
+            told["ran for"] = f"{max(0.0, end_ms - self.began_ms) / 1000:,.0f} s"
+        if self.exit_status is not None:
+            told["exit"] = str(self.exit_status)
+        if self.message and self.status != "SUCCEEDED":
+            told["message"] = self.message.strip()
+        return [f"{label:<12}{value}" for label, value in told.items()]
+
+
+class Cluster:
+    """A running cluster by the address of its dashboard."""
+
+    def __init__(self, address: str) -> None:
+        self.address = dashboard_url(address)
+        self._client = _connect(self.address)
+
+    def submissions(self, stem: str) -> list[Known]:
+        """All submissions of one job, by number."""
+        pattern = re.compile(re.escape(stem) + r"-\d+")
+        found = [_known(job) for job in self._client.list_jobs() if pattern.fullmatch(job.submission_id or "")]
+        return sorted(found, key=lambda known: known.number)
+
+    def ask(self, submission_id: str) -> Known:
+        """What the cluster knows of a submission.
+
+        Raises:
+            ConfigError: it knows none of that name.
+        """
+        try:
+            return _known(self._client.get_job_info(submission_id))
+        except RuntimeError as error:
+            if "404" in str(error) or "does not exist" in str(error):
+                raise ConfigError(f"{self.address} knows no submission {submission_id!r}") from None
+            raise
+
+    def submit(self, submission_id: str, entrypoint: str, runtime_env: dict[str, Any], **resources: Any) -> None:
+        """Upload and start.
+
+        Raises:
+            ConfigError: a submission of that name is there.
+        """
+        try:
+            self._client.submit_job(
+                entrypoint=entrypoint, submission_id=submission_id, runtime_env=runtime_env, **resources
+            )
+        except RuntimeError as error:
+            if "already exists" in str(error):
+                raise ConfigError(
+                    f"{self.address} has a submission {submission_id} already: somebody else submitted the same job "
+                    "just now; look at it with --status"
+                ) from None
+            raise
+
+    def follow(self, submission_id: str, show: Callable[[str], None]) -> Known:
+        """Show what the job's driver prints, from its beginning to its end; a lost connection is taken up again.
+
+        Raises:
+            ConnectionError: the cluster does not answer any more.
+        """
+        num_shown = 0
+        num_lost = 0
+        while True:
+            try:
+                for text in self._read_on(submission_id, num_shown):
+                    num_shown += len(text)
+                    num_lost = 0
+                    show(text)
+                known = self.ask(submission_id)
+                if known.has_ended:
+                    return known
+            except (RuntimeError, OSError) as error:  # aiohttp's and requests' errors of connections are OSErrors
+                num_lost += 1
+                if num_lost > MAX_LOST_CONNECTIONS:
+                    raise ConnectionError(f"{self.address} does not answer any more: {error}") from None
+            time.sleep(POLL_INTERVAL_S)
+
+    def _read_on(self, submission_id: str, num_skipped: int) -> Iterator[str]:
+        """The log behind its first `num_skipped` characters."""
+        tail = self._client.tail_job_logs(submission_id)
+        with asyncio.Runner() as runner:
+            while True:
+                try:
+                    text = runner.run(anext(tail))
+                except StopAsyncIteration:
+                    return
+                behind, num_skipped = text[num_skipped:], max(0, num_skipped - len(text))
+                if behind:
+                    yield behind
+
+    def stop(self, submission_id: str) -> Known:
+        """Ask the job's driver to end, and wait until it has."""
+        if not self.ask(submission_id).has_ended:
+            self._client.stop_job(submission_id)
+        deadline_s = time.monotonic() + STOP_TIMEOUT_S
+        while not (known := self.ask(submission_id)).has_ended and time.monotonic() < deadline_s:
+            time.sleep(POLL_INTERVAL_S)
+        return known
+
+
+def dashboard_url(address: str) -> str:
+    """An address as given, made the URL of a dashboard.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    url = address if "://" in address else f"http://{address}"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ConfigError(f"--address: {address} is not the address of a dashboard, such as http://HEAD:8265")
+    if parts.username or parts.password or parts.query:
+        raise ConfigError("--address must not hold credentials; " + TOKEN_ADVICE)
+    return url.rstrip("/")
+
+
+def _connect(address: str) -> Any:
+    """Ray's client, with a token where the cluster asks for one and there is one.
+
+    `ray start` switches tokens on by itself where it finds one, and then a client of the same machine has to send it;
+    Ray's own does so only where RAY_AUTH_MODE says so. No other machine is sent a token without that.
+
+    Raises:
+        ConfigError: nobody answers, or the token is missing or wrong.
+    """
+    parts = urllib.parse.urlsplit(address)
+    host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        socket.create_connection((host, port), CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise ConfigError(f"--address: nobody answers at {address}: {error.strerror or error}") from None
+    try:
+        return _client(address, {})
+    except _refusals() as error:
+        token = _token() if host in _LOOPBACK and "RAY_AUTH_MODE" not in os.environ else ""
+        if token:
+            try:
+                return _client(address, {"Authorization": f"Bearer {token}"})
+            except _refusals():
+                pass
+        raise ConfigError(f"--address: {address} refuses this client ({_first_line(error)}). {TOKEN_ADVICE}") from None
+    except (RuntimeError, OSError, ValueError) as error:
+        raise ConfigError(f"--address: {address} is no dashboard that takes jobs: {_first_line(error)}") from None
+
+
+def _client(address: str, headers: dict[str, str]) -> Any:
+    from ray.job_submission import JobSubmissionClient
+
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    with _without_variables(ADDRESS_VARIABLES):  # which Ray prefers to what it is told
+        return JobSubmissionClient(address, headers=headers)
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    from ray.exceptions import AuthenticationError
+
+    return (AuthenticationError,)
+
+
+def _token() -> str:
+    """The token of this machine, from where Ray looks for it; empty where there is none."""
+    given = os.environ.get("RAY_AUTH_TOKEN", "").strip()
+    if given:
+        return given
+    path = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+
+
+@contextmanager
+def _without_variables(names: tuple[str, ...]) -> Iterator[None]:
+    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
+
+
+def _known(job: Any) -> Known:
+    return Known(
+        submission_id=job.submission_id or "",
+        status=str(getattr(job.status, "value", job.status)),
+        message=job.message or "",
+        entrypoint=job.entrypoint or "",
+        began_ms=job.start_time,
+        ended_ms=job.end_time,
+        exit_status=getattr(job, "driver_exit_code", None),
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:300]

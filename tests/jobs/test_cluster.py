@@ -1,0 +1,132 @@
+"""A job submitted to a real cluster of this machine, tokens switched on; the checkout is not installed there."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow.dataset as ds
+import pytest
+from PIL import Image
+
+from jobs import submit
+from pipeline.provenance import code_revision
+from tests.jobs.cluster import LocalCluster, local_cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+NUM_PICTURES = 6
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """One job that was submitted and followed to its end."""
+
+    cluster: LocalCluster
+    arguments: list[str]
+    output: Path
+    done: subprocess.CompletedProcess[str]
+
+
+@pytest.fixture(scope="module")
+def submitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Submitted]:
+    folder = tmp_path_factory.mktemp("job")
+    pictures = folder / "pictures"
+    pictures.mkdir()
+    for index in range(NUM_PICTURES):
+        Image.fromarray(np.full((40, 60, 3), 40 * index, np.uint8)).save(pictures / f"{index}.png")
+    (pictures / "broken.png").write_bytes(b"no picture")
+    job_file = folder / "mine.yaml"
+    job_file.write_text((ROOT / "configs/zoo_sd_chain.yaml").read_text())
+    arguments = [
+        *("--config", str(job_file), "source={kind: images, path: " + str(pictures) + "}", f"sink.path={folder}/out"),
+        *("sink.keep_columns=[]", "prompt=Describe the image.", "sampling.max_new_tokens=5", "job.name=six pictures"),
+        "pool={slots: 4, batch_rows: 4, max_context_tokens: 256}",
+    ]
+    with local_cluster() as cluster:
+        command = [sys.executable, "-m", "jobs.submit", "--address", cluster.address, *arguments]
+        # The token lies in the client's HOME as in that of the cluster; nothing else is said about it.
+        mine = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env={**mine, "HOME": str(cluster.home), "RAY_ADDRESS": "127.0.0.1:1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        yield Submitted(cluster, arguments, folder / "out", done)
+
+
+@pytest.fixture
+def as_client(submitted: Submitted, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """This process as a client of the cluster that knows its token."""
+    for name in [name for name in os.environ if name.startswith("RAY_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(submitted.cluster.home))
+    return monkeypatch
+
+
+def test_a_submitted_job_captions_pictures_on_a_cluster_that_asks_for_a_token(submitted: Submitted) -> None:
+    done = submitted.done
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "submitted six-pictures-" in done.stdout
+    assert "--config submitted/mine.yaml" in done.stdout
+    assert "captioning 7 files into" in done.stdout  # the driver's own lines, followed from here
+    assert "SUCCEEDED" in done.stderr
+    rows = ds.dataset(submitted.output / "data", format="parquet").to_table().to_pylist()
+    assert {row["sample_id"] for row in rows} == {f"{index}.png#0" for index in range(NUM_PICTURES)}
+    assert {row["num_generated_tokens"] for row in rows} == {5}
+    errors = ds.dataset(submitted.output / "errors", format="parquet").to_table().to_pylist()
+    assert [(row["sample_id"], row["error_type"]) for row in errors] == [("broken.png#0", "not_an_image")]
+
+
+def test_the_revision_travels_with_the_job_because_git_does_not(submitted: Submitted) -> None:
+    versions = json.loads((submitted.output / "_job/versions.json").read_text())
+    assert versions["code_revision"] == code_revision()
+
+
+def test_neither_the_token_nor_the_users_variables_are_in_what_the_cluster_tells_of_the_job(
+    submitted: Submitted, as_client: pytest.MonkeyPatch
+) -> None:
+    from pipeline.cluster_jobs import Cluster
+
+    told = [str(job) for job in Cluster(submitted.cluster.address)._client.list_jobs()]
+    assert len(told) == 1
+    assert code_revision() in told[0]
+    assert submitted.cluster.token not in told[0]
+    assert str(submitted.cluster.home) not in told[0]
+
+
+def test_the_job_is_known_by_its_file_and_not_done_again(
+    submitted: Submitted, as_client: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--address", submitted.cluster.address, *submitted.arguments]
+    assert submit.main([*arguments, "--status"]) == submit.DONE
+    assert "status      SUCCEEDED\n" in capsys.readouterr().out
+    assert submit.main(arguments) == submit.REFUSED
+    assert "to run it once more add --again" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("token", ["", "0123456789abcdef" * 4], ids=["none", "another"])
+def test_a_client_without_the_right_token_is_told_what_to_do(
+    submitted: Submitted,
+    as_client: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    token: str,
+) -> None:
+    as_client.setenv("HOME", str(tmp_path))
+    if token:
+        as_client.setenv("RAY_AUTH_TOKEN", token)
+    assert submit.main(["--address", submitted.cluster.address, *submitted.arguments]) == submit.REFUSED
+    told = capsys.readouterr().err
+    assert "refuses this client (Authentication" in told
+    assert "`ray get-auth-token` on its head prints it: RAY_AUTH_MODE=token" in told
+    assert not token or token not in told

@@ -1,0 +1,277 @@
+"""Submitting: what is refused before anything is uploaded, what a submission is made of; the cluster stands in."""
+
+from __future__ import annotations
+
+import shlex
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pipeline.cluster_jobs
+from configs.load import ConfigError
+from jobs import submit
+from pipeline.cluster_jobs import Known, dashboard_url
+from pipeline.provenance import REVISION_VARIABLE, code_revision
+
+CAPTION = ["--config", "configs/zoo_sd_chain.yaml", "source.path=/data", "sink.path=/out"]
+TRAINING = ["--config", "configs/train_llamagen_eagle.yaml", "output.path=/head"]
+ADDRESS = ["--address", "http://head:8265"]
+
+
+class Job:
+    """As Ray's client describes a submission."""
+
+    def __init__(self, submission_id: str, status: str, exit_status: int | None = None) -> None:
+        self.submission_id, self.status, self.driver_exit_code = submission_id, status, exit_status
+        self.message, self.entrypoint, self.start_time, self.end_time = "", "python", 1000, 3000
+
+
+class Client:
+    """Stands in for Ray's `JobSubmissionClient`."""
+
+    def __init__(self) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.submitted: list[dict[str, Any]] = []
+        self.archives: list[list[str]] = []
+        self.chunks = ["captioning 4 files\n", "done\n"]
+        self.num_cuts = 0
+        self.ends_as = ("SUCCEEDED", 0)
+
+    def list_jobs(self) -> list[Job]:
+        return [*self.jobs.values(), Job(submission_id=None, status="RUNNING")]  # type: ignore[arg-type]
+
+    def get_job_info(self, submission_id: str) -> Job:
+        if submission_id not in self.jobs:
+            raise RuntimeError(f"Request failed with status code 404: Job {submission_id} does not exist.")
+        return self.jobs[submission_id]
+
+    def submit_job(self, **what: Any) -> None:
+        if what["submission_id"] in self.jobs:
+            raise RuntimeError(f"Job with submission_id {what['submission_id']} already exists.")
+        self.submitted.append(what)
+        with zipfile.ZipFile(what["runtime_env"]["working_dir"]) as archive:
+            self.archives.append(archive.namelist())
+        self.jobs[what["submission_id"]] = Job(what["submission_id"], "RUNNING")
+
+    def stop_job(self, submission_id: str) -> None:
+        self.jobs[submission_id].status = "STOPPED"
+
+    async def tail_job_logs(self, submission_id: str) -> Any:
+        for index, chunk in enumerate(self.chunks):
+            if index == 1 and self.num_cuts:
+                self.num_cuts -= 1
+                raise RuntimeError("WebSocket connection closed unexpectedly")
+            yield chunk
+        self.jobs[submission_id].status, self.jobs[submission_id].driver_exit_code = self.ends_as
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    standing_in = Client()
+    monkeypatch.setattr(pipeline.cluster_jobs, "_connect", lambda address: standing_in)
+    monkeypatch.setattr(pipeline.cluster_jobs, "POLL_INTERVAL_S", 0.0)
+    for name in pipeline.cluster_jobs.ADDRESS_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return standing_in
+
+
+def stem(*arguments: str) -> str:
+    return submit.prepare(submit.parse([*arguments])).stem
+
+
+def test_a_submission_is_the_job_s_own_command_with_the_clusters_ray_and_the_revision(client: Client) -> None:
+    assert submit.main([*CAPTION, *ADDRESS, "--limit", "5", "job.name=my shards", "pool.slots=2"]) == submit.DONE
+    (made,) = client.submitted
+    overrides = ["source.path=/data", "sink.path=/out", "job.name=my shards", "pool.slots=2", "job.ray_address=auto"]
+    assert shlex.split(made["entrypoint"]) == [
+        *("python", "-m", "jobs.caption", "--config", "configs/zoo_sd_chain.yaml", *overrides, "--limit", "5")
+    ]
+    assert made["submission_id"].startswith("my-shards-")
+    assert made["submission_id"].endswith("-1")
+    assert made["runtime_env"]["env_vars"] == {REVISION_VARIABLE: code_revision()}
+    assert set(made) == {"entrypoint", "submission_id", "runtime_env"}
+    assert {"jobs/caption.py", "zoo/checkpoints/caption_target/config.json"} <= set(client.archives[0])
+
+
+def test_every_kind_of_job_can_be_submitted_under_a_name_of_its_own(client: Client) -> None:
+    images = ["--job", "synthesize", "--config", "configs/zoo_images_plain.yaml", "source.path=/p", "sink.path=/i"]
+    training = ["--job", "train_drafter", *TRAINING]
+    for arguments in (images, training):
+        assert submit.main([*arguments, *ADDRESS]) == submit.DONE
+    commands = [shlex.split(made["entrypoint"]) for made in client.submitted]
+    assert [command[2] for command in commands] == ["jobs.synthesize", "jobs.train_drafter"]
+    assert [command[-1] for command in commands] == ["job.ray_address=auto", "workers.ray_address=auto"]
+    assert client.submitted[1]["submission_id"].startswith("train_drafter-")
+
+
+def test_the_same_job_has_the_same_name_and_another_has_another() -> None:
+    same = stem(*CAPTION)
+    assert stem(*CAPTION, "pool.slots=3", "pool.max_size=9") == same  # how it runs is not what it does
+    others = [["sink.path=/elsewhere"], ["job.seed=5"], ["--limit", "3"], ["source.path=/data2"]]
+    assert len({same, *(stem(*CAPTION, *other) for other in others)}) == 1 + len(others)
+
+
+def test_a_job_that_runs_already_is_not_submitted_twice(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit.main([*CAPTION, *ADDRESS, "--detach"]) == submit.DONE
+    assert submit.main([*CAPTION, *ADDRESS, "--detach"]) == submit.REFUSED
+    assert f"this job is RUNNING already as {stem(*CAPTION)}-1" in capsys.readouterr().err
+    assert len(client.submitted) == 1
+
+
+@pytest.mark.parametrize("ended", ["FAILED", "STOPPED"])
+def test_a_job_that_failed_or_was_stopped_is_submitted_under_the_next_number(client: Client, ended: str) -> None:
+    name = stem(*CAPTION)
+    client.jobs = {f"{name}-{number}": Job(f"{name}-{number}", ended) for number in (9, 10)}
+    client.jobs["other-99"] = Job("other-99", "RUNNING")
+    assert submit.main([*CAPTION, *ADDRESS]) == submit.DONE
+    assert client.submitted[0]["submission_id"] == f"{name}-11"
+
+
+def test_a_job_that_succeeded_is_submitted_again_only_when_asked(
+    client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit.main([*CAPTION, *ADDRESS]) == submit.DONE
+    assert submit.main([*CAPTION, *ADDRESS]) == submit.REFUSED
+    assert "to run it once more add --again" in capsys.readouterr().err
+    assert submit.main([*CAPTION, *ADDRESS, "--again"]) == submit.DONE
+    assert [made["submission_id"][-2:] for made in client.submitted] == ["-1", "-2"]
+
+
+def test_of_two_submitters_at_once_one_is_refused_with_a_reason(
+    client: Client, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert submit.main([*CAPTION, *ADDRESS, "--detach"]) == submit.DONE
+    monkeypatch.setattr(Client, "list_jobs", lambda self: [])  # as it was a moment ago
+    assert submit.main([*CAPTION, *ADDRESS]) == submit.REFUSED
+    assert "somebody else submitted the same job just now" in capsys.readouterr().err
+
+
+def test_the_log_is_shown_once_whole_also_when_the_connection_is_cut(
+    client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    client.num_cuts = 2
+    assert submit.main([*CAPTION, *ADDRESS]) == submit.DONE
+    told = capsys.readouterr().out
+    assert told.count("captioning 4 files\n") == 1
+    assert told.endswith("captioning 4 files\ndone\n")
+
+
+def test_a_cluster_that_is_gone_ends_following(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    client.num_cuts = 10**6
+    monkeypatch.setattr(pipeline.cluster_jobs, "MAX_LOST_CONNECTIONS", 3)
+    assert submit.main([*CAPTION, *ADDRESS]) == submit.FAILED
+
+
+@pytest.mark.parametrize(
+    ("ends_as", "status"),
+    [
+        (("SUCCEEDED", 0), 0),
+        (("FAILED", 1), 1),
+        (("FAILED", 2), 2),
+        (("FAILED", 3), 3),
+        (("FAILED", None), 1),
+        (("STOPPED", None), 1),
+    ],
+)
+def test_following_ends_with_the_job_s_own_exit_status(
+    client: Client, ends_as: tuple[str, int | None], status: int
+) -> None:
+    client.ends_as = ends_as  # type: ignore[assignment]
+    assert submit.main([*CAPTION, *ADDRESS]) == status
+
+
+def test_the_last_submission_of_a_job_is_asked_for_and_stopped_by_its_file(
+    client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = stem(*CAPTION)
+    client.jobs = {f"{name}-1": Job(f"{name}-1", "FAILED"), f"{name}-2": Job(f"{name}-2", "RUNNING")}
+    assert submit.main([*CAPTION, *ADDRESS, "--status"]) == submit.DONE
+    told = capsys.readouterr().out
+    assert f"submission  {name}-2\nstatus      RUNNING\n" in told
+    assert submit.main([*CAPTION, *ADDRESS, "--stop"]) == submit.DONE
+    assert (client.jobs[f"{name}-1"].status, client.jobs[f"{name}-2"].status) == ("FAILED", "STOPPED")
+    assert submit.main([*ADDRESS, "--status", f"{name}-1"]) == submit.DONE
+    assert "status      FAILED" in capsys.readouterr().out
+    assert client.submitted == []
+
+
+def test_asking_for_what_is_not_there_is_refused(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit.main([*ADDRESS, "--status", "gone-1"]) == submit.REFUSED
+    assert submit.main([*CAPTION, *ADDRESS, "--stop"]) == submit.REFUSED
+    assert submit.main([*ADDRESS]) == submit.REFUSED
+    assert submit.main([*CAPTION]) == submit.REFUSED
+    told = capsys.readouterr().err
+    assert "http://head:8265 knows no submission 'gone-1'" in told
+    assert f"the first would be {stem(*CAPTION)}-1" in told
+    assert "--config: name the job's YAML" in told
+    assert "--address: give the address of the cluster's dashboard" in told
+
+
+def test_what_cannot_work_on_a_cluster_is_refused_before_anything_is_uploaded(
+    client: Client, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine").mkdir()
+    refusals = {
+        ("--config", "configs/zoo_sd_chain.yaml", "sink.path=/out"): "source.path: out/demo/source/parquet is relative",
+        ("--config", "configs/zoo_images_plain.yaml"): "give --job synthesize",
+        ("--config", "gone.yaml"): "gone.yaml: cannot be read",
+        (*CAPTION, "model.target.path=docs"): "model.target.path: docs lies on this machine and is not uploaded",
+        (*CAPTION, "--driver-resource", "head"): "--driver-resource head: must look like NAME=NUMBER",
+        ("--job", "train_drafter", *TRAINING, "--retry-errors"): "--retry-errors: a training takes no such option",
+        (*CAPTION, "sink.path=s3://key:secret@bucket/x"): "a URL must not hold credentials",
+    }
+    for arguments, told in refusals.items():
+        assert submit.main([*arguments, *ADDRESS]) == submit.REFUSED
+        assert told in capsys.readouterr().err
+    assert client.submitted == []
+
+
+def test_only_named_variables_travel_and_no_credentials() -> None:
+    mine = {
+        "AWS_REGION": "x-1",
+        "AWS_SECRET_ACCESS_KEY": "hush-1",
+        "HF_TOKEN": "hush-2",
+        "PROXY": "http://me:hush-3@proxy",
+        "OTHER": "1",
+    }
+    assert submit.environment(["AWS_REGION"], mine) == {REVISION_VARIABLE: code_revision(), "AWS_REGION": "x-1"}
+    for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PROXY"):
+        with pytest.raises(ConfigError, match=f"--env {name}: looks like a credential") as refused:
+            submit.environment([name], mine)
+        assert "hush" not in str(refused.value)
+    with pytest.raises(ConfigError, match="--env GONE: there is no such variable"):
+        submit.environment(["GONE"], mine)
+
+
+def test_resources_of_the_driver_get_the_names_of_ray(client: Client) -> None:
+    wanted = ["--driver-num-cpus", "2", "--driver-memory-bytes", "1000", "--driver-resource", "head=0.5"]
+    assert submit.main([*CAPTION, *ADDRESS, *wanted]) == submit.DONE
+    told = {name: value for name, value in client.submitted[0].items() if name.startswith("entrypoint_")}
+    assert told == {"entrypoint_num_cpus": 2.0, "entrypoint_memory": 1000, "entrypoint_resources": {"head": 0.5}}
+
+
+def test_addresses_of_dashboards() -> None:
+    assert dashboard_url("head:8265") == "http://head:8265"
+    assert dashboard_url("https://head/ray/") == "https://head/ray"
+    for wrong in ("ray://head:10001", "http://", "http://head:none", "s3://head"):
+        with pytest.raises(ConfigError, match="is not the address of a dashboard"):
+            dashboard_url(wrong)
+    with pytest.raises(ConfigError, match="must not hold credentials") as refused:
+        dashboard_url("http://me:pw@head:8265")
+    assert "pw" not in str(refused.value)
+
+
+def test_nobody_at_the_address_is_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert submit.main([*CAPTION, "--address", "127.0.0.1:1"]) == submit.REFUSED
+    assert "refused: --address: nobody answers at http://127.0.0.1:1" in capsys.readouterr().err
+
+
+def test_a_submission_is_told_in_lines_for_people() -> None:
+    known = Known("job-12", "FAILED", "it broke\n", "python -m jobs.caption", 1000, 61_000, 1)
+    assert known.number == 12
+    assert known.lines() == [
+        *("submission  job-12", "status      FAILED", "command     python -m jobs.caption"),
+        *("ran for     60 s", "exit        1", "message     it broke"),
+    ]
