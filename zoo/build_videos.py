@@ -23,17 +23,19 @@ from zoo.world.grammar import DRAFTER_FILLER_ODDS, FILLER_ODDS
 
 @dataclass(frozen=True)
 class VideoRecipe:
-    """Steps of the tower and of the whole, clips in a batch, learning rate, and the odds of filler words."""
+    """Steps of the tower and of the whole, clips in a batch, learning rate, how often the whole is taught from warm-up
+    to the end, and the odds of filler words."""
 
     tower_steps: int
     steps: int
     batch: int
     lr: float
+    rounds: int = 1
     filler_odds: tuple[float, ...] = FILLER_ODDS
 
 
 RECIPES = {
-    "target": VideoRecipe(700, 1400, 24, 1.5e-3),
+    "target": VideoRecipe(700, 1400, 24, 1.5e-3, rounds=2),
     "drafter": VideoRecipe(300, 700, 24, 2e-3, filler_odds=DRAFTER_FILLER_ODDS),
 }
 QUICK_SHARE = 0.01
@@ -47,7 +49,8 @@ def build_one(role: str, recipe: VideoRecipe, seed: int, folder: Path) -> None:
     model = build_model(role, tokenizer, seed)
     batches = draw_batches("train", seed, recipe.batch, tokenizer, processor.video_processor, recipe.filler_odds)
     partial = folder / f"video_{role}.partial.safetensors"
-    train_video_model(model, batches, recipe.tower_steps, recipe.steps, recipe.lr, seed, partial)
+    for tower_steps in (recipe.tower_steps, *[0] * (recipe.rounds - 1)):
+        train_video_model(model, batches, tower_steps, recipe.steps, recipe.lr, seed, partial)
     save_model(model, processor, folder / f"video_{role}")
     partial.unlink(missing_ok=True)
 

@@ -1,8 +1,8 @@
 """`make demo`: scenes written as real files, captioned speculatively and plainly, and the two laid side by side.
 
 Half of the scenes go into Parquet shards, half into tar shards, as PNG and JPEG files, three rows broken on purpose.
-Prompts drawn as images come last (`zoo.demo_images`). Everything is written below `out/demo/`, which is replaced.
-Knows the world, and the jobs as a user does.
+Videos as mp4 files come next (`zoo.demo_videos`), prompts drawn as images last (`zoo.demo_images`). Everything is
+written below `out/demo/`, which is replaced. Knows the world, and the jobs as a user does.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from jobs import caption
 from pipeline import ray_session, summary
 from pipeline.layout import DATA, ERRORS, OutputDir
 from pipeline.plan import make_plan
-from zoo import demo_images
+from zoo import demo_images, demo_videos
 from zoo.world import Scene, demo_scenes, parse_caption
 
 OUT = Path("out/demo")
@@ -60,7 +60,7 @@ def main() -> int:
     shutil.rmtree(OUT, ignore_errors=True)
     try:
         with ray_session.session(Job()):
-            problems = caption_scenes() + demo_images.run(OUT)
+            problems = [*caption_scenes(), *demo_videos.run(OUT), *demo_images.run(OUT)]
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)
         return caption.REFUSED
