@@ -132,7 +132,7 @@ class Summary:
         lines = [
             ("method", f"{self.method} ({self.verify_mode})"),
             ("samples", f"{self.num_samples:,} ({_listing(self.by_status)})"),
-            ("errors", _listing(self.errors_by_type) or "none"),
+            ("errors", _listing(dict(sorted(self.errors_by_type.items(), key=_commonest))) or "none"),
             ("wall time", f"{self.wall_s:.1f} s"),
             ("samples/s", f"{self.samples_per_s:.2f}"),
             ("tokens/s", f"{self.tokens_per_s:,.0f}"),
@@ -249,6 +249,11 @@ def show_side_by_side(left: Summary, right: Summary) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def _commonest(counted: tuple[str, int]) -> tuple[int, str]:
+    """Most first, and by name where as many, whatever order files were read in."""
+    return -counted[1], counted[0]
 
 
 def _listing(counts: dict[str, int]) -> str:

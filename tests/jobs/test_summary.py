@@ -119,6 +119,13 @@ def test_who_waited_for_whom_is_told_as_shares(output: OutputDir) -> None:
     assert summary.combine([found, found]).waits == Waits(2.0, 6.0, 8.0)
 
 
+def test_errors_stand_in_one_order_whichever_was_read_first() -> None:
+    counts = [("prompt_too_long", 1), ("broken_line", 1), ("empty_prompt", 2)]
+    for found in (counts, counts[::-1]):
+        told = dict(summary.Summary("job", "plain", "lossless", 1.0, errors_by_type=dict(found)).lines())
+        assert told["errors"] == "2 empty_prompt, 1 broken_line, 1 prompt_too_long"
+
+
 def test_combining_two_jobs_equals_counting_both_at_once(output: OutputDir) -> None:
     one = summary.summarise(output, "job", "chain", "lossless", wall_s=2.0)
     both = summary.combine([one, one])
