@@ -57,33 +57,35 @@ class CutShort(OSError):
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed a little later: time-outs, lost connections, 429 and 5xx."""
+    known_by_name = bool({kind.__name__ for kind in type(error).__mro__} & _TRANSIENT_NAMES)
     status = _status_of(error)
+    if status is None and not known_by_name:  # what a cut answer is caused by may carry a status that is nobody's
+        status = _status_of(error.__cause__)
     if status is not None:
         return status in TRANSIENT_STATUS
     if isinstance(error, FileNotFoundError | PermissionError | FileExistsError | IsADirectoryError):
         return False
-    if isinstance(error, TimeoutError | ConnectionError | CutShort):
+    if known_by_name or isinstance(error, TimeoutError | ConnectionError | CutShort):
         return True
     if isinstance(error, socket.gaierror):
         return error.errno == socket.EAI_AGAIN
-    if isinstance(error, OSError) and error.errno in _TRANSIENT_ERRNO:
-        return True
-    return bool({kind.__name__ for kind in type(error).__mro__} & _TRANSIENT_NAMES)
+    if isinstance(error, OSError):
+        return error.errno in _TRANSIENT_ERRNO
+    # Drivers stumble over time-outs and raise what is wrong with their own handling of them.
+    behind = error.__cause__ or error.__context__
+    return behind is not None and is_transient(behind)
 
 
-def _status_of(error: BaseException) -> int | None:
-    """The HTTP status that an error of any driver carries, itself or in what caused it."""
-    for one in (error, error.__cause__):
-        response = getattr(one, "response", None)
-        found = (
-            response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-            if isinstance(response, dict)
-            else getattr(response, "status_code", None)
-        )
-        for status in (found, getattr(one, "status", None), getattr(one, "status_code", None), getattr(one, "code", 0)):
-            if isinstance(status, int) and 100 <= status < 600:
-                return status
-    return None
+def _status_of(error: BaseException | None) -> int | None:
+    """The HTTP status that an error of any driver carries."""
+    response = getattr(error, "response", None)
+    found = (
+        response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if isinstance(response, dict)
+        else getattr(response, "status_code", None)
+    )
+    others = (getattr(error, name, None) for name in ("status", "status_code", "code"))
+    return next((status for status in (found, *others) if isinstance(status, int) and 100 <= status < 600), None)
 
 
 def retried(action: Callable[[], Result], patience: Patience | None = None) -> Result:

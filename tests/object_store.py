@@ -39,6 +39,8 @@ class S3:
     faults: list[Fault] = field(default_factory=list)
     asked: list[tuple[str, str]] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
+    was_outlasted: bool = False
+    """Whether a client has waited for a stalled answer until the server gave up."""
     port: int = 0
     _app: Any = None
     _lock: Any = field(default_factory=threading.Lock)
@@ -67,6 +69,7 @@ class S3:
     def failing(self, *faults: Fault) -> Iterator[None]:
         """These faults inside the block, none after it."""
         self.faults[:] = faults
+        self.was_outlasted = False
         self.released.clear()
         try:
             yield
@@ -100,7 +103,7 @@ class S3:
         start_response(*told[:2])
         yield body[: len(body) // 2]
         if kind == "stall":
-            self.released.wait(30)
+            self.was_outlasted = not self.released.wait(30)
         raise ConnectionAbortedError("on purpose")
 
 

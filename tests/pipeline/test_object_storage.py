@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+from typing import ClassVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import s3fs
 
 from configs.load import ConfigError
 from configs.schema import Fetch, Prompt, Source, SourceColumns
@@ -28,8 +31,10 @@ def bucket(s3: S3):
 
 
 @pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def _no_waiting_and_no_retries_but_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    """s3fs tries cut and stalled reads again by itself; what is tested here is what comes after that."""
     monkeypatch.setattr(patience, "PATIENCE", Patience(4, 0.0))
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
 
 
 def put(bucket, name: str, data: bytes) -> str:
@@ -95,8 +100,10 @@ def test_a_listing_that_is_refused_again_and_again_is_refused_and_never_shortene
 # --- reading -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["refuse", "cut"])
-def test_reading_outlives_faults_that_the_driver_does_not(s3: S3, bucket, kind) -> None:
+@pytest.mark.parametrize("kind", ["refuse", "cut", "stall"])
+def test_reading_outlives_faults_that_the_driver_does_not(s3: S3, bucket, kind, monkeypatch) -> None:
+    impatient = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 0.2}}
+    monkeypatch.setitem(storage._OPTIONS, "s3", {**storage._OPTIONS["s3"], **impatient})
     url = put(bucket, "faults/a.txt", TEXT)
     frozen = manifest.freeze(text_source(url, span_max_rows=30), Asking(Prompt(text="{text}")))
     spans = datasource.SpanDatasource(text_source(url, span_max_rows=30), frozen, ("text",))
@@ -104,6 +111,7 @@ def test_reading_outlives_faults_that_the_driver_does_not(s3: S3, bucket, kind) 
         with s3.failing(Fault(kind, "GET", "faults/a.txt", times=2), Fault(kind, "HEAD", "faults/a.txt", times=2)):
             table = next(iter(task()))
         assert set(outcomes(table).values()) == {""}
+        assert not s3.was_outlasted
 
 
 def test_a_store_that_stays_broken_costs_rows_and_not_the_job(s3: S3, bucket) -> None:
@@ -118,12 +126,47 @@ def test_a_store_that_stays_broken_costs_rows_and_not_the_job(s3: S3, bucket) ->
     assert table["error_message"][150].as_py() == "b.txt: cannot be read from row 0 on: Service Unavailable"
 
 
-def test_a_read_that_stands_still_is_given_up_and_tried_again(s3: S3, bucket, monkeypatch) -> None:
-    url = put(bucket, "stalls/a.txt", TEXT)
-    impatient = {"config_kwargs": {"connect_timeout": 5, "read_timeout": 0.2}}
-    monkeypatch.setitem(storage._OPTIONS, "s3", {**storage._OPTIONS["s3"], **impatient})
-    with s3.failing(Fault("stall", "GET", "stalls/a.txt", times=1)):
-        assert len(prompts_of(read_all(text_source(url), "{text}"))) == 100
+def test_connections_that_stand_still_are_given_up_by_default() -> None:
+    filesystem, _ = storage.open_url(f"s3://{BUCKET}", "source.path")
+    assert filesystem.config_kwargs == {"connect_timeout": 20, "read_timeout": 60}
+
+
+class Short(io.BytesIO):
+    """A driver's file that gives half of what is asked for, as often as `times` says, and breaks once in between."""
+
+    times: ClassVar[list[int]] = []
+
+    def read(self, num_bytes: int | None = -1) -> bytes:
+        data = super().read(num_bytes)
+        if not self.times:
+            return data
+        if self.times.pop() == 2:
+            raise ConnectionResetError("on purpose")
+        return data[: len(data) // 2]
+
+    @property
+    def size(self) -> int:
+        return len(self.getbuffer())
+
+
+class ShortFiles:
+    """A store of one file whose driver does not notice that an answer was cut."""
+
+    def open(self, path: str, mode: str, block_size: int = 0) -> Short:
+        return Short(TEXT)
+
+
+def test_reads_that_come_back_short_without_an_error_are_made_up_for(monkeypatch) -> None:
+    monkeypatch.setattr(Short, "times", [1, 2, 1])
+    file = storage.open_file(ShortFiles(), "x")
+    assert [file.read(10), file.read(300), file.read()] == [TEXT[:10], TEXT[10:310], TEXT[310:]]
+    assert file.read(5) == b""
+    assert Short.times == []
+    monkeypatch.setattr(Short, "times", [1, 2])
+    assert storage.read_bounded(ShortFiles(), "x", len(TEXT)) == TEXT
+    monkeypatch.setattr(Short, "times", [1] * 4)
+    with pytest.raises(patience.CutShort):
+        storage.read_bounded(ShortFiles(), "x", len(TEXT))
 
 
 def test_a_cut_in_the_middle_of_a_parquet_file_or_a_tar_changes_nothing(s3: S3, bucket) -> None:
