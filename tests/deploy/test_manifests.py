@@ -1,0 +1,261 @@
+"""What stands in `deploy/` fits what reads it: the operator's fields, Ray's launcher, this project's own commands."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import ray
+import yaml
+
+from configs.load import load_job
+from jobs import caption
+from pipeline import shipping
+from tests.deploy.rayjob_fields import CRD_SHA256, CRD_URL, RAY_JOB, RELEASE
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+CRD_VARIABLE = "KUBERAY_RAYJOB_CRD"
+
+
+@pytest.fixture(scope="module")
+def manifest() -> dict[str, Any]:
+    return yaml.safe_load((DEPLOY / "rayjob.yaml").read_text())
+
+
+@pytest.fixture(scope="module")
+def launcher() -> dict[str, Any]:
+    return yaml.safe_load((DEPLOY / "cluster.yaml").read_text())
+
+
+def complaints(value: Any, schema: dict[str, Any]) -> list[str]:
+    found = jsonschema.Draft7Validator(schema).iter_errors(value)
+    return sorted(f"{'.'.join(map(str, error.absolute_path))}: {error.message}"[:300] for error in found)
+
+
+# --- Kubernetes ----------------------------------------------------------------------------------------------------
+
+
+def test_the_manifest_has_only_known_fields_of_the_right_types(manifest: dict[str, Any]) -> None:
+    assert complaints(manifest, RAY_JOB) == []
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "told"),
+    [
+        (("spec", "backOffLimit"), 2, "'backOffLimit' was unexpected"),
+        (("spec", "backoffLimit"), "2", "'2' is not of type 'integer'"),
+        (("spec", "rayClusterSpec", "headGroupSpec", "rayStartParams", "num-cpus"), 0, "0 is not of type 'string'"),
+        (("spec", "rayClusterSpec", "workerGroupSpecs", 0, "maxReplica"), 2, "'maxReplica' was unexpected"),
+        (("spec", "submissionMode"), "K8SJobMode", "'K8SJobMode' is not one of"),
+    ],
+)
+def test_a_misspelt_field_or_a_wrong_type_is_seen(
+    manifest: dict[str, Any], place: tuple[Any, ...], value: Any, told: str
+) -> None:
+    spoilt = node = copy.deepcopy(manifest)
+    for key in place[:-1]:
+        node = node[key]
+    node[place[-1]] = value
+    assert any(told in complaint for complaint in complaints(spoilt, RAY_JOB))
+
+
+def pods(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    cluster = manifest["spec"]["rayClusterSpec"]
+    groups = {group["groupName"]: group for group in cluster["workerGroupSpecs"]}
+    return {name: group["template"]["spec"] for name, group in {"head": cluster["headGroupSpec"], **groups}.items()}
+
+
+def test_the_head_does_no_work_and_the_groups_for_cpus_and_gpus_grow_from_nothing(manifest: dict[str, Any]) -> None:
+    cluster = manifest["spec"]["rayClusterSpec"]
+    assert cluster["enableInTreeAutoscaling"] is True
+    start = cluster["headGroupSpec"]["rayStartParams"]
+    assert (start["num-cpus"], start["num-gpus"]) == ("0", "0")
+    for group in cluster["workerGroupSpecs"]:
+        assert group["minReplicas"] == 0 < group["replicas"] <= group["maxReplicas"]
+    gpus = {
+        name: pod["containers"][0]["resources"]["limits"].get("nvidia.com/gpu") for name, pod in pods(manifest).items()
+    }
+    assert gpus == {"head": None, "cpu": None, "gpu": "1"}
+
+
+def test_pods_have_no_privileges_and_no_credentials_in_the_text(manifest: dict[str, Any]) -> None:
+    for name, pod in pods(manifest).items():
+        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        (container,) = pod["containers"]
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert {variable["name"] for variable in container.get("env", [])} <= {"HF_HOME"}
+        mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
+        assert mounted == {volume["name"] for volume in pod.get("volumes", [])}, name
+        assert container["ports"][-1]["containerPort"] == 8080  # where the annotation sends Prometheus
+
+
+def test_all_nodes_run_one_image_and_the_ray_that_it_holds(manifest: dict[str, Any], launcher: dict[str, Any]) -> None:
+    images = {container["image"] for pod in pods(manifest).values() for container in pod["containers"]}
+    assert images == {launcher["docker"]["image"]}
+    version = manifest["spec"]["rayClusterSpec"]["rayVersion"]
+    assert f'"ray[data,default]=={version}"' in (DEPLOY / "Dockerfile").read_text()
+    required = re.search(r"ray\[data,default\]>=([\d.]+),<([\d.]+)", (ROOT / "pyproject.toml").read_text())
+    assert required
+    assert numbers(required[1]) <= numbers(version) < numbers(required[2])
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, version.split(".")))
+
+
+def test_the_manifests_command_is_a_real_one_with_a_job_file_of_the_image(manifest: dict[str, Any]) -> None:
+    command = shlex.split(manifest["spec"]["entrypoint"])
+    assert command[:3] == ["python", "-m", "jobs.caption"]
+    arguments = caption.COMMAND.parse(command[3:])
+    workdir = instruction(docker_steps(), "WORKDIR")[-1]
+    inside = arguments.config.relative_to(workdir)
+    assert inside.as_posix() in dict(shipping.shipped_files())
+    job = load_job(caption.COMMAND.model, ROOT / inside, tuple(arguments.overrides))
+    assert job.job.ray_address == "auto"
+    assert job.pool.num_gpus == 1
+    groups = {group["groupName"]: group for group in manifest["spec"]["rayClusterSpec"]["workerGroupSpecs"]}
+    assert job.pool.max_size == groups["gpu"]["maxReplicas"]
+
+
+def release_schema() -> dict[str, Any]:
+    """The schema of `v1` in the release's own definition, closed: an operator drops unknown fields without a word."""
+    text = Path(os.environ[CRD_VARIABLE]).read_bytes()
+    assert hashlib.sha256(text).hexdigest() == CRD_SHA256, f"not the definition of KubeRay {RELEASE}: {CRD_URL}"
+    versions = yaml.load(text, Loader=yaml.CSafeLoader)["spec"]["versions"]
+    (schema,) = [version["schema"]["openAPIV3Schema"] for version in versions if version["name"] == "v1"]
+    schema["properties"]["metadata"] = {"type": "object"}
+    return close(schema)
+
+
+def close(node: Any) -> Any:
+    """The schema with `additionalProperties: false` wherever properties are listed."""
+    if isinstance(node, list):
+        return [close(inner) for inner in node]
+    if not isinstance(node, dict):
+        return node
+    made = {name: close(inner) for name, inner in node.items()}
+    if isinstance(made.get("properties"), dict) and not made.get("x-kubernetes-preserve-unknown-fields"):
+        made.setdefault("additionalProperties", False)
+    if made.pop("x-kubernetes-int-or-string", False):
+        made.pop("type", None)
+    return made
+
+
+def leaves(schema: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Path and type of every field that a schema knows."""
+    for name, inner in schema.get("properties", {}).items():
+        yield (*path, name), inner.get("type", "")
+        yield from leaves(inner, (*path, name))
+    if "items" in schema:
+        yield from leaves(schema["items"], (*path, "[]"))
+
+
+@pytest.mark.skipif(CRD_VARIABLE not in os.environ, reason=f"{CRD_VARIABLE} names no file; see {CRD_URL}")
+def test_the_releases_own_definition_accepts_the_manifest_and_knows_every_field_of_our_schema(
+    manifest: dict[str, Any],
+) -> None:
+    schema = release_schema()
+    assert complaints(manifest, schema) == []
+    spoilt = copy.deepcopy(manifest)
+    spoilt["spec"]["rayClusterSpec"]["workerGroupSpecs"][1]["template"]["spec"]["containers"][0]["imagePolicy"] = "x"
+    assert any("'imagePolicy' was unexpected" in complaint for complaint in complaints(spoilt, schema))
+    known = dict(leaves(schema))
+    ours = {path: kind for path, kind in leaves(RAY_JOB) if path[0] != "metadata"}
+    wrong = {path: kind for path, kind in ours.items() if kind and known.get(path, "none") not in (kind, "")}
+    assert wrong == {}
+
+
+# --- virtual machines ----------------------------------------------------------------------------------------------
+
+
+def test_the_launchers_file_is_one_by_rays_own_schema(launcher: dict[str, Any]) -> None:
+    schema = json.loads((Path(ray.__file__).parent / "autoscaler/ray-schema.json").read_text())
+    assert complaints(launcher, schema) == []
+    assert complaints({**launcher, "max_worker": 3}, schema) != []
+
+
+def test_the_launchers_groups_hold_together(launcher: dict[str, Any]) -> None:
+    kinds = launcher["available_node_types"]
+    assert launcher["head_node_type"] in kinds
+    assert kinds["head"]["resources"] == {"CPU": 0, "GPU": 0}
+    workers = {name: kind for name, kind in kinds.items() if name != "head"}
+    assert {name: "GPU" in kind["resources"] for name, kind in workers.items()} == {"cpu": False, "gpu": True}
+    assert sum(kind["max_workers"] for kind in workers.values()) == launcher["max_workers"]
+    assert [kind["min_workers"] for kind in workers.values()] == [0, 0]
+    starts = [shlex.split(launcher[f"{node}_start_ray_commands"][-1]) for node in ("head", "worker")]
+    from ray.scripts.scripts import start
+
+    known = {option for parameter in start.params for option in parameter.opts}
+    for words in starts:
+        assert words[:2] == ["ray", "start"]
+        assert {word.split("=")[0] for word in words[2:]} <= known
+
+
+# --- the image -----------------------------------------------------------------------------------------------------
+
+
+def docker_steps() -> list[tuple[str, str]]:
+    """Instruction and the rest of every step of the Dockerfile."""
+    text = re.sub(r"\\\n", " ", (DEPLOY / "Dockerfile").read_text())
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    return [(word, rest.strip()) for word, _, rest in (line.partition(" ") for line in lines)]
+
+
+def instruction(steps: list[tuple[str, str]], word: str) -> list[str]:
+    return [rest for name, rest in steps if name == word]
+
+
+def test_the_image_holds_what_a_job_needs_and_nothing_else_of_the_checkout() -> None:
+    copied = [rest.split() for rest in instruction(docker_steps(), "COPY")]
+    sources = [words[0] for words in copied if not words[0].startswith("--from")]
+    assert sorted(set(sources)) == sorted({*shipping.SHIPPED_FOLDERS, *shipping.SHIPPED_FILES})
+    assert all((ROOT / source).exists() for source in sources)
+    assert all(words[-1] in ("./", f"./{words[0]}") for words in copied if not words[0].startswith("--from"))
+    sent = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    assert sent[1] == "*"
+    assert {line[1:] for line in sent if line.startswith("!")} == set(sources)
+
+
+def test_the_image_is_pinned_and_runs_without_privileges() -> None:
+    steps = docker_steps()
+    bases = {rest.split()[0] for rest in instruction(steps, "FROM")}
+    assert len(bases) == 1
+    assert re.fullmatch(r"python:3\.11\.\d+-slim-[a-z]+", bases.pop())
+    assert instruction(steps, "USER") == ["1000"]
+    assert [name for name, _ in steps].index("USER") > max(
+        index for index, (name, _) in enumerate(steps) if name == "RUN"
+    )
+    assert instruction(steps, "ADD") == []
+
+
+def test_the_image_can_run_every_job_from_any_folder_and_holds_no_secret() -> None:
+    steps = docker_steps()
+    environment = " ".join(instruction(steps, "ENV"))
+    workdir = instruction(steps, "WORKDIR")[-1]
+    assert f"PYTHONPATH={workdir}" in environment.split()
+    declared = re.findall(r"(\w+)=", " ".join([environment, *instruction(steps, "ARG")]))
+    assert set(declared) == {
+        *("PATH", "PYTHONPATH", "PYTHONUNBUFFERED", "RAY_USAGE_STATS_ENABLED", "DRAFTFLEET_REVISION"),
+        *("TORCH_INDEX", "REVISION"),
+    }
+    (command,) = instruction(steps, "CMD")
+    assert json.loads(command) == ["python", "-m", "jobs.caption", "--help"]
+
+
+def test_the_image_installs_extras_that_the_project_has() -> None:
+    (install,) = [step for step in instruction(docker_steps(), "RUN") if "pip install" in step]
+    extras = re.search(r'"\.\[([a-z0-9,]+)\]"', install)
+    assert extras
+    declared = re.search(r"\[project\.optional-dependencies\]\n(.*?)\n\[", (ROOT / "pyproject.toml").read_text(), re.S)
+    assert declared
+    assert set(extras[1].split(",")) <= set(re.findall(r"^(\w+) = \[", declared[1], re.M))
