@@ -34,13 +34,33 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path}: is not valid YAML: {error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: cannot be read: it is not UTF-8") from None
+    data = _parse(text, f"{path}: it")
     if not isinstance(data, dict):
         raise ConfigError(f"{path}: must hold a mapping of sections, not {type(data).__name__}")
     return data
+
+
+def _parse(text: str, what: str) -> Any:
+    """Text as YAML; a refusal repeats nothing of it, because it may hold what nobody should see."""
+    try:
+        return yaml.safe_load(text)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
+        reason = f"{error.problem}{where}"
+    except yaml.YAMLError:
+        reason = "a character in it is not allowed"
+    except RecursionError:
+        reason = "it is nested too deeply"
+    except ValueError as error:  # dates that are none, numbers of too many digits
+        reason = str(error)
+    raise ConfigError(f"{what} is not valid YAML: {reason}")
+
+
+def _kind(value: Any) -> str:
+    return {"str": "text", "list": "a list", "bool": "a truth value"}.get(type(value).__name__, "a number")
 
 
 def apply_override(data: dict[str, Any], override: str) -> None:
@@ -53,17 +73,14 @@ def apply_override(data: dict[str, Any], override: str) -> None:
     keys = dotted.split(".")
     if not separator or not all(keys):
         raise ConfigError(f"override {override!r} must look like section.field=value")
-    try:
-        value = yaml.safe_load(raw)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override {dotted}: {raw!r} is not valid YAML: {error}") from None
+    value = _parse(raw, f"override {dotted}: the value")
     node = data
     for depth, key in enumerate(keys[:-1]):
         child = node.setdefault(key, {})
         if child is None:
             child = node[key] = {}
         if not isinstance(child, dict):
-            raise ConfigError(f"override {dotted}: {'.'.join(keys[: depth + 1])} is no section but {child!r}")
+            raise ConfigError(f"override {dotted}: {'.'.join(keys[: depth + 1])} is no section but {_kind(child)}")
         node = child
     node[keys[-1]] = value
 

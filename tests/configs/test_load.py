@@ -65,10 +65,33 @@ def test_an_override_through_a_value_is_refused() -> None:
         apply_override({"prompt": "Describe."}, "prompt.text=x")
 
 
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ('source.path="s3://key:secret@b/x',),
+        ("source.path=[s3://key:secret@b/x",),
+        ("source.path=s3://key:secret@b/x", "source.path.y=1"),
+        ("source.path=s3://key:secret@b/x",),
+        ("source.path=s3://key:secret@b/x\a",),
+    ],
+)
+def test_what_an_override_holds_is_never_repeated(overrides: tuple[str, ...]) -> None:
+    with pytest.raises(ConfigError, match=r"source\.path") as refused:
+        load_job(CaptionJob, JOB, overrides)
+    assert "secret" not in str(refused.value)
+
+
 def test_a_file_that_is_no_mapping_or_no_yaml_is_refused_by_name(tmp_path: Path) -> None:
-    for text, message in (("- a list", "must hold a mapping"), ("a: [", "not valid YAML")):
+    for text, message in (
+        (b"- a list", "must hold a mapping"),
+        (b"a: 1\nb: [", r"not valid YAML: .* \(line 2, column 5\)"),
+        (b"a: 2026-13-01", "not valid YAML: month must be"),
+        (b"a: \x07", "not valid YAML: a character"),
+        (b"[" * 5000, "nested too deeply"),
+        (b"a: \xff", "it is not UTF-8"),
+    ):
         file = tmp_path / "job.yaml"
-        file.write_text(text)
+        file.write_bytes(text)
         with pytest.raises(ConfigError, match=message):
             load_job(CaptionJob, file)
     with pytest.raises(ConfigError, match="cannot be read"):
