@@ -200,7 +200,9 @@ def _decord(video: Video, indices: Sequence[int], size_of: Callable[[int, int], 
             message = f"decord counts {len(reader)} frames where the file has {len(video.ticks)}"
             raise VideoError("broken_video", message)
         for index in indices:
-            yield reader[index].asnumpy()
+            # Rows of some narrow frames end in padding, which decord takes for more channels: 48 pixels as 4 each.
+            rows = reader[index].asnumpy().reshape(height, -1)
+            yield rows[:, : width * 3].reshape(height, width, 3)
     except decord.DECORDError as error:
         raise VideoError("broken_video", f"the video cannot be decoded: {_last_line(error)}") from None
 

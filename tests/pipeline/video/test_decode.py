@@ -102,6 +102,20 @@ def test_frames_that_are_shrunk_while_decoding_are_close(decoder, video_of) -> N
 
 
 @pytest.mark.parametrize("decoder", DECODERS[1:])
+@pytest.mark.parametrize("width", [2, 16, 48, 50, 72])
+def test_narrow_frames_have_three_channels_whatever_the_decoder_makes_of_their_padding(
+    width, decoder, tmp_path
+) -> None:
+    path = tmp_path / "narrow.mp4"
+    path.write_bytes(encode_video(3, codec="libx264", size=(width, 34), options={"preset": "ultrafast"}))
+    video = probe(str(path), 10**6)
+    exact = list(read_frames(video, [0, 1, 2], "pyav", None))
+    assert [frame.shape for frame in exact] == [(34, width, 3)] * 3
+    for frame, other in zip(exact, read_frames(video, [0, 1, 2], decoder, None), strict=True):
+        assert np.array_equal(frame, other)
+
+
+@pytest.mark.parametrize("decoder", DECODERS[1:])
 @pytest.mark.parametrize("name", LEANING | LOOSE)
 def test_the_others_are_refused_where_they_would_give_wrong_frames(name, decoder, video_of) -> None:
     with pytest.raises(VideoError, match=decoder) as caught:
