@@ -94,10 +94,20 @@ def claim_output(job: TrainDrafterJob, manifest: Manifest, target_revision: str)
     """
     if storage.uri_scheme(job.output.path):
         raise ConfigError(f"output.path: {storage.shown(job.output.path)} must be a folder that all workers can open")
-    folder = Path(job.output.path).expanduser().resolve()
-    output = OutputDir(str(folder))
     record = {"config": job.resolved(), "target_revision": target_revision, "source": _describe(manifest)}
-    record = json.loads(json.dumps(record))
+    try:
+        return _claim(Path(job.output.path).expanduser().resolve(), json.loads(json.dumps(record)))
+    except ConfigError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except ValueError as error:  # a name that no file can have, or a torn record
+        reason = str(error)
+    raise ConfigError(f"output.path: {job.output.path} cannot be used: {reason}")
+
+
+def _claim(folder: Path, record: dict[str, Any]) -> OutputDir:
+    output = OutputDir(str(folder))
     if (folder / DONE).exists():
         raise ConfigError(f"output.path: {folder} holds a finished head; choose another folder")
     if (folder / RUN).exists():
@@ -111,10 +121,7 @@ def claim_output(job: TrainDrafterJob, manifest: Manifest, target_revision: str)
         return output
     if folder.exists() and any(each.name != "_job" for each in folder.iterdir()):
         raise ConfigError(f"output.path: {folder} is not empty; choose another folder")
-    try:
-        output.write_json(RUN, record)
-    except OSError as error:
-        raise ConfigError(f"output.path: {folder} cannot be written: {error.strerror or error}") from None
+    output.write_json(RUN, record)
     return output
 
 

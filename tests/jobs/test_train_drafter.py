@@ -418,6 +418,15 @@ def test_a_head_is_never_written_over_another(source: Path, tmp_path: Path, caps
     assert "is not empty" in capsys.readouterr().err
 
 
+def test_an_output_that_cannot_be_is_refused(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "torn/_job").mkdir(parents=True)
+    (tmp_path / "torn/_job/run.json").write_text("{")
+    for name in ("n" * 300, "file/head", "torn"):
+        assert main(command(source, tmp_path / name)) == REFUSED
+        assert f"refused: output.path: {tmp_path}/{name} cannot be used: " in capsys.readouterr().err
+
+
 # --- several workers -----------------------------------------------------------------------------------------------
 
 
