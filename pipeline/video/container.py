@@ -119,14 +119,14 @@ def probe(path: str, max_pixels: int) -> Video:
         if context.width * context.height > max_pixels:
             limit = f"source.max_image_pixels ({max_pixels})"
             raise VideoError("video_too_large", f"frames of {context.width} x {context.height} are more than {limit}")
-        packets, reads_to_end = _packets(container, stream)
+        packets, num_hidden, reads_to_end = _packets(container, stream)
+        num_found, promised = len(packets) + num_hidden, stream.frames
+        if num_found and (not reads_to_end or num_found < promised):
+            found = f"{num_found} of {promised} frames" if promised else f"only {num_found} frames"
+            raise VideoError("broken_video", f"the file is damaged or cut short: {found} are there")
         if not packets:
             raise VideoError("broken_video", "the video has no frames")
-        promised = stream.frames
-        if not reads_to_end or len(packets) < promised:
-            found = f"{len(packets)} of {promised} frames" if promised else f"only {len(packets)} frames"
-            raise VideoError("broken_video", f"the file is damaged or cut short: {found} are there")
-        return _described(path, container, stream, packets)
+        return _described(path, container, stream, packets, num_hidden)
 
 
 @dataclass(frozen=True)
@@ -137,26 +137,31 @@ class _Packet:
     is_clean: bool
 
 
-def _packets(container: Any, stream: Any) -> tuple[list[_Packet], bool]:
-    """Every packet with frames in it, and whether the file ended where it should."""
+def _packets(container: Any, stream: Any) -> tuple[list[_Packet], int, bool]:
+    """Every packet whose frames are shown, how many there are that an edit list hides (videos that were trimmed without
+    encoding them again), and whether the file ended where it should."""
     extradata = bytes(stream.codec_context.extradata or b"")
     is_h264 = stream.codec_context.name == "h264"
     packets: list[_Packet] = []
+    num_hidden = 0
     try:
         for packet in container.demux(stream):
-            if not packet.size or packet.is_discard:
+            if not packet.size:
                 continue
             if packet.is_corrupt:
-                return packets, False
+                return packets, num_hidden, False
+            if packet.is_discard:
+                num_hidden += 1
+                continue
             is_key = bool(packet.is_keyframe)
             is_clean = not (is_key and is_h264) or IDR in nal_kinds(bytes(packet), extradata)
             packets.append(_Packet(packet.pts, packet.duration or 0, is_key, is_clean))
     except av.error.FFmpegError:
-        return packets, False
-    return packets, True
+        return packets, num_hidden, False
+    return packets, num_hidden, True
 
 
-def _described(path: str, container: Any, stream: Any, packets: list[_Packet]) -> Video:
+def _described(path: str, container: Any, stream: Any, packets: list[_Packet], num_hidden: int) -> Video:
     tick_s = Fraction(stream.time_base or Fraction(1, 25))
     ticks = [packet.tick for packet in packets]
     is_timed = all(tick is not None for tick in ticks) and len(set(ticks)) == len(ticks)
@@ -165,7 +170,8 @@ def _described(path: str, container: Any, stream: Any, packets: list[_Packet]) -
     if is_timed:
         shown = [tick for tick in ticks if tick is not None]
         keys = tuple(tick for tick, packet in zip(shown, packets) if packet.is_key)
-        restarts_cleanly = all(packet.is_clean for packet in packets) and not _has_leading_frames(shown, packets)
+        is_clean = all(packet.is_clean for packet in packets) and not _has_leading_frames(shown, packets)
+        restarts_cleanly = is_clean and not num_hidden  # what is shown first leans on what is hidden
         ordered = sorted(shown)
     else:
         rate = stream.average_rate or stream.guessed_rate or Fraction(25)

@@ -12,6 +12,7 @@ from pipeline.video.decode import fitting_size, read_frames
 from tests.pipeline.video import files
 from tests.pipeline.video.files import encode_video, number_in
 
+FAST = {"preset": "ultrafast"}
 DECODERS = [name for name in ("pyav", "decord", "torchcodec") if importlib.util.find_spec(name.replace("py", ""))]
 X264 = {"preset": "ultrafast", "tune": "fastdecode"}
 CLEAN = {
@@ -157,6 +158,20 @@ def test_a_variable_rate_keeps_its_own_times(tmp_path) -> None:
     assert video.times_s == [tick / 24 for tick in ticks]
     shown = [number_in(frame) for frame in read_frames(video, range(6), "auto", None)]
     assert shown == list(range(6))
+
+
+@pytest.mark.parametrize("decoder", ["pyav", "auto"])
+@pytest.mark.parametrize("num_b_frames", [0, 2])
+def test_a_video_that_was_trimmed_without_encoding_shows_what_is_left(num_b_frames, decoder, tmp_path) -> None:
+    path = tmp_path / "trimmed.mp4"
+    ticks = [number - 5 for number in range(24)]
+    path.write_bytes(encode_video(24, codec="libx264", ticks=ticks, num_b_frames=num_b_frames, options=FAST))
+    video = probe(str(path), 10**6)
+    assert len(video.ticks) == 19
+    assert video.times_s[:3] == [0.0, 1 / 24, 2 / 24]
+    assert [number_in(frame) for frame in read_frames(video, [0, 1, 9, 18], decoder, None)] == [5, 6, 14, 23]
+    with pytest.raises(VideoError, match="lean on what lies before"):
+        next(read_frames(video, [0], "decord", None))
 
 
 def test_frames_without_times_are_counted_at_the_streams_rate(tmp_path) -> None:
