@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from configs.load import ConfigError
 from configs.schema import Source
@@ -84,8 +84,11 @@ class Fetcher:
                 return filesystem, uri
             raise _refused(uri, "it is absolute; paths are relative to the source root")
         relative = posixpath.normpath(uri)
-        if relative == ".." or relative.startswith("../"):
-            raise _refused(uri, "it leaves the source root")
+        # Below a root on the web it is part of a URL, in which escaped dots climb as well.
+        is_web = scheme_of(self.root) in ("http", "https")
+        for place in (relative, posixpath.normpath(unquote(relative)) if is_web else relative):
+            if place == ".." or place.startswith(("../", "/")):
+                raise _refused(uri, "it leaves the source root")
         return filesystem, storage.join(root, relative)
 
     def _read(self, filesystem: Any, path: str, uri: str, max_bytes: int) -> bytes:

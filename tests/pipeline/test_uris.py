@@ -199,6 +199,20 @@ def test_paths_stay_below_the_root_and_absolute_ones_need_the_scheme_file(tmp_pa
     assert outcome(none, f"file://{tmp_path}/b.bin") == "uri_refused"
 
 
+@pytest.mark.parametrize(
+    "uri", ["%2e%2e/secret.png", "x/%2E%2E/%2e./secret.png", "..%2fsecret.png", "%2Fsecret.png", ".%2e"]
+)
+def test_escaped_dots_do_not_leave_a_root_on_the_web(server: WebServer, uri: str) -> None:
+    server.files |= {"in/good.png": BODY, "secret.png": BODY}
+    root = f"http://{server.host}/file/in"
+    found = uris.Fetcher(Source(kind="parquet", path=f"{root}/rows.parquet"), root).fetch([uri, "good.png"])
+    assert found["good.png"] == BODY
+    refusal = found[uri]
+    assert isinstance(refusal, RowError)
+    assert refusal.code == "uri_refused"
+    assert not [path for path in server.asked if "secret" in path]
+
+
 def test_a_file_that_never_ends_is_read_to_the_limit(tmp_path) -> None:
     if not os.path.exists("/dev/zero"):
         pytest.skip("there is no endless file here")
