@@ -80,7 +80,7 @@ class Synthesize:
 
     A call is batch in, batch out: one table of the stage `prepared` becomes exactly one table of `schema`. Every prompt
     gives `sampling.num_images_per_prompt` rows side by side, with the ids `<id>#0`, `<id>#1`, …, and is encoded once.
-    Rows that carry an error already give as many error rows.
+    Rows that carry an error already give as many error rows. Images that are `present` in the output are left out.
     """
 
     def __init__(
@@ -91,8 +91,10 @@ class Synthesize:
         load: LoadPair = load_pair,
         tally: Tally | None = None,
         flow: ReportWaits | None = None,
+        present: frozenset[str] = frozenset(),
     ) -> None:
         self._config = config
+        self._present = present
         self._schema = schema
         self._tally = tally
         self._report = None if flow is None else functools.partial(flow, uuid.uuid4().hex)
@@ -111,7 +113,7 @@ class Synthesize:
         requests, completions = await asyncio.to_thread(self._requests, table)
         for place, completion in zip(requests, await self._decode(list(requests.values()))):
             completions[place] = completion
-        result = self._results(table, completions)
+        result = self._missing(self._results(table, completions))
         if self._tally is not None:
             self._tally(result.num_rows, *counts(completions.values()))
         if self._report is not None:
@@ -137,6 +139,8 @@ class Synthesize:
                 continue
             sampling = self._sampling(row)
             for replica, place in enumerate(places):
+                if image_id(row["sample_id"], replica) in self._present:
+                    continue
                 requests[place] = Request(
                     sample_id=image_id(row["sample_id"], replica),
                     prompt=row["prompt"],
@@ -172,6 +176,13 @@ class Synthesize:
             guidance_scale=row["guidance_scale"],
             guidance_interval=self._config.sampling.guidance_interval,
         )
+
+    def _missing(self, result: pa.Table) -> pa.Table:
+        """The rows that no earlier attempt has made."""
+        if not self._present:
+            return result
+        ids = result.column("sample_id").to_pylist()
+        return result.filter(pa.array([sample_id not in self._present for sample_id in ids], pa.bool_()))
 
     def _results(self, table: pa.Table, completions: dict[int, Completion]) -> pa.Table:
         """One table of the result schema: the prompts' own columns, the run's constants, and what was drawn."""

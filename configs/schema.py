@@ -206,6 +206,8 @@ class Sink(Section):
     keep_columns: tuple[str, ...] = ()
     """Input columns that travel through into every output row."""
     rows_per_file: Annotated[int, Field(ge=1)] = 10_000
+    max_unsaved_seconds: Annotated[float, Field(ge=0.0, le=86_400.0)] = 300.0
+    """A finished row is durable after so long at most, and in a file of `data/` when that is full."""
     compression: Literal["zstd", "snappy", "none"] = "zstd"
 
 
@@ -267,10 +269,11 @@ class CaptionJob(Section):
         """The whole configuration as plain JSON data, defaults filled in."""
         return self.model_dump(mode="json")
 
-    def fingerprint(self, revisions: dict[str, str]) -> str:
-        """A short hash of all that decides the output's content: source, prompt, models, method, sampling, seed.
+    def content(self, revisions: dict[str, str]) -> dict[str, Any]:
+        """All that decides what the output holds: source, prompt, models, method, sampling, seed.
 
-        Pool sizes and where the job runs are left out on purpose: they may change between attempts.
+        Sizes of pools, files and spans, how long is waited, and where the job runs are left out on purpose: they may
+        change between attempts.
         """
         data = self.resolved()
         del data["pool"]
@@ -278,5 +281,28 @@ class CaptionJob(Section):
         data["sink"] = {"keep_columns": data["sink"]["keep_columns"]}
         if isinstance(self.method.drafter, NoDrafter):
             data["method"] = {"drafter": data["method"]["drafter"], "acceptance": data["method"]["acceptance"]}
-        data["revisions"] = revisions
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+        return without_circumstances({**data, "revisions": revisions})
+
+    def fingerprint(self, revisions: dict[str, str]) -> str:
+        """A short hash of `content`."""
+        return hash_of(self.content(revisions))
+
+
+# --- what makes two jobs the same ----------------------------------------------------------------------------------
+
+
+def without_circumstances(content: dict[str, Any]) -> dict[str, Any]:
+    """A job's content without the fields of its sections that say how it is had and on what it is made."""
+    for name in ("span_max_rows", "span_max_bytes", "fetch"):
+        del content["source"][name]
+    for name in ("worker_max_videos", "worker_max_bytes"):
+        del content["source"]["video"][name]
+    for weights in content["model"].values():
+        if weights is not None:
+            del weights["device"]
+    return content
+
+
+def hash_of(content: dict[str, Any]) -> str:
+    """16 hex digits over plain data."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

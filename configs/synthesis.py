@@ -5,8 +5,6 @@ Knows the legal values and which choices go together for images; sizes of checkp
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -15,7 +13,7 @@ from configs.acceptance import LanternAcceptance, LVSpecAcceptance
 from configs.contexts import FullContext
 from configs.drafters import EagleDrafter, MedusaDrafter
 from configs.method import Method, ModelDrafter, NoDrafter
-from configs.schema import ActorPool, EnginePool, Job, Sink, Source, Weights
+from configs.schema import ActorPool, EnginePool, Job, Sink, Source, Weights, hash_of, without_circumstances
 from configs.section import Section
 
 
@@ -202,8 +200,8 @@ class SynthesizeJob(Section):
         """The whole configuration as plain JSON data, defaults filled in."""
         return self.model_dump(mode="json")
 
-    def fingerprint(self, revisions: dict[str, str]) -> str:
-        """As `CaptionJob.fingerprint`: what decides the output's content, and nothing of where it is made."""
+    def content(self, revisions: dict[str, str]) -> dict[str, Any]:
+        """As `CaptionJob.content`: what decides the output, and nothing of where it is made."""
         data = self.resolved()
         for name in ("pool", "vq"):
             del data[name]
@@ -212,5 +210,8 @@ class SynthesizeJob(Section):
         data["image"] = {**data["image"], "encode_cpus": None} if self.sink.images else None
         if isinstance(self.method.drafter, NoDrafter):
             data["method"] = {"drafter": data["method"]["drafter"], "acceptance": data["method"]["acceptance"]}
-        data["revisions"] = revisions
-        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+        return without_circumstances({**data, "revisions": revisions})
+
+    def fingerprint(self, revisions: dict[str, str]) -> str:
+        """A short hash of `content`."""
+        return hash_of(self.content(revisions))

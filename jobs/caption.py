@@ -18,7 +18,7 @@ from jobs.command import DONE, FAILED, REFUSED, Command
 from pipeline import preview, summary
 from pipeline.graph import caption_dataset
 from pipeline.layout import DATA, ERRORS
-from pipeline.media import decode_table, pixels
+from pipeline.media import decode_missing, pixels
 from pipeline.plan import Plan, describe, first_prompt, make_plan
 from pipeline.run import close, run_graph
 from pipeline.video.clips import some_frames
@@ -35,14 +35,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(plan: Plan) -> summary.Summary:
-    """Run a plan under Ray, write `_job/`, and return the summary of what was written.
+    """Run what is left of a plan under Ray, write `_job/`, and return the summary of the whole output.
 
     Raises:
-        ConfigError: another job has taken the output meanwhile.
+        ConfigError: another job has taken the attempt meanwhile.
+        Fenced: a later attempt has taken over.
         RuntimeError: rows are missing from the output.
     """
     method = plan.config.method
-    wall_s, waits = run_graph(plan, functools.partial(results, plan))
+    wall_s, waits = run_graph(plan, results)
     done = summary.summarise(plan.output, plan.job_id, method.label, method.verify_mode, wall_s, waits)
     close(plan, done, functools.partial(preview_page, plan))
     return done
@@ -54,9 +55,10 @@ def results(plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits) ->
         plan.config,
         plan.datasource,
         plan.datasource.num_spans,
-        functools.partial(decode_table, options=plan.decode_options),
+        functools.partial(decode_missing, options=plan.decode_options, present=plan.present_ids),
         plan.schema,
         stamp,
+        load=weights.load_pair,
         tally=tally,
         flow=flow,
     )

@@ -1,4 +1,4 @@
-"""The command line that every bulk job has: one YAML, overrides, --dry-run, --limit; and what it prints in the end.
+"""The command line that every bulk job has: one YAML, overrides, and a few switches; and what it prints in the end.
 
 Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started). Knows no kind of job.
 """
@@ -17,8 +17,9 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel
 
 from configs.load import ConfigError, load_job
-from pipeline import summary
+from pipeline import resume, summary
 from pipeline.plan import JobPlan
+from pipeline.resume import Going
 from pipeline.summary import Summary
 
 DONE, FAILED, REFUSED = 0, 1, 2
@@ -29,7 +30,7 @@ AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
 
 @dataclass(frozen=True)
 class Command(Generic[Config, AnyPlan]):
-    """One kind of job as a command: `make_plan(config, limit, probe_output)` checks it, `run(plan)` runs it.
+    """One kind of job as a command: `make_plan(config, limit, probe_output, going)` checks it, `run(plan)` runs it.
 
     `describe` gives what a dry run prints; `verb` is what the job does to files, for the line that it begins with.
     """
@@ -38,7 +39,7 @@ class Command(Generic[Config, AnyPlan]):
     verb: str
     doc: str
     model: type[Config]
-    make_plan: Callable[[Config, int | None, bool], AnyPlan]
+    make_plan: Callable[[Config, int | None, bool, Going], AnyPlan]
     describe: Callable[[AnyPlan], Sequence[str]]
     run: Callable[[AnyPlan], Summary]
 
@@ -47,7 +48,7 @@ class Command(Generic[Config, AnyPlan]):
         arguments = self.parse(sys.argv[1:] if argv is None else argv)
         try:
             config = load_job(self.model, arguments.config, tuple(arguments.overrides))
-            return self._dry_run(config, arguments.limit) if arguments.dry_run else self._run(config, arguments)
+            return self._dry_run(config, arguments) if arguments.dry_run else self._run(config, arguments)
         except ConfigError as error:
             print(f"refused: {error}", file=sys.stderr)
             return REFUSED
@@ -61,37 +62,66 @@ class Command(Generic[Config, AnyPlan]):
         )
         parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
         parser.add_argument("--limit", type=positive, metavar="N", help="only the first N samples, with a preview page")
+        parser.add_argument(
+            "--retry-errors", action="store_true", help="go on with an output and run the rows that failed again"
+        )
+        parser.add_argument(
+            "--allow-mixed", action="store_true", help="go on with an output that was begun with another configuration"
+        )
         return parser.parse_intermixed_args(argv)
 
-    def _dry_run(self, config: Config, limit: int | None) -> int:
+    def _dry_run(self, config: Config, arguments: argparse.Namespace) -> int:
         """Print the plan and the first rendered prompt; write nothing and start nothing."""
-        for part in self.describe(self.make_plan(config, limit, False)):
+        plan = self.make_plan(config, arguments.limit, False, going(arguments))
+        for part in (*resume.told(plan), *self.describe(plan)):
             print(part)
         return DONE
 
     def _run(self, config: Config, arguments: argparse.Namespace) -> int:
-        """Run the job; print its summary, where the output is, and how to run it again."""
-        plan = self.make_plan(config, arguments.limit, True)
+        """Run what is missing; print the whole output's summary, where it is, and how to run it again."""
+        plan = self.make_plan(config, arguments.limit, True, going(arguments))
+        if resume.is_complete(plan):
+            print(f"nothing is missing in {plan.output.shown()}")
+            return DONE
         print(f"{self.verb} {plan.manifest.num_files:,} files into {plan.output.shown()}", flush=True)
         try:
             done = self.run(plan)
         except Exception:  # whatever ends a job is shown whole; a bad row never does
             traceback.print_exc()
-            print(f"the job failed; what it wrote until then is in {plan.output.shown()}", file=sys.stderr)
+            print(f"the job failed; {self._kept(plan, arguments)}", file=sys.stderr)
             return FAILED
         print(summary.show(done))
         print(f"output        {plan.output.shown()}")
         if arguments.limit is not None:
             print(f"preview       {plan.output.shown('_job/preview.html')}")
+        if done.num_errors:
+            print(f"retry errors  {self.go_on(arguments)}{'' if arguments.retry_errors else ' --retry-errors'}")
         print(f"run it again  {self.run_again(arguments)}")
         return DONE
+
+    def _kept(self, plan: AnyPlan, arguments: argparse.Namespace) -> str:
+        return f"what it finished is kept in {plan.output.shown()}, and this goes on: {self.go_on(arguments)}"
+
+    def go_on(self, arguments: argparse.Namespace) -> str:
+        """The command that goes on with this output."""
+        return shlex.join(self._command(arguments, arguments.overrides))
 
     def run_again(self, arguments: argparse.Namespace) -> str:
         """The command that repeats this run into another folder."""
         overrides = [text for text in arguments.overrides if not text.startswith("sink.path=")]
+        return shlex.join([*self._command(arguments, overrides), "sink.path=NEW"])
+
+    def _command(self, arguments: argparse.Namespace, overrides: Sequence[str]) -> list[str]:
         limit = ["--limit", str(arguments.limit)] if arguments.limit is not None else []
-        command = ["python", "-m", self.module, "--config", str(arguments.config), *overrides, *limit]
-        return shlex.join([*command, "sink.path=NEW"])
+        switches = [
+            f"--{name}" for name in ("retry-errors", "allow-mixed") if getattr(arguments, name.replace("-", "_"))
+        ]
+        return ["python", "-m", self.module, "--config", str(arguments.config), *overrides, *limit, *switches]
+
+
+def going(arguments: argparse.Namespace) -> Going:
+    """How the command line asks a job to go on."""
+    return Going(arguments.allow_mixed, arguments.retry_errors)
 
 
 def positive(text: str) -> int:

@@ -33,14 +33,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(plan: SynthesisPlan) -> ImageSummary:
-    """Run a plan under Ray, write `_job/`, and return the summary of what was written.
+    """Run what is left of a plan under Ray, write `_job/`, and return the summary of the whole output.
 
     Raises:
-        ConfigError: another job has taken the output meanwhile.
+        ConfigError: another job has taken the attempt meanwhile.
+        Fenced: a later attempt has taken over.
         RuntimeError: rows are missing from the output.
     """
     method = plan.config.method
-    wall_s, waits = run_graph(plan, functools.partial(results, plan), image_rows.ROWS_PER_GROUP)
+    wall_s, waits = run_graph(plan, results, image_rows.ROWS_PER_GROUP)
     empty = ImageSummary(plan.job_id, method.label, method.verify_mode, max(wall_s, 1e-9), waits)
     done = summary.count(plan.output, empty)
     close(plan, done, functools.partial(preview_page, plan))
@@ -58,8 +59,11 @@ def results(plan: SynthesisPlan, stamp: Stamp, tally: Tally | None, flow: Report
         functools.partial(encode_table, file=config.image, keep_codes=config.sink.keep_codes),
         (image_rows.coded_schema(plan.kept), image_rows.painted_schema(plan.kept)),
         stamp,
+        load=weights.load_image_pair,
+        load_painter=weights.load_painter,
         tally=tally,
         flow=flow,
+        present=plan.present_ids,
     )
 
 

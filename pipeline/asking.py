@@ -27,11 +27,13 @@ MAX_PROMPTS = 1024
 
 @dataclass(frozen=True)
 class Asked:
-    """One question: chat messages, its number among the row's prompts (None where there is one), its own sampling."""
+    """One question: chat messages, which of how many prompts of the row it is (None where there is one), its own
+    sampling."""
 
     messages: list[dict[str, Any]]
     index: int | None
     sampling: str
+    num_asked: int | None = None
 
     def name(self, sample_id: str) -> str:
         """The id of this question's row: `<id>#number` for each of several prompts."""
@@ -105,10 +107,13 @@ class Asking:
                         part["text"] = prompts.neutralise(part["text"], self.special_tokens)
             return [Asked(conversation.messages, None, sampling)], own_images, own_videos
         assert self.prompt is not None, "the schema asks for a prompt where no conversation comes with the rows"
-        asked = []
-        for index, own in enumerate(self._rounds(fields)):
+        asked, rounds = [], self._rounds(fields)
+        for index, own in enumerate(rounds):
             messages = prompts.fill(self.prompt, own, len(images), len(videos), self.special_tokens)
-            asked.append(Asked(messages, None if self.columns.prompts is None else index, sampling))
+            if self.columns.prompts is None:
+                asked.append(Asked(messages, None, sampling))
+            else:
+                asked.append(Asked(messages, index, sampling, len(rounds)))
         return asked, list(images), list(videos)
 
     def _rounds(self, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -7,18 +7,20 @@ in. Knows spans, kinds and rows; formats are in `pipeline.sources`.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from configs.schema import Source
 from pipeline import rows, spans, storage
+from pipeline.doneset import DoneSet
 from pipeline.manifest import Manifest
 from pipeline.prompts import whole_text
 from pipeline.rows import RowError
@@ -35,7 +37,9 @@ MAX_MESSAGE_CHARS = 500
 class SpanDatasource(Datasource):  # type: ignore[misc]
     """A source as Ray Data reads it; `fields` are the columns that the prompt names, `limit` the first N samples.
 
-    Where samples are not made of images (`with_images`), none are read.
+    Where samples are not made of images (`with_images`), none are read. Samples that are `done` are left out, and files
+    that hold no others are not opened. `note_count` is told the file and its samples when a file whose count was not
+    known has been read to its end.
 
     Pass `override_num_blocks=datasource.num_spans` to `ray.data.read_datasource`, so that Ray neither merges nor splits
     what the read tasks give.
@@ -48,11 +52,16 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         fields: tuple[str, ...] = (),
         limit: int | None = None,
         with_images: bool = True,
+        done: DoneSet | None = None,
+        note_count: Callable[[int, int, bool], None] | None = None,
     ) -> None:
         super().__init__()
         self._spec = ReadSpec(source, manifest.root, fields, manifest.keep, with_images)
         self._manifest = manifest
-        self._spans = plan_spans(self._spec, manifest, limit)
+        self._done = done
+        self._note_count = note_count
+        self.planned = plan_spans(self._spec, manifest, limit)
+        self._spans = self.planned if done is None else spans.remaining(self.planned, done)
 
     @property
     def num_spans(self) -> int:
@@ -62,7 +71,13 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
     @property
     def num_samples(self) -> int | None:
         """How many rows the read tasks give, None when some file's count is unknown."""
-        return count_samples(self._manifest, self._spans)
+        total = 0
+        for span in self._spans:
+            known = _known_rows(self._pieces(span))
+            if known is None:
+                return None
+            total += known
+        return total
 
     @property
     def schema(self) -> pa.Schema:
@@ -79,7 +94,10 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
 
     def read(self, span: int) -> pa.Table:
         """One span's table in the calling process, without Ray."""
-        return read_span(self._spec, _file_pieces(self._manifest, self._spans[span]))
+        return read_span(self._spec, self._pieces(self._spans[span]), self._note_count)
+
+    def _pieces(self, span: spans.Span) -> list[FilePiece]:
+        return _file_pieces(self._manifest, span, self._done)
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
@@ -87,14 +105,14 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         """One task per span, whatever parallelism is asked for: a span is what a retry must repeat exactly."""
         tasks = []
         for span in self._spans:
-            pieces = _file_pieces(self._manifest, span)
+            pieces = self._pieces(span)
             metadata = BlockMetadata(
                 num_rows=_known_rows(pieces),
                 size_bytes=sum(_listed(self._manifest, span)["size_bytes"].to_pylist()),
                 exec_stats=None,
                 input_files=None,
             )
-            read = partial(_read_blocks, self._spec, pieces)
+            read = partial(_read_blocks, self._spec, pieces, self._note_count)
             read.__name__ = "read_span"  # type: ignore[attr-defined]  # Ray names tasks by it
             tasks.append(ReadTask(read, metadata, schema=self.schema, per_task_row_limit=per_task_row_limit))
         return tasks
@@ -123,17 +141,6 @@ def _opened(spec: ReadSpec) -> tuple[Any, ReadSpec]:
     return filesystem, replace(spec, root=root)
 
 
-def count_samples(manifest: Manifest, planned: spans.Spans) -> int | None:
-    """How many samples the spans hold, None when some file's count is unknown."""
-    total = 0
-    for span in planned:
-        known = _known_rows(_file_pieces(manifest, span))
-        if known is None:
-            return None
-        total += known
-    return total
-
-
 def read_first(
     source: Source, manifest: Manifest, fields: tuple[str, ...], limit: int, with_images: bool = True
 ) -> pa.Table:
@@ -143,7 +150,7 @@ def read_first(
     return pa.concat_tables([rows.read_schema(spec.keep).empty_table(), *tables])
 
 
-def _file_pieces(manifest: Manifest, span: spans.Span) -> list[FilePiece]:
+def _file_pieces(manifest: Manifest, span: spans.Span, done: DoneSet | None = None) -> list[FilePiece]:
     listed = _listed(manifest, span)
     columns = (listed[name].to_pylist() for name in ("path", "num_samples", "size_bytes", "token", "repeated_rows"))
     paths, counts, sizes, tokens, repeated = columns
@@ -158,9 +165,16 @@ def _file_pieces(manifest: Manifest, span: spans.Span) -> list[FilePiece]:
             sizes[file - first],
             tokens[file - first],
             frozenset(row for row in repeated[file - first] if start <= row and (stop is None or row < stop)),
+            file,
+            b"" if done is None else _left_out(done, file, start, stop),
         )
         for file, start, stop in span
     ]
+
+
+def _left_out(done: DoneSet, file: int, start: int, stop: int | None) -> bytes:
+    rows_done = done.rows(file, start, stop)
+    return np.packbits(rows_done).tobytes() if rows_done.any() else b""
 
 
 def _listed(manifest: Manifest, span: spans.Span) -> pa.Table:
@@ -174,27 +188,30 @@ def _known_rows(pieces: list[FilePiece]) -> int | None:
         stop = piece.num_samples if piece.stop is None else piece.stop
         if stop is None:
             return None
-        total += stop - piece.start
+        total += stop - piece.start - piece.num_left_out
     return total
 
 
-def _read_blocks(spec: ReadSpec, pieces: list[FilePiece]) -> Iterator[pa.Table]:
-    yield read_span(spec, pieces)
+NoteCount = Callable[[int, int, bool], None]
 
 
-def read_span(spec: ReadSpec, pieces: list[FilePiece]) -> pa.Table:
+def _read_blocks(spec: ReadSpec, pieces: list[FilePiece], note_count: NoteCount | None) -> Iterator[pa.Table]:
+    yield read_span(spec, pieces, note_count)
+
+
+def read_span(spec: ReadSpec, pieces: list[FilePiece], note_count: NoteCount | None = None) -> pa.Table:
     """All samples of a span as one table with `rows.read_schema`; never raises for what is in the files."""
     if len(pieces) > 1:
         with ThreadPoolExecutor(min(NUM_PIECE_THREADS, len(pieces))) as pool:
-            parts = list(pool.map(lambda piece: _read_piece(spec, piece), pieces))
+            parts = list(pool.map(lambda piece: _read_piece(spec, piece, note_count), pieces))
     else:
-        parts = [_read_piece(spec, piece) for piece in pieces]
+        parts = [_read_piece(spec, piece, note_count) for piece in pieces]
     tables = [rows.read_schema(spec.keep).empty_table(), *(table for part in parts for table in part)]
     return _with_unique_ids(pa.concat_tables(tables).combine_chunks())
 
 
-def _read_piece(spec: ReadSpec, piece: FilePiece) -> list[pa.Table]:
-    """The piece's rows; where reading fails, an error row for every row that is lost.
+def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) -> list[pa.Table]:
+    """The piece's rows without those that are done; where reading fails, an error row for every row that is lost.
 
     Where nobody knows how many those are, one row stands for everything from there on.
     """
@@ -202,10 +219,11 @@ def _read_piece(spec: ReadSpec, piece: FilePiece) -> list[pa.Table]:
     tables: list[pa.Table] = []
     next_row = piece.start
     num_bytes, max_bytes = 0, max_bytes_of(spec, piece)
+    is_broken = False
     try:
         filesystem, opened = _opened(spec)
         for chunk in kind_of(spec.source.kind).read(filesystem, opened, piece):
-            table = _table(schema, piece, chunk)
+            table = _table(schema, piece, _without_done(chunk, piece))
             num_bytes += table.nbytes
             if num_bytes > max_bytes:
                 raise ValueError(f"what has been read of it takes more than {max_bytes} bytes")
@@ -218,8 +236,19 @@ def _read_piece(spec: ReadSpec, piece: FilePiece) -> list[pa.Table]:
         lost = range(next_row, next_row + 1 if known is None else known)
         samples = [Sample(row_index, fields=dict.fromkeys(spec.fields), error=broken) for row_index in lost]
         chunk = Chunk(samples, [pa.nulls(len(samples), field.type) for field in spec.keep])
-        tables.append(_table(schema, piece, chunk))
+        tables.append(_table(schema, piece, _without_done(chunk, piece)))
+        next_row, is_broken = lost.stop, True
+    if note_count is not None and piece.stop is None and piece.num_samples is None:
+        note_count(piece.ordinal, next_row, is_broken)
     return tables
+
+
+def _without_done(chunk: Chunk, piece: FilePiece) -> Chunk:
+    if not piece.left_out:
+        return chunk
+    places = [place for place, sample in enumerate(chunk.samples) if not piece.leaves_out(sample.row_index)]
+    taken = pa.array(places, pa.int64())
+    return Chunk([chunk.samples[place] for place in places], [column.take(taken) for column in chunk.keep])
 
 
 def _table(schema: pa.Schema, piece: FilePiece, chunk: Chunk) -> pa.Table:

@@ -17,7 +17,7 @@ switched off for that, and rows bound the size of a block instead:
     cut       slices of `vq.batch_rows` images
     paint     those images as RGB, one block
     encode    those images as files, one block
-    write     what the sink asks for
+    save      what the sink asks for, outside the graph (`pipeline.saving`)
 
 No stage is fused into another: Ray fuses nothing with a cut, and tasks ask for other resources than actors do. So tasks
 before an actor run ahead of it, in other processes. Knows no file format, no torch and no console.
@@ -87,7 +87,8 @@ def caption_dataset(
     decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus)
     if config.multiplies_rows:
         decoded = cut(decoded, pool.batch_rows)
-    return map_actors(decoded, Generate, (config, schema, stamp), {"load": load, "tally": tally, "flow": flow}, pool)
+    arguments = {"load": load, "tally": tally, "flow": flow}
+    return map_actors(decoded, Generate, (config, schema, stamp), arguments, pool)
 
 
 def synthesis_dataset(
@@ -102,16 +103,17 @@ def synthesis_dataset(
     load_painter: LoadPainter = load_painter,
     tally: Tally | None = None,
     flow: ReportWaits | None = None,
+    present: frozenset[str] = frozenset(),
 ) -> Dataset:
     """The lazy dataset of results: everything but the write; without images it ends at the codes.
 
     `prepare` maps a READ table to a PREPARED one, `encode` a PAINTED one to a RESULT; `schemas` are those of CODED and
-    PAINTED tables.
+    PAINTED tables. Images that are `present` are not made again.
     """
     coded, painted = schemas
     prompts = read_batches(datasource, num_spans, config.pool.batch_rows)
     prepared = map_tasks(prompts, prepare, "prepare", config.pool.batch_rows, PREPARE_CPUS)
-    arguments = {"load": load, "tally": tally, "flow": flow}
+    arguments = {"load": load, "tally": tally, "flow": flow, "present": present}
     drawn = map_actors(prepared, image_stage.Synthesize, (config, coded, stamp), arguments, config.pool)
     if not config.sink.images:
         return drawn

@@ -6,6 +6,7 @@ Takes 16 bytes for every id while it looks. Knows ids and places; nothing of fil
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -53,3 +54,22 @@ def _places_of_repeats(hashes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np
     repeated[1:] |= equal
     repeated[:-1] |= equal
     return np.sort(order[repeated])
+
+
+def repeated_ids(parts: Iterable[Iterable[str]]) -> list[str]:
+    """The ids that are there more than once among all parts, each once; of hashes that meet by chance none."""
+    hashes, ids = array("q"), []
+    parts = list(parts)
+    for part in parts:
+        hashes.extend(hash(own_id) for own_id in part)
+    suspects = set(_places_of_repeats(np.frombuffer(hashes, np.int64)).tolist())
+    if not suspects:
+        return []
+    place = 0
+    for part in parts:
+        for own_id in part:
+            if place in suspects:
+                ids.append(own_id)
+            place += 1
+    counted = Counter(ids)
+    return sorted(own_id for own_id, count in counted.items() if count > 1)

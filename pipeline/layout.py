@@ -5,9 +5,11 @@ Knows where things lie and how a file is put there; knows nothing of what is in 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +19,7 @@ from pipeline import storage
 from pipeline.patience import retried
 
 DATA, ERRORS, JOB = "data", "errors", "_job"
+ATTEMPTS, ASIDE, TEMPORARY = "_job/attempts", "_job/aside", "_job/tmp"
 _PROBE = "_job/.probe"
 
 
@@ -92,47 +95,38 @@ class OutputDir:
         Raises:
             ConfigError: another job has taken it.
         """
-        relative = f"{JOB}/attempts/{number:06d}.json"
+        relative = f"{ATTEMPTS}/{number:06d}.json"
         record = {"attempt": number, "taken_by": secrets.token_hex(8), **record}
-        data = json.dumps(record, indent=2, sort_keys=True).encode()
         try:
-            if storage.is_local(self.filesystem):
-                self._make_parent(relative)
-                descriptor = os.open(self.path(relative), os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-                with os.fdopen(descriptor, "wb") as file:
-                    file.write(data)
-                    os.fsync(file.fileno())
-            else:
-                self._create(relative, data)
+            self.create_bytes(relative, json.dumps(record, indent=2, sort_keys=True).encode())
         except FileExistsError:
             raise ConfigError(
-                f"sink.path: another job has taken attempt {number} of {self.shown()}; choose another path"
+                f"sink.path: another job has taken attempt {number} of {self.shown()}; let it finish, or choose "
+                "another path"
             ) from None
         except Exception as error:  # drivers raise what they like, from PermissionError to HTTP errors
             raise ConfigError(f"sink.path: {self.shown()} cannot be written: {storage.reason_of(error)}") from None
         return number
 
-    def _create(self, relative: str, data: bytes) -> None:
-        """Put bytes where nothing is yet.
+    def list_attempts(self) -> list[int]:
+        """The numbers of the attempts that have been taken, in order."""
+        names = [name.removesuffix(".json") for name in self.list_files(ATTEMPTS)]
+        return sorted(int(name) for name in names if name.isdecimal())
 
-        A put that fails may have gone through, and stores call an object that exists by many names: what lies there
-        decides whose it is.
+    def read_attempt(self, number: int) -> dict[str, Any]:
+        """What an attempt's record says.
 
         Raises:
-            FileExistsError: something else lies there.
+            ConfigError: it is no JSON object.
         """
-        path = self.path(relative)
-        failure: Exception | None = None
+        relative = f"{ATTEMPTS}/{number:06d}.json"
         try:
-            retried(lambda: self.filesystem.pipe_file(path, data, mode="create"))
-        except Exception as error:
-            failure = error
-        try:
-            there = retried(lambda: self.filesystem.cat_file(path))
-        except FileNotFoundError:
-            raise failure or OSError(f"{self.shown(relative)} was written and is not there") from None
-        if there != data:
-            raise FileExistsError(path)
+            record = json.loads(self.read_bytes(relative))
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise ConfigError(f"sink.path: {self.shown(relative)} is damaged; choose another path")
+        return record
 
     # --- files ---
 
@@ -152,9 +146,69 @@ class OutputDir:
         for folder in (DATA, ERRORS, JOB):
             self.filesystem.makedirs(self.path(folder), exist_ok=True)
 
+    def read_bytes(self, relative: str) -> bytes:
+        """A whole file."""
+        return bytes(retried(lambda: self.filesystem.cat_file(self.path(relative))))
+
+    def remove(self, relative: str) -> None:
+        """Remove a file; one that is not there is removed already."""
+        try:
+            retried(lambda: self.filesystem.rm_file(self.path(relative)))
+        except FileNotFoundError:
+            return
+
+    def set_aside(self, relative: str) -> None:
+        """Move a file below `_job/aside/`, where no read of results sees it; one that is not there is left be."""
+        target = f"{ASIDE}/{relative}.{secrets.token_hex(4)}"
+        if storage.is_local(self.filesystem):
+            self._make_parent(target)
+            try:
+                os.rename(self.path(relative), self.path(target))
+            except FileNotFoundError:
+                return
+            return
+        try:
+            retried(lambda: self.filesystem.cp_file(self.path(relative), self.path(target)))
+        except FileNotFoundError:
+            return
+        self.remove(relative)
+
     def write_json(self, relative: str, value: Any) -> None:
         """Write plain data as JSON, whole or not at all."""
         self.write_bytes(relative, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+    def create_bytes(self, relative: str, data: Any) -> None:
+        """Put bytes where nothing is yet, in one step: of two that try, one succeeds.
+
+        A put that fails may have gone through, and stores call an object that exists by many names: what lies there
+        decides whose it is. So creating the same bytes twice succeeds twice.
+
+        Raises:
+            FileExistsError: something else lies there.
+        """
+        if storage.is_local(self.filesystem):
+            try:
+                self._put_local(relative, data, os.link)
+                return
+            except FileExistsError:
+                if self.read_bytes(relative) != bytes(data):
+                    raise
+                return
+        path, content = self.path(relative), bytes(data)
+        failure: Exception | None = None
+        try:
+            retried(lambda: self.filesystem.pipe_file(path, content, mode="create"))
+        except Exception as error:
+            failure = error
+        if failure is None:
+            self._check_size(relative, len(content))
+            return
+        try:
+            there = retried(lambda: self.filesystem.cat_file(path))
+        except FileNotFoundError:
+            raise failure from None
+        if there != content:
+            raise FileExistsError(path)
 
     def write_bytes(self, relative: str, data: Any) -> None:
         """Put bytes (anything with the buffer protocol) at a path in one step, replacing what is there.
@@ -164,15 +218,22 @@ class OutputDir:
         Raises:
             OSError: nothing has been published, or another size than was sent.
         """
-        if not storage.is_local(self.filesystem):
-            content = bytes(data)
-            retried(lambda: self.filesystem.pipe_file(self.path(relative), content))
-            size = retried(lambda: self.filesystem.info(self.path(relative), refresh=True))["size"]
-            if size != len(content):
-                raise OSError(f"{self.shown(relative)}: {len(content)} bytes were sent and {size} are there")
+        if storage.is_local(self.filesystem):
+            self._put_local(relative, data, os.replace)
             return
+        content = bytes(data)
+        retried(lambda: self.filesystem.pipe_file(self.path(relative), content))
+        self._check_size(relative, len(content))
+
+    def _check_size(self, relative: str, num_bytes: int) -> None:
+        size = retried(lambda: self.filesystem.info(self.path(relative), refresh=True))["size"]
+        if size != num_bytes:
+            raise OSError(f"{self.shown(relative)}: {num_bytes} bytes were sent and {size} are there")
+
+    def _put_local(self, relative: str, data: Any, publish: Callable[[str, str], None]) -> None:
+        """Write a temporary file, sync it, and publish it under its name."""
         self._make_parent(relative)
-        folder = self.path(f"{JOB}/tmp")
+        folder = self.path(TEMPORARY)
         os.makedirs(folder, exist_ok=True)
         temporary = f"{folder}/{os.path.basename(relative)}.{os.getpid()}-{secrets.token_hex(4)}"
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -181,10 +242,10 @@ class OutputDir:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, self.path(relative))
-        except BaseException:
-            os.unlink(temporary)
-            raise
+            publish(temporary, self.path(relative))
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
         parent = os.open(os.path.dirname(self.path(relative)), os.O_RDONLY)
         try:
             os.fsync(parent)

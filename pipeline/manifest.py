@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from configs.load import ConfigError
@@ -48,19 +49,24 @@ MAX_REPEATED_ROWS = 1000
 """So many may repeat others in any source; in a large one up to half of all rows."""
 GROUP_COLUMNS = ("row_group_rows", "row_group_bytes", "row_group_lines")
 
-PART = "_job/manifest/part-00000.parquet"
-_ROOT_KEY = b"draftfleet.source_root"
-_KEEP_KEY = b"draftfleet.keep_schema"
+PARTS = "_job/manifest"
+ROOT_KEY = b"draftfleet.source_root"
+KEEP_KEY = b"draftfleet.keep_schema"
 _LISTING_CHUNK = 65_536
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """A frozen listing: `root` as a URL, `files` with the columns of `SCHEMA`, the kept columns' types."""
+    """A frozen listing: `root` as a URL, `files` with the columns of `SCHEMA`, the kept columns' types.
+
+    `written` files at the beginning lie in `num_parts` parts of the output already.
+    """
 
     root: str
     files: pa.Table
     keep: pa.Schema
+    written: int = 0
+    num_parts: int = 0
 
     @property
     def num_files(self) -> int:
@@ -100,15 +106,17 @@ class Manifest:
         return {}
 
     def write(self, output: OutputDir) -> None:
-        """Write the first part, whole or not at all."""
+        """Write the files that are in no part yet as the next part, whole or not at all."""
+        if self.written == self.num_files:
+            return
         metadata = {
             SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode(),
-            _ROOT_KEY: storage.shown(self.root).encode(),
-            _KEEP_KEY: self.keep.serialize().to_pybytes().hex().encode(),
+            ROOT_KEY: storage.shown(self.root).encode(),
+            KEEP_KEY: self.keep.serialize().to_pybytes().hex().encode(),
         }
         sink = pa.BufferOutputStream()
-        pq.write_table(self.files.replace_schema_metadata(metadata), sink, compression="zstd")
-        output.write_bytes(PART, sink.getvalue())
+        pq.write_table(self.files.slice(self.written).replace_schema_metadata(metadata), sink, compression="zstd")
+        output.write_bytes(f"{PARTS}/part-{self.num_parts:05d}.parquet", sink.getvalue())
 
 
 def needs_of(source: Source, asking: Asking, keep_columns: Sequence[str] | Mapping[str, str]) -> Needs:
@@ -149,9 +157,22 @@ def freeze(
 
 def freeze_for(needs: Needs, output: OutputDir | None = None) -> Manifest:
     """As `freeze`, for needs that have been put together elsewhere."""
-    source = needs.source
+    filesystem, root, files = list_source(needs.source)
+    manifest = survey_files(filesystem, root, files, needs)
+    if manifest.num_samples == 0:
+        raise ConfigError(f"source.path: the files at {_told(needs.source)} hold no rows")
+    if output is not None:
+        manifest.write(output)
+    return manifest
+
+
+def list_source(source: Source) -> tuple[Any, str, pa.Table]:
+    """The source's file system, its root in it, and the sorted listing: path, size and token of every file.
+
+    Raises:
+        ConfigError: the source is missing or empty.
+    """
     kind = kind_of(source.kind)
-    told = " and ".join(storage.shown(path) for path in source.paths)
     filesystem, paths = _open_paths(source)
     try:
         list_units = kind.list_units or functools.partial(list_paths, suffixes=kind.suffixes)
@@ -160,28 +181,41 @@ def freeze_for(needs: Needs, output: OutputDir | None = None) -> Manifest:
     except ConfigError:
         raise
     except Exception as error:  # drivers raise what they like, from OSError to errors of HTTP
-        where = getattr(error, "filename", None) or told
+        where = getattr(error, "filename", None) or _told(source)
         raise ConfigError(
             f"source.path: {storage.shown(str(where))} cannot be listed: {storage.reason_of(error)}"
         ) from None
     if not files.num_rows:
         raise ConfigError(
-            f"source.path: nothing to read at {told}; source.kind {source.kind!r} reads "
+            f"source.path: nothing to read at {_told(source)}; source.kind {source.kind!r} reads "
             f"{', '.join('*' + suffix for suffix in kind.suffixes)} in folders, and whatever a glob or a file names"
         )
-    found = kind.survey(filesystem, root, files, needs)
+    return filesystem, root, files
+
+
+def _told(source: Source) -> str:
+    return " and ".join(storage.shown(path) for path in source.paths)
+
+
+def survey_files(filesystem: Any, root: str, files: pa.Table, needs: Needs, known: Manifest | None = None) -> Manifest:
+    """Open the listed files as far as their kind needs; `known` are files before them, whose ids count as earlier.
+
+    Raises:
+        ConfigError: the files lack a needed column, or most ids are there several times.
+    """
+    found = kind_of(needs.source.kind).survey(filesystem, root, files, needs)
     columns = [found.num_samples, found.row_group_rows, found.row_group_bytes, found.row_group_lines]
-    repeated = _repeated_rows(filesystem, root, needs.source, files, found.num_samples)
+    listed = pa.table([*files.columns, found.num_samples], names=["path", "size_bytes", "token", "num_samples"])
+    num_known = 0
+    if known is not None:
+        num_known = known.num_files
+        listed = pa.concat_tables([known.files.select(listed.column_names), listed])
+    repeated = _repeated_rows(filesystem, root, needs.source, listed).slice(num_known)
     files = pa.table([*files.columns, *columns, repeated], schema=SCHEMA)
-    manifest = Manifest(storage.unstripped(filesystem, root), files, found.keep)
-    if manifest.num_samples == 0:
-        raise ConfigError(f"source.path: the files at {told} hold no rows")
-    if output is not None:
-        manifest.write(output)
-    return manifest
+    return Manifest(storage.unstripped(filesystem, root), files, found.keep)
 
 
-def _repeated_rows(filesystem: Any, root: str, source: Source, files: pa.Table, num_samples: pa.Array) -> pa.Array:
+def _repeated_rows(filesystem: Any, root: str, source: Source, files: pa.Table) -> pa.Array:
     """Of every file the rows whose id an earlier row has; of kinds that tell ids, where the source has an id column.
 
     Raises:
@@ -192,13 +226,12 @@ def _repeated_rows(filesystem: Any, root: str, source: Source, files: pa.Table, 
     if source.id_column is not None and source.check_ids and kind.tells_ids:
         alone = source.model_copy(update={"columns": SourceColumns()})
         spec = ReadSpec(alone, root, (), pa.schema([]), with_images=False)
-        listed = files.select(["path", "size_bytes", "token"]).to_pylist()
         pieces = [
-            FilePiece(file["path"], num_samples=count, size_bytes=file["size_bytes"], token=file["token"])
-            for file, count in zip(listed, num_samples.to_pylist(), strict=True)
+            FilePiece(file["path"], num_samples=file["num_samples"], size_bytes=file["size_bytes"], token=file["token"])
+            for file in files.to_pylist()
         ]
         found = find_repeats([functools.partial(_own_ids, filesystem, spec, kind, piece) for piece in pieces])
-        num_repeated, num_rows = sum(map(len, found.values())), sum(num_samples.drop_null().to_pylist())
+        num_repeated, num_rows = sum(map(len, found.values())), pc.sum(files["num_samples"]).as_py() or 0
         if num_repeated > max(MAX_REPEATED_ROWS, num_rows // 2):
             raise ConfigError(
                 f"source.id_column: {source.id_column!r} is no id: {num_repeated:,} of {num_rows:,} rows have one that "

@@ -224,6 +224,7 @@ def decode_table(table: pa.Table, options: DecodeOptions) -> pa.Table:
         **{name: table[name].take(taken) for name in ("source", "row_index")},
         **span_columns([row.span for row in decoded]),
         "prompt_index": pa.array([one and one.index for one in questions], pa.int32()),
+        "num_prompts": pa.array([one and one.num_asked for one in questions], pa.int32()),
         "images": image_column([row.images for row in decoded]),
         "videos": clip_column([row.videos for row in decoded]),
         "messages": pa.array(
@@ -235,6 +236,15 @@ def decode_table(table: pa.Table, options: DecodeOptions) -> pa.Table:
         **{field.name: table[field.name].take(taken) for field in keep},
     }
     return pa.table(columns, schema=rows.decoded_schema(keep))
+
+
+def decode_missing(table: pa.Table, options: DecodeOptions, present: frozenset[str] = frozenset()) -> pa.Table:
+    """`decode_table` without rows that an earlier attempt has made: of one sample some may be there."""
+    decoded = decode_table(table, options)
+    if not present:
+        return decoded
+    missing = [sample_id not in present for sample_id in decoded["sample_id"].to_pylist()]
+    return decoded.filter(pa.array(missing, pa.bool_()))
 
 
 @dataclass(frozen=True)

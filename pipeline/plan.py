@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -21,12 +21,14 @@ from configs.load import ConfigError
 from configs.method import Method, NoDrafter
 from configs.schema import ActorPool, CaptionJob, EnginePool
 from configs.synthesis import SynthesizeJob
-from pipeline import ray_session, storage
+from pipeline import ray_session, storage, weights
 from pipeline.asking import Asking
 from pipeline.datasource import SpanDatasource, read_first
 from pipeline.layout import OutputDir
-from pipeline.manifest import Manifest, freeze
+from pipeline.manifest import Manifest, needs_of
+from pipeline.manifest_parts import NoteCount, reopen
 from pipeline.media import DecodeOptions, decode_table
+from pipeline.resume import AS_BEFORE, Earlier, Going, look_back
 from pipeline.rows import result_schema
 from pipeline.video import checks
 
@@ -39,13 +41,16 @@ NUM_ROWS_LOOKED_AT = 20
 
 @dataclass(frozen=True)
 class JobPlan(ABC):
-    """A checked job of any kind. `limit` is the number of samples asked for on the command line."""
+    """A checked job of any kind. `limit` is the number of samples asked for on the command line, `going` how it asks to
+    go on, and `earlier` what there is to go on with."""
 
     config: CaptionJob | SynthesizeJob
     pair: PairInfo | ImagePairInfo
     manifest: Manifest
     output: OutputDir
     limit: int | None = None
+    going: Going = AS_BEFORE
+    earlier: Earlier | None = None
 
     @property
     @abstractmethod
@@ -58,13 +63,34 @@ class JobPlan(ABC):
         """Of the rows that are written."""
 
     @property
+    @abstractmethod
+    def rows_per_sample(self) -> int | None:
+        """How many rows every sample becomes; None where the rows themselves tell."""
+
+    @property
     def num_results(self) -> int | None:
-        """How many rows the output must hold in the end, None when the source's count is unknown."""
-        return self.datasource.num_samples
+        """How many rows there are to be made, None when the source's count is unknown."""
+        num_samples = self.datasource.num_samples
+        return None if num_samples is None or self.rows_per_sample is None else num_samples * self.rows_per_sample
+
+    @property
+    def present_ids(self) -> frozenset[str]:
+        """Rows that are there although their sample is not done."""
+        return self.earlier.present_ids if self.earlier else frozenset()
+
+    @property
+    def left_out(self) -> dict[str, Any]:
+        """What reading is told of earlier attempts, and of whom it tells the next one."""
+        return {"done": self.earlier.done if self.earlier else None, "note_count": NoteCount(self.output)}
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What decides the output's content."""
+        return self.config.content(self.pair.revisions)
 
     @cached_property
     def fingerprint(self) -> str:
-        """What decides the output's content, hashed."""
+        """`content`, hashed."""
         return self.config.fingerprint(self.pair.revisions)
 
     @property
@@ -87,12 +113,12 @@ class Plan(JobPlan):
     @cached_property
     def datasource(self) -> SpanDatasource:
         """The source as Ray reads it."""
-        return SpanDatasource(self.config.source, self.manifest, self.fields, self.limit)
+        return SpanDatasource(self.config.source, self.manifest, self.fields, self.limit, **self.left_out)
 
     @property
-    def num_results(self) -> int | None:
-        """As many as samples, unless one sample may become several rows."""
-        return None if self.config.multiplies_rows else self.datasource.num_samples
+    def rows_per_sample(self) -> int | None:
+        """One, unless one sample may become several rows."""
+        return None if self.config.multiplies_rows else 1
 
     @property
     def asking(self) -> Asking:
@@ -120,7 +146,9 @@ class Plan(JobPlan):
         return decode_table(rows, self.decode_options)
 
 
-def make_plan(config: CaptionJob, limit: int | None = None, probe_output: bool = True) -> Plan:
+def make_plan(
+    config: CaptionJob, limit: int | None = None, probe_output: bool = True, going: Going = AS_BEFORE
+) -> Plan:
     """Check everything that can be checked without weights and without Ray.
 
     Raises:
@@ -130,24 +158,30 @@ def make_plan(config: CaptionJob, limit: int | None = None, probe_output: bool =
     output = open_output(config)
     import actors.pair  # torch and transformers, which a refusal above need not wait for
 
-    pair = actors.pair.check(config)
+    config, pair = weights.check(config, actors.pair.check, runs_here(config))
     checks.check(config.source, pair.front_end.takes_videos, config.model.target.path)
-    manifest = freeze(config.source, Asking.of(config), config.sink.keep_columns)
-    plan = Plan(config, pair, manifest, output, limit)
+    reopened = reopen(needs_of(config.source, Asking.of(config), config.sink.keep_columns), output)
+    plan = look_back(Plan(config, pair, reopened.manifest, output, limit, going), reopened.gone)
     check_plan(plan, probe_output)
     return plan
 
 
 def open_output(config: CaptionJob | SynthesizeJob) -> OutputDir:
-    """The job's output directory, not used yet.
+    """The job's output directory, not used yet or by a job alone.
 
     Raises:
-        ConfigError: a path would mean another folder than the user sees, or the output holds something.
+        ConfigError: a path would mean another folder than the user sees, or the output holds what no job has begun.
     """
     _check_paths(config)
     output = OutputDir(_absolute(config.sink.path))
-    output.refuse_if_used()
+    if not output.list_attempts():
+        output.refuse_if_used()
     return output
+
+
+def runs_here(config: CaptionJob | SynthesizeJob) -> bool:
+    """Whether the job's actors are on this machine."""
+    return config.job.ray_address == "local" and ray_session.INSIDE_SUBMITTED_JOB not in os.environ
 
 
 def check_plan(plan: JobPlan, probe_output: bool) -> None:
@@ -156,7 +190,7 @@ def check_plan(plan: JobPlan, probe_output: bool) -> None:
     Raises:
         ConfigError: there are no samples, or the output cannot be written.
     """
-    if plan.datasource.num_samples == 0:
+    if not plan.datasource.planned:
         raise ConfigError("source.path: the files hold no samples")
     if probe_output:
         plan.output.check_writable()
@@ -201,6 +235,8 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
     config, manifest = plan.config, plan.manifest
     num_samples = plan.datasource.num_samples
     rows = "an unknown number of rows" if num_samples is None else f"{num_samples:,} rows"
+    if plan.earlier is not None:
+        rows += " left to do"
     if plan.limit is not None:
         rows += f" (--limit {plan.limit})"
     return {

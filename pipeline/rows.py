@@ -126,8 +126,8 @@ SPAN: list[tuple[str, pa.DataType]] = [
     ("clip_end_s", pa.float64()),
 ]
 """Which clip of its video a row is; null in rows that are none."""
-PROMPT: list[tuple[str, pa.DataType]] = [("prompt_index", pa.int32())]
-"""Which of its sample's prompts a row answers; null where there is one."""
+PROMPT: list[tuple[str, pa.DataType]] = [("prompt_index", pa.int32()), ("num_prompts", pa.int32())]
+"""Which of how many prompts of its sample a row answers; null where there is one."""
 _READ = [*IDENTITY, ("images", ENCODED_IMAGES), ("videos", ENCODED_VIDEOS), ("fields", pa.string()), *ERROR]
 _DECODED = [
     *IDENTITY,

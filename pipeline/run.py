@@ -16,47 +16,67 @@ from ray.data import Dataset
 from actors.engine_thread import ReportWaits, Waits
 from actors.results import Stamp, Tally
 from pipeline import flow, progress, ray_session
-from pipeline.datasink import ParquetSink
+from pipeline.layout import JOB
 from pipeline.plan import JobPlan
 from pipeline.provenance import code_revision, versions
+from pipeline.resume import SUMMARY, Begun, begin, fingerprints_of, told
+from pipeline.saving import Saver, call_in_ray
+from pipeline.settling import settle
 from pipeline.summary import Summary
 
-Build = Callable[[Stamp, Tally | None, ReportWaits], Dataset]
-"""From what rows say about the run, and where actors report, to the dataset of results."""
+Build = Callable[[Any, Stamp, Tally | None, ReportWaits], Dataset]
+"""From the plan of what is left to do, what rows say about the run, and where actors report, to the dataset of
+results."""
 
 
 def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> tuple[float, Waits]:
-    """Take the attempt, write `_job/`, and run the graph.
+    """Take the next attempt, run the graph over what is left to do, save its rows, and bring the output to rest.
 
     Returns the seconds from the first task to the last file, and who waited for whom meanwhile.
 
     Raises:
-        ConfigError: another job has taken the output meanwhile.
+        ConfigError: another job has taken the attempt meanwhile.
+        Fenced: a later attempt has taken over.
+        RuntimeError: rows are missing from the output, or twice in it.
     """
-    attempt = plan.output.take_attempt(opening_record(plan))
-    plan.manifest.write(plan.output)
+    plan, begun = begin(plan, opening_record(plan), rows_per_group)
     write_provenance(plan)
+    for line in told(plan):
+        print(line, flush=True)
+    wall_s, waits = _fill(plan, begun, build)
+    settle(plan, begun.press, fingerprints_of(plan.output), begun.next_numbers)
+    return wall_s, waits
+
+
+def _fill(plan: JobPlan, begun: Begun, build: Build) -> tuple[float, Waits]:
+    """Make and publish what is missing, and what waits in the spool."""
     config = plan.config
-    kept = [field for field in plan.schema if field.name in config.sink.keep_columns]
-    sink = ParquetSink(plan.output, config.sink, plan.job_id, attempt, kept, plan.schema, rows_per_group)
+    waiting = plan.earlier.inventory.spooled if plan.earlier else []
+    if not plan.datasource.num_spans:  # the last attempt made everything, and was killed before it was published
+        with Saver(begun.press, config.sink, waiting, begun.next_numbers):
+            return 0.0, Waits()
     shown = progress.shown(plan.num_results, config.job.progress)
     with ray_session.session(config.job), flow.measured() as waits, shown as tally:
-        dataset = build(plan.stamp(attempt), tally, waits.report)
+        dataset = build(plan, plan.stamp(begun.press.attempt), tally, waits.report)
         began_s = time.monotonic()
-        dataset.write_datasink(sink)
+        with Saver(begun.press, config.sink, waiting, begun.next_numbers, call_in_ray) as saver:
+            for bundle in dataset.iter_internal_ref_bundles():
+                saver.add(bundle.block_refs, bundle.num_rows() or 0, bundle.size_bytes())
         return time.monotonic() - began_s, waits.total()
 
 
 def close(plan: JobPlan, done: Summary, preview: Callable[[], str]) -> None:
-    """Check that every row is there, write the summary, and the preview of a limited run.
-
-    Raises:
-        RuntimeError: rows are missing from the output.
-    """
-    check_accounted(plan, done)
-    plan.output.write_json("_job/summary.json", done.to_json())
+    """Write the summary, with what a kill would have cost, and the preview of a limited run."""
+    done.max_rows_in_flight, done.max_unsaved_seconds = rows_in_flight(plan), plan.config.sink.max_unsaved_seconds
+    plan.output.write_json(f"{JOB}/{SUMMARY}", done.to_json())
     if plan.limit is not None:
         plan.output.write_bytes("_job/preview.html", preview().encode())
+
+
+def rows_in_flight(plan: JobPlan) -> int:
+    """The most rows that actors work on at a time: what a kill loses beside rows that are finished and not saved."""
+    pool = plan.config.pool
+    return pool.max_size * pool.max_batches_in_flight * pool.batch_rows * (plan.rows_per_sample or 1)
 
 
 def opening_record(plan: JobPlan) -> dict[str, Any]:
@@ -64,6 +84,7 @@ def opening_record(plan: JobPlan) -> dict[str, Any]:
     return {
         "job_id": plan.job_id,
         "config_fingerprint": plan.fingerprint,
+        "content": plan.content,
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "code_revision": code_revision(),
         "limit": plan.limit,
@@ -76,16 +97,3 @@ def write_provenance(plan: JobPlan) -> None:
     plan.output.write_bytes("_job/config.yaml", text.encode())
     record = {**versions(), "code_revision": code_revision(), "model_revisions": plan.pair.revisions}
     plan.output.write_json("_job/versions.json", record)
-
-
-def check_accounted(plan: JobPlan, done: Summary) -> None:
-    """Refuse to call a job done whose output does not hold every row that was planned."""
-    where = plan.output.shown()
-    expected = plan.num_results
-    if expected is not None and done.num_samples != expected:
-        raise RuntimeError(f"{expected} rows were planned and {done.num_samples} are in {where}")
-    inputs = plan.datasource.num_samples
-    if expected is None and inputs is not None and done.num_inputs != inputs:
-        raise RuntimeError(f"{inputs} samples were planned and rows of {done.num_inputs} are in {where}")
-    if done.num_missing_clips:
-        raise RuntimeError(f"{done.num_missing_clips} clips of videos are missing in {where}")

@@ -13,7 +13,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple, overload
 
+import numpy as np
 import pyarrow as pa
+
+from pipeline.doneset import UNKNOWN, DoneSet
 
 ASSUMED_SAMPLE_BYTES = 32 * 1024
 """What a sample is taken to weigh when small files of unknown count are grouped."""
@@ -162,3 +165,41 @@ def take(spans: Spans, limit: int, num_samples: Callable[[int, int], int]) -> Sp
         if left <= 0:
             break
     return Spans(files, starts, stops, ends)
+
+
+def remaining(spans: Spans, done: DoneSet) -> Spans:
+    """The same spans without what is done: pieces cut to the first and last row that is not, none of finished ones.
+
+    Rows in between that are done stay inside; who reads leaves them out.
+    """
+    files, starts, stops = (np.array(column, np.int64) for column in (spans.files, spans.starts, spans.stops))
+    counts = done.counts[files]
+    sizes = np.where(stops == TO_THE_END, counts, stops) - starts
+    num_done = done.num_in(files, starts, stops)
+    keep = (num_done < sizes) | (counts == UNKNOWN)
+    for place in np.flatnonzero(keep & ((num_done > 0) | (counts == UNKNOWN))).tolist():
+        file, start, stop = int(files[place]), int(starts[place]), int(stops[place])
+        rows = done.rows(file, start, None if stop == TO_THE_END else stop)
+        if counts[place] == UNKNOWN and stop == TO_THE_END:
+            continue
+        left = np.flatnonzero(~rows)
+        if not len(left):
+            keep[place] = False
+            continue
+        starts[place] = start + left[0]
+        if left[-1] + 1 < len(rows):
+            stops[place] = start + left[-1] + 1
+    ends = np.cumsum(keep)[np.array(spans.ends, np.int64) - 1] if len(spans.ends) else np.zeros(0, np.int64)
+    ends = ends[np.diff(ends, prepend=0) > 0]
+    return Spans(*(array("q", column.tolist()) for column in (files[keep], starts[keep], stops[keep], ends)))
+
+
+def num_missing(spans: Spans, done: DoneSet) -> int | None:
+    """How many samples of the spans are not done; None where the end of a file is not known."""
+    left = remaining(spans, done)
+    total = 0
+    for file, start, stop in zip(left.files, left.starts, left.stops, strict=True):
+        if stop == TO_THE_END and done.counts[file] == UNKNOWN:
+            return None
+        total += int((~done.rows(file, start, None if stop == TO_THE_END else stop)).sum())
+    return total

@@ -13,14 +13,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actors.engine_thread import Waits
 from pipeline import storage
 from pipeline.layout import DATA, ERRORS, OutputDir
 
-COLUMNS = ("status", "error_type", "num_generated_tokens", "telemetry")
-PLACES = ("clip_index", "num_clips", "prompt_index")
+COLUMNS = ("attempt", "status", "error_type", "num_generated_tokens", "telemetry")
+PLACES = ("clip_index", "prompt_index")
 """Which of the rows made of one sample a row is; null where it is the only one."""
 CONVENTION = "1 + accepted drafts / steps, the bonus token included"
 BAR_WIDTH = 30
@@ -30,6 +31,8 @@ SUMMED = (
     "num_samples",
     "num_inputs",
     "num_generated_tokens",
+    "num_made",
+    "num_tokens_made",
     "num_steps",
     "num_draft_tokens",
     "num_accepted_draft_tokens",
@@ -41,7 +44,10 @@ SUMMED = (
 
 @dataclass
 class Summary:
-    """Totals of one job. Times in milliseconds are shares of the engines' time and add up to it."""
+    """Totals of one job, whatever attempts made it; rates are of the rows of the `attempt` that the wall time is of.
+
+    Times in milliseconds are shares of the engines' time and add up to it.
+    """
 
     job_id: str
     method: str
@@ -51,7 +57,6 @@ class Summary:
     num_samples: int = 0
     num_inputs: int = 0
     """Samples that the rows were made of."""
-    num_missing_clips: int = 0
     by_status: dict[str, int] = field(default_factory=dict)
     errors_by_type: dict[str, int] = field(default_factory=dict)
     num_generated_tokens: int = 0
@@ -62,16 +67,23 @@ class Summary:
     prefill_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
+    attempt: int = 0
+    num_made: int = 0
+    """Rows with a result that this attempt made."""
+    num_tokens_made: int = 0
+    max_rows_in_flight: int = 0
+    max_unsaved_seconds: float = 0.0
+    """What a kill costs at most: the work of so many rows, and finished rows of so many seconds."""
 
     @property
     def samples_per_s(self) -> float:
         """Rows with a text, by the wall clock."""
-        return (self.num_samples - self.num_errors) / self.wall_s
+        return self.num_made / self.wall_s
 
     @property
     def tokens_per_s(self) -> float:
         """Generated tokens, by the wall clock."""
-        return self.num_generated_tokens / self.wall_s
+        return self.num_tokens_made / self.wall_s
 
     @property
     def engine_s(self) -> float:
@@ -144,6 +156,11 @@ class Summary:
         ]
         for position, share in enumerate(self.acceptance_by_position, start=1):
             lines.append((f"  position {position}", f"{acceptance_bar(share)} {share:.2f}"))
+        if self.attempt > 1:
+            lines.insert(1, ("attempt", f"{self.attempt}, which made {self.num_made:,} rows"))
+        if self.max_rows_in_flight:
+            told = f"at most {self.max_rows_in_flight:,} rows in flight"
+            lines.append(("a kill costs", f"{told} and {self.max_unsaved_seconds:g} s of finished ones"))
         return lines
 
 
@@ -161,9 +178,11 @@ def count(output: OutputDir, summary: Kind) -> Kind:
     """Count what lies in the output into an empty summary of any kind."""
     by_status: Counter[str] = Counter()
     by_error: Counter[str] = Counter()
+    summary.attempt = max(output.list_attempts(), default=0)
     for table in read_tables(output, (DATA, ERRORS), (*COLUMNS, *PLACES)):
         summary.num_samples += table.num_rows
         _count_inputs(summary, table)
+        _count_made(summary, table)
         by_status.update(table.column("status").to_pylist())
         by_error.update(name for name in table.column("error_type").to_pylist() if name)
         summary.num_generated_tokens += sum(table.column("num_generated_tokens").to_pylist())
@@ -175,14 +194,21 @@ def count(output: OutputDir, summary: Kind) -> Kind:
 
 
 def _count_inputs(summary: Summary, table: pa.Table) -> None:
-    """Count samples by the first row made of each, and clips against what the first clip of a video promises."""
+    """Count samples by the first row made of each."""
     if not set(PLACES) <= set(table.column_names):
         summary.num_inputs += table.num_rows
         return
-    for clip, num_clips, prompt in zip(*(table.column(name).to_pylist() for name in PLACES), strict=True):
+    for clip, prompt in zip(*(table.column(name).to_pylist() for name in PLACES), strict=True):
         summary.num_inputs += not clip and not prompt
-        if clip is not None:
-            summary.num_missing_clips += (num_clips if clip == 0 else 0) - 1
+
+
+def _count_made(summary: Summary, table: pa.Table) -> None:
+    """Count what this attempt made, all of it where nobody took an attempt."""
+    made = table.filter(pc.equal(table["error_type"], ""))
+    if summary.attempt:
+        made = made.filter(pc.equal(made["attempt"], summary.attempt))
+    summary.num_made += made.num_rows
+    summary.num_tokens_made += pc.sum(made["num_generated_tokens"]).as_py() or 0
 
 
 def _add_histogram(summary: Summary, histogram: Sequence[int]) -> None:

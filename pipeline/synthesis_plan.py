@@ -14,12 +14,12 @@ import pyarrow as pa
 
 from configs.load import ConfigError
 from configs.synthesis import SynthesizeJob
-from pipeline import image_rows, rows
+from pipeline import image_rows, rows, weights
 from pipeline.conditions import SAMPLED, check_features_type
 from pipeline.datasource import SpanDatasource, read_first
 from pipeline.image_files import DEFAULT_QUALITY
 from pipeline.image_prompts import ConditionShape, PrepareOptions, prepare_table, wanted_columns
-from pipeline.manifest import freeze_for
+from pipeline.manifest_parts import reopen
 from pipeline.plan import (
     NUM_ROWS_LOOKED_AT,
     JobPlan,
@@ -29,9 +29,11 @@ from pipeline.plan import (
     method_lines,
     open_output,
     output_lines,
+    runs_here,
     show_lines,
     source_lines,
 )
+from pipeline.resume import AS_BEFORE, Going, look_back
 from pipeline.sources.kind import Needs
 
 if TYPE_CHECKING:
@@ -48,7 +50,9 @@ class SynthesisPlan(JobPlan):
     @cached_property
     def datasource(self) -> SpanDatasource:
         """The source as Ray reads it."""
-        return SpanDatasource(self.config.source, self.manifest, self.fields, self.limit, with_images=False)
+        return SpanDatasource(
+            self.config.source, self.manifest, self.fields, self.limit, with_images=False, **self.left_out
+        )
 
     @property
     def fields(self) -> tuple[str, ...]:
@@ -56,10 +60,9 @@ class SynthesisPlan(JobPlan):
         return tuple(wanted_columns(self.config))
 
     @property
-    def num_results(self) -> int | None:
+    def rows_per_sample(self) -> int:
         """Images: every prompt has as many."""
-        num_prompts = self.datasource.num_samples
-        return None if num_prompts is None else num_prompts * self.config.sampling.num_images_per_prompt
+        return self.config.sampling.num_images_per_prompt
 
     @property
     def kept(self) -> list[pa.Field]:
@@ -105,7 +108,9 @@ def needs_of(config: SynthesizeJob) -> Needs:
     return Needs(config.source, wanted_columns(config), both, {features: "columns.features"}, with_images=False)
 
 
-def make_plan(config: SynthesizeJob, limit: int | None = None, probe_output: bool = True) -> SynthesisPlan:
+def make_plan(
+    config: SynthesizeJob, limit: int | None = None, probe_output: bool = True, going: Going = AS_BEFORE
+) -> SynthesisPlan:
     """Check everything that can be checked without weights and without Ray.
 
     Raises:
@@ -115,11 +120,12 @@ def make_plan(config: SynthesizeJob, limit: int | None = None, probe_output: boo
     output = open_output(config)
     import actors.image_pair  # torch and transformers, which a refusal above need not wait for
 
-    pair = actors.image_pair.check(config)
-    manifest = freeze_for(needs_of(config))
+    config, pair = weights.check(config, actors.image_pair.check, runs_here(config))
+    reopened = reopen(needs_of(config), output)
+    manifest = reopened.manifest
     if config.columns.features is not None:
         check_features_type(manifest.keep.field(config.columns.features).type, config.columns.features)
-    plan = SynthesisPlan(config, pair, manifest, output, limit)
+    plan = look_back(SynthesisPlan(config, pair, manifest, output, limit, going), reopened.gone)
     check_plan(plan, probe_output)
     return plan
 

@@ -121,6 +121,20 @@ class FilePiece:
     token: str = ""
     repeated: frozenset[int] = frozenset()
     """Rows whose id an earlier row of the source has."""
+    ordinal: int = -1
+    """The file's place in the manifest."""
+    left_out: bytes = b""
+    """One bit for each row from `start` on: rows that are done, in `numpy.packbits`' order; rows beyond it are not."""
+
+    def leaves_out(self, row: int) -> bool:
+        """Whether a row is done and must not be given again."""
+        byte, bit = divmod(row - self.start, 8)
+        return 0 <= byte < len(self.left_out) and bool(self.left_out[byte] >> (7 - bit) & 1)
+
+    @property
+    def num_left_out(self) -> int:
+        """How many rows are left out."""
+        return int.from_bytes(self.left_out, "big").bit_count()
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ def test_every_column_of_the_result_schema_is_filled_from_row_run_and_completion
         "clip_start_s": None,
         "clip_end_s": None,
         "prompt_index": None,
+        "num_prompts": None,
         "job_id": "job-1",
         "attempt": 3,
         "status": "success",

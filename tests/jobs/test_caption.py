@@ -166,12 +166,31 @@ def test_a_limited_run_takes_the_first_samples_and_writes_a_preview(
     assert "--limit 20 sink.path=NEW" in said
 
 
-def test_a_second_run_into_the_same_output_is_refused(
+def test_a_second_run_finds_nothing_to_do_and_another_config_is_refused(
     source: Path, outputs: dict[str, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["--config", CONFIG, *overrides_of(source, "parquet", outputs["parquet"])]
-    assert caption.main(arguments) == 2
-    assert "is not empty" in capsys.readouterr().err
+    assert caption.main(arguments) == 0
+    assert "nothing is missing in" in capsys.readouterr().out
+    assert caption.main([*arguments, "sampling.max_new_tokens=5"]) == 2
+    assert "sampling.max_new_tokens: 6 then, 5 now" in capsys.readouterr().err
+
+
+def test_a_limited_run_is_gone_on_with_and_its_own_rows_stay(
+    source: Path, outputs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--config", CONFIG, *overrides_of(source, "parquet", tmp_path / "out")]
+    assert caption.main([*arguments, "--limit", "60"]) == 0
+    assert caption.main(arguments) == 0
+    assert "going on: 60 samples are done, 68 missing, 0 files set aside" in capsys.readouterr().out
+    at_once = {row["sample_id"]: row for row in rows_of(outputs["parquet"], "data")}
+    found = {row["sample_id"]: row for row in rows_of(tmp_path / "out", "data")}
+    assert len(rows_of(tmp_path / "out", "data")) == len(at_once)
+    assert {key: row["generated_text"] for key, row in found.items()} == {
+        key: row["generated_text"] for key, row in at_once.items()
+    }
+    assert {row["attempt"] for row in found.values()} == {1, 2}
+    assert json.loads((tmp_path / "out/_job/summary.json").read_text())["num_samples"] == 128
 
 
 def test_results_are_gathered_into_few_files(outputs: dict[str, Path]) -> None:

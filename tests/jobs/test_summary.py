@@ -10,11 +10,11 @@ import pytest
 from actors.engine_thread import Waits
 from actors.generate import result_values, unrun_values
 from actors.results import telemetry_values
-from configs.schema import Sink
 from decoding.types import Completion, Telemetry
 from pipeline import summary
-from pipeline.datasink import ParquetSink
 from pipeline.layout import OutputDir
+from pipeline.publishing import Press
+from pipeline.result_files import Format
 from pipeline.rows import TELEMETRY, result_schema
 
 
@@ -47,13 +47,18 @@ def completion_of(histogram: tuple[int, ...], num_tokens: int, reason: str = "st
     return Completion("a", tuple(range(num_tokens)), "text", finish_reason=reason, telemetry=telemetry)
 
 
+def write(directory: OutputDir, number: int, table: pa.Table) -> None:
+    press = Press(directory, Format(result_schema()), 1, "f00d")
+    for one in press.spool(number, [table]):
+        press.publish(one.folder, number, [one])
+
+
 @pytest.fixture
 def output(tmp_path: Path) -> OutputDir:
     directory = OutputDir(str(tmp_path))
-    sink = ParquetSink(directory, Sink(path=str(tmp_path)), "job", 1)
     first = [completion_of((1, 2, 1), 8), completion_of((0, 0, 4), 13, "length")]
-    sink.write_task([result_table(first, ["not_an_image", "broken_image"])], 0)
-    sink.write_task([result_table([completion_of((2,), 3)], ["not_an_image"])], 1)
+    write(directory, 0, result_table(first, ["not_an_image", "broken_image"]))
+    write(directory, 1, result_table([completion_of((2,), 3)], ["not_an_image"]))
     return directory
 
 
@@ -88,14 +93,14 @@ def test_the_text_names_every_number_and_the_convention(output: OutputDir) -> No
     assert "the bonus token included" in text
 
 
-def test_samples_are_counted_by_their_first_rows_and_clips_that_are_missing_are_told(tmp_path: Path) -> None:
+def test_samples_are_counted_by_their_first_rows(tmp_path: Path) -> None:
     directory = OutputDir(str(tmp_path))
-    places = [  # (clip_index, num_clips, prompt_index)
-        *[(index, 3, None) for index in range(3)],  # a video in three clips
-        *[(index, 2, prompt) for index in range(2) for prompt in range(2)],  # two clips, each asked twice
-        (None, None, None),  # an image
-        (None, None, 0),
-        (None, None, 1),  # an image asked twice
+    places = [  # (clip_index, prompt_index)
+        *[(index, None) for index in range(3)],  # a video in three clips
+        *[(index, prompt) for index in range(2) for prompt in range(2)],  # two clips, each asked twice
+        (None, None),  # an image
+        (None, 0),
+        (None, 1),  # an image asked twice
     ]
     table = result_table([completion_of((1,), 2)] * len(places), [])
     for place, name in enumerate(summary.PLACES):
@@ -103,12 +108,9 @@ def test_samples_are_counted_by_their_first_rows_and_clips_that_are_missing_are_
         table = table.set_column(
             column, table.schema.field(column), pa.array([row[place] for row in places], pa.int32())
         )
-    sink = ParquetSink(directory, Sink(path=str(tmp_path)), "job", 1)
-    sink.write_task([table], 0)
+    write(directory, 0, table)
     whole = summary.summarise(directory, "job", "chain", "lossless", 1.0)
-    assert (whole.num_samples, whole.num_inputs, whole.num_missing_clips) == (10, 4, 0)
-    sink.write_task([table.slice(0, 2)], 1)
-    assert summary.summarise(directory, "job", "chain", "lossless", 1.0).num_missing_clips == 1
+    assert (whole.num_samples, whole.num_inputs) == (10, 4)
 
 
 def test_who_waited_for_whom_is_told_as_shares(output: OutputDir) -> None:
@@ -151,3 +153,17 @@ def test_an_output_without_any_step_has_length_one() -> None:
     assert nothing.mean_acceptance_length == 1.0
     assert nothing.acceptance_by_position == []
     assert "acceptance length" in summary.show(nothing)
+
+
+def test_rates_are_of_the_rows_of_the_last_attempt_and_totals_of_all(tmp_path: Path) -> None:
+    directory = OutputDir(str(tmp_path))
+    table = result_table([completion_of((2,), 3)] * 4, ["not_an_image"])
+    column = table.schema.get_field_index("attempt")
+    attempts = pa.array([1, 1, 1, 2, 2], pa.int32())
+    write(directory, 0, table.set_column(column, table.schema.field(column), attempts))
+    directory.take_attempt({}, 1)
+    directory.take_attempt({}, 2)
+    found = summary.summarise(directory, "job", "chain", "lossless", wall_s=2.0)
+    assert (found.num_samples, found.num_made, found.num_tokens_made) == (5, 1, 3)
+    assert (found.samples_per_s, found.tokens_per_s) == (0.5, 1.5)
+    assert "attempt            2, which made 1 rows" in summary.show(found)

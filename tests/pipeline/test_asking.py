@@ -46,6 +46,7 @@ def test_each_of_several_prompts_is_a_row_with_its_number_in_the_id(tmp_path) ->
     table = decoded(source, asking, keep=("id",))
     assert table["sample_id"].to_pylist() == ["a#0", "a#1", "b#0", "c", "d", "e"]
     assert table["prompt_index"].to_pylist() == [0, 1, 0, None, None, None]
+    assert table["num_prompts"].to_pylist() == [2, 2, 1, None, None, None]
     assert texts(table) == ["Q: one? (a)", "Q: two? (a)", "Q: three? (b)", None, None, None]
     assert table["error_type"].to_pylist() == [""] * 3 + ["missing_column_value"] * 2 + ["not_an_image"]
     assert table["id"].to_pylist() == ["a", "a", "b", "c", "d", "e"]

@@ -131,7 +131,7 @@ def test_the_manifest_is_written_as_parquet_that_lists_everything(tmp_path) -> N
     output = OutputDir(str(tmp_path / "out"))
     frozen = manifest.freeze(Source(kind="parquet", path=str(tmp_path / "in")), PROMPT, (), output)
     assert output.list_files("_job") == ["manifest/part-00000.parquet"]
-    table = pq.read_table(tmp_path / "out" / manifest.PART)
+    table = pq.read_table(tmp_path / "out/_job/manifest/part-00000.parquet")
     assert table.schema.equals(manifest.SCHEMA)
     assert table.drop_columns("token").to_pylist()[0] == {
         "path": "torn.parquet",

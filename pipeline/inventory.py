@@ -1,0 +1,137 @@
+"""What lies in an output: which samples are done, which files are torn or strange, and what waits in the spool.
+
+Reads and changes nothing. Knows files and manifest; what is then done about it is `pipeline.resume`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipeline.accounts import COLUMNS, Accounts, Rows, locate
+from pipeline.doneset import Bools, DoneSet, PathIndex
+from pipeline.layout import DATA, ERRORS, OutputDir
+from pipeline.manifest import Manifest
+from pipeline.manifest_parts import counts_of
+from pipeline.result_files import SPOOL, Found, list_published, list_spooled, read_all_found
+
+_ROWS_AT_ONCE = 4_000_000
+_FILES_AT_ONCE = 4_096
+
+
+@dataclass(frozen=True)
+class Spooled:
+    """A spool file: its rows, but for those whose ids are in `drop`, are still to be published."""
+
+    relative: str
+    folder: str
+    num_rows: int
+    drop: frozenset[str] = frozenset()
+
+
+@dataclass
+class Inventory:
+    """What was found. Of published files: rows there twice, and error rows that count no more."""
+
+    accounts: Accounts
+    strange: list[Found] = field(default_factory=list)
+    spooled: list[Spooled] = field(default_factory=list)
+    spent: list[str] = field(default_factory=list)
+    """Spool files all of whose rows are there already."""
+    doubled: dict[str, list[str]] = field(default_factory=dict)
+    superseded: dict[str, Bools] = field(default_factory=dict)
+    num_rows: dict[str, int] = field(default_factory=lambda: {DATA: 0, ERRORS: 0})
+    """Published rows that count."""
+
+    def done(self, retry_errors: bool = False) -> DoneSet:
+        """The samples that need nothing more."""
+        return self.accounts.done(retry_errors)
+
+
+def take_inventory(
+    output: OutputDir, manifest: Manifest, rows_per_sample: int | None, fingerprints: Mapping[int, str]
+) -> Inventory:
+    """Look at every file; `fingerprints` are those of the attempts that were taken.
+
+    Raises:
+        OSError: the store does not answer.
+    """
+    found = Inventory(Accounts(counts_of(manifest), rows_per_sample))
+    paths = PathIndex(manifest.files["path"])
+
+    def enter(names: list[str], act: Callable[[Found, Rows], None]) -> None:
+        for batch in _batches(read_all_found(output, names, COLUMNS)):
+            whole = [one for one in batch if not _judge(one, fingerprints, found)]
+            for one, rows in zip(whole, locate([one.table for one in whole if one.table is not None], paths)):
+                counts = found.accounts.good.counts[rows.files]
+                if (rows.files < 0).any() or ((rows.rows >= counts) & (counts >= 0)).any() or (rows.rows < 0).any():
+                    problem = "it holds rows of samples that the manifest does not list"
+                    found.strange.append(Found(one.relative, problem=problem))
+                    continue
+                act(one, rows)
+
+    def data(one: Found, rows: Rows) -> None:
+        repeated = found.accounts.add_good(rows)
+        found.num_rows[DATA] += int((~repeated).sum())
+        if repeated.any():
+            found.doubled[one.relative] = _ids(rows, repeated)
+
+    def errors(one: Found, rows: Rows) -> None:
+        repeated = found.accounts.add_bad(rows)
+        found.num_rows[ERRORS] += int((~repeated).sum())
+        if repeated.any():
+            found.superseded[one.relative] = repeated
+
+    def waiting(folder: str) -> Callable[[Found, Rows], None]:
+        def act(one: Found, rows: Rows) -> None:
+            repeated = found.accounts.add_good(rows) if folder == DATA else found.accounts.add_bad(rows)
+            if repeated.all():
+                found.spent.append(one.relative)
+            else:
+                ids = frozenset(_ids(rows, repeated))
+                found.spooled.append(Spooled(one.relative, folder, rows.table.num_rows - len(ids), ids))
+
+        return act
+
+    enter(list_published(output, DATA), data)
+    enter(list_spooled(output, DATA), waiting(DATA))
+    # Newest first: of several errors of one row the last one counts.
+    enter(list_spooled(output, ERRORS)[::-1], waiting(ERRORS))
+    enter(list_published(output, ERRORS)[::-1], errors)
+    known = {*list_spooled(output, DATA), *list_spooled(output, ERRORS)}
+    for name in output.list_files(SPOOL):
+        if f"{SPOOL}/{name}" not in known:
+            found.strange.append(Found(f"{SPOOL}/{name}", problem="it is no spool file by its name"))
+    return found
+
+
+def _judge(one: Found, fingerprints: Mapping[int, str], found: Inventory) -> bool:
+    """Whether a file is none of ours; if so, it is remembered."""
+    problem = one.problem
+    if not problem and fingerprints.get(one.attempt) != one.fingerprint:
+        problem = (
+            f"it was made by attempt {one.attempt} of config {one.fingerprint}, which this output has no record of"
+        )
+    if problem:
+        found.strange.append(Found(one.relative, problem=problem))
+    return bool(problem)
+
+
+def _ids(rows: Rows, mask: Bools) -> list[str]:
+    return [rows.table["sample_id"][place].as_py() for place in np.flatnonzero(mask).tolist()]
+
+
+def _batches(found: Iterable[Found]) -> Iterator[list[Found]]:
+    """Files in groups whose paths are looked up together."""
+    batch: list[Found] = []
+    num_rows = 0
+    for one in found:
+        batch.append(one)
+        num_rows += 0 if one.table is None else one.table.num_rows
+        if num_rows >= _ROWS_AT_ONCE or len(batch) >= _FILES_AT_ONCE:
+            yield batch
+            batch, num_rows = [], 0
+    if batch:
+        yield batch

@@ -1,0 +1,149 @@
+"""The manifest of an output that exists, held against the source as it is listed now.
+
+What was listed stays as it was; new files become a part of their own behind it. Opens new files only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.load import ConfigError
+from pipeline import storage
+from pipeline.doneset import UNKNOWN, Ints, PathIndex
+from pipeline.layout import OutputDir
+from pipeline.manifest import KEEP_KEY, PARTS, ROOT_KEY, SCHEMA, Manifest, freeze_for, list_source, survey_files
+from pipeline.sources.kind import Needs
+
+COUNTS = "_job/counts"
+_CHUNK = 1 << 20
+_MAX_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """A manifest of which the first files are those of earlier attempts; `gone` are ordinals of files that the source
+    no longer has."""
+
+    manifest: Manifest
+    gone: Ints
+
+
+def reopen(needs: Needs, output: OutputDir) -> Reopened:
+    """The output's manifest with the source's new files behind it; a fresh one where the output has none.
+
+    Raises:
+        ConfigError: the source cannot be listed, a file that was listed has changed, or new files have other columns.
+    """
+    known = read_parts(output)
+    if known is None:
+        return Reopened(freeze_for(needs), np.zeros(0, np.int64))
+    filesystem, root, listing = list_source(needs.source)
+    known = replace(known, root=storage.unstripped(filesystem, root))
+    if known.files["path"].equals(listing["path"]):
+        places: Ints = np.arange(listing.num_rows)
+    else:
+        index = PathIndex(known.files["path"])
+        paths = listing["path"].combine_chunks()
+        starts = range(0, len(paths), _CHUNK)
+        places = np.concatenate([index.find(paths.slice(start, _CHUNK)) for start in starts])
+    there = np.flatnonzero(places >= 0)
+    _refuse_changed(known.files.take(pa.array(places[there])), listing.take(pa.array(there)), output)
+    gone = np.setdiff1d(np.arange(known.num_files), places)
+    new = np.flatnonzero(places < 0)
+    if not len(new):
+        return Reopened(known, gone)
+    fresh = survey_files(filesystem, root, listing.take(pa.array(new)), needs, known)
+    if not fresh.keep.equals(known.keep):
+        raise ConfigError(
+            f"sink.keep_columns: new files of the source have the types {_types(fresh.keep)}, and those before them "
+            f"{_types(known.keep)}; give them an output of their own"
+        )
+    files = pa.concat_tables([known.files, fresh.files]).combine_chunks()
+    return Reopened(replace(known, files=files), gone)
+
+
+def _refuse_changed(before: pa.Table, now: pa.Table, output: OutputDir) -> None:
+    changed = np.zeros(before.num_rows, bool)
+    for name in ("size_bytes", "token"):
+        if not before[name].equals(now[name]):
+            pairs = zip(before[name].to_pylist(), now[name].to_pylist(), strict=True)
+            changed |= np.fromiter((old != new for old, new in pairs), bool, before.num_rows)
+    if changed.any():
+        places = np.flatnonzero(changed)[:_MAX_NAMED].tolist()
+        told = ", ".join(before["path"][place].as_py() for place in places)
+        more = f" and {int(changed.sum()) - len(places):,} more" if changed.sum() > len(places) else ""
+        raise ConfigError(
+            f"source.path: {told}{more} changed since {output.shown()} was begun (size, etag or time); what is there "
+            "was made from the old files: choose another sink.path"
+        )
+
+
+def _types(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {field.type}" for field in schema)
+
+
+def read_parts(output: OutputDir) -> Manifest | None:
+    """The manifest that lies in an output, None where there is none.
+
+    Raises:
+        ConfigError: a part is damaged.
+    """
+    tables: list[pa.Table] = []
+    names = output.list_files(PARTS)
+    for name in names:
+        try:
+            tables.append(pq.read_table(pa.BufferReader(output.read_bytes(f"{PARTS}/{name}"))))
+        except pa.ArrowException as error:
+            reason = storage.reason_of(error)
+            raise ConfigError(f"sink.path: {output.shown(f'{PARTS}/{name}')} is damaged: {reason}") from None
+    if not tables:
+        return None
+    footer = tables[0].schema.metadata
+    keep = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(footer[KEEP_KEY].decode())))
+    files = pa.concat_tables([table.replace_schema_metadata(None).cast(SCHEMA) for table in tables]).combine_chunks()
+    return Manifest(footer[ROOT_KEY].decode(), files, keep, files.num_rows, len(names))
+
+
+# --- counts that only reading tells --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NoteCount:
+    """Notes how many samples a file turned out to hold, in a file's name, so that a listing tells all of them."""
+
+    output: OutputDir
+
+    def __call__(self, file: int, num_samples: int, is_broken: bool) -> None:
+        """Of a file that is damaged after so many rows, the last of them the error row, the note says so."""
+        name = f"{COUNTS}/{file:08d}-{num_samples}{'-broken' if is_broken else ''}"
+        self.output.write_bytes(name, b"-")
+
+
+def with_counts(manifest: Manifest, output: OutputDir, forget_broken: bool = False) -> Manifest:
+    """The manifest with the counts that earlier attempts have noted; `forget_broken` leaves out damaged files."""
+    counts = manifest.files["num_samples"]
+    if not counts.null_count:
+        return manifest
+    numbers = counts_of(manifest)
+    found: dict[int, tuple[bool, int]] = {}
+    for name in output.list_files(COUNTS):
+        file, _, rest = name.partition("-")
+        count, _, broken = rest.partition("-")
+        if file.isdecimal() and count.isdecimal() and not (broken and forget_broken) and int(file) < len(numbers):
+            note = (not broken, int(count))
+            found[int(file)] = max(note, found.get(int(file), note))
+    for ordinal, (_, number) in found.items():
+        numbers[ordinal] = number
+    place = SCHEMA.get_field_index("num_samples")
+    column = pa.array(numbers, pa.int64(), mask=numbers == UNKNOWN)
+    return replace(manifest, files=manifest.files.set_column(place, SCHEMA.field(place), column))
+
+
+def counts_of(manifest: Manifest) -> Ints:
+    """The samples of every file, `UNKNOWN` where only reading tells."""
+    counts = manifest.files["num_samples"].fill_null(UNKNOWN)
+    return np.array(counts.combine_chunks().to_numpy(zero_copy_only=False), np.int64)

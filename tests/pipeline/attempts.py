@@ -1,0 +1,152 @@
+"""Attempts of a job without Ray and without models: real sources and outputs, and results that can be told by hand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.schema import CaptionJob
+from pipeline.inventory import Inventory
+from pipeline.layout import OutputDir
+from pipeline.manifest import needs_of
+from pipeline.manifest_parts import reopen
+from pipeline.media import decode_missing
+from pipeline.plan import Plan
+from pipeline.resume import AS_BEFORE, Begun, Going, begin, fingerprints_of, look_back
+from pipeline.rows import result_schema
+from pipeline.run import opening_record
+from pipeline.saving import Saver
+from pipeline.settling import settle
+
+
+class _FrontEnd:
+    special_tokens = ("<image>",)
+
+
+class PairInfo:
+    """What is known of a pair that does not exist."""
+
+    target_id, drafter_id = "fake", ""
+    front_end = _FrontEnd()
+
+    def __init__(self, revision: str = "t0") -> None:
+        self.revisions = {"target": revision}
+
+
+def job(source: dict[str, Any], output: Path | str, **sections: Any) -> CaptionJob:
+    """A caption job of a fake pair."""
+    data = {
+        "source": source,
+        "prompt": {"text": "What?"},
+        "model": {"target": {"path": "fake"}},
+        "pool": {"slots": 4, "batch_rows": 4},
+        **sections,
+        "sink": {"path": str(output), "rows_per_file": 10, "max_unsaved_seconds": 0.0, **sections.get("sink", {})},
+    }
+    return CaptionJob.model_validate_json(json.dumps(data))
+
+
+def plan_of(config: CaptionJob, going: Going = AS_BEFORE, limit: int | None = None, revision: str = "t0") -> Plan:
+    """The plan, checked against what the output holds."""
+    info: Any = PairInfo(revision)
+    output = OutputDir(config.sink.path)
+    needs = needs_of(config.source, Plan(config, info, None, output).asking, config.sink.keep_columns)  # type: ignore[arg-type]
+    reopened = reopen(needs, output)
+    return look_back(Plan(config, info, reopened.manifest, output, limit, going), reopened.gone)
+
+
+def answered(table: pa.Table, attempt: int, fails: Callable[[str], bool]) -> pa.Table:
+    """Result rows of decoded ones: the text names the row, and those that `fails` names are errors of the engine."""
+    schema = result_schema()
+    columns: list[Any] = []
+    ids = table["sample_id"].to_pylist()
+    codes = [code or ("engine_died" if fails(own) else "") for own, code in zip(ids, table["error_type"].to_pylist())]
+    own = {
+        "attempt": [attempt] * len(ids),
+        "status": ["error" if code else "success" for code in codes],
+        "error_type": codes,
+        "error_message": [f"about {code}" if code else "" for code in codes],
+        "generated_text": ["" if code else f"text of {own}" for own, code in zip(ids, codes)],
+        "telemetry": [{"num_spec_steps": 1, "num_draft_tokens": 0, "num_accepted_draft_tokens": 0}] * len(ids),
+    }
+    for field in schema:
+        if field.name in own:
+            columns.append(pa.array(own[field.name], field.type))
+        elif field.name in table.column_names:
+            columns.append(table[field.name].combine_chunks())
+        else:
+            columns.append(pa.array(["x" if field.type == pa.string() else 0] * len(ids), field.type))
+    return pa.table(columns, schema=schema)
+
+
+def start(plan: Plan) -> tuple[Plan, Begun]:
+    """Take the attempt."""
+    return begin(plan, opening_record(plan))
+
+
+def make_rows(plan: Plan, attempt: int, fails: Callable[[str], bool] = lambda own: False) -> list[pa.Table]:
+    """What the graph would make of what is left to do, in batches."""
+    batches: list[pa.Table] = []
+    for span in range(plan.datasource.num_spans):
+        decoded = decode_missing(plan.datasource.read(span), plan.decode_options, plan.present_ids)
+        table = answered(decoded, attempt, fails)
+        batches += [table.slice(first, 4) for first in range(0, table.num_rows, 4)]
+    return batches
+
+
+def save(plan: Plan, begun: Begun, batches: list[pa.Table]) -> None:
+    """Save and publish these and what waits."""
+    waiting = plan.earlier.inventory.spooled if plan.earlier else []
+    with Saver(begun.press, plan.config.sink, waiting, begun.next_numbers) as saver:
+        for batch in batches:
+            saver.add([batch], batch.num_rows, batch.nbytes)
+
+
+def end(plan: Plan, begun: Begun) -> Inventory:
+    """Bring the output to rest."""
+    return settle(plan, begun.press, fingerprints_of(plan.output), begun.next_numbers)
+
+
+def run(
+    config: CaptionJob,
+    going: Going = AS_BEFORE,
+    fails: Callable[[str], bool] = lambda own: False,
+    num_batches: int | None = None,
+    **options: Any,
+) -> Plan:
+    """A whole attempt; one that is killed after `num_batches` of them were spooled publishes nothing and settles
+    nothing."""
+    plan, begun = start(plan_of(config, going, **options))
+    batches = make_rows(plan, begun.press.attempt, fails)
+    if num_batches is not None:
+        for number, batch in enumerate(batches[:num_batches]):
+            begun.press.spool(number, [batch])
+        return plan
+    save(plan, begun, batches)
+    end(plan, begun)
+    return plan
+
+
+def rows_in(folder: Path) -> dict[str, dict[str, Any]]:
+    """All rows of `data/` or `errors/` by id, each there once."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(folder.glob("*")):
+        for row in pq.read_table(path).to_pylist():
+            assert row["sample_id"] not in found, f"{row['sample_id']} is twice in {folder}"
+            found[row["sample_id"]] = row
+    return found
+
+
+def at_rest(output: Path) -> tuple[set[str], set[str]]:
+    """Ids in `data/` and in `errors/`, after checking that none is in both and that nothing waits."""
+    good, bad = rows_in(output / "data"), rows_in(output / "errors")
+    assert not good.keys() & bad.keys()
+    assert all(not row["error_type"] for row in good.values())
+    assert all(row["error_type"] for row in bad.values())
+    assert [path for path in (output / "_job/spool").rglob("*") if path.is_file()] == []
+    return set(good), set(bad)
