@@ -27,7 +27,7 @@ def read_sampling(
     Raises:
         RowError: `invalid_sampling`.
     """
-    given = {name: fields.get(getattr(columns, name) or "") for name in ("seed", *names)}
+    given = {name: _own(fields.get(getattr(columns, name) or "")) for name in ("seed", *names)}
     values: dict[str, int | float] = {"seed": seed}
     if given["seed"] is not None:
         own = integer_of(given["seed"])
@@ -42,6 +42,11 @@ def read_sampling(
         name = str(problem["loc"][0])
         raise RowError("invalid_sampling", f"{name}: {given[name]!r:.100}: {problem['msg']}") from None
     return values | {name: getattr(sampling, name) for name in names}
+
+
+def _own(value: Any) -> Any:
+    """The value; None for blank text too, which is how a CSV cell says that there is none."""
+    return None if isinstance(value, str) and not value.strip() else value
 
 
 def _number(value: Any, name: str) -> int | float:

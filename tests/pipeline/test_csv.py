@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from configs.load import ConfigError
-from configs.schema import Source, SourceColumns
+from configs.schema import Prompt, RowColumns, Sampling, Source, SourceColumns
+from pipeline.asking import Asking
+from pipeline.media import DecodeOptions, decode_table
 from pipeline.sources import csv
 from tests.pipeline.shards import encode, fetched, outcomes, read_all
 
@@ -133,3 +135,16 @@ def test_whatever_the_quotes_every_cut_gives_the_same_rows(parts, span_rows) -> 
     cut = read_all(csv_source("memory://csv/y.csv", span_max_rows=span_rows), "{a}{b}")
     assert cut.equals(whole)
     assert whole["sample_id"].to_pylist() == [f"y.csv#{row}" for row in range(whole.num_rows)]
+
+
+def test_blank_cells_leave_seed_and_sampling_to_the_job(tmp_path) -> None:
+    (tmp_path / "a.csv").write_text("q,s,t\na,7,0.5\nb,,\nc, ,1\n")
+    asking = Asking(Prompt(text="{q}"), RowColumns(seed="s", temperature="t"), Sampling(temperature=0.25), seed=5)
+    source = Source(kind="csv", path=str(tmp_path))
+    made = decode_table(read_all(source, asking), DecodeOptions.of(source, str(tmp_path), asking))
+    assert made["error_type"].to_pylist() == [""] * 3
+    assert [json.loads(values) for values in made["sampling"].to_pylist()] == [
+        {"seed": 7, "temperature": 0.5},
+        {"seed": 5, "temperature": 0.25},
+        {"seed": 5, "temperature": 1.0},
+    ]
