@@ -7,6 +7,7 @@ Every port is a free one of the loopback, HOME and the temporary folder are its 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 START_TIMEOUT_S = 120
+METRICS_TIMEOUT_S = 60
 MARK = "DRAFTFLEET_TEST_CLUSTER"
 """In the environment of every process of such a cluster."""
 
@@ -40,6 +42,28 @@ class LocalCluster:
     def home(self) -> Path:
         """Of the cluster's processes; its `.ray/auth_token` holds the token."""
         return self.folder / "home"
+
+    def metrics(self, prefix: str, until: str) -> dict[tuple[str, str], float]:
+        """Values of the metrics `ray_<prefix>…`, by name and own label, as soon as there is one named `until`."""
+        deadline_s = time.monotonic() + METRICS_TIMEOUT_S
+        while True:
+            with urllib.request.urlopen(self.metrics_url, timeout=30) as answer:
+                text = answer.read().decode()
+            found = {}
+            for name, labels, value in re.findall(rf"^(ray_{prefix}\w+){{(.*)}} (\S+)$", text, re.MULTILINE):
+                own = re.search(r'\b(?:status|code|phase|le)="([^"]*)"', labels)
+                found[name, own[1] if own else ""] = float(value)
+            if any(name == until for name, _ in found):
+                return found
+            assert time.monotonic() < deadline_s, f"{until} is not among the metrics"
+            time.sleep(0.2)
+
+    def log(self) -> str:
+        """The last lines of what its processes wrote, for whoever looks into a failure."""
+        logs = self.folder / "ray" / "session_latest" / "logs"
+        names = ("raylet.out", "gcs_server.out", "dashboard.log", "dashboard_agent.log")
+        tails = {name: (logs / name).read_text(errors="replace")[-2000:] for name in names if (logs / name).exists()}
+        return "\n".join(f"--- {name}\n{tail}" for name, tail in tails.items())
 
 
 @contextmanager
@@ -98,6 +122,10 @@ def _environment(cluster: LocalCluster) -> dict[str, str]:
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "OMP_NUM_THREADS": "1",
         "RAY_metrics_report_interval_ms": "500",
+        # A machine that runs other tests beside this one is slow, and not broken.
+        "RAY_agent_register_timeout_ms": "240000",
+        "RAY_worker_register_timeout_seconds": "240",
+        "RAY_health_check_failure_threshold": "60",
     }
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.dataset as ds
 import pytest
 from PIL import Image
 
+from actors.metrics import METRICS
 from jobs import submit
 from pipeline.provenance import code_revision
 from tests.jobs.cluster import LocalCluster, local_cluster
@@ -75,15 +78,15 @@ def as_client(submitted: Submitted, monkeypatch: pytest.MonkeyPatch) -> pytest.M
 
 def test_a_submitted_job_captions_pictures_on_a_cluster_that_asks_for_a_token(submitted: Submitted) -> None:
     done = submitted.done
-    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr + submitted.cluster.log()
     assert "submitted six-pictures-" in done.stdout
     assert "--config submitted/mine.yaml" in done.stdout
     assert "captioning 7 files into" in done.stdout  # the driver's own lines, followed from here
     assert "SUCCEEDED" in done.stderr
-    rows = ds.dataset(submitted.output / "data", format="parquet").to_table().to_pylist()
+    rows = rows_of(submitted.output / "data")
     assert {row["sample_id"] for row in rows} == {f"{index}.png#0" for index in range(NUM_PICTURES)}
     assert {row["num_generated_tokens"] for row in rows} == {5}
-    errors = ds.dataset(submitted.output / "errors", format="parquet").to_table().to_pylist()
+    errors = rows_of(submitted.output / "errors")
     assert [(row["sample_id"], row["error_type"]) for row in errors] == [("broken.png#0", "not_an_image")]
 
 
@@ -130,3 +133,26 @@ def test_a_client_without_the_right_token_is_told_what_to_do(
     assert "refuses this client (Authentication" in told
     assert "`ray get-auth-token` on its head prints it: RAY_AUTH_MODE=token" in told
     assert not token or token not in told
+
+
+def test_prometheus_reads_what_the_engines_did_and_no_name_that_is_not_documented(submitted: Submitted) -> None:
+    values = submitted.cluster.metrics("draftfleet", until="ray_draftfleet_samples_total")
+    rows = [row for folder in ("data", "errors") for row in rows_of(submitted.output / folder)]
+    told = [row["telemetry"] for row in rows]
+    assert values["ray_draftfleet_samples_total", "truncated"] == NUM_PICTURES
+    assert values["ray_draftfleet_errors_total", "not_an_image"] == 1
+    assert values["ray_draftfleet_tokens_total", ""] == sum(row["num_generated_tokens"] for row in rows)
+    assert values["ray_draftfleet_steps_total", ""] == sum(telemetry["num_spec_steps"] for telemetry in told)
+    accepted = sum(telemetry["num_accepted_draft_tokens"] for telemetry in told)
+    assert values["ray_draftfleet_accepted_draft_tokens_total", ""] == accepted
+    assert values["ray_draftfleet_acceptance_length_count", ""] == NUM_PICTURES
+    spent_s = sum(values["ray_draftfleet_phase_seconds_total", phase] for phase in ("prefill", "draft", "verify"))
+    assert spent_s == pytest.approx(
+        sum(telemetry[f"{phase}_ms"] for telemetry in told for phase in ("prefill", "draft", "verify")) / 1000, rel=0.01
+    )
+    known = {metric.exported(name) for name, metric in METRICS.items()}
+    assert {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in values} <= known
+
+
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    return ds.dataset(folder, format="parquet").to_table().to_pylist()

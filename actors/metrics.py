@@ -1,0 +1,112 @@
+"""What an engine actor tells Prometheus through Ray, batch by batch: names, and how they follow from completions.
+
+Nothing is measured here and nothing is asked of the device; where no Ray runs nothing is made. Knows completions and
+result tables, and nothing of who reads the metrics.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from actors.engine_thread import Waits
+from actors.results import Stamp
+from decoding.types import Completion
+
+ACCEPTANCE_BOUNDARIES = [1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 24.0]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One metric: Ray exports it as `ray_` + name, a counter with `_total` behind it."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    meaning: str
+    label: str = ""
+    """What its series differ in, beside the job and the method."""
+
+    def exported(self, name: str) -> str:
+        """Its name in Prometheus."""
+        return f"ray_{name}_total" if self.kind == "counter" else f"ray_{name}"
+
+
+METRICS = {
+    "draftfleet_samples": Metric("counter", "rows that have left the engines", "status"),
+    "draftfleet_errors": Metric("counter", "rows among them that failed", "code"),
+    "draftfleet_tokens": Metric("counter", "generated tokens"),
+    "draftfleet_steps": Metric("counter", "draft-verify steps of rows"),
+    "draftfleet_draft_tokens": Metric("counter", "drafted tokens"),
+    "draftfleet_accepted_draft_tokens": Metric("counter", "drafted tokens that were accepted"),
+    "draftfleet_acceptance_length": Metric(
+        "histogram", "1 + accepted drafts / steps of a row, the bonus token included"
+    ),
+    "draftfleet_phase_seconds": Metric("counter", "engines' time in prefill, draft and verify", "phase"),
+    "draftfleet_slots": Metric("gauge", "slots of the engine"),
+    "draftfleet_slots_in_use": Metric("gauge", "slots in use on average over the steps of the last batch"),
+    "draftfleet_input_wait_seconds": Metric("counter", "time in which the engine had no row"),
+    "draftfleet_queue_seconds": Metric("counter", "time in which rows waited for a slot"),
+}
+LABELS = ("job_id", "method")
+
+
+def engine_metrics(stamp: Stamp, method: str, num_slots: int) -> EngineMetrics | None:
+    """The metrics of one actor, or None where no Ray runs."""
+    import ray
+
+    return EngineMetrics(stamp, method, num_slots) if ray.is_initialized() else None
+
+
+class EngineMetrics:
+    """The metrics of one actor, updated once for every batch."""
+
+    def __init__(self, stamp: Stamp, method: str, num_slots: int) -> None:
+        self._made = {name: _made(name, metric) for name, metric in METRICS.items()}
+        for made in self._made.values():
+            made.set_default_tags({"job_id": stamp.job_id, "method": method})
+        self._waits = Waits()
+        self._made["draftfleet_slots"].set(num_slots)
+
+    def batch(self, result: pa.Table, completions: Iterable[Completion], waits: Waits) -> None:
+        """Count one batch: its results, the completions of the rows that ran, and the engine's waits so far."""
+        for label, column, name in (("status", "status", "samples"), ("code", "error_type", "errors")):
+            for value, number in Counter(result.column(column).to_pylist()).items():
+                if value:
+                    self._add(f"draftfleet_{name}", number, {label: value})
+        ran = list(completions)
+        told = [completion.telemetry for completion in ran]
+        num_steps = sum(telemetry.num_spec_steps for telemetry in told)
+        self._add("draftfleet_tokens", sum(len(completion.token_ids) for completion in ran))
+        self._add("draftfleet_steps", num_steps)
+        self._add("draftfleet_draft_tokens", sum(telemetry.num_draft_tokens for telemetry in told))
+        self._add("draftfleet_accepted_draft_tokens", sum(telemetry.num_accepted_draft_tokens for telemetry in told))
+        for phase in ("prefill", "draft", "verify"):
+            seconds = sum(getattr(telemetry, f"{phase}_ms") for telemetry in told) / 1000
+            self._add("draftfleet_phase_seconds", seconds, {"phase": phase})
+        for telemetry in told:
+            if telemetry.num_spec_steps:  # one token is the prefill's own
+                length = 1 + telemetry.num_accepted_draft_tokens / telemetry.num_spec_steps
+                self._made["draftfleet_acceptance_length"].observe(length)
+        if num_steps:
+            in_use = sum(telemetry.batch_size_mean * telemetry.num_spec_steps for telemetry in told) / num_steps
+            self._made["draftfleet_slots_in_use"].set(in_use)
+        self._add("draftfleet_input_wait_seconds", waits.idle_s - self._waits.idle_s)
+        self._add("draftfleet_queue_seconds", waits.queued_s - self._waits.queued_s)
+        self._waits = waits
+
+    def _add(self, name: str, amount: float, labels: dict[str, str] | None = None) -> None:
+        if amount > 0:  # Ray takes no other
+            self._made[name].inc(amount, labels)
+
+
+def _made(name: str, metric: Metric) -> Any:
+    from ray.util import metrics
+
+    labels = (*LABELS, metric.label) if metric.label else LABELS
+    if metric.kind == "histogram":
+        return metrics.Histogram(name, metric.meaning, ACCEPTANCE_BOUNDARIES, labels)
+    made = metrics.Counter if metric.kind == "counter" else metrics.Gauge
+    return made(name, metric.meaning, labels)

@@ -1,0 +1,121 @@
+"""What actors tell Prometheus follows from their batches; Ray's metrics are stood in for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from actors import metrics
+from actors.engine_thread import Waits
+from actors.results import Stamp
+from decoding.types import Completion, Telemetry
+
+STAMP = Stamp("job-1", 1, "f")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Made:
+    """Records what is told; refuses what Ray's own refuses."""
+
+    def __init__(self, name: str, description: str, *rest: Any) -> None:
+        self.name, self.labels, self.told = name, rest[-1], []
+        self.fixed: dict[str, str] = {}
+
+    def set_default_tags(self, tags: dict[str, str]) -> None:
+        assert set(tags) <= set(self.labels)
+        self.fixed = tags
+
+    def _tell(self, value: float, tags: dict[str, str] | None = None) -> None:
+        assert set(self.fixed) | set(tags or {}) == set(self.labels), self.name
+        self.told.append((value, *(tags or {}).values()))
+
+    def inc(self, value: float, tags: dict[str, str] | None = None) -> None:
+        assert value > 0
+        self._tell(value, tags)
+
+    set = observe = _tell
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> metrics.EngineMetrics:
+    import ray.util.metrics
+
+    for kind in ("Counter", "Gauge", "Histogram"):
+        monkeypatch.setattr(ray.util.metrics, kind, Made)
+    return metrics.EngineMetrics(STAMP, "sd-chain", num_slots=8)
+
+
+def values(told: metrics.EngineMetrics) -> dict[str, list[tuple[Any, ...]]]:
+    return {name: made.told for name, made in told._made.items() if made.told}
+
+
+def result(*rows: tuple[str, str]) -> pa.Table:
+    return pa.table({"status": [row[0] for row in rows], "error_type": [row[1] for row in rows]})
+
+
+def completion(num_tokens: int, steps: int, drafted: int, accepted: int, batch_size: float = 1.0) -> Completion:
+    telemetry = Telemetry(
+        num_spec_steps=steps,
+        num_draft_tokens=drafted,
+        num_accepted_draft_tokens=accepted,
+        prefill_ms=100.0,
+        draft_ms=20.0 * steps,
+        verify_ms=30.0 * steps,
+        batch_size_mean=batch_size,
+    )
+    return Completion("id", token_ids=tuple(range(num_tokens)), telemetry=telemetry)
+
+
+def test_a_batch_is_counted_by_status_code_and_phase(told: metrics.EngineMetrics) -> None:
+    rows = [("success", ""), ("error", "broken_image"), ("error", "broken_image"), ("truncated", "")]
+    ran = [completion(9, 4, 20, 5, batch_size=6.0), completion(3, 1, 5, 1, batch_size=1.0)]
+    told.batch(result(*rows), ran, Waits(idle_s=1.5, queued_s=0.25, total_s=9.0))
+    assert values(told) == {
+        "draftfleet_samples": [(1, "success"), (2, "error"), (1, "truncated")],
+        "draftfleet_errors": [(2, "broken_image")],
+        "draftfleet_tokens": [(12,)],
+        "draftfleet_steps": [(5,)],
+        "draftfleet_draft_tokens": [(25,)],
+        "draftfleet_accepted_draft_tokens": [(6,)],
+        "draftfleet_acceptance_length": [(2.25,), (2.0,)],
+        "draftfleet_phase_seconds": [(0.2, "prefill"), (0.1, "draft"), (0.15, "verify")],
+        "draftfleet_slots": [(8,)],
+        "draftfleet_slots_in_use": [(5.0,)],
+        "draftfleet_input_wait_seconds": [(1.5,)],
+        "draftfleet_queue_seconds": [(0.25,)],
+    }
+
+
+def test_waits_are_told_by_how_much_they_grew(told: metrics.EngineMetrics) -> None:
+    for idle_s in (1.0, 1.0, 4.0):
+        told.batch(result(), [], Waits(idle_s=idle_s))
+    assert values(told)["draftfleet_input_wait_seconds"] == [(1.0,), (3.0,)]
+
+
+def test_rows_that_never_ran_and_rows_of_one_token_are_no_steps(told: metrics.EngineMetrics) -> None:
+    told.batch(result(("success", "")), [completion(1, 0, 0, 0), Completion("id")], Waits())
+    assert set(values(told)) == {
+        *("draftfleet_samples", "draftfleet_tokens", "draftfleet_phase_seconds", "draftfleet_slots"),
+    }
+
+
+def test_every_series_says_which_job_and_method_it_is_of(told: metrics.EngineMetrics) -> None:
+    fixed = {tuple(made.fixed.items()) for made in told._made.values()}
+    assert fixed == {(("job_id", "job-1"), ("method", "sd-chain"))}
+    assert set(told._made) == set(metrics.METRICS)
+
+
+def test_where_no_ray_runs_nothing_is_made() -> None:
+    program = """
+import sys
+from actors.metrics import engine_metrics
+from actors.results import Stamp
+assert engine_metrics(Stamp("j", 1, "f"), "m", 2) is None
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,101 @@
+"""The dashboard names only metrics and labels that the actors really export, and shows every one of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actors.metrics import LABELS, METRICS
+from pipeline.rows import ERROR_CODES
+
+ROOT = Path(__file__).resolve().parents[2]
+HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")
+
+
+@pytest.fixture(scope="module")
+def dashboard() -> dict[str, Any]:
+    return json.loads((ROOT / "deploy/grafana.json").read_text())
+
+
+def exported() -> dict[str, set[str]]:
+    """Every exported name and the labels of its series."""
+    found = {}
+    for name, metric in METRICS.items():
+        labels = {*LABELS, *([metric.label] if metric.label else [])}
+        if metric.kind == "histogram":
+            found |= {metric.exported(name) + part: labels | {"le"} for part in HISTOGRAM_PARTS}
+        else:
+            found[metric.exported(name)] = labels
+    return found
+
+
+def expressions(dashboard: dict[str, Any]) -> list[str]:
+    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+def names_in(expression: str) -> set[str]:
+    return set(re.findall(r"\b(ray_\w+|draftfleet_\w+)", expression))
+
+
+def unknown_in(expression: str) -> set[str]:
+    """Metrics that nobody exports, and labels that none of the expression's metrics has."""
+    names = names_in(expression)
+    labels = set().union(*(exported().get(name, set()) for name in names))
+    grouped = re.findall(r"\bby \(([^)]*)\)|\bignoring \(([^)]*)\)", expression)
+    used = {label for groups in grouped for group in groups for label in re.split(r"[, ]+", group) if label}
+    used |= set(re.findall(r"(\w+)=~?\"", expression))
+    return (names - set(exported())) | (used - labels)
+
+
+def test_every_expression_names_metrics_and_labels_that_exist(dashboard: dict[str, Any]) -> None:
+    assert len(expressions(dashboard)) > 10
+    assert {expression: unknown for expression in expressions(dashboard) if (unknown := unknown_in(expression))} == {}
+
+
+def test_the_check_sees_a_metric_and_a_label_that_do_not_exist() -> None:
+    assert unknown_in('sum by (state) (rate(ray_draftfleet_samples_total{job_id=~"x"}[1m]))') == {"state"}
+    assert unknown_in("ray_draftfleet_samples") == {"ray_draftfleet_samples"}
+
+
+def test_every_metric_is_shown_somewhere(dashboard: dict[str, Any]) -> None:
+    shown = set().union(*(names_in(expression) for expression in expressions(dashboard)))
+    parts = {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown} | shown
+    assert {metric.exported(name) for name, metric in METRICS.items()} <= parts
+
+
+def test_legends_use_labels_that_their_expression_keeps(dashboard: dict[str, Any]) -> None:
+    for panel in dashboard["panels"]:
+        for target in panel["targets"]:
+            kept = {label for group in re.findall(r"\bby \(([^)]*)\)", target["expr"]) for label in group.split(", ")}
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= kept, target["expr"]
+
+
+def test_variables_and_panels_hold_together(dashboard: dict[str, Any]) -> None:
+    variables = {variable["name"]: variable for variable in dashboard["templating"]["list"]}
+    assert list(variables) == ["datasource", "job_id", "method"]
+    for name in LABELS:
+        assert names_in(variables[name]["query"]) <= set(exported())
+        assert variables[name]["query"].endswith(f", {name})")
+    used = set(re.findall(r"\$\{?(\w+)\}?", " ".join(expressions(dashboard)))) - {"__rate_interval"}
+    assert used <= set(variables)
+    places = [tuple(panel["gridPos"].values()) for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places)
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(places)
+    assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {"${datasource}"}
+
+
+def test_the_page_on_operations_explains_every_metric_and_no_other() -> None:
+    page = (ROOT / "docs/operations.md").read_text()
+    rows = re.findall(r"^\| `(ray_draftfleet_\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", page, re.M)
+    told = {name: (kind, labels.strip().strip("`"), meaning.strip()) for name, kind, labels, meaning in rows}
+    assert told == {
+        metric.exported(name): (metric.kind, metric.label, metric.meaning) for name, metric in METRICS.items()
+    }
+
+
+def test_no_error_code_is_lost_as_a_label() -> None:
+    assert all(re.fullmatch(r"[a-z_]+", code) for code in ERROR_CODES)
