@@ -4,6 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from models.video import KIND_OF
 from tests.models import video_cases
 from tests.models.video_cases import CASES, thinned
 
@@ -23,3 +24,7 @@ def test_a_prompt_with_videos_becomes_what_the_official_processor_sends(name) ->
             torch.testing.assert_close(thinned(tensor), recorded, rtol=1e-6, atol=1e-6)
         else:
             assert torch.equal(tensor, recorded), key
+
+
+def test_every_family_that_takes_videos_has_its_official_answers() -> None:
+    assert {case.processor.__name__ for case in CASES.values()} == set(KIND_OF)
