@@ -58,7 +58,6 @@ def results(plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits) ->
         functools.partial(decode_missing, options=plan.decode_options, present=plan.present_ids),
         plan.schema,
         stamp,
-        load=weights.load_pair,
         tally=tally,
         flow=flow,
     )

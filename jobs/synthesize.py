@@ -59,8 +59,6 @@ def results(plan: SynthesisPlan, stamp: Stamp, tally: Tally | None, flow: Report
         functools.partial(encode_table, file=config.image, keep_codes=config.sink.keep_codes),
         (image_rows.coded_schema(plan.kept), image_rows.painted_schema(plan.kept)),
         stamp,
-        load=weights.load_image_pair,
-        load_painter=weights.load_painter,
         tally=tally,
         flow=flow,
         present=plan.present_ids,
