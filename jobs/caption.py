@@ -15,7 +15,7 @@ from actors.engine_thread import ReportWaits
 from actors.results import Stamp, Tally
 from configs.schema import CaptionJob
 from jobs.command import DONE, FAILED, REFUSED, Command
-from pipeline import preview, summary
+from pipeline import preview, summary, weights
 from pipeline.graph import caption_dataset
 from pipeline.layout import DATA, ERRORS
 from pipeline.media import decode_missing, pixels
@@ -58,6 +58,7 @@ def results(plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits) ->
         functools.partial(decode_missing, options=plan.decode_options, present=plan.present_ids),
         plan.schema,
         stamp,
+        load=weights.load_pair,
         tally=tally,
         flow=flow,
     )

@@ -16,7 +16,7 @@ from actors.engine_thread import ReportWaits
 from actors.results import Stamp, Tally
 from configs.synthesis import SynthesizeJob
 from jobs.command import Command
-from pipeline import image_rows, preview, summary
+from pipeline import image_rows, preview, summary, weights
 from pipeline.graph import synthesis_dataset
 from pipeline.image_files import encode_table
 from pipeline.image_prompts import prepare_table
@@ -59,6 +59,8 @@ def results(plan: SynthesisPlan, stamp: Stamp, tally: Tally | None, flow: Report
         functools.partial(encode_table, file=config.image, keep_codes=config.sink.keep_codes),
         (image_rows.coded_schema(plan.kept), image_rows.painted_schema(plan.kept)),
         stamp,
+        load=weights.load_image_pair,
+        load_painter=weights.load_painter,
         tally=tally,
         flow=flow,
         present=plan.present_ids,

@@ -18,9 +18,11 @@ from typing import Any
 from actors.learner import check_target
 from configs.load import ConfigError, load_job
 from configs.training import TrainDrafterJob
+from pipeline import weights
 from pipeline.training import DONE as RESULT
 from pipeline.training import Run, Worker, claim_output, freeze_source, sole_run
 from pipeline.training_workers import train_on_workers
+from pipeline.weights import Known
 
 DONE, FAILED, REFUSED = 0, 1, 2
 
@@ -53,7 +55,9 @@ def run(job: TrainDrafterJob) -> dict[str, Any]:
     Raises:
         ConfigError: the output is another run's, or the target or the source cannot be used.
     """
-    output = claim_output(job, freeze_source(job), check_target(job))
+    source = freeze_source(job)
+    job, found = weights.check(job, lambda own: Known({"target": check_target(own)}), job.workers.count == 1)
+    output = claim_output(job, source, found.revisions["target"])
     with sole_run(output):
         if job.workers.count > 1:
             train_on_workers(job, output)

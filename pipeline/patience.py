@@ -6,6 +6,7 @@ Knows the errors of the drivers by name, so that none of them has to be installe
 from __future__ import annotations
 
 import errno
+import itertools
 import random
 import socket
 import time
@@ -84,8 +85,10 @@ def _status_of(error: BaseException | None) -> int | None:
         if isinstance(response, dict)
         else getattr(response, "status_code", None)
     )
+    # One after the other: merely to ask some drivers' errors for `code` is a warning.
     others = (getattr(error, name, None) for name in ("status", "status_code", "code"))
-    return next((status for status in (found, *others) if isinstance(status, int) and 100 <= status < 600), None)
+    every = itertools.chain([found], others)
+    return next((status for status in every if isinstance(status, int) and 100 <= status < 600), None)
 
 
 def retried(action: Callable[[], Result], patience: Patience | None = None) -> Result:

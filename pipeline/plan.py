@@ -21,7 +21,7 @@ from configs.load import ConfigError
 from configs.method import Method, NoDrafter
 from configs.schema import ActorPool, CaptionJob, EnginePool
 from configs.synthesis import SynthesizeJob
-from pipeline import ray_session, storage
+from pipeline import ray_session, storage, weights
 from pipeline.asking import Asking
 from pipeline.datasource import SpanDatasource, read_first
 from pipeline.layout import OutputDir
@@ -158,7 +158,7 @@ def make_plan(
     output = open_output(config)
     import actors.pair  # torch and transformers, which a refusal above need not wait for
 
-    pair = actors.pair.check(config)
+    config, pair = weights.check(config, actors.pair.check, runs_here(config))
     checks.check(config.source, pair.front_end.takes_videos, config.model.target.path)
     reopened = reopen(needs_of(config.source, Asking.of(config), config.sink.keep_columns), output)
     plan = look_back(Plan(config, pair, reopened.manifest, output, limit, going), reopened.gone)
@@ -177,6 +177,11 @@ def open_output(config: CaptionJob | SynthesizeJob) -> OutputDir:
     if not output.list_attempts():
         output.refuse_if_used()
     return output
+
+
+def runs_here(config: CaptionJob | SynthesizeJob) -> bool:
+    """Whether the job's actors are on this machine."""
+    return config.job.ray_address == "local" and ray_session.INSIDE_SUBMITTED_JOB not in os.environ
 
 
 def check_plan(plan: JobPlan, probe_output: bool) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from configs.load import ConfigError
 from configs.synthesis import SynthesizeJob
-from pipeline import image_rows, rows
+from pipeline import image_rows, rows, weights
 from pipeline.conditions import SAMPLED, check_features_type
 from pipeline.datasource import SpanDatasource, read_first
 from pipeline.image_files import DEFAULT_QUALITY
@@ -29,6 +29,7 @@ from pipeline.plan import (
     method_lines,
     open_output,
     output_lines,
+    runs_here,
     show_lines,
     source_lines,
 )
@@ -119,7 +120,7 @@ def make_plan(
     output = open_output(config)
     import actors.image_pair  # torch and transformers, which a refusal above need not wait for
 
-    pair = actors.image_pair.check(config)
+    config, pair = weights.check(config, actors.image_pair.check, runs_here(config))
     reopened = reopen(needs_of(config), output)
     manifest = reopened.manifest
     if config.columns.features is not None:

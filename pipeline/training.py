@@ -36,7 +36,7 @@ from models.head_files import keep_as_safetensors
 from models.head_training import Reduce, Trainer, alone, key_of
 from models.llamagen.shape import GptShape
 from models.teacher import Lesson
-from pipeline import storage
+from pipeline import storage, weights
 from pipeline.asking import Asking
 from pipeline.conditions import read_features, read_label
 from pipeline.datasource import SpanDatasource
@@ -177,7 +177,7 @@ class Run:
         if _describe(self._manifest) != begun["source"]:
             raise ConfigError("source: it is not what it was when the run began")
         self._spans = SpanDatasource(job.source, self._manifest, tuple(placeholders(job.prompt)), job.training.max_rows)
-        self.learner: Learner = load_learner(job)
+        self.learner: Learner = load_learner(weights.fetched(job))
         asking = Asking(job.prompt, special_tokens=self.learner.special_tokens)
         self._options = DecodeOptions.of(job.source, self._manifest.root, asking)
         self.trainer = Trainer(
