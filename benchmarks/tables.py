@@ -1,6 +1,6 @@
 """Tables made from committed results, and the places in the documents where they stand.
 
-    python -m benchmarks.tables      # rewrites the generated parts of README.md, docs/methods.md and docs/lantern.md
+    python -m benchmarks.tables      # rewrites the generated parts of README.md and of pages in docs
 
 A generated part stands between `<!-- table: NAME -->` and `<!-- end -->`.
 """
@@ -14,11 +14,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import lantern_tables
+from benchmarks import decode_tables, lantern_tables
 from benchmarks.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION
 
 RESULTS = Path(__file__).parent / "results"
-DOCUMENTS = (Path("README.md"), Path("docs/methods.md"), Path("docs/lantern.md"))
+DOCUMENTS = (Path("README.md"), Path("docs/methods.md"), Path("docs/lantern.md"), Path("docs/log.md"))
 TRADE_OFF = Path("docs") / "lantern_trade_off.svg"
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -65,6 +65,7 @@ METHOD_TABLES = {"acceptance": acceptance_table, "cost": cost_table, "claims": c
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("methods", make) for name, make in METHOD_TABLES.items()},
     **{name: ("lantern", make) for name, make in lantern_tables.TABLES.items()},
+    **{name: ("decode", make) for name, make in decode_tables.TABLES.items()},
 }
 """Name → the results that the table is made from, and how."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ablations, lantern, lantern_claims, lantern_tables, methods, tables
+from benchmarks import ablations, decode, lantern, lantern_claims, lantern_tables, methods, tables
 from benchmarks.claims import check_claims
 from benchmarks.plots import weight_traces
 from benchmarks.scenarios import attribute_overlap, build_scenarios
@@ -15,6 +15,7 @@ from benchmarks.scenarios import attribute_overlap, build_scenarios
 METHODS = json.loads(methods.RESULTS.read_text())
 LANTERN = json.loads(lantern.RESULTS.read_text())
 ABLATIONS = json.loads(ablations.RESULTS.read_text())
+DECODE = json.loads(decode.RESULTS.read_text())
 
 
 @pytest.mark.parametrize("document", tables.DOCUMENTS, ids=str)
@@ -100,3 +101,11 @@ def test_scenarios_are_repeated_by_their_seed_and_hold_the_images_they_should() 
 
 def test_a_picture_of_weights_escapes_names() -> None:
     assert "&lt;b&gt;" in weight_traces({"<b>": [0.0, 1.0]})
+
+
+def test_memory_stays_and_a_slow_actor_hardly_waits_in_the_committed_results() -> None:
+    for run in DECODE["memory"]["runs"].values():
+        assert run["num_videos"] == 2010
+        assert run["peak_mib_after"] <= 1.1 * run["peak_mib_first_100"]
+        assert run["parent_peak_mib_after"] <= 1.05 * run["parent_peak_mib_first_100"]
+    assert DECODE["waits"]["cells"]["actor_at_0.5_of_the_limit"]["actors_waited_share"] < 0.05
