@@ -7,25 +7,27 @@ in. Knows spans, kinds and rows; formats are in `pipeline.sources`.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
 from configs.schema import Source
 from pipeline import rows, spans, storage
-from pipeline.doneset import DoneSet
+from pipeline.doneset import UNKNOWN, DoneSet, Ints
 from pipeline.manifest import Manifest
+from pipeline.manifest_parts import counts_of
 from pipeline.prompts import whole_text
 from pipeline.rows import RowError
 from pipeline.sources import kind_of
-from pipeline.sources.kind import Chunk, FilePiece, ReadSpec, Sample, max_bytes_of
+from pipeline.sources.kind import Chunk, Entry, FilePiece, ReadSpec, Sample, max_bytes_of
 
 if TYPE_CHECKING:
     from ray.data import DataContext
@@ -71,13 +73,8 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
     @property
     def num_samples(self) -> int | None:
         """How many rows the read tasks give, None when some file's count is unknown."""
-        total = 0
-        for span in self._spans:
-            known = _known_rows(self._pieces(span))
-            if known is None:
-                return None
-            total += known
-        return total
+        known = [self._known_rows(number) for number in range(len(self._spans))]
+        return None if None in known else sum(rows for rows in known if rows is not None)
 
     @property
     def schema(self) -> pa.Schema:
@@ -94,21 +91,39 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
 
     def read(self, span: int) -> pa.Table:
         """One span's table in the calling process, without Ray."""
-        return read_span(self._spec, self._pieces(self._spans[span]), self._note_count)
+        return read_span(self._spec, list(SpanFiles(self._manifest, self._spans, span, self._done)), self._note_count)
 
-    def _pieces(self, span: spans.Span) -> list[FilePiece]:
-        return _file_pieces(self._manifest, span, self._done)
+    def _known_rows(self, span: int) -> int | None:
+        """How many samples of a span are left to read, None when some file's count is unknown."""
+        files, starts, stops = self._spans.columns(span)
+        counts = self._counts[files]
+        if ((stops == spans.TO_THE_END) & (counts == UNKNOWN)).any():
+            return None
+        num_rows = int((np.where(stops == spans.TO_THE_END, counts, stops) - starts).sum())
+        return num_rows if self._done is None else num_rows - self._num_done(files, starts, stops)
+
+    def _num_done(self, files: Ints, starts: Ints, stops: Ints) -> int:
+        assert self._done is not None
+        known = int(self._done.num_in(files, starts, stops).sum())
+        open_ended = np.flatnonzero(self._counts[files] == UNKNOWN)
+        return known + sum(
+            int(self._done.rows(int(files[place]), int(starts[place]), int(stops[place])).sum()) for place in open_ended
+        )
+
+    @cached_property
+    def _counts(self) -> Ints:
+        return counts_of(self._manifest)
 
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
         """One task per span, whatever parallelism is asked for: a span is what a retry must repeat exactly."""
         tasks = []
-        for span in self._spans:
-            pieces = self._pieces(span)
+        for number in range(len(self._spans)):
+            pieces = SpanFiles(self._manifest, self._spans, number, self._done)
             metadata = BlockMetadata(
-                num_rows=_known_rows(pieces),
-                size_bytes=sum(_listed(self._manifest, span)["size_bytes"].to_pylist()),
+                num_rows=self._known_rows(number),
+                size_bytes=pieces.num_bytes,
                 exec_stats=None,
                 input_files=None,
             )
@@ -146,30 +161,75 @@ def read_first(
 ) -> pa.Table:
     """The first `limit` samples in the calling process, without Ray: one table with `rows.read_schema`."""
     spec = ReadSpec(source, manifest.root, fields, manifest.keep, with_images)
-    tables = [read_span(spec, _file_pieces(manifest, span)) for span in plan_spans(spec, manifest, limit)]
+    planned = plan_spans(spec, manifest, limit)
+    tables = [read_span(spec, list(SpanFiles(manifest, planned, number))) for number in range(len(planned))]
     return pa.concat_tables([rows.read_schema(spec.keep).empty_table(), *tables])
 
 
-def _file_pieces(manifest: Manifest, span: spans.Span, done: DoneSet | None = None) -> list[FilePiece]:
-    listed = _listed(manifest, span)
-    columns = (listed[name].to_pylist() for name in ("path", "num_samples", "size_bytes", "token", "repeated_rows"))
+@dataclass(frozen=True)
+class SpanFiles:
+    """The pieces of one span. It travels as Arrow columns and arrives as a list of pieces: ten million files as objects
+    would not fit the driver."""
+
+    manifest: Manifest
+    spans: spans.Spans
+    number: int
+    done: DoneSet | None = None
+
+    @property
+    def listed(self) -> pa.Table:
+        """The manifest's rows from the span's first file to its last."""
+        files, _, _ = self.spans.columns(self.number)
+        return self.manifest.files.slice(int(files[0]), int(files[-1] - files[0]) + 1).select(LISTED_COLUMNS)
+
+    @property
+    def num_bytes(self) -> int:
+        """The sizes of its files together."""
+        return int(pc.sum(self.listed["size_bytes"]).as_py())
+
+    def __iter__(self) -> Iterator[FilePiece]:
+        rebuild, arguments = self.__reduce__()
+        return iter(rebuild(*arguments))
+
+    def __reduce__(self) -> tuple[Callable[..., list[FilePiece]], tuple[Any, ...]]:
+        files, starts, stops = self.spans.columns(self.number)
+        special: dict[int, tuple[Entry, bytes]] = {}
+        begun = starts > 0 if self.done is None else np.ones(len(files), bool)
+        for place in np.flatnonzero(begun).tolist():
+            file, start, stop = int(files[place]), int(starts[place]), _end(stops[place])
+            left_out = b"" if self.done is None else _left_out(self.done, file, start, stop)
+            if start or left_out:
+                special[place] = (self.manifest.entry(file, start), left_out)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, self.listed.schema) as stream:
+            stream.write_table(self.listed)
+        columns = tuple(column.tobytes() for column in (files, starts, stops))
+        return file_pieces, (sink.getvalue().to_pybytes(), *columns, special)
+
+
+LISTED_COLUMNS = ("path", "num_samples", "size_bytes", "token", "repeated_rows")
+
+
+def file_pieces(
+    listed: bytes, files: bytes, starts: bytes, stops: bytes, special: dict[int, tuple[Entry, bytes]]
+) -> list[FilePiece]:
+    """The pieces that `SpanFiles` packed: rows of the listing, and by place what only some pieces have."""
+    columns = [column.to_pylist() for column in pa.ipc.open_stream(listed).read_all()]
     paths, counts, sizes, tokens, repeated = columns
-    first = span[0].file
-    return [
-        FilePiece(
-            paths[file - first],
-            start,
-            stop,
-            counts[file - first],
-            manifest.entry(file, start),
-            sizes[file - first],
-            tokens[file - first],
-            frozenset(row for row in repeated[file - first] if start <= row and (stop is None or row < stop)),
-            file,
-            b"" if done is None else _left_out(done, file, start, stop),
+    ordinals, firsts, ends = (np.frombuffer(column, np.int64).tolist() for column in (files, starts, stops))
+    pieces = []
+    for place, (file, start, end) in enumerate(zip(ordinals, firsts, ends, strict=True)):
+        row, stop = file - ordinals[0], _end(end)
+        entry, left_out = special.get(place, (Entry(), b""))
+        doubled = frozenset(one for one in repeated[row] if start <= one and (stop is None or one < stop))
+        pieces.append(
+            FilePiece(paths[row], start, stop, counts[row], entry, sizes[row], tokens[row], doubled, file, left_out)
         )
-        for file, start, stop in span
-    ]
+    return pieces
+
+
+def _end(stop: int) -> int | None:
+    return None if stop == spans.TO_THE_END else int(stop)
 
 
 def _left_out(done: DoneSet, file: int, start: int, stop: int | None) -> bytes:
@@ -177,26 +237,11 @@ def _left_out(done: DoneSet, file: int, start: int, stop: int | None) -> bytes:
     return np.packbits(rows_done).tobytes() if rows_done.any() else b""
 
 
-def _listed(manifest: Manifest, span: spans.Span) -> pa.Table:
-    """The manifest's rows from the span's first file to its last."""
-    return manifest.files.slice(span[0].file, span[-1].file - span[0].file + 1)
-
-
-def _known_rows(pieces: list[FilePiece]) -> int | None:
-    total = 0
-    for piece in pieces:
-        stop = piece.num_samples if piece.stop is None else piece.stop
-        if stop is None:
-            return None
-        total += stop - piece.start - piece.num_left_out
-    return total
-
-
 NoteCount = Callable[[int, int, bool], None]
 
 
-def _read_blocks(spec: ReadSpec, pieces: list[FilePiece], note_count: NoteCount | None) -> Iterator[pa.Table]:
-    yield read_span(spec, pieces, note_count)
+def _read_blocks(spec: ReadSpec, pieces: Iterable[FilePiece], note_count: NoteCount | None) -> Iterator[pa.Table]:
+    yield read_span(spec, list(pieces), note_count)
 
 
 def read_span(spec: ReadSpec, pieces: list[FilePiece], note_count: NoteCount | None = None) -> pa.Table:

@@ -9,8 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from fsspec.core import has_magic
 from fsspec.utils import glob_translate
@@ -22,8 +21,7 @@ NUM_LISTING_THREADS = 16
 _TOKEN_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "generation", "LastModified", "last_modified", "mtime", "created")
 
 
-@dataclass(frozen=True)
-class Listed:
+class Listed(NamedTuple):
     """One file of a listing: `path` relative to the root, and a `token` that changes when the content does."""
 
     path: str

@@ -76,13 +76,13 @@ class Manifest:
     @property
     def num_bytes(self) -> int:
         """Their sizes together."""
-        return sum(self.files["size_bytes"].to_numpy().tolist()) if self.num_files else 0
+        return int(pc.sum(self.files["size_bytes"]).as_py() or 0)
 
     @property
     def num_samples(self) -> int | None:
         """How many samples there are, None when some file's count is unknown."""
         counts = self.files["num_samples"]
-        return None if counts.null_count else sum(counts.to_numpy().tolist())
+        return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
 
     def entry(self, file: int, start: int) -> Entry:
         """The last group at or before row `start` of a file of lines or a tar; other kinds find rows themselves."""
@@ -272,7 +272,7 @@ def _table(listing: Iterable[Listed]) -> pa.Table:
     stream = iter(listing)
     while chunk := list(islice(stream, _LISTING_CHUNK)):
         try:
-            columns = zip(*((one.path, one.size_bytes, one.token) for one in chunk), strict=True)
+            columns = zip(*chunk, strict=True)
             batches.append(pa.record_batch([pa.array(c, t) for c, t in zip(columns, schema.types)], schema=schema))
         except UnicodeEncodeError:
             bad = next(one.path for one in chunk if prompts.whole_text(one.path) != one.path)
@@ -280,5 +280,9 @@ def _table(listing: Iterable[Listed]) -> pa.Table:
                 f"source.path: the file name {bad.encode('utf-8', 'backslashreplace').decode()} is not valid UTF-8; "
                 "rename the file"
             ) from None
-    table = pa.Table.from_batches(batches, schema)
-    return table.sort_by("path").combine_chunks()
+    table = pa.Table.from_batches(batches, schema).combine_chunks()
+    del batches
+    paths = table["path"]
+    if pc.all(pc.less(paths.slice(0, max(0, len(paths) - 1)), paths.slice(1))).as_py():
+        return table  # as object stores list
+    return table.take(pc.sort_indices(paths)).combine_chunks()

@@ -16,7 +16,7 @@ from typing import NamedTuple, overload
 import numpy as np
 import pyarrow as pa
 
-from pipeline.doneset import UNKNOWN, DoneSet
+from pipeline.doneset import UNKNOWN, DoneSet, Ints
 
 ASSUMED_SAMPLE_BYTES = 32 * 1024
 """What a sample is taken to weigh when small files of unknown count are grouped."""
@@ -49,6 +49,15 @@ class Spans(Sequence[Span]):
 
     def __len__(self) -> int:
         return len(self.ends)
+
+    def columns(self, span: int) -> tuple[Ints, Ints, Ints]:
+        """One span's files, starts and stops (`TO_THE_END` where a piece has none), without objects for pieces."""
+        first = self.ends[span - 1] if span else 0
+        found = (
+            np.frombuffer(column, np.int64)[first : self.ends[span]] for column in (self.files, self.starts, self.stops)
+        )
+        files, starts, stops = found
+        return files, starts, stops
 
     @overload
     def __getitem__(self, index: int) -> Span: ...

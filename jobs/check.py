@@ -1,0 +1,42 @@
+"""`python -m jobs.check OUTPUT`: hold an output against its manifest: ids, columns, checksums, and what is missing.
+
+Changes nothing. Exit status: 0 complete and sound, 1 something is missing or waits, 2 refused (no output of a job), 3
+something is damaged, twice or strange.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from configs.load import ConfigError
+from pipeline import storage
+from pipeline.audit import audit
+from pipeline.layout import OutputDir
+
+COMPLETE, INCOMPLETE, REFUSED, UNSOUND = 0, 1, 2, 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check one output and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m jobs.check", description=__doc__)
+    parser.add_argument("output", help="the output directory, as sink.path has it")
+    arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    try:
+        found = audit(OutputDir(arguments.output))
+    except ConfigError as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return REFUSED
+    except Exception as error:  # drivers raise what they like, from PermissionError to HTTP errors
+        print(f"refused: {storage.shown(arguments.output)} cannot be read: {storage.reason_of(error)}", file=sys.stderr)
+        return REFUSED
+    for line in found.lines():
+        print(line)
+    if found.problems:
+        return UNSOUND
+    return COMPLETE if found.is_complete else INCOMPLETE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

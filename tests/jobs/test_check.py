@@ -1,0 +1,79 @@
+"""What the check of an output finds, and says with its exit status."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from configs.schema import CaptionJob
+from jobs import check
+from tests.pipeline.attempts import job, run
+from tests.pipeline.shards import write_parquet
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> CaptionJob:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("".join(f"line {row}\n" for row in range(30)))
+    return job({"kind": "text", "path": str(tmp_path / "in"), "span_max_rows": 8}, tmp_path / "out")
+
+
+def made(config: CaptionJob, num_batches: int | None = None) -> Path:
+    run(config, num_batches=num_batches, fails=lambda own: own == "a.txt#7")
+    output = Path(config.sink.path)
+    (output / "_job/config.yaml").write_text(yaml.safe_dump(config.resolved()))
+    return output
+
+
+def test_a_whole_output_is_complete_and_sound(config: CaptionJob, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main([str(made(config))]) == check.COMPLETE
+    assert capsys.readouterr().out.splitlines() == [
+        "manifest  1 files, 30 samples",
+        "rows      29 in data/, 1 in errors/",
+        "missing   0",
+        "waiting   0",
+        "problems  0",
+    ]
+
+
+def test_what_is_missing_and_what_waits_is_named(config: CaptionJob, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main([str(made(config, num_batches=6))]) == check.INCOMPLETE
+    said = capsys.readouterr().out
+    assert "missing   6\n" in said
+    assert "  a.txt#24\n  a.txt#25\n" in said
+    assert "_job/spool/a0001/000000-00-data.parquet: 4 rows to be published" in said
+
+
+@pytest.mark.parametrize("kind", ["bytes", "torn", "foreign", "twice", "no note"])
+def test_what_is_unsound_is_named(config: CaptionJob, kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    data = made(config) / "data"
+    name = data / "part-000001.parquet"
+    whole = name.read_bytes()
+    if kind == "bytes":
+        name.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
+    elif kind == "torn":
+        name.write_bytes(whole[:-9])
+    elif kind == "foreign":
+        write_parquet(data / "mine.parquet", {"sample_id": ["a"]})
+    elif kind == "twice":
+        (data / "part-000009.parquet").write_bytes(whole)
+    else:
+        (data.parent / "_job/files/data/part-000001.parquet.json").unlink()
+    assert check.main([str(data.parent)]) == check.UNSOUND
+    said = capsys.readouterr().out
+    expected = {
+        "bytes": "data/part-000001.parquet: its bytes are not those that were written",
+        "torn": "data/part-000001.parquet: it is torn",
+        "foreign": "data/mine.parquet: no job has signed it",
+        "twice": "ids are there more than once",
+        "no note": "data/part-000001.parquet: no checksum was noted",
+    }
+    assert expected[kind] in said
+    assert ("missing   0" in said) == (kind not in ("torn",)) or kind == "bytes"
+
+
+def test_a_folder_that_no_job_has_begun_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert check.main([str(tmp_path)]) == check.REFUSED
+    assert "holds no manifest and attempts of a job" in capsys.readouterr().err
