@@ -19,6 +19,7 @@ import pyarrow as pa
 
 import decoding.errors
 from actors.engine_thread import EngineThread, ReportWaits, SteppedEngine
+from actors.events import Events
 from actors.metrics import engine_metrics
 from actors.results import Stamp, Tally, counts, failed, method_values, result_table, torch_threads
 from configs.schema import CaptionJob
@@ -73,6 +74,7 @@ class Generate:
         self._schema = schema
         self._tally = tally
         self._report = None if flow is None else functools.partial(flow, uuid.uuid4().hex)
+        self._events = Events(stamp, config.job.log == "json")
         self._metrics = engine_metrics(stamp, config.method.label, config.pool.slots)
         self._pair = load(config, torch_threads(config.pool))
         self._sampling = Sampling(**config.sampling.model_dump())
@@ -92,6 +94,7 @@ class Generate:
             self._tally(table.num_rows, *counts(completions.values()))
         if self._report is not None:
             self._report(self._engine.waits)
+        self._events.batch(result)
         if self._metrics is not None:
             self._metrics.batch(result, completions.values(), self._engine.waits)
         yield result

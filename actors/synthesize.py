@@ -19,6 +19,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from actors.engine_thread import EngineThread, ReportWaits, SteppedEngine, end_process
+from actors.events import Events
 from actors.metrics import engine_metrics
 from actors.results import Stamp, Tally, counts, failed, method_values, result_table, torch_threads
 from configs.synthesis import SynthesizeJob
@@ -99,6 +100,7 @@ class Synthesize:
         self._schema = schema
         self._tally = tally
         self._report = None if flow is None else functools.partial(flow, uuid.uuid4().hex)
+        self._events = Events(stamp, config.job.log == "json")
         self._metrics = engine_metrics(stamp, config.method.label, config.pool.slots)
         self._pair = load(config, torch_threads(config.pool))
         self._num_replicas = config.sampling.num_images_per_prompt
@@ -120,6 +122,7 @@ class Synthesize:
             self._tally(result.num_rows, *counts(completions.values()))
         if self._report is not None:
             self._report(self._engine.waits)
+        self._events.batch(result)
         if self._metrics is not None:
             self._metrics.batch(result, completions.values(), self._engine.waits)
         yield result

@@ -221,6 +221,8 @@ class Job(Section):
     num_cpus: Annotated[int, Field(ge=1)] | None = None
     """Logical CPUs of a local Ray; by default the machine's cores, and never fewer than 2."""
     progress: bool = True
+    log: Literal["text", "json"] = "text"
+    """`json`: every process says what happens as one JSON object per line; the driver prints no other process's."""
 
 
 class CaptionJob(Section):

@@ -86,6 +86,7 @@ COMMAND = Command(
     make_plan=make_plan,
     describe=lambda plan: [describe(plan), first_prompt(plan)],
     run=run,
+    build=results,
 )
 
 

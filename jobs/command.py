@@ -6,6 +6,7 @@ Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was
 from __future__ import annotations
 
 import argparse
+import math
 import shlex
 import sys
 import traceback
@@ -15,9 +16,12 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from pydantic import BaseModel
+from ray.data import Dataset
 
+from actors.results import torch_threads
 from configs.load import ConfigError, load_job
-from pipeline import resume, summary
+from pipeline import estimate, resume, summary
+from pipeline.pilot import run_pilot
 from pipeline.plan import JobPlan
 from pipeline.resume import Going
 from pipeline.summary import Summary
@@ -42,12 +46,16 @@ class Command(Generic[Config, AnyPlan]):
     make_plan: Callable[[Config, int | None, bool, Going], AnyPlan]
     describe: Callable[[AnyPlan], Sequence[str]]
     run: Callable[[AnyPlan], Summary]
+    build: Callable[..., Dataset]
+    """From a plan, a run's stamp and where actors report to the dataset of results."""
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run one job from the command line and return the exit status."""
         arguments = self.parse(sys.argv[1:] if argv is None else argv)
         try:
             config = load_job(self.model, arguments.config, tuple(arguments.overrides))
+            if arguments.estimate is not None:
+                return self._estimate(config, arguments)
             return self._dry_run(config, arguments) if arguments.dry_run else self._run(config, arguments)
         except ConfigError as error:
             print(f"refused: {error}", file=sys.stderr)
@@ -61,6 +69,15 @@ class Command(Generic[Config, AnyPlan]):
             "overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's"
         )
         parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
+        parser.add_argument(
+            "--estimate", type=positive, metavar="N", help="run N samples from all over; say what the job would take"
+        )
+        parser.add_argument(
+            "--price-per-hour",
+            type=_price,
+            metavar="P",
+            help="for --estimate: of one GPU, or core without one",
+        )
         parser.add_argument("--limit", type=positive, metavar="N", help="only the first N samples, with a preview page")
         parser.add_argument(
             "--retry-errors", action="store_true", help="go on with an output and run the rows that failed again"
@@ -75,6 +92,27 @@ class Command(Generic[Config, AnyPlan]):
         plan = self.make_plan(config, arguments.limit, False, going(arguments))
         for part in (*resume.told(plan), *self.describe(plan)):
             print(part)
+        return DONE
+
+    def _estimate(self, config: Config, arguments: argparse.Namespace) -> int:
+        """Run a pilot and print what the job, or what is missing of it, would take; write nothing."""
+        if arguments.dry_run or arguments.limit is not None:
+            raise ConfigError("--estimate: takes neither --limit nor --dry-run; it is about all that the job has to do")
+        plan = self.make_plan(config, None, False, going(arguments))
+        if resume.is_complete(plan):
+            print(f"nothing is missing in {plan.output.shown()}")
+            return DONE
+        pilot = estimate.draw(plan.datasource, arguments.estimate)
+        print(f"trying {pilot.size:,} samples of {len(pilot.tables):,} spans out of {pilot.num_spans:,}", flush=True)
+        try:
+            rows = run_pilot(plan, self.build, pilot)
+        except Exception:
+            traceback.print_exc()
+            print("the pilot failed, as the job would", file=sys.stderr)
+            return FAILED
+        pool, seed = plan.config.pool, plan.config.job.seed
+        made = estimate.estimate(pilot, rows, pool, torch_threads(pool), arguments.price_per_hour, seed)
+        print(f"{made.show()}\n{made.to_json()}")
         return DONE
 
     def _run(self, config: Config, arguments: argparse.Namespace) -> int:
@@ -122,6 +160,13 @@ class Command(Generic[Config, AnyPlan]):
 def going(arguments: argparse.Namespace) -> Going:
     """How the command line asks a job to go on."""
     return Going(arguments.allow_mixed, arguments.retry_errors)
+
+
+def _price(text: str) -> float:
+    price = float(text)
+    if not 0 <= price < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a price, not {text}")
+    return price
 
 
 def positive(text: str) -> int:

@@ -89,9 +89,10 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         """The listed bytes, which is what encoded images take in memory too."""
         return self._manifest.num_bytes
 
-    def read(self, span: int) -> pa.Table:
-        """One span's table in the calling process, without Ray."""
-        return read_span(self._spec, list(SpanFiles(self._manifest, self._spans, span, self._done)), self._note_count)
+    def read(self, span: int, note: bool = True) -> pa.Table:
+        """One span's table in the calling process, without Ray; with `note`, counts are noted as in read tasks."""
+        files = list(SpanFiles(self._manifest, self._spans, span, self._done))
+        return read_span(self._spec, files, self._note_count if note else None)
 
     def _known_rows(self, span: int) -> int | None:
         """How many samples of a span are left to read, None when some file's count is unknown."""

@@ -11,11 +11,12 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, astuple, dataclass
 from typing import Any, TextIO
 
 import ray
 
+from actors.events import Events
 from actors.results import Tally
 
 QUIET_INTERVAL_S = 10.0
@@ -60,15 +61,22 @@ class _Report:
 
 
 @contextlib.contextmanager
-def shown(total_rows: int | None, enabled: bool = True, stream: TextIO | None = None) -> Iterator[Tally | None]:
-    """Show progress while the block runs; what it yields is handed to the actors. Nothing at all when not enabled."""
+def shown(
+    total_rows: int | None, enabled: bool = True, stream: TextIO | None = None, events: Events | None = None
+) -> Iterator[Tally | None]:
+    """Show progress while the block runs; what it yields is handed to the actors. Nothing at all when not enabled.
+
+    With `events` that are enabled it is said as those, and not as a line for people.
+    """
     if not enabled:
         yield None
         return
     stream = stream or sys.stderr
     actor = ray.remote(num_cpus=0)(_TallyActor).remote()
     stop = threading.Event()
-    thread = threading.Thread(target=_watch, args=(actor, total_rows, stream, stop), name="progress", daemon=True)
+    thread = threading.Thread(
+        target=_watch, args=(actor, total_rows, stream, stop, events), name="progress", daemon=True
+    )
     thread.start()
     try:
         yield _Report(actor)
@@ -78,8 +86,11 @@ def shown(total_rows: int | None, enabled: bool = True, stream: TextIO | None = 
         ray.kill(actor)
 
 
-def _watch(actor: Any, total_rows: int | None, stream: TextIO, stop: threading.Event) -> None:
-    terminal = stream.isatty()
+def _watch(
+    actor: Any, total_rows: int | None, stream: TextIO, stop: threading.Event, events: Events | None = None
+) -> None:
+    said = events is not None and events.enabled
+    terminal = stream.isatty() and not said
     began_s = time.monotonic()
     num_rows_shown = 0
     last_round = False
@@ -92,6 +103,9 @@ def _watch(actor: Any, total_rows: int | None, stream: TextIO, stop: threading.E
         if not terminal and counts.num_rows == num_rows_shown:
             continue
         num_rows_shown = counts.num_rows
+        if events is not None and said:
+            events.say("progress", stream=stream, total_rows=total_rows, **asdict(counts))
+            continue
         line = progress_line(counts, total_rows, time.monotonic() - began_s)
         stream.write(f"\r\x1b[K{bar(counts.num_rows, total_rows)} {line}" if terminal else f"{line}\n")
         stream.flush()

@@ -39,8 +39,8 @@ _OWN_PROGRESS = re.compile(r"^Progress bars (for operators )?disabled")
 def session(job: Job, log_to_driver: bool = True) -> Iterator[None]:
     """Have Ray up inside the block: private and local, or joined at `job.ray_address`.
 
-    With `log_to_driver` what workers print is printed here. A Ray that this very process has already initialised is
-    used as it is and left running.
+    With `log_to_driver` what workers print is printed here, unless the job's log is to be JSON alone. A Ray that this
+    very process has already initialised is used as it is and left running.
     """
     import ray
 
@@ -49,6 +49,7 @@ def session(job: Job, log_to_driver: bool = True) -> Iterator[None]:
         yield
         return
     is_local = job.ray_address == "local"
+    log_to_driver = log_to_driver and job.log == "text"
     with _private_local_ray(job, log_to_driver) if is_local else _joined_ray(job.ray_address, log_to_driver):
         _quiet_console()
         yield

@@ -5,8 +5,9 @@ What is the same for every kind of job; which graph, which summary and which pre
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 from ray.data import Dataset
 
 from actors.engine_thread import ReportWaits, Waits
+from actors.events import Events
 from actors.results import Stamp, Tally
 from pipeline import flow, progress, ray_session
 from pipeline.layout import JOB
@@ -43,19 +45,42 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
     write_provenance(plan)
     for line in told(plan):
         print(line, flush=True)
-    wall_s, waits = _fill(plan, begun, build)
-    settle(plan, begun.press, fingerprints_of(plan.output), begun.next_numbers)
+    events = Events(plan.stamp(begun.press.attempt), plan.config.job.log == "json")
+    with _said(plan, events):
+        wall_s, waits = _fill(plan, begun, build, events)
+        settle(plan, begun.press, fingerprints_of(plan.output), begun.next_numbers)
     return wall_s, waits
 
 
-def _fill(plan: JobPlan, begun: Begun, build: Build) -> tuple[float, Waits]:
+@contextlib.contextmanager
+def _said(plan: JobPlan, events: Events) -> Iterator[None]:
+    """Say when the job begins, and how it ends."""
+    events.say(
+        "job_began",
+        output=plan.output.shown(),
+        num_files=plan.manifest.num_files,
+        num_rows=plan.num_results,
+        method=plan.config.method.label,
+        target=plan.pair.target_id,
+        drafter=plan.pair.drafter_id,
+    )
+    began_s = time.monotonic()
+    try:
+        yield
+    except BaseException as error:
+        events.say("job_failed", "error", error=type(error).__name__, message=str(error))
+        raise
+    events.say("job_done", wall_s=round(time.monotonic() - began_s, 3))
+
+
+def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[float, Waits]:
     """Make and publish what is missing, and what waits in the spool."""
     config = plan.config
     waiting = plan.earlier.inventory.spooled if plan.earlier else []
     if not plan.datasource.num_spans:  # the last attempt made everything, and was killed before it was published
         with Saver(begun.press, config.sink, waiting, begun.next_numbers):
             return 0.0, Waits()
-    shown = progress.shown(plan.num_results, config.job.progress)
+    shown = progress.shown(plan.num_results, config.job.progress, events=events)
     with ray_session.session(config.job), flow.measured() as waits, shown as tally:
         dataset = build(plan, plan.stamp(begun.press.attempt), tally, waits.report)
         began_s = time.monotonic()

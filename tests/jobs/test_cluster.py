@@ -49,6 +49,7 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Submitted]:
     arguments = [
         *("--config", str(job_file), "source={kind: images, path: " + str(pictures) + "}", f"sink.path={folder}/out"),
         *("sink.keep_columns=[]", "prompt=Describe the image.", "sampling.max_new_tokens=5", "job.name=six pictures"),
+        "job.log=json",
         "pool={slots: 4, batch_rows: 4, max_context_tokens: 256}",
     ]
     with local_cluster() as cluster:
@@ -133,6 +134,20 @@ def test_a_client_without_the_right_token_is_told_what_to_do(
     assert "refuses this client (Authentication" in told
     assert "`ray get-auth-token` on its head prints it: RAY_AUTH_MODE=token" in told
     assert not token or token not in told
+
+
+def test_the_log_says_what_happens_as_json_with_job_attempt_and_sample(submitted: Submitted) -> None:
+    lines = [json.loads(line) for line in submitted.done.stdout.splitlines() if line.startswith('{"time"')]
+    assert [line["event"] for line in lines if line["event"] != "progress"] == ["job_began", "job_done"]
+    job_id = json.loads((submitted.output / "_job/summary.json").read_text())["job_id"]
+    logs = submitted.cluster.folder / "ray" / "session_latest" / "logs"
+    told = [
+        line for path in logs.glob("worker-*.err") for line in path.read_text().splitlines() if "row_failed" in line
+    ]
+    (failed,) = [json.loads(line) for line in told]
+    assert (failed["sample_id"], failed["code"]) == ("broken.png#0", "not_an_image")
+    assert {(line["job_id"], line["attempt"]) for line in [*lines, failed]} == {(job_id, 1)}
+    assert submitted.cluster.token not in submitted.done.stdout + submitted.done.stderr
 
 
 def test_prometheus_reads_what_the_engines_did_and_no_name_that_is_not_documented(submitted: Submitted) -> None:

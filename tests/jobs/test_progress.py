@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 
 import pytest
 import ray
 
+from actors.events import Events
+from actors.results import Stamp
 from pipeline import progress
 from pipeline.progress import Counts, bar, progress_line, shown
 
@@ -64,3 +67,15 @@ def test_a_terminal_gets_one_line_that_is_drawn_over(monkeypatch: pytest.MonkeyP
     assert drawn.count("\n") == 1
     assert drawn.endswith("\n")
     assert f"\r\x1b[K[{'#' * 24}] 2 of 2 rows" in drawn
+
+
+@pytest.mark.usefixtures("local_ray")
+def test_a_job_whose_log_is_json_gets_its_progress_as_json() -> None:
+    stream = io.StringIO()
+    with progress.shown(10, stream=stream, events=Events(Stamp("j", 2, "f"), enabled=True)) as tally:
+        assert tally is not None
+        tally(4, 40, 8, 2)
+        # The last look is taken when the block ends; both calls go to one actor, in order.
+    (line,) = [json.loads(text) for text in stream.getvalue().splitlines()]
+    assert (line["event"], line["job_id"], line["attempt"], line["total_rows"]) == ("progress", "j", 2, 10)
+    assert (line["num_rows"], line["num_tokens"], line["num_steps"], line["num_accepted"]) == (4, 40, 8, 2)

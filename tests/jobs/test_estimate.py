@@ -1,0 +1,74 @@
+"""`--estimate` on whole jobs with the shipped models: what it says is what the job then does, and it writes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import caption, synthesize
+from zoo import demo
+
+ROOT = Path(__file__).resolve().parents[2]
+PAIR = ROOT / "zoo/checkpoints"
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The last line that a command printed, which is JSON."""
+    out = capsys.readouterr().out
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
+    return found
+
+
+def test_a_pilot_of_captions_says_what_the_whole_job_then_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    demo.write_sources(demo.draw_rows(48, demo.SEED), tmp_path / "source")
+    arguments = [
+        *("--config", str(ROOT / "configs/demo_caption.yaml"), *demo.KINDS["parquet"], "source.span_max_rows=4"),
+        *(f"source.path={tmp_path}/source/parquet", f"sink.path={tmp_path}/out", "sampling.max_new_tokens=6"),
+        *(f"model.target.path={PAIR}/caption_target", f"model.drafter.path={PAIR}/caption_drafter"),
+        *("job.progress=false", "pool.torch_threads=1"),
+    ]
+    assert caption.main([*arguments, "--estimate", "12", "--price-per-hour", "3"]) == 0
+    assert not (tmp_path / "out").exists()
+    made = told(capsys)
+    assert caption.main(arguments) == 0
+    done = json.loads((tmp_path / "out/_job/summary.json").read_text())
+    num_rows = done["num_samples"]
+    assert (made["samples"]["value"], made["rows"]["value"]) == (num_rows, num_rows)
+    assert made["pilot_samples"] == 12
+    assert made["tokens"]["low"] <= done["num_generated_tokens"] <= made["tokens"]["high"] * 1.05
+    assert made["cost"]["value"] == pytest.approx(3 * made["device_hours"]["value"])
+    assert made["device"] == "core"
+    assert caption.main([*arguments, "--estimate", "12"]) == 0
+    assert "nothing is missing in" in capsys.readouterr().out
+
+
+def test_a_pilot_of_images_counts_every_image_of_a_prompt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pq.write_table(
+        pa.table({"id": ["a", "b", "c"], "prompt": ["", "", ""], "label": [0, 1, 2]}), tmp_path / "labels.parquet"
+    )
+    arguments = [
+        *("--config", str(ROOT / "configs/zoo_images_class_plain.yaml"), f"source.path={tmp_path}/labels.parquet"),
+        *(f"sink.path={tmp_path}/out", "sampling.num_images_per_prompt=2", "job.progress=false"),
+        *(f"model.target.path={PAIR}/image_class_target", f"model.vq.path={PAIR}/image_vq"),
+    ]
+    assert synthesize.main([*arguments, "--estimate", "2"]) == 0
+    made = told(capsys)
+    assert (made["samples"]["value"], made["rows"]["value"], made["pilot_rows"]) == (3, 6, 4)
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_estimate_takes_neither_a_limit_nor_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--config", str(ROOT / "configs/demo_caption.yaml"), "--estimate", "2"]
+    assert caption.main([*arguments, "--limit", "3"]) == 2
+    assert caption.main([*arguments, "--dry-run"]) == 2
+    assert "--estimate: takes neither --limit nor --dry-run" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        caption.main([*arguments, "--price-per-hour", "-1"])
