@@ -2,7 +2,10 @@
 
 Knows `decoding`'s requests and completions, and nothing of Ray, Arrow or event loops. Whatever the engine raises is
 taken for unrecoverable (a failing row is a completion with an error, not an exception): the process ends, so that
-whoever runs it starts a fresh one.
+whoever runs it starts a fresh one. So does a process whose engine does not come back from a step.
+
+Rows that were in flight when a process died are told apart from others (`Suspect`): they enter the engine one by one
+as slots fall free, after it was written down; from the second death on with nothing beside them.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from actors.journal import ALONE_FROM_DEATHS
+from actors.watchdog import Watchdog
 from decoding.types import Completion, Request
 
 logger = logging.getLogger(__name__)
@@ -34,6 +39,9 @@ class SteppedEngine(Protocol):
 
     @property
     def num_waiting(self) -> int: ...
+
+    @property
+    def num_free_slots(self) -> int: ...
 
     def submit(self, request: Request) -> None: ...
 
@@ -63,18 +71,31 @@ class Waits:
         return self.queued_s / self.total_s if self.total_s else 0.0
 
 
+@dataclass(frozen=True)
+class Suspect:
+    """A row with a past: its key in the journal, and the deaths of processes that it was in flight at."""
+
+    key: str
+    num_deaths: int
+
+
 @dataclass
 class _Batch:
-    """Requests of one caller, and what came back so far."""
+    """Requests of one caller, which of them are suspects, and what came back so far."""
 
     requests: Sequence[Request]
+    suspects: Mapping[int, Suspect] = field(default_factory=dict)
     future: Future[list[Completion]] = field(default_factory=Future)
     completions: list[Completion | None] = field(default_factory=list)
     num_missing: int = 0
 
 
+_Place = tuple[_Batch, int]
+
 ReportWaits = Callable[[str, Waits], None]
 """Told after each batch: who is reporting, and its waits so far."""
+Mark = Callable[[Sequence[str]], None]
+"""Told which suspects are in the engine, before they are; returns when it has been written down."""
 
 
 class EngineThread:
@@ -89,19 +110,36 @@ class EngineThread:
         engine: SteppedEngine,
         die: Callable[[BaseException], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
+        mark: Mark | None = None,
+        max_step_s: float | None = None,
     ) -> None:
         self._engine = engine
         self._die = die or end_process
         self._clock = clock
+        self._mark = mark
+        self._watchdog = Watchdog(max_step_s)
+        # Rows that are not in the engine yet: those without a past, suspects, and those that run alone.
+        self._ready: deque[_Place] = deque()
+        self._suspects: deque[_Place] = deque()
+        self._lonely: deque[_Place] = deque()
+        self._marked: list[str] = []
+        self._told: list[str] = []
+        self._is_lonely = False
         self._arrived: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
-        self._waiting: dict[str, deque[tuple[_Batch, int]]] = {}
+        self._waiting: dict[str, deque[_Place]] = {}
         self._waits = Waits()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    def decode(self, requests: Sequence[Request]) -> Future[list[Completion]]:
-        """Hand over a batch; the future resolves to its completions in the order of `requests`. Any thread may call."""
-        batch = _Batch(requests=tuple(requests))
+    def decode(
+        self, requests: Sequence[Request], suspects: Mapping[int, Suspect] | None = None
+    ) -> Future[list[Completion]]:
+        """Hand over a batch; the future resolves to its completions in the order of `requests`. Any thread may call.
+
+        `suspects` are those of the requests, by place, that have a past.
+        """
+        assert not suspects or self._mark is not None, "suspects are run only where it is written down"
+        batch = _Batch(requests=tuple(requests), suspects=suspects or {})
         batch.completions = [None] * len(batch.requests)
         batch.num_missing = len(batch.requests)
         if not batch.requests:
@@ -131,13 +169,17 @@ class EngineThread:
                     idle_s = self._clock() - last_s
                     self._waits += Waits(idle_s=idle_s, total_s=idle_s)
                 if self._engine.has_work:
+                    self._watchdog.watch()
                     began_s = self._clock()
                     done = self._engine.step()
                     last_s = self._clock()
-                    queued_s = last_s - began_s if self._engine.num_waiting else 0.0
+                    queued_s = last_s - began_s if self._engine.num_waiting or self._num_held else 0.0
                     self._waits += Waits(queued_s=queued_s, total_s=last_s - began_s)
                     for completion in done:
                         self._deliver(completion)
+                    self._feed()
+                    if not self._engine.has_work:
+                        self._watchdog.rest()
         except BaseException as error:
             self._die(error)
 
@@ -156,20 +198,72 @@ class EngineThread:
                 line = self._waiting.setdefault(request.sample_id, deque())
                 line.append((batch, index))
                 if len(line) == 1:
-                    self._engine.submit(request)
+                    self._enqueue((batch, index))
+            self._feed()
+
+    # --- which rows may be in the engine together ------------------------------------------------------------------
+
+    @property
+    def _num_held(self) -> int:
+        """Rows that the engine has not got yet."""
+        return len(self._ready) + len(self._suspects) + len(self._lonely)
+
+    def _enqueue(self, place: _Place) -> None:
+        suspect = _suspect(place)
+        if suspect is None:
+            self._ready.append(place)
+        elif suspect.num_deaths < ALONE_FROM_DEATHS:
+            self._suspects.append(place)
+        else:
+            self._lonely.append(place)
+
+    def _feed(self) -> None:
+        """Give the engine what may be in it now: rows that run alone first, then suspects, then all others.
+
+        In that order, because a row without a past that is beside a suspect at a death gets a past.
+        """
+        if not (self._engine.has_work and (self._lonely or self._is_lonely)):
+            self._is_lonely = bool(self._lonely)
+            if self._lonely:
+                self._submit(self._lonely.popleft())
+            else:
+                for _ in range(min(len(self._suspects), self._engine.num_free_slots)):
+                    self._submit(self._suspects.popleft())
+                while self._ready and not self._suspects:
+                    self._submit(self._ready.popleft())
+        if self._told != self._marked:
+            assert self._mark is not None
+            self._mark(list(self._marked))
+            self._told = list(self._marked)
+
+    def _submit(self, place: _Place) -> None:
+        """Queue a row in the engine, which looks at it in its next step."""
+        batch, index = place
+        suspect = _suspect(place)
+        if suspect is not None:
+            self._marked.append(suspect.key)
+        self._engine.submit(batch.requests[index])
 
     def _deliver(self, completion: Completion) -> None:
         line = self._waiting[completion.sample_id]
-        batch, index = line.popleft()
+        place = line.popleft()
         if line:
-            next_batch, next_index = line[0]
-            self._engine.submit(next_batch.requests[next_index])
+            self._enqueue(line[0])
         else:
             del self._waiting[completion.sample_id]
+        suspect = _suspect(place)
+        if suspect is not None:
+            self._marked.remove(suspect.key)
+        batch, index = place
         batch.completions[index] = completion
         batch.num_missing -= 1
         if not batch.num_missing:
             batch.future.set_result([done for done in batch.completions if done is not None])
+
+
+def _suspect(place: _Place) -> Suspect | None:
+    batch, index = place
+    return batch.suspects.get(index)
 
 
 def end_process(error: BaseException) -> None:

@@ -18,10 +18,12 @@ import numpy as np
 import pyarrow as pa
 
 import decoding.errors
-from actors.engine_thread import EngineThread, ReportWaits, SteppedEngine
+from actors.engine_thread import EngineThread, ReportWaits, SteppedEngine, Suspect
 from actors.events import Events
+from actors.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Holder, Journal, row_keys, told_of_deaths
 from actors.metrics import engine_metrics
-from actors.results import Stamp, Tally, counts, failed, method_values, result_table, torch_threads
+from actors.recovery import RecoveringEngine
+from actors.results import Stamp, Tally, counts, errors_of, failed, method_values, result_table, torch_threads
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request, Sampling
 from models.clip import Clip
@@ -39,6 +41,8 @@ class Pair(Protocol):
     def render(self, messages: Sequence[dict[str, Any]]) -> str: ...
 
     def engine(self, slots: int, max_context_tokens: int) -> SteppedEngine: ...
+
+    def plain_engine(self, max_context_tokens: int) -> SteppedEngine: ...
 
 
 LoadPair = Callable[[CaptionJob, int | None], Pair]
@@ -69,6 +73,7 @@ class Generate:
         load: LoadPair = load_pair,
         tally: Tally | None = None,
         flow: ReportWaits | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._config = config
         self._schema = schema
@@ -82,14 +87,30 @@ class Generate:
             **asdict(stamp),
             **method_values(config.method, self._pair.target_id, self._pair.drafter_id),
         }
-        self._engine = EngineThread(self._pair.engine(config.pool.slots, config.pool.max_context_tokens))
+        self._holder = Holder(journal)
+        num_tokens = config.pool.max_context_tokens
+        engine = RecoveringEngine(
+            lambda slots: self._pair.engine(slots, num_tokens),
+            lambda: self._pair.plain_engine(num_tokens),
+            config.pool.slots,
+        )
+        self._engine = EngineThread(
+            engine,
+            mark=functools.partial(self._holder.running, "engine"),
+            max_step_s=config.pool.max_step_s,
+        )
 
     async def __call__(self, table: pa.Table) -> AsyncIterator[pa.Table]:
         """Decode one table of the stage `decoded` and yield one table of results."""
-        requests, completions = self._requests(table)
-        for index, completion in zip(requests, await self._decode(list(requests.values()))):
+        keys = row_keys(table)
+        # Elsewhere, as all that waits for an answer: this loop serves every batch in flight.
+        deaths = await asyncio.to_thread(self._holder.begin, keys)
+        requests, completions = self._requests(table, deaths)
+        suspects = {place: Suspect(keys[index], deaths[index]) for place, index in enumerate(requests) if deaths[index]}
+        for index, completion in zip(requests, await self._decode(list(requests.values()), suspects)):
             completions[index] = completion
         result = self._results(table, completions)
+        await asyncio.to_thread(self._holder.end, keys, result.num_rows, errors_of(result))
         if self._tally is not None:
             self._tally(table.num_rows, *counts(completions.values()))
         if self._report is not None:
@@ -99,10 +120,10 @@ class Generate:
             self._metrics.batch(result, completions.values(), self._engine.waits)
         yield result
 
-    async def _decode(self, requests: list[Request]) -> list[Completion]:
-        return await asyncio.wrap_future(self._engine.decode(requests))
+    async def _decode(self, requests: list[Request], suspects: dict[int, Suspect]) -> list[Completion]:
+        return await asyncio.wrap_future(self._engine.decode(requests, suspects))
 
-    def _requests(self, table: pa.Table) -> tuple[dict[int, Request], dict[int, Completion]]:
+    def _requests(self, table: pa.Table, deaths: Sequence[int]) -> tuple[dict[int, Request], dict[int, Completion]]:
         """Per row index: the request to run, or the completion that a row gets without running."""
         requests: dict[int, Request] = {}
         completions: dict[int, Completion] = {}
@@ -111,6 +132,10 @@ class Generate:
         images, videos = table.column("images"), table.column("videos")
         for index, sample_id in enumerate(columns["sample_id"]):
             if columns["error_type"][index]:
+                continue
+            if deaths[index] >= GIVEN_UP_FROM_DEATHS:
+                message = told_of_deaths("the engine's process", deaths[index])
+                completions[index] = failed(sample_id, ENGINE_DIED, message)
                 continue
             try:
                 prompt = self._pair.render(json.loads(columns["messages"][index]))

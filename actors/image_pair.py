@@ -23,7 +23,7 @@ from actors.image_drafters import (
     place_of,
     read_at,
 )
-from actors.method import build_method
+from actors.method import build_method, plain_method
 from actors.synthesize import ConditionError
 from configs.acceptance import LanternAcceptance
 from configs.drafters import LookupDrafter
@@ -31,6 +31,8 @@ from configs.load import ConfigError
 from configs.method import NoDrafter
 from configs.synthesis import SynthesizeJob
 from decoding import Engine
+from decoding.contracts import Method
+from decoding.drafters.guarded import guarded
 from decoding.errors import PROMPT_REFUSED
 from models.checkpoints import CheckpointRef, read_config
 from models.checkpoints import revision_of as revision_of_config
@@ -103,11 +105,19 @@ class ImagePair:
             ConfigError: the codebook has no neighbours to look up.
         """
         try:
-            method = build_method(self.config.method, self.drafter, self.target, self.codebook)
+            method = guarded(build_method(self.config.method, self.drafter, self.target, self.codebook))
         except CodebookError as error:
             raise ConfigError(f"model.vq: {error}") from None
+        return self._engine(method, slots)
+
+    def plain_engine(self) -> Engine:
+        """A fresh engine of one slot, for rows on which the drafter failed."""
+        return self._engine(plain_method(), 1)
+
+    def _engine(self, method: Method, slots: int) -> Engine:
         shape = self.info.target
-        return Engine(self.target, method, slots, shape.num_condition_tokens + shape.num_image_tokens)
+        num_tokens = shape.num_condition_tokens + shape.num_image_tokens
+        return Engine(self.target, method, slots, num_tokens, self.config.pool.max_row_s)
 
 
 class VqPainter:

@@ -98,6 +98,11 @@ def build_method(
     return Method(drafter, build_tree(config), rule)
 
 
+def plain_method() -> Method:
+    """The parts of plain decoding, whatever the job's method is."""
+    return Method(NoDrafter(), chain(1), Exact())
+
+
 def build_lantern(choice: rules.LanternAcceptance, codebook: Tensor, vocab_size: int) -> Lantern:
     """LANTERN's rule with the neighbours of a codebook (V, code_dim), which are looked up or made.
 

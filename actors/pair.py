@@ -13,13 +13,14 @@ from typing import Any
 import torch
 
 from actors.heads import Head, check_head, is_head, load_head
-from actors.method import build_method
+from actors.method import build_method, plain_method
 from configs import schema
 from configs.contexts import CaptionContext
 from configs.drafters import LookupDrafter
 from configs.load import ConfigError
 from configs.method import NoDrafter
 from decoding import Engine
+from decoding.drafters.guarded import guarded
 from models.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor, revision_of
 from models.front_end import FrontEnd
 from models.target import Target
@@ -58,8 +59,12 @@ class Pair:
 
     def engine(self, slots: int, max_context_tokens: int) -> Engine:
         """A fresh engine over this pair, with the configured method."""
-        method = build_method(self.config.method, self.drafter, self.target)
-        return Engine(self.target, method, slots, max_context_tokens)
+        method = guarded(build_method(self.config.method, self.drafter, self.target))
+        return Engine(self.target, method, slots, max_context_tokens, self.config.pool.max_row_s)
+
+    def plain_engine(self, max_context_tokens: int) -> Engine:
+        """A fresh engine of one slot, for rows on which the drafter failed."""
+        return Engine(self.target, plain_method(), 1, max_context_tokens, self.config.pool.max_row_s)
 
 
 def check(config: schema.CaptionJob) -> PairInfo:

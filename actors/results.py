@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +90,11 @@ def counts(completions: Iterable[Completion]) -> tuple[int, int, int]:
         sum(completion.telemetry.num_spec_steps for completion in done),
         sum(completion.telemetry.num_accepted_draft_tokens for completion in done),
     )
+
+
+def errors_of(result: pa.Table) -> dict[str, int]:
+    """Rows of a result table that failed, by code."""
+    return dict(Counter(code for code in result.column("error_type").to_pylist() if code))
 
 
 def torch_threads(pool: ActorPool) -> int | None:

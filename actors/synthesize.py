@@ -7,10 +7,11 @@ sources, sinks or how Ray schedules it; the schema of its output comes from whoe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
@@ -18,10 +19,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from actors.engine_thread import EngineThread, ReportWaits, SteppedEngine, end_process
+from actors.engine_thread import EngineThread, ReportWaits, SteppedEngine, Suspect, end_process
 from actors.events import Events
+from actors.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Holder, Journal, row_keys, told_of_deaths
 from actors.metrics import engine_metrics
-from actors.results import Stamp, Tally, counts, failed, method_values, result_table, torch_threads
+from actors.recovery import RecoveringEngine
+from actors.results import Stamp, Tally, counts, errors_of, failed, method_values, result_table, torch_threads
 from configs.synthesis import SynthesizeJob
 from decoding.types import Completion, Request, Sampling
 
@@ -63,6 +66,8 @@ class ImagePair(Protocol):
 
     def engine(self, slots: int) -> SteppedEngine: ...
 
+    def plain_engine(self) -> SteppedEngine: ...
+
 
 LoadPair = Callable[[SynthesizeJob, int | None], ImagePair]
 
@@ -93,6 +98,7 @@ class Synthesize:
         load: LoadPair = load_pair,
         tally: Tally | None = None,
         flow: ReportWaits | None = None,
+        journal: Journal | None = None,
         present: frozenset[str] = frozenset(),
     ) -> None:
         self._config = config
@@ -109,15 +115,26 @@ class Synthesize:
             **asdict(stamp),
             **method_values(config.method, self._pair.target_id, self._pair.drafter_id),
         }
-        self._engine = EngineThread(self._pair.engine(config.pool.slots))
+        self._holder = Holder(journal)
+        engine = RecoveringEngine(self._pair.engine, self._pair.plain_engine, config.pool.slots)
+        self._engine = EngineThread(
+            engine,
+            mark=functools.partial(self._holder.running, "engine"),
+            max_step_s=config.pool.max_step_s,
+        )
 
     async def __call__(self, table: pa.Table) -> AsyncIterator[pa.Table]:
         """Draw the codes of one table of the stage `prepared` and yield one table of results."""
         # Elsewhere, because text encoders take their time and this loop serves every batch in flight.
-        requests, completions = await asyncio.to_thread(self._requests, table)
-        for place, completion in zip(requests, await self._decode(list(requests.values()))):
+        keys = row_keys(table)
+        deaths = await asyncio.to_thread(self._holder.begin, keys)
+        requests, completions = await asyncio.to_thread(self._requests, table, keys, deaths)
+        rows = [place // self._num_replicas for place in requests]
+        suspects = {number: Suspect(keys[row], deaths[row]) for number, row in enumerate(rows) if deaths[row]}
+        for place, completion in zip(requests, await self._decode(list(requests.values()), suspects)):
             completions[place] = completion
         result = self._missing(self._results(table, completions))
+        await asyncio.to_thread(self._holder.end, keys, result.num_rows, errors_of(result))
         if self._tally is not None:
             self._tally(result.num_rows, *counts(completions.values()))
         if self._report is not None:
@@ -127,10 +144,12 @@ class Synthesize:
             self._metrics.batch(result, completions.values(), self._engine.waits)
         yield result
 
-    async def _decode(self, requests: list[Request]) -> list[Completion]:
-        return await asyncio.wrap_future(self._engine.decode(requests))
+    async def _decode(self, requests: list[Request], suspects: dict[int, Suspect]) -> list[Completion]:
+        return await asyncio.wrap_future(self._engine.decode(requests, suspects))
 
-    def _requests(self, table: pa.Table) -> tuple[dict[int, Request], dict[int, Completion]]:
+    def _requests(
+        self, table: pa.Table, keys: Sequence[str], deaths: Sequence[int]
+    ) -> tuple[dict[int, Request], dict[int, Completion]]:
         """Per output row: the request to run, or the completion that a row gets without running."""
         requests: dict[int, Request] = {}
         completions: dict[int, Completion] = {}
@@ -139,7 +158,7 @@ class Synthesize:
                 continue
             places = range(index * self._num_replicas, (index + 1) * self._num_replicas)
             try:
-                condition = self._condition(table, index, row)
+                condition = self._condition(table, index, row, keys[index], deaths[index])
             except ConditionError as error:
                 for replica, place in enumerate(places):
                     completions[place] = failed(image_id(row["sample_id"], replica), error.code, str(error))
@@ -158,14 +177,16 @@ class Synthesize:
                 )
         return requests, completions
 
-    def _condition(self, table: pa.Table, index: int, row: dict[str, Any]) -> Condition:
+    def _condition(self, table: pa.Table, index: int, row: dict[str, Any], key: str, num_deaths: int) -> Condition:
+        if num_deaths >= GIVEN_UP_FROM_DEATHS:
+            raise ConditionError(ENGINE_DIED, told_of_deaths("the engine's process", num_deaths))
         if row["label"] is not None:
             return int(row["label"])
         features = table.column("features")[index]
         if features.is_valid:
             numbers = np.frombuffer(features["values"].as_buffer(), "<f4").astype(np.float32)
             return numbers.reshape(features["num_tokens"].as_py(), -1)
-        with self._encoding:
+        with self._encoding, self._marked([key] if num_deaths else []):
             try:
                 return self._pair.encode(row["prompt"])
             except ConditionError:
@@ -173,6 +194,18 @@ class Synthesize:
             except Exception as error:  # as for the engine: what is no refusal of a prompt is a broken device
                 end_process(error)
                 raise
+
+    @contextlib.contextmanager
+    def _marked(self, suspects: list[str]) -> Iterator[None]:
+        """Have it written down that these are encoded, while the block runs."""
+        if not suspects:
+            yield
+            return
+        self._holder.running("encode", suspects)
+        try:
+            yield
+        finally:
+            self._holder.running("encode", [])
 
     def _sampling(self, row: dict[str, Any]) -> Sampling:
         return Sampling(

@@ -187,6 +187,10 @@ class EnginePool(ActorPool):
 
     slots: Annotated[int, Field(ge=1, le=4096)] = 16
     max_batches_in_flight: Annotated[int, Field(ge=1, le=64)] = 4
+    max_step_s: Annotated[float, Field(gt=0.0)] | None = 600.0
+    """A step of the engine that takes longer ends its process, which counts as a death for its rows."""
+    max_row_s: Annotated[float, Field(gt=0.0)] | None = None
+    """A row that is in its slot for longer becomes an error row."""
 
 
 class Pool(EnginePool):
@@ -221,6 +225,10 @@ class Job(Section):
     num_cpus: Annotated[int, Field(ge=1)] | None = None
     """Logical CPUs of a local Ray; by default the machine's cores, and never fewer than 2."""
     progress: bool = True
+    max_error_share: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
+    """End the job, resumable, when a larger share of its rows has failed."""
+    error_share_min_rows: Annotated[int, Field(ge=1)] = 1000
+    """Rows that must be done before their share of errors counts."""
     log: Literal["text", "json"] = "text"
     """`json`: every process says what happens as one JSON object per line; the driver prints no other process's."""
 

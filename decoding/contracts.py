@@ -130,10 +130,13 @@ class Drafter(Protocol):
     """Guesses what the target will say."""
 
     name: str
-    num_forwards: int
-    """Model passes so far, over all slots together."""
     needs_hidden: bool
     needs_attention: bool
+
+    @property
+    def num_forwards(self) -> int:
+        """Model passes so far, over all slots together."""
+        ...
 
     def open(self, spec: EngineSpec) -> None:
         """Make memory."""

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from decoding.contracts import EngineSpec, Method, Probe, StepNoise
-from decoding.errors import PROMPT_REFUSED, context_too_long, non_finite_logits
+from decoding.errors import PROMPT_REFUSED, context_too_long, non_finite_logits, row_timeout
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
 from decoding.slots import Progress, SlotTable, failed
@@ -30,16 +30,24 @@ from models.prefix import Prefix
 class Engine:
     """Runs requests through a target with one method.
 
-    `slots` samples are decoded at once; `max_context_tokens` bounds prompt, images and output together. One thread
-    may use an engine at a time.
+    `slots` samples are decoded at once; `max_context_tokens` bounds prompt, images and output together, `max_row_s` the
+    time of one sample in its slot (None for ever). One thread may use an engine at a time.
     """
 
-    def __init__(self, target: TargetModel, method: Method, slots: int = 16, max_context_tokens: int = 2048) -> None:
+    def __init__(
+        self,
+        target: TargetModel,
+        method: Method,
+        slots: int = 16,
+        max_context_tokens: int = 2048,
+        max_row_s: float | None = None,
+    ) -> None:
         if slots < 1:
             raise ValueError(f"slots must be at least 1, not {slots}")
         self.target = target
         self.method = method
         self.max_context_tokens = max_context_tokens
+        self.max_row_s = max_row_s
         self.stats = EngineStats()
         self._lanes = target.lanes(slots, target.num_lanes, max_context_tokens + method.tree.max_nodes)
         self._slots = SlotTable(slots, target.vocab_size, target.device)
@@ -130,7 +138,8 @@ class Engine:
                 continue
             levels = self.method.tree.max_levels if self._drafts else 0
             num_visual = int(lanes[0].visual.sum())
-            progress.append(Progress(request, lanes[0].num_kept, num_visual, RequestStats(levels), levels))
+            stats = RequestStats(levels)
+            progress.append(Progress(request, lanes[0].num_kept, num_visual, stats, start, levels))
             prefixes.append(lanes)
         self.stats.encode_s += time.perf_counter() - start
         if progress:
@@ -249,9 +258,14 @@ class Engine:
             one.stats.draft_ms += 1000 * (result.drafted - result.started) / len(progress)
             one.stats.verify_ms += 1000 * (ended - result.drafted) / len(progress)
             one.stats.batch_size_total += len(progress)
+            one.stats.degraded |= step.failed is not None and step.failed[row]
             if step.levels is not None and self._drafts:
                 one.levels = step.levels[row]
-            finished += self._collect(slot, one, new_logprobs[:kept])
+            done = self._collect(slot, one, new_logprobs[:kept])
+            if not done and self.max_row_s is not None and ended - one.started_s > self.max_row_s:
+                self._slots.release(slot)
+                done = [one.failure(row_timeout(self.max_row_s, len(one.token_ids)))]
+            finished += done
         return finished
 
     def _count_step(self, num_active: int, result: StepResult, ended: float) -> None:

@@ -1,10 +1,14 @@
 """The level loop: a drafter gives distributions for the frontier, a policy picks children and the next frontier.
 
-It belongs to no method, so every tree works with every drafter that can draft a level.
+It belongs to no method, so every tree works with every drafter that can draft a level. A level that is not a number
+becomes one without children, as if a look-up had found nothing: the target is not asked about junk.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
 from decoding.contracts import Drafter, Level, StepNoise, TreePolicy
@@ -33,11 +37,15 @@ def grow_tree(
     if num_levels == 0:
         return DraftTree.root_only(root)
     frontier: Frontier | None = policy.start(slots, root, num_levels, keep_probs)
+    failed = torch.zeros_like(root, dtype=torch.bool)
     while frontier is not None:
-        logits = warp(drafter.draft(slots, frontier), rows, frontier.path)
+        drafted = drafter.draft(slots, frontier)
+        is_sound = (drafted < torch.inf).all(dim=-1, keepdim=True)  # (b, F, 1); false for NaN too
+        failed = failed | ~is_sound.flatten(1).all(dim=1)
+        logits = warp(torch.where(is_sound, drafted, -torch.inf), rows, frontier.path)
         draws = None
         if rows.any_sampled:
             # One draw per depth: the noise that the target's own choice at this depth will use, when it is shared.
             draws = noise.gumbel(stream)[:, frontier.depth : frontier.depth + 1]
         frontier = policy.grow(Level(logits, draws, rows, max_depth))
-    return policy.finish()
+    return replace(policy.finish(), failed=failed)

@@ -28,6 +28,8 @@ class Progress:
     prefix_length: int
     num_visual_tokens: int
     stats: RequestStats
+    started_s: float = 0.0
+    """When it was taken in, by the host's clock."""
     levels: int = 0
     """Levels that the sample's next tree wants."""
     token_ids: list[int] = field(default_factory=list)

@@ -46,6 +46,7 @@ class RequestStats:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     batch_size_total: int = 0
+    degraded: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -73,5 +74,6 @@ class RequestStats:
             draft_ms=self.draft_ms,
             verify_ms=self.verify_ms,
             batch_size_mean=self.batch_size_total / self.num_steps if self.num_steps else 0.0,
+            degraded=self.degraded,
             extras=self.extras,
         )

@@ -22,7 +22,8 @@ from models.lanes import LaneModel, SlotBatch
 
 @dataclass(frozen=True)
 class HostStep:
-    """A step's outcome as plain numbers, row by row; `levels` is None where the policy never changes its depth."""
+    """A step's outcome as plain numbers, row by row; `levels` is None where the policy never changes its depth, and
+    `failed` where nothing was drafted."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
@@ -30,6 +31,7 @@ class HostStep:
     num_drafted: list[int]
     relaxed: list[list[bool]]
     levels: list[int] | None
+    failed: list[bool] | None
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class StepResult:
     """What a step leaves on the device.
 
     `tokens`, `logprobs` (b, D + 1) are the produced tokens and their probabilities, `n` (b,) how many are real,
-    `num_drafted` (b,) valid drafts, `relaxed` (b, D + 1) as in `Verdict`, `levels` (b,) what the next trees want.
+    `num_drafted` (b,) valid drafts, `relaxed` (b, D + 1) as in `Verdict`, `levels` (b,) what the next trees want,
+    `failed` (b,) as in `DraftTree`.
     `started`, `drafted`, `verified` are host clock readings in seconds.
     """
 
@@ -47,6 +50,7 @@ class StepResult:
     num_drafted: Tensor
     relaxed: Tensor
     levels: Tensor | None
+    failed: Tensor | None
     started: float
     drafted: float
     verified: float
@@ -60,6 +64,7 @@ class StepResult:
             num_drafted=self.num_drafted.tolist(),
             relaxed=self.relaxed.tolist(),
             levels=None if self.levels is None else self.levels.tolist(),
+            failed=None if self.failed is None else self.failed.tolist(),
         )
 
 
@@ -96,7 +101,8 @@ def run_step(
     levels = method.tree.commit(judgement, verdict)
     table.advance(slots, tokens, verdict.n)
     num_drafted = tree.valid.sum(dim=1) - 1
-    return StepResult(tokens, logprobs, verdict.n, num_drafted, verdict.relaxed, levels, started, drafted, verified)
+    outcome = (tokens, logprobs, verdict.n, num_drafted, verdict.relaxed, levels, tree.failed)
+    return StepResult(*outcome, started, drafted, verified)
 
 
 def _warp_nodes(tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:

@@ -41,7 +41,8 @@ class DraftTree:
     `tokens`, `parents`, `depth`, `valid`, `origin` (b, N): column 0 is the root (the pending token, which no cache
     holds yet), parents are topological (−1 for the root), siblings stand in draw order, invalid nodes are padding, and
     `origin` names the grown node behind each kept one. `draft_probs` (b, N, V) holds at i the distribution from which
-    node i's children were drawn, or None where drafts are judged as certain. `num_levels` D is the deepest depth,
+    node i's children were drawn, or None where drafts are judged as certain. `failed` (b,) marks rows of which the
+    drafter gave no numbers, None where nothing was drafted. `num_levels` D is the deepest depth,
     `max_siblings` the most children that any node has.
     """
 
@@ -54,6 +55,7 @@ class DraftTree:
     max_siblings: int = 1
     draft_probs: Tensor | None = None
     is_chain: bool = False
+    failed: Tensor | None = None
 
     @staticmethod
     def root_only(tokens: Tensor) -> DraftTree:

@@ -92,7 +92,8 @@ class Telemetry:
     """What speculation did for one request, under the names vLLM uses.
 
     `num_spec_steps` counts verify steps after the prefill; `acceptance_histogram[i]` counts the steps that kept i
-    drafts, so its length is the deepest draft + 1. Exactly: generated = 1 + kept accepted + steps − (1 if the last
+    drafts, so its length is the deepest draft + 1. `degraded` says that the drafter failed on this request, which was
+    decoded without it from there on. Exactly: generated = 1 + kept accepted + steps − (1 if the last
     step ended inside its path). Times are shares of the batch's time, in milliseconds.
     """
 
@@ -108,6 +109,7 @@ class Telemetry:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     batch_size_mean: float = 0.0
+    degraded: bool = False
     extras: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -1,6 +1,7 @@
 """`python -m jobs.caption`: one YAML is one job; caption what its source holds and write it beside its telemetry.
 
-Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started).
+Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started), 3 ended because too many rows
+failed.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from actors.results import Stamp, Tally
 from configs.schema import CaptionJob
 from jobs.command import DONE, FAILED, REFUSED, Command
 from pipeline import preview, summary, weights
+from pipeline.flight_log import FlightLog
 from pipeline.graph import caption_dataset
 from pipeline.layout import DATA, ERRORS
 from pipeline.media import decode_missing, pixels
@@ -49,7 +51,7 @@ def run(plan: Plan) -> summary.Summary:
     return done
 
 
-def results(plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits) -> Dataset:
+def results(plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits, log: FlightLog | None = None) -> Dataset:
     """The dataset that the job writes."""
     return caption_dataset(
         plan.config,
@@ -61,6 +63,7 @@ def results(plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits) ->
         load=weights.load_pair,
         tally=tally,
         flow=flow,
+        log=log,
     )
 
 

@@ -1,6 +1,7 @@
 """The command line that every bulk job has: one YAML, overrides, and a few switches; and what it prints in the end.
 
-Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started). Knows no kind of job.
+Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started), 3 ended because too many rows
+failed. Knows no kind of job.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel
 from ray.data import Dataset
 
+from actors.journal import ErrorBudgetSpent
 from actors.results import torch_threads
 from configs.load import ConfigError, load_job
 from pipeline import estimate, resume, summary
@@ -26,7 +28,7 @@ from pipeline.plan import JobPlan
 from pipeline.resume import Going
 from pipeline.summary import Summary
 
-DONE, FAILED, REFUSED = 0, 1, 2
+DONE, FAILED, REFUSED, TOO_MANY_ERRORS = 0, 1, 2, 3
 
 Config = TypeVar("Config", bound=BaseModel)
 AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
@@ -124,6 +126,10 @@ class Command(Generic[Config, AnyPlan]):
         print(f"{self.verb} {plan.manifest.num_files:,} files into {plan.output.shown()}", flush=True)
         try:
             done = self.run(plan)
+        except ErrorBudgetSpent as error:
+            print(f"the job was ended: {error}", file=sys.stderr)
+            print(self._kept(plan, arguments), file=sys.stderr)
+            return TOO_MANY_ERRORS
         except Exception:  # whatever ends a job is shown whole; a bad row never does
             traceback.print_exc()
             print(f"the job failed; {self._kept(plan, arguments)}", file=sys.stderr)

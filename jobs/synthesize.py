@@ -1,6 +1,7 @@
 """`python -m jobs.synthesize`: one YAML is one job; draw images for prompts and write them beside their telemetry.
 
-Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started).
+Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started), 3 ended because too many rows
+failed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from actors.results import Stamp, Tally
 from configs.synthesis import SynthesizeJob
 from jobs.command import Command
 from pipeline import image_rows, preview, summary, weights
+from pipeline.flight_log import FlightLog
 from pipeline.graph import synthesis_dataset
 from pipeline.image_files import encode_table
 from pipeline.image_prompts import prepare_table
@@ -48,7 +50,9 @@ def run(plan: SynthesisPlan) -> ImageSummary:
     return done
 
 
-def results(plan: SynthesisPlan, stamp: Stamp, tally: Tally | None, flow: ReportWaits) -> Dataset:
+def results(
+    plan: SynthesisPlan, stamp: Stamp, tally: Tally | None, flow: ReportWaits, log: FlightLog | None = None
+) -> Dataset:
     """The dataset that the job writes."""
     config = plan.config
     return synthesis_dataset(
@@ -63,6 +67,7 @@ def results(plan: SynthesisPlan, stamp: Stamp, tally: Tally | None, flow: Report
         load_painter=weights.load_painter,
         tally=tally,
         flow=flow,
+        log=log,
         present=plan.present_ids,
     )
 

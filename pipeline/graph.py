@@ -42,12 +42,17 @@ from actors.paint import LoadPainter, Paint, load_painter
 from actors.results import Stamp, Tally
 from configs.schema import ActorPool, CaptionJob, EnginePool
 from configs.synthesis import SynthesizeJob
+from pipeline.flight_log import FlightLog, journalled
 
 MAX_ACTOR_RESTARTS = 100
 """Of one actor over the whole job; losing its machine counts too."""
 MAX_TASK_RETRIES = 3
-"""Of one batch. Ray Data retries for ever by default, so a row that kills its actor would hang the job: here the job
-fails at the fourth death that the batch is in."""
+"""Of one batch whose rows nobody keeps a journal of: the job fails at the fourth death that the batch is in."""
+MAX_READ_RETRIES = 10
+"""Of one task on files or pixels without a journal of its rows; losing its machine, or what it made, counts too."""
+MAX_JOURNALLED_RETRIES = 100
+"""Of one batch of journalled rows. It ends well before, by giving up the rows that kill; the batches beside them are
+retried meanwhile. Ray Data retries for ever by default."""
 MAX_CALLS_PER_WORKER = 64
 """Tasks of one process before Ray starts a fresh one: native decoders leak."""
 PREPARE_CPUS = 0.5
@@ -78,17 +83,18 @@ def caption_dataset(
     load: LoadPair = load_pair,
     tally: Tally | None = None,
     flow: ReportWaits | None = None,
+    log: FlightLog | None = None,
 ) -> Dataset:
     """The lazy dataset of results: everything but the write. `decode` maps a READ table to a DECODED table."""
     pool = config.pool
     # One video may become hundreds of clips: then each is a task of its own.
     decode_rows = pool.batch_rows if config.source.video.clip_s is None else 1
     batches = read_batches(datasource, num_spans, decode_rows, pool.max_ahead_bytes)
-    decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus)
+    decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, log)
     if config.multiplies_rows:
         decoded = cut(decoded, pool.batch_rows)
     arguments = {"load": load, "tally": tally, "flow": flow}
-    return map_actors(decoded, Generate, (config, schema, stamp), arguments, pool)
+    return map_actors(decoded, Generate, (config, schema, stamp), arguments, pool, log)
 
 
 def synthesis_dataset(
@@ -103,6 +109,7 @@ def synthesis_dataset(
     load_painter: LoadPainter = load_painter,
     tally: Tally | None = None,
     flow: ReportWaits | None = None,
+    log: FlightLog | None = None,
     present: frozenset[str] = frozenset(),
 ) -> Dataset:
     """The lazy dataset of results: everything but the write; without images it ends at the codes.
@@ -114,7 +121,7 @@ def synthesis_dataset(
     prompts = read_batches(datasource, num_spans, config.pool.batch_rows)
     prepared = map_tasks(prompts, prepare, "prepare", config.pool.batch_rows, PREPARE_CPUS)
     arguments = {"load": load, "tally": tally, "flow": flow, "present": present}
-    drawn = map_actors(prepared, image_stage.Synthesize, (config, coded, stamp), arguments, config.pool)
+    drawn = map_actors(prepared, image_stage.Synthesize, (config, coded, stamp), arguments, config.pool, log)
     if not config.sink.images:
         return drawn
     images = cut(drawn, config.vq.batch_rows)
@@ -130,7 +137,12 @@ def read_batches(
 ) -> Dataset:
     """Read and cut."""
     configure(DataContext.get_current(), max_ahead_bytes)
-    return cut(ray.data.read_datasource(datasource, override_num_blocks=num_spans), batch_rows)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")  # as in `map_tasks`
+        spans = ray.data.read_datasource(
+            datasource, override_num_blocks=num_spans, ray_remote_args={"max_retries": MAX_READ_RETRIES}
+        )
+    return cut(spans, batch_rows)
 
 
 def cut(rows: Dataset, batch_rows: int) -> Dataset:
@@ -139,23 +151,44 @@ def cut(rows: Dataset, batch_rows: int) -> Dataset:
 
 
 def map_tasks(
-    batches: Dataset, function: Callable[[pa.Table], pa.Table], name: str, batch_rows: int, num_cpus: float
+    batches: Dataset,
+    function: Callable[[pa.Table], pa.Table],
+    name: str,
+    batch_rows: int,
+    num_cpus: float,
+    log: FlightLog | None = None,
 ) -> Dataset:
-    """A function of tables on CPUs, one task for a batch, under the name that Ray shows."""
-    return batches.map_batches(
-        named(function, name),
-        batch_size=batch_rows,
-        batch_format="pyarrow",
-        zero_copy_batch=True,
-        num_cpus=num_cpus,
-        max_calls=MAX_CALLS_PER_WORKER,
-    )
+    """A function of tables on CPUs, one task for a batch, under the name that Ray shows.
+
+    With a log the rows are READ rows, and what kills the function's process is one of them.
+    """
+    if log is not None:
+        function = journalled(function, log.of(name))
+    with warnings.catch_warnings():
+        # Ray 2.60 means to drop free remote arguments in 2.64, and has no other way yet to bound retries.
+        warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
+        return batches.map_batches(
+            named(function, name),
+            batch_size=batch_rows,
+            batch_format="pyarrow",
+            zero_copy_batch=True,
+            num_cpus=num_cpus,
+            max_calls=MAX_CALLS_PER_WORKER,
+            max_retries=MAX_READ_RETRIES if log is None else MAX_JOURNALLED_RETRIES,
+        )
 
 
 def map_actors(
-    batches: Dataset, actor: type, arguments: tuple[Any, ...], keywords: dict[str, Any], pool: ActorPool
+    batches: Dataset,
+    actor: type,
+    arguments: tuple[Any, ...],
+    keywords: dict[str, Any],
+    pool: ActorPool,
+    log: FlightLog | None = None,
 ) -> Dataset:
-    """A pool of actors that each hold a model."""
+    """A pool of actors that each hold a model; with a log they write down which rows they hold."""
+    if log is not None:
+        keywords = {**keywords, "journal": log.of("engine")}
     with warnings.catch_warnings():
         # Ray 2.60 means to drop free remote arguments in 2.64, and has no other way yet to bound restarts and retries.
         warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
@@ -168,6 +201,8 @@ def map_actors(
             zero_copy_batch=True,
             compute=pool_strategy(pool),
             **actor_resources(pool),
+            max_restarts=MAX_ACTOR_RESTARTS,
+            max_task_retries=MAX_TASK_RETRIES if log is None else MAX_JOURNALLED_RETRIES,
         )
 
 
@@ -189,11 +224,7 @@ def pool_strategy(pool: ActorPool) -> ActorPoolStrategy:
 
 def actor_resources(pool: ActorPool) -> dict[str, Any]:
     """Ray's remote arguments of one actor; one on the CPU reserves none, because its torch threads are set by us."""
-    resources: dict[str, Any] = {
-        "num_cpus": 1 if pool.num_gpus else 0,
-        "max_restarts": MAX_ACTOR_RESTARTS,
-        "max_task_retries": MAX_TASK_RETRIES,
-    }
+    resources: dict[str, Any] = {"num_cpus": 1 if pool.num_gpus else 0}
     if pool.num_gpus:
         resources["num_gpus"] = pool.num_gpus
     if pool.accelerator_type:

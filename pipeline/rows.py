@@ -48,7 +48,7 @@ ERROR_CODES: dict[str, str] = {
     "unsupported_video": "there is no decoder for the video, or the configured one would give wrong frames",
     "no_such_frame": "a moment of source.video.timestamps_s lies outside the video",
     "decode_timeout": "decoding the video took longer than source.video.timeout_s",
-    "decoder_died": "the decoders' process crashed on this video",
+    "decoder_died": "the process that decoded this row's images or video crashed, time and again",
     # what an image is made from
     "empty_prompt": "the prompt is empty, or nothing is left of it when it is cleaned as the text encoder's was",
     "prompt_too_long": "the prompt has more tokens than the image model takes",
@@ -58,6 +58,9 @@ ERROR_CODES: dict[str, str] = {
     "prompt_refused": "the processor or chat template refuses the sample",
     "context_too_long": "prompt, images and max_new_tokens do not fit the slot",
     "non_finite_logits": "the target gave NaN for a token that was taken",
+    "row_timeout": "the row was in its slot for longer than pool.max_row_s",
+    "out_of_memory": "the device's memory does not hold this row, even with nothing beside it",
+    "engine_died": "the engine's process died three times while it had this row, the last time with nothing beside it",
     # after it
     "non_finite_pixels": "the VQ model gave NaN for a pixel; try another dtype",
 }
@@ -108,6 +111,7 @@ TELEMETRY = pa.struct(
         ("draft_ms", pa.float64()),
         ("verify_ms", pa.float64()),
         ("batch_size_mean", pa.float64()),
+        ("degraded", pa.bool_()),
         ("extras", pa.string()),
     ]
 )

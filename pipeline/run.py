@@ -16,8 +16,10 @@ from ray.data import Dataset
 
 from actors.engine_thread import ReportWaits, Waits
 from actors.events import Events
+from actors.journal import ErrorBudgetSpent
 from actors.results import Stamp, Tally
-from pipeline import flow, progress, ray_session
+from pipeline import flight_log, flow, progress, ray_session
+from pipeline.flight_log import FlightLog
 from pipeline.layout import JOB
 from pipeline.plan import JobPlan
 from pipeline.provenance import code_revision, versions
@@ -26,7 +28,7 @@ from pipeline.saving import Saver, call_in_ray
 from pipeline.settling import settle
 from pipeline.summary import Summary
 
-Build = Callable[[Any, Stamp, Tally | None, ReportWaits], Dataset]
+Build = Callable[[Any, Stamp, Tally | None, ReportWaits, FlightLog], Dataset]
 """From the plan of what is left to do, what rows say about the run, and where actors report, to the dataset of
 results."""
 
@@ -39,6 +41,7 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
     Raises:
         ConfigError: another job has taken the attempt meanwhile.
         Fenced: a later attempt has taken over.
+        ErrorBudgetSpent: more rows have failed than `job.max_error_share` allows.
         RuntimeError: rows are missing from the output, or twice in it.
     """
     plan, begun = begin(plan, opening_record(plan), rows_per_group)
@@ -81,13 +84,32 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
         with Saver(begun.press, config.sink, waiting, begun.next_numbers):
             return 0.0, Waits()
     shown = progress.shown(plan.num_results, config.job.progress, events=events)
-    with ray_session.session(config.job), flow.measured() as waits, shown as tally:
-        dataset = build(plan, plan.stamp(begun.press.attempt), tally, waits.report)
+    budget = (config.job.max_error_share, config.job.error_share_min_rows)
+    with ray_session.session(config.job), flow.measured() as waits, flight_log.kept(*budget) as log, shown as tally:
+        dataset = build(plan, plan.stamp(begun.press.attempt), tally, waits.report, log)
         began_s = time.monotonic()
-        with Saver(begun.press, config.sink, waiting, begun.next_numbers, call_in_ray) as saver:
+        with (
+            told_why_it_ended(log),
+            Saver(begun.press, config.sink, waiting, begun.next_numbers, call_in_ray) as saver,
+        ):
             for bundle in dataset.iter_internal_ref_bundles():
                 saver.add(bundle.block_refs, bundle.num_rows() or 0, bundle.size_bytes())
         return time.monotonic() - began_s, waits.total()
+
+
+@contextlib.contextmanager
+def told_why_it_ended(log: FlightLog) -> Iterator[None]:
+    """Have the error that an actor raised to end the job be the job's own.
+
+    Raises:
+        ErrorBudgetSpent: too many rows have failed.
+    """
+    try:
+        yield
+    except Exception:
+        if verdict := log.verdict():
+            raise ErrorBudgetSpent(verdict) from None
+        raise
 
 
 def close(plan: JobPlan, done: Summary, preview: Callable[[], str]) -> None:

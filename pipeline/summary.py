@@ -36,6 +36,7 @@ SUMMED = (
     "num_steps",
     "num_draft_tokens",
     "num_accepted_draft_tokens",
+    "num_degraded",
     "prefill_ms",
     "draft_ms",
     "verify_ms",
@@ -63,6 +64,8 @@ class Summary:
     num_steps: int = 0
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    num_degraded: int = 0
+    """Rows that were decoded without their drafter, because it failed on them."""
     acceptance_histogram: list[int] = field(default_factory=list)
     prefill_ms: float = 0.0
     draft_ms: float = 0.0
@@ -131,6 +134,7 @@ class Summary:
         self.num_steps += telemetry["num_spec_steps"]
         self.num_draft_tokens += telemetry["num_draft_tokens"]
         self.num_accepted_draft_tokens += telemetry["num_accepted_draft_tokens"]
+        self.num_degraded += bool(telemetry["degraded"])
         self.prefill_ms += telemetry["prefill_ms"]
         self.draft_ms += telemetry["draft_ms"]
         self.verify_ms += telemetry["verify_ms"]
@@ -154,6 +158,8 @@ class Summary:
             ("waiting", f"actors for input {_percent(actors)}, input for actors {_percent(rows)}"),
             ("acceptance length", f"{self.mean_acceptance_length:.2f}"),
         ]
+        if self.num_degraded:
+            lines.append(("without drafter", f"{self.num_degraded:,} rows, because it failed on them"))
         for position, share in enumerate(self.acceptance_by_position, start=1):
             lines.append((f"  position {position}", f"{acceptance_bar(share)} {share:.2f}"))
         if self.attempt > 1:

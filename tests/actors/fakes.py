@@ -45,6 +45,10 @@ class FakeEngine:
     def num_waiting(self) -> int:
         return len(self.waiting)
 
+    @property
+    def num_free_slots(self) -> int:
+        return max(0, self.slots - len(self.active) - len(self.waiting))
+
     def submit(self, request: Request) -> None:
         self.threads.add(threading.get_ident())
         self.waiting.append(request)
@@ -127,6 +131,9 @@ class FakePair:
     def engine(self, slots: int, max_context_tokens: int) -> FakeEngine:
         self.engines.append(FakeEngine(slots, self.gate))
         return self.engines[-1]
+
+    def plain_engine(self, max_context_tokens: int) -> FakeEngine:
+        return self.engine(1, max_context_tokens)
 
 
 def fake_job(**sections: Any) -> CaptionJob:

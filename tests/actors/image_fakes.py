@@ -65,6 +65,9 @@ class FakeImagePair:
         self.engines.append(FakeImageEngine(slots, self.gate))
         return self.engines[-1]
 
+    def plain_engine(self) -> FakeImageEngine:
+        return self.engine(1)
+
 
 class FakePainter:
     """Paints every image in the grey of its first code; code 13 gives no finite pixels. Remembers its batches."""

@@ -195,3 +195,22 @@ def test_numbers_that_are_not_finite_in_the_drafter_cost_its_next_sample_nothing
             assert done[request.sample_id].token_ids == checks.generated("llama", request, frozenset())
     assert told[1] == told[2]
     assert sum(told[1][1:]) > 0
+
+
+def test_a_row_that_has_had_its_time_is_an_error_and_leaves_its_slot_to_the_next() -> None:
+    made = Engine(toys.target("llava"), Method(checks.make_drafter("right", "llava"), chain(2), Exact()), 2, 96, 1e-9)
+    long = Sampling(max_new_tokens=20, ignore_eos=True)
+    slow = [Request(f"slow-{i}", *toys.prompt("llava", i), long) for i in range(3)]
+    quick = Request("quick", *toys.prompt("llava", 3), Sampling(max_new_tokens=1, ignore_eos=True))
+    done = {c.sample_id: c for c in made.run([slow[0], quick, *slow[1:]])}
+    for request in slow:
+        error = done[request.sample_id].error
+        assert error is not None
+        assert error.code == "row_timeout"
+        assert "pool.max_row_s (1e-09 s)" in error.message
+        assert done[request.sample_id].token_ids == ()
+    assert done["quick"].error is None
+    made.max_row_s = 1e9
+    for request in slow:
+        (again,) = made.run([request])
+        assert again.token_ids == checks.generated("llava", request, frozenset())

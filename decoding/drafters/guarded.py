@@ -1,0 +1,84 @@
+"""A drafter whose exceptions say that they are the drafter's, for whoever can go on without one.
+
+Knows nothing of what it guards. Faults of the device are not the drafter's: they leave nothing to go on with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decoding.contracts import Drafter, EngineSpec, Judgement, Method, Probe
+from decoding.errors import DrafterError
+from decoding.tree import Frontier, Verdict
+from decoding.types import Request
+from models.front_end import PromptError
+from models.lanes import SlotBatch
+from models.prefix import Prefix
+
+NOT_THE_DRAFTERS: tuple[type[Exception], ...] = (PromptError, DrafterError, torch.OutOfMemoryError)
+
+
+class Guarded:
+    """Does what `drafter` does; what it raises on a sample becomes a `DrafterError`."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.inner = drafter
+        self.name = drafter.name
+        self.needs_hidden = drafter.needs_hidden
+        self.needs_attention = drafter.needs_attention
+
+    @property
+    def num_forwards(self) -> int:
+        return self.inner.num_forwards
+
+    def open(self, spec: EngineSpec) -> None:
+        self.inner.open(spec)
+
+    def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
+        with blamed():
+            return self.inner.prefixes(request, probe)
+
+    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
+        with blamed():
+            self.inner.admit(slots, prefixes, first, probes)
+
+    def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
+        with blamed():
+            return self.inner.draft(slots, frontier)
+
+    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+        with blamed():
+            self.inner.commit(judgement, verdict)
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        with blamed():
+            return self.inner.extras(slot)
+
+
+def guarded(method: Method) -> Method:
+    """The method with its drafter guarded; plain decoding has nothing to guard."""
+    return method if method.drafter.name == "none" else Method(Guarded(method.drafter), method.tree, method.acceptance)
+
+
+@contextlib.contextmanager
+def blamed() -> Iterator[None]:
+    """Turn what the block raises into a `DrafterError`, unless it is a refused prompt or the device's."""
+    try:
+        yield
+    except NOT_THE_DRAFTERS:
+        raise
+    except Exception as error:
+        if is_device_fault(error):
+            raise
+        raise DrafterError(f"the drafter failed: {type(error).__name__}: {error}") from error
+
+
+def is_device_fault(error: Exception) -> bool:
+    """Whether the device itself reported the error; torch before 2.8 has no type for that."""
+    kind = getattr(torch, "AcceleratorError", ())
+    return isinstance(error, kind) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))

@@ -1,0 +1,172 @@
+"""A row that ends its process is found and given up, whatever is beside it; every other row comes out right."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from actors.engine_thread import EngineThread, Suspect
+from decoding.types import Request
+from tests.actors.fakes import FakePair, text_of
+from tests.actors.poison import Life
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def request(sample_id: str, says: str = "fine") -> Request:
+    return Request(sample_id, f"{sample_id} {says}")
+
+
+def outcome(batches: Sequence[Sequence[Request]]) -> list[dict[str, str]]:
+    """What every row must come to."""
+    return [
+        {
+            one.sample_id: "engine_died" if "POISON" in one.prompt or "LATE" in one.prompt else text_of(one)
+            for one in batch
+        }
+        for batch in batches
+    ]
+
+
+@pytest.mark.parametrize("says", ["POISON", "LATE"])
+@pytest.mark.parametrize("place", [0, 3, 9])
+def test_one_row_that_kills_costs_three_deaths_and_itself(says: str, place: int) -> None:
+    batch = [request(f"s{index}", says if index == place else "fine") for index in range(10)]
+    life = Life()
+    assert life.run([batch]) == outcome([batch])
+    assert life.num_deaths == 3
+    assert life.book.num_known() == 1, "only the row that was given up stays known"
+
+
+def test_the_third_death_is_one_with_nothing_beside_the_row() -> None:
+    batch = [request(f"s{index}", "LATE" if index == 2 else "fine") for index in range(8)]
+    life = Life(slots=4)
+    life.run([batch])
+    assert len(life.engines[0].ids_at_death) > 1
+    assert life.engines[2].ids_at_death == ("s2",)
+
+
+@settings(deadline=None)
+@given(
+    poison=st.dictionaries(st.integers(0, 11), st.sampled_from(["POISON", "LATE"]), max_size=4),
+    slots=st.integers(1, 5),
+    cut=st.integers(0, 12),
+)
+@example(poison={0: "POISON", 1: "POISON"}, slots=4, cut=6)
+@example(poison={3: "LATE", 4: "POISON", 8: "LATE"}, slots=2, cut=6)
+@example(poison=dict.fromkeys(range(4), "LATE"), slots=5, cut=12)
+def test_whatever_rows_kill_all_others_come_out_right(poison: dict[int, str], slots: int, cut: int) -> None:
+    rows = [request(f"s{index:02}", poison.get(index, "fine")) for index in range(12)]
+    batches = [rows[:cut], rows[cut:]]
+    life = Life(slots)
+    assert life.run(batches) == outcome(batches)
+    assert life.num_deaths <= 1 + 2 * len(poison) if poison else life.num_deaths == 0
+    assert life.book.num_known() == len(poison)
+
+
+def test_a_machine_that_is_taken_away_twice_costs_no_row() -> None:
+    life = Life()
+    batch = [request(f"s{index}") for index in range(9)]
+    keys = [one.sample_id for one in batch]
+    assert life.book.begin("lost-1", keys) == [0] * 9
+    assert life.book.begin("lost-2", keys) == [1] * 9
+    life.book.running("lost-2", keys[:4])
+    assert life.run([batch]) == outcome([batch])
+    assert life.num_deaths == 0
+    assert life.book.num_known() == 0
+
+
+def test_a_row_that_has_run_alone_and_is_done_is_not_blamed_for_the_next_death() -> None:
+    """Marks that outlived their rows would condemn whoever ran alone before the one that kills."""
+    batch = [request("a"), request("b"), request("c", "POISON")]
+    life = Life()
+    life.book.begin("lost-1", ["a", "b", "c"])
+    life.book.begin("lost-2", ["a", "b", "c"])
+    life.book.running("lost-2", ["a", "b", "c"])
+    assert life.run([batch]) == outcome([batch])
+    assert life.num_deaths == 1
+
+
+def test_suspects_come_before_others_and_lonely_rows_have_the_engine_to_themselves() -> None:
+    pair, marks = FakePair(), []
+    engine = pair.engine(3, 64)
+    thread = EngineThread(engine, mark=lambda keys: marks.append(list(keys)))
+    rows = [request(name) for name in ("a", "b", "c", "d", "e", "f")]
+    future = thread.decode(rows, {1: Suspect("B", 1), 2: Suspect("C", 2), 4: Suspect("E", 2), 5: Suspect("F", 1)})
+    thread.close()
+    assert [completion.sample_id for completion in future.result(timeout=0)] == ["a", "b", "c", "d", "e", "f"]
+    together = [set(ids) for ids in engine.active_ids_per_step]
+    assert all(ids in ({"c"}, {"e"}) for ids in together if ids & {"c", "e"})
+    order = "".join(sample_id for ids in engine.active_ids_per_step for sample_id in ids)
+    assert order.index("c") < order.index("e") < order.index("b") < order.index("a")
+    assert marks[:3] == [["C"], ["E"], ["B", "F"]]
+    assert marks[-1] == []
+
+
+def test_rows_without_a_past_are_never_written_down_one_by_one() -> None:
+    marks: list[object] = []
+    thread = EngineThread(FakePair().engine(2, 64), mark=marks.append)
+    future = thread.decode([request(f"s{index}") for index in range(9)])
+    thread.close()
+    assert len(future.result(timeout=0)) == 9
+    assert marks == []
+
+
+def in_a_process(program: str) -> subprocess.CompletedProcess[str]:
+    program = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{textwrap.dedent(program)}"
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("hangs", ["threading.Event().wait()", "ctypes.PyDLL(None).pause()"], ids=["python", "native"])
+def test_a_step_that_never_returns_ends_its_process_and_says_where_it_was(hangs: str) -> None:
+    """`PyDLL` keeps the interpreter's lock, so that no thread of Python's could end this process."""
+    done = in_a_process(
+        f"""
+        import ctypes, threading
+        from actors.engine_thread import EngineThread
+        from decoding.types import Request
+        from tests.actors.fakes import FakeEngine
+
+        class HangingEngine(FakeEngine):
+            def step(self):
+                if len(self.active_ids_per_step) == 3:
+                    {hangs}
+                return super().step()
+
+        thread = EngineThread(HangingEngine(1), max_step_s=0.5)
+        thread.decode([Request(f"s{{i}}", "x") for i in range(9)]).result()
+        print("survived")
+        """
+    )
+    assert done.returncode == 1
+    assert "survived" not in done.stdout
+    assert "Timeout" in done.stderr
+    assert "in step" in done.stderr
+
+
+def test_an_engine_that_waits_for_rows_is_not_taken_for_hung() -> None:
+    done = in_a_process(
+        """
+        import faulthandler
+        armed = []
+        faulthandler.dump_traceback_later = lambda *a, **k: armed.append(True)
+        faulthandler.cancel_dump_traceback_later = lambda: armed.append(False)
+        from actors.engine_thread import EngineThread
+        from decoding.types import Request
+        from tests.actors.fakes import FakeEngine
+
+        thread = EngineThread(FakeEngine(2), max_step_s=600.0)
+        for batch in range(2):
+            thread.decode([Request(f"s{i}", "x") for i in range(5)]).result()
+        thread.close()
+        print(armed)
+        """
+    )
+    assert done.stdout.strip() == str([True, False, True, False])

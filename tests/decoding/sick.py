@@ -1,0 +1,80 @@
+"""A drafter that fails on some samples: it gives no numbers, or raises; otherwise it does what another does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from decoding import Engine, Request
+from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
+from decoding.tree import Frontier, Verdict
+from models.lanes import SlotBatch
+from models.prefix import Prefix
+
+
+class SickDrafter:
+    """Fails on samples that `is_sick(request)` names, from a level of the tree on.
+
+    With a `value` it gives that in place of numbers; without one it raises in the call that `raises_in` names.
+    """
+
+    def __init__(
+        self,
+        inner: Drafter,
+        is_sick: Callable[[Request], bool],
+        value: float | None = None,
+        from_level: int = 0,
+        raises_in: str = "draft",
+        error: type[Exception] = IndexError,
+    ) -> None:
+        self.inner = inner
+        self.name = inner.name
+        self.num_forwards = 0
+        self.needs_hidden, self.needs_attention = inner.needs_hidden, inner.needs_attention
+        self.is_sick, self.value, self.from_level = is_sick, value, from_level
+        self.raises_in, self.error = raises_in, error
+        self.engine: Engine | None = None
+        self.struck: set[str] = set()
+
+    def _sick(self, slots: SlotBatch) -> list[bool]:
+        assert self.engine is not None
+        requests = [self.engine._slots._at(slot).request for slot in slots.ids]
+        return [self.is_sick(request) for request in requests]
+
+    def _strike(self, where: str, slots: SlotBatch) -> None:
+        if self.value is None and where == self.raises_in and any(self._sick(slots)):
+            raise self.error("index 7 is out of range")
+
+    def open(self, spec: EngineSpec) -> None:
+        self.inner.open(spec)
+
+    def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
+        return self.inner.prefixes(request, probe)
+
+    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
+        self._strike("admit", slots)
+        self.inner.admit(slots, prefixes, first, probes)
+
+    def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
+        self._strike("draft", slots)
+        logits = self.inner.draft(slots, frontier)
+        sick = self._sick(slots)
+        if self.value is None or frontier.depth < self.from_level or not any(sick):
+            return logits
+        assert self.engine is not None
+        self.struck |= {
+            self.engine._slots._at(slot).request.sample_id for slot, ill in zip(slots.ids, sick, strict=True) if ill
+        }
+        logits = logits.clone()
+        logits[torch.tensor(sick)] = self.value
+        return logits
+
+    def commit(self, judgement: Judgement, verdict: Verdict) -> None:
+        self._strike("commit", judgement.slots)
+        self.inner.commit(judgement, verdict)
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        return self.inner.extras(slot)

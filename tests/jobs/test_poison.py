@@ -1,0 +1,80 @@
+"""Rows that end processes, under Ray: the job ends, they are error rows, and every other row is as it should be."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+import ray
+from ray.exceptions import RayError
+
+from actors.journal import ErrorBudgetSpent
+from actors.results import Stamp
+from pipeline.flight_log import FlightLog, kept
+from pipeline.graph import caption_dataset
+from pipeline.rows import result_schema
+from pipeline.run import told_why_it_ended
+from tests.actors.fakes import fake_job, num_steps_of
+from tests.jobs.poison import LoadPoisoned, decode_or_die
+from tests.jobs.stand_ins import RowsInMemory
+
+STAMP = Stamp("job-1", 1, "f00d")
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+
+def rows_of(num_rows: int, says: dict[int, str]) -> list[dict[str, Any]]:
+    return [
+        {"id": f"s{index:03}", "row_index": index, "grey": index, "text": f"{says.get(index, 'ask')} {index}"}
+        for index in range(num_rows)
+    ]
+
+
+def run(rows: list[dict[str, Any]], folder: Path, log: FlightLog, **pool: Any) -> list[dict[str, Any]]:
+    job = fake_job(pool={"slots": 4, "batch_rows": 8, **pool})
+    spans = [rows[start : start + 20] for start in range(0, len(rows), 20)]
+    decode = functools.partial(decode_or_die, folder=folder)
+    dataset = caption_dataset(
+        job, RowsInMemory(spans), len(spans), decode, result_schema(), STAMP, LoadPoisoned(folder), log=log
+    )
+    blocks = ray.get([ref for bundle in dataset.iter_internal_ref_bundles() for ref in bundle.block_refs])
+    assert all(block["sample_id"].to_pylist() == sorted(block["sample_id"].to_pylist()) for block in blocks)
+    found: list[dict[str, Any]] = pa.concat_tables(blocks).sort_by("sample_id").to_pylist()
+    return found
+
+
+def deaths_of(folder: Path, sample_id: str) -> int:
+    return len(list(folder.glob(f"{sample_id}-*")))
+
+
+def test_rows_that_end_processes_are_given_up_and_no_other_row_is_touched(tmp_path: Path) -> None:
+    """One at admission, one in mid-generation, one in decoding, beside 53 healthy rows in two actors."""
+    assert num_steps_of("s019") > 1, "it must die in mid-generation"
+    says = {5: "POISON", 19: "LATE", 33: "SEGFAULT"}
+    with kept() as log:
+        found = run(rows_of(56, says), tmp_path, log, min_size=2, max_size=2)
+    assert [row["sample_id"] for row in found] == [f"s{index:03}" for index in range(56)]
+    codes = {row["sample_id"]: row["error_type"] for row in found if row["error_type"]}
+    assert codes == {"s005": "engine_died", "s019": "engine_died", "s033": "decoder_died"}
+    texts = [(row["row_index"], row["generated_text"], row["status"]) for row in found if not row["error_type"]]
+    assert texts == [
+        (index, f"user: <image> ask {index} / [{18 * index}]", "success") for index in range(56) if index not in says
+    ]
+    assert {sample_id: deaths_of(tmp_path, sample_id) <= 3 for sample_id in codes} == dict.fromkeys(codes, True)
+    assert deaths_of(tmp_path, "s033") == 3
+
+
+def test_too_many_failed_rows_end_the_job_with_their_codes(tmp_path: Path) -> None:
+    rows = [{**row, "error": "broken_image" if index % 2 else ""} for index, row in enumerate(rows_of(64, {}))]
+    told = r"of \d+ rows failed \(50.0 %\).*: \d+ broken_image"
+    with kept(0.25, min_rows=16) as log, pytest.raises(ErrorBudgetSpent, match=told), told_why_it_ended(log):
+        run(rows, tmp_path, log)
+    with kept(max_error_share=0.5, min_rows=16) as log:
+        assert len(run(rows, tmp_path, log)) == 64
+
+
+def test_what_ends_a_job_otherwise_stays_its_own_error(tmp_path: Path) -> None:
+    with kept(max_error_share=0.0) as log, pytest.raises(RayError), told_why_it_ended(log):
+        ray.get(ray.remote(lambda: 1 // 0).remote())
