@@ -111,6 +111,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--address", help=f"of the dashboard, as http://HEAD:8265; else ${ADDRESS_VARIABLES[0]}")
     parser.add_argument("--job", choices=tuple(KINDS), default="caption", help="what the YAML is (default: caption)")
     parser.add_argument("--limit", type=positive, metavar="N", help="passed on to the job")
+    parser.add_argument("--estimate", type=positive, metavar="N", help="passed on to the job")
+    parser.add_argument("--price-per-hour", type=float, metavar="P", help="passed on to the job")
     for flag in PASSED_ON:
         parser.add_argument(flag, action="store_true", help="passed on to the job")
     parser.add_argument("--detach", action="store_true", help="do not follow the log")
@@ -181,12 +183,18 @@ def prepare(arguments: argparse.Namespace) -> Submission:
     refuse_relative(kind.paths(job), ON_A_CLUSTER)
     _refuse_left_behind(job.model_dump(mode="json"))
     flags = [flag for flag in PASSED_ON if getattr(arguments, flag.strip("-").replace("-", "_"))]
-    limit = ["--limit", str(arguments.limit)] if arguments.limit else []
-    if arguments.job == "train_drafter" and (limit or flags):
-        raise ConfigError(f"{[*limit, *flags][0]}: a training takes no such option")
-    passed_on = [*overrides, *limit, *flags]
+    given = {name: getattr(arguments, name) for name in ("limit", "estimate", "price_per_hour")}
+    options = [
+        word
+        for name, value in given.items()
+        if value is not None
+        for word in (f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value))
+    ]
+    if arguments.job == "train_drafter" and (options or flags):
+        raise ConfigError(f"{[*options, *flags][0]}: a training takes no such option")
+    passed_on = [*overrides, *options, *flags]
     name = re.sub(r"[^A-Za-z0-9_.]+", "-", getattr(getattr(job, "job", None), "name", "") or arguments.job)[:60]
-    identity = json.dumps([arguments.job, *kind.identity(job), arguments.limit], sort_keys=True)
+    identity = json.dumps([arguments.job, *kind.identity(job), arguments.limit, arguments.estimate], sort_keys=True)
     stem = f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     return Submission(kind, stem, arguments.config, tuple(passed_on))
 

@@ -95,6 +95,13 @@ def test_a_submission_is_the_job_s_own_command_with_the_clusters_ray_and_the_rev
     assert {"jobs/caption.py", "zoo/checkpoints/caption_target/config.json"} <= set(client.archives[0])
 
 
+def test_a_pilot_runs_where_the_gpus_are_under_a_name_of_its_own(client: Client) -> None:
+    assert submit.main([*CAPTION, *ADDRESS, "--estimate", "400", "--price-per-hour", "2.5", "--retry-errors"]) == 0
+    (made,) = client.submitted
+    assert shlex.split(made["entrypoint"])[-5:] == ["--estimate", "400", "--price-per-hour", "2.5", "--retry-errors"]
+    assert not made["submission_id"].startswith(stem(*CAPTION))
+
+
 def test_every_kind_of_job_can_be_submitted_under_a_name_of_its_own(client: Client) -> None:
     images = ["--job", "synthesize", "--config", "configs/zoo_images_plain.yaml", "source.path=/p", "sink.path=/i"]
     training = ["--job", "train_drafter", *TRAINING]
