@@ -3,12 +3,13 @@
 # make check      ruff, mypy and the layers
 # make bench      every method on the zoo, captions and images, and the tables made from it (no GPU needed)
 # make test-all   also the full product of the conformance suite
+# make chaos      fifty kills of a job's driver, in every phase, gone on with until it is done
 #
 # TORCH_INDEX=https://…   take torch from this index instead of choosing a build for the machine
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench
+.PHONY: help demo test test-all check bench chaos
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -31,6 +32,9 @@ check: .venv/.installed
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m pytest tests/test_layers.py
+
+chaos: .venv/.installed
+	@$(PY) -m tests.chaos.kills
 
 bench: .venv/.installed
 	@$(PY) -m benchmarks.methods

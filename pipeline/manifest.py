@@ -280,9 +280,8 @@ def _table(listing: Iterable[Listed]) -> pa.Table:
                 f"source.path: the file name {bad.encode('utf-8', 'backslashreplace').decode()} is not valid UTF-8; "
                 "rename the file"
             ) from None
-    table = pa.Table.from_batches(batches, schema).combine_chunks()
-    del batches
+    table = pa.Table.from_batches(batches, schema)
     paths = table["path"]
     if pc.all(pc.less(paths.slice(0, max(0, len(paths) - 1)), paths.slice(1))).as_py():
-        return table  # as object stores list
+        return table  # as object stores list; one piece of it all would be twice the memory
     return table.take(pc.sort_indices(paths)).combine_chunks()

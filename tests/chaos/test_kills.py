@@ -1,0 +1,22 @@
+"""Five kills of a job, one in each named phase; `make chaos` is fifty."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.chaos import kills
+
+
+def test_a_job_killed_in_every_phase_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    found = kills.run(tmp_path, len(kills.PHASES), seed=1)
+    assert found["kills_by_phase"] == dict.fromkeys(kills.PHASES, 1)
+    assert all(job["num_admitted"] <= job["num_bound"] for job in found["jobs"])
+
+
+def test_the_recorded_fifty_are_of_every_phase_and_within_their_bounds() -> None:
+    found = json.loads(kills.RESULTS.read_text())
+    assert found["num_kills"] == 50
+    assert found["kills_by_phase"] == dict.fromkeys(kills.PHASES, 10)
+    assert sum(job["num_kills"] for job in found["jobs"]) == 50
+    assert all(kills.NUM_ROWS <= job["num_admitted"] <= job["num_bound"] for job in found["jobs"])
