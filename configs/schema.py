@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from configs.acceptance import LanternAcceptance
 from configs.drafters import EagleDrafter, MedusaDrafter
 from configs.method import Method, ModelDrafter, NoDrafter
-from configs.section import Device, Place, Section, without_credentials
+from configs.section import Device, Labels, Place, Section, without_credentials
 from configs.video import Video
 
 # --- source and prompt ---------------------------------------------------------------------------------------------
@@ -169,16 +169,30 @@ class ActorPool(Section):
 
     min_size: Annotated[int, Field(ge=1)] = 1
     max_size: Annotated[int, Field(ge=1)] = 1
+    initial_size: Annotated[int, Field(ge=1)] | None = None
+    """Actors at the start, where that is more than `min_size`."""
     batch_rows: Annotated[int, Field(ge=1)] = 32
     num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
     torch_threads: Annotated[int, Field(ge=1)] | None = None
     """Threads of one CPU actor; by default the machine's cores shared among `max_size` actors."""
     accelerator_type: str | None = None
+    label_selector: Labels | None = None
+    """Which nodes may hold the actors."""
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
         if self.max_size < self.min_size:
             raise ValueError(f"max_size ({self.max_size}) is smaller than min_size ({self.min_size})")
+        if self.initial_size is not None and not self.min_size <= self.initial_size <= self.max_size:
+            raise ValueError(
+                f"initial_size ({self.initial_size}) is not between min_size ({self.min_size}) and max_size "
+                f"({self.max_size})"
+            )
+        if self.num_gpus > 1:
+            raise ValueError(
+                f"num_gpus ({self.num_gpus:g}) is more than one: an actor's models run on one GPU, and others would "
+                "stand idle; a model that does not fit into one GPU cannot be run"
+            )
         return self
 
 
@@ -199,6 +213,8 @@ class Pool(EnginePool):
     max_context_tokens: Annotated[int, Field(ge=16)] = 2048
     """Prompt, images and generated tokens together; a row that needs more becomes an error row."""
     decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
+    decode_label_selector: Labels | None = None
+    """Which nodes may read and decode."""
     max_ahead_bytes: Annotated[int, Field(ge=1024**2)] = 4 * 1024**3
     """How far reading and decoding may run ahead of the actors: bytes of all blocks between files and results."""
 

@@ -10,6 +10,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 _USER_IN_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]*://[^/?#]*@")
 _SIGNED_QUERY = re.compile(r"[?&][^=&]*(sig|token|secret|passw|credential|key)[^=&]*=", re.IGNORECASE)
 
+_LABEL = r"[A-Za-z0-9]([A-Za-z0-9_.\-]{0,61}[A-Za-z0-9])?"
+_LABEL_NAME = re.compile(rf"([A-Za-z0-9][A-Za-z0-9.\-]{{0,252}}/)?{_LABEL}")
+_LABEL_CONDITION = re.compile(rf"!?({_LABEL}|in\({_LABEL}(, ?{_LABEL})*\))")
+
 Places = TypeVar("Places", str, str | tuple[str, ...])
 
 
@@ -20,6 +24,18 @@ def without_credentials(value: Places) -> Places:
             raise ValueError("a URL must not hold credentials; give them in the environment, as its driver reads it")
     return value
 
+
+def _known_labels(value: dict[str, str]) -> dict[str, str]:
+    for name, condition in value.items():
+        if not _LABEL_NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name of a label; one is like pool, or example.com/pool")
+        if not _LABEL_CONDITION.fullmatch(condition):
+            raise ValueError(f"{name}: {condition!r} is none of value, !value, in(a, b), !in(a, b)")
+    return value
+
+
+Labels = Annotated[dict[str, str], AfterValidator(_known_labels)]
+"""What the labels of a node have to be, as Ray's `label_selector` has it; no conditions fit every node."""
 
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d{1,4})?)$")]
 """Where a network runs, by torch's names; whether the machine has it shows where the network is loaded."""

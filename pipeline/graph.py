@@ -89,8 +89,8 @@ def caption_dataset(
     pool = config.pool
     # One video may become hundreds of clips: then each is a task of its own.
     decode_rows = pool.batch_rows if config.source.video.clip_s is None else 1
-    batches = read_batches(datasource, num_spans, decode_rows, pool.max_ahead_bytes)
-    decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, log)
+    batches = read_batches(datasource, num_spans, decode_rows, pool.max_ahead_bytes, pool.decode_label_selector)
+    decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, log, pool.decode_label_selector)
     if config.multiplies_rows:
         decoded = cut(decoded, pool.batch_rows)
     arguments = {"load": load, "tally": tally, "flow": flow}
@@ -133,14 +133,20 @@ def synthesis_dataset(
 
 
 def read_batches(
-    datasource: Datasource, num_spans: int, batch_rows: int, max_ahead_bytes: int | None = None
+    datasource: Datasource,
+    num_spans: int,
+    batch_rows: int,
+    max_ahead_bytes: int | None = None,
+    labels: dict[str, str] | None = None,
 ) -> Dataset:
-    """Read and cut."""
+    """Read, on nodes with the given labels, and cut."""
     configure(DataContext.get_current(), max_ahead_bytes)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")  # as in `map_tasks`
         spans = ray.data.read_datasource(
-            datasource, override_num_blocks=num_spans, ray_remote_args={"max_retries": MAX_READ_RETRIES}
+            datasource,
+            override_num_blocks=num_spans,
+            ray_remote_args={"max_retries": MAX_READ_RETRIES, **_placed(labels)},
         )
     return cut(spans, batch_rows)
 
@@ -157,6 +163,7 @@ def map_tasks(
     batch_rows: int,
     num_cpus: float,
     log: FlightLog | None = None,
+    labels: dict[str, str] | None = None,
 ) -> Dataset:
     """A function of tables on CPUs, one task for a batch, under the name that Ray shows.
 
@@ -174,6 +181,7 @@ def map_tasks(
             zero_copy_batch=True,
             num_cpus=num_cpus,
             max_calls=MAX_CALLS_PER_WORKER,
+            **_placed(labels),
             max_retries=MAX_READ_RETRIES if log is None else MAX_JOURNALLED_RETRIES,
         )
 
@@ -217,6 +225,7 @@ def pool_strategy(pool: ActorPool) -> ActorPoolStrategy:
     return ActorPoolStrategy(
         min_size=pool.min_size,
         max_size=pool.max_size,
+        initial_size=pool.initial_size,
         max_tasks_in_flight_per_actor=waiting * (2 if elastic else 1),
         max_concurrent_calls_per_actor=calls,
     )
@@ -229,7 +238,12 @@ def actor_resources(pool: ActorPool) -> dict[str, Any]:
         resources["num_gpus"] = pool.num_gpus
     if pool.accelerator_type:
         resources["accelerator_type"] = pool.accelerator_type
-    return resources
+    return {**resources, **_placed(pool.label_selector)}
+
+
+def _placed(labels: dict[str, str] | None) -> dict[str, Any]:
+    """Ray's remote argument by which a task or an actor keeps to nodes with these labels."""
+    return {"label_selector": labels} if labels else {}
 
 
 def named(function: Callable[[pa.Table], pa.Table], name: str) -> Callable[[pa.Table], pa.Table]:

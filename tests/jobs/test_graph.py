@@ -10,9 +10,10 @@ import pyarrow as pa
 import pytest
 import ray
 from ray.data import Dataset
+from ray.data._internal.logical.optimizers import get_execution_plan
 
 from actors.results import Stamp
-from pipeline.graph import caption_dataset
+from pipeline.graph import caption_dataset, pool_strategy
 from pipeline.rows import result_schema
 from tests.actors.fakes import fake_job
 from tests.jobs.stand_ins import LoadFake, RowsInMemory, as_it_is, seven_of_each
@@ -97,3 +98,40 @@ def test_a_batch_that_kills_its_actor_every_time_ends_the_job_instead_of_hanging
     dataset = dataset_of([[{"id": "poison", "text": "CRASH"}]])
     with pytest.raises(ray.exceptions.RayError):
         blocks_of(dataset)
+
+
+def remote_arguments(dataset: Dataset) -> dict[str, dict[str, Any]]:
+    """What Ray is told of the workers of each stage, by the stage's name in the plan that it runs."""
+    stages: dict[str, dict[str, Any]] = {}
+    waiting = [get_execution_plan(dataset._logical_plan)[0].dag]
+    while waiting:
+        stage = waiting.pop()
+        stages[stage.name] = getattr(stage, "_ray_remote_args", {})
+        waiting += stage.input_dependencies
+    return stages
+
+
+def test_places_for_decoding_and_for_models_reach_the_plan_that_ray_runs() -> None:
+    pool = {"label_selector": {"zone": "in(a, b)"}, "decode_label_selector": {"pool": "!gpu"}}
+    told = remote_arguments(dataset_of(spans_of(8, 8), num_gpus=0.5, accelerator_type="H100", **pool))
+    actors = next(arguments for name, arguments in told.items() if "Generate" in name)
+    expected = {"num_gpus": 0.5, "accelerator_type": "H100", "label_selector": {"zone": "in(a, b)"}}
+    assert {name: actors[name] for name in expected} == expected
+    for stage in ("RowsInMemory", "decode"):
+        arguments = next(arguments for name, arguments in told.items() if stage in name)
+        assert arguments["label_selector"] == {"pool": "!gpu"}
+    plain = remote_arguments(dataset_of(spans_of(8, 8)))
+    assert [name for name, arguments in plain.items() if "label_selector" in arguments] == []
+
+
+def test_a_pool_starts_with_as_many_actors_as_it_is_told() -> None:
+    sizes = {"min_size": 1, "max_size": 4, "initial_size": 3}
+    strategy = pool_strategy(fake_job(pool=sizes).pool)
+    assert (strategy.min_size, strategy.max_size, strategy.initial_size) == (1, 4, 3)
+    assert pool_strategy(fake_job(pool={"min_size": 2, "max_size": 4}).pool).initial_size == 2
+
+
+def test_nodes_that_fit_their_conditions_run_every_stage() -> None:
+    selectors = {"label_selector": {"pool": "!tpu"}, "decode_label_selector": {"pool": "!gpu"}}
+    found = by_id(blocks_of(dataset_of(spans_of(20, 10), **selectors)))
+    assert [row["sample_id"] for row in found] == [f"s{index:03}" for index in range(20)]

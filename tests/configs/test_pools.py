@@ -1,0 +1,49 @@
+"""Pools of actors: sizes that fit each other, a share of a GPU, and labels as Ray reads them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from ray._private.label_utils import validate_label_key, validate_label_selector_value
+
+from configs.schema import ActorPool, Pool
+
+CONDITIONS = ["gpu", "!gpu", "in(a, b)", "!in(a,b)", "in(a)", "in()", "in(a", "-a", "a-", "!!a", "a b", "x" * 64]
+NAMES = ["pool", "example.com/pool", "ray.io/accelerator-type", "", "-a", "a b", "a/", "x" * 64]
+
+
+def message(kind: type[ActorPool] = Pool, **fields: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        kind(**fields)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("size", [1, 5])
+def test_a_pool_begins_between_its_sizes(size: int) -> None:
+    told = message(min_size=2, max_size=4, initial_size=size)
+    assert f"initial_size ({size}) is not between min_size (2) and max_size (4)" in told
+    assert Pool(min_size=2, max_size=4, initial_size=4).initial_size == 4
+
+
+def test_an_actor_has_a_share_of_one_gpu() -> None:
+    assert Pool(num_gpus=0.25).num_gpus == 0.25
+    assert "and others would stand idle" in message(num_gpus=2.0)
+    assert "num_gpus (1.5) is more than one" in message(ActorPool, num_gpus=1.5)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_conditions_on_labels_are_taken_and_refused_as_ray_does(condition: str) -> None:
+    if validate_label_selector_value(condition) is None:
+        assert Pool(label_selector={"pool": condition}).label_selector == {"pool": condition}
+    else:
+        assert "is none of value, !value, in(a, b), !in(a, b)" in message(decode_label_selector={"pool": condition})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_of_labels_are_taken_and_refused_as_ray_does(name: str) -> None:
+    if validate_label_key(name) is None:
+        assert Pool(label_selector={name: "a"}).label_selector == {name: "a"}
+    else:
+        assert "is no name of a label" in message(label_selector={name: "a"})
