@@ -1,0 +1,62 @@
+"""A job that is ended by its errors says why, how to go on, and exits with a status of its own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from actors.journal import ErrorBudgetSpent
+from configs.load import ConfigError, validate
+from configs.schema import CaptionJob
+from jobs import caption
+from jobs.command import TOO_MANY_ERRORS
+from tests.actors.fakes import fake_job
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_job_that_its_errors_ended_exits_with_status_3(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "412 of 1,000 rows failed (41.2 %), more than job.max_error_share (0.1) allows: 412 broken_image"
+    plan: Any = SimpleNamespace(
+        manifest=SimpleNamespace(num_files=3), output=SimpleNamespace(shown=lambda: "somewhere"), limit=None
+    )
+
+    def ends(plan: Any) -> Any:
+        raise ErrorBudgetSpent(told)
+
+    monkeypatch.setattr("jobs.command.resume.is_complete", lambda plan: False)
+    command = replace(caption.COMMAND, make_plan=lambda *_: plan, run=ends)
+    status = command.main(["--config", str(ROOT / "configs/demo_caption.yaml"), "job.max_error_share=0.1"])
+    assert status == TOO_MANY_ERRORS == 3
+    said = capsys.readouterr().err
+    assert f"the job was ended: {told}" in said
+    assert "somewhere" in said
+    assert "job.max_error_share=0.1" in said, "the command that goes on"
+    assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("section", "field", "value"),
+    [
+        ("job", "max_error_share", 1.0),
+        ("job", "max_error_share", -0.1),
+        ("job", "error_share_min_rows", 0),
+        ("pool", "max_step_s", 0.0),
+        ("pool", "max_row_s", 0.0),
+    ],
+)
+def test_bounds_that_mean_nothing_are_refused(section: str, field: str, value: float) -> None:
+    data = {**fake_job().resolved(), section: {field: value}}
+    with pytest.raises(ConfigError, match=f"{section}.{field}"):
+        validate(CaptionJob, data, "a test")
+
+
+def test_bounds_on_time_and_errors_do_not_change_what_a_job_is() -> None:
+    bounded = fake_job(pool={"max_row_s": 5.0, "max_step_s": 9.0}, job={"max_error_share": 0.5})
+    assert bounded.fingerprint({}) == fake_job().fingerprint({})
