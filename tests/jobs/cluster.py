@@ -121,6 +121,7 @@ def _environment(cluster: LocalCluster) -> dict[str, str]:
         "HOME": str(cluster.home),
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
         "OMP_NUM_THREADS": "1",
+        "RAY_TMPDIR": str(cluster.folder),
         "RAY_metrics_report_interval_ms": "500",
         # A machine that runs other tests beside this one is slow, and not broken.
         "RAY_agent_register_timeout_ms": "240000",
