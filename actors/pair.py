@@ -104,13 +104,15 @@ def load(config: schema.CaptionJob, torch_threads: int | None = None) -> Pair:
     if torch_threads is not None:
         torch.set_num_threads(torch_threads)
     info = check(config)
-    target = load_target(config.model.target, "model.target")
     drafter: Target | Head | None = None
-    if config.model.drafter is not None and info.drafter_id:
-        if is_head(config):
-            drafter = load_head(config, _ref(config.model.drafter), target)
-        else:
-            drafter = load_target(config.model.drafter, "model.drafter")
+    drafts = config.model.drafter is not None and info.drafter_id
+    if config.model.drafter is not None and drafts and not is_head(config):
+        drafter = load_target(config.model.drafter, "model.drafter")
+    # A drafter runs on the first GPU, so the target's layers leave room for it there.
+    reserved_bytes = drafter.num_bytes if isinstance(drafter, Target) else 0
+    target = load_target(config.model.target, "model.target", max(1, int(config.pool.num_gpus)), reserved_bytes)
+    if config.model.drafter is not None and drafts and is_head(config):
+        drafter = load_head(config, _ref(config.model.drafter), target)
     return Pair(config, target, drafter, info.target_id, info.drafter_id, info.revisions)
 
 
@@ -130,14 +132,14 @@ def _describe(ref: CheckpointRef, where: str) -> tuple[Any, FrontEnd]:
         raise ConfigError(f"{where}: {error}") from None
 
 
-def load_target(checkpoint: schema.Checkpoint, where: str) -> Target:
-    """Load one model; `where` is its dotted path.
+def load_target(checkpoint: schema.Checkpoint, where: str, num_devices: int = 1, reserved_bytes: int = 0) -> Target:
+    """Load one model; `where` is its dotted path; for the rest see `Target.load`.
 
     Raises:
         ConfigError: it is missing, torn or of an unsupported kind.
     """
     try:
-        return Target.load(_ref(checkpoint), checkpoint.dtype, checkpoint.device)
+        return Target.load(_ref(checkpoint), checkpoint.dtype, checkpoint.device, num_devices, reserved_bytes)
     except CheckpointError as error:
         raise ConfigError(f"{where}: {error}") from None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
@@ -167,6 +167,7 @@ class Sampling(Section):
 class ActorPool(Section):
     """Actors that each hold a model: how many, and what each of them gets."""
 
+    _most_gpus: ClassVar[int] = 1
     min_size: Annotated[int, Field(ge=1)] = 1
     max_size: Annotated[int, Field(ge=1)] = 1
     initial_size: Annotated[int, Field(ge=1)] | None = None
@@ -188,11 +189,13 @@ class ActorPool(Section):
                 f"initial_size ({self.initial_size}) is not between min_size ({self.min_size}) and max_size "
                 f"({self.max_size})"
             )
-        if self.num_gpus > 1:
+        if self.num_gpus > self._most_gpus:
             raise ValueError(
-                f"num_gpus ({self.num_gpus:g}) is more than one: an actor's models run on one GPU, and others would "
-                "stand idle; a model that does not fit into one GPU cannot be run"
+                f"num_gpus ({self.num_gpus:g}) is more than one: these actors' models run on one GPU, and others would "
+                "stand idle"
             )
+        if self.num_gpus > 1 and not self.num_gpus.is_integer():
+            raise ValueError(f"num_gpus ({self.num_gpus:g}) must be a share of one GPU, or a whole number of them")
         return self
 
 
@@ -208,8 +211,9 @@ class EnginePool(ActorPool):
 
 
 class Pool(EnginePool):
-    """The actors of a caption job."""
+    """The actors of a caption job; the target's layers are spread over all GPUs of one."""
 
+    _most_gpus: ClassVar[int] = 64
     max_context_tokens: Annotated[int, Field(ge=16)] = 2048
     """Prompt, images and generated tokens together; a row that needs more becomes an error row."""
     decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
@@ -283,6 +287,15 @@ class CaptionJob(Section):
         if isinstance(self.method.acceptance, LanternAcceptance):
             raise ValueError(
                 "method.acceptance 'lantern' takes codes for others that look like them, and a text has none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _spread(self) -> CaptionJob:
+        if self.pool.num_gpus > 1 and self.model.target.device != "auto":
+            raise ValueError(
+                f"model.target.device is '{self.model.target.device}', but with pool.num_gpus "
+                f"{self.pool.num_gpus:g} its layers are spread over the actor's GPUs; leave it out"
             )
         return self
 

@@ -15,7 +15,7 @@ written to column 3 + j. `visible` is ancestors-or-self, and row i of the mask i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -49,8 +49,8 @@ class AttentionProbe:
             some = query[:, :, start : start + self.QUERY_CHUNK].float()
             row = column[start : start + self.QUERY_CHUNK]
             scores = (some @ keys.transpose(2, 3) * scale).masked_fill(row[:, None] < column, -torch.inf)
-            asked = self.queries[:, None, start : start + self.QUERY_CHUNK, None]
-            self.total += (scores.softmax(-1) * asked).sum(dim=(1, 2))
+            asked = self.queries[:, None, start : start + self.QUERY_CHUNK, None].to(scores.device)
+            self.total += (scores.softmax(-1) * asked).sum(dim=(1, 2)).to(self.total.device)
         self.num_added += num_heads
 
     def mean(self) -> Tensor:
@@ -73,6 +73,17 @@ class AttentionStep:
     window: int
     num_leading_rows: int | None
     probe: AttentionProbe | None = None
+    _elsewhere: dict[torch.device, AttentionStep] = field(default_factory=dict, repr=False, compare=False)
+
+    def on(self, device: torch.device) -> AttentionStep:
+        """The same for a layer on another device; made once for all of its layers. Memory and probe stay the same."""
+        if device == self.rows.device:
+            return self
+        if device not in self._elsewhere:
+            mask = None if self.mask is None else self.mask.to(device)
+            rows, columns = self.rows.to(device), self.columns.to(device)
+            self._elsewhere[device] = replace(self, rows=rows, columns=columns, mask=mask, _elsewhere={})
+        return self._elsewhere[device]
 
 
 def ancestors(parents: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ from torch import Tensor
 class RaggedCache:
     """K and V of every layer, shape (rows, H_kv, capacity, D_h), with one length per row.
 
-    A layer's tensors are made at its first write, when head count, head size and type are known. `lens` (rows,) counts
-    the committed columns; columns at and beyond it are scratch and hold whatever the last forward left there.
+    A layer's tensors are made at its first write, when head count, head size, type and device are known. `lens` (rows,)
+    counts the committed columns; columns at and beyond it are scratch and hold whatever the last forward left there.
     """
 
     def __init__(self, num_rows: int, capacity: int, num_layers: int, device: torch.device) -> None:
@@ -62,13 +62,14 @@ class RaggedCache:
         index = rows[:, None]
         for memory in (*self.keys, *self.values):
             if memory is not None:
-                memory[index, :, to_columns] = memory[index, :, from_columns]
+                there, to, origin = (part.to(memory.device) for part in (index, to_columns, from_columns))
+                memory[there, :, to] = memory[there, :, origin]
 
     def wipe(self, rows: Tensor) -> None:
         """Zero whole rows."""
         for memory in (*self.keys, *self.values):
             if memory is not None:
-                memory[rows] = 0.0
+                memory[rows.to(memory.device)] = 0.0
         self.lens[rows] = 0
 
     def advance(self, rows: Tensor, count: Tensor) -> None:

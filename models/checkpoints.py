@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.models.auto.video_processing_auto import get_video_processor_config
 
+from models.placement import spread
 from models.video import VIDEO_PART, VideoProcessor, VideoSettingsError, video_part, without_torchvision
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -144,8 +146,17 @@ def _read_video_part(ref: CheckpointRef, processor_class: Any) -> VideoProcessor
         return None
 
 
-def load_weights(ref: CheckpointRef, config: PreTrainedConfig, dtype: str, device: torch.device) -> nn.Module:
+def load_weights(
+    ref: CheckpointRef,
+    config: PreTrainedConfig,
+    dtype: str,
+    device: torch.device,
+    others: Sequence[torch.device] = (),
+    reserved_bytes: int = 0,
+) -> nn.Module:
     """Load a model in evaluation mode onto `device`; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
+
+    With `others` its layers are spread over those too; `reserved_bytes` of `device` are somebody else's.
 
     Raises:
         CheckpointError: weights are missing, torn, incomplete or not safetensors, or of no text or image-text model.
@@ -178,7 +189,13 @@ def load_weights(ref: CheckpointRef, config: PreTrainedConfig, dtype: str, devic
         raise CheckpointError(f"{ref.path}: its weights lack {len(missing)} tensors, e.g. {missing[0]}")
     for parameter in model.parameters():
         parameter.requires_grad_(False)
-    placed: nn.Module = model.eval().to(device)
+    placed: nn.Module = model.eval()
+    if not others:
+        return placed.to(device)
+    decoder: Any = placed.get_decoder()  # type: ignore[operator]
+    if len(getattr(decoder, "layers", ())) != decoder.config.num_hidden_layers:
+        raise CheckpointError(f"{ref.path}: its layers cannot be told apart, so it runs on one device only")
+    spread(placed, decoder, (device, *others), reserved_bytes)
     return placed
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.checkpoints import CheckpointRef, load_weights, read_config, read_processor
+from models.checkpoints import CheckpointError, CheckpointRef, load_weights, read_config, read_processor
 from models.clip import Clip
 from models.contract import Condition
 from models.front_end import FrontEnd, PromptError
@@ -56,16 +56,36 @@ class Target:
         self.special_ids = self.eos_ids | self.visual_ids | frozenset(int(i) for i in special)
 
     @classmethod
-    def load(cls, ref: CheckpointRef, dtype: str = "auto", device: str = "auto") -> Target:
-        """Load a checkpoint.
+    def load(
+        cls,
+        ref: CheckpointRef,
+        dtype: str = "auto",
+        device: str = "auto",
+        num_devices: int = 1,
+        reserved_bytes: int = 0,
+    ) -> Target:
+        """Load a checkpoint onto a device, or over the first `num_devices` CUDA devices, `reserved_bytes` of the first
+        of which are somebody else's.
 
         Raises:
-            CheckpointError: it is missing, torn, not safetensors, or of an unsupported architecture.
+            CheckpointError: it is missing, torn, not safetensors, or of an unsupported architecture, or there are fewer
+                devices.
         """
         place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        others: list[torch.device] = []
+        if num_devices > 1:
+            if torch.cuda.device_count() < num_devices:
+                seen = torch.cuda.device_count()
+                raise CheckpointError(f"{ref.path}: it was to run on {num_devices} GPUs, and this process sees {seen}")
+            place, *others = (torch.device("cuda", number) for number in range(num_devices))
         config = read_config(ref)
         front_end = FrontEnd(read_processor(ref, config))
-        return cls(load_weights(ref, config, dtype, place), front_end, ref.path)
+        return cls(load_weights(ref, config, dtype, place, others, reserved_bytes), front_end, ref.path)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights."""
+        return sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
 
     def prefix(self, inputs: dict[str, Tensor]) -> Prefix:
         """Processor outputs of one sample → its embedded prompt, on the model's device.

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 from ray._private.label_utils import validate_label_key, validate_label_selector_value
 
-from configs.schema import ActorPool, Pool
+from configs.schema import ActorPool, CaptionJob, EnginePool, Pool
 
 CONDITIONS = ["gpu", "!gpu", "in(a, b)", "!in(a,b)", "in(a)", "in()", "in(a", "-a", "a-", "!!a", "a b", "x" * 64]
 NAMES = ["pool", "example.com/pool", "ray.io/accelerator-type", "", "-a", "a b", "a/", "x" * 64]
@@ -27,10 +27,22 @@ def test_a_pool_begins_between_its_sizes(size: int) -> None:
     assert Pool(min_size=2, max_size=4, initial_size=4).initial_size == 4
 
 
-def test_an_actor_has_a_share_of_one_gpu() -> None:
+def test_an_actor_has_a_share_of_one_gpu_or_whole_ones() -> None:
     assert Pool(num_gpus=0.25).num_gpus == 0.25
-    assert "and others would stand idle" in message(num_gpus=2.0)
-    assert "num_gpus (1.5) is more than one" in message(ActorPool, num_gpus=1.5)
+    assert "must be a share of one GPU, or a whole number of them" in message(num_gpus=1.5)
+    assert "num_gpus (2) is more than one" in message(EnginePool, num_gpus=2.0)
+    assert "others would stand idle" in message(ActorPool, num_gpus=1.5)
+
+
+def test_a_target_over_several_gpus_has_no_device_of_its_own() -> None:
+    target = {"path": "/target"}
+    job = {"source": {"kind": "images", "path": "in"}, "prompt": "Describe.", "pool": {"num_gpus": 2.0}}
+    whole = {**job, "model": {"target": target}, "method": {"drafter": {"kind": "none"}}, "sink": {"path": "out"}}
+    assert CaptionJob.model_validate(whole).pool.num_gpus == 2
+    with pytest.raises(
+        ValidationError, match=r"model\.target\.device is 'cuda:1', but with pool\.num_gpus 2 its layers"
+    ):
+        CaptionJob.model_validate({**whole, "model": {"target": {**target, "device": "cuda:1"}}})
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
