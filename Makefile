@@ -3,7 +3,7 @@
 # make check      ruff, mypy and the layers
 # make bench      every method on the zoo, captions and images, and the tables made from it (no GPU needed)
 # make test-all   also the full product of the conformance suite
-# make chaos      fifty kills of a job's driver, in every phase, gone on with until it is done
+# make chaos      fifty kills of a job's driver in every phase, and under Ray of each kind of process (minutes)
 #
 # TORCH_INDEX=https://…   take torch from this index instead of choosing a build for the machine
 
@@ -35,6 +35,7 @@ check: .venv/.installed
 
 chaos: .venv/.installed
 	@$(PY) -m tests.chaos.kills
+	@$(PY) -m tests.chaos.deaths
 
 bench: .venv/.installed
 	@$(PY) -m benchmarks.methods

@@ -1,0 +1,100 @@
+"""A job under Ray whose processes are killed: `python -m tests.chaos.fleet FOLDER` is one attempt of it.
+
+Real reading, decoding, graph, saving and publishing; the pair is a fake whose steps take some milliseconds, so that
+there is something to kill.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from configs.schema import CaptionJob
+from decoding.types import Completion, Request
+from pipeline import summary
+from pipeline.graph import caption_dataset
+from pipeline.media import decode_missing
+from pipeline.run import close, run_graph
+from tests.actors.fakes import FakeEngine, FakePair
+from tests.pipeline.attempts import job, plan_of
+
+NUM_ROWS, BATCH_ROWS = 800, 20
+STEP_S = 0.004
+
+
+class PacedEngine(FakeEngine):
+    """Takes its time for a step, and notes every row that it is given."""
+
+    def __init__(self, slots: int, admitted: Path) -> None:
+        super().__init__(slots)
+        self.admitted = admitted
+
+    def submit(self, request: Request) -> None:
+        with self.admitted.open("ab") as file:
+            file.write(b".")
+        super().submit(request)
+
+    def step(self) -> list[Completion]:
+        time.sleep(STEP_S)
+        return super().step()
+
+
+class PacedPair(FakePair):
+    """Gives such engines."""
+
+    def __init__(self, admitted: Path) -> None:
+        super().__init__()
+        self.admitted = admitted
+
+    def engine(self, slots: int, max_context_tokens: int) -> FakeEngine:
+        return PacedEngine(slots, self.admitted)
+
+
+class LoadPaced:
+    """Travels to the actors."""
+
+    def __init__(self, admitted: Path) -> None:
+        self.admitted = admitted
+
+    def __call__(self, config: CaptionJob, num_threads: int | None) -> FakePair:
+        return PacedPair(self.admitted)
+
+
+def config_in(folder: Path) -> CaptionJob:
+    """The job in a folder: 800 lines of text in two files, two batches at a time in one actor."""
+    source = folder / "in"
+    if not source.exists():
+        source.mkdir(parents=True)
+        for file in range(2):
+            (source / f"{file}.txt").write_text("".join(f"row {row}\n" for row in range(NUM_ROWS // 2)))
+    return job(
+        {"kind": "text", "path": str(source), "span_max_rows": 100},
+        folder / "out",
+        pool={"slots": 8, "batch_rows": BATCH_ROWS, "max_batches_in_flight": 2},
+        sink={"rows_per_file": 200, "max_unsaved_seconds": 0.0},
+        job={"num_cpus": 2, "progress": False},
+    )
+
+
+def run(folder: Path) -> summary.Summary:
+    """One attempt, to the end."""
+    plan = plan_of(config_in(folder))
+    load: Any = LoadPaced(folder / "admitted")
+
+    def build(plan: Any, stamp: Any, tally: Any, flow: Any, log: Any) -> Any:
+        def decode(table: Any, options: Any = plan.decode_options, present: Any = plan.present_ids) -> Any:
+            return decode_missing(table, options, present)
+
+        source, config = plan.datasource, plan.config
+        return caption_dataset(config, source, source.num_spans, decode, plan.schema, stamp, load, tally, flow, log)
+
+    wall_s, waits = run_graph(plan, build)
+    done = summary.summarise(plan.output, plan.job_id, "none", "exact", wall_s, waits)
+    close(plan, done, str)
+    return done
+
+
+if __name__ == "__main__":
+    run(Path(sys.argv[1]))
