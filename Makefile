@@ -3,13 +3,14 @@
 # make check      ruff, mypy and the layers
 # make bench      every method on the zoo, captions and images, and the tables made from it (no GPU needed)
 # make test-all   also the full product of the conformance suite
+# make test-cluster  one of four nodes killed in mid-job (a minute; not beside another Ray)
 # make chaos      fifty kills of a job's driver in every phase, and under Ray of each kind of process (minutes)
 #
 # TORCH_INDEX=https://…   take torch from this index instead of choosing a build for the machine
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check bench chaos
+.PHONY: help demo test test-all test-cluster check bench chaos
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -25,8 +26,11 @@ test: .venv/.installed
 	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile
 
 test-all: .venv/.installed
-	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile -m "not gpu"
+	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile -m "not gpu and not cluster"
 	@$(PY) -m tests.conformance.product
+
+test-cluster: .venv/.installed
+	@$(PY) -m pytest tests/cluster -m cluster
 
 check: .venv/.installed
 	$(PY) -m ruff check .

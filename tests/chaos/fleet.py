@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pyarrow as pa
 
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request
@@ -27,9 +30,9 @@ STEP_S = 0.004
 class PacedEngine(FakeEngine):
     """Takes its time for a step, and notes every row that it is given."""
 
-    def __init__(self, slots: int, admitted: Path) -> None:
+    def __init__(self, slots: int, admitted: Path, step_s: float) -> None:
         super().__init__(slots)
-        self.admitted = admitted
+        self.admitted, self.step_s = admitted, step_s
 
     def submit(self, request: Request) -> None:
         with self.admitted.open("ab") as file:
@@ -37,38 +40,38 @@ class PacedEngine(FakeEngine):
         super().submit(request)
 
     def step(self) -> list[Completion]:
-        time.sleep(STEP_S)
+        time.sleep(self.step_s)
         return super().step()
 
 
 class PacedPair(FakePair):
     """Gives such engines."""
 
-    def __init__(self, admitted: Path) -> None:
+    def __init__(self, admitted: Path, step_s: float) -> None:
         super().__init__()
-        self.admitted = admitted
+        self.admitted, self.step_s = admitted, step_s
 
     def engine(self, slots: int, max_context_tokens: int) -> FakeEngine:
-        return PacedEngine(slots, self.admitted)
+        return PacedEngine(slots, self.admitted, self.step_s)
 
 
 class LoadPaced:
     """Travels to the actors."""
 
-    def __init__(self, admitted: Path) -> None:
-        self.admitted = admitted
+    def __init__(self, admitted: Path, step_s: float = STEP_S) -> None:
+        self.admitted, self.step_s = admitted, step_s
 
     def __call__(self, config: CaptionJob, num_threads: int | None) -> FakePair:
-        return PacedPair(self.admitted)
+        return PacedPair(self.admitted, self.step_s)
 
 
-def config_in(folder: Path) -> CaptionJob:
-    """The job in a folder: 800 lines of text in two files, two batches at a time in one actor."""
+def config_in(folder: Path, num_rows: int = NUM_ROWS) -> CaptionJob:
+    """The job in a folder: lines of text in two files, two batches at a time in one actor."""
     source = folder / "in"
     if not source.exists():
         source.mkdir(parents=True)
         for file in range(2):
-            (source / f"{file}.txt").write_text("".join(f"row {row}\n" for row in range(NUM_ROWS // 2)))
+            (source / f"{file}.txt").write_text("".join(f"row {row}\n" for row in range(num_rows // 2)))
     return job(
         {"kind": "text", "path": str(source), "span_max_rows": 100},
         folder / "out",
@@ -78,14 +81,13 @@ def config_in(folder: Path) -> CaptionJob:
     )
 
 
-def run(folder: Path) -> summary.Summary:
+def run(config: CaptionJob, load: Any, decode_rows: Callable[..., pa.Table] = decode_missing) -> summary.Summary:
     """One attempt, to the end."""
-    plan = plan_of(config_in(folder))
-    load: Any = LoadPaced(folder / "admitted")
+    plan = plan_of(config)
 
     def build(plan: Any, stamp: Any, tally: Any, flow: Any, log: Any) -> Any:
         def decode(table: Any, options: Any = plan.decode_options, present: Any = plan.present_ids) -> Any:
-            return decode_missing(table, options, present)
+            return decode_rows(table, options, present)
 
         source, config = plan.datasource, plan.config
         return caption_dataset(config, source, source.num_spans, decode, plan.schema, stamp, load, tally, flow, log)
@@ -97,4 +99,5 @@ def run(folder: Path) -> summary.Summary:
 
 
 if __name__ == "__main__":
-    run(Path(sys.argv[1]))
+    folder = Path(sys.argv[1])
+    run(config_in(folder), LoadPaced(folder / "admitted"))

@@ -1,0 +1,37 @@
+"""Whether this machine's Ray processes are all our own: tests of clusters want it to themselves.
+
+They read processes' names to see what a node holds, and end nodes; and several Rays beside them would make both slow.
+Linux only: processes are found in /proc.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+CORE = ("/raylet/raylet", "/gcs/gcs_server")
+"""What every Ray runs on each node, and what on its head."""
+
+
+def rays_running(processes: Path = Path("/proc")) -> dict[int, str]:
+    """The core processes of every Ray on this machine, by their ids, with what was started."""
+    found = {}
+    for folder in processes.glob("[0-9]*"):
+        try:
+            started = (folder / "cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+        except OSError:
+            continue  # it has ended
+        if started.endswith(CORE):
+            found[int(folder.name)] = started
+    return found
+
+
+def refusal(foreign: Iterable[int]) -> str:
+    """Why nothing is started beside these; empty where there are none."""
+    ids = ", ".join(map(str, sorted(foreign)))
+    return (
+        f"another Ray runs on this machine (processes {ids}): the tests of clusters do not run beside it. "
+        "Wait until it has ended, or end it with `ray stop` if it is yours"
+        if ids
+        else ""
+    )
