@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import decode_tables, lantern_tables
+from benchmarks import decode_tables, fleet_tables, lantern_tables
 from benchmarks.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION
 
 RESULTS = Path(__file__).parent / "results"
@@ -66,6 +66,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("methods", make) for name, make in METHOD_TABLES.items()},
     **{name: ("lantern", make) for name, make in lantern_tables.TABLES.items()},
     **{name: ("decode", make) for name, make in decode_tables.TABLES.items()},
+    **{name: (name, make) for name, make in fleet_tables.TABLES.items()},
 }
 """Name → the results that the table is made from, and how."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ablations, decode, lantern, lantern_claims, lantern_tables, methods, tables
+from benchmarks import ablations, decode, lantern, lantern_claims, lantern_tables, methods, scheduling, tables
 from benchmarks.claims import check_claims
 from benchmarks.plots import weight_traces
 from benchmarks.scenarios import attribute_overlap, build_scenarios
@@ -16,6 +16,7 @@ METHODS = json.loads(methods.RESULTS.read_text())
 LANTERN = json.loads(lantern.RESULTS.read_text())
 ABLATIONS = json.loads(ablations.RESULTS.read_text())
 DECODE = json.loads(decode.RESULTS.read_text())
+SCHEDULING = json.loads(scheduling.RESULTS.read_text())
 
 
 @pytest.mark.parametrize("document", tables.DOCUMENTS, ids=str)
@@ -109,3 +110,25 @@ def test_memory_stays_and_a_slow_actor_hardly_waits_in_the_committed_results() -
         assert run["peak_mib_after"] <= 1.1 * run["peak_mib_first_100"]
         assert run["parent_peak_mib_after"] <= 1.05 * run["parent_peak_mib_first_100"]
     assert DECODE["waits"]["cells"]["actor_at_0.5_of_the_limit"]["actors_waited_share"] < 0.05
+
+
+def test_overhead_is_counted_from_the_last_actor_ready_to_the_first_one_done() -> None:
+    slow = [(float(place), place + 1.0) for place in range(10)]  # a row a second from 0 to 10
+    late = [(2.0, 4.0), (5.0, 6.0), (6.0, 7.0), (7.0, 8.0)]  # begins at 2, a sleep of two, a second without a row
+    found = scheduling.judge([slow, late], row_s=1.0)
+    assert found == {
+        "window_s": 6.0,
+        "rows_per_s": round(10 / 6, 2),
+        "share_of_ideal": round(10 / 12, 4),
+        "late_share": round(1 / 12, 4),
+        "without_row_share": round(1 / 12, 4),
+        "mean_sleep_ms": 1100.0,
+    }
+
+
+def test_the_committed_overhead_is_of_every_number_of_actors_and_adds_up() -> None:
+    assert list(SCHEDULING["cells"]) == [str(num_actors) for num_actors in scheduling.NUM_ACTORS]
+    for num_actors, cell in SCHEDULING["cells"].items():
+        assert cell["num_rows"] == scheduling.ROWS_PER_ACTOR * int(num_actors)
+        lost = cell["late_share"] + cell["without_row_share"]
+        assert cell["share_of_ideal"] + lost == pytest.approx(1.0, abs=1e-3)

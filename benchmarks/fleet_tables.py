@@ -1,0 +1,21 @@
+"""Tables of how a job uses many actors, and what the graph costs them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def scheduling_table(results: dict[str, Any]) -> str:
+    """Shares of the actors' time, from `benchmarks.scheduling`."""
+    lines = [
+        "| actors | rows per second | share of ideal | sleeps that took too long | without a row |",
+        "|---|---|---|---|---|",
+    ]
+    for num_actors, cell in results["cells"].items():
+        shares = (cell[name] for name in ("share_of_ideal", "late_share", "without_row_share"))
+        told = " | ".join(f"{100 * share:.1f} %" for share in shares)
+        lines.append(f"| {num_actors} | {cell['rows_per_s']:.1f} | {told} |")
+    return "\n".join(lines)
+
+
+TABLES = {"scheduling": scheduling_table}
