@@ -1,8 +1,9 @@
-"""The driver, the raylet, the actor and the writer of a job under Ray are killed, and it goes on until it is done.
+"""The driver, the raylet, the actor and the writer of jobs under Ray are killed at random moments, and the jobs go on
+until they are done.
 
-    python -m tests.chaos.deaths        # writes tests/chaos/deaths.json
+    python -m tests.chaos.deaths [NUM_KILLS]    # 50 by default; writes tests/chaos/deaths.json
 
-Takes some minutes, because each attempt starts a Ray of its own; so it is a part of `make chaos` and not of the tests.
+Takes many minutes, because each attempt starts a Ray of its own; so it is a part of `make chaos` and not of the tests.
 Linux only: processes are found in /proc.
 """
 
@@ -10,23 +11,33 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tests.chaos import fleet
-from tests.pipeline.attempts import at_rest
+from tests.pipeline.attempts import at_rest, rows_in
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "deaths.json"
-PATIENCE_S = 180.0
-EVERY = {f"{file}.txt#{row}" for file in range(2) for row in range(fleet.NUM_ROWS // 2)}
+NUM_ROWS = 2_000
+PATIENCE_S = 240.0
 MAX_IN_FLIGHT = 2 * 2 * fleet.BATCH_ROWS
 """Batches in the actor, and as many that are finished and being saved."""
+MAX_ACTOR_KILLS = 2
+"""In one attempt: at the third a row that ran alone would be blamed, as it should be."""
+MAX_FILES = 12
+"""A kill comes after at most so many further files."""
+UNCOUNTED = ("attempt", "telemetry")
+"""Columns that may differ from an undisturbed run: the telemetry of a fake is times."""
 
 
 def children_of(pid: int) -> dict[int, str]:
@@ -71,16 +82,16 @@ def num_saved(folder: Path) -> int:
     return len(found)
 
 
-def kill_one(victim: str, driver: subprocess.Popen[bytes], folder: Path) -> bool:
-    """Kill a process of this kind once the attempt has saved something; whether there was one before it ended."""
-    before, until = num_saved(folder), time.monotonic() + PATIENCE_S
+def kill_one(victim: str, driver: subprocess.Popen[bytes], folder: Path, num_files: int) -> bool:
+    """Kill a process of this kind once the attempt has changed what is saved so many times; whether there was one."""
+    seen, changes, until = num_saved(folder), 0, time.monotonic() + PATIENCE_S
     while driver.poll() is None and time.monotonic() < until:
-        if num_saved(folder) <= before + 1 and victim != "writer":
+        now = num_saved(folder)
+        changes, seen = changes + (now != seen), now
+        if changes < num_files:
             continue
-        chosen = [
-            pid for pid, told in children_of(driver.pid).items() if victim != "driver" and VICTIMS[victim](pid, told)
-        ]
-        for pid in [driver.pid] if victim == "driver" else chosen[:1]:
+        found = {driver.pid: "driver"} if victim == "driver" else children_of(driver.pid)
+        for pid in [pid for pid, told in found.items() if victim == "driver" or VICTIMS[victim](pid, told)][:1]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -89,35 +100,77 @@ def kill_one(victim: str, driver: subprocess.Popen[bytes], folder: Path) -> bool
     return False
 
 
-def main() -> int:
-    killed: list[str] = []
-    ended: list[int] = []
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        fleet.config_in(folder)
-        for victims in (("driver",), ("raylet",), ("writer", "actor")):  # the last two do not end an attempt
-            driver = start(folder)
-            killed += [victim for victim in victims if kill_one(victim, driver, folder)]
-            ended.append(driver.wait(timeout=PATIENCE_S))
-        if ended[-1] != 0:
-            ended.append(start(folder).wait(timeout=PATIENCE_S))
-        assert ended[-1] == 0, (folder / "log").read_text()[-3000:]
-        assert at_rest(folder / "out") == (EVERY, set())
+def attempt(folder: Path, chance: random.Random, victims: list[str], killed: list[str]) -> int:
+    """One attempt, in which the next victims die one by one while it lives; its exit code."""
+    driver = start(folder)
+    here = 0
+    while victims and driver.poll() is None:
+        if victims[0] == "actor" and here == MAX_ACTOR_KILLS:
+            break
+        if not kill_one(victims[0], driver, folder, chance.randint(1, MAX_FILES)):
+            break
+        killed.append(victims.pop(0))
+        here += killed[-1] == "actor"
+        if killed[-1] in ("driver", "raylet"):
+            break
+    return driver.wait(timeout=PATIENCE_S)
+
+
+def rows_of(output: Path) -> dict[str, dict[str, Any]]:
+    """All rows by id, without what may differ."""
+    found = {**rows_in(output / "data"), **rows_in(output / "errors")}
+    return {own: {name: row[name] for name in row if name not in UNCOUNTED} for own, row in found.items()}
+
+
+def run(root: Path, num_kills: int, seed: int) -> dict[str, Any]:
+    """Kill, go on, kill, …; every job is compared with an undisturbed one."""
+    chance = random.Random(seed)
+    victims = [["driver", "actor", "raylet", "writer"][place % 4] for place in range(num_kills)]
+    chance.shuffle(victims)
+    folder = root / "job"  # one after another in the same place, which their fingerprints name
+    fleet.config_in(folder, NUM_ROWS)
+    assert attempt(folder, chance, [], []) == 0, (folder / "log").read_text()[-3000:]
+    expected, sides = rows_of(folder / "out"), at_rest(folder / "out")
+    assert len(expected) == NUM_ROWS
+    jobs: list[dict[str, Any]] = []
+    began_s = time.monotonic()
+    while victims:
+        shutil.rmtree(folder / "out")
+        (folder / "admitted").unlink()
+        killed: list[str] = []
+        codes = [attempt(folder, chance, victims, killed)]
+        while codes[-1] != 0:
+            assert len(codes) <= len(killed) + 1, (folder / "log").read_text()[-3000:]
+            codes.append(attempt(folder, chance, victims, killed))
+        assert at_rest(folder / "out") == sides
+        found = rows_of(folder / "out")
+        assert found.keys() == expected.keys()
+        other = {name for own, row in found.items() for name in row if row[name] != expected[own][name]}
+        assert not other, f"columns that differ from an undisturbed run: {sorted(other)}"
         num_admitted = (folder / "admitted").stat().st_size
-    bound = fleet.NUM_ROWS + len(killed) * MAX_IN_FLIGHT
-    found = {
-        "num_rows": fleet.NUM_ROWS,
-        "killed": killed,
-        "exit_codes": ended,
-        "num_admitted": num_admitted,
-        "num_bound": bound,
-        "every_row_once": True,
+        bound = NUM_ROWS + len(killed) * MAX_IN_FLIGHT
+        assert num_admitted <= bound, (num_admitted, bound)
+        jobs.append({"killed": killed, "exit_codes": codes, "num_admitted": num_admitted, "num_bound": bound})
+        print(json.dumps(jobs[-1]), file=sys.stderr, flush=True)
+    return {
+        "num_rows": NUM_ROWS,
+        "num_kills": num_kills,
+        "kills_by_process": dict(Counter(victim for one in jobs for victim in one["killed"])),
+        "seed": seed,
+        "max_in_flight_rows": MAX_IN_FLIGHT,
+        "wall_s": round(time.monotonic() - began_s, 1),
+        "jobs": jobs,
     }
-    print(json.dumps(found, indent=1))
+
+
+def main(arguments: list[str]) -> int:
+    num_kills = int(arguments[0]) if arguments else 50
+    with tempfile.TemporaryDirectory() as name:
+        found = run(Path(name), num_kills, seed=2026)
+    print(json.dumps({key: value for key, value in found.items() if key != "jobs"}, indent=1))
     RESULTS.write_text(json.dumps(found, indent=1) + "\n")
-    assert num_admitted <= bound
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))
