@@ -77,7 +77,8 @@ class RecoveringEngine:
     def step(self) -> list[Completion]:
         """One step of every engine that has rows; returns the rows that finished."""
         self._feed()
-        reason, blames_drafter = "", False
+        reason: str | None = None
+        blames_drafter = False
         done: list[Completion] = []
         try:
             if self._plain_row is not None:
@@ -90,9 +91,9 @@ class RecoveringEngine:
                 raise
             reason = str(error)
         # Outside the block above, whose exception holds on to the failed engine's memory.
-        if blames_drafter:
+        if reason is not None and blames_drafter:
             self._do_without_drafter(reason)
-        elif reason:
+        elif reason is not None:
             done += self._do_with_less(reason)
         return done
 

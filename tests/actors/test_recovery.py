@@ -32,19 +32,22 @@ def no_collection() -> Iterator[None]:
         yield
 
 
+TORCH_SAYS = "CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
 class SmallMemory(FakeEngine):
     """Holds `room` rows at once; one that says HUGE takes `huge` places. Its drafter fails on one that says SICK."""
 
-    def __init__(self, slots: int, room: int, huge: int) -> None:
+    def __init__(self, slots: int, room: int, huge: int, says: str) -> None:
         super().__init__(slots)
-        self.room, self.huge = room, huge
+        self.room, self.huge, self.says = room, huge, says
         self.is_plain = False
 
     def step(self) -> list[Completion]:
         coming = list(self.waiting)[: self.slots - len(self.active)]
         rows = [*(request for request, _ in self.active.values()), *coming]
         if sum(self.huge if "HUGE" in request.prompt else 1 for request in rows) > self.room:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+            raise torch.OutOfMemoryError(self.says)
         if not self.is_plain and any("SICK" in request.prompt for request in rows):
             raise decoding.errors.DrafterError("the drafter failed: IndexError")
         return super().step()
@@ -53,8 +56,8 @@ class SmallMemory(FakeEngine):
 class Maker:
     """Makes such engines and remembers them."""
 
-    def __init__(self, room: int, huge: int = 1, fits: int = 1000) -> None:
-        self.room, self.huge, self.fits = room, huge, fits
+    def __init__(self, room: int, huge: int = 1, fits: int = 1000, says: str = TORCH_SAYS) -> None:
+        self.room, self.huge, self.fits, self.says = room, huge, fits, says
         self.slots: list[int] = []
         self.num_plain = 0
 
@@ -62,11 +65,11 @@ class Maker:
         self.slots.append(slots)
         if slots > self.fits:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return SmallMemory(slots, self.room, self.huge)
+        return SmallMemory(slots, self.room, self.huge, self.says)
 
     def plain(self) -> SmallMemory:
         self.num_plain += 1
-        engine = SmallMemory(1, self.room, self.huge)
+        engine = SmallMemory(1, self.room, self.huge, self.says)
         engine.is_plain = True
         return engine
 
@@ -89,8 +92,9 @@ def request(index: int, says: str = "fine") -> Request:
     return Request(f"s{index}", f"{index} {says}")
 
 
-def test_slots_are_halved_until_the_rows_fit_and_every_row_is_run() -> None:
-    maker = Maker(room=3)
+@pytest.mark.parametrize("says", [TORCH_SAYS, ""])
+def test_slots_are_halved_until_the_rows_fit_and_every_row_is_run(says: str) -> None:
+    maker = Maker(room=3, says=says)
     engine = RecoveringEngine(maker.make, maker.plain, 16)
     found = run(engine, [request(index) for index in range(40)])
     assert {one.sample_id: one.text for one in found.values()} == {
