@@ -3,7 +3,7 @@
 # make check      ruff, mypy and the layers
 # make bench      every method on the zoo, captions and images, and the tables made from it (no GPU needed)
 # make test-all   also the full product of the conformance suite
-# make test-cluster  one of four nodes killed in mid-job (a minute; not beside another Ray)
+# make test-cluster  a node killed, a node drained, a fleet that grows and shrinks (six minutes; not beside another Ray)
 # make chaos      fifty kills of a job's driver in every phase, and fifty under Ray of each kind of process (a quarter of an hour)
 #
 # TORCH_INDEX=https://…   take torch from this index instead of choosing a build for the machine

@@ -18,4 +18,16 @@ def scheduling_table(results: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-TABLES = {"scheduling": scheduling_table}
+def autoscaling_table(results: dict[str, Any]) -> str:
+    """How many nodes and actors a job had, from the test of autoscaling; a line for each change."""
+    lines = ["| seconds | worker nodes | actors |  |", "|---|---|---|---|"]
+    done_s = results["job_done_at_s"]
+    seen_end = False
+    for moment in results["time_line"]:
+        told = "the job has ended" if moment["at_s"] >= done_s and not seen_end else ""
+        seen_end = seen_end or bool(told)
+        lines.append(f"| {moment['at_s']:.1f} | {moment['num_nodes']} | {moment['num_actors']} | {told} |")
+    return "\n".join(lines)
+
+
+TABLES = {"scheduling": scheduling_table, "autoscaling": autoscaling_table}

@@ -17,6 +17,7 @@ LANTERN = json.loads(lantern.RESULTS.read_text())
 ABLATIONS = json.loads(ablations.RESULTS.read_text())
 DECODE = json.loads(decode.RESULTS.read_text())
 SCHEDULING = json.loads(scheduling.RESULTS.read_text())
+FLEET = tables.read_results()["autoscaling"]
 
 
 @pytest.mark.parametrize("document", tables.DOCUMENTS, ids=str)
@@ -133,3 +134,12 @@ def test_the_committed_overhead_is_of_every_number_of_actors_and_adds_up() -> No
         lost = cell["late_share"] + cell["without_row_share"]
         assert cell["share_of_ideal"] + lost == pytest.approx(1.0, abs=1e-3)
         assert cell["share_of_ideal"] >= SCHEDULING["goal"], "docs/log.md says that all of them reach it"
+
+
+def test_the_committed_fleet_grew_to_its_maximum_and_went_back_to_one_node() -> None:
+    line = FLEET["time_line"]
+    assert [moment["at_s"] for moment in line] == sorted(moment["at_s"] for moment in line)
+    assert (line[0]["num_nodes"], line[0]["num_actors"]) == (1, 0)
+    assert max(moment["num_nodes"] for moment in line) == max(moment["num_actors"] for moment in line) == 3
+    assert (line[-1]["num_nodes"], line[-1]["num_actors"]) == (1, 0)
+    assert tables.fill("<!-- table: autoscaling -->\n<!-- end -->", {"autoscaling": FLEET}).count("has ended") == 1
