@@ -1,0 +1,370 @@
+"""An inflated model is its source at another price: same logits, same tokens, and every fault in that is seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, LlamaConfig, LlamaForCausalLM
+
+from benchmarks import inflate as inflating
+from benchmarks import inflate_files
+from benchmarks.inflate import (
+    SHAPES,
+    Inflation,
+    InflationError,
+    Shape,
+    drafter_shape,
+    inflate,
+    inflated_config,
+    main,
+    named_shape,
+    shape_of,
+)
+from benchmarks.inflate_check import Inputs, compare
+from benchmarks.inflate_files import inflate_folder
+from models.checkpoints import CheckpointRef
+from models.target import Target
+from tests.toys.weights import randomise
+from zoo.pair import CHECKPOINTS
+
+OLD = Shape(hidden=16, layers=2, heads=4, kv_heads=2, ffn=24)
+ALL = Shape(hidden=64, layers=4, heads=16, kv_heads=4, ffn=40)
+SMALL = Shape(1024, 4, 16, 16, 704)
+SHAPES_OF_ALL_KINDS = {
+    "as it is": OLD,
+    "deeper": replace(OLD, layers=5),
+    "wider": replace(OLD, hidden=64),
+    "wider, by no power of four": replace(OLD, hidden=40),
+    "more heads and groups": replace(OLD, heads=8, kv_heads=4),
+    "more heads in a group": replace(OLD, heads=8),
+    "groups that grow and multiply": replace(OLD, hidden=48, heads=12, kv_heads=3),
+    "more neurons": replace(OLD, ffn=31),
+    "everything": ALL,
+}
+
+
+def toy(**changes: Any) -> LlamaForCausalLM:
+    """A model whose epsilon matters, and whose heads are not its width cut in pieces of that size."""
+    sizes: dict[str, Any] = {
+        "hidden_size": OLD.hidden,
+        "num_hidden_layers": OLD.layers,
+        "num_attention_heads": OLD.heads,
+        "num_key_value_heads": OLD.kv_heads,
+        "intermediate_size": OLD.ffn,
+        "head_dim": 8,
+        "vocab_size": 50,
+        "rms_norm_eps": 0.05,
+        "tie_word_embeddings": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    model = LlamaForCausalLM(LlamaConfig(**sizes | changes)).double().eval()
+    randomise(model, 3)
+    drawn = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=drawn, dtype=parameter.dtype) * 0.2)
+    return model
+
+
+def samples(num: int = 3) -> list[Inputs]:
+    drawn = torch.Generator().manual_seed(5)
+    rows = [torch.randint(3, 50, (1, length), generator=drawn) for length in (1, 4, 9)[:num]]
+    return [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in rows]
+
+
+@pytest.mark.parametrize("kind", SHAPES_OF_ALL_KINDS)
+def test_a_model_of_another_shape_writes_the_same_tokens_with_the_same_logits(kind: str) -> None:
+    model, shape = toy(), SHAPES_OF_ALL_KINDS[kind]
+    grown = inflate(model, shape)
+    assert shape_of(grown.config.to_dict()) == shape
+    found = compare(model, grown, samples(), 12)
+    assert found.fault == ""
+    assert found.dtype == "float64"
+    assert found.equal_prompts == 3
+    assert found.equal_argmax_share == 1.0
+    assert found.logit_difference < 2e-6
+
+
+@pytest.mark.parametrize(
+    "changes", [{"attention_bias": True, "mlp_bias": True}, {"tie_word_embeddings": True}], ids=str
+)
+def test_biases_and_tied_embeddings_are_inflated_too(changes: dict[str, Any]) -> None:
+    model = toy(**changes)
+    kinds = {name.rpartition(".")[2] for name in model.state_dict()}
+    assert kinds == ({"weight", "bias"} if "mlp_bias" in changes else {"weight"})
+    found = compare(model, inflate(model, ALL), samples(), 12)
+    assert found.fault == ""
+    assert found.logit_difference < 2e-6
+
+
+def test_pads_of_the_residual_stream_stay_zero_and_the_rest_of_the_model_is_busy() -> None:
+    model = toy()
+    grown = inflate(model, ALL)
+    ours, theirs = (
+        each(**samples()[2], output_hidden_states=True, use_cache=False).hidden_states for each in (model, grown)
+    )
+    for layer, states in enumerate(theirs[:-1]):
+        assert not states[..., OLD.hidden :].any(), layer
+        if layer < OLD.layers:
+            torch.testing.assert_close(states[..., : OLD.hidden], ours[layer], rtol=1e-6, atol=1e-6)
+    assert torch.equal(theirs[2], theirs[3])
+    zero_outside = ("embed_tokens", "o_proj", "down_proj")
+    for name, value in grown.state_dict().items():
+        share = (value == 0).double().mean().item()
+        assert share > 0.5 if any(part in name for part in zero_outside) else share == 0.0, (name, share)
+    # What cannot reach an output still computes: extra heads attend, extra neurons fire.
+    layer = grown.model.layers[3]
+    hidden = layer.input_layernorm(theirs[3])
+    for projected in (layer.self_attn.q_proj(hidden), layer.self_attn.v_proj(hidden), layer.mlp.up_proj(hidden)):
+        assert 0.01 < projected.std() < 10.0
+
+
+def test_a_seed_repeats_every_tensor_and_another_changes_only_what_cannot_be_seen() -> None:
+    model = toy()
+    one, again, other = (inflate(model, ALL, seed).state_dict() for seed in (0, 0, 1))
+    assert all(torch.equal(value, again[name]) for name, value in one.items())
+    assert not all(torch.equal(value, other[name]) for name, value in one.items())
+    assert compare(inflate(model, ALL, 0), inflate(model, ALL, 1), samples(1), 8).fault == ""
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_in_half_precision_four_and_sixteen_times_the_width_round_as_the_source_does(dtype: torch.dtype) -> None:
+    model = toy().to(dtype)
+    for hidden in (64, 256):
+        norms = inflate(model, replace(ALL, hidden=hidden)).model.norm.weight[: OLD.hidden]
+        assert torch.equal(norms * (hidden // OLD.hidden) ** 0.5, model.model.norm.weight)
+        found = compare(model, inflate(model, replace(ALL, hidden=hidden)), samples(), 12)
+        assert found.fault == ""
+        assert found.logit_difference < 0.02
+
+
+def test_the_norms_of_another_width_are_rounded_once() -> None:
+    model = toy().to(torch.bfloat16)
+    grown = inflate(model, replace(ALL, hidden=48))
+    exact = model.model.norm.weight.double() / 3**0.5
+    assert torch.equal(grown.model.norm.weight[: OLD.hidden], exact.to(torch.bfloat16))
+
+
+# --- faults --------------------------------------------------------------------------------------------------------
+
+
+def _norm_unscaled(model: Any) -> None:
+    model.model.layers[1].post_attention_layernorm.weight[: OLD.hidden] *= 2.0
+
+
+def _last_norm_unscaled(model: Any) -> None:
+    model.model.norm.weight[: OLD.hidden] *= 2.0
+
+
+def _eps_unscaled(model: Any) -> None:
+    for module in model.modules():
+        if hasattr(module, "variance_epsilon"):
+            module.variance_epsilon = 0.05
+
+
+def _extra_head_writes(model: Any) -> None:
+    model.model.layers[0].self_attn.o_proj.weight[: OLD.hidden, -8:] = 0.1
+
+
+def _head_writes_into_pads(model: Any) -> None:
+    model.model.layers[0].self_attn.o_proj.weight[OLD.hidden :, :8] = 0.1
+
+
+def _extra_neuron_writes(model: Any) -> None:
+    model.model.layers[1].mlp.down_proj.weight[: OLD.hidden, -1] = 1.0
+
+
+def _extra_layer_writes(model: Any) -> None:
+    model.model.layers[3].mlp.down_proj.weight[: OLD.hidden] = 0.1
+
+
+def _extra_layer_writes_into_pads(model: Any) -> None:
+    model.model.layers[3].self_attn.o_proj.weight[OLD.hidden :] = 0.1
+
+
+def _pads_are_not_zero(model: Any) -> None:
+    model.model.embed_tokens.weight[:, OLD.hidden :] = 0.01
+
+
+def _queries_in_another_group(model: Any) -> None:
+    attention = model.model.layers[0].self_attn
+    attention.q_proj.weight.copy_(attention.q_proj.weight.roll(8, 0))
+    attention.o_proj.weight.copy_(attention.o_proj.weight.roll(8, 1))
+
+
+def _not_a_number(model: Any) -> None:
+    model.lm_head.weight[5, -1] = float("nan")
+
+
+FAULTS = (
+    _norm_unscaled,
+    _last_norm_unscaled,
+    _eps_unscaled,
+    _extra_head_writes,
+    _head_writes_into_pads,
+    _extra_neuron_writes,
+    _extra_layer_writes,
+    _extra_layer_writes_into_pads,
+    _pads_are_not_zero,
+    _not_a_number,
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_check_sees_a_fault(fault: Callable[[Any], None]) -> None:
+    model = toy()
+    grown = inflate(model, ALL)
+    with torch.no_grad():
+        fault(grown)
+    assert compare(model, grown, samples(), 12).fault != ""
+
+
+def test_the_check_sees_heads_that_left_their_group() -> None:
+    """Two heads of a group of four are the source's, so moving by one puts none into another group; by three does."""
+    model = toy()
+    grown = inflate(model, ALL)
+    with torch.no_grad():
+        _queries_in_another_group(grown)
+    assert compare(model, grown, samples(), 12).fault == ""
+    with torch.no_grad():
+        _queries_in_another_group(grown)
+        _queries_in_another_group(grown)
+    assert compare(model, grown, samples(), 12).fault != ""
+
+
+def test_in_half_precision_a_clear_choice_that_changes_is_a_fault() -> None:
+    model = toy().to(torch.bfloat16)
+    grown = inflate(model, ALL)
+    with torch.no_grad():
+        grown.lm_head.weight.copy_(grown.lm_head.weight.roll(1, 0))
+    found = compare(model, grown, samples(), 12)
+    assert found.worst_gap > 0.03
+    assert "bfloat16" in found.fault
+
+
+# --- shapes --------------------------------------------------------------------------------------------------------
+
+
+def test_named_shapes_have_the_sizes_that_they_are_named_for() -> None:
+    sizes = {name: shape.num_parameters() / 1e9 for name, shape in SHAPES.items()}
+    assert {name: round(size, 2) for name, size in sizes.items()} == {
+        "0.3B": 0.28,
+        "1B": 1.01,
+        "7B": 6.48,
+        "32B": 31.21,
+    }
+    for name, shape in SHAPES.items():
+        inflated_config(json.loads((CHECKPOINTS / "caption_target" / "config.json").read_text()), shape)
+        assert named_shape(name) is shape
+
+
+@pytest.mark.parametrize("name", ["0.3B", "1B", "7B", "32B"])
+@pytest.mark.parametrize("ratio", [0.01, 0.05, 0.2])
+def test_a_drafter_has_its_share_of_the_targets_weights_and_is_wider_by_a_power_of_four(
+    name: str, ratio: float
+) -> None:
+    target = SHAPES[name]
+    shape = drafter_shape(target, ratio)
+    assert shape.num_parameters() == pytest.approx(ratio * target.num_parameters(), rel=0.1)
+    inflated_config(json.loads((CHECKPOINTS / "caption_drafter" / "config.json").read_text()), shape)
+    if name != "32B":
+        assert shape.hidden in {64, 256, 1024, 4096}
+
+
+def test_what_cannot_be_inflated_is_refused_with_the_reason() -> None:
+    model = toy()
+    for shape, reason in (
+        (replace(OLD, layers=1), "layers is 2 in the source and would shrink to 1"),
+        (replace(ALL, heads=15), "divide"),
+        (replace(ALL, hidden=60, heads=6, kv_heads=4), "evenly"),
+        (replace(ALL, heads=8, kv_heads=8), "share keys"),
+    ):
+        with pytest.raises(InflationError, match=reason):
+            inflate(model, shape)
+    with pytest.raises(InflationError, match="qwen2_5_vl"):
+        inflated_config(json.loads((CHECKPOINTS / "video_target" / "config.json").read_text()), SMALL)
+    for name in ("8B", "draft-1.5", "hidden=1024,layers=4", ""):
+        with pytest.raises(InflationError, match="no shape"):
+            named_shape(name)
+    with pytest.raises(InflationError, match="ratio"):
+        drafter_shape(OLD, 1.0)
+    assert named_shape("hidden=1024,layers=4,heads=16,kv_heads=16,ffn=704") == SMALL
+
+
+# --- folders -------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_holds_the_model_that_was_checked_and_loads_everywhere(tmp_path: Path) -> None:
+    source = CHECKPOINTS / "caption_target"
+    told = inflate_folder(source, tmp_path / "grown", SMALL, num_prompts=1, max_new_tokens=8)
+    assert [each["dtype"] for each in told["differences"]] == ["float32", "bfloat16"]
+    assert all(each["equal_prompts"] == 1 for each in told["differences"])
+    assert told["differences"][1]["logit_difference"] == 0.0
+    assert told["checked_layers"] == 4
+    # The language model, its two vocabulary matrices and the vision tower, biases and norms left out.
+    assert told["num_parameters"] == pytest.approx(SMALL.num_parameters() + 2 * 806 * 1024 + 1.7e6, rel=0.01)
+    assert json.loads((tmp_path / "grown" / "inflation.json").read_text())["shape"]["hidden"] == 1024
+    names = {path.name for path in source.iterdir()}
+    assert {path.name for path in (tmp_path / "grown").iterdir()} == names | {"inflation.json"}
+    loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "grown", dtype="auto")
+    assert loaded.dtype == torch.bfloat16
+    inside = inflate(inflate_files.load(source, torch.bfloat16), SMALL).state_dict()
+    # Folders have older names for the tensors, which decide what is random in them; what is not random is the same.
+    norm = "model.language_model.norm.weight"
+    assert torch.equal(loaded.state_dict()[norm][:256], inside[norm][:256])
+    target = Target.load(CheckpointRef(str(tmp_path / "grown")), "auto", "cpu")
+    assert target.hidden_size == 1024
+    assert target.front_end.takes_images
+
+
+def test_a_large_folder_has_shards_and_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, shape = CHECKPOINTS / "caption_drafter", Shape(256, 3, 4, 4, 256)
+    inflate_folder(source, tmp_path / "one", shape, num_prompts=1, max_new_tokens=2)
+    monkeypatch.setattr(inflate_files, "MAX_SHARD_BYTES", 500_000)
+    inflate_folder(source, tmp_path / "many", shape, num_prompts=1, max_new_tokens=2)
+    shards = sorted((tmp_path / "many").glob("model-*.safetensors"))
+    assert len(shards) > 3
+    index = json.loads((tmp_path / "many" / "model.safetensors.index.json").read_text())
+    assert {index["weight_map"][name] for name in index["weight_map"]} == {path.name for path in shards}
+    with safe_open(tmp_path / "one" / "model.safetensors", framework="pt") as whole:
+        assert set(whole.keys()) == set(index["weight_map"])
+        for name, file in index["weight_map"].items():
+            with safe_open(tmp_path / "many" / file, framework="pt") as shard:
+                assert torch.equal(shard.get_tensor(name), whole.get_tensor(name)), name
+    loaded = AutoModelForImageTextToText.from_pretrained(tmp_path / "many", dtype="auto")
+    assert loaded.config.text_config.num_hidden_layers == 3
+
+
+def test_a_folder_that_would_be_another_model_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(inflating.RULES, "o_proj.weight", ("hq", inflating.RANDOM))
+    source, shape = CHECKPOINTS / "caption_drafter", Shape(256, 3, 4, 4, 256)
+    with pytest.raises(InflationError, match="another model: in float32"):
+        inflate_folder(source, tmp_path / "grown", shape, num_prompts=1, max_new_tokens=4)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_there_or_no_source_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(CHECKPOINTS / "caption_target"), str(tmp_path), "--shape", "0.3B"]) == 2
+    assert "there already" in capsys.readouterr().err
+    assert main([str(tmp_path), str(tmp_path / "out"), "--shape", "0.3B"]) == 2
+    assert "config.json" in capsys.readouterr().err
+
+
+def test_a_tied_head_of_a_folder_becomes_a_tensor_of_its_own() -> None:
+    model = toy(tie_word_embeddings=True)
+    stored = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
+    sizes = dict(Inflation(stored, OLD, ALL, 8, 0).names())
+    assert sizes["lm_head.weight"] == (50, 64)
+    grown = LlamaForCausalLM(LlamaConfig(**inflated_config(model.config.to_dict(), ALL)))
+    assert {name: tuple(value.shape) for name, value in grown.state_dict().items()} == sizes
+    assert AutoModelForCausalLM.from_config(grown.config).lm_head.weight.shape == (50, 64)
