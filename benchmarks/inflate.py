@@ -13,7 +13,8 @@ projections, is random and of ordinary scale. Heads keep their width, which rota
 stays as small as it was: the largest part of a real model's cost that is not reproduced.
 
 √(D/D') is exact in bfloat16 when D'/D is a power of four; otherwise norm weights are rounded anew and outputs are only
-close. `benchmarks.inflate_check` measures it, before anything is written. Owns shapes and tensors; knows no files.
+close. `benchmarks.inflate_check` measures it, before anything is written. Owns tensors;
+shapes are `benchmarks.inflate_shapes`, folders `benchmarks.inflate_files`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -33,90 +34,19 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from benchmarks.inflate_shapes import (
+    SHAPES,
+    InflationError,
+    Shape,
+    check_growth,
+    head_dim_of,
+    named_shape,
+    shape_of,
+)
+
 FAMILIES = ("llama", "llava")
 RANDOM_STD = 0.02
 NORM_SPREAD = 0.1
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of a decoder whose heads are `head_dim` wide elsewhere: width, layers, heads, key-value heads, neurons."""
-
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    ffn: int
-
-    def num_parameters(self, head_dim: int = 64) -> int:
-        """Of the layers, biases and norms left out."""
-        attention = 2 * self.hidden * head_dim * (self.heads + self.kv_heads)
-        return self.layers * (attention + 3 * self.hidden * self.ffn)
-
-
-SHAPES = {
-    "0.3B": Shape(1024, 22, 16, 16, 2816),
-    # Five layers of Llama-2-7B.
-    "1B": Shape(4096, 5, 64, 64, 11008),
-    # Llama-2-7B, its heads cut in two.
-    "7B": Shape(4096, 32, 64, 64, 11008),
-    # Qwen2.5-32B, its heads cut in two. From 256 wide this is no power of four.
-    "32B": Shape(5120, 64, 80, 16, 27648),
-}
-"""Named shapes for a source with heads of 64."""
-
-
-class InflationError(ValueError):
-    """A model or a shape that cannot be inflated, or an inflated model that is not the source; says why."""
-
-
-def drafter_shape(target: Shape, ratio: float, head_dim: int = 64, min_layers: int = 2) -> Shape:
-    """A shape with `ratio` of a target's weights, so about that share of its time at batch 1; as wide where it fits.
-
-    Raises:
-        InflationError: the ratio is not between 0 and 1.
-    """
-    if not 0.0 < ratio < 1.0:
-        raise InflationError(f"a drafter's ratio must lie between 0 and 1, not {ratio}")
-    layers = max(min_layers, round(ratio * target.layers))
-    per_layer = ratio * target.num_parameters(head_dim) / layers
-    hidden = target.hidden
-    # Attention takes at most two thirds of a layer, as in common models; widths go down by four, which is exact.
-    while hidden > 4 * head_dim and 4 * hidden * hidden > 2 * per_layer / 3:
-        hidden //= 4
-    ffn = round((per_layer - 4 * hidden * hidden) / (3 * hidden) / 64) * 64
-    return Shape(hidden, layers, hidden // head_dim, hidden // head_dim, max(ffn, 4 * head_dim))
-
-
-def named_shape(name: str) -> Shape:
-    """A shape by its name, `draft-<ratio>` for a drafter of the 0.3B shape, or `hidden=…,layers=…,…` in full.
-
-    Raises:
-        InflationError: there is none of this name.
-    """
-    if name in SHAPES:
-        return SHAPES[name]
-    if found := re.fullmatch(r"draft-(0?\.\d+)", name):
-        return drafter_shape(SHAPES["0.3B"], float(found[1]))
-    sizes = dict(re.findall(r"(\w+)=(\d+)(?:,|$)", name))
-    if sizes.keys() == {field.name for field in fields(Shape)}:
-        return Shape(**{key: int(value) for key, value in sizes.items()})
-    raise InflationError(
-        f"no shape {name!r}: known are {', '.join(SHAPES)}, draft-<ratio>, and all sizes as in "
-        "hidden=1024,layers=6,heads=16,kv_heads=16,ffn=2816"
-    )
-
-
-def shape_of(text: Mapping[str, Any]) -> Shape:
-    """The shape that a text model's configuration, as plain data, has."""
-    heads = text["num_attention_heads"]
-    kv_heads = text.get("num_key_value_heads") or heads
-    return Shape(text["hidden_size"], text["num_hidden_layers"], heads, kv_heads, text["intermediate_size"])
-
-
-def head_dim_of(text: Mapping[str, Any]) -> int:
-    """The width of a head."""
-    return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
 
 
 def inflated_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
@@ -132,7 +62,7 @@ def inflated_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
             f"{grown.get('model_type')!r} cannot be inflated: only Llama, and the Llama inside LLaVA, can"
         )
     old = shape_of(text)
-    _check_growth(old, shape)
+    check_growth(old, shape)
     text["head_dim"] = head_dim_of(text)
     text["hidden_size"], text["num_hidden_layers"] = shape.hidden, shape.layers
     text["num_attention_heads"], text["num_key_value_heads"] = shape.heads, shape.kv_heads
@@ -141,22 +71,6 @@ def inflated_config(config: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     # The head reads pads, which are zero, so its new columns may be random; those of the embedding may not.
     text["tie_word_embeddings"] = grown["tie_word_embeddings"] = False
     return grown
-
-
-def _check_growth(old: Shape, new: Shape) -> None:
-    for field in fields(Shape):
-        before, after = getattr(old, field.name), getattr(new, field.name)
-        if after < before:
-            raise InflationError(f"{field.name} is {before} in the source and would shrink to {after}")
-    if new.hidden % new.heads:
-        raise InflationError(f"transformers wants a width that {new.heads} heads divide, and {new.hidden} is none")
-    if new.heads % new.kv_heads:
-        raise InflationError(f"{new.heads} heads cannot share {new.kv_heads} key-value heads evenly")
-    if new.heads // new.kv_heads < old.heads // old.kv_heads:
-        raise InflationError(
-            f"{old.heads // old.kv_heads} heads share keys and values in the source, and only "
-            f"{new.heads // new.kv_heads} would: that needs keys twice over"
-        )
 
 
 # --- tensors -------------------------------------------------------------------------------------------------------
@@ -189,8 +103,13 @@ RULES: dict[str, tuple[str, str]] = {
     "linear_1.bias": ("h", RANDOM),
     "linear_2.weight": ("hh", ZERO),
     "linear_2.bias": ("h", ZERO),
+    # LlamaGen's GPT: its head, and what carries a text's features or a class into the stream.
+    "output.weight": ("=h", RANDOM),
+    "condition.fc1.weight": ("h=", RANDOM),
+    "condition.fc2.weight": ("hh", ZERO),
+    "condition.weight": ("=h", ZERO),
 }
-KEPT = ("vision_tower.",)
+KEPT = ("vision_tower.", "uncond_embedding")
 _LAYER = re.compile(r"(?<![a-z_])layers\.(\d+)\.")
 
 
@@ -324,6 +243,7 @@ def inflate(
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     from benchmarks.inflate_files import inflate_folder
+    from benchmarks.inflate_images import inflate_image_folder, is_image_model
 
     parser = argparse.ArgumentParser(prog="python -m benchmarks.inflate", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("source", help="a checkpoint folder of the zoo")
@@ -334,7 +254,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         shape = named_shape(options.shape)
-        told = inflate_folder(options.source, options.destination, shape, options.dtype, options.seed)
+        write = inflate_image_folder if is_image_model(options.source) else inflate_folder
+        told = write(options.source, options.destination, shape, options.dtype, options.seed)
     except InflationError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

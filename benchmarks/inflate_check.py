@@ -80,28 +80,43 @@ def compare(
     source: PreTrainedModel, inflated: PreTrainedModel, samples: Sequence[Inputs], max_new_tokens: int
 ) -> Difference:
     """Run both models over samples of one row each, without pads, greedily."""
-    equal_prompts = equal_argmax = num_tokens = 0
-    difference = gap = largest = 0.0
+    pairs, firsts = [], []
     for sample in samples:
         written = _generate(source, sample, max_new_tokens)
         told = _generate(inflated, sample, max_new_tokens)
         prompt = sample["input_ids"].shape[1]
-        ours, theirs = (_logits(model, sample, written, prompt) for model in (source, inflated))
+        pairs.append((_logits(source, sample, written, prompt), _logits(inflated, sample, written, prompt)))
+        firsts.append(_first_difference(written[prompt:].tolist(), told[prompt:].tolist()))
+    return summarise(str(source.dtype), pairs, firsts)
+
+
+def summarise(dtype: str, pairs: Sequence[tuple[Tensor, Tensor]], firsts: Sequence[int | None] | None) -> Difference:
+    """Put together logits (n, V) of source and inflated model for each prompt, and where their outputs first part.
+
+    Without `firsts` that is where their first choices do, which is the same for greedy outputs.
+    """
+    equal_prompts = equal_argmax = num_tokens = 0
+    difference = gap = largest = 0.0
+    for index, (ours, theirs) in enumerate(pairs):
+        same = ours.argmax(-1) == theirs.argmax(-1)
+        if firsts is not None:
+            first = firsts[index]
+        else:
+            first = None if same.all() else int((~same).nonzero()[0])
         largest = max(largest, ours.abs().max().item())
         worst = (ours - theirs).abs().max().item()
         # Compared the other way round, not-a-number would count as no difference.
         difference = difference if worst <= difference else worst
-        equal_argmax += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
+        equal_argmax += int(same.sum())
         num_tokens += len(ours)
-        first = _first_difference(written[prompt:].tolist(), told[prompt:].tolist())
         if first is None:
             equal_prompts += 1
         else:
             best = ours[min(first, len(ours) - 1)].topk(2).values
             gap = max(gap, (best[0] - best[1]).item())
     return Difference(
-        dtype=str(source.dtype).removeprefix("torch."),
-        num_prompts=len(samples),
+        dtype=dtype.removeprefix("torch."),
+        num_prompts=len(pairs),
         num_tokens=num_tokens,
         equal_prompts=equal_prompts,
         equal_argmax_share=equal_argmax / num_tokens,

@@ -21,8 +21,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
-from benchmarks.inflate import Inflation, InflationError, Shape, head_dim_of, inflate, inflated_config, shape_of
+from benchmarks.inflate import Inflation, inflate, inflated_config
 from benchmarks.inflate_check import Difference, Inputs, compare, zoo_inputs
+from benchmarks.inflate_shapes import InflationError, Shape, head_dim_of, shape_of
 from models.checkpoints import DTYPES
 
 NOTE = "inflation.json"

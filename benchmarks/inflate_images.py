@@ -1,0 +1,132 @@
+"""The zoo's image models in other shapes: LlamaGen's GPT, widened and deepened without changing its function.
+
+Owns how the GPT is built, compared and written. How a tensor grows is `benchmarks.inflate`'s; vocabulary, grid and
+condition stay as they are.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.inflate import Inflation
+from benchmarks.inflate_check import Difference, summarise
+from benchmarks.inflate_shapes import InflationError, Shape, check_growth
+from models.checkpoints import CheckpointRef
+from models.llamagen.checkpoints import load_gpt, save_gpt
+from models.llamagen.gpt import Gpt
+from models.llamagen.shape import GPT_TYPE
+
+
+def is_image_model(folder: str | Path) -> bool:
+    """Whether a folder holds LlamaGen's GPT."""
+    config = Path(folder) / "config.json"
+    return config.is_file() and json.loads(config.read_text(encoding="utf-8")).get("model_type") == GPT_TYPE
+
+
+@torch.no_grad()
+def inflate_gpt(
+    gpt: Gpt,
+    shape: Shape,
+    seed: int = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Gpt:
+    """A GPT of another shape and the same function, made on `device` in `dtype` (the source's unless given).
+
+    Raises:
+        InflationError: the shape is smaller than the source, or its heads are of another width.
+    """
+    ours = gpt.shape
+    old = Shape(ours.dim, ours.num_layers, ours.num_heads, ours.num_heads, ours.ffn_dim)
+    check_growth(old, shape)
+    if shape.kv_heads != shape.heads or shape.hidden != shape.heads * ours.head_dim:
+        raise InflationError(
+            f"LlamaGen has one key-value head for each head, {ours.head_dim} wide here: {shape.heads} heads and "
+            f"{shape.kv_heads} key-value heads do not make {shape.hidden}"
+        )
+    grown_shape = replace(
+        ours,
+        dim=shape.hidden,
+        num_layers=shape.layers,
+        num_heads=shape.heads,
+        ffn_dim=shape.ffn,
+        rms_eps=ours.rms_eps * ours.dim / shape.hidden,
+    )
+    with torch.device("meta"):
+        empty = Gpt(grown_shape).to(dtype or gpt.output.weight.dtype)
+    grown: Gpt = empty.to_empty(device=device or gpt.output.weight.device)
+    inflation = Inflation(gpt.state_dict(), old, shape, ours.head_dim, seed)
+    for name, out in grown.state_dict().items():
+        inflation.fill(name, out)
+    return grown.requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def compare_gpts(source: Gpt, grown: Gpt, num_images: int, seed: int) -> Difference:
+    """Compare two GPTs along the source's own greedy images, one for each of `num_images` random conditions.
+
+    Where all codes of an image are the first choice of both after those before, both draw the same image.
+    """
+    drawn = torch.Generator().manual_seed(seed)
+    pairs = []
+    for _ in range(num_images):
+        condition: Tensor | int
+        if source.shape.condition == "text":
+            size = (source.shape.num_condition_tokens, source.shape.condition_dim)
+            condition = torch.randn(size, generator=drawn)
+        else:
+            condition = int(torch.randint(source.shape.num_classes, (1,), generator=drawn))
+        codes = torch.zeros(0, dtype=torch.long)
+        for _ in range(source.shape.num_image_tokens):
+            best = _logits(source, condition, codes)[-1:].argmax(-1)
+            codes = torch.cat([codes, best])
+        pairs.append((_logits(source, condition, codes[:-1]), _logits(grown, condition, codes[:-1])))
+    return summarise(str(source.output.weight.dtype), pairs, None)
+
+
+def _logits(gpt: Gpt, condition: Tensor | int, codes: Tensor) -> Tensor:
+    """Logits (n + 1, V) of the first code and of those after each of n codes."""
+    place = gpt.output.weight.device
+    before = gpt.embed_class(condition) if isinstance(condition, int) else gpt.embed_text(condition.to(place))
+    inputs = torch.cat([before, gpt.embed_tokens(codes.to(place))])[None]
+    hidden = gpt(inputs, torch.arange(inputs.shape[1], device=place)[None]).last_hidden_state
+    logits: Tensor = gpt.output(hidden[0, len(before) - 1 :])
+    return logits.cpu().double()
+
+
+def inflate_image_folder(
+    source: str | Path,
+    destination: str | Path,
+    shape: Shape,
+    dtype: str = "bfloat16",
+    seed: int = 0,
+    num_images: int = 2,
+) -> dict[str, Any]:
+    """Write an image model in another shape; returns what was checked, as `inflation.json` holds it.
+
+    Raises:
+        InflationError: it cannot be inflated, its outputs differ, or the destination is there already.
+    """
+    source, destination = Path(source), Path(destination)
+    if destination.exists():
+        raise InflationError(f"{destination}: it is there already; name another folder or remove it")
+    found = []
+    for each in dict.fromkeys(("float32", dtype)):
+        gpt = load_gpt(CheckpointRef(str(source)), each, torch.device("cpu"))
+        grown = inflate_gpt(gpt, shape, seed)
+        found.append(compare_gpts(gpt, grown, num_images, seed))
+        if found[-1].fault:
+            raise InflationError(f"{source} in the shape {shape} is another model: {found[-1].fault}")
+    told = {"dtype": dtype, "seed": seed, "differences": [asdict(one) for one in found]}
+    told["num_parameters"] = sum(parameter.numel() for parameter in grown.parameters())
+    partial = destination.with_name(destination.name + ".partial")
+    save_gpt(grown, partial)
+    (partial / "inflation.json").write_text(json.dumps({"shape": asdict(shape), **told}, indent=1) + "\n")
+    partial.rename(destination)
+    return told

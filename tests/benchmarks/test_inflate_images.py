@@ -1,0 +1,73 @@
+"""The image models in other shapes draw the same images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.inflate import Inflation, main
+from benchmarks.inflate_images import compare_gpts, inflate_gpt, inflate_image_folder
+from benchmarks.inflate_shapes import InflationError, Shape
+from models.checkpoints import CheckpointRef
+from models.llamagen.checkpoints import load_gpt
+from models.llamagen.gpt import Gpt
+from models.llamagen.shape import GptShape
+from zoo.pair import CHECKPOINTS
+
+SHAPE = Shape(hidden=256, layers=3, heads=32, kv_heads=32, ffn=48)
+
+
+def toy(condition: str) -> Gpt:
+    torch.manual_seed(0)
+    columns = 3 if condition == "text" else 1
+    gpt = Gpt(GptShape(16, 2, 2, 24, 40, 3, condition, columns, 6, 5, rms_eps=0.05)).eval()
+    with torch.no_grad():
+        for name, parameter in gpt.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    return gpt
+
+
+@pytest.mark.parametrize("condition", ["text", "class"])
+def test_a_gpt_of_another_shape_draws_the_same_image(condition: str) -> None:
+    gpt = toy(condition)
+    grown = inflate_gpt(gpt, SHAPE)
+    assert (grown.shape.dim, grown.shape.num_heads, grown.shape.num_layers, grown.shape.ffn_dim) == (256, 32, 3, 48)
+    found = compare_gpts(gpt, grown, 3, 1)
+    assert found.fault == ""
+    assert (found.equal_prompts, found.num_tokens, found.equal_argmax_share) == (3, 27, 1.0)
+    assert found.logit_difference < 2e-6
+
+
+@pytest.mark.parametrize("name", ["condition.fc1.weight", "norm.weight", "layers.1.mlp.down_proj.weight"])
+def test_a_tensor_that_is_not_as_it_should_be_is_seen(name: str) -> None:
+    gpt = toy("text")
+    grown = inflate_gpt(gpt, SHAPE)
+    grown.get_parameter(name).mul_(1.5)
+    assert "logits differ" in compare_gpts(gpt, grown, 2, 1).fault
+
+
+def test_heads_of_another_width_are_refused() -> None:
+    with pytest.raises(InflationError, match="8 wide"):
+        inflate_gpt(toy("text"), replace(SHAPE, heads=16, kv_heads=16))
+
+
+def test_an_image_models_folder_loads_as_it_was_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = CHECKPOINTS / "image_class_target"
+    told = inflate_image_folder(source, tmp_path / "grown", Shape(256, 5, 8, 8, 320), num_images=1)
+    assert [each["equal_prompts"] for each in told["differences"]] == [1, 1]
+    grown = load_gpt(CheckpointRef(str(tmp_path / "grown")), "auto", torch.device("cpu"))
+    gpt = load_gpt(CheckpointRef(str(source)), "auto", torch.device("cpu"))
+    assert grown.output.weight.dtype == torch.bfloat16
+    inside = inflate_gpt(gpt, Shape(256, 5, 8, 8, 320)).state_dict()
+    assert all(torch.equal(value, inside[name]) for name, value in grown.state_dict().items())
+    assert main([str(source), str(tmp_path / "grown"), "--shape", "XL"]) == 2
+    assert "there already" in capsys.readouterr().err
+
+
+def test_a_tensor_that_nobody_knows_is_refused() -> None:
+    inflation = Inflation({"mystery.weight": torch.zeros(2)}, SHAPE, SHAPE, 8, 0)
+    with pytest.raises(InflationError, match=r"mystery\.weight"):
+        inflation.fill("mystery.weight", torch.zeros(2))
