@@ -19,9 +19,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from actors.choice import Choice
 from actors.journal import ALONE_FROM_DEATHS
 from actors.watchdog import Watchdog
 from decoding.types import Completion, Request
@@ -51,14 +52,21 @@ class SteppedEngine(Protocol):
 @dataclass(frozen=True)
 class Waits:
     """What an engine's time went to, from its first batch to its last: `idle_s` it stood without a row, `queued_s` it
-    worked while further rows waited for a slot, `total_s` is all of it."""
+    worked while further rows waited for a slot, `total_s` is all of it. `choices` are the methods that it kept after
+    trying several."""
 
     idle_s: float = 0.0
     queued_s: float = 0.0
     total_s: float = 0.0
+    choices: tuple[Choice, ...] = ()
 
     def __add__(self, other: Waits) -> Waits:
-        return Waits(self.idle_s + other.idle_s, self.queued_s + other.queued_s, self.total_s + other.total_s)
+        return Waits(
+            self.idle_s + other.idle_s,
+            self.queued_s + other.queued_s,
+            self.total_s + other.total_s,
+            self.choices + other.choices,
+        )
 
     @property
     def actors_waited(self) -> float:
@@ -151,7 +159,7 @@ class EngineThread:
     @property
     def waits(self) -> Waits:
         """Where the time went so far; the wait for a first batch, and for one that never came, is not counted."""
-        return self._waits
+        return replace(self._waits, choices=getattr(self._engine, "choices", ()))
 
     def close(self) -> None:
         """Finish what was handed over, then end the thread."""

@@ -19,11 +19,22 @@ import pyarrow as pa
 
 import decoding.errors
 from actors.engine_thread import EngineThread, ReportWaits, SteppedEngine, Suspect
+from actors.engines import make_engine
 from actors.events import Events
 from actors.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Holder, Journal, row_keys, told_of_deaths
 from actors.metrics import engine_metrics
-from actors.recovery import RecoveringEngine
-from actors.results import Stamp, Tally, counts, errors_of, failed, method_values, result_table, torch_threads
+from actors.results import (
+    Stamp,
+    Tally,
+    counts,
+    errors_of,
+    failed,
+    method_values,
+    own_method_values,
+    result_table,
+    torch_threads,
+)
+from configs.method import Method
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request, Sampling
 from models.clip import Clip
@@ -40,7 +51,7 @@ class Pair(Protocol):
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str: ...
 
-    def engine(self, slots: int, max_context_tokens: int) -> SteppedEngine: ...
+    def engine(self, slots: int, max_context_tokens: int, choice: Method | None = None) -> SteppedEngine: ...
 
     def plain_engine(self, max_context_tokens: int) -> SteppedEngine: ...
 
@@ -89,10 +100,11 @@ class Generate:
         }
         self._holder = Holder(journal)
         num_tokens = config.pool.max_context_tokens
-        engine = RecoveringEngine(
-            lambda slots: self._pair.engine(slots, num_tokens),
-            lambda: self._pair.plain_engine(num_tokens),
+        engine = make_engine(
+            config.method,
             config.pool.slots,
+            lambda slots, *choice: self._pair.engine(slots, num_tokens, *choice),
+            lambda: self._pair.plain_engine(num_tokens),
         )
         self._engine = EngineThread(
             engine,
@@ -167,6 +179,7 @@ class Generate:
                     if index in completions
                     else unrun_values(error_type, error_message)
                 ),
+                **own_method_values(self._config.method, self._pair.drafter_id, completions.get(index)),
                 "seed": self._drawn(own)["seed"],
             }
             for index, (error_type, error_message, own) in enumerate(

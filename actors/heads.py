@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from actors.method import build_tree
+from actors.method import num_medusa_levels
 from configs import schema
 from configs.drafters import EagleDrafter, MedusaDrafter
 from configs.load import ConfigError
@@ -27,7 +27,7 @@ Head = EagleNetwork | MedusaHeads
 
 def is_head(config: schema.CaptionJob) -> bool:
     """Whether `model.drafter` is a head on the target and not a model."""
-    return isinstance(config.method.drafter, (EagleDrafter, MedusaDrafter))
+    return isinstance(config.method.drafting.drafter, (EagleDrafter, MedusaDrafter))
 
 
 def check_head(config: schema.CaptionJob, ref: CheckpointRef, target: Any, front_end: FrontEnd) -> str:
@@ -38,7 +38,7 @@ def check_head(config: schema.CaptionJob, ref: CheckpointRef, target: Any, front
     """
     text = target.get_text_config()
     try:
-        if isinstance(config.method.drafter, EagleDrafter):
+        if isinstance(config.method.drafting.drafter, EagleDrafter):
             eagle = read_eagle_shape(ref)
             _check_width(ref.path, eagle.hidden_size, text.hidden_size)
             _check_tokens(ref.path, eagle.vocab_size, front_end)
@@ -65,7 +65,7 @@ def load_head(config: schema.CaptionJob, ref: CheckpointRef, target: Target) -> 
     if place != target.device:
         raise ConfigError(f"model.drafter.device: a head runs where its target does, on {target.device}, not {place}")
     try:
-        if isinstance(config.method.drafter, EagleDrafter):
+        if isinstance(config.method.drafting.drafter, EagleDrafter):
             eagle = load_eagle(ref, dtype, place)
             _check_width(ref.path, eagle.hidden_size, target.hidden_size)
             return eagle
@@ -99,7 +99,7 @@ def _check_tokens(where: str, own: int, front_end: FrontEnd) -> None:
 
 
 def _check_levels(config: schema.CaptionJob, num_heads: int) -> None:
-    levels = build_tree(config.method).max_levels
+    levels = num_medusa_levels(config.method)
     if levels > num_heads:
         raise ConfigError(
             f"method.tree: it drafts {levels} levels deep, and model.drafter has {num_heads} Medusa heads, one per "

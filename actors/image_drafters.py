@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import torch
 
-from actors.method import build_tree
+from actors.method import num_medusa_levels
 from configs.drafters import EagleDrafter, MedusaDrafter
 from configs.load import ConfigError
 from configs.schema import Checkpoint, Weights
@@ -49,7 +49,7 @@ def check_drafter(config: SynthesizeJob, drafter: Weights, target: GptShape) -> 
     Raises:
         ConfigError: it is missing or unreadable, was made for another target, or is too shallow for the tree.
     """
-    kind = config.method.drafter
+    kind = config.method.drafting.drafter
     if isinstance(kind, EagleDrafter):
         read_at("model.drafter", drafter, lambda ref: read_image_eagle_shape(ref, target))
         return
@@ -79,7 +79,7 @@ def _check_medusa(config: SynthesizeJob, path: str, heads: MedusaShape, target: 
             f"model.drafter: {path} reads states of width {heads.hidden_size} and knows {heads.vocab_size} codes, and "
             f"the target's are {target.dim} wide and {target.vocab_size}; take heads that were trained for this target"
         )
-    levels = build_tree(config.method).max_levels
+    levels = num_medusa_levels(config.method)
     if levels > heads.num_heads:
         raise ConfigError(
             f"method.tree: it drafts {levels} levels deep, and model.drafter has {heads.num_heads} Medusa heads, one "
@@ -112,7 +112,7 @@ def load_drafter(config: SynthesizeJob, weights: Weights, target: LlamaGenTarget
     Raises:
         ConfigError: as `check_drafter`, and where weights are torn or a head is asked for on another device.
     """
-    kind, shape = config.method.drafter, target.gpt.shape
+    kind, shape = config.method.drafting.drafter, target.gpt.shape
     if not isinstance(kind, (EagleDrafter, MedusaDrafter)):
         return load_gpt_target("model.drafter", weights, target.num_lanes > 1)
     if weights.device != "auto" and torch.device(weights.device) != target.device:

@@ -26,9 +26,8 @@ from actors.image_drafters import (
 from actors.method import build_method, plain_method
 from actors.synthesize import ConditionError
 from configs.acceptance import LanternAcceptance
-from configs.drafters import LookupDrafter
 from configs.load import ConfigError
-from configs.method import NoDrafter
+from configs.method import Method as MethodChoice
 from configs.synthesis import SynthesizeJob
 from decoding import Engine
 from decoding.contracts import Method
@@ -98,14 +97,15 @@ class ImagePair:
             code = next((code for kind, code in REFUSALS.items() if isinstance(error, kind)), PROMPT_REFUSED)
             raise ConditionError(code, str(error)) from None
 
-    def engine(self, slots: int) -> Engine:
-        """A fresh engine over this pair, with the configured method and room for exactly one image in each slot.
+    def engine(self, slots: int, choice: MethodChoice | None = None) -> Engine:
+        """A fresh engine over this pair, with room for exactly one image in each slot and the configured method; or,
+        of several that the configuration names, with this one.
 
         Raises:
             ConfigError: the codebook has no neighbours to look up.
         """
         try:
-            method = guarded(build_method(self.config.method, self.drafter, self.target, self.codebook))
+            method = guarded(build_method(choice or self.config.method, self.drafter, self.target, self.codebook))
         except CodebookError as error:
             raise ConfigError(f"model.vq: {error}") from None
         return self._engine(method, slots)
@@ -161,7 +161,7 @@ def check(config: SynthesizeJob) -> ImagePairInfo:
         _check_codebook(config, model.vq.path, vq, target)
         image_px = target.grid * vq.factor
         refs["vq"] = model.vq
-    if model.drafter is not None and not isinstance(config.method.drafter, (NoDrafter, LookupDrafter)):
+    if model.drafter is not None and config.method.needs_checkpoint:
         check_drafter(config, model.drafter, target)
         refs["drafter"] = model.drafter
     revisions = {

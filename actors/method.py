@@ -139,6 +139,12 @@ def build_tree(config: choices.Method) -> TreePolicy:
     return TREES[type(config.tree)](config.tree)
 
 
+def num_medusa_levels(config: choices.Method) -> int:
+    """How deep the deepest tree is that Medusa heads have to fill, one level for each head."""
+    drafting = [one for one in config.methods if isinstance(one.drafter, heads.MedusaDrafter)]
+    return max((build_tree(one).max_levels for one in drafting), default=0)
+
+
 def build_sage(choice: adaptive.SageTree) -> TreePolicy:
     """SAGE's policy, planned or online."""
     settings = SageSettings(**choice.model_dump(exclude={"kind", "growth", "first_paths"}))

@@ -16,9 +16,8 @@ from actors.heads import Head, check_head, is_head, load_head
 from actors.method import build_method, plain_method
 from configs import schema
 from configs.contexts import CaptionContext
-from configs.drafters import LookupDrafter
 from configs.load import ConfigError
-from configs.method import NoDrafter
+from configs.method import Method as MethodChoice
 from decoding import Engine
 from decoding.drafters.guarded import guarded
 from models.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor, revision_of
@@ -57,9 +56,9 @@ class Pair:
         """See `PairInfo.render`."""
         return self.target.front_end.render(messages)
 
-    def engine(self, slots: int, max_context_tokens: int) -> Engine:
-        """A fresh engine over this pair, with the configured method."""
-        method = guarded(build_method(self.config.method, self.drafter, self.target))
+    def engine(self, slots: int, max_context_tokens: int, choice: MethodChoice | None = None) -> Engine:
+        """A fresh engine over this pair, with the configured method; or, of several that it names, with this one."""
+        method = guarded(build_method(choice or self.config.method, self.drafter, self.target))
         return Engine(self.target, method, slots, max_context_tokens, self.config.pool.max_row_s)
 
     def plain_engine(self, max_context_tokens: int) -> Engine:
@@ -77,7 +76,7 @@ def check(config: schema.CaptionJob) -> PairInfo:
     target_config, front_end = _describe(target_ref, "model.target")
     revisions = {"target": revision_of(target_ref, target_config)}
     drafter_id = ""
-    if not isinstance(config.method.drafter, (NoDrafter, LookupDrafter)):
+    if config.method.needs_checkpoint:
         assert config.model.drafter is not None
         drafter_ref = _ref(config.model.drafter)
         if is_head(config):

@@ -74,6 +74,12 @@ class RecoveringEngine:
         """Queue a row; the next `step` with a free slot takes it."""
         self._waiting.append(request)
 
+    @property
+    def unfinished(self) -> list[Request]:
+        """All rows that have not finished; where this engine is given up, they can be run again by another."""
+        plain_row = [] if self._plain_row is None else [self._plain_row]
+        return [*self._inside.values(), *plain_row, *self._tried, *self._degraded, *self._waiting]
+
     def step(self) -> list[Completion]:
         """One step of every engine that has rows; returns the rows that finished."""
         self._feed()

@@ -16,6 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from actors.choice import TriedCompletion
 from configs.method import Method
 from configs.schema import ActorPool
 from decoding.types import Completion, RequestError
@@ -34,13 +35,19 @@ class Stamp:
 
 
 def method_values(method: Method, target_id: str, drafter_id: str) -> dict[str, Any]:
-    """The columns that say how all rows of a run were made."""
-    return {
-        "method": method.label,
-        "verify_mode": method.verify_mode,
-        "target_id": target_id,
-        "drafter_id": drafter_id,
-    }
+    """The columns that say how all rows of a run were made; see `own_method_values` for the others."""
+    values = {"verify_mode": method.verify_mode, "target_id": target_id}
+    return values if method.auto is not None else {**values, "method": method.label, "drafter_id": drafter_id}
+
+
+def own_method_values(method: Method, drafter_id: str, completion: Completion | None) -> dict[str, Any]:
+    """Where several methods are tried, the columns that say which of them decoded a row; a row that none has decoded
+    has the name of the whole."""
+    if method.auto is None:
+        return {}
+    label = completion.method if isinstance(completion, TriedCompletion) else method.label
+    drafting = {one.label for one in method.methods if one.needs_checkpoint}
+    return {"method": label, "drafter_id": drafter_id if label in drafting else ""}
 
 
 def result_table(

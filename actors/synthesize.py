@@ -20,11 +20,22 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from actors.engine_thread import EngineThread, ReportWaits, SteppedEngine, Suspect, end_process
+from actors.engines import make_engine
 from actors.events import Events
 from actors.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Holder, Journal, row_keys, told_of_deaths
 from actors.metrics import engine_metrics
-from actors.recovery import RecoveringEngine
-from actors.results import Stamp, Tally, counts, errors_of, failed, method_values, result_table, torch_threads
+from actors.results import (
+    Stamp,
+    Tally,
+    counts,
+    errors_of,
+    failed,
+    method_values,
+    own_method_values,
+    result_table,
+    torch_threads,
+)
+from configs.method import Method
 from configs.synthesis import SynthesizeJob
 from decoding.types import Completion, Request, Sampling
 
@@ -64,7 +75,7 @@ class ImagePair(Protocol):
         """
         ...
 
-    def engine(self, slots: int) -> SteppedEngine: ...
+    def engine(self, slots: int, choice: Method | None = None) -> SteppedEngine: ...
 
     def plain_engine(self) -> SteppedEngine: ...
 
@@ -116,7 +127,7 @@ class Synthesize:
             **method_values(config.method, self._pair.target_id, self._pair.drafter_id),
         }
         self._holder = Holder(journal)
-        engine = RecoveringEngine(self._pair.engine, self._pair.plain_engine, config.pool.slots)
+        engine = make_engine(config.method, config.pool.slots, self._pair.engine, self._pair.plain_engine)
         self._engine = EngineThread(
             engine,
             mark=functools.partial(self._holder.running, "engine"),
@@ -233,7 +244,8 @@ class Synthesize:
         for place, (prompt_id, error_type, error_message) in enumerate(zip(*columns)):
             replica = place % self._num_replicas
             completion = completions.get(place) or failed(prompt_id, error_type, error_message)
-            values.append(result_values(prompt_id, replica, completion))
+            own = own_method_values(self._config.method, self._pair.drafter_id, completion)
+            values.append({**result_values(prompt_id, replica, completion), **own})
         return result_table(self._schema, repeated, self._constants, values)
 
 

@@ -7,7 +7,7 @@ tuple; how it is built is `actors.method`'s business.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -133,10 +133,62 @@ def _max_depth(tree: Section) -> int | None:
     return None
 
 
+class Auto(Section):
+    """Several methods, of which each engine keeps the one that its first rows take least time with.
+
+    Plain decoding is always one of them.
+    """
+
+    candidates: Annotated[tuple[Method, ...], Field(min_length=1, max_length=8)]
+    max_rounds: Annotated[int, Field(ge=1, le=50)] = 6
+    """Blocks of rows that each candidate decodes at most, before one is kept."""
+    max_rechecks: Annotated[int, Field(ge=0, le=1000)] = 3
+    """How often an engine tries them again at most, when acceptance has changed."""
+
+    @model_validator(mode="after")
+    def _comparable(self) -> Auto:
+        for place, one in enumerate(self.candidates):
+            where = f"candidates.{place}"
+            if one.auto is not None:
+                raise ValueError(f"{where}: a candidate names one method, and not several")
+            if not isinstance(one.acceptance, ExactAcceptance):
+                raise ValueError(
+                    f"{where}.acceptance: '{one.acceptance.kind}' may give other tokens than the other candidates, and "
+                    "the rows of a trial are results; use exact"
+                )
+            if any(isinstance(context, CaptionContext) for context in one.contexts):
+                raise ValueError(
+                    f"{where}.contexts: a captioner would be loaded again for every trial; leave out 'caption'"
+                )
+        kinds = [one.drafter.kind for one in self.candidates if one.needs_checkpoint]
+        if len(set(kinds)) > 1:
+            raise ValueError(
+                f"candidates: {' and '.join(sorted(set(kinds)))} drafters are different checkpoints, and model.drafter "
+                "names one; keep one kind, and 'lookup' and 'none' beside it"
+            )
+        plain = [one for one in self.candidates if isinstance(one.drafter, NoDrafter)]
+        labels = [one.label for one in self.methods]
+        twice = sorted({label for label in labels if labels.count(label) > 1})
+        if len(plain) > 1 or twice:
+            what = f"two are called '{twice[0]}'; give each a name" if twice else "plain decoding is named twice"
+            raise ValueError(f"candidates: {what}")
+        if len(labels) == 1:
+            raise ValueError("candidates: plain decoding is always tried; name a method that it is compared with")
+        return self
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """All that are tried, plain decoding first."""
+        plain = [one for one in self.candidates if isinstance(one.drafter, NoDrafter)] or [Method()]
+        return (plain[0], *(one for one in self.candidates if one is not plain[0]))
+
+
 class Method(Section):
-    """A speculative-decoding method: drafter × contexts × tree × acceptance."""
+    """A speculative-decoding method: drafter × contexts × tree × acceptance; or several, to be tried."""
 
     name: str | None = None
+    auto: Auto | None = None
+    """Methods to choose from by measuring, in place of the four choices."""
     drafter: Drafter = NoDrafter()
     contexts: tuple[Context, ...] = (FullContext(),)
     tree: Tree = ChainTree()
@@ -144,6 +196,8 @@ class Method(Section):
 
     @model_validator(mode="after")
     def _legal(self) -> Method:
+        if self.auto is not None:
+            self._check_alone()
         if not self.contexts:
             raise ValueError("contexts: give at least one; [{kind: full}] is the default")
         if isinstance(self.drafter, ModelDrafter):
@@ -152,6 +206,12 @@ class Method(Section):
             raise ValueError(f"contexts: the drafter '{self.drafter.kind}' has no prompt of its own to change")
         self._check_acceptance()
         return self
+
+    def _check_alone(self) -> None:
+        """The four choices stand in the candidates of `auto`, and not beside it."""
+        for name, field in type(self).model_fields.items():
+            if name not in ("name", "auto") and getattr(self, name) != field.default:
+                raise ValueError(f"{name}: the candidates of auto have their own; leave it out beside auto")
 
     def _check_acceptance(self) -> None:
         rule = self.acceptance
@@ -192,6 +252,33 @@ class Method(Section):
                 )
 
     @property
+    def methods(self) -> tuple[Method, ...]:
+        """All methods that may decode a row: this one, or those that `auto` tries."""
+        return (self,) if self.auto is None else self.auto.methods
+
+    @property
+    def needs_checkpoint(self) -> bool:
+        """Whether the drafter is a network of its own, which `model.drafter` names."""
+        return self.drafting.drafter.kind in ("model", "eagle", "medusa")
+
+    @property
+    def drafting(self) -> Method:
+        """The method that says what kind of network `model.drafter` is: this one, or one that `auto` tries."""
+        if self.auto is None:
+            return self
+        return next((one for one in self.auto.methods if one.needs_checkpoint), self.auto.methods[-1])
+
+    def content(self) -> dict[str, Any]:
+        """What of the method decides the output; how long `auto` tries decides nothing."""
+        data = self.model_dump(mode="json")
+        if self.auto is not None:
+            return {"auto": [one.content() for one in self.auto.methods]}
+        if isinstance(self.drafter, NoDrafter):
+            return {"drafter": data["drafter"], "acceptance": data["acceptance"]}
+        del data["auto"]
+        return data
+
+    @property
     def verify_mode(self) -> Literal["lossless", "lossy"]:
         """Whether the output keeps the target's distribution; stands in every row."""
         return "lossless" if self.acceptance.lossless else "lossy"
@@ -201,6 +288,11 @@ class Method(Section):
         """The method's name in rows and reports."""
         if self.name:
             return self.name
+        if self.auto is not None:
+            return "auto"
         if isinstance(self.drafter, NoDrafter):
             return "plain"
         return f"{self.drafter.kind}+{self.tree.kind}+{self.acceptance.kind}"
+
+
+Auto.model_rebuild()

@@ -12,8 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from configs.acceptance import LanternAcceptance
-from configs.drafters import EagleDrafter, MedusaDrafter
-from configs.method import Method, ModelDrafter, NoDrafter
+from configs.method import Method
 from configs.section import Device, Labels, Place, Section, without_credentials
 from configs.video import Video
 
@@ -281,8 +280,8 @@ class CaptionJob(Section):
 
     @model_validator(mode="after")
     def _pair(self) -> CaptionJob:
-        drafter = self.method.drafter
-        if isinstance(drafter, (ModelDrafter, EagleDrafter, MedusaDrafter)) and self.model.drafter is None:
+        drafter = self.method.drafting.drafter
+        if self.method.needs_checkpoint and self.model.drafter is None:
             raise ValueError(f"method.drafter.kind is '{drafter.kind}', so model.drafter must name a checkpoint")
         if isinstance(self.method.acceptance, LanternAcceptance):
             raise ValueError(
@@ -318,8 +317,7 @@ class CaptionJob(Section):
         del data["pool"]
         data["job"] = {"seed": self.job.seed}
         data["sink"] = {"keep_columns": data["sink"]["keep_columns"]}
-        if isinstance(self.method.drafter, NoDrafter):
-            data["method"] = {"drafter": data["method"]["drafter"], "acceptance": data["method"]["acceptance"]}
+        data["method"] = self.method.content()
         return without_circumstances({**data, "revisions": revisions})
 
     def fingerprint(self, revisions: dict[str, str]) -> str:

@@ -11,8 +11,7 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.acceptance import LanternAcceptance, LVSpecAcceptance
 from configs.contexts import FullContext
-from configs.drafters import EagleDrafter, MedusaDrafter
-from configs.method import Method, ModelDrafter, NoDrafter
+from configs.method import Method
 from configs.schema import ActorPool, EnginePool, Job, Sink, Source, Weights, hash_of, without_circumstances
 from configs.section import Section
 
@@ -182,9 +181,10 @@ class SynthesizeJob(Section):
 
     def _check_method(self) -> None:
         method = self.method
-        if isinstance(method.drafter, (ModelDrafter, EagleDrafter, MedusaDrafter)) and self.model.drafter is None:
-            raise ValueError(f"method.drafter.kind is '{method.drafter.kind}', so model.drafter must name a checkpoint")
-        if method.contexts != (FullContext(),):
+        if method.needs_checkpoint and self.model.drafter is None:
+            kind = method.drafting.drafter.kind
+            raise ValueError(f"method.drafter.kind is '{kind}', so model.drafter must name a checkpoint")
+        if any(one.contexts != (FullContext(),) for one in method.methods):
             raise ValueError("method.contexts: a prompt for an image has no visual part to change; leave them out")
         if isinstance(method.acceptance, LVSpecAcceptance):
             raise ValueError("method.acceptance 'lvspec' compares drafts with images in the prompt, and there are none")
@@ -208,8 +208,7 @@ class SynthesizeJob(Section):
         data["job"] = {"seed": self.job.seed}
         data["sink"] = {name: data["sink"][name] for name in ("keep_columns", "images", "keep_codes")}
         data["image"] = {**data["image"], "encode_cpus": None} if self.sink.images else None
-        if isinstance(self.method.drafter, NoDrafter):
-            data["method"] = {"drafter": data["method"]["drafter"], "acceptance": data["method"]["acceptance"]}
+        data["method"] = self.method.content()
         return without_circumstances({**data, "revisions": revisions})
 
     def fingerprint(self, revisions: dict[str, str]) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -292,6 +293,13 @@ def _notes(pilot: Pilot, results: pa.Table, pool: EnginePool) -> tuple[str, ...]
         notes.append(
             f"{results.num_rows} rows do not fill {pool.slots} slots for long, and engines with empty slots are slower "
             f"for each row: a pilot of {4 * pool.slots} or more is closer"
+        )
+    methods = Counter(results.column("method").to_pylist())
+    if len(methods) > 1:
+        told = ", ".join(f"{name} {count:,}" for name, count in sorted(methods.items()))
+        notes.append(
+            f"its rows were decoded by several methods, which method.auto tries ({told}): the whole job keeps the best "
+            "of them after its first rows, so that its hours are fewer"
         )
     if len(pilot.tables) < 5:
         notes.append(f"the source has few spans ({pilot.num_spans}): the interval tells little about unlike files")

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from actors.results import Stamp
+from actors.trial import block_rows
 from configs.load import ConfigError
-from configs.method import Method, NoDrafter
+from configs.method import Auto, Method, NoDrafter
 from configs.schema import ActorPool, CaptionJob, EnginePool
 from configs.synthesis import SynthesizeJob
 from pipeline import ray_session, storage, weights
@@ -249,10 +250,13 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
 def method_lines(plan: JobPlan) -> dict[str, str]:
     """What it is run with."""
     method = plan.config.method
+    auto = method.auto
+    told = _method(method) if auto is None else _trial(auto, plan.config.pool.slots)
     return {
         "target": plan.pair.target_id,
         "drafter": plan.pair.drafter_id or "none",
-        "method": f"{method.label} ({method.verify_mode}): {_method(method)}",
+        "method": f"{method.label} ({method.verify_mode}): {told}",
+        **({f"  {one.label}": _method(one) for one in method.methods} if auto is not None else {}),
     }
 
 
@@ -281,7 +285,17 @@ def engines(pool: EnginePool) -> str:
 
 def show_lines(lines: dict[str, str]) -> str:
     """Labels and values under each other."""
-    return "\n".join(f"{label:<9}{value}" for label, value in lines.items())
+    return "\n".join(f"{label:<8} {value}" for label, value in lines.items())
+
+
+def _trial(auto: Auto, slots: int) -> str:
+    rows = block_rows(slots)
+    most = auto.max_rounds * len(auto.methods) * rows
+    return (
+        f"each engine tries {len(auto.methods)} methods on its first rows, in blocks of {rows} or more, and keeps the "
+        f"one that takes least time for a sample, after {auto.max_rounds} rounds ({most:,} rows) or sooner; all rows "
+        "are results"
+    )
 
 
 def _method(method: Method) -> str:

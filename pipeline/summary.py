@@ -16,15 +16,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from actors.choice import Choice, Standing
 from actors.engine_thread import Waits
 from pipeline import storage
 from pipeline.layout import DATA, ERRORS, OutputDir
 
-COLUMNS = ("attempt", "status", "error_type", "num_generated_tokens", "telemetry")
+COLUMNS = ("attempt", "method", "status", "error_type", "num_generated_tokens", "telemetry")
 PLACES = ("clip_index", "prompt_index")
 """Which of the rows made of one sample a row is; null where it is the only one."""
 CONVENTION = "1 + accepted drafts / steps, the bonus token included"
 BAR_WIDTH = 30
+MAX_TRIALS_SHOWN = 3
 NO_WAITS = Waits()
 SUMMED = (
     "wall_s",
@@ -60,6 +62,8 @@ class Summary:
     """Samples that the rows were made of."""
     by_status: dict[str, int] = field(default_factory=dict)
     errors_by_type: dict[str, int] = field(default_factory=dict)
+    by_method: dict[str, int] = field(default_factory=dict)
+    """Rows by the method that decoded them; several where `method.auto` tried them."""
     num_generated_tokens: int = 0
     num_steps: int = 0
     num_draft_tokens: int = 0
@@ -158,6 +162,8 @@ class Summary:
             ("waiting", f"actors for input {_percent(actors)}, input for actors {_percent(rows)}"),
             ("acceptance length", f"{self.mean_acceptance_length:.2f}"),
         ]
+        if len(self.by_method) > 1 or self.waits.choices:
+            lines[1:1] = [("decoded by", _listing(self.by_method)), *trial_lines(self.waits.choices)]
         if self.num_degraded:
             lines.append(("without drafter", f"{self.num_degraded:,} rows, because it failed on them"))
         for position, share in enumerate(self.acceptance_by_position, start=1):
@@ -184,6 +190,7 @@ def count(output: OutputDir, summary: Kind) -> Kind:
     """Count what lies in the output into an empty summary of any kind."""
     by_status: Counter[str] = Counter()
     by_error: Counter[str] = Counter()
+    by_method: Counter[str] = Counter()
     summary.attempt = max(output.list_attempts(), default=0)
     for table in read_tables(output, (DATA, ERRORS), (*COLUMNS, *PLACES)):
         summary.num_samples += table.num_rows
@@ -191,12 +198,19 @@ def count(output: OutputDir, summary: Kind) -> Kind:
         _count_made(summary, table)
         by_status.update(table.column("status").to_pylist())
         by_error.update(name for name in table.column("error_type").to_pylist() if name)
+        by_method.update(_ran(table).column("method").to_pylist() if "method" in table.column_names else ())
         summary.num_generated_tokens += sum(table.column("num_generated_tokens").to_pylist())
         for telemetry in table.column("telemetry").to_pylist():
             summary.add_telemetry(telemetry)
     summary.by_status = dict(sorted(by_status.items()))
     summary.errors_by_type = dict(by_error.most_common())
+    summary.by_method = dict(sorted(by_method.items(), key=_commonest))
     return summary
+
+
+def _ran(table: pa.Table) -> pa.Table:
+    """The rows that have a result."""
+    return table.filter(pc.equal(table["error_type"], ""))
 
 
 def _count_inputs(summary: Summary, table: pa.Table) -> None:
@@ -210,7 +224,7 @@ def _count_inputs(summary: Summary, table: pa.Table) -> None:
 
 def _count_made(summary: Summary, table: pa.Table) -> None:
     """Count what this attempt made, all of it where nobody took an attempt."""
-    made = table.filter(pc.equal(table["error_type"], ""))
+    made = _ran(table)
     if summary.attempt:
         made = made.filter(pc.equal(made["attempt"], summary.attempt))
     summary.num_made += made.num_rows
@@ -242,15 +256,42 @@ def combine(parts: Sequence[Summary]) -> Summary:
     total = Summary(", ".join(part.job_id for part in parts), parts[0].method, parts[0].verify_mode, 0.0)
     by_status: Counter[str] = Counter()
     by_error: Counter[str] = Counter()
+    by_method: Counter[str] = Counter()
     for part in parts:
         total.waits += part.waits
         for name in SUMMED:
             setattr(total, name, getattr(total, name) + getattr(part, name))
         by_status.update(part.by_status)
         by_error.update(part.errors_by_type)
+        by_method.update(part.by_method)
         _add_histogram(total, part.acceptance_histogram)
     total.by_status, total.errors_by_type = dict(sorted(by_status.items())), dict(by_error.most_common())
+    total.by_method = dict(sorted(by_method.items(), key=_commonest))
     return total
+
+
+def trial_lines(choices: Sequence[Choice]) -> list[tuple[str, str]]:
+    """What trials of `method.auto` found; of many engines the first ones' tables."""
+    if not choices:
+        return [("kept", "none yet: no engine had rows enough to choose")]
+    kept = dict(sorted(Counter(choice.method for choice in choices).items(), key=_commonest))
+    lines = [("kept", f"{', '.join(kept)}" if len(choices) == 1 else f"in {len(choices)} trials: {_listing(kept)}")]
+    for choice in choices[:MAX_TRIALS_SHOWN]:
+        told = f"{choice.num_rows:,} rows in {choice.num_rounds} rounds, {choice.reason}"
+        lines.append(("  tried on", told))
+        lines += [(f"    {one.method}", _standing(one)) for one in choice.standings]
+    if len(choices) > MAX_TRIALS_SHOWN:
+        lines.append(("  and more", f"{len(choices) - MAX_TRIALS_SHOWN} further trials are in _job/summary.json"))
+    return lines
+
+
+def _standing(one: Standing) -> str:
+    if one.sample_s is None:
+        return one.note
+    told = f"{1000 * one.sample_s:.3g} ms per sample"
+    if one.low_s is not None and one.high_s is not None:
+        told += f" ({1000 * one.low_s:.3g} to {1000 * one.high_s:.3g})"
+    return f"{told}, acceptance length {one.acceptance_length:.2f}, {one.num_rows:,} rows: {one.note}"
 
 
 def acceptance_bar(share: float) -> str:

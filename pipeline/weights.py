@@ -17,9 +17,7 @@ import actors.generate
 import actors.paint
 import actors.synthesize
 from configs.contexts import CaptionContext
-from configs.drafters import LookupDrafter
 from configs.load import ConfigError
-from configs.method import NoDrafter
 from configs.schema import CaptionJob, Weights
 from configs.section import Section
 from configs.synthesis import SynthesizeJob
@@ -94,9 +92,8 @@ def sites(job: Section) -> Iterator[Site]:
                 yield Site(name, ("image", name), getattr(job.image, name))
         return
     assert isinstance(job, CaptionJob | SynthesizeJob), type(job)
-    needs_drafter = not isinstance(job.method.drafter, NoDrafter | LookupDrafter)
     for name, weights in job.model:
-        if weights is not None and (name != "drafter" or needs_drafter):
+        if weights is not None and (name != "drafter" or job.method.needs_checkpoint):
             yield Site(name, ("model", name), weights)
     for place, context in enumerate(job.method.contexts):
         if isinstance(context, CaptionContext):

@@ -88,16 +88,19 @@ def choice_of(model: type[BaseModel]) -> str:
     return default if isinstance(default, str) else ""
 
 
-def walk(model: type[BaseModel], prefix: str = "", kind: str = "") -> Iterator[tuple[tuple[str, str], str]]:
+def walk(
+    model: type[BaseModel], prefix: str = "", kind: str = "", above: tuple[type[BaseModel], ...] = ()
+) -> Iterator[tuple[tuple[str, str], str]]:
+    """A section inside itself is a field; what stands in it is told once."""
     for name, field in model.model_fields.items():
-        found = sections_in(field.annotation)
+        found = [inner for inner in sections_in(field.annotation) if inner not in above]
         if name == "kind" and choice_of(model):
             yield (prefix + name, kind), "default" if model.__name__ in default_kinds() else ""
         elif not found:
             yield (prefix + name, kind), shown(field.default)
         for inner in found:
             below = prefix + name + ("[]." if is_list(field.annotation) else ".")
-            yield from walk(inner, below, choice_of(inner) or kind)
+            yield from walk(inner, below, choice_of(inner) or kind, (*above, model))
 
 
 def schema_fields(model: type[BaseModel] = CaptionJob) -> dict[tuple[str, str], str]:
