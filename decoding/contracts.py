@@ -7,12 +7,13 @@ modules implement it, `decoding.engine` drives it, and nothing else is between t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from decoding.controller import Controller, Fixed
 from decoding.guidance import Guidance
 from decoding.noise import Noise, Stream
 from decoding.sampling import RowSampling
@@ -51,7 +52,8 @@ class EngineSpec:
 
     `special_ids` are EOS, placeholders and every other token that is no text; relaxed rules leave them alone.
     `token_embeddings` (V, D) is the target's own input table, `num_lanes` the target's rows of one sample and
-    `guidance` what merges them, for drafters that have the same.
+    `guidance` what merges them, for drafters that have the same. `max_missed_tokens` is how many tokens a sample may
+    get without drafts before it gets some again: 0 where drafts stop only with the last step.
     """
 
     num_slots: int
@@ -67,6 +69,7 @@ class EngineSpec:
     token_embeddings: Tensor | None = None
     num_lanes: int = 1
     guidance: Guidance | None = None
+    max_missed_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,15 +150,20 @@ class Drafter(Protocol):
         ...
 
     def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
-        """Take fresh samples into `slots`; `first` (b,) are the target's first tokens."""
+        """Take fresh samples into `slots`; `first` (b,) are the target's first tokens. Prompts are not read yet."""
+        ...
+
+    def prefill(self, slots: SlotBatch) -> None:
+        """Read the prompts of those samples that were admitted and not read yet, before they are drafted for."""
         ...
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
-        """Logits (b, F, V) for the children of the frontier."""
+        """Logits (b, F, V) for the children of the frontier; at the root, after catching up on what was missed."""
         ...
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
-        """Follow the target: keep what was accepted, drop the rest, learn from both."""
+        """Follow the target: keep what was accepted, drop the rest, learn from both. After a step without drafts there
+        is nothing to learn, and a model is not run: its token is remembered until the next draft."""
         ...
 
     def extras(self, slot: int) -> dict[str, Any]:
@@ -241,8 +249,9 @@ class StatelessRule:
 
 @dataclass(frozen=True)
 class Method:
-    """One speculative-decoding method; plain decoding is drafter `none`."""
+    """One speculative-decoding method; plain decoding is drafter `none`. The controller may keep its trees shallow."""
 
     drafter: Drafter
     tree: TreePolicy
     acceptance: Acceptance
+    controller: Controller = field(default_factory=Fixed)

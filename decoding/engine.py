@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 import torch
 
 from decoding.contracts import EngineSpec, Method, Probe, StepNoise
+from decoding.controller import Choice, Outcome
 from decoding.errors import PROMPT_REFUSED, context_too_long, non_finite_logits, row_timeout
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
@@ -67,6 +68,7 @@ class Engine:
             token_embeddings=target.decoder.get_input_embeddings().weight,  # type: ignore[operator]
             num_lanes=target.num_lanes,
             guidance=self._slots.guidance,
+            max_missed_tokens=max_context_tokens if method.controller.can_be_off else 0,
         )
         method.drafter.open(spec)
         method.tree.open(spec)
@@ -179,7 +181,7 @@ class Engine:
         self.stats.num_admitted += len(progress)
         tokens, values = first.tolist(), logprobs.tolist()
         finished: list[Completion] = []
-        going: list[tuple[int, Probe, list[Prefix]]] = []
+        going: list[tuple[int, Progress, Probe, list[Prefix]]] = []
         for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
             one.stats.target_forwards = 1
             one.take(tokens[row], values[row], self.target.eos_ids, self.target.decode)
@@ -194,15 +196,21 @@ class Engine:
                     self._slots.release(slot)
                     finished.append(failed(one.request, lanes))
                 else:
-                    going.append((slot, probe, lanes))
+                    going.append((slot, one, probe, lanes))
         drafter_before = self.method.drafter.num_forwards
         if going:
-            admitted = self._slots.batch([slot for slot, _, _ in going])
-            probes = [probe for _, probe, _ in going]
+            admitted = self._slots.batch([slot for slot, *_ in going])
+            probes = [probe for _, _, probe, _ in going]
             pending = self._slots.root[admitted.index]
-            self.method.drafter.admit(admitted, [lanes for _, _, lanes in going], pending, probes)
+            self.method.drafter.admit(admitted, [lanes for *_, lanes in going], pending, probes)
             self.method.tree.reset(admitted)
             self.method.acceptance.admit(admitted, probes)
+            if self.method.controller.is_off:
+                # A sample that ends before drafting begins again never has its prompt read.
+                for _, one, probe, lanes in going:
+                    one.num_missed = sum(lane.length for lane in lanes) or probe.prefix.length
+            else:
+                self.method.drafter.prefill(admitted)
         spent = time.perf_counter() - start
         self.stats.prefill_s += spent
         for one in progress:
@@ -229,7 +237,7 @@ class Engine:
             return []
         self._slots.release(slot)
         self.stats.num_generated_tokens += len(one.token_ids)
-        one.stats.extras = self.method.drafter.extras(slot) | self.method.tree.extras(slot)
+        one.stats.extras = self.method.drafter.extras(slot) | self.method.tree.extras(slot) | one.stats.choices.extras()
         return [one.completion(self.target.decode)]
 
     # --- decoding --------------------------------------------------------------------------------------------------
@@ -237,13 +245,30 @@ class Engine:
     def _decode(self, slots: SlotBatch) -> list[Completion]:
         """One step of every active slot: the device's side, one look at it, then the host's side."""
         progress = [one for one in self._slots.progress if one is not None]
-        num_levels = max(min(one.levels, one.remaining - 1) for one in progress)
+        most = max(min(one.levels, one.remaining - 1) for one in progress)
+        num_missed = sum(one.num_missed for one in progress)
+        choice = self.method.controller.choose(len(progress), most, num_missed)
         drafter = self.method.drafter
         drafter_before = drafter.num_forwards
-        result = run_step(self.method, self._lanes, self._slots, slots, self._slots.sampling(slots), num_levels)
+        start = time.perf_counter()
+        if choice.levels:
+            drafter.prefill(slots)
+        result = run_step(self.method, self._lanes, self._slots, slots, self._slots.sampling(slots), choice.levels)
         step = result.read()
         ended = time.perf_counter()
-        self._count_step(len(progress), result, ended)
+        self._count_step(choice, result, start, ended, len(progress))
+        self.method.controller.learn(
+            Outcome(
+                levels=choice.levels,
+                seconds=ended - start,
+                draft_s=result.drafted - result.started,
+                verify_s=result.verified - result.drafted,
+                commit_s=ended - result.verified,
+                accepted=[n - 1 for n in step.counts],
+                offered=[min(choice.levels, one.remaining - 1) for one in progress],
+                num_missed=num_missed if choice.levels else 0,
+            )
+        )
         finished = []
         for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
             n = step.counts[row]
@@ -253,8 +278,11 @@ class Engine:
             ended_inside = bool(one.finish_reason) and kept < n
             accepted = kept if ended_inside else n - 1
             one.stats.add_step(step.num_drafted[row], accepted, sum(step.relaxed[row][1 : accepted + 1]), ended_inside)
+            one.stats.choices.add(len(progress), choice)
+            one.num_missed = 0 if choice.levels else one.num_missed + 1
             one.stats.target_forwards += 1
             one.stats.drafter_forwards += drafter.num_forwards - drafter_before
+            one.stats.prefill_ms += 1000 * (result.started - start) / len(progress)
             one.stats.draft_ms += 1000 * (result.drafted - result.started) / len(progress)
             one.stats.verify_ms += 1000 * (ended - result.drafted) / len(progress)
             one.stats.batch_size_total += len(progress)
@@ -268,10 +296,12 @@ class Engine:
             finished += done
         return finished
 
-    def _count_step(self, num_active: int, result: StepResult, ended: float) -> None:
+    def _count_step(self, choice: Choice, result: StepResult, start: float, ended: float, num_active: int) -> None:
         self.stats.num_steps += 1
         self.stats.num_slot_steps += num_active
         self.stats.target_forwards += 1
+        self.stats.prefill_s += result.started - start
         self.stats.draft_s += result.drafted - result.started
         self.stats.verify_s += result.verified - result.drafted
         self.stats.commit_s += ended - result.verified
+        self.stats.choices.add(num_active, choice)

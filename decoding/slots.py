@@ -32,6 +32,8 @@ class Progress:
     """When it was taken in, by the host's clock."""
     levels: int = 0
     """Levels that the sample's next tree wants."""
+    num_missed: int = 0
+    """Tokens that the drafter has to catch up on before it drafts: those of steps without drafts, prompts unread."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""

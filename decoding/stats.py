@@ -2,15 +2,67 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from decoding.controller import Choice, Reason, batch_class
 from decoding.types import Telemetry
 
 
 @dataclass
+class Choices:
+    """The depths that were chosen, by size of the batch, and what they promised; empty where nobody chooses.
+
+    `counts` has (batch class, levels, reason); `promised` by batch class the steps for which something was known, and
+    over these the sums of expected tokens per second, of the choice and of plain decoding.
+    """
+
+    counts: Counter[tuple[int, int, Reason]] = field(default_factory=Counter)
+    promised: dict[int, tuple[int, float, float]] = field(default_factory=dict)
+
+    def add(self, num_active: int, choice: Choice) -> None:
+        """Count one step; a step in which nothing could be drafted is nobody's choice."""
+        if choice.reason in ("fixed", "last"):
+            return
+        size = batch_class(num_active)
+        self.counts[size, choice.levels, choice.reason] += 1
+        if choice.plain_tokens_per_s > 0:
+            steps, chosen, plain = self.promised.get(size, (0, 0.0, 0.0))
+            promised = (steps + 1, chosen + choice.tokens_per_s, plain + choice.plain_tokens_per_s)
+            self.promised[size] = promised
+
+    def extras(self) -> dict[str, Any]:
+        """What a sample's telemetry should say; nothing where nobody chooses."""
+        if not self.counts:
+            return {}
+        by_levels, by_reason = Counter[int](), Counter[Reason]()
+        by_batch: dict[int, Counter[int]] = {}
+        for (size, levels, reason), number in self.counts.items():
+            by_levels[levels] += number
+            by_reason[reason] += number
+            by_batch.setdefault(size, Counter())[levels] += number
+        told: dict[str, Any] = {
+            "levels_mean": round(sum(levels * n for levels, n in by_levels.items()) / by_levels.total(), 4),
+            "levels_max": max(by_levels),
+            "num_off_steps": by_levels[0],
+            "num_measuring_steps": by_reason["start"] + by_reason["explore"],
+            "by_batch_size": {},
+        }
+        for size, counted in sorted(by_batch.items()):
+            steps, chosen, plain = self.promised.get(size, (0, 0.0, 0.0))
+            told["by_batch_size"][str(size)] = {
+                "levels": {str(levels): number for levels, number in sorted(counted.items())},
+                "num_promised_steps": steps,
+                "tokens_per_s": round(chosen / steps, 3) if steps else 0.0,
+                "plain_tokens_per_s": round(plain / steps, 3) if steps else 0.0,
+            }
+        return {"controller": told}
+
+
+@dataclass
 class EngineStats:
-    """Totals of one engine: forwards, steps, and seconds by phase."""
+    """Totals of one engine: forwards, steps, seconds by phase, and what its controller chose."""
 
     num_steps: int = 0
     num_slot_steps: int = 0
@@ -23,6 +75,7 @@ class EngineStats:
     draft_s: float = 0.0
     verify_s: float = 0.0
     commit_s: float = 0.0
+    choices: Choices = field(default_factory=Choices)
 
     @property
     def batch_size_mean(self) -> float:
@@ -47,6 +100,7 @@ class RequestStats:
     verify_ms: float = 0.0
     batch_size_total: int = 0
     degraded: bool = False
+    choices: Choices = field(default_factory=Choices)
     extras: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -5,6 +5,9 @@ Its row holds one column per pair (feature of token t, embedding of token t + 1)
 drafting starts from the output at the pending token. Below that, tree levels run in scratch columns and feed on the
 head's own outputs, which the next commit replaces. Li et al. 2024 (arXiv 2401.15077, 2406.16858).
 
+While nothing is drafted the pairs only pile up, and the next draft encodes them first; when as many wait as one forward
+takes, they are encoded there and then, since features are too large to be kept for a whole text.
+
 Positions count the pairs, as the public heads were trained: a text's rotary positions in one dimension, whatever the
 target's are. The embedding of a visual column is the one the target's language model received (the image's feature);
 that of a text token is the head's own. Knows no tree shapes and no acceptance rule.
@@ -20,6 +23,7 @@ from torch import Tensor, nn
 
 from decoding.contracts import EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane
+from decoding.drafters.missed import WIDEST, catch_up_widths, some_of
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
 from models.eagle import EagleNetwork
@@ -30,8 +34,10 @@ from models.prefix import Prefix
 class EagleDrafter:
     """Drafts with `network` and the target's own output layer `head`; `num_lanes` is the target's.
 
-    Per slot: `_output` (S, R, D) the head's output at the pending token. Per step, by scratch column with the root in
-    front: `_outputs` (b, R, 1 + M, D) and what each may see, `_sees` (b, 1 + M, M); by grown node: `_column` (b, G),
+    Per slot: `_output` (S, R, D) the head's output at the pending token; pairs not encoded yet, `_missed_tokens`
+    (S, P) and `_missed_features` (S, R, P, D_h), `_num_missed` (S,) of them, of which the host knows that there are at
+    most `_most_missed`; and the probes of prompts that are still to be read. Per step, by scratch column with the root
+    in front: `_outputs` (b, R, 1 + M, D) and what each may see, `_sees` (b, 1 + M, M); by grown node: `_column` (b, G),
     0 for the root, and −1 for nodes that were never run.
     """
 
@@ -48,7 +54,10 @@ class EagleDrafter:
 
     def open(self, spec: EngineSpec) -> None:
         assert spec.hidden_size == self.network.hidden_size, (spec.hidden_size, self.network.hidden_size)
-        scratch = max(spec.max_frontier_nodes, spec.max_levels + 1)
+        # The step that ends all rows drafts nothing either, so there is always room for one.
+        self._max_missed = min(WIDEST, 1 + spec.max_missed_tokens)
+        ((_, widest),) = catch_up_widths(self._max_missed)
+        scratch = max(spec.max_frontier_nodes, spec.max_levels + 1, widest)
         self.lanes = LaneModel(
             self.network, self.head, spec.num_slots, self.num_lanes, spec.max_context_tokens + scratch
         )
@@ -57,15 +66,29 @@ class EagleDrafter:
         self._max_grown = spec.max_grown_nodes
         weight = self.network.fc.weight
         self._output = weight.new_zeros(spec.num_slots, self.num_lanes, self.network.hidden_size)
+        self._missed_tokens = torch.zeros(spec.num_slots, widest, dtype=torch.long, device=weight.device)
+        self._missed_features: Tensor | None = None
+        self._num_missed = torch.zeros(spec.num_slots, dtype=torch.long, device=weight.device)
+        self._most_missed = [0] * spec.num_slots
+        self._prompts: dict[int, tuple[Probe, Tensor]] = {}
 
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
         # One pair per column of the target's prompt: no prompt of its own whose length would have to be checked.
         return []
 
     def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
-        prefill = self.lanes.admit(slots, [self._pairs(probe, first[i : i + 1]) for i, probe in enumerate(probes)])
-        self._output[slots.index] = prefill.last
+        self._prompts.update({slot: (probes[i], first[i : i + 1]) for i, slot in enumerate(slots.ids)})
+        self._num_missed[slots.index] = 0
+        for slot in slots.ids:
+            self._most_missed[slot] = 0
         self.merge.reset(slots)
+
+    def prefill(self, slots: SlotBatch) -> None:
+        unread = some_of(slots, [slot in self._prompts for slot in slots.ids])
+        if unread is None:
+            return
+        prompts = [self._prompts.pop(slot) for slot in unread.ids]
+        self._output[unread.index] = self.lanes.admit(unread, [self._pairs(*prompt) for prompt in prompts]).last
         self.num_forwards += 1
 
     def _pairs(self, probe: Probe, first: Tensor) -> list[Prefix]:
@@ -91,7 +114,8 @@ class EagleDrafter:
         return self.merge.merge(slots, logits, frontier.depth)
 
     def _begin(self, slots: SlotBatch) -> Tensor:
-        """A new tree: the root was encoded by the last commit, (b, R, 1, D)."""
+        """A new tree: the root, (b, R, 1, D), was encoded by the last commit or is the last of what was missed."""
+        self._encode_missed(slots)
         root = self._output[slots.index][:, :, None]
         b, device = root.shape[0], root.device
         self._num_scratch = 0
@@ -123,17 +147,53 @@ class EagleDrafter:
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         """Encode the accepted tokens, and the target's own, with the target's features (b, R, D + 1, D_h)."""
         slots, tokens = judgement.slots, _produced(judgement, verdict)
-        b, width = tokens.shape
+        if judgement.tree.num_levels == 0:
+            self._miss(slots, tokens[:, 0], judgement.hidden[:, :, 0])
+            return
         num_lanes, size = judgement.hidden.shape[1], judgement.hidden.shape[3]
         features = judgement.hidden.gather(2, verdict.path[:, None, :, None].expand(-1, num_lanes, -1, size))
+        self._encode(slots, tokens, features, verdict.n)
+        self.merge.learn(judgement, verdict, self._merged_place(judgement, verdict))
+
+    def _encode(self, slots: SlotBatch, tokens: Tensor, features: Tensor, count: Tensor) -> None:
+        """Keep the first `count` (b,) of the pairs of `tokens` (b, N) and `features` (b, R, N, D_h)."""
+        b, width = tokens.shape
         place = torch.arange(width, device=tokens.device)
         causal = (place[:, None] >= place[None]).expand(b, -1, -1)
         outputs = self._run(slots, tokens, features, place.expand(b, -1), causal, 0)
-        # Pairs beyond `n` are junk past the row's end, which the next write replaces.
-        self.lanes.commit(slots, tokens[:, :0], verdict.n)
-        last = (verdict.n - 1)[:, None, None, None].expand(-1, num_lanes, 1, size)
-        self._output[slots.index] = outputs.gather(2, last)[:, :, 0]
-        self.merge.learn(judgement, verdict, self._merged_place(judgement, verdict))
+        # Pairs beyond `count` are junk past the row's end, which the next write replaces.
+        self.lanes.commit(slots, tokens[:, :0], count)
+        last = (count - 1).clamp_min(0)[:, None, None, None].expand(-1, self.num_lanes, 1, outputs.shape[3])
+        has_any = (count > 0)[:, None, None]
+        self._output[slots.index] = torch.where(has_any, outputs.gather(2, last)[:, :, 0], self._output[slots.index])
+
+    def _miss(self, slots: SlotBatch, tokens: Tensor, features: Tensor) -> None:
+        """Remember one pair of each row, `tokens` (b,) and `features` (b, R, D_h), to be encoded later."""
+        if self._missed_features is None:
+            num_slots, width = self._missed_tokens.shape
+            self._missed_features = features.new_zeros(num_slots, self.num_lanes, width, features.shape[2])
+        count = self._num_missed[slots.index]
+        self._missed_tokens[slots.index, count] = tokens
+        self._missed_features[slots.index, :, count] = features
+        self._num_missed[slots.index] = count + 1
+        for slot in slots.ids:
+            self._most_missed[slot] += 1
+        if max(self._most_missed[slot] for slot in slots.ids) >= self._max_missed > 1:
+            self.prefill(slots)
+            self._encode_missed(slots)
+
+    def _encode_missed(self, slots: SlotBatch) -> None:
+        """Encode what the rows have missed."""
+        most = max(self._most_missed[slot] for slot in slots.ids)
+        if most == 0:
+            return
+        assert self._missed_features is not None
+        ((_, width),) = catch_up_widths(most)
+        tokens, features = self._missed_tokens[slots.index], self._missed_features[slots.index]
+        self._encode(slots, tokens[:, :width], features[:, :, :width], self._num_missed[slots.index])
+        self._num_missed[slots.index] = 0
+        for slot in slots.ids:
+            self._most_missed[slot] = 0
 
     def _merged_place(self, judgement: Judgement, verdict: Verdict) -> Tensor:
         """As how many-th node each node of the path was drafted from, (b, D + 1); −1 for a leaf."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,6 +48,10 @@ class Guarded:
         with blamed():
             self.inner.admit(slots, prefixes, first, probes)
 
+    def prefill(self, slots: SlotBatch) -> None:
+        with blamed():
+            self.inner.prefill(slots)
+
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         with blamed():
             return self.inner.draft(slots, frontier)
@@ -62,7 +67,7 @@ class Guarded:
 
 def guarded(method: Method) -> Method:
     """The method with its drafter guarded; plain decoding has nothing to guard."""
-    return method if method.drafter.name == "none" else Method(Guarded(method.drafter), method.tree, method.acceptance)
+    return method if method.drafter.name == "none" else replace(method, drafter=Guarded(method.drafter))
 
 
 @contextlib.contextmanager

@@ -72,6 +72,9 @@ class LookupDrafter:
         self._length[slots.index] += 1
         self._counts[slots.index] = 0
 
+    def prefill(self, slots: SlotBatch) -> None:
+        pass
+
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         if frontier.depth == 0:
             text, length = self._text[slots.index], self._length[slots.index]

@@ -58,6 +58,9 @@ class MedusaDrafter:
         self._state[slots.index] = torch.stack(states).to(self._state.dtype)
         self.merge.reset(slots)
 
+    def prefill(self, slots: SlotBatch) -> None:
+        pass
+
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         width = frontier.tokens.shape[1]
         if frontier.depth == 0:

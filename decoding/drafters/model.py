@@ -1,7 +1,8 @@
 """An independent smaller model as the drafter, with one cache lane per context.
 
-Its memory lags the target's by the tokens it has not run yet: the pending token always, and the last accepted draft
-when that was a leaf. Both are run by the first forward of the next draft. Knows no tree shapes and no acceptance rule.
+Its memory lags the target's by the tokens it has not run yet: the pending token always, the last accepted draft when
+that was a leaf, and all that the target said while nothing was drafted. They are run by the first forward of the next
+draft, each row its own number of them. Knows no tree shapes and no acceptance rule.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from decoding.contracts import Context, EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane
+from decoding.drafters.missed import catch_up_widths, some_of
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
 from models.contract import TargetModel
@@ -21,14 +23,15 @@ from models.lanes import SlotBatch
 from models.prefix import Prefix
 
 CATCH_UP = 2
-"""Tokens of the catch-up forward: a leaf that was accepted, and the pending token."""
+"""Tokens of the catch-up forward after a step with drafts: a leaf that was accepted, and the pending token."""
 
 
 class ModelDrafter:
     """Drafts with `model`; `vocab_size` is the target's, of which the drafter's first tokens must be the same.
 
-    Per slot: `_pending` (S, 2) tokens not run yet and `_num_pending` (S,). Per step: the scratch column (b, G) of every
-    grown node, and which scratch columns it sees (b, G, M).
+    Per slot: `_pending` (S, P) tokens not run yet and `_num_pending` (S,), of which the host knows that there are at
+    most `_most_pending`; and the prompts that are still to be read. Per step: the scratch column (b, G) of every grown
+    node, and which scratch columns it sees (b, G, M).
     """
 
     name = "model"
@@ -46,29 +49,41 @@ class ModelDrafter:
 
     def open(self, spec: EngineSpec) -> None:
         num_slots = spec.num_slots
-        capacity = spec.max_context_tokens + max(spec.max_frontier_nodes, CATCH_UP) + CATCH_UP
+        # One more than can be missed: the step that ends all rows drafts nothing either.
+        most_pending = CATCH_UP + 1 + spec.max_missed_tokens
+        widest = max(width for _, width in catch_up_widths(most_pending))
+        capacity = spec.max_context_tokens + max(spec.max_frontier_nodes, widest) + CATCH_UP
         self.lanes = self.model.lanes(num_slots, len(self.contexts), capacity)
         self.merge.open(spec, len(self.contexts))
         self._max_scratch = spec.max_frontier_nodes
         self._max_grown = spec.max_grown_nodes
         device = self.model.device
-        self._pending = torch.zeros(num_slots, CATCH_UP, dtype=torch.long, device=device)
+        num_columns = sum(catch_up_widths(most_pending)[-1])
+        self._pending = torch.zeros(num_slots, num_columns, dtype=torch.long, device=device)
         self._num_pending = torch.zeros(num_slots, dtype=torch.long, device=device)
-        self._causal = torch.ones(CATCH_UP, CATCH_UP, dtype=torch.bool, device=device).tril()
+        self._most_pending = [0] * num_slots
+        self._prompts: dict[int, list[Prefix]] = {}
+        self._causal = torch.ones(widest, widest, dtype=torch.bool, device=device).tril()
 
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
         return [context.build(request, probe, self.model) for context in self.contexts]
 
     def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
-        self.lanes.admit(slots, prefixes)
-        self.num_forwards += 1
+        self._prompts.update(zip(slots.ids, prefixes, strict=True))
         self._pending[slots.index, 0] = first
         self._num_pending[slots.index] = 1
+        for slot in slots.ids:
+            self._most_pending[slot] = 1
         self.merge.reset(slots)
+
+    def prefill(self, slots: SlotBatch) -> None:
+        unread = some_of(slots, [slot in self._prompts for slot in slots.ids])
+        if unread is not None:
+            self.lanes.admit(unread, [self._prompts.pop(slot) for slot in unread.ids])
+            self.num_forwards += 1
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         hidden = self._catch_up(slots) if frontier.depth == 0 else self._extend(slots, frontier)
-        self.num_forwards += 1
         logits = _to_vocabulary(self.lanes.logits(hidden), self.vocab_size)
         return self.merge.merge(slots, logits, frontier.depth)
 
@@ -76,15 +91,24 @@ class ModelDrafter:
         """Run the pending tokens and commit them; hidden states (b, R, 1, D) after the root."""
         tokens, count = self._pending[slots.index], self._num_pending[slots.index]
         b = tokens.shape[0]
-        depth = torch.arange(CATCH_UP, device=tokens.device).expand(b, -1)
-        # A row with one pending token leaves junk one column further on, which the next write replaces.
-        hidden = self.lanes.forward(slots, self._known(tokens), depth, self._causal.expand(b, -1, -1))
-        self.lanes.commit(slots, depth[:, :0], count)
         self._num_scratch = 0
         self._column = tokens.new_full((b, self._max_grown), -1)
         self._sees = torch.zeros(b, self._max_grown, self._max_scratch, dtype=torch.bool, device=tokens.device)
-        last = (count - 1)[:, None, None, None].expand(-1, hidden.shape[1], 1, hidden.shape[3])
-        return hidden.gather(2, last)
+        after_root: Tensor | None = None
+        for start, width in catch_up_widths(max(self._most_pending[slot] for slot in slots.ids)):
+            here = (count - start).clamp(0, width)
+            depth = torch.arange(width, device=tokens.device).expand(b, -1)
+            known = self._known(tokens[:, start : start + width])
+            # A row with fewer tokens leaves junk in the columns behind them, which the next write replaces.
+            hidden = self.lanes.forward(slots, known, depth, self._causal[:width, :width].expand(b, -1, -1))
+            self.num_forwards += 1
+            self.lanes.commit(slots, depth[:, :0], here)
+            last = (here - 1).clamp_min(0)[:, None, None, None].expand(-1, hidden.shape[1], 1, hidden.shape[3])
+            ends = hidden.gather(2, last)
+            has_any = (here > 0)[:, None, None, None]
+            after_root = ends if after_root is None else torch.where(has_any, ends, after_root)
+        assert after_root is not None
+        return after_root
 
     def _extend(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         """Run the frontier in scratch columns; hidden states (b, R, F, D)."""
@@ -99,12 +123,18 @@ class ModelDrafter:
         # The root is committed already, so a node of depth 1 stands at the row's next position.
         depth = torch.full_like(frontier.tokens, frontier.depth - 1)
         self._num_scratch += width
+        self.num_forwards += 1
         return self.lanes.forward(slots, self._known(frontier.tokens), depth, sees[:, :, : self._num_scratch], start)
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         slots, tree = judgement.slots, judgement.tree
         if tree.num_levels == 0:
-            # Nothing was drafted, which the engine only does when every row ends with this very step.
+            # Nothing was drafted: the target's token waits behind those that wait already.
+            count = self._num_pending[slots.index]
+            self._pending[slots.index, count] = verdict.next
+            self._num_pending[slots.index] = count + 1
+            for slot in slots.ids:
+                self._most_pending[slot] += 1
             return
         grown = tree.origin.gather(1, verdict.path[:, 1:])
         columns = self._column.gather(1, grown)
@@ -120,6 +150,8 @@ class ModelDrafter:
         self._pending[slots.index, 0] = torch.where(missing, last, verdict.next)
         self._pending[slots.index, 1] = torch.where(missing, verdict.next, torch.zeros_like(verdict.next))
         self._num_pending[slots.index] = 1 + missing.long()
+        for slot in slots.ids:
+            self._most_pending[slot] = CATCH_UP
 
     def extras(self, slot: int) -> dict[str, Any]:
         return self.merge.extras(slot)

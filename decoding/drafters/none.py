@@ -31,6 +31,9 @@ class NoDrafter:
     def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
         pass
 
+    def prefill(self, slots: SlotBatch) -> None:
+        pass
+
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         raise AssertionError("the engine asked the drafter 'none' for drafts")
 

@@ -126,6 +126,7 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         num_lanes = len(getattr(method.drafter, "contexts", [None]))
         own = [[prefix] * num_lanes if method.drafter.name == "model" else [] for prefix in prefixes]
         method.drafter.admit(slots, own, table.root[slots.index], probes)
+        method.drafter.prefill(slots)
         tree.reset(slots)
         if isinstance(rule, LVSpec):
             # Its admission counts visual columns on the host, between steps; here they are known.

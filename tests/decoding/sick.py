@@ -58,6 +58,9 @@ class SickDrafter:
         self._strike("admit", slots)
         self.inner.admit(slots, prefixes, first, probes)
 
+    def prefill(self, slots: SlotBatch) -> None:
+        self.inner.prefill(slots)
+
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         self._strike("draft", slots)
         logits = self.inner.draft(slots, frontier)

@@ -62,13 +62,16 @@ def test_states_of_a_ragged_batch_are_those_of_transformers_alone_on_the_whole_t
 class Watching(EagleDrafter):
     """Keeps what the head guessed at the pending token, before every step and lane by lane."""
 
-    def admit(self, slots: Any, prefixes: Any, first: torch.Tensor, probes: Any) -> None:
-        super().admit(slots, prefixes, first, probes)
-        self.guesses = [self._output[0].clone()]
+    def prefill(self, slots: Any) -> None:
+        is_unread = bool(self._prompts)
+        super().prefill(slots)
+        if is_unread:
+            self.guesses = [self._output[0].clone()]
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         super().commit(judgement, verdict)
-        self.guesses.append(self._output[0].clone())
+        if judgement.tree.num_levels:
+            self.guesses.append(self._output[0].clone())
 
 
 def watch(target: TargetModel, task: EagleTask, request: Request, length: int) -> tuple[tuple[int, ...], torch.Tensor]:

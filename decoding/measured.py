@@ -1,0 +1,203 @@
+"""The controller that decides by measurement: as deep as promises the most tokens per second, and off where that is 0.
+
+For k levels and n rows a step gives n · (1 + Σ_{i ≤ k} S_i) tokens, S_i the share of rows that accept at least i drafts
+(`decoding.depth_rates`), in T(n, k) seconds (`decoding.step_costs`). Whole steps are what is compared, since a device's
+phases are not what the host's clock sees of them. Liu et al. 2024 (arXiv 2406.14066) call the quotient goodput.
+
+Nothing is known at first, so the first steps measure: as deep as the tree goes, plain, and half as deep; a larger batch
+than any before is measured plain and at its estimated best. Later on, depths that were not measured, or not for long,
+are tried for a few steps at a time, plain decoding and the drafter at rest among them. All trials together take at most
+`max_exploration` of the steps, and cost at most that share of the time; what a trial costs is its time beyond what its
+tokens take at the best depth, the drafter's catching up included. So a drafter at rest is tried again less and less
+often, and an expensive one more seldom.
+
+Knows no tensors and no clock: times come with the outcomes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from decoding.controller import Choice, Outcome, Reason, batch_class
+from decoding.depth_rates import DepthRates
+from decoding.step_costs import StepCosts
+
+LADDER = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
+"""Depths that are compared, with the tree's own: neighbours differ too little to be worth a shape each."""
+START_STEPS = 3
+"""Steps of each depth at the start; the first may compile something and is not counted."""
+MOST_START_STEPS = 8
+"""As long as none was counted, because every step had another number of rows."""
+TRIAL_STEPS = 4
+REVIEW_STEPS = 16
+"""Steps between two looks at what is best."""
+MIN_GAIN = 0.03
+"""By how much a depth has to be better than the present one to take its place."""
+FIRST_PAUSE_STEPS, LAST_PAUSE_STEPS = 64, 4096
+"""Between two trials of a depth that did not prove better; doubled each time."""
+HOPE = 0.25
+"""How much better than estimated a depth may be that was never measured."""
+
+
+@dataclass
+class _Trial:
+    levels: int
+    num_steps: int
+    reason: Reason
+    num_done: int = 0
+
+
+class Measured:
+    """Chooses among the depths of `LADDER` up to `max_levels`; see the module for how."""
+
+    can_be_off = True
+
+    def __init__(self, max_levels: int, max_exploration: float = 0.02) -> None:
+        assert max_levels >= 1, max_levels
+        assert 0.0 <= max_exploration < 1.0, max_exploration
+        self.max_exploration = max_exploration
+        self.depths = tuple(sorted({*(depth for depth in LADDER if depth < max_levels), max_levels}))
+        self.costs = StepCosts()
+        self.rates = DepthRates()
+        self.num_steps = 0
+        self.num_start_steps = 0
+        self.num_explored_steps = 0
+        self.spent_s = 0.0
+        self.explored_s = 0.0
+        """What trials cost beyond what their tokens would have taken."""
+        half = self.depths[len(self.depths) // 2]
+        self._start = deque(dict.fromkeys((max_levels, 0, half)))
+        self._largest_begun = 0
+        self._trial: _Trial | None = None
+        self._current: dict[int, int] = {}
+        self._pauses: dict[tuple[int, int], tuple[int, int]] = {}
+        self._next_review = 0
+        self._catch_ups: deque[tuple[int, float]] = deque(maxlen=8)
+        self._last = Choice(max_levels, "start")
+        self._size = 0
+        self._was_trial = False
+
+    @property
+    def is_off(self) -> bool:
+        return self._trial is None and not self._start and self._current.get(self._size) == 0
+
+    def choose(self, num_active: int, max_levels: int, num_missed: int) -> Choice:
+        if max_levels == 0:
+            self._last = Choice(0, "last")
+            return self._last
+        levels, reason = self._pick(num_active, num_missed)
+        levels = max(depth for depth in self.depths if depth <= min(levels, max_levels))
+        if reason == "best" and levels < self._current[batch_class(num_active)]:
+            # Cut by the texts' ends: what is best among the shallower ones is another question.
+            speeds = self._speeds(num_active)
+            levels = max((depth for depth in self.depths if depth <= max_levels), key=speeds.__getitem__)
+        promised = plain = 0.0
+        if self.costs.knows_any:
+            promised, plain = self.speed(num_active, levels), self.speed(num_active, 0)
+        self._last = Choice(levels, reason, promised, plain)
+        return self._last
+
+    def speed(self, num_active: int, levels: int) -> float:
+        """Expected tokens per second of all rows together."""
+        return num_active * self.rates.tokens(levels) / self.costs.seconds(num_active, levels)
+
+    def learn(self, outcome: Outcome) -> None:
+        reason = self._last.reason
+        if reason == "last":
+            # Plain decoding, but of rows that end: measured like any.
+            self.costs.add(outcome.num_active, 0, outcome.seconds)
+            return
+        self.num_steps += 1
+        self.spent_s += outcome.seconds
+        self.rates.add(outcome.accepted, outcome.offered)
+        self.costs.add(outcome.num_active, outcome.levels, outcome.seconds, is_usual=outcome.num_missed == 0)
+        self.num_start_steps += reason == "start"
+        more_s = 0.0
+        if outcome.num_missed and self.costs.knows_any:
+            more_s = max(0.0, outcome.seconds - self.costs.seconds(outcome.num_active, outcome.levels))
+            self._catch_ups.append((outcome.num_missed, more_s))
+        if reason == "explore":
+            self.num_explored_steps += 1
+            best = max(self._speeds(outcome.num_active).values())
+            self.explored_s += max(0.0, outcome.seconds - outcome.num_tokens / best)
+        elif self._was_trial:
+            # What a trial without drafts left to be caught up on.
+            self.explored_s += more_s
+        self._was_trial = reason == "explore"
+
+    # --- deciding --------------------------------------------------------------------------------------------------
+
+    def _pick(self, num_active: int, num_missed: int) -> tuple[int, Reason]:
+        size = batch_class(num_active)
+        trial = self._trial
+        if trial is not None and trial.reason == "explore" and size != self._size:
+            trial = None
+        self._size = size
+        if trial is None and not self._start and not self.costs.knows_any:
+            return self.depths[-1], "start"
+        if trial is None and not self._start and size > self._largest_begun:
+            self._review(num_active, size)
+            if self._largest_begun:
+                self._start.extend(dict.fromkeys((0, self._current[size])))
+            self._largest_begun = size
+        if trial is None and self._start:
+            trial = _Trial(self._start.popleft(), START_STEPS, "start")
+        if trial is None and (self.num_steps >= self._next_review or size not in self._current):
+            self._review(num_active, size)
+            self._next_review = self.num_steps + REVIEW_STEPS
+            trial = self._next_trial(num_active, size, num_missed)
+        self._trial = trial
+        if trial is None:
+            return self._current[size], "best"
+        trial.num_done += 1
+        is_unmeasured = trial.reason == "start" and self.costs.num_measured(num_active, trial.levels) == 0
+        if trial.num_done >= (MOST_START_STEPS if is_unmeasured else trial.num_steps):
+            self._trial = None
+            self._next_review = self.num_steps
+        return trial.levels, trial.reason
+
+    def _speeds(self, num_active: int) -> dict[int, float]:
+        return {depth: self.speed(num_active, depth) for depth in self.depths}
+
+    def _review(self, num_active: int, size: int) -> None:
+        """Take the best depth, if it is better than the present one by more than the clock's noise."""
+        self.costs.refresh()
+        speeds = self._speeds(num_active)
+        best = max(speeds, key=speeds.__getitem__)
+        present = self._current.get(size)
+        if present is None or speeds[best] > (1.0 + MIN_GAIN) * speeds[present]:
+            self._current[size] = best
+            if present is not None:
+                # The world has changed: others may be worth a trial sooner than was thought.
+                self._pauses = {key: value for key, value in self._pauses.items() if key[0] != size}
+
+    def _next_trial(self, num_active: int, size: int, num_missed: int) -> _Trial | None:
+        """The most hopeful depth that is due, if its trial can be afforded."""
+        if self.num_explored_steps + TRIAL_STEPS > self.max_exploration * self.num_steps:
+            return None
+        speeds, present = self._speeds(num_active), self._current[size]
+        hopes = {
+            depth: speed * (1.0 + (HOPE if self.costs.num_measured(num_active, depth) == 0 else 0.0))
+            for depth, speed in speeds.items()
+            if depth != present and self.num_steps >= self._pauses.get((size, depth), (0, 0))[0]
+        }
+        for depth in sorted(hopes, key=hopes.__getitem__, reverse=True):
+            cost_s = (
+                TRIAL_STEPS * self.costs.seconds(num_active, depth) * max(0.0, 1.0 - speeds[depth] / speeds[present])
+            )
+            if depth and not present:
+                cost_s += self._catch_up_s(num_missed)
+            if self.explored_s + cost_s <= self.max_exploration * self.spent_s:
+                pause = 2 * self._pauses.get((size, depth), (0, FIRST_PAUSE_STEPS // 2))[1]
+                pause = min(pause, LAST_PAUSE_STEPS)
+                self._pauses[size, depth] = (self.num_steps + pause, pause)
+                return _Trial(depth, TRIAL_STEPS, "explore")
+        return None
+
+    def _catch_up_s(self, num_missed: int) -> float:
+        """What catching up on so many tokens is expected to take: as once did, and in proportion beyond that."""
+        if not self._catch_ups or not num_missed:
+            return 0.0
+        known, seconds = min(self._catch_ups, key=lambda one: abs(one[0] - num_missed))
+        return seconds * max(1.0, num_missed / known)

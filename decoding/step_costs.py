@@ -1,0 +1,111 @@
+"""What a step costs by rows and levels, from the steps that were run: running medians, and a fit beyond them.
+
+Knows rows, levels and seconds, and nothing of what they are spent on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+
+from decoding.controller import batch_class
+
+MEMORY = 15
+"""Latest steps of a cell that count."""
+SWEEPS = 60
+RIDGE = 1e-3
+"""Against features that no measurement tells apart; of scaled ones."""
+
+
+class StepCosts:
+    """Seconds of steps; a cell is a batch class with a number of levels.
+
+    The first step of each shape (rows, levels) is left out: it may have compiled something. A cell's steps may have had
+    different numbers of rows, so a cell says by which factor its steps differ from the fit at their own rows.
+    """
+
+    def __init__(self) -> None:
+        self._shapes: set[tuple[int, int]] = set()
+        self._cells: dict[tuple[int, int], deque[tuple[int, float]]] = {}
+        self._weights: list[float] | None = None
+        self._factors: dict[int, dict[int, float]] = {}
+
+    def add(self, num_active: int, levels: int, seconds: float, is_usual: bool = True) -> None:
+        """Take one step's time; one that did something else besides only counts as its shape's first."""
+        is_first = (num_active, levels) not in self._shapes
+        self._shapes.add((num_active, levels))
+        if is_usual and not is_first:
+            cell = self._cells.setdefault((batch_class(num_active), levels), deque(maxlen=MEMORY))
+            cell.append((num_active, max(seconds, 1e-9)))
+
+    def num_measured(self, num_active: int, levels: int) -> int:
+        """Steps that are remembered of the cell that these rows and levels belong to."""
+        return len(self._cells.get((batch_class(num_active), levels), ()))
+
+    @property
+    def knows_any(self) -> bool:
+        """Whether anything can be said at all."""
+        return bool(self._cells)
+
+    @property
+    def largest_batch(self) -> int:
+        """The largest batch class with a measurement; 0 when there is none."""
+        return max((size for size, _ in self._cells), default=0)
+
+    def seconds(self, num_active: int, levels: int) -> float:
+        """What a step of so many rows and levels is expected to take."""
+        if self._weights is None:
+            self.refresh()
+        assert self._weights is not None
+        # A batch class without a measurement behaves like the nearest one that has some.
+        nearest = min(self._factors, key=lambda size: abs(math.log2(size / batch_class(num_active))))
+        return _line(self._weights, num_active, levels) * _between(self._factors[nearest], levels)
+
+    def refresh(self) -> None:
+        """Follow what was added: T ≈ w0 + w1 · levels + w2 · rows + w3 · rows · levels, and each cell's factor."""
+        medians = [(_low_median(cell), levels) for (_, levels), cell in self._cells.items()]
+        points = [(rows, levels, seconds) for (rows, seconds), levels in medians]
+        self._weights = _fit_line(points)
+        self._factors = {}
+        for (size, levels), cell in self._cells.items():
+            ratios = [(0, seconds / _line(self._weights, rows, levels)) for rows, seconds in cell]
+            self._factors.setdefault(size, {})[levels] = _low_median(ratios)[1]
+
+
+def _features(rows: int, levels: int) -> tuple[float, float, float, float]:
+    return 1.0, float(levels), float(rows), float(rows * levels)
+
+
+def _line(weights: Sequence[float], rows: int, levels: int) -> float:
+    return sum(weight * value for weight, value in zip(weights, _features(rows, levels), strict=True))
+
+
+def _fit_line(points: Sequence[tuple[int, int, float]]) -> list[float]:
+    """Non-negative weights of the features of (rows, levels, seconds), by coordinate descent on relative errors."""
+    rows_of = [[value / seconds for value in _features(rows, levels)] for rows, levels, seconds in points]
+    scales = [max(row[i] for row in rows_of) or 1.0 for i in range(4)]
+    scaled = [[value / scale for value, scale in zip(row, scales, strict=True)] for row in rows_of]
+    gram = [[sum(row[i] * row[j] for row in scaled) for j in range(4)] for i in range(4)]
+    wanted = [sum(row[i] for row in scaled) for i in range(4)]
+    weights = [0.0] * 4
+    for _ in range(SWEEPS):
+        for i in range(4):
+            rest = wanted[i] - sum(gram[i][j] * weights[j] for j in range(4) if j != i)
+            weights[i] = max(0.0, rest / (gram[i][i] + RIDGE * len(points)))
+    return [weight / scale for weight, scale in zip(weights, scales, strict=True)]
+
+
+def _low_median(cell: Sequence[tuple[int, float]] | deque[tuple[int, float]]) -> tuple[int, float]:
+    """The entry with the median second number, the lower one of two: clocks err upwards."""
+    return sorted(cell, key=lambda entry: entry[1])[(len(cell) - 1) // 2]
+
+
+def _between(factors: dict[int, float], levels: int) -> float:
+    """The factor at `levels`: measured, or between its measured neighbours, or the nearest one's."""
+    below = max((known for known in factors if known <= levels), default=None)
+    above = min((known for known in factors if known >= levels), default=None)
+    if below is None or above is None:
+        return factors[min(factors, key=lambda known: abs(known - levels))]
+    share = (levels - below) / (above - below) if above > below else 0.0
+    return math.exp((1 - share) * math.log(factors[below]) + share * math.log(factors[above]))

@@ -1,0 +1,44 @@
+"""A controller without sense: it takes any depth at any step, and rests whenever it likes. Output must not care."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+
+from decoding import Method
+from decoding.controller import Choice, Outcome
+
+
+class Erratic:
+    """Takes depths from `pattern`, over and over, or draws them when there is none; notes what it was told."""
+
+    can_be_off = True
+
+    def __init__(self, seed: int = 0, pattern: Sequence[int] = ()) -> None:
+        self._random = random.Random(seed)
+        self._pattern = tuple(pattern)
+        self._num_asked = 0
+        self.is_off = bool(pattern) and not any(pattern)
+        self.outcomes: list[Outcome] = []
+        self.most_missed = 0
+
+    def choose(self, num_active: int, max_levels: int, num_missed: int) -> Choice:
+        self._num_asked += 1
+        if self._pattern:
+            levels = min(max_levels, self._pattern[self._num_asked % len(self._pattern)])
+        else:
+            # Often off, for several steps on end, with every depth in between.
+            rests = self.is_off and self._random.random() < 0.5
+            levels = 0 if rests or self._random.random() < 0.25 else self._random.randint(0, max_levels)
+        self.is_off = levels == 0
+        self.most_missed = max(self.most_missed, num_missed)
+        return Choice(levels, "best" if max_levels else "last", 2.0, 1.0)
+
+    def learn(self, outcome: Outcome) -> None:
+        self.outcomes.append(outcome)
+
+
+def unsettled(method: Method, seed: int = 0, pattern: Sequence[int] = ()) -> Method:
+    """The method under such a controller."""
+    return replace(method, controller=Erratic(seed, pattern))

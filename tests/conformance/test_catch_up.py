@@ -1,0 +1,213 @@
+"""A drafter that was off drafts what it would have drafted had it followed every step, whatever the pattern of steps.
+
+The oracles know nothing of steps: the drafter's model over the whole text, a slow head node by node, a fresh prefill.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import decoding.drafters.eagle as eagle_module
+import decoding.drafters.missed as missed
+from decoding import Engine, Method, Request, Sampling
+from decoding.acceptance import Exact
+from decoding.contracts import Judgement, Probe
+from decoding.drafters import LookupDrafter, ModelDrafter
+from decoding.drafters.missed import catch_up_widths
+from decoding.trees import chain
+from tests import toys
+from tests.conformance import checks, heads
+from tests.conformance.erratic import Erratic, unsettled
+
+PATTERNS = st.lists(st.integers(0, 4), min_size=2, max_size=9).filter(any)
+LONG = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3]
+MIXED = [0, 2, 0, 0, 4, 1, 0, 0, 0]
+
+
+def long_requests() -> list[Request]:
+    return checks.requests("llama", 5, Sampling(ignore_eos=True), longest=44)
+
+
+def unsettled_engine(pattern: list[int], family: str = "llama") -> tuple[Engine, ModelDrafter]:
+    drafter = checks.make_drafter("perturbed", family)
+    assert isinstance(drafter, ModelDrafter)
+    return Engine(toys.target(family), unsettled(Method(drafter, chain(4), Exact()), pattern=pattern), 3, 128), drafter
+
+
+@torch.no_grad()
+def check_chains(pattern: list[int]) -> int:
+    """Every draft is what the drafter's model says after prompt, text and the drafts before it, in one forward."""
+    engine, drafter = unsettled_engine(pattern)
+    model: Any = drafter.model
+    decoder = copy.deepcopy(model.decoder)
+    decoder.set_attn_implementation("sdpa")
+    counted = [0]
+
+    def look(judgement: Judgement) -> None:
+        for row, slot in enumerate(judgement.slots.ids):
+            progress = engine._slots.progress[slot]
+            assert progress is not None
+            prompt = toys.front_end("llama").encode(progress.request.prompt, ())["input_ids"][0].tolist()
+            valid = judgement.tree.valid[row].tolist()
+            drafts = judgement.tree.tokens[row][1 : sum(valid)].tolist()
+            if not drafts:
+                continue
+            text = [*prompt, *progress.token_ids, *drafts]
+            said = model.head(decoder(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[0])
+            best = said[-len(drafts) - 1 : -1].topk(2)
+            for draft, tokens, values in zip(drafts, best.indices.tolist(), best.values, strict=True):
+                if float(values[0] - values[1]) > 1e-3:  # nearer ones are rounding's to choose
+                    assert draft == tokens[0], (progress.request.sample_id, len(progress.token_ids), pattern)
+                    counted[0] += 1
+
+    engine.method = replace(engine.method, acceptance=heads.Watcher(look))
+    checks.run(engine, long_requests())
+    return counted[0]
+
+
+@settings(max_examples=12, deadline=None)
+@given(PATTERNS)
+@example(LONG)
+@example(MIXED)
+def test_a_models_drafts_are_those_of_the_whole_text_after_any_pattern(pattern: list[int]) -> None:
+    check_chains(pattern)
+
+
+def test_drafts_were_compared_after_long_rests() -> None:
+    assert check_chains(LONG) > 10
+
+
+@pytest.mark.parametrize("widest", [2, 4, missed.WIDEST])
+def test_what_does_not_fit_into_one_forward_is_run_in_several(widest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(missed, "WIDEST", widest)
+    assert check_chains(LONG) > 10
+
+
+@pytest.mark.parametrize("pattern", [LONG, MIXED, [1, 0]], ids=str)
+@pytest.mark.parametrize("family", ["llama", "llava"])
+def test_a_models_memory_equals_a_fresh_prefill_whenever_it_has_drafted(family: str, pattern: list[int]) -> None:
+    engine, drafter = unsettled_engine(pattern, family)
+    for request in checks.requests(family, 9):
+        engine.submit(request)
+    num_compared = 0
+    while engine.has_work:
+        engine.step()
+        for slot, progress in enumerate(engine._slots.progress):
+            if progress is None or slot in drafter._prompts:
+                continue
+            pending = int(drafter._num_pending[slot])
+            assert pending <= drafter._most_pending[slot]
+            held = len(progress.token_ids) - pending
+            assert drafter._pending[slot, :pending].tolist() == progress.token_ids[held:]
+            target_prefix = engine.target.encode(
+                progress.request.prompt, progress.request.images, progress.request.videos
+            )
+            own = drafter.prefixes(progress.request, Probe(target_prefix))[0]
+            checks.compare_row(drafter.lanes, slot, own, progress.token_ids[:held])
+            num_compared += held > 0
+    assert num_compared > 5
+
+
+def test_a_prompt_is_read_when_it_is_first_drafted_for_and_never_where_that_does_not_happen() -> None:
+    engine, drafter = unsettled_engine([0])
+    done = checks.run(engine, checks.requests("llama", 6))
+    assert drafter.num_forwards == 0
+    assert all(one.telemetry.drafter_forwards == 0 for one in done.values())
+    assert all(one.telemetry.num_draft_tokens == 0 for one in done.values())
+    extras = [one.telemetry.extras["controller"] for one in done.values() if one.telemetry.extras]
+    assert {told["levels_max"] for told in extras} == {0}
+    assert sum(told["num_off_steps"] for told in extras) > 10
+
+
+def late_engine(monkeypatch: pytest.MonkeyPatch, pattern: list[int]) -> None:
+    """Engines of the heads' checks get this pattern, and a step of theirs goes on until something was drafted."""
+    make = heads.make_engine
+
+    def unsettled_heads(kind: str, family: str, tree: str, slots: int, rule: Any = None) -> Engine:
+        made = make(kind, family, tree, slots, rule)
+        engine = Engine(made.target, unsettled(made.method, pattern=pattern), slots, 128)
+        step = engine.step
+
+        def until_drafted() -> list[Any]:
+            controller: Any = engine.method.controller
+            done = step()
+            while engine.has_work and not controller.outcomes[-1].levels:
+                done += step()
+            return done
+
+        monkeypatch.setattr(engine, "step", until_drafted)
+        return engine
+
+    monkeypatch.setattr(heads, "make_engine", unsettled_heads)
+
+
+@pytest.mark.parametrize(
+    ("kind", "tree", "pattern"),
+    [("eagle", "dynamic", MIXED), ("eagle", "branching", [0, 0, 0, 2]), ("medusa", "branching", MIXED)],
+)
+def test_a_heads_drafts_are_those_of_a_slow_head_after_any_pattern(
+    kind: str, tree: str, pattern: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late_engine(monkeypatch, pattern)
+    heads.check_drafts(kind, "llama", tree)
+
+
+@pytest.mark.parametrize("widest", [2, 4, missed.WIDEST])
+def test_a_heads_memory_equals_a_fresh_encoding_whenever_it_has_drafted(
+    widest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(missed, "WIDEST", widest)
+    monkeypatch.setattr(eagle_module, "WIDEST", widest)
+    late_engine(monkeypatch, MIXED)
+    heads.check_memory("llava", "dynamic")
+
+
+def test_a_look_up_knows_the_text_whatever_was_off() -> None:
+    drafter = LookupDrafter()
+    engine = Engine(toys.target("llama"), unsettled(Method(drafter, chain(4), Exact()), pattern=MIXED), 3, 128)
+    for request in checks.requests("llama", 6):
+        engine.submit(request)
+    num_compared = 0
+    while engine.has_work:
+        engine.step()
+        for slot, progress in enumerate(engine._slots.progress):
+            if progress is not None:
+                prompt = toys.front_end("llama").encode(progress.request.prompt, ())["input_ids"][0].tolist()
+                length = int(drafter._length[slot])
+                assert drafter._text[slot, :length].tolist() == [*prompt, *progress.token_ids]
+                num_compared += 1
+    assert num_compared > 10
+
+
+def test_the_engine_says_how_much_was_missed_prompts_included() -> None:
+    engine, _ = unsettled_engine(LONG)
+    checks.run(engine, long_requests())
+    controller = engine.method.controller
+    assert isinstance(controller, Erratic)
+    told = [outcome.num_missed for outcome in controller.outcomes]
+    assert all(missed == 0 for missed, one in zip(told, controller.outcomes, strict=True) if not one.levels)
+    assert max(told) > 11 * 2, "eleven steps of several rows were missed"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (1, [(0, 2)]),
+        (2, [(0, 2)]),
+        (3, [(0, 4)]),
+        (5, [(0, 8)]),
+        (128, [(0, 128)]),
+        (129, [(0, 128), (128, 2)]),
+        (256, [(0, 128), (128, 128)]),
+        (300, [(0, 128), (128, 128), (256, 64)]),
+    ],
+)
+def test_catching_up_is_one_forward_up_to_128_tokens(tokens: int, expected: list[tuple[int, int]]) -> None:
+    assert catch_up_widths(tokens) == expected
