@@ -38,7 +38,7 @@ class TextRecipe:
 
 RECIPES = {
     "target": TextRecipe(1500, 24, 1e-3),
-    "drafter": TextRecipe(1500, 24, 3e-3, filler_odds=DRAFTER_FILLER_ODDS),
+    "drafter": TextRecipe(1000, 24, 3e-3, filler_odds=DRAFTER_FILLER_ODDS),
 }
 QUICK_SHARE = 0.01
 """The part of the steps that `--quick` runs."""

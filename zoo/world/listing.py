@@ -1,7 +1,7 @@
 """Scenes without pictures: a prompt lists what stands where, and the answer tells it at length.
 
 Owns which scenes there are, the prompts, the answers and their reader. Knows nothing of tokens or models. An answer is
-long (64 to 160 tokens) and states only what its prompt lists, besides filler words, which nobody can know.
+long (93 to 167 tokens) and states only what its prompt lists, besides filler words, which nobody can know.
 """
 
 from __future__ import annotations
@@ -11,7 +11,19 @@ import re
 from collections.abc import Sequence
 
 from zoo.world.grammar import FILLER_ODDS, FILLERS, NUMBERS, PLACES, Words, draw_fillers, kind_of
-from zoo.world.scene import COLOURS, NUM_CELLS, SHAPES, SIZES, TEXTURES, TONES, Scene, draw_scene, draw_thing, split_of
+from zoo.world.scene import (
+    COLOURS,
+    NUM_CELLS,
+    SHAPES,
+    SIZES,
+    SPLITS,
+    TEXTURES,
+    TONES,
+    Scene,
+    draw_scene,
+    draw_thing,
+    split_of,
+)
 
 NUM_OBJECTS = (3, 5)
 """The fewest and the most objects of a scene."""
@@ -24,8 +36,11 @@ ASKED = {
 
 def draw_listed_scene(rng: random.Random, split: str) -> Scene:
     """Draw a scene of three to five objects that belongs to `split`; raises KeyError for one that does not exist."""
+    if split not in SPLITS:
+        raise KeyError(f"no split {split!r}; the splits are {', '.join(SPLITS)}")
     while True:
-        ground = draw_scene(rng, split)
+        # Its tone and texture only: whether the scene belongs to the split is seen below, on the whole of it.
+        ground = draw_scene(rng, "train")
         cells = sorted(rng.sample(range(NUM_CELLS), rng.randint(*NUM_OBJECTS)))
         things = tuple(draw_thing(rng, cell) for cell in cells)
         scene = Scene(things, ground.tone, ground.texture, 0)
