@@ -2,7 +2,8 @@
 
 One Ray actor on the driver's node keeps it, because it has to outlive the processes that it is about, on whatever node
 they die. Nobody watches for deaths: a row that arrives under a new process while an old one still holds it was in
-flight when that one died. Knows rows by their keys, and no rows' content; see docs/decisions/14.
+flight when that one died. On a node that was about to leave a death is no row's doing. Knows rows by their keys, and
+no rows' content; see docs/decisions/14 and 15.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from uuid import uuid4
 
 import pyarrow as pa
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from actors.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, Journal, row_keys, told_of_deaths
+from pipeline.ray_session import beside_driver
 
 READ_TIMEOUT_S = 30.0
 DECODER_DIED = "decoder_died"
@@ -26,9 +27,11 @@ DECODER_DIED = "decoder_died"
 
 @dataclass
 class _Row:
-    """A row in flight, or one that was given up: its holder, empty for none, and the deaths it was in."""
+    """A row in flight, or one that was given up: its holder, empty for none, that one's node, and the deaths it was
+    in."""
 
     holder: str = ""
+    node: str = ""
     num_deaths: int = 0
 
 
@@ -36,12 +39,13 @@ class Book:
     """The log's memory: rows in flight, and rows that were given up. Plain data, in one process.
 
     A death counts for every row of the process that had no past; of those that had one, for those that it said to be
-    running.
+    running; and for none on a node that is spared.
     """
 
     def __init__(self, max_error_share: float | None = None, min_rows: int = 1) -> None:
         self._rows: dict[str, _Row] = {}
         self._running: dict[str, set[str]] = {}
+        self._spared: set[str] = set()
         self._max_error_share = max_error_share
         self._min_rows = min_rows
         self._num_results = 0
@@ -51,17 +55,21 @@ class Book:
         """Rows that are remembered."""
         return len(self._rows)
 
-    def begin(self, who: str, keys: Sequence[str]) -> list[int]:
-        """See `Journal.begin`."""
-        return [self._begin(who, key) for key in keys]
+    def spare(self, nodes: Sequence[str]) -> None:
+        """These nodes are leaving: what ends on them from now on is not the doing of rows."""
+        self._spared.update(nodes)
 
-    def _begin(self, who: str, key: str) -> int:
+    def begin(self, who: str, keys: Sequence[str], node: str = "") -> list[int]:
+        """See `Journal.begin`; `node` is where `who` is."""
+        return [self._begin(who, key, node) for key in keys]
+
+    def _begin(self, who: str, key: str, node: str) -> int:
         row = self._rows.setdefault(key, _Row())
         if row.holder not in ("", who):
             was_running = key in self._running.get(row.holder, ())
-            row.num_deaths += row.num_deaths == 0 or was_running
+            row.num_deaths += row.node not in self._spared and (row.num_deaths == 0 or was_running)
             self._rest(row.holder, key)
-        row.holder = who
+        row.holder, row.node = who, node
         return row.num_deaths
 
     def running(self, who: str, keys: Sequence[str]) -> None:
@@ -121,7 +129,8 @@ class FlightLog:
 
     def begin(self, who: str, keys: Sequence[str]) -> list[int]:
         """See `Journal.begin`."""
-        found: list[int] = ray.get(self.actor.begin.remote(who, self._named(keys)))
+        node = ray.get_runtime_context().get_node_id()
+        found: list[int] = ray.get(self.actor.begin.remote(who, self._named(keys), node))
         return found
 
     def running(self, who: str, keys: Sequence[str]) -> None:
@@ -133,6 +142,10 @@ class FlightLog:
         verdict = ray.get(self.actor.end.remote(who, self._named(keys), num_results, dict(errors)))
         if verdict:
             raise ErrorBudgetSpent(verdict)
+
+    def spare(self, nodes: Sequence[str]) -> None:
+        """See `Book.spare`; without waiting."""
+        self.actor.spare.remote(list(nodes))
 
     def verdict(self) -> str:
         """Why the job was ended by its errors; empty where it was not, or where the cluster is going away."""
@@ -148,8 +161,8 @@ class FlightLog:
 @contextlib.contextmanager
 def kept(max_error_share: float | None = None, min_rows: int = 1) -> Iterator[FlightLog]:
     """A log on this node, while the block runs; it costs no CPU of Ray's."""
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    make = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)(Book)
+    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": beside_driver()}
+    make = ray.remote(**options)(Book)
     actor = make.remote(max_error_share, min_rows)
     try:
         yield FlightLog(actor)

@@ -13,6 +13,7 @@ from typing import Any
 import ray
 
 from actors.engine_thread import Waits
+from pipeline.ray_session import beside_driver
 
 READ_TIMEOUT_S = 30.0
 
@@ -59,7 +60,7 @@ class Flow:
 @contextlib.contextmanager
 def measured() -> Iterator[Flow]:
     """A place for actors to report to, while the block runs."""
-    actor = ray.remote(num_cpus=0)(_FlowActor).remote()
+    actor = ray.remote(num_cpus=0, scheduling_strategy=beside_driver())(_FlowActor).remote()
     try:
         yield Flow(actor)
     finally:

@@ -18,6 +18,7 @@ import ray
 
 from actors.events import Events
 from actors.results import Tally
+from pipeline.ray_session import beside_driver
 
 QUIET_INTERVAL_S = 10.0
 TERMINAL_INTERVAL_S = 0.5
@@ -72,7 +73,7 @@ def shown(
         yield None
         return
     stream = stream or sys.stderr
-    actor = ray.remote(num_cpus=0)(_TallyActor).remote()
+    actor = ray.remote(num_cpus=0, scheduling_strategy=beside_driver())(_TallyActor).remote()
     stop = threading.Event()
     thread = threading.Thread(
         target=_watch, args=(actor, total_rows, stream, stop, events), name="progress", daemon=True

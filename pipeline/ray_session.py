@@ -15,10 +15,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.schema import Job
 from pipeline import shipping
+
+if TYPE_CHECKING:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +108,14 @@ def _shipped_environment() -> Iterator[dict[str, Any] | None]:
         archive = Path(folder, "checkout.zip")
         shipping.pack(archive)
         yield {"working_dir": str(archive)}
+
+
+def beside_driver() -> NodeAffinitySchedulingStrategy:
+    """Where an actor belongs that has to outlive every worker node: on the node of whoever calls this."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
 
 
 def available_cpus() -> int:

@@ -18,7 +18,7 @@ from actors.engine_thread import ReportWaits, Waits
 from actors.events import Events
 from actors.journal import ErrorBudgetSpent
 from actors.results import Stamp, Tally
-from pipeline import flight_log, flow, progress, ray_session
+from pipeline import draining, flight_log, flow, progress, ray_session
 from pipeline.flight_log import FlightLog
 from pipeline.layout import JOB
 from pipeline.plan import JobPlan
@@ -91,6 +91,7 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
         with (
             told_why_it_ended(log),
             Saver(begun.press, config.sink, waiting, begun.next_numbers, call_in_ray) as saver,
+            draining.watched(draining.Drains(log.spare, saver.hurry, events)),
         ):
             for bundle in dataset.iter_internal_ref_bundles():
                 saver.add(bundle.block_refs, bundle.num_rows() or 0, bundle.size_bytes())

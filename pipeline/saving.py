@@ -20,6 +20,8 @@ from pipeline.publishing import Press
 
 MAX_HELD_BYTES = 256 * 1024**2
 """Finished blocks are spooled at the latest when they come to this."""
+MAX_HURRIED_SECONDS = 1.0
+"""Finished rows wait no longer than this while a node drains: what is only there goes with it."""
 FENCE_CHECK_S = 30.0
 
 
@@ -89,6 +91,7 @@ class Saver:
         self._held = _Held()
         self._changed = threading.Condition()
         self._closing = False
+        self._hurried = False
         self._failure: BaseException | None = None
         self._checked_s = clock()
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
@@ -119,6 +122,12 @@ class Saver:
             self._held.num_bytes += num_bytes
             self._changed.notify_all()
 
+    def hurry(self, hurried: bool) -> None:
+        """From now on save without delay, or as before again; any thread may call."""
+        with self._changed:
+            self._hurried = hurried
+            self._changed.notify_all()
+
     def _raise(self) -> None:
         if self._failure is not None:
             raise self._failure
@@ -145,14 +154,16 @@ class Saver:
         with self._changed:
             while True:
                 age_s = self._clock() - self._held.since_s
-                is_due = self._is_full() or age_s >= self._sink.max_unsaved_seconds
+                bound_s = self._sink.max_unsaved_seconds
+                bound_s = min(bound_s, MAX_HURRIED_SECONDS) if self._hurried else bound_s
+                is_due = self._is_full() or age_s >= bound_s
                 if self._held.blocks and (is_due or self._closing):
                     held, self._held = self._held, _Held()
                     self._changed.notify_all()
                     return held
                 if self._closing:
                     return None
-                left_s = self._sink.max_unsaved_seconds - age_s if self._held.blocks else None
+                left_s = bound_s - age_s if self._held.blocks else None
                 self._changed.wait(left_s)
 
     def _save(self, held: _Held) -> None:

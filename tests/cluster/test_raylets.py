@@ -6,8 +6,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,61 +15,15 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from configs.schema import CaptionJob
 from pipeline.media import decode_missing
 from tests.chaos import fleet
 from tests.chaos.deaths import children_of, num_saved
-from tests.pipeline.attempts import at_rest, job, rows_in
+from tests.cluster.raylets import EVERY, MAX_COST_ROWS, comparable, config_in, four_raylets
+from tests.pipeline.attempts import at_rest, rows_in
 
-NUM_FILES, ROWS_PER_FILE, BATCH_ROWS = 2, 200, 10
 STEP_S, DECODE_S = 0.05, 0.2
-PATIENCE_S = 120.0
-WORKERS = {"place": "worker"}
-EVERY = {f"{file}.txt#{row}" for file in range(NUM_FILES) for row in range(ROWS_PER_FILE)}
-MAX_COST_ROWS = 2 * 2 * 2 * BATCH_ROWS
-"""Batches in two actors, and as many that were finished and nowhere but on the node."""
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
-
-
-@contextmanager
-def four_raylets(folder: Path) -> Iterator[Cluster]:
-    """A head that holds the driver and no work, and three nodes with a CPU each, joined while the block runs."""
-    cluster = Cluster(shutdown_at_exit=False)
-    node = {
-        "node_ip_address": "127.0.0.1",
-        "object_store_memory": 128 * 1024**2,
-        "plasma_directory": str(folder),
-        "temp_dir": str(folder / "ray"),
-        "include_dashboard": False,
-    }
-    try:
-        cluster.add_node(num_cpus=0, **node)
-        for _ in range(3):
-            cluster.add_node(wait=False, num_cpus=1, labels=WORKERS, **node)
-        cluster.wait_for_nodes(PATIENCE_S)
-        ray.init(address=cluster.address, log_to_driver=False)
-        yield cluster
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
-
-
-def config_in(folder: Path, output: str) -> CaptionJob:
-    source = folder / "in"
-    source.mkdir(exist_ok=True)
-    for file in range(NUM_FILES):
-        (source / f"{file}.txt").write_text("".join(f"row {row} of {file}\n" for row in range(ROWS_PER_FILE)))
-    return job(
-        {"kind": "text", "path": str(source), "span_max_rows": 50},
-        folder / output,
-        pool={
-            **{"slots": 4, "batch_rows": BATCH_ROWS, "max_batches_in_flight": 2, "min_size": 2, "max_size": 2},
-            **{"label_selector": WORKERS, "decode_label_selector": WORKERS},
-        },
-        sink={"rows_per_file": 100, "max_unsaved_seconds": 0.0},
-        job={"progress": False},
-    )
 
 
 def decode_slowly(table: pa.Table, *options: Any) -> pa.Table:
@@ -127,9 +80,3 @@ def test_a_raylet_killed_with_an_actor_and_a_decoding_task_costs_no_row(cluster_
     assert hunter.num_admitted < len(EVERY), "the job had nothing left to do"
     num_admitted = (tmp_path / "admitted").stat().st_size
     assert len(EVERY) <= num_admitted <= len(EVERY) + MAX_COST_ROWS
-
-
-def comparable(row: dict[str, Any]) -> dict[str, Any]:
-    """Without what names the job and takes time; both are the first attempt of their job."""
-    told = {name: value for name, value in row.items() if name not in ("job_id", "config_fingerprint")}
-    return {**told, "telemetry": {name: value for name, value in row["telemetry"].items() if not name.endswith("_ms")}}

@@ -16,6 +16,7 @@ import jsonschema
 import pytest
 import ray
 import yaml
+from ray._private import ray_constants
 
 from configs.load import load_job
 from jobs import caption
@@ -25,6 +26,8 @@ from tests.deploy.rayjob_fields import CRD_SHA256, CRD_URL, RAY_JOB, RELEASE
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 CRD_VARIABLE = "KUBERAY_RAYJOB_CRD"
+DRAIN = "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"
+"""How long a node drains itself when it gets SIGTERM."""
 
 
 @pytest.fixture(scope="module")
@@ -93,10 +96,18 @@ def test_pods_have_no_privileges_and_no_credentials_in_the_text(manifest: dict[s
         assert pod["securityContext"]["runAsNonRoot"] is True, name
         (container,) = pod["containers"]
         assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-        assert {variable["name"] for variable in container.get("env", [])} <= {"HF_HOME"}
+        assert {variable["name"] for variable in container.get("env", [])} <= {"HF_HOME", DRAIN}
         mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
         assert mounted == {volume["name"] for volume in pod.get("volumes", [])}, name
         assert container["ports"][-1]["containerPort"] == 8080  # where the annotation sends Prometheus
+
+
+def test_a_pod_that_is_to_go_drains_as_long_as_it_may_take(manifest: dict[str, Any]) -> None:
+    assert hasattr(ray_constants, DRAIN), "Ray reads it by another name"
+    for name, pod in pods(manifest).items():
+        (drain_s,) = [float(one["value"]) for one in pod["containers"][0].get("env", []) if one["name"] == DRAIN] or [0]
+        assert (drain_s > 0) == (name != "head"), name
+        assert drain_s + 5 <= pod.get("terminationGracePeriodSeconds", 30), f"{name} is killed before it has drained"
 
 
 def test_all_nodes_run_one_image_and_the_ray_that_it_holds(manifest: dict[str, Any], launcher: dict[str, Any]) -> None:

@@ -233,6 +233,32 @@ def test_rows_wait_for_company_until_their_time_is_up(tmp_path) -> None:
     assert sorted(ids_in(tmp_path / "data")) == ["a", "b", "c"]
 
 
+def test_rows_wait_a_second_at_most_while_a_node_drains_and_as_before_afterwards(tmp_path) -> None:
+    now = [0.0]
+    saver = saver_at(tmp_path, 100, 300.0, clock=lambda: now[0])
+    spools = [tmp_path / f"_job/spool/a0001/00000{number}-00-data.parquet" for number in range(2)]
+    with saver:
+        add(saver, ["a"])
+        now[0] = 1.0
+        saver.hurry(True)  # wakes whoever keeps the time
+        while not spools[0].exists():
+            assert saver._thread.is_alive()
+        saver.hurry(False)
+        add(saver, ["b"])
+        now[0] = 290.0
+        add(saver, ["c"])
+        assert not spools[1].exists()
+    assert sorted(ids_in(tmp_path / "data")) == ["a", "b", "c"]
+
+
+def test_hurrying_makes_no_row_wait_longer_than_its_job_asks(tmp_path) -> None:
+    with saver_at(tmp_path, 100, 0.0, clock=lambda: 0.0) as saver:
+        saver.hurry(True)
+        add(saver, ["a"])
+        while not (tmp_path / "_job/spool/a0001/000000-00-data.parquet").exists():
+            assert saver._thread.is_alive()
+
+
 def test_a_job_that_fails_keeps_what_it_finished_and_publishes_nothing_that_is_not_full(tmp_path) -> None:
     def fail() -> None:
         with saver_at(tmp_path) as saver:
