@@ -1,0 +1,88 @@
+"""This engine as a peer of others: `python -m benchmarks.peer_engine WORK plain|chain`, run by `benchmarks.peers`.
+
+Requests go through `Engine.run` like any job's: the prompts are texts, slots are refilled as they fall free.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+
+import torch
+import transformers
+
+from actors.method import build_method
+from actors.pair import load_target
+from benchmarks.peer_process import Outcome, Work, serve
+from configs.method import ChainTree, Method, ModelDrafter
+from configs.schema import Checkpoint
+from decoding import Engine, Request, Sampling
+from models.target import Target
+
+
+def build_engine(target: Target, drafter: Target | None, gamma: int, slots: int, max_context_tokens: int) -> Engine:
+    """An engine of `slots`; speculating with chains of `gamma` where there is a drafter."""
+    choice = Method() if drafter is None else Method(drafter=ModelDrafter(), tree=ChainTree(length=gamma))
+    return Engine(target, build_method(choice, drafter, target), slots, max_context_tokens)
+
+
+class EngineRunner:
+    """One pair, and an engine for each batch size, made when it is first asked for."""
+
+    def __init__(self, work: Work, mode: str) -> None:
+        torch.set_num_threads(work.threads)
+        self._work = work
+        self._target = load_target(Checkpoint(path=work.target, dtype=work.dtype, device="cpu"), "target")
+        self._drafter: Target | None = None
+        if mode == "chain":
+            self._drafter = load_target(Checkpoint(path=work.drafter, dtype=work.dtype, device="cpu"), "drafter")
+        self._engines: dict[int, Engine] = {}
+        sampling = Sampling(max_new_tokens=work.max_new_tokens, ignore_eos=work.ignore_eos)
+        self._requests = [
+            Request(str(number), text, sampling=sampling) for number, text in enumerate(work.prompt_texts)
+        ]
+        for text, ids in zip(work.prompt_texts, work.prompt_ids, strict=True):
+            own = self._target.front_end.encode(text, ())["input_ids"][0].tolist()
+            if own != ids:
+                raise ValueError(f"this engine reads {text!r} as {own}, the other peers as {ids}")
+
+    def versions(self) -> dict[str, str]:
+        """Of what computes."""
+        return {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+
+    def warm(self, batch: int, num_requests: int) -> Outcome:
+        """The whole pass once, so that every shape of it has occurred."""
+        return self.run(batch, num_requests)
+
+    def run(self, batch: int, num_requests: int) -> Outcome:
+        """See `benchmarks.peer_process.Runner`.
+
+        Raises:
+            RuntimeError: a request gave an error.
+        """
+        if batch not in self._engines:
+            self._engines[batch] = build_engine(
+                self._target, self._drafter, self._work.gamma, batch, self._work.max_context_tokens
+            )
+        start = time.perf_counter()
+        done = list(self._engines[batch].run(self._requests[:num_requests]))
+        seconds = time.perf_counter() - start
+        if broken := [one.error for one in done if one.error is not None]:
+            raise RuntimeError(f"{len(broken)} requests failed: {broken[0]}")
+        by_id = {one.sample_id: list(one.token_ids) for one in done}
+        told = [one.telemetry for one in done] if self._drafter is not None else []
+        return Outcome(
+            seconds,
+            [by_id[str(number)] for number in range(num_requests)],
+            sum(one.num_spec_steps for one in told),
+            sum(one.num_accepted_draft_tokens for one in told),
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(serve(EngineRunner))

@@ -1,0 +1,100 @@
+"""A peer answers in order, stands still when told to, and its failures are told with its last words."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.peer_process import ROOT, Outcome, Peer, PeerError, Work, group_members, peak_bytes_of
+
+WORK = Work("target", "drafter", "float32", 1, 5, 8, 64, 4, False, ["a", "b", "c"], [[1, 2], [3], [4, 5, 6]])
+
+
+def start(folder: Path, mode: str, work: Work = WORK) -> Peer:
+    work.write(folder / "work.json")
+    command = [sys.executable, "-m", "tests.benchmarks.toy_peer", str(folder / "work.json"), mode]
+    return Peer(mode, command, os.environ, folder / "logs" / f"{mode}.log")
+
+
+def test_work_is_read_as_it_was_written(tmp_path: Path) -> None:
+    work = replace(WORK, prompt_texts=["ä\n", "", "c"], ignore_eos=True)
+    work.write(tmp_path / "work.json")
+    assert Work.read(tmp_path / "work.json") == work
+
+
+def test_a_peer_answers_what_it_is_asked_although_its_libraries_print(tmp_path: Path) -> None:
+    with start(tmp_path, "echo") as peer:
+        peer.wait_ready()
+        assert peer.versions == {"toy": "1"}
+        assert peer.ask("warm", 2, 3) == Outcome(0.5, [[2, 1], [3]], 4, 6)
+        assert peer.ask("run", 1, 3) == Outcome(0.5, [[2, 1], [3], [6, 5, 4]], 4, 6)
+    log = (tmp_path / "logs" / "echo.log").read_text()
+    assert log.count("noise between the answers") == 2
+
+
+def test_a_peer_that_is_paused_does_not_run_and_goes_on_when_it_may(tmp_path: Path) -> None:
+    with start(tmp_path, "echo") as peer:
+        peer.wait_ready()
+        peer.pause()
+        with pytest.raises(PeerError, match="no answer within 0 s"):
+            peer.ask("run", 1, 3, limit_s=0.2)
+        (pid,) = group_members(peer._process.pid)
+        assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+        peer.resume()
+        assert peer._receive(60.0)["outcome"]["seconds"] == 0.5
+
+
+@pytest.mark.parametrize(("mode", "said"), [("fail", "RuntimeError: out of toys"), ("die", "it has ended")])
+def test_a_peer_that_fails_says_why_and_shows_its_log(tmp_path: Path, mode: str, said: str) -> None:
+    with start(tmp_path, mode) as peer:
+        peer.wait_ready()
+        with pytest.raises(PeerError) as caught:
+            peer.ask("run", 1, 3)
+        assert f"{mode}: {said}" in str(caught.value)
+        assert "noise between the answers" in str(caught.value)
+
+
+def test_a_peer_that_cannot_be_loaded_is_no_peer(tmp_path: Path) -> None:
+    with start(tmp_path, "refuse") as peer, pytest.raises(PeerError, match="ValueError: this peer cannot be loaded"):
+        peer.wait_ready()
+
+
+def test_a_peer_that_hangs_is_given_up_and_ended_even_while_it_is_paused(tmp_path: Path) -> None:
+    with start(tmp_path, "hang") as peer:
+        peer.wait_ready()
+        with pytest.raises(PeerError, match="no answer within"):
+            peer.ask("run", 1, 1, limit_s=0.2)
+        peer.pause()
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 60
+    assert group_members(peer._process.pid) == []
+
+
+def test_the_peak_of_memory_can_be_begun_anew(tmp_path: Path) -> None:
+    with start(tmp_path, "echo") as peer:
+        peer.wait_ready()
+        peer.ask("run", 200, 1)
+        high = peer.peak_bytes()
+        peer.ask("run", 1, 1)
+        assert peer.peak_bytes() >= high
+        peer.forget_peak()
+        assert peer.peak_bytes() < high - (150 << 20)
+    assert peak_bytes_of(peer._process.pid) == 0
+
+
+def test_what_runs_in_another_environment_imports_nothing_that_is_only_in_ours() -> None:
+    for name, allowed in {
+        "peer_process": set(),
+        "peer_vllm": {"torch", "transformers", "vllm", "benchmarks.peer_process"},
+    }.items():
+        tree = ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text())
+        named = {one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)}
+        named |= {part.name for one in ast.walk(tree) if isinstance(one, ast.Import) for part in one.names}
+        foreign = {module for module in named if module and module.split(".")[0] not in sys.stdlib_module_names}
+        assert foreign == allowed

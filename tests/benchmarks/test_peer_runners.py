@@ -1,0 +1,148 @@
+"""This engine and transformers, as they are measured, say what the target says; a drafter changes only how fast."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from benchmarks import peer_reference, peers
+from benchmarks.peer_engine import EngineRunner
+from benchmarks.peer_process import Work
+from benchmarks.peer_reference import key_of, make_reference
+from benchmarks.peer_transformers import GenerateRunner, batches, cut, pad_left
+from benchmarks.peer_verdict import Verdict, judge
+from tests.toys.text import llama, text_config
+from tests.toys.weights import make_tokenizer
+
+PROMPTS = ["w5 w6", "w7 w8 w9 w10 w11", "w12", "w40 w41 w42", "w6 w6 w6", "w13 w50"]
+NUM_NEW_TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Work:
+    """A toy target, and as its drafter a copy that is a little off."""
+    folder = tmp_path_factory.mktemp("pair")
+    target = llama(3)
+    drafter = LlamaForCausalLM(text_config()).eval()
+    noise = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for own, other in zip(drafter.parameters(), target.parameters(), strict=True):
+            own.copy_(other + 0.01 * torch.randn(other.shape, generator=noise))
+    tokenizer = make_tokenizer()
+    for name, model in (("target", target), ("drafter", drafter)):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    ids = [tokenizer(text)["input_ids"] for text in PROMPTS]
+    settings = {"dtype": "float32", "threads": 1, "gamma": 3, "max_batch": 4, "max_context_tokens": 64}
+    pair = {"target": str(folder / "target"), "drafter": str(folder / "drafter")}
+    limits = {"max_new_tokens": NUM_NEW_TOKENS, "ignore_eos": False}
+    return Work(**pair, **settings, **limits, prompt_texts=PROMPTS, prompt_ids=ids)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def reference(work: Work) -> list[dict[str, list[float]]]:
+    return make_reference(work)
+
+
+def test_the_reference_is_the_targets_own_greedy_output(work: Work, reference: list[dict[str, list[float]]]) -> None:
+    model = llama(3)
+    for ids, told in zip(work.prompt_ids, reference, strict=True):
+        made = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=NUM_NEW_TOKENS, pad_token_id=0)
+        tokens = cut(made[0, len(ids) :].tolist(), frozenset([2]))
+        assert told["tokens"] == tokens
+        logits = model(made[:, : len(ids) + len(tokens)]).logits[0, len(ids) - 1 : -1]
+        best = logits.topk(2).values
+        assert torch.allclose(torch.tensor(told["top"]), best[:, 0], atol=1e-4)
+        assert torch.allclose(torch.tensor(told["gap"]), best[:, 0] - best[:, 1], atol=1e-4)
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("mode", ["plain", "chain"])
+def test_this_engine_says_what_the_target_says(
+    work: Work, reference: list[dict[str, list[float]]], mode: str, batch: int
+) -> None:
+    runner = EngineRunner(work, mode)
+    first, again = runner.warm(batch, len(PROMPTS)), runner.run(batch, len(PROMPTS))
+    assert judge(first.outputs, reference, "float32") == Verdict(6, 6, 0, 0, 0.0)
+    assert again.outputs == first.outputs
+    if mode == "plain":
+        assert (again.num_steps, again.num_accepted) == (0, 0)
+    else:
+        assert again.num_accepted > again.num_steps > 0
+
+
+@pytest.mark.parametrize(("mode", "batch"), [("eager", 1), ("eager", 4), ("assisted", 1), ("assisted_confident", 1)])
+def test_transformers_says_what_the_target_says(
+    work: Work, reference: list[dict[str, list[float]]], mode: str, batch: int
+) -> None:
+    runner = GenerateRunner(work, mode)
+    assert len(runner.warm(batch, len(PROMPTS)).outputs) == batch
+    done = runner.run(batch, len(PROMPTS))
+    assert judge(done.outputs, reference, "float32") == Verdict(6, 6, 0, 0, 0.0)
+    if mode == "eager":
+        assert (done.num_steps, done.num_accepted) == (0, 0)
+    else:
+        # Every forward of the target gives one token of its own beside the accepted drafts.
+        assert done.num_steps + done.num_accepted == sum(map(len, done.outputs))
+        assert done.num_steps > 0
+        assert done.num_accepted > (done.num_steps if mode == "assisted" else 0)
+
+
+def test_ends_can_be_ignored_by_all_alike(work: Work) -> None:
+    endless = replace(work, ignore_eos=True)
+    reference = make_reference(endless)
+    assert {len(told["tokens"]) for told in reference} == {NUM_NEW_TOKENS}
+    for runner in (EngineRunner(endless, "plain"), EngineRunner(endless, "chain"), GenerateRunner(endless, "eager")):
+        assert judge(runner.run(4, 6).outputs, reference, "float32").num_equal == 6
+
+
+def test_an_engine_that_reads_other_prompts_is_no_peer(work: Work) -> None:
+    with pytest.raises(ValueError, match="the other peers as"):
+        EngineRunner(replace(work, prompt_ids=[[9], *work.prompt_ids[1:]]), "plain")
+
+
+def test_a_reference_belongs_to_its_prompts_limits_and_weights(
+    work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keys = {key_of(work)}
+    keys.add(key_of(replace(work, max_new_tokens=13)))
+    keys.add(key_of(replace(work, ignore_eos=True)))
+    keys.add(key_of(replace(work, prompt_ids=work.prompt_ids[::-1])))
+    keys.add(key_of(replace(work, target=work.drafter)))
+    assert len(keys) == 5
+    assert key_of(replace(work, dtype="bfloat16", threads=2, drafter="elsewhere")) in keys
+    work.write(tmp_path / "work.json")
+    monkeypatch.setattr(sys, "argv", ["", str(tmp_path / "work.json"), str(tmp_path / "reference.json")])
+    assert peer_reference.main() == 0
+    assert json.loads((tmp_path / "reference.json").read_text()) == make_reference(work)
+
+
+def test_prompts_of_like_length_are_batched_and_padded_on_the_left() -> None:
+    prompts = [[1, 2, 3], [4], [5, 6], [7]]
+    assert batches(prompts, 2) == [[1, 3], [2, 0]]
+    padded = pad_left([[5, 6], [1, 2, 3]], 0)
+    assert padded["input_ids"].tolist() == [[0, 5, 6], [1, 2, 3]]
+    assert padded["attention_mask"].tolist() == [[0, 1, 1], [1, 1, 1]]
+
+
+def test_a_text_is_cut_behind_its_end() -> None:
+    assert cut([5, 2, 0, 2], frozenset([2])) == [5, 2]
+    assert cut([5, 6], frozenset([2])) == [5, 6]
+    assert cut([5, 2], frozenset()) == [5, 2]
+
+
+def test_work_leaves_room_for_the_longest_prompt_its_answer_and_a_draft(work: Work, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join([*PROMPTS, ""]))
+    options = peers.parse(["--prompts", str(prompts), "--max-new-tokens", "40", "--threads", "1"])
+    made = peers.make_work(options, Path(work.target), Path(work.drafter), [3, 6])
+    assert made.prompt_ids == work.prompt_ids
+    assert made.max_context_tokens == 64  # 5 + 40 + 5 + 1, in steps of 32
+    with pytest.raises(SystemExit, match="holds 6 prompts, and 7 are needed"):
+        peers.make_work(options, Path(work.target), Path(work.drafter), [7])

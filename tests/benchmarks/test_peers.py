@@ -1,0 +1,286 @@
+"""No speed without equal outputs: how peers are compared, in what order they run, and what their tables say."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks import peers
+from benchmarks.peer_process import Outcome
+from benchmarks.peer_tables import TABLES, best_rows, equality, peers_claims_table, peers_table, ratio
+from benchmarks.peer_verdict import Verdict, first_difference, judge, make_row, spread, ulp
+
+REFERENCE = [
+    {"tokens": [5, 6, 2], "top": [9.0, 9.0, 9.0], "gap": [3.0, 0.2, 3.0]},
+    {"tokens": [7, 8, 9, 9], "top": [8.0, 20.0, 8.0, 8.0], "gap": [3.0, 0.4, 3.0, 3.0]},
+]
+SAID = [one["tokens"] for one in REFERENCE]
+
+
+# --- outputs -------------------------------------------------------------------------------------------------------
+
+
+def test_equal_outputs_are_equal() -> None:
+    assert judge(SAID, REFERENCE, "bfloat16") == Verdict(2, 2, 0, 0, 0.0)
+
+
+def test_another_choice_is_close_where_the_two_best_were_and_different_elsewhere() -> None:
+    # 4 units in the last place of bfloat16 are 4 / 16 at 9, and 4 / 8 at 20.
+    close = judge([[5, 9, 9, 9], [7, 1]], REFERENCE, "bfloat16")
+    assert (close.num_equal, close.num_close, close.num_different) == (0, 2, 0)
+    assert close.worst == pytest.approx(0.2 / 0.25)
+    assert judge([[5, 9, 9], SAID[1]], REFERENCE, "float32") == Verdict(2, 1, 0, 1, 0.2 / (4 * 2.0**-20))
+    assert judge([SAID[0], [7, 8, 1, 1]], REFERENCE, "bfloat16").num_different == 1
+
+
+@pytest.mark.parametrize("said", [[5, 6], [5, 6, 2, 2], []], ids=["too short", "beyond the end", "empty"])
+def test_an_output_that_ends_elsewhere_is_different_however_near_the_choices_were(said: list[int]) -> None:
+    near = [{"tokens": [5, 6, 2], "top": [9.0] * 3, "gap": [0.0] * 3}]
+    assert judge([said], near, "bfloat16") == Verdict(1, 0, 0, 1, 0.0)
+
+
+def test_only_the_first_difference_counts() -> None:
+    assert judge([SAID[0], [7, 1, 1, 1]], REFERENCE, "bfloat16").holds
+    assert not judge([SAID[0], [1, 1, 9, 9]], REFERENCE, "bfloat16").holds
+
+
+def test_a_lost_output_is_no_comparison() -> None:
+    with pytest.raises(ValueError, match="1 outputs for 2 sequences"):
+        judge(SAID[:1], REFERENCE, "bfloat16")
+
+
+def test_units_in_the_last_place_are_those_of_the_type() -> None:
+    assert [ulp(value, "bfloat16") for value in (1.0, -1.99, 2.0, 20.0)] == [2**-7, 2**-7, 2**-6, 2**-3]
+    assert ulp(1.0, "float32") == 2**-23
+    assert ulp(0.0, "float16") > 0.0
+
+
+@given(st.lists(st.integers(0, 3)), st.lists(st.integers(0, 3)))
+def test_sequences_are_equal_up_to_their_first_difference(one: list[int], other: list[int]) -> None:
+    place = first_difference(one, other)
+    if place is None:
+        assert one == other
+    else:
+        assert one[:place] == other[:place]
+        assert one[place : place + 1] != other[place : place + 1]
+
+
+# --- rows ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_holds_the_median_and_the_range_of_its_passes() -> None:
+    row = make_row([Outcome(s, SAID, 4, 6) for s in (2.0, 1.0, 4.0)], REFERENCE, "bfloat16", 7)
+    assert row["tokens_per_s"] == {"median": 3.5, "low": 1.75, "high": 7.0}
+    assert row["samples_per_s"] == {"median": 1.0, "low": 0.5, "high": 2.0}
+    assert row["acceptance_length"] == 2.5
+    assert row["verdict"]["num_sequences"] == 6
+    assert (row["peak_bytes"], row["withheld"]) == (7, "")
+
+
+def test_one_pass_that_differs_takes_the_speed_of_all() -> None:
+    wrong = Outcome(0.1, [[5, 6, 2], [1]])
+    row = make_row([Outcome(2.0, SAID), wrong, Outcome(2.0, SAID)], REFERENCE, "bfloat16", 0)
+    assert row["tokens_per_s"] is None
+    assert row["samples_per_s"] is None
+    assert row["withheld"] == "1 of 6 outputs differ from the target's own"
+
+
+def test_outputs_within_rounding_keep_their_speed_and_say_so() -> None:
+    row = make_row([Outcome(1.0, [[5, 9, 9], SAID[1]])], REFERENCE, "bfloat16", 0)
+    assert row["tokens_per_s"]["median"] == 7.0
+    assert equality(row["verdict"]) == "50.0 %, the others within rounding"
+
+
+def test_a_row_without_a_pass_is_refused() -> None:
+    with pytest.raises(ValueError, match="no pass"):
+        make_row([], REFERENCE, "bfloat16", 0)
+
+
+def test_plain_decoding_has_no_acceptance_length() -> None:
+    assert make_row([Outcome(1.0, SAID)], REFERENCE, "bfloat16", 0)["acceptance_length"] is None
+
+
+def test_a_spread_of_one_value_is_that_value() -> None:
+    assert spread([3.0]) == {"median": 3.0, "low": 3.0, "high": 3.0}
+
+
+# --- the run -------------------------------------------------------------------------------------------------------
+
+
+class FakePeer:
+    """Answers from a list, and notes whether it runs."""
+
+    def __init__(self, name: str, running: list[str], said: list[list[int]]) -> None:
+        self.name, self._running, self._said = name, running, said
+        self.asked: list[tuple[str, int, int]] = []
+        self._peaks = iter(range(1, 100))
+
+    def resume(self) -> None:
+        self._running.append(self.name)
+
+    def pause(self) -> None:
+        self._running.remove(self.name)
+
+    def forget_peak(self) -> None: ...
+
+    def peak_bytes(self) -> int:
+        return next(self._peaks)
+
+    def ask(self, verb: str, batch: int, num_requests: int) -> Outcome:
+        assert self._running == [self.name]
+        self.asked.append((verb, batch, num_requests))
+        return Outcome(2.0, self._said[: num_requests if verb == "run" else 1], 0, 0)
+
+
+def test_peers_run_one_at_a_time_after_all_are_warm(capsys: pytest.CaptureFixture[str]) -> None:
+    running: list[str] = []
+    there = {name: FakePeer(name, running, SAID) for name in "abc"}
+    rows = peers.measure_batch(there, 4, REFERENCE, "bfloat16", 2)  # type: ignore[arg-type]
+    for name, peer in there.items():
+        assert peer.asked == [("warm", 4, 2), ("run", 4, 2), ("run", 4, 2)]
+        assert rows[name]["tokens_per_s"]["median"] == 3.5
+        assert rows[name]["peak_bytes"] == 2
+    printed = capsys.readouterr().err.splitlines()
+    assert [line.split()[2] for line in printed] == ["a", "b", "c", "a", "b", "c", "b", "c", "a"]
+
+
+def test_a_peer_with_other_outputs_gets_no_speed_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    running: list[str] = []
+    wrong = FakePeer("wrong", running, [[1], [2]])
+    rows = peers.measure_batch({"wrong": wrong}, 1, REFERENCE, "bfloat16", 1)  # type: ignore[dict-item]
+    assert rows["wrong"]["tokens_per_s"] is None
+    assert "num_different=1" in capsys.readouterr().err
+
+
+def test_every_peer_takes_every_place_in_turn() -> None:
+    names = ["a", "b", "c", "d"]
+    orders = list(peers.turns(names, 4))
+    assert all(sorted(order) == names for order in orders)
+    for place in range(4):
+        assert {order[place] for order in orders} == set(names)
+
+
+def test_few_rounds_begin_far_apart() -> None:
+    assert [order[0] for order in peers.turns(list("abcdefghi"), 3)] == ["a", "d", "g"]
+
+
+def test_requests_are_counted_for_each_batch_size() -> None:
+    assert peers.request_counts((1, 8, 32), [8]) == {1: 8, 8: 64, 32: 256}
+    assert peers.request_counts((1, 8, 32), [8, 2, 1]) == {1: 8, 8: 16, 32: 32}
+    with pytest.raises(ValueError, match="one number or 3"):
+        peers.request_counts((1, 8, 32), [8, 2])
+
+
+def test_a_full_run_has_eight_requests_for_every_slot() -> None:
+    options = peers.parse([])
+    assert options.batches == [1, 8, 32]
+    assert options.requests_per_slot == [8]
+    assert (options.repeats, options.max_new_tokens, options.gamma) == (3, 64, 5)
+    assert peers.parse(["--quick"]).repeats == 1
+
+
+@pytest.mark.parametrize("arguments", [["--only", "nobody"], ["--batches", "0"], ["--requests-per-slot", "0"]])
+def test_a_command_line_that_cannot_be_meant_is_refused(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        peers.parse(arguments)
+
+
+def test_a_quick_or_a_partial_run_writes_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    place = tmp_path / "results" / "peers.json"
+    monkeypatch.setattr(peers, "RESULTS", place)
+    monkeypatch.setattr(peers, "measure", lambda *_: RESULTS)
+    assert peers.main(["--quick"]) == 0
+    assert peers.main(["--without-vllm"]) == 0
+    assert not place.exists()
+    assert peers.main([]) == 0
+    assert json.loads(place.read_text()) == RESULTS
+
+
+# --- the tables ----------------------------------------------------------------------------------------------------
+
+
+def row(name: str, variant: str, batch: int, seconds: list[float], num_different: int = 0) -> dict[str, Any]:
+    outputs = [SAID[0], [1, 1] if num_different else SAID[1]]
+    made = make_row([Outcome(one, outputs, 2, 4) for one in seconds], REFERENCE, "bfloat16", 3 << 30)
+    return {"batch": batch, "name": name, "row": name, "variant": variant, "speculates": False, **made}
+
+
+RESULTS: dict[str, Any] = {
+    "target": "text_target",
+    "drafter": "text_drafter",
+    "target_shape": "0.3B",
+    "drafter_shape": None,
+    "dtype": "bfloat16",
+    "threads": 2,
+    "gamma": 5,
+    "max_new_tokens": 64,
+    "ignore_eos": False,
+    "repeats": 2,
+    "tolerance_ulps": 4,
+    "machine": "a machine",
+    "versions": {"engine_plain": {"torch": "2.13.0"}, "vllm_plain": {"torch": "2.13.0", "vllm": "0.32.0"}},
+    "rows": [
+        row("draftfleet", "", 1, [1.0, 2.0]),
+        row("transformers", "eager", 1, [2.0, 3.0]),
+        row("transformers", "compiled", 1, [1.5, 2.5]),
+        row("vLLM", "", 1, [0.5, 1.0]),
+        row("draftfleet, drafter", "", 8, [1.0, 1.0]),
+        row("vLLM, drafter", "", 8, [2.5, 2.25]),
+        row("vLLM, n-grams", "", 8, [1.0, 1.0], num_different=1),
+    ],
+}
+
+
+def test_the_faster_variant_stands_for_its_engine() -> None:
+    best = {(one["batch"], one["row"]): one["variant"] for one in best_rows(RESULTS)}
+    assert best[1, "transformers"] == "compiled"
+    changed = copy.deepcopy(RESULTS)
+    changed["rows"][2] = row("transformers", "compiled", 1, [0.1, 0.1], num_different=1)
+    best = {(one["batch"], one["row"]): one["variant"] for one in best_rows(changed)}
+    assert best[1, "transformers"] == "eager"
+
+
+def test_the_table_shows_no_speed_where_outputs_differ() -> None:
+    lines = {line.split(" | ")[1]: line for line in peers_table(RESULTS).splitlines()[2:]}
+    assert lines["vLLM, n-grams"].split(" | ")[2:4] == ["withheld", "withheld"]
+    assert "50.0 %, **2 beyond rounding**" in lines["vLLM, n-grams"]
+    assert lines["draftfleet"] == (
+        "| 1 | draftfleet | 5.2 (3.5–7.0) | 1.50 (1.00–2.00) | 3.00 | all | 3.0 GiB |"  # 7 tokens in 1 s and in 2 s
+    )
+
+
+def test_speeds_are_compared_round_by_round() -> None:
+    first, second = RESULTS["rows"][0], RESULTS["rows"][2]
+    found = ratio(first, second)
+    assert found is not None
+    assert found == {"median": 1.375, "low": 1.25, "high": 1.5}
+    assert ratio(first, RESULTS["rows"][6]) is None
+
+
+def test_claims_follow_from_the_rows() -> None:
+    lines = [line.split(" | ") for line in peers_claims_table(RESULTS).splitlines()[2:]]
+    assert [(line[0], line[1], line[4]) for line in lines] == [
+        ("| plain decoding, batch 1", "transformers", "yes |"),
+        ("| plain decoding, batch 1", "vLLM", "**no** |"),
+        ("| speculation, batch 8", "vLLM, drafter", "yes |"),
+    ]
+    assert math.isclose(float(lines[2][2].split()[0]), 2.38, abs_tol=0.01)
+
+
+def test_a_claim_against_a_rival_without_a_speed_is_not_known() -> None:
+    changed = copy.deepcopy(RESULTS)
+    changed["rows"][5] = row("vLLM, drafter", "", 8, [2.5, 2.25], num_different=1)
+    assert "| not known |" in peers_claims_table(changed).splitlines()[-1]
+
+
+def test_the_setting_names_what_was_run() -> None:
+    told = TABLES["peers_setting"](RESULTS)
+    for part in ("`text_target` inflated to 0.3B", "drafter `text_drafter`,", "γ = 5", "2 at batch 1", "vllm 0.32.0"):
+        assert part in told
