@@ -3,7 +3,8 @@ until they are done.
 
     python -m tests.chaos.deaths [NUM_KILLS]    # 50 by default; writes tests/chaos/deaths.json
 
-Takes many minutes, because each attempt starts a Ray of its own; so it is a part of `make chaos` and not of the tests.
+Takes many minutes, because each attempt starts a Ray of its own; so it is a part of `make chaos` and not of the tests,
+of which one job like it is in tests/jobs/test_deaths.py.
 Linux only: processes are found in /proc.
 """
 
@@ -69,9 +70,10 @@ VICTIMS: dict[str, Callable[[int, str], bool]] = {
 }
 
 
-def start(folder: Path) -> subprocess.Popen[bytes]:
+def start(folder: Path, *options: str) -> subprocess.Popen[bytes]:
+    """A driver; see `tests.chaos.fleet` for its options."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.chaos.fleet", str(folder)]
+    command = [sys.executable, "-m", "tests.chaos.fleet", str(folder), *options]
     with (folder / "log").open("ab") as log:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
 

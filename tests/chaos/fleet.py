@@ -1,4 +1,5 @@
-"""A job under Ray whose processes are killed: `python -m tests.chaos.fleet FOLDER` is one attempt of it.
+"""A job under Ray whose processes are killed: `python -m tests.chaos.fleet FOLDER [ADDRESS STEP_S]` is one attempt of
+it, under a Ray of its own or the one at that address.
 
 Real reading, decoding, graph, saving and publishing; the pair is a fake whose steps take some milliseconds, so that
 there is something to kill.
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import ray
 
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request
@@ -99,5 +101,8 @@ def run(config: CaptionJob, load: Any, decode_rows: Callable[..., pa.Table] = de
 
 
 if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    run(config_in(folder), LoadPaced(folder / "admitted"))
+    folder, step_s = Path(sys.argv[1]), STEP_S
+    if len(sys.argv) > 2:
+        ray.init(address=sys.argv[2], log_to_driver=False)
+        step_s = float(sys.argv[3])
+    run(config_in(folder), LoadPaced(folder / "admitted", step_s))

@@ -1,0 +1,68 @@
+"""A job under Ray whose actor dies, and then its driver, goes on and ends as if nothing had happened.
+
+`make chaos` kills fifty processes; this is the one such job of the suite.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import ray
+
+from tests.chaos import deaths, fleet
+from tests.pipeline.attempts import at_rest
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+NUM_ROWS, STEP_S = 400, 0.02
+PATIENCE_S = 120.0
+
+
+def test_a_job_whose_actor_and_then_whose_driver_is_killed_goes_on_to_every_row_once(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    config = fleet.config_in(folder, NUM_ROWS)
+    fleet.run(config, fleet.LoadPaced(folder / "admitted", 0.0))
+    expected, sides = deaths.rows_of(folder / "out"), at_rest(folder / "out")
+    assert len(expected) == NUM_ROWS
+    shutil.rmtree(folder / "out")
+    (folder / "admitted").unlink()
+
+    former = generating()
+    driver = deaths.start(folder, ray.get_runtime_context().gcs_address, str(STEP_S))
+    actor = wait_for(folder, 1, lambda: next(iter(generating() - former), 0))
+    os.kill(actor, signal.SIGKILL)
+    admitted = (folder / "admitted").stat().st_size
+    wait_for(folder, 1, lambda: (folder / "admitted").stat().st_size > admitted + deaths.MAX_IN_FLIGHT)
+    driver.kill()
+    assert driver.wait(PATIENCE_S) == -signal.SIGKILL, (folder / "log").read_text()[-3000:]
+    num_saved = deaths.num_saved(folder)
+    assert not (folder / "out/_job/summary.json").exists(), "the job was done before its driver was killed"
+
+    fleet.run(config, fleet.LoadPaced(folder / "admitted", 0.0))
+    assert num_saved > 0
+    assert at_rest(folder / "out") == sides
+    found = deaths.rows_of(folder / "out")
+    assert found.keys() == expected.keys()
+    assert [own for own, row in found.items() if row != expected[own]] == []
+    assert NUM_ROWS <= (folder / "admitted").stat().st_size <= NUM_ROWS + 2 * deaths.MAX_IN_FLIGHT
+
+
+def generating() -> set[int]:
+    """Processes of actors that generate: not below their driver, but below the raylet that this process has started."""
+    return {pid for pid, told in deaths.children_of(os.getpid()).items() if deaths.VICTIMS["actor"](pid, told)}
+
+
+def wait_for(folder: Path, num_files: int, look: Callable[[], int]) -> int:
+    """What `look` finds, once so many files are saved."""
+    until_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < until_s:
+        if deaths.num_saved(folder) >= num_files and (found := look()):
+            return int(found)
+        time.sleep(0.01)
+    raise AssertionError((folder / "log").read_text()[-3000:])
