@@ -1,4 +1,4 @@
-"""This engine as a peer of others: `python -m benchmarks.peer_engine WORK plain|chain`, run by `benchmarks.peers`.
+"""This engine as a peer: `python -m benchmarks.peer_engine WORK plain|chain|controlled`, run by `benchmarks.peers`.
 
 Requests go through `Engine.run` like any job's: the prompts are texts, slots are refilled as they fall free.
 """
@@ -15,16 +15,19 @@ import transformers
 from actors.method import build_method
 from actors.pair import load_target
 from benchmarks.peer_process import Outcome, Work, serve
+from configs.controllers import MeasuredController, NoController
 from configs.method import ChainTree, Method, ModelDrafter
 from configs.schema import Checkpoint
 from decoding import Engine, Request, Sampling
 from models.target import Target
 
 
-def build_engine(target: Target, drafter: Target | None, gamma: int, slots: int, max_context_tokens: int) -> Engine:
-    """An engine of `slots`; speculating with chains of `gamma` where there is a drafter."""
-    choice = Method() if drafter is None else Method(drafter=ModelDrafter(), tree=ChainTree(length=gamma))
-    return Engine(target, build_method(choice, drafter, target), slots, max_context_tokens)
+def choose_method(mode: str, gamma: int) -> Method:
+    """`plain`, a `chain` of `gamma` drafts, or one as deep as a `controlled` engine finds worth while."""
+    if mode == "plain":
+        return Method()
+    controller = MeasuredController() if mode == "controlled" else NoController()
+    return Method(drafter=ModelDrafter(), tree=ChainTree(length=gamma), controller=controller)
 
 
 class EngineRunner:
@@ -35,8 +38,9 @@ class EngineRunner:
         self._work = work
         self._target = load_target(Checkpoint(path=work.target, dtype=work.dtype, device="cpu"), "target")
         self._drafter: Target | None = None
-        if mode == "chain":
+        if mode != "plain":
             self._drafter = load_target(Checkpoint(path=work.drafter, dtype=work.dtype, device="cpu"), "drafter")
+        self._choice = choose_method(mode, work.gamma)
         self._engines: dict[int, Engine] = {}
         sampling = Sampling(max_new_tokens=work.max_new_tokens, ignore_eos=work.ignore_eos)
         self._requests = [
@@ -66,9 +70,8 @@ class EngineRunner:
             RuntimeError: a request gave an error.
         """
         if batch not in self._engines:
-            self._engines[batch] = build_engine(
-                self._target, self._drafter, self._work.gamma, batch, self._work.max_context_tokens
-            )
+            method = build_method(self._choice, self._drafter, self._target)
+            self._engines[batch] = Engine(self._target, method, batch, self._work.max_context_tokens)
         start = time.perf_counter()
         done = list(self._engines[batch].run(self._requests[:num_requests]))
         seconds = time.perf_counter() - start

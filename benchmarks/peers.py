@@ -21,14 +21,14 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.inflate_files import inflate_folder
 from benchmarks.inflate_shapes import InflationError, named_shape
+from benchmarks.peer_contenders import CONTENDERS, Contender
 from benchmarks.peer_environment import (
     EnvironmentRefused,
     base_variables,
@@ -37,10 +37,11 @@ from benchmarks.peer_environment import (
     python_of,
     vllm_variables,
 )
-from benchmarks.peer_process import ROOT, Outcome, Peer, PeerError, Work
+from benchmarks.peer_process import ROOT, Peer, PeerError, Work
 from benchmarks.peer_reference import key_of
+from benchmarks.peer_rounds import measure_batch
 from benchmarks.peer_tables import peers_table, show_row
-from benchmarks.peer_verdict import TOLERANCE_ULPS, judge, make_row
+from benchmarks.peer_verdict import TOLERANCE_ULPS
 from models.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor
 from models.front_end import FrontEnd
 from zoo.pair import CHECKPOINTS
@@ -52,46 +53,6 @@ BATCHES = (1, 8, 32)
 REQUESTS_PER_SLOT = 8
 QUICK_REQUESTS_PER_SLOT, QUICK_NEW_TOKENS = 2, 16
 SEED = 0
-
-
-@dataclass(frozen=True)
-class Contender:
-    """One measured configuration: `row` is what it competes as, `variant` how it differs from others of that row."""
-
-    name: str
-    row: str
-    variant: str
-    module: str
-    mode: str
-    speculates: bool = True
-    single: bool = False
-    """Whether it takes one sample at a time only."""
-
-    @property
-    def is_vllm(self) -> bool:
-        """Whether it needs vLLM's environment."""
-        return self.module == "benchmarks.peer_vllm"
-
-
-ENGINE, TRANSFORMERS, VLLM = (f"benchmarks.peer_{name}" for name in ("engine", "transformers", "vllm"))
-CONTENDERS = (
-    Contender("engine_plain", "draftfleet", "", ENGINE, "plain", speculates=False),
-    Contender("engine_chain", "draftfleet, drafter", "", ENGINE, "chain"),
-    Contender("generate_eager", "transformers", "eager", TRANSFORMERS, "eager", speculates=False),
-    Contender("generate_compiled", "transformers", "compiled", TRANSFORMERS, "compiled", speculates=False),
-    Contender("assisted", "transformers, drafter", "whole drafts", TRANSFORMERS, "assisted", single=True),
-    Contender(
-        "assisted_confident",
-        "transformers, drafter",
-        "stops when unsure",
-        TRANSFORMERS,
-        "assisted_confident",
-        single=True,
-    ),
-    Contender("vllm_plain", "vLLM", "", VLLM, "plain", speculates=False),
-    Contender("vllm_draft_model", "vLLM, drafter", "", VLLM, "draft_model"),
-    Contender("vllm_ngram", "vLLM, n-grams", "", VLLM, "ngram"),
-)
 
 
 def inflated(source: Path, shape: str | None, dtype: str, scratch: Path) -> Path:
@@ -154,51 +115,6 @@ def reference_of(work: Work, work_file: Path, variables: dict[str, str], scratch
     return found
 
 
-def turns(peers: Sequence[str], num_rounds: int) -> Iterator[list[str]]:
-    """The order of each round: a circle that everyone enters elsewhere each time, as far apart as the rounds allow."""
-    for number in range(num_rounds):
-        start = number * len(peers) // num_rounds
-        yield [*peers[start:], *peers[:start]]
-
-
-def measure_batch(
-    peers: dict[str, Peer],
-    batch: int,
-    reference: Sequence[dict[str, Any]],
-    dtype: str,
-    num_rounds: int,
-) -> dict[str, dict[str, Any]]:
-    """The rows of all peers at one batch size, over the prompts that `reference` has."""
-    count = len(reference)
-    passes: dict[str, list[Outcome]] = {name: [] for name in peers}
-    peaks = dict.fromkeys(peers, 0)
-    warmed: dict[str, float] = {}
-    for name, peer in peers.items():
-        start = time.perf_counter()
-        outcome = ask(peer, "warm", batch, count)
-        warmed[name] = time.perf_counter() - start
-        verdict = judge(outcome.outputs, reference[: len(outcome.outputs)], dtype)
-        print(f"batch {batch:3d} {name:20s} warm {warmed[name]:6.1f} s  {verdict}", file=sys.stderr, flush=True)
-    for order in turns(list(peers), num_rounds):
-        for name in order:
-            peers[name].forget_peak()
-            passes[name].append(ask(peers[name], "run", batch, count))
-            peaks[name] = max(peaks[name], peers[name].peak_bytes())
-            told = passes[name][-1]
-            speed = sum(map(len, told.outputs)) / told.seconds
-            print(f"batch {batch:3d} {name:20s} {told.seconds:8.2f} s  {speed:8.1f}/s", file=sys.stderr, flush=True)
-    return {name: make_row(passes[name], reference, dtype, peaks[name]) | {"warm_s": warmed[name]} for name in peers}
-
-
-def ask(peer: Peer, verb: str, batch: int, count: int) -> Outcome:
-    """One pass of a peer that stands still otherwise."""
-    peer.resume()
-    try:
-        return peer.ask(verb, batch, count)
-    finally:
-        peer.pause()
-
-
 def measure(options: argparse.Namespace, contenders: Sequence[Contender], counts: dict[int, int]) -> dict[str, Any]:
     """The whole grid."""
     scratch: Path = options.scratch
@@ -214,8 +130,8 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender], counts
     special: dict[str, str] = {}
     if any(one.is_vllm for one in contenders):
         make_environment(vllm_folder)
-        cores = sorted(os.sched_getaffinity(0))[: options.threads]
-        special = {**vllm_variables(cores, scratch), "LD_PRELOAD": preloads(vllm_folder)}
+        bound = cores()[: options.threads]
+        special = {**vllm_variables(bound, scratch), "LD_PRELOAD": preloads(vllm_folder)}
     reference = reference_of(work, work_file, variables, scratch)
     rows: list[dict[str, Any]] = []
     with ExitStack() as open_peers:
@@ -236,7 +152,7 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender], counts
             for one in contenders:
                 if one.name in found:
                     told = {"batch": batch, "name": one.name, "row": one.row, "variant": one.variant}
-                    rows.append({**told, "speculates": one.speculates, **found[one.name]})
+                    rows.append({**told, **found[one.name]})
                     print(show_row(rows[-1]), flush=True)
         versions = {name: peer.versions for name, peer in peers.items()}
     return {
@@ -251,10 +167,15 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender], counts
         "ignore_eos": work.ignore_eos,
         "repeats": options.repeats,
         "tolerance_ulps": TOLERANCE_ULPS,
-        "machine": f"{cpu_name()}, {len(os.sched_getaffinity(0))} cores, load {load:.1f} at the start",
+        "machine": f"{cpu_name()}, {len(cores())} cores, load {load:.1f} at the start",
         "versions": versions,
         "rows": rows,
     }
+
+
+def cores() -> list[int]:
+    """The cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(range(os.cpu_count() or 1))
 
 
 def cpu_name() -> str:
@@ -295,7 +216,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--ignore-eos", action="store_true", help="outputs of full length instead of natural ones")
     parser.add_argument("--gamma", type=int, default=5, help="drafts of a step (5)")
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every peer (all cores)")
+    parser.add_argument("--threads", type=int, default=len(cores()), help="of every peer (all cores)")
     parser.add_argument("--target", type=Path, default=CHECKPOINTS / "text_target")
     parser.add_argument("--drafter", type=Path, default=CHECKPOINTS / "text_drafter")
     parser.add_argument(

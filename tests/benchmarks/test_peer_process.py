@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.peer_process import ROOT, Outcome, Peer, PeerError, Work, group_members, peak_bytes_of
 
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 WORK = Work("target", "drafter", "float32", 1, 5, 8, 64, 4, False, ["a", "b", "c"], [[1, 2], [3], [4, 5, 6]])
 
 
