@@ -13,8 +13,10 @@ projections, is random and of ordinary scale. Heads keep their width, which rota
 stays as small as it was: the largest part of a real model's cost that is not reproduced.
 
 √(D/D') is exact in bfloat16 when D'/D is a power of four; otherwise norm weights are rounded anew and outputs are only
-close. `benchmarks.inflate_check` measures it, before anything is written. Owns tensors;
-shapes are `benchmarks.inflate_shapes`, folders `benchmarks.inflate_files`.
+close: 256 → 5120 moves logits by up to 0.005 of the largest and no token in 396; the image models, whose choices are
+less sure, 128 → 1280 by 0.03 and 7 codes in 100. `benchmarks.inflate_check` measures it, before anything is written.
+
+Owns tensors; shapes are `benchmarks.inflate_shapes`, folders `benchmarks.inflate_files`.
 """
 
 from __future__ import annotations
