@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actors.compiling import compile_models
 from actors.image_drafters import (
     ImageDrafter,
     check_drafter,
@@ -234,6 +235,7 @@ def load(config: SynthesizeJob, torch_threads: int | None = None) -> ImagePair:
         assert model.vq is not None, "the schema asks for model.vq where the acceptance needs a codebook"
         cpu = torch.device("cpu")
         codebook = read_at("model.vq", model.vq, lambda ref: load_vq(ref, "auto", cpu).codebook.clone())
+    compile_models(config.pool, [one for one in (target, drafter) if isinstance(one, LlamaGenTarget)])
     return ImagePair(config, target, drafter, text_encoder, codebook, info)
 
 

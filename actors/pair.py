@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from actors.compiling import compile_models
 from actors.heads import Head, check_head, is_head, load_head
 from actors.method import build_method, plain_method
 from configs import schema
@@ -112,6 +113,7 @@ def load(config: schema.CaptionJob, torch_threads: int | None = None) -> Pair:
     target = load_target(config.model.target, "model.target", max(1, int(config.pool.num_gpus)), reserved_bytes)
     if config.model.drafter is not None and drafts and is_head(config):
         drafter = load_head(config, _ref(config.model.drafter), target)
+    compile_models(config.pool, [model for model in (target, drafter) if isinstance(model, Target)])
     return Pair(config, target, drafter, info.target_id, info.drafter_id, info.revisions)
 
 

@@ -207,6 +207,9 @@ class EnginePool(ActorPool):
     """A step of the engine that takes longer ends its process, which counts as a death for its rows."""
     max_row_s: Annotated[float, Field(gt=0.0)] | None = None
     """A row that is in its slot for longer becomes an error row."""
+    compile: Literal["auto", "always", "never"] = "auto"
+    """On a CPU: compile what has run for `compile_after_s` seconds, or all at first use."""
+    compile_after_s: Annotated[float, Field(ge=0.0)] = 10.0
 
 
 class Pool(EnginePool):

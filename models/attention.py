@@ -62,8 +62,8 @@ class AttentionProbe:
 class AttentionStep:
     """What one forward needs to know about memory: where its r rows write, and what they may read.
 
-    `mask` (r, 1, N, window) is True where a node may look; None means a prefill, which is causal over the incoming
-    tokens only.
+    `mask` (r, 1, N, window) is added to the scores: 0 where a node may look and −inf elsewhere, in the type of the
+    states; None means a prefill, which is causal over the incoming tokens only.
     """
 
     cache: RaggedCache
@@ -111,6 +111,11 @@ def tree_mask(lens: Tensor, visible: Tensor, window: int) -> Tensor:
     index = offset.clamp(0, num_scratch - 1)[:, None].expand(-1, num_nodes, -1)
     scratch = visible.gather(2, index) & inside[:, None]
     return ((offset < 0)[:, None] | scratch)[:, None]
+
+
+def mask_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    """A mask that is True where a node may look → what is added to the scores; made once and not in every layer."""
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
 def attend(

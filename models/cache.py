@@ -17,11 +17,24 @@ class RaggedCache:
     """
 
     def __init__(self, num_rows: int, capacity: int, num_layers: int, device: torch.device) -> None:
-        self.num_rows = num_rows
+        # A memory of one row would be of a shape that compiled graphs take for another kind.
+        self.num_rows = max(2, num_rows)
         self.capacity = capacity
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
-        self.lens = torch.zeros(num_rows, dtype=torch.long, device=device)
+        self.lens = torch.zeros(self.num_rows, dtype=torch.long, device=device)
+
+    @classmethod
+    def over(cls, keys: list[Tensor | None], values: list[Tensor | None]) -> RaggedCache:
+        """A memory that is made already, without its lengths: for one forward."""
+        memory = cls.__new__(cls)
+        memory.keys, memory.values = keys, values
+        return memory
+
+    @property
+    def is_made(self) -> bool:
+        """Whether every layer has been written to."""
+        return all(memory is not None for memory in self.keys)
 
     def write(self, layer: int, rows: Tensor, columns: Tensor, keys: Tensor, values: Tensor) -> None:
         """Scatter new entries: `rows` (r,), `columns` (r, N), `keys` and `values` (r, H_kv, N, D_h)."""

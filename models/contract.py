@@ -58,6 +58,10 @@ class TargetModel(Protocol):
         """Memory for `num_slots` samples of `num_lanes` rows and `capacity` columns."""
         ...
 
+    def compile(self, after_s: float) -> bool:
+        """Compile kinds of forward from now on that have taken `after_s` seconds; says whether this model can be."""
+        ...
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids → text without special tokens; empty where the tokens are no text."""
         ...

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from models.attention import IMPLEMENTATION, AttentionProbe, AttentionStep, tree_mask
+from models.attention import AttentionProbe, AttentionStep, mask_bias, tree_mask
 from models.cache import RaggedCache
 from models.prefix import Prefix
+from models.running import RunDecoder, run_decoder, take_over
 
 WINDOW_STEP = 64
 """Attention windows are rounded up to this many columns, so that few different shapes occur."""
@@ -35,7 +37,7 @@ class SlotBatch:
 
     @property
     def is_leading(self) -> bool:
-        """Whether the slots are exactly 0 … b − 1, so that memory can be read as a view."""
+        """Whether the slots are exactly 0 … b − 1, so that what is kept per slot can be read as a view."""
         return self.ids == tuple(range(len(self.ids)))
 
 
@@ -55,9 +57,23 @@ class Prefill:
 
 
 class LaneModel:
-    """One model with memory for `num_slots` samples of `num_lanes` rows and `capacity` columns each."""
+    """One model with memory for `num_slots` samples of `num_lanes` rows and `capacity` columns each.
 
-    def __init__(self, decoder: nn.Module, head: nn.Module, num_slots: int, num_lanes: int, capacity: int) -> None:
+    A slot's rows lie together in a block, at first in the slot's own place. Slots that decode together are moved to
+    the leading blocks, so that memory is always read as a view: where the blocks are is known here and nowhere else.
+    `run` stands for the decoder, and is the decoder itself by default.
+    """
+
+    def __init__(
+        self,
+        decoder: nn.Module,
+        head: nn.Module,
+        num_slots: int,
+        num_lanes: int,
+        capacity: int,
+        run: RunDecoder | None = None,
+    ) -> None:
+        self._run = run or partial(run_decoder, decoder)
         self.decoder = decoder
         self.head = head
         self.num_lanes = num_lanes
@@ -67,13 +83,21 @@ class LaneModel:
         self.cache = RaggedCache(num_slots * num_lanes, capacity, config.num_hidden_layers, device)
         self.delta = torch.zeros(num_slots * num_lanes, dtype=torch.long, device=device)
         self._prefix_lengths = [0] * num_slots
-        if config._attn_implementation != IMPLEMENTATION:
-            decoder.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
+        self._block_of = list(range(num_slots))
+        self._blocks = torch.arange(num_slots, device=device)
+        self._numbers = torch.arange(max(num_slots * num_lanes, capacity), device=device)
+        take_over(decoder)
 
     def rows(self, slots: SlotBatch) -> Tensor:
         """Cache rows (b · R,) of the given slots."""
-        lanes = torch.arange(self.num_lanes, device=self.device)
-        return (slots.index[:, None] * self.num_lanes + lanes).flatten()
+        blocks = self._blocks[slots.index]
+        if self.num_lanes == 1:
+            return blocks
+        return (blocks[:, None] * self.num_lanes + self._numbers[: self.num_lanes]).flatten()
+
+    def first_row_of(self, slot: int) -> int:
+        """Where the slot's rows begin at present; a forward may move them."""
+        return self._block_of[slot] * self.num_lanes
 
     def admit(self, slots: SlotBatch, prefixes: Sequence[Sequence[Prefix]], probe_attention: bool = False) -> Prefill:
         """Prefill fresh slots from `prefixes[i][lane]`; `probe_attention` records attention to every column."""
@@ -86,11 +110,11 @@ class LaneModel:
         positions = _stack_positions(flat, longest)
         rows = self.rows(slots)
         lens = torch.tensor(lengths, device=self.device)
-        columns = torch.arange(longest, device=self.device).expand(len(flat), -1)
+        columns = self._numbers[:longest].repeat(len(flat), 1)
         padding = _stack_padding(flat, longest)
         assert padding is None or not probe_attention, "attention is not recorded over padded prompts"
         probe = AttentionProbe(_text_after_images(flat, longest)) if probe_attention else None
-        mask = None if padding is None else _mask_padding(padding)
+        mask = None if padding is None else mask_bias(_mask_padding(padding), embeds.dtype)
         step = AttentionStep(self.cache, rows, columns, mask, longest, None, probe)
         extra: dict[str, Any] = {}
         if any(prefix.deepstack for prefix in flat):
@@ -125,17 +149,50 @@ class LaneModel:
     ) -> Tensor:
         """As `forward`, for nodes whose inputs are given: `embeds` (b · R, N, D), slot-major."""
         b, num_nodes = depth.shape
-        rows = self.rows(slots)
-        lens = self.cache.lens[rows]
+        order = self._lead(slots)
+        visible = self._spread(visible)
+        depth = self._spread(depth)
+        if order is not None:
+            # Whose rows come when: inputs go into the order of the rows, states come back in that of the slots.
+            there = torch.tensor(order, device=self.device).argsort()
+            there = (there[:, None] * self.num_lanes + self._numbers[: self.num_lanes]).flatten()
+            embeds, depth, visible = embeds[there], depth[there], visible[there]
+        num_rows = b * self.num_lanes
+        rows, lens = self._numbers[:num_rows], self.cache.lens[:num_rows]
         needed = max(self._prefix_lengths[s] + n for s, n in zip(slots.ids, slots.num_generated, strict=True))
         window = min(-(-(needed + visible.shape[2]) // WINDOW_STEP) * WINDOW_STEP, self.cache.capacity)
-        columns = lens[:, None] + offset + torch.arange(num_nodes, device=self.device)
-        mask = tree_mask(lens, self._spread(visible), window)
-        leading = len(slots.ids) * self.num_lanes if slots.is_leading else None
-        step = AttentionStep(self.cache, rows, columns, mask, window, leading)
-        positions = (lens + self.delta[rows])[:, None] + self._spread(depth)
-        hidden = self._run(embeds, positions, step, {})
-        return hidden.view(b, self.num_lanes, num_nodes, -1)
+        columns = lens[:, None] + self._numbers[offset : offset + num_nodes]
+        bias = mask_bias(tree_mask(lens, visible, window), embeds.dtype)
+        step = AttentionStep(self.cache, rows, columns, bias, window, num_rows)
+        positions = (lens + self.delta[:num_rows])[:, None] + depth
+        hidden = self._run(embeds, positions, step, {}).view(b, self.num_lanes, num_nodes, -1)
+        return hidden if order is None else hidden[torch.tensor(order, device=self.device)]
+
+    def _lead(self, slots: SlotBatch) -> list[int] | None:
+        """Move the slots into the leading blocks; the block of each, or None where that is its place in the batch."""
+        b = len(slots.ids)
+        holes = set(range(b)) - {self._block_of[slot] for slot in slots.ids}
+        if holes:
+            holder = {block: slot for slot, block in enumerate(self._block_of)}
+            for slot in slots.ids:
+                if self._block_of[slot] >= b:
+                    self._swap(slot, holder[holes.pop()])
+        blocks = [self._block_of[slot] for slot in slots.ids]
+        return None if blocks == list(range(b)) else blocks
+
+    def _swap(self, one: int, other: int) -> None:
+        """Exchange the places of two slots."""
+        here, there = (
+            slice(self._block_of[slot] * self.num_lanes, (self._block_of[slot] + 1) * self.num_lanes)
+            for slot in (one, other)
+        )
+        for memory in (*self.cache.keys, *self.cache.values, self.cache.lens, self.delta):
+            if memory is not None:
+                kept = memory[here].clone()
+                memory[here] = memory[there]
+                memory[there] = kept
+        self._block_of[one], self._block_of[other] = self._block_of[other], self._block_of[one]
+        self._blocks[one], self._blocks[other] = self._block_of[one], self._block_of[other]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Hidden states (…, D) → logits (…, V) in fp32."""
@@ -152,13 +209,6 @@ class LaneModel:
     def _spread(self, values: Tensor) -> Tensor:
         """(b, …) → (b · R, …)."""
         return values if self.num_lanes == 1 else values.repeat_interleave(self.num_lanes, dim=0)
-
-    def _run(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
-        out = self.decoder(
-            inputs_embeds=embeds, position_ids=positions, attention_mask=None, use_cache=False, lanes=step, **extra
-        )
-        hidden: Tensor = out.last_hidden_state
-        return hidden
 
 
 def _text_after_images(prefixes: Sequence[Prefix], length: int) -> Tensor:

@@ -16,17 +16,17 @@ from torch import Tensor, nn
 
 from models.checkpoints import CheckpointError, CheckpointRef, load_weights, read_config, read_processor
 from models.clip import Clip
+from models.compiled import CompilableModel
 from models.contract import Condition
 from models.front_end import FrontEnd, PromptError
 from models.inspection import check_decoder
-from models.lanes import LaneModel
 from models.prefix import Prefix, capture
 
 TIMES = ("second_per_grid_ts",)
 """Processor outputs that count seconds."""
 
 
-class Target:
+class Target(CompilableModel):
     """A model with its front end.
 
     `eos_ids` end a text, `visual_ids` are the placeholders that image and video features replace and `video_id` is that
@@ -125,10 +125,6 @@ class Target:
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids → text without special tokens."""
         return self.front_end.decode(token_ids)
-
-    def lanes(self, num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
-        """Memory for `num_slots` samples of `num_lanes` rows and `capacity` columns."""
-        return LaneModel(self.decoder, self.head, num_slots, num_lanes, capacity)
 
 
 def _eos_ids(model: nn.Module, front_end: FrontEnd) -> frozenset[int]:

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.clip import Clip
+from models.compiled import CompilableModel
 from models.contract import Condition
 from models.front_end import PromptError
-from models.lanes import LaneModel
 from models.llamagen.condition import pad_left
 from models.llamagen.features import FeaturesError, check_features
 from models.llamagen.gpt import Gpt
@@ -37,7 +37,7 @@ class TextEncoder(Protocol):
         ...
 
 
-class LlamaGenTarget:
+class LlamaGenTarget(CompilableModel):
     """A LlamaGen behind the engine's contract (`models.contract.TargetModel`).
 
     Without `text_encoder` a text-conditional model needs ready features in every request. `guided` models have two
@@ -121,10 +121,6 @@ class LlamaGenTarget:
         return Prefix(
             ids, embeds, torch.arange(embeds.shape[0], device=embeds.device), ids > 0, (), padding, num_padding
         )
-
-    def lanes(self, num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
-        """Memory for `num_slots` samples of `num_lanes` rows and `capacity` columns."""
-        return LaneModel(self.decoder, self.head, num_slots, num_lanes, capacity)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Codes are no text."""

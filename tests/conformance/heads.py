@@ -213,7 +213,8 @@ def check_memory(family: str, tree: str) -> None:
             prefix = engine.target.encode(request.prompt, request.images, request.videos)
             pairs = true_pairs(drafter.network, family, request, prefix, progress.token_ids)
             length = pairs.shape[0]
-            assert int(drafter.lanes.cache.lens[slot]) == length, (int(drafter.lanes.cache.lens[slot]), length)
+            row = drafter.lanes.first_row_of(slot)
+            assert int(drafter.lanes.cache.lens[row]) == length, (int(drafter.lanes.cache.lens[row]), length)
             fresh = LaneModel(drafter.network, drafter.head, 1, 1, length)
             marks = torch.zeros(length, dtype=torch.long)
             whole = Prefix(marks, pairs, torch.arange(length), marks > 0)
@@ -223,7 +224,7 @@ def check_memory(family: str, tree: str) -> None:
                 (*fresh.cache.keys, *fresh.cache.values),
                 strict=True,
             ):
-                torch.testing.assert_close(mine[slot, :, :length], theirs[0, :, :length], atol=3e-4, rtol=1e-3)
+                torch.testing.assert_close(mine[row, :, :length], theirs[0, :, :length], atol=3e-4, rtol=1e-3)
             torch.testing.assert_close(drafter._output[slot], prefill.last[0], atol=3e-4, rtol=1e-3)
             num_compared += 1
     assert num_compared > 10

@@ -1,0 +1,179 @@
+"""Compiled layers: the numbers of uncompiled ones, one graph for many shapes, packed weights held once."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from decoding import Completion, Engine, Method
+from decoding.acceptance import Exact
+from decoding.contexts import Full
+from decoding.drafters import ModelDrafter
+from decoding.trees import StaticTree, branching_paths
+from models import compiled, packing
+from models.compiled import CompiledDecoder, Kind, can_compile
+from models.lanes import LaneModel, SlotBatch
+from models.target import Target
+from tests import toys
+from tests.conformance import checks
+
+# Importing torch's own compiler warns of a part of torch.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+    gc.collect()
+
+
+def states_of(lanes: LaneModel, prefixes: list[Any], shapes: list[tuple[int, int, int]]) -> list[Tensor]:
+    """Hidden states of prefills and forwards of (slots, nodes, generated tokens), one after the other."""
+    generator = torch.Generator().manual_seed(0)
+    states = []
+    with torch.inference_mode():
+        for num_slots, num_nodes, num_generated in shapes:
+            slots = SlotBatch(torch.arange(num_slots), tuple(range(num_slots)), (num_generated,) * num_slots)
+            states.append(lanes.admit(slots, [[prefix] for prefix in prefixes[:num_slots]]).last)
+            lanes.cache.lens[:num_slots] += torch.randint(0, num_generated, (num_slots,), generator=generator)
+            tokens = torch.randint(5, 20, (num_slots, num_nodes), generator=generator)
+            depth = torch.arange(num_nodes).expand(num_slots, -1)
+            visible = torch.ones(num_nodes, num_nodes, dtype=torch.bool).tril().expand(num_slots, -1, -1)
+            states.append(lanes.forward(slots, tokens, depth, visible))
+    return states
+
+
+SHAPES = [
+    (6, 4, 1),
+    (6, 4, 60),
+    (4, 2, 70),
+    (3, 3, 3),
+    (6, 1, 80),
+    (2, 1, 5),
+    (1, 4, 90),
+    (1, 1, 90),
+    (1, 1, 3),
+    (5, 8, 8),
+]
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen3_vl"])
+def test_forwards_of_all_shapes_equal_uncompiled_ones_with_one_graph_a_kind(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = set(packing._packed)
+    target = toys.target(family)
+    prefixes = [target.encode(one.prompt, one.images, one.videos) for one in checks.requests(family, 6)]
+    wanted = states_of(LaneModel(target.decoder, target.head, 6, 1, 200), prefixes, SHAPES)
+    graphs: list[Any] = []
+    merge = packing.merge_linears
+    monkeypatch.setattr("models.compiled.merge_linears", lambda graph: graphs.append(merge(graph)))
+    assert target.compile(0.0)
+    got = states_of(target.lanes(6, 1, 200), prefixes, SHAPES)
+    for shape, mine, theirs in zip((one for one in SHAPES for _ in range(2)), got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4, msg=lambda text, shape=shape: f"{shape}: {text}")
+    assert target._run is not None
+    kept = torch._dynamo.eval_frame._debug_get_cache_entry_list(compiled._SharedLayer._run.__code__)
+    assert len(kept) == len(target._run.compiled)
+    # Query, key and value are one product, so are gate and up; the other two stand alone.
+    assert set(graphs) == {4}
+    # Packed weights are held once for all graphs, and go with the model.
+    num_layers = target.decoder.config.num_hidden_layers  # type: ignore[union-attr]
+    assert len(packing._packed.keys() - before) == 4 * num_layers
+    del target
+    torch._dynamo.reset()
+    gc.collect()
+    assert packing._packed.keys() == before
+
+
+def engine_of(target: Target, drafter: Target) -> Engine:
+    tree = StaticTree(branching_paths([2, 2]))
+    return Engine(target, Method(ModelDrafter(drafter, [Full()], toys.VOCAB_SIZE), tree, Exact()), 3, 128)
+
+
+def outcome(done: dict[str, Completion]) -> dict[str, object]:
+    return {key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()}
+
+
+def test_a_compiled_pair_says_what_the_same_pair_says_uncompiled() -> None:
+    wanted = checks.requests("llava", 9)
+    said = []
+    for compiles in (False, True):
+        target, drafter = toys.target("llava"), toys.perturbed("llava", 0.02)
+        if compiles:
+            assert target.compile(0.0)
+            assert drafter.compile(0.0)
+        said.append(outcome(checks.run(engine_of(target, drafter), wanted)))
+        if compiles:
+            assert target._run is not None
+            assert Kind(False, False, False) in target._run.compiled
+    assert said[0] == said[1]
+
+
+def test_nothing_is_compiled_before_its_kind_has_taken_long_enough() -> None:
+    target = toys.target("llava")
+    assert target.compile(3600.0)
+    checks.run(engine_of(target, toys.perturbed("llava", 0.02)), checks.requests("llava", 4))
+    assert target._run is not None
+    assert target._run.compiled == set()
+
+
+def test_without_a_working_compiler_the_model_runs_uncompiled_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(graph: torch.fx.Graph) -> int:
+        raise RuntimeError("no compiler here")
+
+    wanted = checks.requests("llava", 4)
+    expected = outcome(checks.run(engine_of(toys.target("llava"), toys.perturbed("llava", 0.02)), wanted))
+    monkeypatch.setattr("models.compiled.merge_linears", broken)
+    target = toys.target("llava")
+    assert target.compile(0.0)
+    with caplog.at_level(logging.WARNING, logger="models.compiled"):
+        got = outcome(checks.run(engine_of(target, toys.perturbed("llava", 0.02)), wanted))
+    assert got == expected
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "no compiler here" in caplog.text
+    assert target._run is not None
+    assert target._run.compiled == set()
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_of_several_layers_is_each_of_theirs(with_bias: bool, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(48, size, bias=with_bias or size == 7).to(dtype) for size in (64, 7, 33)]
+    given = torch.randn(2, 3, 48, dtype=dtype)
+    weights = [layer.weight for layer in layers]
+    with torch.no_grad():
+        out = packing.multiply(given, weights, [layer.bias for layer in layers])
+        wanted = torch.cat([layer(given) for layer in layers], dim=-1)
+    packing.forget(weight.data_ptr() for weight in weights)
+    torch.testing.assert_close(out, wanted)
+
+
+def test_layers_of_two_makes_and_weights_without_kernels_are_not_compiled() -> None:
+    assert can_compile(toys.target("llava").decoder)
+    assert not can_compile(toys.target("llava").decoder.double())
+    mixed = toys.target("llava").decoder
+    mixed.layers[1] = torch.nn.Linear(4, 4)  # type: ignore[index,operator]
+    assert not can_compile(mixed)
+    assert not can_compile(torch.nn.Linear(4, 4))
+
+
+def test_a_layer_in_its_wrapper_is_still_itself() -> None:
+    target = toys.target("llava")
+    first = target.decoder.layers[0]  # type: ignore[index]
+    CompiledDecoder(target.decoder, 0.0)
+    wrapped = target.decoder.layers[0]  # type: ignore[index]
+    assert wrapped.self_attn is first.self_attn
+    with pytest.raises(AttributeError, match="no_such_part"):
+        _ = wrapped.no_such_part
