@@ -195,6 +195,7 @@ def test_the_last_submission_of_a_job_is_asked_for_and_stopped_by_its_file(
     name = stem(*CAPTION)
     client.jobs = {f"{name}-1": Job(f"{name}-1", "FAILED"), f"{name}-2": Job(f"{name}-2", "RUNNING")}
     assert submit.main([*CAPTION, *ADDRESS, "--status"]) == submit.DONE
+    assert submit.main([*CAPTION[:2], *ADDRESS, "--status", *CAPTION[2:]]) == submit.DONE, "values behind the option"
     told = capsys.readouterr().out
     assert f"submission  {name}-2\nstatus      RUNNING\n" in told
     assert submit.main([*CAPTION, *ADDRESS, "--stop"]) == submit.DONE
@@ -205,7 +206,8 @@ def test_the_last_submission_of_a_job_is_asked_for_and_stopped_by_its_file(
 
 
 def test_asking_for_what_is_not_there_is_refused(client: Client, capsys: pytest.CaptureFixture[str]) -> None:
-    assert submit.main([*ADDRESS, "--status", "gone-1"]) == submit.REFUSED
+    for asked in ("--status", "--follow", "--stop"):
+        assert submit.main([*ADDRESS, asked, "gone-1"]) == submit.REFUSED, asked
     assert submit.main([*CAPTION, *ADDRESS, "--stop"]) == submit.REFUSED
     assert submit.main([*ADDRESS]) == submit.REFUSED
     assert submit.main([*CAPTION]) == submit.REFUSED
