@@ -139,9 +139,13 @@ def vllm_variables(cores: Sequence[int], scratch: Path) -> dict[str, str]:
     """The variables that vLLM gets besides.
 
     Its engine runs in the calling thread: as processes that talk through shared memory it waits in a busy loop, which
-    takes the cores from its own arithmetic (on two cores ten times slower).
+    takes the cores from its own arithmetic (on two cores ten times slower). It sets the variables of OpenMP for such
+    processes only; here they have the values that it would give them.
     """
     return {
+        "KMP_AFFINITY": f"granularity=fine,explicit,proclist=[{','.join(map(str, cores))}]",
+        "KMP_BLOCKTIME": "5",
+        "KMP_TPAUSE": "0",
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

@@ -132,4 +132,5 @@ def test_every_peer_gets_the_same_threads_and_no_network(tmp_path: Path) -> None
     assert told["PATH"] == "/bin"
     own = vllm_variables([0, 2], tmp_path)
     assert (own["VLLM_CPU_OMP_THREADS_BIND"], own["VLLM_CPU_KVCACHE_SPACE"]) == ("0,2", "2")
+    assert own["KMP_AFFINITY"] == "granularity=fine,explicit,proclist=[0,2]"
     assert own["VLLM_NO_USAGE_STATS"] == "1"

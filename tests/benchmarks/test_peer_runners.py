@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,8 @@ from tests.toys.weights import make_tokenizer
 
 PROMPTS = ["w5 w6", "w7 w8 w9 w10 w11", "w12", "w40 w41 w42", "w6 w6 w6", "w13 w50"]
 NUM_NEW_TOKENS = 12
+NEVER = math.inf
+"""Compiling takes longer than all that toys say."""
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +70,7 @@ def test_the_reference_is_the_targets_own_greedy_output(work: Work, reference: l
 def test_this_engine_says_what_the_target_says(
     work: Work, reference: list[dict[str, list[float]]], mode: str, batch: int
 ) -> None:
-    runner = EngineRunner(work, mode)
+    runner = EngineRunner(work, mode, NEVER)
     first, again = runner.warm(batch, len(PROMPTS)), runner.run(batch, len(PROMPTS))
     assert judge(first.outputs, reference, "float32") == Verdict(6, 6, 0, 0, 0.0)
     assert again.outputs == first.outputs
@@ -98,13 +101,17 @@ def test_ends_can_be_ignored_by_all_alike(work: Work) -> None:
     endless = replace(work, ignore_eos=True)
     reference = make_reference(endless)
     assert {len(told["tokens"]) for told in reference} == {NUM_NEW_TOKENS}
-    for runner in (EngineRunner(endless, "plain"), EngineRunner(endless, "chain"), GenerateRunner(endless, "eager")):
+    for runner in (
+        EngineRunner(endless, "plain", NEVER),
+        EngineRunner(endless, "chain", NEVER),
+        GenerateRunner(endless, "eager"),
+    ):
         assert judge(runner.run(4, 6).outputs, reference, "float32").num_equal == 6
 
 
 def test_an_engine_that_reads_other_prompts_is_no_peer(work: Work) -> None:
     with pytest.raises(ValueError, match="the other peers as"):
-        EngineRunner(replace(work, prompt_ids=[[9], *work.prompt_ids[1:]]), "plain")
+        EngineRunner(replace(work, prompt_ids=[[9], *work.prompt_ids[1:]]), "plain", NEVER)
 
 
 def test_a_reference_belongs_to_its_prompts_limits_and_weights(
