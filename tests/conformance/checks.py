@@ -225,19 +225,18 @@ def check_cache(family: str, tree: str, drafter: str) -> None:
                 continue
             committed = progress.token_ids[:-1]
             prefix = target.encode(progress.request.prompt, progress.request.images, progress.request.videos)
-            compare_row(engine._lanes, slot, prefix, committed)
+            compare_row(engine._lanes, engine._lanes.first_row_of(slot), prefix, committed)
             if isinstance(guess, ModelDrafter):
                 held = len(progress.token_ids) - int(guess._num_pending[slot])
                 own = guess.prefixes(progress.request, Probe(prefix))[0]
-                compare_row(guess.lanes, slot, own, progress.token_ids[:held])
+                compare_row(guess.lanes, guess.lanes.first_row_of(slot), own, progress.token_ids[:held])
             num_compared += 1
     assert num_compared > 10
 
 
-def compare_row(lanes: LaneModel, slot: int, prefix: Prefix, tokens: Sequence[int]) -> None:
+def compare_row(lanes: LaneModel, row: int, prefix: Prefix, tokens: Sequence[int]) -> None:
     length = prefix.length + len(tokens)
-    row = lanes.first_row_of(slot)
-    assert int(lanes.cache.lens[row]) == length, (slot, int(lanes.cache.lens[row]), length)
+    assert int(lanes.cache.lens[row]) == length, (row, int(lanes.cache.lens[row]), length)
     fresh = LaneModel(lanes.decoder, lanes.head, 1, 1, length)
     more = torch.tensor(tokens, dtype=torch.long)
     with torch.inference_mode():

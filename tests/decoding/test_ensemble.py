@@ -191,6 +191,6 @@ def test_every_lanes_memory_equals_a_fresh_prefill_of_its_own_prompt() -> None:
             held = progress.token_ids[: len(progress.token_ids) - int(drafter._num_pending[slot])]
             target_prefix = made.target.encode(progress.request.prompt, progress.request.images)
             for lane, prefix in enumerate(drafter.prefixes(progress.request, checks.Probe(target_prefix))):
-                checks.compare_row(drafter.lanes, slot * 4 + lane, prefix, held)
+                checks.compare_row(drafter.lanes, drafter.lanes.first_row_of(slot) + lane, prefix, held)
                 num_compared += 1
     assert num_compared > 40
