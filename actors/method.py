@@ -12,15 +12,18 @@ from torch import Tensor
 
 from configs import acceptance as rules
 from configs import contexts as seen
+from configs import controllers
 from configs import drafters as heads
 from configs import method as choices
 from configs import trees as adaptive
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly, Unconditional
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
+from decoding.controller import Controller, Fixed
 from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import Guided, Merge, SingleLane
+from decoding.measured import Measured
 from decoding.trees import DynamicTree, OnlineSageTree, SageSettings, SageTree, StaticTree, branching_paths, chain
 from decoding.trees.named import NAMED_PATHS
 from decoding.trees.sage import SPECVLM_PATHS
@@ -51,6 +54,11 @@ ACCEPTANCES: dict[type, Callable[[Any], Acceptance]] = {
     rules.FlyAcceptance: lambda rule: Fly(rule.min_entropy, rule.window, rule.top, rule.block_end),
     rules.RandomAcceptance: lambda rule: RandomRelaxation(rule.probability),
     rules.TypicalAcceptance: lambda rule: Typical(rule.epsilon, rule.alpha, rule.temperature),
+}
+
+CONTROLLERS: dict[type, Callable[[Any, TreePolicy], Controller]] = {
+    controllers.NoController: lambda *_: Fixed(),
+    controllers.MeasuredController: lambda choice, tree: Measured(tree.max_levels, choice.max_exploration),
 }
 
 
@@ -95,7 +103,8 @@ def build_method(
         rule = build_lantern(config.acceptance, codebook, target.vocab_size)
     else:
         rule = ACCEPTANCES[type(config.acceptance)](config.acceptance)
-    return Method(drafter, build_tree(config), rule)
+    tree = build_tree(config)
+    return Method(drafter, tree, rule, CONTROLLERS[type(config.controller)](config.controller, tree))
 
 
 def plain_method() -> Method:

@@ -26,6 +26,7 @@ from configs.contexts import (
     PrunedContext,
     TextOnlyContext,
 )
+from configs.controllers import Controller, NoController
 from configs.drafters import EagleDrafter, LookupDrafter, MedusaDrafter
 from configs.section import Section
 from configs.trees import SageTree
@@ -193,6 +194,7 @@ class Method(Section):
     contexts: tuple[Context, ...] = (FullContext(),)
     tree: Tree = ChainTree()
     acceptance: Acceptance = ExactAcceptance()
+    controller: Controller = NoController()
 
     @model_validator(mode="after")
     def _legal(self) -> Method:
@@ -205,6 +207,7 @@ class Method(Section):
         elif self.contexts != (FullContext(),):
             raise ValueError(f"contexts: the drafter '{self.drafter.kind}' has no prompt of its own to change")
         self._check_acceptance()
+        self._check_controller()
         return self
 
     def _check_alone(self) -> None:
@@ -233,6 +236,18 @@ class Method(Section):
                     f"acceptance.window {rule.window} needs blocks of at least {needed} drafts before anything can be "
                     f"relaxed, and the tree is {deepest} deep; draft deeper, or take a smaller window"
                 )
+
+    def _check_controller(self) -> None:
+        """Depths that follow from time leave the output alone only where drafts are compared with the target's own."""
+        if isinstance(self.controller, NoController):
+            return
+        if isinstance(self.drafter, NoDrafter):
+            raise ValueError(f"controller: '{self.controller.kind}' has nothing to decide where the drafter is 'none'")
+        if not isinstance(self.acceptance, ExactAcceptance):
+            raise ValueError(
+                f"controller: '{self.controller.kind}' chooses depths by the clock, and under acceptance "
+                f"'{self.acceptance.kind}' tokens follow from depths, so that no run could be repeated; use exact"
+            )
 
     def _check_ensemble(self, ensemble: EnsembleChoice | None) -> None:
         num_lanes = len(self.contexts)
@@ -276,6 +291,8 @@ class Method(Section):
         if isinstance(self.drafter, NoDrafter):
             return {"drafter": data["drafter"], "acceptance": data["acceptance"]}
         del data["auto"]
+        # Acceptance is exact wherever a depth is chosen, so the choice changes no token.
+        del data["controller"]
         return data
 
     @property

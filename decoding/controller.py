@@ -64,10 +64,15 @@ class Controller(Protocol):
     Depths that follow from time leave the output alone only where acceptance is `exact`.
     """
 
-    is_off: bool
-    """Whether nothing is drafted for the time being, so that a drafter need not read prompts yet."""
-    can_be_off: bool
-    """Whether a step that could have had drafts may have none."""
+    @property
+    def is_off(self) -> bool:
+        """Whether nothing is drafted for the time being, so that a drafter need not read prompts yet."""
+        ...
+
+    @property
+    def can_be_off(self) -> bool:
+        """Whether a step that could have had drafts may have none."""
+        ...
 
     def choose(self, num_active: int, max_levels: int, num_missed: int) -> Choice:
         """The next step's depth, at most `max_levels`, for `num_active` rows.

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 MEMORY_TRIALS = 400.0
 """Offers of a depth that count: older ones fade."""
+LEAST_TRIALS = 64.0
+"""Below so many offers counts do not fade: chance would rule."""
 FIRST_RATE = 0.6
 """What is believed of the first draft before anything was seen."""
 BELIEF_TRIALS = 4.0
@@ -38,6 +40,14 @@ class DepthRates:
                 keep = (1.0 - 1.0 / MEMORY_TRIALS) ** offers
                 self._offers[depth - 1] = keep * self._offers[depth - 1] + offers
                 self._takes[depth - 1] = keep * self._takes[depth - 1] + takes
+
+    def fade(self) -> None:
+        """Believe old counts half as much, so that what comes next can change what they say."""
+        for depth, offers in enumerate(self._offers):
+            if offers > LEAST_TRIALS:
+                keep = max(0.5, LEAST_TRIALS / offers)
+                self._offers[depth] *= keep
+                self._takes[depth] *= keep
 
     def tokens(self, levels: int) -> float:
         """Tokens that a row is expected to get from a step with so many levels: 1 + Σ P(at least i accepted)."""

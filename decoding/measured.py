@@ -4,12 +4,12 @@ For k levels and n rows a step gives n · (1 + Σ_{i ≤ k} S_i) tokens, S_i the
 (`decoding.depth_rates`), in T(n, k) seconds (`decoding.step_costs`). Whole steps are what is compared, since a device's
 phases are not what the host's clock sees of them. Liu et al. 2024 (arXiv 2406.14066) call the quotient goodput.
 
-Nothing is known at first, so the first steps measure: as deep as the tree goes, plain, and half as deep; a larger batch
-than any before is measured plain and at its estimated best. Later on, depths that were not measured, or not for long,
-are tried for a few steps at a time, plain decoding and the drafter at rest among them. All trials together take at most
-`max_exploration` of the steps, and cost at most that share of the time; what a trial costs is its time beyond what its
-tokens take at the best depth, the drafter's catching up included. So a drafter at rest is tried again less and less
-often, and an expensive one more seldom.
+Nothing is known at first, so the first steps measure: plain, as deep as the tree goes, and half as deep; a larger batch
+than any before is measured plain and at its estimated best, a smaller one a little deeper than that. Later on, depths
+that were not measured, or not for long, are tried for a few steps at a time, plain decoding and the drafter at rest
+among them. All trials together take at most `max_exploration` of the steps, and cost at most that share of the time;
+what a trial costs is its time beyond what its tokens take at the best depth, the drafter's catching up included. So a
+drafter at rest is tried again less and less often, and an expensive one more seldom.
 
 Knows no tensors and no clock: times come with the outcomes.
 """
@@ -53,7 +53,7 @@ class Measured:
 
     can_be_off = True
 
-    def __init__(self, max_levels: int, max_exploration: float = 0.02) -> None:
+    def __init__(self, max_levels: int, max_exploration: float = 0.01) -> None:
         assert max_levels >= 1, max_levels
         assert 0.0 <= max_exploration < 1.0, max_exploration
         self.max_exploration = max_exploration
@@ -67,7 +67,7 @@ class Measured:
         self.explored_s = 0.0
         """What trials cost beyond what their tokens would have taken."""
         half = self.depths[len(self.depths) // 2]
-        self._start = deque(dict.fromkeys((max_levels, 0, half)))
+        self._start = deque(dict.fromkeys((0, max_levels, half)))
         self._largest_begun = 0
         self._trial: _Trial | None = None
         self._current: dict[int, int] = {}
@@ -114,7 +114,7 @@ class Measured:
         self.costs.add(outcome.num_active, outcome.levels, outcome.seconds, is_usual=outcome.num_missed == 0)
         self.num_start_steps += reason == "start"
         more_s = 0.0
-        if outcome.num_missed and self.costs.knows_any:
+        if outcome.num_missed and self.costs.num_measured(outcome.num_active, outcome.levels):
             more_s = max(0.0, outcome.seconds - self.costs.seconds(outcome.num_active, outcome.levels))
             self._catch_ups.append((outcome.num_missed, more_s))
         if reason == "explore":
@@ -136,11 +136,9 @@ class Measured:
         self._size = size
         if trial is None and not self._start and not self.costs.knows_any:
             return self.depths[-1], "start"
-        if trial is None and not self._start and size > self._largest_begun:
+        if trial is None and not self._start and size not in self._current:
             self._review(num_active, size)
-            if self._largest_begun:
-                self._start.extend(dict.fromkeys((0, self._current[size])))
-            self._largest_begun = size
+            self._begin_size(size)
         if trial is None and self._start:
             trial = _Trial(self._start.popleft(), START_STEPS, "start")
         if trial is None and (self.num_steps >= self._next_review or size not in self._current):
@@ -151,11 +149,31 @@ class Measured:
         if trial is None:
             return self._current[size], "best"
         trial.num_done += 1
+        is_hopeless = trial.reason == "start" and self._is_hopeless(num_active, trial.levels)
         is_unmeasured = trial.reason == "start" and self.costs.num_measured(num_active, trial.levels) == 0
-        if trial.num_done >= (MOST_START_STEPS if is_unmeasured else trial.num_steps):
+        if is_hopeless or trial.num_done >= (MOST_START_STEPS if is_unmeasured else trial.num_steps):
             self._trial = None
             self._next_review = self.num_steps
         return trial.levels, trial.reason
+
+    def _begin_size(self, size: int) -> None:
+        """What to measure at a size that is new: plain and the best guess in a larger batch, where drafts may have
+        stopped paying; in a smaller one the next deeper tree."""
+        guess = self._current[size]
+        if size > self._largest_begun:
+            if self._largest_begun:
+                self._start.extend(dict.fromkeys((0, guess)))
+            self._largest_begun = size
+        elif guess < self.depths[-1]:
+            self._start.append(min(depth for depth in self.depths if depth > guess))
+
+    def _is_hopeless(self, num_active: int, levels: int) -> bool:
+        """Whether a depth would not pay even if every draft was accepted, so far as it was measured."""
+        measured = all(self.costs.num_measured(num_active, depth) for depth in (0, levels))
+        if not measured:
+            return False
+        self.costs.refresh()
+        return self.costs.seconds(num_active, levels) > (1 + levels) * self.costs.seconds(num_active, 0)
 
     def _speeds(self, num_active: int) -> dict[int, float]:
         return {depth: self.speed(num_active, depth) for depth in self.depths}
@@ -192,6 +210,9 @@ class Measured:
                 pause = 2 * self._pauses.get((size, depth), (0, FIRST_PAUSE_STEPS // 2))[1]
                 pause = min(pause, LAST_PAUSE_STEPS)
                 self._pauses[size, depth] = (self.num_steps + pause, pause)
+                if not present:
+                    # Nothing was offered for long, and the texts may be others by now.
+                    self.rates.fade()
                 return _Trial(depth, TRIAL_STEPS, "explore")
         return None
 

@@ -13,6 +13,10 @@ from decoding.controller import batch_class
 
 MEMORY = 15
 """Latest steps of a cell that count."""
+FRESH_STEPS = 256
+"""Older steps count only until a cell has newer ones."""
+CHANGE = 0.25
+"""By how much a cell's times must differ from what they were for the other old ones to be disbelieved as well."""
 SWEEPS = 60
 RIDGE = 1e-3
 """Against features that no measurement tells apart; of scaled ones."""
@@ -27,7 +31,9 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._shapes: set[tuple[int, int]] = set()
-        self._cells: dict[tuple[int, int], deque[tuple[int, float]]] = {}
+        self._clock = 0
+        # Rows, seconds and when.
+        self._cells: dict[tuple[int, int], deque[tuple[int, float, int]]] = {}
         self._weights: list[float] | None = None
         self._factors: dict[int, dict[int, float]] = {}
 
@@ -35,9 +41,30 @@ class StepCosts:
         """Take one step's time; one that did something else besides only counts as its shape's first."""
         is_first = (num_active, levels) not in self._shapes
         self._shapes.add((num_active, levels))
+        self._clock += 1
         if is_usual and not is_first:
             cell = self._cells.setdefault((batch_class(num_active), levels), deque(maxlen=MEMORY))
-            cell.append((num_active, max(seconds, 1e-9)))
+            cell.append((num_active, max(seconds, 1e-9), self._clock))
+            self._disbelieve(batch_class(num_active), levels)
+
+    def _disbelieve(self, size: int, levels: int) -> None:
+        """Drop what a cell's second new step makes old; and if that was wrong, what is as old of other drafts."""
+        cell = self._cells[size, levels]
+        new = [entry for entry in cell if entry[2] > self._clock - FRESH_STEPS]
+        if len(new) == len(cell) or len(new) < 2:
+            return
+        was, now = (_low_median(part)[1] for part in ([entry for entry in cell if entry not in new], new))
+        cell.clear()
+        cell.extend(new)
+        if abs(math.log(now / was)) <= math.log1p(CHANGE):
+            return
+        for key, other in list(self._cells.items()):
+            if (key[1] > 0) == (levels > 0):
+                kept = [entry for entry in other if entry[2] > self._clock - FRESH_STEPS]
+                other.clear()
+                other.extend(kept)
+                if not kept:
+                    del self._cells[key]
 
     def num_measured(self, num_active: int, levels: int) -> int:
         """Steps that are remembered of the cell that these rows and levels belong to."""
@@ -63,18 +90,20 @@ class StepCosts:
         return _line(self._weights, num_active, levels) * _between(self._factors[nearest], levels)
 
     def refresh(self) -> None:
-        """Follow what was added: T ≈ w0 + w1 · levels + w2 · rows + w3 · rows · levels, and each cell's factor."""
-        medians = [(_low_median(cell), levels) for (_, levels), cell in self._cells.items()]
-        points = [(rows, levels, seconds) for (rows, seconds), levels in medians]
+        """Follow what was added: T ≈ w0 + w1 · rows · levels + w2 · rows + w3 · levels, and each cell's factor."""
+        medians = [(_low_median(list(cell)), levels) for (_, levels), cell in self._cells.items()]
+        points = [(rows, levels, seconds) for (rows, seconds, _), levels in medians]
         self._weights = _fit_line(points)
         self._factors = {}
         for (size, levels), cell in self._cells.items():
-            ratios = [(0, seconds / _line(self._weights, rows, levels)) for rows, seconds in cell]
+            ratios = [(0, seconds / _line(self._weights, rows, levels), 0) for rows, seconds, _ in cell]
             self._factors.setdefault(size, {})[levels] = _low_median(ratios)[1]
 
 
 def _features(rows: int, levels: int) -> tuple[float, float, float, float]:
-    return 1.0, float(levels), float(rows), float(rows * levels)
+    """In the order in which they are believed: where one number of rows was measured only, a plain step is taken to
+    cost the same with fewer, and drafts less, so that a draining batch is worth a look."""
+    return 1.0, float(rows * levels), float(rows), float(levels)
 
 
 def _line(weights: Sequence[float], rows: int, levels: int) -> float:
@@ -96,7 +125,7 @@ def _fit_line(points: Sequence[tuple[int, int, float]]) -> list[float]:
     return [weight / scale for weight, scale in zip(weights, scales, strict=True)]
 
 
-def _low_median(cell: Sequence[tuple[int, float]] | deque[tuple[int, float]]) -> tuple[int, float]:
+def _low_median(cell: Sequence[tuple[int, float, int]]) -> tuple[int, float, int]:
     """The entry with the median second number, the lower one of two: clocks err upwards."""
     return sorted(cell, key=lambda entry: entry[1])[(len(cell) - 1) // 2]
 

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from actors.choice import Choice, Standing
 from actors.engine_thread import Waits
 from pipeline import storage
+from pipeline.chosen_depths import ChosenDepths
 from pipeline.layout import DATA, ERRORS, OutputDir
 
 COLUMNS = ("attempt", "method", "status", "error_type", "num_generated_tokens", "telemetry")
@@ -74,6 +75,7 @@ class Summary:
     prefill_ms: float = 0.0
     draft_ms: float = 0.0
     verify_ms: float = 0.0
+    depths: ChosenDepths = field(default_factory=ChosenDepths)
     attempt: int = 0
     num_made: int = 0
     """Rows with a result that this attempt made."""
@@ -122,6 +124,7 @@ class Summary:
         """Plain data for `_job/summary.json`: the totals, and what follows from them."""
         return {
             **asdict(self),
+            "depths": self.depths.to_json(),
             "actors_waited_share": self.waits.actors_waited,
             "input_waited_share": self.waits.input_waited,
             "num_errors": self.num_errors,
@@ -143,6 +146,7 @@ class Summary:
         self.draft_ms += telemetry["draft_ms"]
         self.verify_ms += telemetry["verify_ms"]
         _add_histogram(self, telemetry["acceptance_histogram"] or [])
+        self.depths.add_row(telemetry["extras"])
 
     def lines(self) -> list[tuple[str, str]]:
         """The summary as (label, value), to be shown alone or beside another's."""
@@ -168,6 +172,7 @@ class Summary:
             lines.append(("without drafter", f"{self.num_degraded:,} rows, because it failed on them"))
         for position, share in enumerate(self.acceptance_by_position, start=1):
             lines.append((f"  position {position}", f"{acceptance_bar(share)} {share:.2f}"))
+        lines += self.depths.lines()
         if self.attempt > 1:
             lines.insert(1, ("attempt", f"{self.attempt}, which made {self.num_made:,} rows"))
         if self.max_rows_in_flight:
@@ -265,6 +270,7 @@ def combine(parts: Sequence[Summary]) -> Summary:
         by_error.update(part.errors_by_type)
         by_method.update(part.by_method)
         _add_histogram(total, part.acceptance_histogram)
+        total.depths.add(part.depths)
     total.by_status, total.errors_by_type = dict(sorted(by_status.items())), dict(by_error.most_common())
     total.by_method = dict(sorted(by_method.items(), key=_commonest))
     return total

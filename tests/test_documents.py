@@ -78,7 +78,7 @@ def shown(default: Any) -> str:
 
 def default_kinds() -> set[str]:
     method = Method()
-    choices = (method.drafter, *method.contexts, method.tree, method.acceptance)
+    choices = (method.drafter, *method.contexts, method.tree, method.acceptance, method.controller)
     return {type(choice).__name__ for choice in choices}
 
 

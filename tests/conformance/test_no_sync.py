@@ -107,7 +107,7 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
             rule.neighbourhood.table = torch.zeros(NEIGHBOURS.shape, dtype=torch.long)
         spec = EngineSpec(
             3, 64, target.vocab_size, target.hidden_size, target.device, target.eos_ids, target.special_ids,
-            tree.max_frontier_nodes, tree.max_grown_nodes, tree.max_levels,
+            tree.max_frontier_nodes, tree.max_grown_nodes, tree.max_levels, max_missed_tokens=64,
         )  # fmt: skip
         for part in (method.drafter, tree, method.acceptance):
             part.open(spec)
@@ -135,8 +135,10 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
             rule._visual._counts = [2, 2, 2]
         rows = table.sampling(slots)
         levels = tree.max_levels if method.drafter.name != "none" else 0
-        for _ in range(2):
-            result = run_step(method, lanes, table, slots, rows, levels)
+        # Off in between: what was missed is as wide as the host knows it to be.
+        for num_levels in (levels, 0, 0, 0, levels, levels):
+            method.drafter.prefill(slots)
+            result = run_step(method, lanes, table, slots, rows, num_levels)
         assert result.tokens.shape[0] == 3
         assert result.n.shape == (3,)
         with pytest.raises(Exception, match=r"DataDependent|data-dependent|_local_scalar_dense|aten"):

@@ -1,0 +1,82 @@
+"""Which methods may have a controller that goes by the clock, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from actors.method import build_method
+from configs.controllers import MeasuredController
+from configs.method import Method
+from decoding.controller import Fixed
+from decoding.measured import Measured
+from tests import toys
+
+MEASURED = {"kind": "measured"}
+LOOKUP = {"kind": "lookup"}
+
+
+def method(**sections: Any) -> Method:
+    return Method.model_validate_json(json.dumps(sections))
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "reason"),
+    [
+        ({"kind": "rejection"}, "chooses depths by the clock, and under acceptance 'rejection' tokens follow"),
+        ({"kind": "lvspec"}, "under acceptance 'lvspec' tokens follow from depths"),
+        ({"kind": "fly"}, "use exact"),
+        ({"kind": "typical"}, "use exact"),
+        ({"kind": "random"}, "use exact"),
+    ],
+)
+def test_depths_by_the_clock_are_refused_where_tokens_follow_from_them(acceptance: Any, reason: str) -> None:
+    tree = {"kind": "chain", "length": 9}
+    assert method(drafter=LOOKUP, acceptance=acceptance, tree=tree, controller={"kind": "none"})
+    with pytest.raises(ValidationError, match=reason):
+        method(drafter=LOOKUP, acceptance=acceptance, tree=tree, controller=MEASURED)
+
+
+def test_plain_decoding_has_no_depth_to_choose() -> None:
+    with pytest.raises(ValidationError, match="'measured' has nothing to decide where the drafter is 'none'"):
+        method(controller=MEASURED)
+
+
+@pytest.mark.parametrize("value", [-0.1, 0.6, "a lot"])
+def test_an_impossible_share_of_trials_is_refused(value: Any) -> None:
+    with pytest.raises(ValidationError, match="max_exploration"):
+        method(drafter=LOOKUP, controller={**MEASURED, "max_exploration": value})
+
+
+def test_a_controller_is_made_for_the_depth_of_the_tree() -> None:
+    target = toys.target("llama")
+    config = method(
+        drafter=LOOKUP, tree={"kind": "chain", "length": 7}, controller={**MEASURED, "max_exploration": 0.5}
+    )
+    made = build_method(config, None, target).controller
+    assert isinstance(made, Measured)
+    assert (made.depths, made.max_exploration) == ((0, 1, 2, 3, 5, 7), 0.5)
+    assert isinstance(build_method(method(drafter=LOOKUP), None, target).controller, Fixed)
+    assert Measured(3).max_exploration == MeasuredController().max_exploration
+
+
+def test_two_engines_never_share_a_controller() -> None:
+    config = method(drafter=LOOKUP, controller=MEASURED)
+    made = [build_method(config, None, toys.target("llama")).controller for _ in range(2)]
+    assert made[0] is not made[1]
+
+
+def test_the_controller_is_no_part_of_what_decides_the_output() -> None:
+    assert method(drafter=LOOKUP, controller=MEASURED).content() == method(drafter=LOOKUP).content()
+    assert method(drafter=LOOKUP, controller=MEASURED).label == "lookup+chain+exact"
+
+
+def test_a_candidate_of_a_trial_may_have_a_controller() -> None:
+    candidate = {"drafter": LOOKUP, "controller": MEASURED}
+    made = method(auto={"candidates": [candidate]})
+    assert isinstance(made.methods[1].controller, MeasuredController)
+    with pytest.raises(ValidationError, match="controller: the candidates of auto have their own"):
+        method(auto={"candidates": [candidate]}, controller=MEASURED)

@@ -1,0 +1,259 @@
+"""The controller against machines and texts that are made up: it finds the best depth, and pays little for looking."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import Phase, example, given, settings
+from hypothesis import strategies as st
+
+from decoding.controller import Fixed, Outcome, batch_class
+from decoding.measured import LADDER, START_STEPS, TRIAL_STEPS, Measured
+
+Cost = Callable[[int, int], float]
+
+
+class World:
+    """A machine with a cost for every shape, texts with a rate for every depth, a drafter that has to catch up."""
+
+    def __init__(self, controller: Measured, cost: Cost, rates: Sequence[float], seed: int = 0) -> None:
+        self.controller, self.cost, self.rates = controller, cost, list(rates)
+        self.random = random.Random(seed)
+        self.noise = 0.0
+        self.missed_s = 0.0
+        self.behind = 0
+        self.chosen: list[tuple[int, str]] = []
+        self.spent_s = 0.0
+        self.num_tokens = 0
+
+    def accepted(self, levels: int) -> int:
+        for depth in range(levels):
+            if self.random.random() >= self.rates[depth]:
+                return depth
+        return levels
+
+    def run(self, num_steps: int, num_active: int, max_levels: int | None = None) -> None:
+        for _ in range(num_steps):
+            most = self.controller.depths[-1] if max_levels is None else max_levels
+            choice = self.controller.choose(num_active, most, self.behind * num_active)
+            assert 0 <= choice.levels <= most
+            missed = self.behind * num_active if choice.levels else 0
+            # A text is a hundred tokens long: a drafter never misses more of one.
+            self.behind = 0 if choice.levels else min(self.behind + 1, 100)
+            accepted = [self.accepted(choice.levels) for _ in range(num_active)]
+            seconds = self.cost(num_active, choice.levels) * (1.0 + abs(self.random.gauss(0.0, self.noise)))
+            seconds += missed * self.missed_s
+            self.chosen.append((choice.levels, choice.reason))
+            self.spent_s += seconds
+            self.num_tokens += sum(accepted) + num_active
+            self.controller.learn(
+                Outcome(choice.levels, seconds, 0.0, seconds, 0.0, accepted, [choice.levels] * num_active, missed)
+            )
+
+    def speeds(self, num_active: int) -> dict[int, float]:
+        """Tokens per second of every depth: the truth, by brute force."""
+        found = {}
+        for levels in self.controller.depths:
+            tokens = survival = 1.0
+            for depth in range(levels):
+                survival *= self.rates[depth]
+                tokens += survival
+            found[levels] = num_active * tokens / self.cost(num_active, levels)
+        return found
+
+    def usual(self, last: int = 200) -> int:
+        """The depth that was chosen most of late, trials left out."""
+        kept = [levels for levels, reason in self.chosen[-last:] if reason == "best"]
+        return max(set(kept), key=kept.count)
+
+
+def linear(base: float, per_level: float, per_token: float, free_tokens: int = 40) -> Cost:
+    """A forward costs `base` up to some tokens and more beyond them; a level costs a forward of the drafter."""
+    return lambda rows, levels: base + per_level * levels + per_token * max(0, rows * (levels + 1) - free_tokens)
+
+
+@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(
+    rates=st.lists(st.floats(0.0, 1.0), min_size=8, max_size=8).map(lambda rates: sorted(rates, reverse=True)),
+    per_level=st.floats(0.0, 0.02),
+    per_token=st.floats(0.0, 0.001),
+    num_active=st.sampled_from([1, 3, 8, 32]),
+    max_levels=st.integers(1, 8),
+)
+@example(rates=[0.9] * 8, per_level=0.0002, per_token=0.0, num_active=1, max_levels=8)
+@example(rates=[0.9] * 8, per_level=0.02, per_token=0.0, num_active=8, max_levels=8)
+@example(rates=[0.8] * 8, per_level=0.001, per_token=0.001, num_active=32, max_levels=5)
+def test_it_finds_the_best_depth_of_any_such_machine_and_text(
+    rates: list[float], per_level: float, per_token: float, num_active: int, max_levels: int
+) -> None:
+    world = World(Measured(max_levels, max_exploration=0.05), linear(0.01, per_level, per_token), rates)
+    world.run(1000, num_active)
+    speeds = world.speeds(num_active)
+    # What two depths differ in may be less than what is worth a change, or than chance tells apart.
+    assert speeds[world.usual()] >= 0.85 * max(speeds.values())
+
+
+@settings(max_examples=15, deadline=None, phases=[Phase.explicit, Phase.generate])
+@given(steps=st.lists(st.floats(0.001, 0.03), min_size=6, max_size=6), rate=st.floats(0.2, 0.95))
+@example(steps=[0.001, 0.001, 0.001, 0.03, 0.03, 0.001], rate=0.95)
+def test_it_finds_the_best_depth_where_costs_follow_no_line(steps: list[float], rate: float) -> None:
+    controller = Measured(8, max_exploration=0.05)
+    table = {levels: 0.01 + sum(steps[:place]) for place, levels in enumerate(controller.depths)}
+    world = World(controller, lambda rows, levels: table[levels], [rate] * 8)
+    world.run(1500, 4)
+    speeds = world.speeds(4)
+    assert speeds[world.usual()] >= 0.85 * max(speeds.values())
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
+@pytest.mark.parametrize("num_active", [1, 32])
+def test_trials_take_no_more_than_their_share_of_steps_and_of_time(num_active: int, noise: float) -> None:
+    controller = Measured(8, max_exploration=0.02)
+    world = World(controller, linear(0.01, 0.004, 0.001), [0.3] * 8)
+    world.noise = noise
+    world.missed_s = 1e-5
+    for steps in (150, 500, 3000):
+        world.run(steps, num_active)
+        trials = sum(reason == "explore" for _, reason in world.chosen)
+        assert trials == controller.num_explored_steps
+        assert trials <= 0.02 * controller.num_steps
+        # One trial may turn out dearer than it was thought to be; the next waits until that is paid off.
+        dearest = TRIAL_STEPS * world.cost(num_active, 8) * (1 + noise) + 100 * num_active * world.missed_s
+        assert controller.explored_s <= 0.02 * controller.spent_s + dearest
+    assert controller.num_start_steps == 3 * START_STEPS
+
+
+def test_without_exploration_only_the_first_steps_measure() -> None:
+    world = World(Measured(8, max_exploration=0.0), linear(0.01, 0.001, 0.0), [0.7] * 8)
+    world.run(800, 4)
+    assert [reason for _, reason in world.chosen] == ["start"] * 9 + ["best"] * 791
+    assert [levels for levels, _ in world.chosen[:9]] == [0] * 3 + [8] * 3 + [3] * 3
+
+
+def test_it_is_off_where_plain_decoding_is_faster_and_costs_little_more_than_it() -> None:
+    world = World(Measured(5), linear(0.01, 0.002, 0.0005), [0.5] * 5)
+    world.missed_s = 2e-5
+    world.run(4000, 32)
+    assert world.usual() == 0
+    assert world.controller.is_off
+    assert world.spent_s <= 1.02 * world.num_tokens * world.cost(32, 0) / 32
+
+
+def test_a_depth_that_could_never_pay_is_given_up_at_the_first_sight() -> None:
+    world = World(Measured(5), linear(0.01, 0.05, 0.001), [0.5] * 5)
+    world.run(30, 32)
+    assert [levels for levels, _ in world.chosen[:3]] == [0] * 3
+    assert sum(levels > 0 for levels, _ in world.chosen) <= 6
+
+
+def test_it_comes_back_when_acceptance_rises() -> None:
+    world = World(Measured(5, max_exploration=0.02), linear(0.01, 0.003, 0.0), [0.05] * 5)
+    world.run(1500, 4)
+    assert world.usual() == 0
+    world.rates = [0.95] * 5
+    world.run(2000, 4)
+    assert world.usual() == 5
+
+
+def test_it_comes_back_when_drafting_becomes_cheap_and_goes_when_it_becomes_dear() -> None:
+    world = World(Measured(5, max_exploration=0.02), linear(0.01, 0.02, 0.0), [0.8] * 5)
+    world.run(1500, 4)
+    assert world.usual() == 0
+    world.cost = linear(0.01, 0.001, 0.0)
+    world.run(4000, 4)
+    assert world.usual() == 5
+    world.cost = linear(0.01, 0.02, 0.0)
+    world.run(300, 4)
+    assert world.usual() == 0
+
+
+def test_trees_grow_as_the_batch_drains() -> None:
+    cost = linear(0.01, 0.0005, 0.0006)
+    world = World(Measured(8), cost, [0.8] * 8)
+    world.noise = 0.03
+    used = {}
+    world.run(1200, 32)
+    for num_active in (32, 16, 8, 4, 2, 1):
+        world.run(60, num_active)
+        used[num_active] = world.usual(30)
+        if num_active <= 8:
+            assert world.speeds(num_active)[used[num_active]] >= 0.85 * max(world.speeds(num_active).values()), used
+    assert used[32] < used[8] <= used[1] == 8
+
+
+def test_a_larger_batch_is_measured_plain_before_it_is_believed_to_be_like_a_small_one() -> None:
+    world = World(Measured(8), linear(0.01, 0.001, 0.002), [0.8] * 8)
+    world.run(100, 1)
+    assert world.usual() == 5
+    world.run(12, 32)
+    assert (0, "start") in world.chosen[100:]
+    world.run(40, 32)
+    assert world.speeds(32)[world.usual(20)] >= 0.9 * max(world.speeds(32).values())
+
+
+def test_a_slow_first_step_of_each_shape_misleads_nobody() -> None:
+    seen = set()
+    usual = linear(0.01, 0.001, 0.0)
+
+    def compiling(rows: int, levels: int) -> float:
+        is_first = (rows, levels) not in seen
+        seen.add((rows, levels))
+        return 30.0 if is_first else usual(rows, levels)
+
+    world = World(Measured(5), compiling, [0.9] * 5)
+    world.run(40, 4)
+    assert world.usual(20) == 5
+
+
+def test_noise_does_not_make_it_waver() -> None:
+    world = World(Measured(8), linear(0.01, 0.0028, 0.0), [0.75] * 8)
+    world.noise = 0.1
+    world.run(4000, 4)
+    kept = [levels for levels, reason in world.chosen[1000:] if reason == "best"]
+    assert sum(one != other for one, other in itertools.pairwise(kept)) <= 6
+
+
+def test_a_number_of_rows_that_never_repeats_is_no_reason_to_stop() -> None:
+    controller = Measured(5)
+    world = World(controller, linear(0.01, 0.001, 0.0), [0.8] * 5)
+    for num_active in range(1, 200):
+        world.run(1, num_active)
+    world.run(100, 50)
+    assert world.usual(50) == 5
+
+
+def test_texts_that_end_bound_the_depth_and_what_nobody_can_use_is_no_choice() -> None:
+    world = World(Measured(8), linear(0.01, 0.0002, 0.0), [0.9] * 8)
+    world.run(60, 2)
+    world.run(5, 2, max_levels=4)
+    assert {levels for levels, _ in world.chosen[-5:]} == {3}, "a depth that is not compared is not run"
+    world.run(5, 2, max_levels=0)
+    assert world.chosen[-5:] == [(0, "last")] * 5
+    assert not world.controller.is_off
+
+
+def test_what_is_promised_is_what_comes() -> None:
+    world = World(Measured(5), linear(0.01, 0.002, 0.0), [0.7] * 5, seed=3)
+    world.run(600, 8)
+    choice = world.controller.choose(8, 5, 0)
+    speeds = world.speeds(8)
+    assert choice.tokens_per_s == pytest.approx(speeds[choice.levels], rel=0.05)
+    assert choice.plain_tokens_per_s == pytest.approx(speeds[0], rel=0.05)
+
+
+@pytest.mark.parametrize(("max_levels", "depths"), [(1, (0, 1)), (4, (0, 1, 2, 3, 4)), (8, (0, 1, 2, 3, 5, 8))])
+def test_the_trees_own_depth_is_always_compared(max_levels: int, depths: tuple[int, ...]) -> None:
+    assert Measured(max_levels).depths == depths
+    assert set(depths) - {max_levels} <= set(LADDER)
+
+
+def test_the_fixed_controller_takes_what_the_trees_want() -> None:
+    assert [Fixed().choose(3, most, 0).levels for most in (0, 1, 7)] == [0, 1, 7]
+    assert not Fixed().can_be_off
+
+
+def test_batches_are_told_apart_by_powers_of_two() -> None:
+    assert [batch_class(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 32, 33)] == [1, 2, 4, 4, 8, 8, 16, 32, 64]
