@@ -17,10 +17,12 @@ from actors.choice import Standing
 
 FULL_SHARE = 0.9
 """A step counts when so many of the rows are in slots that were there at most."""
-SLOW_SHARE = 0.1
-"""Of a block's steps, the slowest for what was in them, which something else has disturbed; they do not count."""
+FAR_OFF = 8.0
+"""A step does not count that is late by so many times what steps are off in the median: something else held it up."""
 MIN_TRIMMED_STEPS = 20
-"""Steps from which on a block has such."""
+"""Steps from which on a block may have such."""
+NUM_REFITS = 3
+LEAST_OFF_S = 1e-9
 LEAST_NOISE = 0.005
 """Deviation of the logarithm of one block's time; few blocks may agree better by chance."""
 # Student's t for 95 %, by degrees of freedom; beyond the table, the next smaller one in it.
@@ -35,6 +37,15 @@ class Step:
     seconds: float
     num_active: int
     num_admitted: int
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row with a text: its tokens after the first, its steps, and how many rows were in slots at them on average."""
+
+    num_tokens: int
+    num_steps: int
+    num_beside: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -60,20 +71,28 @@ class Recorder:
 
     candidate: str
     round: int
+    by_load: bool = False
+    """Whether the candidate's drafts depend on how many rows there are, so that only rows among many count."""
     num_submitted: int = 0
-    num_rows: int = 0
-    num_tokens: int = 0
-    """After the first of each row, which its prefill gave."""
-    num_row_steps: int = 0
+    rows: list[Row] = field(default_factory=list)
     is_over: bool = False
     """Whether no more rows are to come in; told by whoever fills it."""
     steps: list[Step] = field(default_factory=list)
 
-    def add_row(self, num_tokens: int, num_steps: int) -> None:
-        """Count a row with a text."""
-        self.num_rows += 1
-        self.num_tokens += max(0, num_tokens - 1)
-        self.num_row_steps += num_steps
+    @property
+    def num_tokens(self) -> int:
+        """Of all rows, after the first of each, which its prefill gave."""
+        return sum(row.num_tokens for row in self.rows)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens per step of a row."""
+        rows = self.rows
+        if self.by_load:
+            least = FULL_SHARE * max((row.num_beside for row in rows), default=0.0)
+            rows = [row for row in rows if row.num_beside >= least]
+        num_steps = sum(row.num_steps for row in rows)
+        return sum(row.num_tokens for row in rows) / num_steps if num_steps else 1.0
 
     @property
     def num_full_steps(self) -> int:
@@ -83,16 +102,16 @@ class Recorder:
     def block(self) -> Block | None:
         """The measure of this block; None where no row or no step can be counted."""
         steps = self._full()
-        if not steps or not self.num_rows:
+        if not steps or not self.rows:
             return None
         step_s, admit_s = fit_steps(steps)
         if not any(step.num_admitted for step in steps):  # all rows came in at once
             first = self.steps[0]
             admit_s = max(0.0, first.seconds - step_s) / max(1, first.num_admitted)
         num_active = float(np.mean([step.num_active for step in steps]))
-        length = self.num_tokens / self.num_row_steps if self.num_row_steps else 1.0
-        token_s = step_s / num_active / length if self.num_row_steps else 0.0
-        return Block(self.candidate, self.round, admit_s, token_s, length, self.num_rows)
+        length = self.acceptance_length
+        token_s = step_s / num_active / length if self.num_tokens else 0.0
+        return Block(self.candidate, self.round, admit_s, token_s, length, len(self.rows))
 
     def _full(self) -> list[Step]:
         """Steps with as many rows as there ever were; not the first one, which prepares what all others use."""
@@ -109,9 +128,9 @@ def fit_steps(steps: Sequence[Step]) -> tuple[float, float]:
     seconds = np.asarray([step.seconds for step in steps])
     factors = np.asarray([[1.0, step.num_admitted] for step in steps])
     found = np.linalg.lstsq(factors, seconds, rcond=None)[0]
-    if len(steps) >= MIN_TRIMMED_STEPS:
+    for _ in range(NUM_REFITS if len(steps) >= MIN_TRIMMED_STEPS else 0):
         over = seconds - factors @ found
-        kept = over <= np.quantile(over, 1 - SLOW_SHARE)
+        kept = over <= FAR_OFF * np.median(np.abs(over)) + LEAST_OFF_S
         found = np.linalg.lstsq(factors[kept], seconds[kept], rcond=None)[0]
     return max(0.0, float(found[0])), max(0.0, float(found[1]))
 

@@ -27,6 +27,9 @@ def make_engine(method: Method, slots: int, make: Make, make_plain: Callable[[],
         return RecoveringEngine(lambda slots: make(slots, one), make_plain, num_slots)
 
     candidates = {
-        one.label: Candidate(functools.partial(recovering, one), one.drafter.kind != "none") for one in method.methods
+        one.label: Candidate(
+            functools.partial(recovering, one), one.drafter.kind != "none", one.controller.kind != "none"
+        )
+        for one in method.methods
     }
     return Trial(candidates, slots, method.auto.max_rounds, method.auto.max_rechecks)

@@ -12,10 +12,10 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from actors.choice import CHOSEN, SLOWER, WITHIN, Choice, Standing, TriedCompletion
-from actors.comparison import Block, Comparison, Recorder, Step, acceptance_band
+from actors.comparison import Block, Comparison, Recorder, Row, Step, acceptance_band
 from actors.recovery import RecoveringEngine, is_out_of_memory, release_memory
 from decoding.types import Completion, Request
 
@@ -30,6 +30,8 @@ MAX_LONGER = 4
 """How many times its least size a block may grow for them."""
 FAR_SLOWER = 2.0
 """A candidate that takes so many times the best one's time leaves without an interval."""
+FAR_SLOWER_COLD = 3.0
+"""The same after the first round, in which compilers and caches still warm up; its times count for nothing else."""
 MAX_FAILED_ROWS = 1
 """Rows that a candidate's drafter may fail on: one may be that row's fault."""
 LEAST_DRIFT = 0.15
@@ -42,10 +44,12 @@ ROWS_WITHOUT_DRAFTS = 16
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method that may be kept: how an engine of so many slots is made, and whether it drafts at all."""
+    """A method that may be kept: how an engine of so many slots is made, whether it drafts at all, and whether what it
+    drafts depends on how many rows there are."""
 
     make: Callable[[int], RecoveringEngine]
     drafts: bool = True
+    by_load: bool = False
 
 
 class Trial:
@@ -160,7 +164,7 @@ class Trial:
         self._num_failed = dict.fromkeys(self._candidates, 0)
         self._round: deque[str] = deque(self._racing)
         self._turn = self._round[0]
-        self._block: Recorder | None = Recorder(self._turn, 0)
+        self._block: Recorder | None = self._recorder()
 
     def _take_turn(self) -> None:
         """With no row in work, end a block that is over, and have the engine whose turn it is."""
@@ -188,7 +192,7 @@ class Trial:
         if block is not None:
             self._blocks.append(block)
             self._num_tokens += self._block.num_tokens
-            self._num_rows += self._block.num_rows
+            self._num_rows += len(self._block.rows)
         self._round.popleft()
         self._next_block()
 
@@ -203,18 +207,24 @@ class Trial:
             turned = self._num_rounds % 2 == 1
             self._round.extend(reversed(self._racing) if turned else self._racing)
         self._turn = self._round[0]
-        self._block = Recorder(self._turn, self._num_rounds)
+        self._block = self._recorder()
 
-    def _comparison(self) -> Comparison:
-        return Comparison(self._blocks, self._num_tokens / self._num_rows)
+    def _recorder(self) -> Recorder:
+        return Recorder(self._turn, self._num_rounds, self._candidates[self._turn].by_load)
+
+    def _comparisons(self) -> list[Comparison]:
+        """Of the first round, and, after it, of all others: what counts stands last."""
+        parts = ([one for one in self._blocks if (one.round > 0) == later] for later in (False, True))
+        return [Comparison(part, self._num_tokens / self._num_rows) for part in parts if part]
 
     def _judge(self) -> None:
         """Let those go that are clearly slower than the best."""
         if not self._blocks:
             return
-        found = self._comparison()
+        found = self._comparisons()[-1]
+        limit = FAR_SLOWER if self._num_rounds > 1 else FAR_SLOWER_COLD
         for name in found.names:
-            if name in self._racing and (found.slowdown(name) >= FAR_SLOWER or found.is_slower(name)):
+            if name in self._racing and (found.slowdown(name) >= limit or found.is_slower(name)):
                 self._racing.remove(name)
                 self._out[name] = SLOWER
 
@@ -224,15 +234,13 @@ class Trial:
         notes = {**self._out, **self._dropped}
         standings: dict[str, Standing] = {}
         self._turn = next(iter(self._racing), next(iter(self._candidates)))
-        if self._blocks:
-            found = self._comparison()
+        for found in self._comparisons() if self._blocks else ():
             racing = [name for name in found.names if name in self._racing]
             self._turn = min(racing, key=found.slowdown, default=self._turn)
-            for name in found.names:
-                note = CHOSEN if name == self._turn else notes.get(name, WITHIN)
-                standings[name] = found.standing(name, note)
-            if self._turn in found.names:
-                self._band = acceptance_band(self._blocks, self._turn, LEAST_DRIFT)
+            standings |= {name: found.standing(name, notes.get(name, WITHIN)) for name in found.names}
+        if self._turn in standings:
+            standings[self._turn] = replace(standings[self._turn], note=CHOSEN)
+            self._band = acceptance_band(self._blocks, self._turn, LEAST_DRIFT)
         for name in self._candidates:
             note = CHOSEN if name == self._turn else notes.get(name, "not measured")
             standings.setdefault(name, Standing(name, None, None, None, 1.0, 0, note))
@@ -241,7 +249,7 @@ class Trial:
         choice = Choice(self._turn, self._reason, self._num_rows, self._num_rounds, tokens, tuple(ordered))
         self._choices = (*self._choices, choice)
         self._num_rows_since = self._num_windows_off = 0
-        self._window = Recorder(self._turn, 0)
+        self._window = self._recorder()
         logger.info("keeping the method %s: %s", self._turn, choice)
 
     def _drop(self, name: str, why: str) -> None:
@@ -271,7 +279,10 @@ class Trial:
         counter = self._window if self._block is None else self._block
         for completion in done:
             if completion.error is None and not completion.telemetry.degraded:
-                counter.add_row(len(completion.token_ids), completion.telemetry.num_spec_steps)
+                told = completion.telemetry
+                counter.rows.append(
+                    Row(max(0, len(completion.token_ids) - 1), told.num_spec_steps, told.batch_size_mean)
+                )
         if self._block is None:
             self._num_rows_since += len(done)
             self._watch()
@@ -285,9 +296,9 @@ class Trial:
 
     def _watch(self) -> None:
         """Begin another trial when what is accepted has left the band, or after a while where nothing is drafted."""
-        if self._window.num_rows < self._block_rows:
+        if len(self._window.rows) < self._block_rows:
             return
-        window, self._window = self._window, Recorder(self._turn, 0)
+        window, self._window = self._window, self._recorder()
         num_rechecks = len(self._choices) - 1
         num_tried = max(1, self._choices[-1].num_rows)
         if num_rechecks >= self._max_rechecks or len(self._candidates) - len(self._dropped) < 2:
@@ -296,7 +307,7 @@ class Trial:
             if self._num_rows_since >= ROWS_WITHOUT_DRAFTS * num_tried * 2**num_rechecks:
                 self._begin(f"{self._num_rows_since} rows were decoded without drafts")
             return
-        length = window.num_tokens / max(1, window.num_row_steps)
+        length = window.acceptance_length
         low, high = self._band
         self._num_windows_off = 0 if low <= length <= high else self._num_windows_off + 1
         if self._num_windows_off >= 2 and self._num_rows_since >= ROWS_BETWEEN * num_tried:

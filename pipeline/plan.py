@@ -289,12 +289,10 @@ def show_lines(lines: dict[str, str]) -> str:
 
 
 def _trial(auto: Auto, slots: int) -> str:
-    rows = block_rows(slots)
-    most = auto.max_rounds * len(auto.methods) * rows
+    rows, most = block_rows(slots), auto.max_rounds * len(auto.methods)
     return (
-        f"each engine tries {len(auto.methods)} methods on its first rows, in blocks of {rows} or more, and keeps the "
-        f"one that takes least time for a sample, after {auto.max_rounds} rounds ({most:,} rows) or sooner; all rows "
-        "are results"
+        f"each engine tries {len(auto.methods)} methods on its first rows and keeps the one that takes least time for "
+        f"a sample, after {most} blocks of {rows} rows or more ({most * rows:,}) or sooner; all rows are results"
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from actors import comparison
 from actors.choice import CHOSEN, SLOWER, WITHIN, Choice, TriedCompletion
-from actors.comparison import Block, Comparison, Recorder, Step, fit_steps
+from actors.comparison import Block, Comparison, Recorder, Row, Step, fit_steps
 from actors.engine_thread import EngineThread, Suspect
 from actors.trial import Trial
 from decoding.types import Completion, Request
@@ -291,6 +291,32 @@ def test_when_acceptance_drifts_the_candidates_are_tried_again_and_another_is_ke
     assert {one.method for one in done[-500:] if isinstance(one, TriedCompletion)} == {"plain"}
 
 
+def test_rows_that_drain_before_another_trial_count_for_nobody_in_it() -> None:
+    good, bad = (Workload(4, 24, 0.2, alpha, noise=0.02) for alpha in (0.85, 0.1))
+    makers = drifting(good, bad, 600)
+    trial = Trial(makers.candidates(), 4, 2, RECHECKS, makers.clock)
+    source = rows(10_000)
+    run(trial, source, lambda: bool(trial.choices))
+    run(trial, source, lambda: trial._block is not None)
+    num_draining = trial._num_inside
+    assert (trial._made, trial._turn, trial.num_free_slots) == ("chain-5", "plain", 0)
+    assert num_draining > 0
+    while trial._num_inside:
+        assert trial._block is not None
+        assert (trial._block.steps, trial._block.rows, trial._block.num_submitted) == ([], [], 0)
+        assert {one.method for one in trial.step() if isinstance(one, TriedCompletion)} <= {"chain-5"}
+    trial.step()
+    assert trial._block is not None
+    assert (trial._made, len(trial._block.steps), trial._block.num_submitted) == ("plain", 1, 4)
+
+
+def test_candidates_take_turns_and_the_order_is_turned_about() -> None:
+    same = Makers(lambda _: Workload(4, 6, 0.0, 0.0, noise=0.3), seed=1)
+    trial = Trial(same.candidates({"plain": 0, "b": 0, "c": 0}), 4, 4, 0, same.clock)
+    run(trial, rows(10_000), lambda: bool(trial.choices))
+    assert [name for name, _ in same.made][:7] == ["plain", "b", "c", "b", "plain", "b", "c"]
+
+
 def test_acceptance_that_stays_is_never_tried_again_and_rechecks_are_bounded() -> None:
     steady = Workload(4, 24, 0.05, 0.8, noise=0.05)
     makers = Makers(lambda _: steady, seed=2)
@@ -324,8 +350,7 @@ def test_plain_decoding_shows_no_acceptance_and_is_questioned_ever_more_rarely()
 def test_a_block_counts_steps_at_full_slots_and_rows_by_hand() -> None:
     block = Recorder("chain", 0)
     block.steps = [Step(9.0, 4, 4), *([Step(1.0, 4, 0)] * 6), Step(1.5, 4, 1), Step(2.0, 4, 2), Step(0.3, 2, 0)]
-    for num_tokens, num_steps in ((13, 4), (9, 4), (1, 0)):
-        block.add_row(num_tokens, num_steps)
+    block.rows = [Row(12, 4), Row(8, 4), Row(0, 0)]
     found = block.block()
     assert found is not None
     assert found.admit_s == pytest.approx(0.5)
@@ -335,8 +360,7 @@ def test_a_block_counts_steps_at_full_slots_and_rows_by_hand() -> None:
 
 
 def test_a_block_of_rows_that_all_came_in_at_once_takes_their_prefill_from_the_first_step() -> None:
-    block = Recorder("plain", 0, steps=[Step(5.0, 4, 4), *([Step(1.0, 4, 0)] * 3)])
-    block.add_row(4, 3)
+    block = Recorder("plain", 0, steps=[Step(5.0, 4, 4), *([Step(1.0, 4, 0)] * 3)], rows=[Row(3, 3)])
     found = block.block()
     assert found is not None
     assert (found.admit_s, found.token_s) == (pytest.approx(1.0), pytest.approx(0.25))
@@ -345,10 +369,17 @@ def test_a_block_of_rows_that_all_came_in_at_once_takes_their_prefill_from_the_f
     assert only_errors.block() is None
 
 
+def test_where_drafts_depend_on_the_load_only_rows_among_many_count() -> None:
+    rows = [Row(12, 4, 8.0), Row(9, 3, 7.5), Row(20, 4, 3.0)]
+    steps = [Step(1.0, 8, 8), Step(1.0, 8, 0)]
+    lengths = {
+        by_load: Recorder("a", 0, by_load, rows=rows, steps=steps).acceptance_length for by_load in (True, False)
+    }
+    assert lengths == {True: 21 / 7, False: 41 / 11}
+
+
 def test_rows_of_one_token_cost_their_prefill_alone() -> None:
-    block = Recorder("plain", 0, steps=[Step(0.8, 4, 4)] * 5)
-    for _ in range(16):
-        block.add_row(1, 0)
+    block = Recorder("plain", 0, steps=[Step(0.8, 4, 4)] * 5, rows=[Row(0, 0)] * 16)
     found = block.block()
     assert found is not None
     assert found.token_s == 0.0

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from actors.choice import CHOSEN, SLOWER, Choice, Standing
 from actors.engine_thread import Waits
 from actors.generate import result_values, unrun_values
 from actors.results import telemetry_values
@@ -167,3 +168,32 @@ def test_rates_are_of_the_rows_of_the_last_attempt_and_totals_of_all(tmp_path: P
     assert (found.num_samples, found.num_made, found.num_tokens_made) == (5, 1, 3)
     assert (found.samples_per_s, found.tokens_per_s) == (0.5, 1.5)
     assert "attempt            2, which made 1 rows" in summary.show(found)
+
+
+def test_trials_are_shown_with_their_intervals_and_what_became_of_each_method(tmp_path: Path) -> None:
+    directory = OutputDir(str(tmp_path))
+    table = result_table([completion_of((2,), 3)] * 6, ["not_an_image"])
+    method = pa.array(["plain", "chain", "chain", "chain", "plain", "chain", "auto"])
+    write(directory, 0, table.set_column(table.schema.get_field_index("method"), table.schema.field("method"), method))
+    standings = (
+        Standing("chain", 0.0123, 0.0118, 0.0129, 3.214, 64, CHOSEN),
+        Standing("plain", 0.02, None, None, 1.0, 32, SLOWER),
+        Standing("lookup", None, None, None, 1.0, 0, "failed to draft for 2 rows"),
+    )
+    choice = Choice("chain", "first rows", 96, 2, 40.0, standings)
+    found = summary.summarise(directory, "job", "auto", "lossless", 2.0, Waits(choices=(choice,) * 5))
+    assert found.by_method == {"chain": 4, "plain": 2}
+    lines = found.lines()
+    assert ("decoded by", "4 chain, 2 plain") in lines
+    assert ("kept", "in 5 trials: 5 chain") in lines
+    assert ("  tried on", "96 rows in 2 rounds, first rows") in lines
+    told = "12.3 ms per sample (11.8 to 12.9), acceptance length 3.21, 64 rows: chosen"
+    assert [value for label, value in lines if label == "    chain"] == [told] * summary.MAX_TRIALS_SHOWN
+    assert ("    plain", "20 ms per sample, acceptance length 1.00, 32 rows: slower") in lines
+    assert ("    lookup", "failed to draft for 2 rows") in lines
+    assert ("  and more", "2 further trials are in _job/summary.json") in lines
+    kept = found.to_json()["waits"]["choices"][0]
+    assert (kept["method"], kept["standings"][0]["low_s"]) == ("chain", 0.0118)
+    early = summary.summarise(directory, "job", "auto", "lossless", 2.0)
+    assert ("kept", "none yet: no engine had rows enough to choose") in early.lines()
+    assert summary.combine([found, early]).by_method == {"chain": 8, "plain": 4}
