@@ -352,6 +352,20 @@ def test_a_folder_that_is_there_or_no_source_is_refused(tmp_path: Path, capsys: 
     assert "config.json" in capsys.readouterr().err
 
 
+def test_a_configuration_says_what_a_source_left_to_its_defaults_and_ties_nothing() -> None:
+    plain = {
+        "model_type": "llama", "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+    }  # fmt: skip
+    grown = inflated_config(plain, Shape(128, 3, 8, 8, 24))
+    assert (grown["head_dim"], grown["num_key_value_heads"], grown["rms_norm_eps"]) == (8, 8, 2.5e-7)
+    assert grown["tie_word_embeddings"] is False
+    both = {"model_type": "llava", "text_config": plain, "tie_word_embeddings": True}
+    grown = inflated_config(both, Shape(128, 3, 8, 8, 24))
+    assert (grown["tie_word_embeddings"], grown["text_config"]["tie_word_embeddings"]) == (False, False)
+    assert plain["hidden_size"] == 32
+
+
 def test_a_tied_head_of_a_folder_becomes_a_tensor_of_its_own() -> None:
     model = toy(tie_word_embeddings=True)
     stored = {name: value for name, value in model.state_dict().items() if name != "lm_head.weight"}
