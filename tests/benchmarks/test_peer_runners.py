@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import sys
@@ -23,6 +24,8 @@ from tests.toys.weights import make_tokenizer
 
 PROMPTS = ["w5 w6", "w7 w8 w9 w10 w11", "w12", "w40 w41 w42", "w6 w6 w6", "w13 w50"]
 NUM_NEW_TOKENS = 12
+ENDS = (2, 44)
+"""The second occurs in what the toy says."""
 NEVER = math.inf
 """Compiling takes longer than all that toys say."""
 
@@ -31,7 +34,8 @@ NEVER = math.inf
 def work(tmp_path_factory: pytest.TempPathFactory) -> Work:
     """A toy target, and as its drafter a copy that is a little off."""
     folder = tmp_path_factory.mktemp("pair")
-    target = llama(3)
+    target = copy.deepcopy(llama(3))
+    target.generation_config.eos_token_id = list(ENDS)
     drafter = LlamaForCausalLM(text_config()).eval()
     noise = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -57,12 +61,14 @@ def test_the_reference_is_the_targets_own_greedy_output(work: Work, reference: l
     model = llama(3)
     for ids, told in zip(work.prompt_ids, reference, strict=True):
         made = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=NUM_NEW_TOKENS, pad_token_id=0)
-        tokens = cut(made[0, len(ids) :].tolist(), frozenset([2]))
+        tokens = cut(made[0, len(ids) :].tolist(), frozenset(ENDS))
         assert told["tokens"] == tokens
         logits = model(made[:, : len(ids) + len(tokens)]).logits[0, len(ids) - 1 : -1]
         best = logits.topk(2).values
         assert torch.allclose(torch.tensor(told["top"]), best[:, 0], atol=1e-4)
         assert torch.allclose(torch.tensor(told["gap"]), best[:, 0] - best[:, 1], atol=1e-4)
+    lengths = [len(told["tokens"]) for told in reference]
+    assert min(lengths) < max(lengths) == NUM_NEW_TOKENS
 
 
 @pytest.mark.parametrize("batch", [1, 4])
@@ -85,7 +91,11 @@ def test_transformers_says_what_the_target_says(
     work: Work, reference: list[dict[str, list[float]]], mode: str, batch: int
 ) -> None:
     runner = GenerateRunner(work, mode)
+    drafted: list[object] = []
+    if "assistant_model" in runner._options:
+        runner._options["assistant_model"].register_forward_pre_hook(lambda *_: drafted.append(None))
     assert len(runner.warm(batch, len(PROMPTS)).outputs) == batch
+    drafted.clear()
     done = runner.run(batch, len(PROMPTS))
     assert judge(done.outputs, reference, "float32") == Verdict(6, 6, 0, 0, 0.0)
     if mode == "eager":
@@ -94,6 +104,7 @@ def test_transformers_says_what_the_target_says(
         # Every forward of the target gives one token of its own beside the accepted drafts.
         assert done.num_steps + done.num_accepted == sum(map(len, done.outputs))
         assert done.num_steps > 0
+        assert len(drafted) <= work.gamma * done.num_steps
         assert done.num_accepted > (done.num_steps if mode == "assisted" else 0)
 
 
