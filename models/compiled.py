@@ -8,35 +8,21 @@ never pay for it. Knows nothing of slots, trees or methods.
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 import time
-import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.fx.experimental._config as symbols
 from torch import Tensor, nn
 
 from models.attention import AttentionStep
-from models.cache import RaggedCache
 from models.lanes import LaneModel
-from models.packing import can_pack, forget, merge_linears, multiply
+from models.layer_graph import Kind, LayerGraph
+from models.packing import can_pack, multiply
 from models.running import run_decoder, take_over
 
 logger = logging.getLogger(__name__)
-
-MAX_GRAPHS = 16
-"""Graphs of one decoder at most; torch makes one for each kind of forward."""
-
-
-class Kind(NamedTuple):
-    """What torch compiles separately: it takes an axis of length 1 for a constant."""
-
-    is_prefill: bool
-    is_single_row: bool
-    is_single_column: bool
 
 
 class CompiledDecoder:
@@ -53,9 +39,9 @@ class CompiledDecoder:
         self.compiled: set[Kind] = set()
         take_over(decoder)
         layers: list[nn.Module] = list(decoder.layers)  # type: ignore[arg-type]
-        self._steps = _SharedLayer(layers)
-        # The layers stay what they are while compiled steps are off.
-        decoder.layers = nn.ModuleList(_Layer(layer, self._steps) for layer in layers)
+        self._graph = LayerGraph(layers)
+        # The layers stay what they are while no compiled forward is at work.
+        decoder.layers = nn.ModuleList(_Layer(layer, self._graph) for layer in layers)
 
     def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
         kind = Kind(step.num_leading_rows is None, embeds.shape[0] == 1, embeds.shape[1] == 1)
@@ -68,8 +54,14 @@ class CompiledDecoder:
             return hidden
         if kind not in self.compiled:
             return self._compile(kind, embeds, positions, step)
-        with self._steps:
-            return run_decoder(self._decoder, embeds, positions, step, extra)
+        return self._run(kind, embeds, positions, step)
+
+    def _run(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+        self._graph.kind = kind
+        try:
+            return run_decoder(self._decoder, embeds, positions, step, {})
+        finally:
+            self._graph.kind = None
 
     def _compile(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
         """The first compiled forward of a kind; without a working compiler it stays uncompiled, which is said."""
@@ -80,8 +72,7 @@ class CompiledDecoder:
             torch._dynamo.mark_static(memory, 3)
         torch._dynamo.mark_static(embeds, 2)
         try:
-            with self._steps:
-                hidden = run_decoder(self._decoder, embeds, positions, step, {})
+            hidden = self._run(kind, embeds, positions, step)
         except torch._dynamo.exc.TorchDynamoException as error:
             # The first line says in which of torch's parts it happened, the second what it was.
             reason = " ".join((str(error) or type(error).__name__).splitlines()[:2])
@@ -94,62 +85,13 @@ class CompiledDecoder:
         return hidden
 
 
-class _SharedLayer:
-    """What all layers of a decoder are compiled as, and whether they are to run so at this moment."""
-
-    def __init__(self, layers: list[nn.Module]) -> None:
-        self.is_on = False
-        # A layer without weights of its own and with the first place in its memory: what all of them are traced as.
-        self._template = copy.deepcopy(layers[0]).to("meta")
-        for module in self._template.modules():
-            if hasattr(module, "layer_idx"):
-                module.layer_idx = 0
-        self.call = torch.compile(
-            self._run,
-            fullgraph=True,
-            dynamic=True,
-            backend=_compile_merged,
-            recompile_limit=MAX_GRAPHS,
-            isolate_recompiles=True,
-        )
-        addresses = [parameter.data_ptr() for layer in layers for parameter in layer.parameters()]
-        weakref.finalize(self, forget, addresses)
-
-    def __enter__(self) -> None:
-        # Axes that happen to be equally long at first, say window and head size, are not the same axis.
-        self._patch = symbols.patch(use_duck_shape=False)  # type: ignore[attr-defined]
-        self._patch.__enter__()
-        self.is_on = True
-
-    def __exit__(self, *_: object) -> None:
-        self.is_on = False
-        self._patch.__exit__(None, None, None)
-
-    def _run(
-        self,
-        weights: dict[str, Tensor],
-        hidden: Tensor,
-        rows: Tensor,
-        columns: Tensor,
-        mask: Tensor | None,
-        key: Tensor,
-        value: Tensor,
-        given: dict[str, Any],
-    ) -> Any:
-        """One layer; tensors only, as a number among the arguments would become a constant of the graph."""
-        window = hidden.shape[1] if mask is None else mask.shape[3]
-        num_rows = None if mask is None else hidden.shape[0]
-        step = AttentionStep(RaggedCache.over([key], [value]), rows, columns, mask, window, num_rows)
-        return torch.func.functional_call(self._template, weights, (hidden,), {**given, "lanes": step})
-
-
 class _Layer(nn.Module):
     """One layer in its place, which runs compiled while compiled steps are on."""
 
-    def __init__(self, inner: nn.Module, shared: _SharedLayer) -> None:
+    def __init__(self, inner: nn.Module, graph: LayerGraph) -> None:
         super().__init__()
         self.inner = inner
-        self._shared = shared
+        self._graph = graph
         self._weights = dict(inner.named_parameters())
         self._place = next(int(module.layer_idx) for module in inner.modules() if hasattr(module, "layer_idx"))  # type: ignore[arg-type]
 
@@ -161,11 +103,19 @@ class _Layer(nn.Module):
             return getattr(super().__getattr__("inner"), name)
 
     def forward(self, hidden: Tensor, **given: Any) -> Any:
-        if not self._shared.is_on:
+        if self._graph.kind is None:
             return self.inner(hidden, **given)
         step: AttentionStep = given.pop("lanes")
-        key, value = step.cache.keys[self._place], step.cache.values[self._place]
-        return self._shared.call(self._weights, hidden, step.rows, step.columns, step.mask, key, value, given)
+        return self._graph(
+            weights=self._weights,
+            hidden=hidden,
+            rows=step.rows,
+            columns=step.columns,
+            mask=step.mask,
+            key=step.cache.keys[self._place],
+            value=step.cache.values[self._place],
+            given=given,
+        )
 
 
 class PackedHead(nn.Module):
@@ -203,20 +153,20 @@ class CompilableModel:
 def can_compile(decoder: nn.Module) -> bool:
     """Whether compiling is known to pay: a CPU, weights that its packed kernels take, and layers of one make."""
     layers = list(getattr(decoder, "layers", ()))
-    makes = {
-        (type(layer), *((name, one.shape, one.dtype, one.device) for name, one in layer.named_parameters()))
-        for layer in layers
-    }
-    has_buffers = any(True for layer in layers for _ in layer.buffers())
     weights = [one for layer in layers for one in layer.parameters()]
-    return len(makes) == 1 and not has_buffers and all(can_pack(one.device, one.dtype) for one in weights)
+    has_buffers = any(True for layer in layers for _ in layer.buffers())
+    are_alike = bool(layers) and all(_make(layer) == _make(layers[0]) for layer in layers)
+    return are_alike and not has_buffers and all(can_pack(one.device, one.dtype) for one in weights)
 
 
-def _compile_merged(module: torch.fx.GraphModule, inputs: list[Any]) -> Any:
-    # Most processes never compile, and importing this takes a second.
-    from torch._inductor.compile_fx import compile_fx
-
-    merge_linears(module.graph)
-    module.recompile()
-    # The few small kernels of one layer need no pool of compiling processes beside the actor.
-    return compile_fx(module, inputs, config_patches={"compile_threads": 1})
+def _make(layer: nn.Module) -> list[object]:
+    """All that a graph takes for granted of a layer: its parts, their constants, the form of its weights."""
+    parts: list[object] = []
+    for name, module in layer.named_modules():
+        constants = {
+            key: value
+            for key, value in vars(module).items()
+            if isinstance(value, (bool, int, float, str)) and key != "layer_idx"
+        }
+        parts.append((name, type(module), constants))
+    return [*parts, *((name, one.shape, one.dtype, one.device) for name, one in layer.named_parameters())]

@@ -37,7 +37,7 @@ _packed: dict[int, _Packed] = {}
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether there are packed kernels for weights of a type on a device."""
-    if device.type != "cpu" or dtype not in PACKABLE or not torch.backends.mkldnn.is_available():
+    if device.type != "cpu" or dtype not in PACKABLE or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
@@ -103,8 +103,8 @@ def _shape(input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | N
 
 
 _KERNEL = torch.ops.mkldnn._linear_pointwise.default
-_library = torch.library.Library("draftfleet", "DEF")
-_library.define("packed_linear(Tensor input, Tensor[] weights, Tensor?[] biases) -> Tensor")
-_library.impl("packed_linear", multiply, "CPU")
+_library = torch.library.Library("draftfleet", "DEF")  # type: ignore[no-untyped-call]
+_library.define("packed_linear(Tensor input, Tensor[] weights, Tensor?[] biases) -> Tensor")  # type: ignore[no-untyped-call]
+_library.impl("packed_linear", multiply, "CPU")  # type: ignore[no-untyped-call]
 torch.library.register_fake("draftfleet::packed_linear", _shape, lib=_library)
 OPERATION = torch.ops.draftfleet.packed_linear

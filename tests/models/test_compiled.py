@@ -16,9 +16,10 @@ from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.drafters import ModelDrafter
 from decoding.trees import StaticTree, branching_paths
-from models import compiled, packing
-from models.compiled import CompiledDecoder, Kind, can_compile
+from models import layer_graph, packing
+from models.compiled import CompiledDecoder, can_compile
 from models.lanes import LaneModel, SlotBatch
+from models.layer_graph import Kind
 from models.target import Target
 from tests import toys
 from tests.conformance import checks
@@ -75,14 +76,16 @@ def test_forwards_of_all_shapes_equal_uncompiled_ones_with_one_graph_a_kind(
     wanted = states_of(LaneModel(target.decoder, target.head, 6, 1, 200), prefixes, SHAPES)
     graphs: list[Any] = []
     merge = packing.merge_linears
-    monkeypatch.setattr("models.compiled.merge_linears", lambda graph: graphs.append(merge(graph)))
+    monkeypatch.setattr("models.layer_graph.merge_linears", lambda graph: graphs.append(merge(graph)))
     assert target.compile(0.0)
     got = states_of(target.lanes(6, 1, 200), prefixes, SHAPES)
     for shape, mine, theirs in zip((one for one in SHAPES for _ in range(2)), got, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4, msg=lambda text, shape=shape: f"{shape}: {text}")
     assert target._run is not None
-    kept = torch._dynamo.eval_frame._debug_get_cache_entry_list(compiled._SharedLayer._run.__code__)
+    kept = torch._dynamo.eval_frame._debug_get_cache_entry_list(layer_graph.LayerGraph._layer.__code__)
     assert len(kept) == len(target._run.compiled)
+    # From its second call on, every kind is called past torch's checks.
+    assert set(target._run._graph._graphs) == target._run.compiled
     # Query, key and value are one product, so are gate and up; the other two stand alone.
     assert set(graphs) == {4}
     # Packed weights are held once for all graphs, and go with the model.
@@ -134,7 +137,7 @@ def test_without_a_working_compiler_the_model_runs_uncompiled_and_says_so(
 
     wanted = checks.requests("llava", 4)
     expected = outcome(checks.run(engine_of(toys.target("llava"), toys.perturbed("llava", 0.02)), wanted))
-    monkeypatch.setattr("models.compiled.merge_linears", broken)
+    monkeypatch.setattr("models.layer_graph.merge_linears", broken)
     target = toys.target("llava")
     assert target.compile(0.0)
     with caplog.at_level(logging.WARNING, logger="models.compiled"):
@@ -163,6 +166,9 @@ def test_a_product_of_several_layers_is_each_of_theirs(with_bias: bool, dtype: t
 def test_layers_of_two_makes_and_weights_without_kernels_are_not_compiled() -> None:
     assert can_compile(toys.target("llava").decoder)
     assert not can_compile(toys.target("llava").decoder.double())
+    other_norm = toys.target("llava").decoder
+    other_norm.layers[1].input_layernorm.variance_epsilon *= 2  # type: ignore[index,union-attr,operator]
+    assert not can_compile(other_norm)
     mixed = toys.target("llava").decoder
     mixed.layers[1] = torch.nn.Linear(4, 4)  # type: ignore[index,operator]
     assert not can_compile(mixed)
