@@ -14,11 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import decode_tables, fleet_tables, lantern_tables
+from benchmarks import decode_tables, fleet_tables, lantern_tables, peer_tables
 from benchmarks.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION
 
 RESULTS = Path(__file__).parent / "results"
-DOCUMENTS = (Path("README.md"), Path("docs/methods.md"), Path("docs/lantern.md"), Path("docs/log.md"))
+DOCUMENTS = (
+    Path("README.md"),
+    Path("docs/methods.md"),
+    Path("docs/lantern.md"),
+    Path("docs/log.md"),
+    Path("docs/performance.md"),
+)
 TRADE_OFF = Path("docs") / "lantern_trade_off.svg"
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -67,6 +73,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("lantern", make) for name, make in lantern_tables.TABLES.items()},
     **{name: ("decode", make) for name, make in decode_tables.TABLES.items()},
     **{name: (name, make) for name, make in fleet_tables.TABLES.items()},
+    **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
 }
 """Name → the results that the table is made from, and how."""
 
@@ -78,17 +85,18 @@ def print_tables(results: dict[str, Any]) -> None:
 
 
 def read_results() -> dict[str, dict[str, Any]]:
-    """The committed results by the name of their file."""
-    names = sorted({source for source, _ in TABLES.values()})
-    return {name: json.loads((RESULTS / f"{name}.json").read_text()) for name in names}
+    """The committed results by the name of their file; a benchmark that was not run yet has none."""
+    files = {source: RESULTS / f"{source}.json" for source, _ in TABLES.values()}
+    return {name: json.loads(file.read_text()) for name, file in sorted(files.items()) if file.exists()}
 
 
 def fill(text: str, results: dict[str, dict[str, Any]]) -> str:
-    """`text` with every generated part made anew."""
+    """`text` with every generated part made anew; one without results says so."""
 
     def make(found: re.Match[str]) -> str:
         source, table = TABLES[found["name"]]
-        return found[1] + table(results[source]) + "\n" + found[3]
+        made = table(results[source]) if source in results else f"`python -m benchmarks.{source}` was not run yet."
+        return found[1] + made + "\n" + found[3]
 
     return MARK.sub(make, text)
 
