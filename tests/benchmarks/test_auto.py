@@ -1,0 +1,58 @@
+"""What the benchmark of `method.auto` counts, and that it refuses tokens that differ; the models are not run here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from actors.comparison import Block, Comparison
+from benchmarks import auto
+
+
+def cell(best: str, gap: float, chosen: str, verdict: str) -> dict[str, Any]:
+    return {
+        **{"batch": 2, "length": 6, "drafter": "poor", "ratio": 0.2, "measured_ratio": 0.213, "best": best, "gap": gap},
+        **{"acceptance_lengths": {"plain": 1.0, "chain-2": 1.46}, "chosen": chosen, "chosen_slowdown": 1 + gap},
+        **{"verdict": verdict, "trial": {"num_rows": 96, "num_rounds": 2}},
+    }
+
+
+def test_the_table_has_a_row_for_every_workload_and_says_what_they_add_up_to() -> None:
+    cells = [cell("plain", 0.08, "chain-2", "within the interval"), cell("chain-2", 0.31, "chain-2", "the best")]
+    results = auto.told(cells, auto.QUICK)
+    assert (results["num_best"], results["num_within"], results["num_won_by_plain"]) == (1, 1, 1)
+    assert (results["num_workloads"], results["num_planned"], results["num_gaps_of_5_to_15_percent"]) == (2, 2, 1)
+    lines = auto.table(results).splitlines()
+    assert lines[2] == (
+        "| 2 | 6 | poor | 0.2 | 0.21 | 1.46 | plain | 8 % | chain-2 | within the interval | 8 % | 96 rows, 2 rounds |"
+    )
+    assert {line.count("|") for line in lines[:4]} == {13}
+    assert lines[-1].startswith("Of 2 workloads (of 2) the best was kept in 1, and one that")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "noted", "verdict"),
+    [("a", "chosen", "the best"), ("b", "slower", "another"), ("b", auto.WITHIN, "within the interval")],
+)
+def test_a_choice_is_judged_by_what_the_methods_took_alone(chosen: str, noted: str, verdict: str) -> None:
+    times = {"a": [1.0, 1.0, 1.0], "b": [1.5, 1.5, 1.5]}
+    clear = Comparison(
+        [Block(name, at, s, 0.0, 1.0, 16) for name, all_s in times.items() for at, s in enumerate(all_s)], 0
+    )
+    assert auto.verdict(clear, chosen, noted) == verdict
+    times["b"] = [0.9, 1.2, 1.2]
+    close = Comparison(
+        [Block(name, at, s, 0.0, 1.0, 16) for name, all_s in times.items() for at, s in enumerate(all_s)], 0
+    )
+    assert auto.verdict(close, "b", "slower") == "within the interval"
+
+
+def test_tokens_that_differ_end_the_benchmark() -> None:
+    known: auto.Tokens = {}
+    auto._check_equal(known, {"row-0": (1, 2), "row-1": (3,)}, "plain")
+    auto._check_equal(known, {"row-1": (3,)}, "chain-2")
+    with pytest.raises(RuntimeError, match="row-0: chain-5 gives other tokens"):
+        auto._check_equal(known, {"row-0": (1, 3)}, "chain-5")
+    with pytest.raises(RuntimeError, match="row-2: chain-5 gives other tokens than the method before it, or none"):
+        auto._check_equal(known, {"row-2": ()}, "chain-5")
