@@ -30,8 +30,8 @@ START_STEPS = 3
 MOST_START_STEPS = 8
 """As long as none was counted, because every step had another number of rows."""
 TRIAL_STEPS = 4
-REVIEW_STEPS = 16
-"""Steps between two looks at what is best."""
+FIRST_REVIEW_STEPS, REVIEW_STEPS = 2, 16
+"""Steps between two looks at what is best, right after something new was measured and in the long run."""
 MIN_GAIN = 0.03
 """By how much a depth has to be better than the present one to take its place."""
 FIRST_PAUSE_STEPS, LAST_PAUSE_STEPS = 64, 4096
@@ -73,6 +73,7 @@ class Measured:
         self._current: dict[int, int] = {}
         self._pauses: dict[tuple[int, int], tuple[int, int]] = {}
         self._next_review = 0
+        self._review_pause = FIRST_REVIEW_STEPS
         self._catch_ups: deque[tuple[int, float]] = deque(maxlen=8)
         self._last = Choice(max_levels, "start")
         self._size = 0
@@ -138,12 +139,13 @@ class Measured:
             return self.depths[-1], "start"
         if trial is None and not self._start and size not in self._current:
             self._review(num_active, size)
-            self._begin_size(size)
+            self._begin_size(num_active, size)
         if trial is None and self._start:
             trial = _Trial(self._start.popleft(), START_STEPS, "start")
         if trial is None and (self.num_steps >= self._next_review or size not in self._current):
             self._review(num_active, size)
-            self._next_review = self.num_steps + REVIEW_STEPS
+            self._next_review = self.num_steps + self._review_pause
+            self._review_pause = min(2 * self._review_pause, REVIEW_STEPS)
             trial = self._next_trial(num_active, size, num_missed)
         self._trial = trial
         if trial is None:
@@ -154,9 +156,10 @@ class Measured:
         if is_hopeless or trial.num_done >= (MOST_START_STEPS if is_unmeasured else trial.num_steps):
             self._trial = None
             self._next_review = self.num_steps
+            self._review_pause = FIRST_REVIEW_STEPS
         return trial.levels, trial.reason
 
-    def _begin_size(self, size: int) -> None:
+    def _begin_size(self, num_active: int, size: int) -> None:
         """What to measure at a size that is new: plain and the best guess in a larger batch, where drafts may have
         stopped paying; in a smaller one the next deeper tree."""
         guess = self._current[size]
@@ -164,8 +167,14 @@ class Measured:
             if self._largest_begun:
                 self._start.extend(dict.fromkeys((0, guess)))
             self._largest_begun = size
-        elif guess < self.depths[-1]:
-            self._start.append(min(depth for depth in self.depths if depth > guess))
+        else:
+            self._measure_deeper(num_active, guess)
+
+    def _measure_deeper(self, num_active: int, levels: int) -> None:
+        """A draining batch climbs: the next deeper tree is measured, once, as long as deeper ones prove better."""
+        deeper = next((depth for depth in self.depths if depth > levels), None)
+        if deeper is not None and self.costs.num_measured(num_active, deeper) == 0:
+            self._start.append(deeper)
 
     def _is_hopeless(self, num_active: int, levels: int) -> bool:
         """Whether a depth would not pay even if every draft was accepted, so far as it was measured."""
@@ -186,6 +195,8 @@ class Measured:
         present = self._current.get(size)
         if present is None or speeds[best] > (1.0 + MIN_GAIN) * speeds[present]:
             self._current[size] = best
+            if present is not None and best > present and size < self._largest_begun:
+                self._measure_deeper(num_active, best)
             if present is not None:
                 # The world has changed: others may be worth a trial sooner than was thought.
                 self._pauses = {key: value for key, value in self._pauses.items() if key[0] != size}
