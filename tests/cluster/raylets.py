@@ -48,12 +48,12 @@ def four_raylets(folder: Path, num_cpus: int = 1, num_gpus: int = 0) -> Iterator
         cluster.shutdown()
 
 
-def config_in(folder: Path, output: str, num_gpus: float = 0.0, **sink: Any) -> CaptionJob:
+def config_in(folder: Path, output: str, num_gpus: float = 0.0, padding: str = "", **sink: Any) -> CaptionJob:
     """Rows of text in two files, two batches at a time in each of two actors on two of the three nodes."""
     source = folder / "in"
     source.mkdir(exist_ok=True)
     for file in range(NUM_FILES):
-        (source / f"{file}.txt").write_text("".join(f"row {row} of {file}\n" for row in range(ROWS_PER_FILE)))
+        (source / f"{file}.txt").write_text("".join(f"row {row} of {file}{padding}\n" for row in range(ROWS_PER_FILE)))
     return job(
         {"kind": "text", "path": str(source), "span_max_rows": 50},
         folder / output,

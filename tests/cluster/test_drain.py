@@ -23,10 +23,10 @@ from tests.chaos.deaths import children_of
 from tests.cluster.raylets import BATCH_ROWS, EVERY, LoadNoted, admissions, comparable, config_in, four_raylets
 from tests.pipeline.attempts import at_rest, rows_in
 
-STEP_S, NOTICE_S = 0.25, 12
+STEP_S, NOTICE_S = 0.25, 30
 MAX_GIVEN_ROWS = 2 * 2 * BATCH_ROWS
 """What the node may still be given after its notice: the batches on their way to the actor, and as many before the
-driver has seen that it drains. An actor works off half as many again in that time."""
+driver has seen that it drains. An actor that stays works off four times as many in that time."""
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
 
@@ -67,8 +67,10 @@ class Reclaimer(threading.Thread):
 def test_a_node_that_is_drained_in_mid_job_costs_no_row_and_repeats_none(
     cluster_folder: Path, tmp_path: Path, capfd: Any
 ) -> None:
-    # Nothing is saved before the end but for the drain; and each actor is on a node of its own, with a logical GPU.
-    options: dict[str, Any] = {"num_gpus": 1.0, "rows_per_file": 1000, "max_unsaved_seconds": 300.0}
+    # Nothing is saved before the end but for the drain. Each actor is on a node of its own, with a logical GPU, and
+    # blocks stay there: Ray hands those of less than 100 KB to the driver at once.
+    options: dict[str, Any] = {"num_gpus": 1.0, "padding": 20_000 * "x", "keep_columns": ["text"]}
+    options |= {"rows_per_file": 1000, "max_unsaved_seconds": 300.0}
     with four_raylets(cluster_folder, num_cpus=2, num_gpus=1) as cluster:
         undisturbed = config_in(tmp_path, "whole", **options)
         fleet.run(undisturbed, fleet.LoadPaced(tmp_path / "whole.admitted", 0.0))
