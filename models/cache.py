@@ -39,7 +39,8 @@ class RaggedCache:
     def write(self, layer: int, rows: Tensor, columns: Tensor, keys: Tensor, values: Tensor) -> None:
         """Scatter new entries: `rows` (r,), `columns` (r, N), `keys` and `values` (r, H_kv, N, D_h)."""
         if self.keys[layer] is None:
-            shape = (self.num_rows, keys.shape[1], self.capacity)
+            # One column more than any window: compiled graphs would take a window of all columns for another kind.
+            shape = (self.num_rows, keys.shape[1], self.capacity + 1)
             # Zeros, not empty memory: a NaN in a masked column would still poison 0 * NaN in the weighted sum.
             self.keys[layer] = keys.new_zeros((*shape, keys.shape[3]))
             self.values[layer] = values.new_zeros((*shape, values.shape[3]))

@@ -11,18 +11,26 @@ from __future__ import annotations
 import logging
 import math
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from models.attention import AttentionStep
 from models.lanes import LaneModel
-from models.layer_graph import Kind, LayerGraph
+from models.layer_graph import LayerGraph
 from models.packing import can_pack, multiply
 from models.running import run_decoder, take_over
 
 logger = logging.getLogger(__name__)
+
+
+class Kind(NamedTuple):
+    """What torch compiles separately: it takes an axis of length 1 for a constant."""
+
+    is_prefill: bool
+    is_single_row: bool
+    is_single_column: bool
 
 
 class CompiledDecoder:
@@ -54,14 +62,14 @@ class CompiledDecoder:
             return hidden
         if kind not in self.compiled:
             return self._compile(kind, embeds, positions, step)
-        return self._run(kind, embeds, positions, step)
+        return self._run(embeds, positions, step)
 
-    def _run(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
-        self._graph.kind = kind
+    def _run(self, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+        self._graph.is_on = True
         try:
             return run_decoder(self._decoder, embeds, positions, step, {})
         finally:
-            self._graph.kind = None
+            self._graph.is_on = False
 
     def _compile(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
         """The first compiled forward of a kind; without a working compiler it stays uncompiled, which is said."""
@@ -72,7 +80,7 @@ class CompiledDecoder:
             torch._dynamo.mark_static(memory, 3)
         torch._dynamo.mark_static(embeds, 2)
         try:
-            hidden = self._run(kind, embeds, positions, step)
+            hidden = self._run(embeds, positions, step)
         except torch._dynamo.exc.TorchDynamoException as error:
             # The first line says in which of torch's parts it happened, the second what it was.
             reason = " ".join((str(error) or type(error).__name__).splitlines()[:2])
@@ -103,7 +111,7 @@ class _Layer(nn.Module):
             return getattr(super().__getattr__("inner"), name)
 
     def forward(self, hidden: Tensor, **given: Any) -> Any:
-        if self._graph.kind is None:
+        if not self._graph.is_on:
             return self.inner(hidden, **given)
         step: AttentionStep = given.pop("lanes")
         return self._graph(

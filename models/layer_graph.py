@@ -1,8 +1,9 @@
 """One graph that all layers of a decoder share: a layer without weights is traced, and called with those of any layer.
 
 Torch checks before every call whether a graph still fits its arguments, and afterwards repeats what the traced function
-did to Python objects: twice the time of a small layer. Whoever calls here says of what kind the forward is, and a kind
-has one graph, so that its compiled function is called without either. Knows one layer; nothing of decoders or slots.
+did to Python objects: twice the time of a small layer. Both depend on the arguments' lengths only, so lengths that went
+through torch once are remembered with their graph, which is called directly from then on. Knows one layer; nothing of
+decoders or slots.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.fx.experimental._config as symbols
@@ -29,56 +30,49 @@ _NAME = re.compile(r"L\['\w+'\](\[(\d+|'[\w.]+')\])*(\.(size|stride)\(\)\[\d+\])
 """How torch names what a graph is given: an argument, a part of one, or a length of either."""
 
 
-class Kind(NamedTuple):
-    """What torch compiles separately: it takes an axis of length 1 for a constant."""
-
-    is_prefill: bool
-    is_single_row: bool
-    is_single_column: bool
-
-
 @dataclass(frozen=True)
 class _Graph:
-    """A compiled function, and what picks its inputs out of the arguments."""
+    """A compiled function, and what picks its inputs out of the arguments; None where they come from elsewhere."""
 
     run: Callable[..., Sequence[Tensor]]
-    pick: Callable[[dict[str, Any]], tuple[Any, ...]]
+    pick: Callable[[dict[str, Any]], tuple[Any, ...]] | None
 
 
 class LayerGraph:
     """Runs any one of `layers`, which are of one make, compiled.
 
-    `kind` says what the forward at hand is; None means that layers are to run as they are.
+    While it is not `is_on`, layers are to run as they are.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self.kind: Kind | None = None
+        self.is_on = False
         # A layer without weights of its own and with the first place in its memory: what all of them are traced as.
         self._template = copy.deepcopy(layers[0]).to("meta")
         for module in self._template.modules():
             if hasattr(module, "layer_idx"):
                 module.layer_idx = 0  # type: ignore[assignment]
-        self._graphs: dict[Kind, _Graph] = {}
+        self._graphs: dict[tuple[int, ...], _Graph] = {}
+        self._latest: _Graph | None = None
         # The limit and its scope are not in torch's own type stubs.
         options: dict[str, Any] = {"recompile_limit": MAX_GRAPHS, "isolate_recompiles": True}
         self._traced = torch.compile(self._layer, fullgraph=True, dynamic=True, backend=self._compile, **options)
-        self._made: tuple[Callable[..., Sequence[Tensor]], list[str]] | None = None
         addresses = [parameter.data_ptr() for layer in layers for parameter in layer.parameters()]
         weakref.finalize(self, forget, addresses)
 
     def __call__(self, **arguments: Any) -> Any:
         """See `_layer` for the arguments."""
-        assert self.kind is not None
-        graph = self._graphs.get(self.kind)
-        if graph is not None:
+        hidden, mask, key = arguments["hidden"], arguments["mask"], arguments["key"]
+        window = 0 if mask is None else mask.shape[3]
+        lengths = (hidden.shape[0], hidden.shape[1], window, key.shape[0], key.shape[2])
+        graph = self._graphs.get(lengths)
+        if graph is not None and graph.pick is not None:
             return graph.run(*graph.pick(arguments))[0]
-        self._made = None
         # Axes that happen to be equally long at first, say window and head size, are not the same axis; and a norm's
         # epsilon is a constant.
         with symbols.patch(use_duck_shape=False), torch._dynamo.config.patch(specialize_float=True):  # type: ignore[attr-defined]
             out = self._traced(**arguments)
-        if self._made is not None and isinstance(out, Tensor):
-            self._keep(*self._made, arguments, out)
+        if isinstance(out, Tensor) and self._latest is not None:
+            self._graphs[lengths] = self._latest
         return out
 
     def _layer(
@@ -107,18 +101,17 @@ class LayerGraph:
         module.recompile()
         # The few small kernels of one layer need no pool of compiling processes beside the actor.
         run: Any = compile_fx(module, inputs, config_patches={"compile_threads": 1})
-        self._made = run, names
-        return run  # type: ignore[no-any-return]
+        graph = _Graph(run, _picker(names))
 
-    def _keep(
-        self, run: Callable[..., Sequence[Tensor]], names: list[str], arguments: dict[str, Any], out: Tensor
-    ) -> None:
-        """Call the graph directly from now on, if its inputs are arguments and its only output is the layer's."""
-        assert self.kind is not None
-        if not all(_NAME.fullmatch(name) for name in names):
-            return
-        pick = eval(f"lambda L: ({''.join(f'{name}, ' for name in names)})")
-        again = run(*pick(arguments))
-        # What it wrote to memory is written once more, the same.
-        if len(again) == 1 and torch.equal(again[0], out):
-            self._graphs[self.kind] = _Graph(run, pick)
+        def noted(*given: Any) -> Sequence[Tensor]:
+            self._latest = graph
+            return run(*given)  # type: ignore[no-any-return]
+
+        return noted
+
+
+def _picker(names: Sequence[str]) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
+    """What makes a graph's inputs from the arguments, `L` by torch's name for them."""
+    if not all(_NAME.fullmatch(name) for name in names):
+        return None
+    return eval(f"lambda L: ({''.join(f'{name}, ' for name in names)})")  # type: ignore[no-any-return]
