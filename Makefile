@@ -2,6 +2,7 @@
 # make test       the whole suite, warnings as errors (sets itself up)
 # make check      ruff, mypy and the layers
 # make bench      every method on the zoo, captions and images, and the tables made from it (no GPU needed)
+# make bench-engine  this engine alone at every batch size, and where a step's time goes (half an hour)
 # make bench-peers  this engine beside transformers and vLLM on a CPU, in an environment that it makes (about an hour)
 # make test-all   also the full product of the conformance suite
 # make test-cluster  a node killed, a node drained, a fleet that grows and shrinks (six minutes; not beside another Ray)
@@ -11,7 +12,7 @@
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-cluster check bench bench-peers chaos
+.PHONY: help demo test test-all test-cluster check bench bench-engine bench-peers chaos
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -45,6 +46,10 @@ chaos: .venv/.installed
 bench: .venv/.installed
 	@$(PY) -m benchmarks.methods
 	@$(PY) -m benchmarks.lantern
+	@$(PY) -m benchmarks.tables
+
+bench-engine: .venv/.installed
+	@$(PY) -m benchmarks.engine
 	@$(PY) -m benchmarks.tables
 
 bench-peers: .venv/.installed
