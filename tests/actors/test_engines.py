@@ -92,7 +92,13 @@ def test_a_job_of_one_method_has_an_engine_that_recovers_and_asks_for_no_method(
 
     assert isinstance(make_engine(fake_job().method, 3, make, lambda: FakeEngine(1)), RecoveringEngine)
     assert asked == [(3,)]
-    assert isinstance(make_engine(job().method, 3, make, lambda: FakeEngine(1)), Trial)
+    trial = make_engine(job().method, 3, make, lambda: FakeEngine(1))
+    assert isinstance(trial, Trial)
+    assert {name: one.drafts for name, one in trial._candidates.items()} == {
+        "plain": False,
+        "chain": True,
+        "lookup": True,
+    }
 
 
 def test_rows_that_have_not_finished_are_told_whatever_has_become_of_them() -> None:

@@ -171,6 +171,20 @@ def test_every_row_is_decoded_once_and_told_by_its_method(
     assert all(len(choice.standings) == 3 for choice in trial.choices)
 
 
+def test_free_slots_are_those_that_no_row_will_take() -> None:
+    makers = Makers(lambda _: Workload(4, 30, 0.2, 0.5))
+    trial = Trial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
+    assert trial.num_free_slots == 4
+    for one in rows(3):
+        trial.submit(one)
+    assert (trial.num_free_slots, trial.num_waiting) == (1, 3)
+    trial.step()
+    assert (trial.num_free_slots, trial.num_waiting, trial.has_work) == (1, 0, True)
+    for one in rows(3, start=3):
+        trial.submit(one)
+    assert trial.num_free_slots == 0
+
+
 def test_one_engine_exists_at_a_time_and_always_with_all_slots() -> None:
     alive: Counter[str] = Counter()
     makers = Makers(lambda _: Workload(6, 12, 0.2, 0.5, noise=0.1))
@@ -227,8 +241,10 @@ def test_when_every_drafter_fails_plain_decoding_is_left() -> None:
 def test_a_candidate_without_memory_has_fewer_slots_or_none() -> None:
     makers = Makers(lambda _: Workload(8, 24, 0.05, 0.8))
     full = makers.engine
+    asked: list[tuple[str, int]] = []
 
     def engine(name: str, drafts: int, slots: int) -> CostEngine:
+        asked.append((name, slots))
         if slots > {"plain": 8, "chain-2": 3, "chain-5": 0, "without": 1}[name]:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return full(name, drafts, slots)
@@ -240,6 +256,7 @@ def test_a_candidate_without_memory_has_fewer_slots_or_none() -> None:
     notes = {one.method: one.note for one in trial.choices[0].standings}
     assert notes["chain-5"] == "does not fit into the device's memory: CUDA out of memory"
     assert {name: slots for name, slots in makers.made if name != "without"} == {"plain": 8, "chain-2": 2}
+    assert [slots for name, slots in asked if name == "chain-2"][:4] == [8, 4, 2, 2]  # remembered from block to block
     assert trial.num_free_slots == (8 if trial.choices[0].method == "plain" else 2)
 
 
