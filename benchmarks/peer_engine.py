@@ -66,7 +66,8 @@ class EngineRunner:
         }
 
     def warm(self, batch: int, num_requests: int) -> Outcome:
-        """The whole pass once, so that every shape of it has occurred."""
+        """One full batch, because a memory's first forwards are not compiled; then the whole pass, with every shape."""
+        self.run(batch, min(batch, num_requests))
         return self.run(batch, num_requests)
 
     def run(self, batch: int, num_requests: int) -> Outcome:
