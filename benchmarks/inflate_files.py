@@ -8,7 +8,6 @@ checked. Shards are made tensor by tensor, so a folder may be larger than memory
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -25,6 +24,7 @@ from benchmarks.inflate import Inflation, inflate, inflated_config
 from benchmarks.inflate_check import Difference, Inputs, compare, zoo_inputs
 from benchmarks.inflate_shapes import InflationError, Shape, head_dim_of, shape_of
 from models.checkpoints import DTYPES
+from models.free_memory import free_bytes
 
 NOTE = "inflation.json"
 MAX_SHARD_BYTES = 2 << 30
@@ -113,9 +113,8 @@ def check(
 
 def _checkable(shape: Shape, head_dim: int, least: int) -> int:
     """How many layers of a shape fit into half of the free memory in float32, at least one more than the source has."""
-    free_bytes = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     layer_bytes = 4 * replace(shape, layers=1).num_parameters(head_dim)
-    return max(min(shape.layers, least + 1), min(shape.layers, free_bytes // 2 // layer_bytes))
+    return max(min(shape.layers, least + 1), min(shape.layers, free_bytes() // 2 // layer_bytes))
 
 
 def _write_weights(inflation: Inflation, folder: Path, dtype: torch.dtype) -> int:

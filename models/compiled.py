@@ -17,12 +17,17 @@ import torch
 from torch import Tensor, nn
 
 from models.attention import AttentionStep
+from models.free_memory import free_bytes
 from models.lanes import LaneModel
 from models.layer_graph import LayerGraph
 from models.packing import can_pack, multiply
 from models.running import run_decoder, take_over
 
 logger = logging.getLogger(__name__)
+
+
+ROOM = 1.25
+"""Memory that has to be free before weights are packed, in sizes of the weights."""
 
 
 class Kind(NamedTuple):
@@ -48,6 +53,7 @@ class CompiledDecoder:
         take_over(decoder)
         layers: list[nn.Module] = list(decoder.layers)  # type: ignore[arg-type]
         self._graph = LayerGraph(layers)
+        self._num_bytes = sum(one.numel() * one.element_size() for layer in layers for one in layer.parameters())
         # The layers stay what they are while no compiled forward is at work.
         decoder.layers = nn.ModuleList(_Layer(layer, self._graph) for layer in layers)
 
@@ -72,8 +78,15 @@ class CompiledDecoder:
             self._graph.is_on = False
 
     def _compile(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
-        """The first compiled forward of a kind; without a working compiler it stays uncompiled, which is said."""
+        """The first compiled forward of a kind; without a working compiler, or memory for packed weights, it stays
+        uncompiled, which is said."""
         started = time.perf_counter()
+        if not self.compiled and (free := free_bytes()) < ROOM * self._num_bytes:
+            return self._give_up(
+                f"{free / 2**30:.1f} GiB of memory are free, and packed weights would take "
+                f"{self._num_bytes / 2**30:.1f} GiB",
+                (embeds, positions, step),
+            )
         for memory in (*step.cache.keys, *step.cache.values):
             # Heads and their size are the model's own: only rows and columns differ from forward to forward.
             torch._dynamo.mark_static(memory, 1)
@@ -84,13 +97,16 @@ class CompiledDecoder:
         except torch._dynamo.exc.TorchDynamoException as error:
             # The first line says in which of torch's parts it happened, the second what it was.
             reason = " ".join((str(error) or type(error).__name__).splitlines()[:2])
-            logger.warning("forwards stay uncompiled, which is slower: %s", reason)
-            self._after_s = math.inf
             # What the layers before the failure wrote is written once more.
-            return run_decoder(self._decoder, embeds, positions, step, {})
+            return self._give_up(reason, (embeds, positions, step))
         self.compiled.add(kind)
         logger.info("compiled %s in %.1f s", kind, time.perf_counter() - started)
         return hidden
+
+    def _give_up(self, reason: str, forward: tuple[Tensor, Tensor, AttentionStep]) -> Tensor:
+        logger.warning("forwards stay uncompiled, which is slower: %s", reason)
+        self._after_s = math.inf
+        return run_decoder(self._decoder, *forward, {})
 
 
 class _Layer(nn.Module):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from decoding.drafters import ModelDrafter
 from decoding.trees import StaticTree, branching_paths
 from models import layer_graph, packing
 from models.compiled import CompiledDecoder, Kind, can_compile
+from models.free_memory import free_bytes
 from models.lanes import LaneModel, SlotBatch
 from models.target import Target
 from tests import toys
@@ -149,6 +151,31 @@ def test_without_a_working_compiler_the_model_runs_uncompiled_and_says_so(
     assert "no compiler here" in caplog.text
     assert target._run is not None
     assert target._run.compiled == set()
+
+
+def test_weights_are_not_packed_where_memory_is_short(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("models.compiled.free_bytes", lambda: 1000)
+    target = toys.target("llava")
+    assert target.compile(0.0)
+    with caplog.at_level(logging.WARNING, logger="models.compiled"):
+        checks.run(engine_of(target, toys.perturbed("llava", 0.02)), checks.requests("llava", 2))
+    assert "0.0 GiB of memory are free" in caplog.text
+    assert target._run is not None
+    assert target._run.compiled == set()
+
+
+def test_free_memory_is_the_machines_or_the_containers(tmp_path: Path) -> None:
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal:  9000 kB\nMemFree:  10 kB\nMemAvailable:  4000 kB\n")
+    assert free_bytes(meminfo, tmp_path) == 4000 * 1024
+    for name, text in (("max", "max"), ("current", "3000000"), ("stat", "anon 5\ninactive_file 500000\n")):
+        (tmp_path / f"memory.{name}").write_text(text)
+    assert free_bytes(meminfo, tmp_path) == 4000 * 1024
+    (tmp_path / "memory.max").write_text("3600000\n")
+    assert free_bytes(meminfo, tmp_path) == 3_600_000 - 3_000_000 + 500_000
+    assert free_bytes() > 0
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
