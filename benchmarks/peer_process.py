@@ -154,7 +154,10 @@ class Peer:
         return sum(peak_bytes_of(pid) for pid in group_members(self._process.pid))
 
     def close(self) -> None:
-        """End it, with all that it started."""
+        """End it, with all that it started; once is enough."""
+        if self._process.returncode is not None:
+            # Its number may be another process's by now.
+            return
         for number in (signal.SIGCONT, signal.SIGTERM):
             self._signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):

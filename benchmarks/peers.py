@@ -154,6 +154,8 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender], counts
                     told = {"batch": batch, "name": one.name, "row": one.row, "variant": one.variant}
                     rows.append({**told, **found[one.name]})
                     print(show_row(rows[-1]), flush=True)
+                    if one.single:
+                        peers[one.name].close()
         versions = {name: peer.versions for name, peer in peers.items()}
     return {
         "target": options.target.name,

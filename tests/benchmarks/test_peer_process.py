@@ -75,6 +75,7 @@ def test_a_peer_that_hangs_is_given_up_and_ended_even_while_it_is_paused(tmp_pat
         begun = time.monotonic()
     assert time.monotonic() - begun < 60
     assert group_members(peer._process.pid) == []
+    peer.close()
 
 
 def test_the_peak_of_memory_can_be_begun_anew(tmp_path: Path) -> None:
