@@ -49,6 +49,8 @@ MAX_CONTEXT_TOKENS = 256
 CHAINS = (2, 5)
 NOISE = {"trained": 0.0, "noisy": 2.0, "poor": 3.0}
 """Deviation of what is added to the drafter's head, in deviations of its own weights."""
+CHECKED = {"num_prompts": 1, "max_new_tokens": 8}
+"""What each inflated folder is held to its source on; `benchmarks.inflate_check` holds more."""
 MAX_TRIAL_ROWS = 4000
 MAX_S = 840.0
 """No workload is begun after so long; the results say how many there should have been."""
@@ -78,7 +80,7 @@ def write_pairs(size: Size, folder: Path) -> dict[tuple[float, str], tuple[str, 
     small = size is QUICK
     target = CHECKPOINTS / "text_target" if small else folder / "target"
     if not small:
-        inflate_folder(CHECKPOINTS / "text_target", target, size.shape, "float32")
+        inflate_folder(CHECKPOINTS / "text_target", target, size.shape, "float32", **CHECKED)
     pairs = {}
     for name in size.drafters:
         source = folder / f"source_{name}"
@@ -87,7 +89,7 @@ def write_pairs(size: Size, folder: Path) -> dict[tuple[float, str], tuple[str, 
         for ratio in size.ratios:
             drafter = source if small else folder / f"{name}_{ratio}"
             if not small:
-                inflate_folder(source, drafter, drafter_shape(size.shape, ratio), "float32")
+                inflate_folder(source, drafter, drafter_shape(size.shape, ratio), "float32", **CHECKED)
             pairs[ratio, name] = (str(target), str(drafter))
     return pairs
 
