@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import decode_tables, engine_tables, fleet_tables, lantern_tables, peer_tables
+from benchmarks import decode_tables, engine_tables, fleet_tables, lantern_tables, peer_tables, pipeline_tables
 from benchmarks.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION
 
 RESULTS = Path(__file__).parent / "results"
@@ -75,6 +75,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: (name, make) for name, make in fleet_tables.TABLES.items()},
     **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
     **{name: ("engine", make) for name, make in engine_tables.TABLES.items()},
+    **{name: ("pipeline", make) for name, make in pipeline_tables.TABLES.items()},
 }
 """Name → the results that the table is made from, and how."""
 

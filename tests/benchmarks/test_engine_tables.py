@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import engine_tables as tables
+from benchmarks import pipeline_tables
 
 
 def row(mode: str, seconds: list[float], steps: int, forwards: dict[str, float], different: int = 0) -> dict[str, Any]:
@@ -81,3 +82,21 @@ def test_a_method_with_other_outputs_has_no_speed_and_says_so() -> None:
 def test_shares_of_phases_and_of_positions() -> None:
     assert "| 1 | chain | 0.0 % | 20.0 % | 80.0 % | 0.0 % |" in tables.phases_table(results())
     assert "| 1 | 75 % | 75 % |" in tables.positions_table(results())
+
+
+def test_a_job_with_other_texts_than_plain_decodings_has_no_speed() -> None:
+    cell = {
+        "num_rows": 100,
+        "wall_s": 10.0,
+        "engine_s": 8.0,
+        "num_tokens": 5000,
+        "acceptance_length": 3.0,
+        "actors_waited_share": 0.1,
+        "method": "chain",
+        "compile": "never",
+        "num_equal": 100,
+    }
+    told = pipeline_tables.pipeline_table({"rows": [cell, {**cell, "wall_s": 20.0}]})
+    assert "| chain | never | 7.5 | 375.0 | 60 % | 10 % | 3.00 | 200 of 200 |" in told
+    other = pipeline_tables.pipeline_table({"rows": [cell, {**cell, "num_equal": 99}]})
+    assert "| chain | never | withheld | withheld | 80 % | 10 % | 3.00 | 199 of 200 |" in other
