@@ -47,7 +47,7 @@ RESULTS = Path(__file__).parent / "results" / "auto.json"
 CHECKPOINTS = Path("zoo/checkpoints")
 MAX_CONTEXT_TOKENS = 256
 CHAINS = (2, 5)
-NOISE = {"trained": 0.0, "noisy": 2.0, "poor": 3.0}
+NOISE = {"trained": 0.0, "poor": 3.0}
 """Deviation of what is added to the drafter's head, in deviations of its own weights."""
 CHECKED = {"num_prompts": 1, "max_new_tokens": 8}
 """What each inflated folder is held to its source on; `benchmarks.inflate_check` holds more."""
@@ -70,7 +70,7 @@ class Size:
     max_rounds: int
 
 
-FULL = Size(Shape(1024, 12, 16, 16, 2816), (2, 8), (6, 20), (0.05, 0.2), ("trained", "noisy", "poor"), 4, 2, 3)
+FULL = Size(Shape(1024, 6, 16, 16, 2816), (2, 8), (6, 16), (0.05, 0.2), ("trained", "poor"), 3, 2, 3)
 QUICK = Size(Shape(256, 3, 4, 4, 512), (4,), (6,), (0.2,), ("trained", "poor"), 2, 2, 2)
 MIN_ROWS = 16
 
