@@ -1,4 +1,4 @@
-"""Which models of a pair are compiled, and when: what `pool.compile` asks for. Knows nothing of how it is done."""
+"""Which models of a pair are compiled or captured, and when: what the pool asks for. Knows nothing of how."""
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ from models.contract import TargetModel
 
 
 def compile_models(pool: EnginePool, models: Sequence[TargetModel]) -> None:
-    """Let the models of a pair be compiled as the pool wants it.
+    """Let the models of a pair be compiled or captured as the pool wants it.
 
     Raises:
-        ConfigError: they are to be compiled and cannot be.
+        ConfigError: they are to be and cannot be.
     """
-    if pool.compile == "never":
-        return
     for model in models:
+        if pool.capture and not model.capture():
+            raise ConfigError(
+                f"pool.capture: {model.name} cannot be captured: that takes one CUDA device, "
+                f"and it is on {model.device}"
+            )
+        if pool.compile == "never":
+            continue
         can_be = model.compile(0.0 if pool.compile == "always" else pool.compile_after_s)
         if pool.compile == "always" and not can_be:
             raise ConfigError(

@@ -210,6 +210,8 @@ class EnginePool(ActorPool):
     compile: Literal["auto", "always", "never"] = "auto"
     """On a CPU: compile what has run for `compile_after_s` seconds, or all at first use."""
     compile_after_s: Annotated[float, Field(ge=0.0)] = 10.0
+    capture: bool = False
+    """On one GPU: record steps as CUDA graphs and replay them. Not tried on a GPU yet."""
 
 
 class Pool(EnginePool):

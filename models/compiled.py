@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention import AttentionStep
+from models.captured import CapturedDecoder, CudaRecorder
 from models.free_memory import free_bytes
 from models.lanes import LaneModel
 from models.layer_graph import LayerGraph
@@ -158,20 +159,28 @@ class CompilableModel:
 
     decoder: nn.Module
     head: nn.Module
-    _run: CompiledDecoder | None = None
+    _run: CompiledDecoder | CapturedDecoder | None = None
 
     def lanes(self, num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
         """Memory for `num_slots` samples of `num_lanes` rows and `capacity` columns."""
         if self._run is None:
             return LaneModel(self.decoder, self.head, num_slots, num_lanes, capacity)
-        head = PackedHead(self.head) if type(self.head) is nn.Linear else self.head
+        packs = isinstance(self._run, CompiledDecoder) and type(self.head) is nn.Linear
+        head = PackedHead(self.head) if packs else self.head  # type: ignore[arg-type]
         return LaneModel(self.decoder, head, num_slots, num_lanes, capacity, self._run)
 
     def compile(self, after_s: float) -> bool:
         """Compile kinds of forward from now on that have taken `after_s` seconds; says whether this model can be."""
         if self._run is None and can_compile(self.decoder):
             self._run = CompiledDecoder(self.decoder, after_s)
-        return self._run is not None
+        return isinstance(self._run, CompiledDecoder)
+
+    def capture(self) -> bool:
+        """Replay steps as CUDA graphs from now on; says whether this model can, which takes one CUDA device."""
+        devices = {parameter.device for parameter in self.decoder.parameters()}
+        if self._run is None and len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
+            self._run = CapturedDecoder(self.decoder, CudaRecorder(device))
+        return isinstance(self._run, CapturedDecoder)
 
 
 def can_compile(decoder: nn.Module) -> bool:

@@ -62,6 +62,10 @@ class TargetModel(Protocol):
         """Compile kinds of forward from now on that have taken `after_s` seconds; says whether this model can be."""
         ...
 
+    def capture(self) -> bool:
+        """Replay steps as CUDA graphs from now on; says whether this model can."""
+        ...
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Token ids → text without special tokens; empty where the tokens are no text."""
         ...
