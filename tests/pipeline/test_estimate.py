@@ -50,7 +50,7 @@ def results(pilot: Pilot, engine_s: Any, rows_each: int = 1, code: str = "") -> 
                     "num_accepted_draft_tokens": 15,
                 }
                 row = {"source": source, "row_index": index, "error_type": code, "num_generated_tokens": 20}
-                rows.append({**row, "generated_text": "x" * 50, "telemetry": telemetry})
+                rows.append({**row, "method": "plain", "generated_text": "x" * 50, "telemetry": telemetry})
     return pa.Table.from_pylist(rows)
 
 
@@ -162,3 +162,14 @@ def test_the_size_of_the_output_follows_from_the_rows_as_they_would_be_written()
     rows = results(pilot, lambda span, row: 0.9)
     made = estimate(pilot, rows, Pool(), 1)
     assert made.output_bytes.value == pytest.approx(module._written(rows) / 48 * 5000, rel=0.01)
+
+
+def test_rows_of_several_methods_are_said_to_be_of_a_trial() -> None:
+    pilot = draw(Spans([100] * 50), 48)  # type: ignore[arg-type]
+    rows = results(pilot, lambda span, row: 0.9)
+    assert "several methods" not in estimate(pilot, rows, Pool(), 1).show()
+    names = pa.array(["plain"] * 20 + ["chain"] * 28)
+    tried = rows.set_column(rows.schema.get_field_index("method"), "method", names)
+    assert "decoded by several methods, which method.auto tries (chain 28, plain 20)" in estimate(
+        pilot, tried, Pool(), 1
+    ).show().replace("\n", " ")
