@@ -118,6 +118,17 @@ def mask_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
+def mix_one(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float) -> Tensor:
+    """Attention of one node, written out for a compiler that makes loops of it: `query` (r, H, Q, D) with heads of a
+    group as its Q queries, `keys` and `values` (r, H, W, D), `mask` (r, 1, Q, W) → (r, H, Q, D), summed in fp32.
+
+    torch's own kernel packs K and V for matrix products, which takes longer than reading them once.
+    """
+    scores = (query.float()[:, :, :, None] * keys.float()[:, :, None]).sum(dim=-1) * scaling + mask.float()
+    weights = scores.softmax(dim=-1)
+    return (weights[..., None] * values.float()[:, :, None]).sum(dim=-2).to(query.dtype)
+
+
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -146,7 +157,10 @@ def attend(
         # Query heads of one group become extra query rows: K and V are read once instead of being repeated.
         query = query.reshape(num_rows, keys.shape[1], groups * num_nodes, head_dim)
         mask = mask.repeat(1, 1, groups, 1)
-    mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+    if num_nodes == 1 and query.device.type == "cpu" and torch.compiler.is_compiling():
+        mixed = mix_one(query, keys, values, mask, head_dim**-0.5 if scaling is None else scaling)
+    else:
+        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
     return mixed.reshape(num_rows, num_heads, num_nodes, values.shape[3]).transpose(1, 2), None
 
 
