@@ -27,6 +27,7 @@ from models.running import run_decoder, take_over
 logger = logging.getLogger(__name__)
 
 
+NOT_COMPILED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 ROOM = 1.25
 """Memory that has to be free before weights are packed, in sizes of the weights."""
 
@@ -72,11 +73,17 @@ class CompiledDecoder:
         return self._run(embeds, positions, step)
 
     def _run(self, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+        """A compiled forward. Torch may compile at any of them, for lengths that it tells apart, and may fail."""
         self._graph.is_on = True
         try:
             return run_decoder(self._decoder, embeds, positions, step, {})
+        except NOT_COMPILED as error:
+            # The first line says in which of torch's parts it happened, the second what it was.
+            reason = " ".join((str(error) or type(error).__name__).splitlines()[:2])
         finally:
             self._graph.is_on = False
+        # What the layers before the failure wrote is written once more.
+        return self._give_up(reason, (embeds, positions, step))
 
     def _compile(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
         """The first compiled forward of a kind; without a working compiler, or memory for packed weights, it stays
@@ -93,20 +100,16 @@ class CompiledDecoder:
             torch._dynamo.mark_static(memory, 1)
             torch._dynamo.mark_static(memory, 3)
         torch._dynamo.mark_static(embeds, 2)
-        try:
-            hidden = self._run(embeds, positions, step)
-        except torch._dynamo.exc.TorchDynamoException as error:
-            # The first line says in which of torch's parts it happened, the second what it was.
-            reason = " ".join((str(error) or type(error).__name__).splitlines()[:2])
-            # What the layers before the failure wrote is written once more.
-            return self._give_up(reason, (embeds, positions, step))
-        self.compiled.add(kind)
-        logger.info("compiled %s in %.1f s", kind, time.perf_counter() - started)
+        hidden = self._run(embeds, positions, step)
+        if self._after_s < math.inf:
+            self.compiled.add(kind)
+            logger.info("compiled %s in %.1f s", kind, time.perf_counter() - started)
         return hidden
 
     def _give_up(self, reason: str, forward: tuple[Tensor, Tensor, AttentionStep]) -> Tensor:
         logger.warning("forwards stay uncompiled, which is slower: %s", reason)
         self._after_s = math.inf
+        self.compiled.clear()
         return run_decoder(self._decoder, *forward, {})
 
 

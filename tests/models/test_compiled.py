@@ -153,6 +153,26 @@ def test_without_a_working_compiler_the_model_runs_uncompiled_and_says_so(
     assert target._run.compiled == set()
 
 
+def test_more_graphs_than_torch_makes_are_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The second kind of forward would be the second graph: both run uncompiled from then on."""
+    monkeypatch.setattr("models.layer_graph.MAX_GRAPHS", 1)
+    target = toys.target("llava")
+    prefixes = [target.encode(one.prompt, one.images, one.videos) for one in checks.requests("llava", 6)]
+    shapes = [(2, 4, 1), (2, 1, 5), (2, 4, 3)]
+    wanted = states_of(LaneModel(target.decoder, target.head, 6, 1, 200), prefixes, shapes)
+    assert target.compile(0.0)
+    with caplog.at_level(logging.WARNING, logger="models.compiled"):
+        got = states_of(target.lanes(6, 1, 200), prefixes, shapes)
+    for mine, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4)
+    assert sum(record.name == "models.compiled" for record in caplog.records) == 1
+    assert "stay uncompiled" in caplog.text
+    assert isinstance(target._run, CompiledDecoder)
+    assert target._run.compiled == set()
+
+
 def test_weights_are_not_packed_where_memory_is_short(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
