@@ -47,6 +47,12 @@ METRICS = {
     "draftfleet_phase_seconds": Metric("counter", "engines' time in prefill, draft and verify", "phase"),
     "draftfleet_slots": Metric("gauge", "slots of the engine"),
     "draftfleet_slots_in_use": Metric("gauge", "slots in use on average over the steps of the last batch"),
+    "draftfleet_chosen_steps": Metric("counter", "steps of rows whose depth a controller chose; 0 is off", "levels"),
+    "draftfleet_measuring_steps": Metric("counter", "steps among them that measured"),
+    "draftfleet_off_share": Metric("gauge", "share of the last batch's chosen steps that had no drafts"),
+    "draftfleet_expected_tokens_per_second": Metric(
+        "gauge", "what the controller expected of its choice, and of plain decoding, in the last batch", "decoding"
+    ),
     "draftfleet_input_wait_seconds": Metric("counter", "time in which the engine had no row"),
     "draftfleet_queue_seconds": Metric("counter", "time in which rows waited for a slot"),
 }
@@ -90,12 +96,31 @@ class EngineMetrics:
             if telemetry.num_spec_steps:  # one token is the prefill's own
                 length = 1 + telemetry.num_accepted_draft_tokens / telemetry.num_spec_steps
                 self._made["draftfleet_acceptance_length"].observe(length)
+        self._tell_choices([telemetry.extras["controller"] for telemetry in told if "controller" in telemetry.extras])
         if num_steps:
             in_use = sum(telemetry.batch_size_mean * telemetry.num_spec_steps for telemetry in told) / num_steps
             self._made["draftfleet_slots_in_use"].set(in_use)
         self._add("draftfleet_input_wait_seconds", waits.idle_s - self._waits.idle_s)
         self._add("draftfleet_queue_seconds", waits.queued_s - self._waits.queued_s)
         self._waits = waits
+
+    def _tell_choices(self, chosen: list[dict[str, Any]]) -> None:
+        """Tell which depths were chosen, from what rows say of their controller; nothing where nobody chose."""
+        levels: Counter[str] = Counter()
+        num_promised, promised = 0, {"chosen": 0.0, "plain": 0.0}
+        for at_size in (one for row in chosen for one in row["by_batch_size"].values()):
+            levels.update(at_size["levels"])
+            num_promised += at_size["num_promised_steps"]
+            promised["chosen"] += at_size["num_promised_steps"] * at_size["tokens_per_s"]
+            promised["plain"] += at_size["num_promised_steps"] * at_size["plain_tokens_per_s"]
+        for depth, number in sorted(levels.items(), key=lambda one: int(one[0])):
+            self._add("draftfleet_chosen_steps", number, {"levels": depth})
+        self._add("draftfleet_measuring_steps", sum(row["num_measuring_steps"] for row in chosen))
+        if levels:
+            self._made["draftfleet_off_share"].set(levels["0"] / levels.total())
+        for decoding, total in promised.items():
+            if num_promised:
+                self._made["draftfleet_expected_tokens_per_second"].set(total / num_promised, {"decoding": decoding})
 
     def _add(self, name: str, amount: float, labels: dict[str, str] | None = None) -> None:
         if amount > 0:  # Ray takes no other

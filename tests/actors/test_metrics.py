@@ -13,6 +13,8 @@ import pytest
 from actors import metrics
 from actors.engine_thread import Waits
 from actors.results import Stamp
+from decoding.controller import Choice
+from decoding.stats import Choices
 from decoding.types import Completion, Telemetry
 
 STAMP = Stamp("job-1", 1, "f")
@@ -102,6 +104,44 @@ def test_rows_that_never_ran_and_rows_of_one_token_are_no_steps(told: metrics.En
     assert set(values(told)) == {
         *("draftfleet_samples", "draftfleet_tokens", "draftfleet_phase_seconds", "draftfleet_slots"),
     }
+
+
+def controlled(*steps: tuple[int, Choice]) -> Completion:
+    """A row that took part in these steps, each with its batch's size."""
+    counted = Choices()
+    for num_active, choice in steps:
+        counted.add(num_active, choice)
+    telemetry = Telemetry(num_spec_steps=len(steps), extras={"lookup_match_rate": 0.5} | counted.extras())
+    return Completion("id", token_ids=(1,), telemetry=telemetry)
+
+
+def test_what_a_controller_chose_is_told_by_depth_with_what_it_promised(told: metrics.EngineMetrics) -> None:
+    first = controlled(
+        (8, Choice(0, "start")),
+        (8, Choice(13, "start", 30.0, 10.0)),
+        (8, Choice(13, "best", 60.0, 20.0)),
+        (2, Choice(5, "explore", 120.0, 90.0)),
+        (2, Choice(0, "last", 7.0, 7.0)),
+    )
+    second = controlled((1, Choice(0, "best", 10.0, 40.0)))
+    told.batch(result(), [first, completion(9, 4, 20, 5), second], Waits())
+    found = values(told)
+    # As text 13 would come before 5. Sums over steps: chosen 30 + 60 + 120 + 10, plain 10 + 20 + 90 + 40, of 4.
+    assert found["draftfleet_chosen_steps"] == [(2, "0"), (1, "5"), (2, "13")]
+    assert found["draftfleet_measuring_steps"] == [(3,)]
+    assert found["draftfleet_off_share"] == [(0.4,)]
+    assert found["draftfleet_expected_tokens_per_second"] == [(55.0, "chosen"), (40.0, "plain")]
+
+
+def test_a_batch_without_drafts_is_told_as_off_and_one_that_nobody_chose_for_is_not_told(
+    told: metrics.EngineMetrics,
+) -> None:
+    told.batch(result(), [controlled((1, Choice(0, "start")))], Waits())
+    told.batch(result(), [controlled((1, Choice(3, "best", 1.0, 1.0)))], Waits())
+    told.batch(result(), [controlled((1, Choice(3, "fixed")), (1, Choice(0, "last")))], Waits())
+    found = values(told)
+    assert found["draftfleet_chosen_steps"] == [(1, "0"), (1, "3")]
+    assert found["draftfleet_off_share"] == [(1.0,), (0.0,)]
 
 
 def test_every_series_says_which_job_and_method_it_is_of(told: metrics.EngineMetrics) -> None:

@@ -87,3 +87,10 @@ def test_the_page_on_training_names_every_field_with_its_default_and_no_other() 
     for path, default in fields_of(TrainDrafterJob):
         expected.setdefault(f"`{path}`", default)  # of several heads the default comes first
     assert told == expected
+
+
+def test_some_captions_are_drafted_as_deep_as_measured_here_and_on_the_shipped_pair() -> None:
+    jobs = {path.stem: load_job(CaptionJob, path) for path in FILES}
+    measured = {name for name, job in jobs.items() if job.method.controller.kind == "measured"}
+    assert measured == {"caption_folder", "demo_controller"}
+    assert jobs["demo_controller"].model == jobs["zoo_sd_chain"].model
