@@ -1,17 +1,37 @@
-"""The tables of `benchmarks.engine`: speeds, what drafts could have brought, and what a step takes beyond forwards."""
+"""The tables of `benchmarks.engine`: speeds, what drafts could have brought, steps beyond their forwards, claims."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Sequence
 from typing import Any
+
+from benchmarks.peer_tables import GIB, equality, figure
 
 T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
 """Student's t at 97.5 % for so many repeats."""
+MODES = ("plain", "chain", "controlled")
+PARTS = ("prompts", "drafts", "verifying", "committing", "between")
+"""Of a pass' wall time; "between" is what lies between the phases."""
+OF_BOUND, BOUND_BATCHES = 0.9, (1, 8)
+MAX_LONGER, MIN_ROUNDS = 0.05, 5
+MAX_BEYOND = 0.05
+"""What was to be shown on a CPU; see `engine_claims_table`."""
+
+Cells = dict[tuple[int, int], dict[str, dict[str, Any]]]
+
+
+def cells_of(results: dict[str, Any]) -> Cells:
+    """(most new tokens, batch) → the rows of all methods, by length, then by batch."""
+    found: Cells = {}
+    for row in sorted(results["rows"], key=lambda row: (row["max_new_tokens"], row["batch"])):
+        found.setdefault((row["max_new_tokens"], row["batch"]), {})[row["mode"]] = row
+    return found
 
 
 def decoding_s(row: dict[str, Any]) -> list[float]:
-    """Seconds of each pass in steps, without prompts."""
+    """Seconds of each pass in steps, without prompts: neither the target's nor the drafter's."""
     phases = row["phases_s"]
     return [sum(each) for each in zip(phases["draft_s"], phases["verify_s"], phases["commit_s"], strict=True)]
 
@@ -32,8 +52,16 @@ def bound(row: dict[str, Any], plain: dict[str, Any], gamma: int) -> float:
     return tokens_per_step(row) * once / (drafting + kinds["target γ+1"])
 
 
-def speed_up(row: dict[str, Any], plain: dict[str, Any]) -> float:
-    """How much faster the steps of a method make tokens than those of plain decoding: the median of the rounds."""
+def have_speeds(*rows: dict[str, Any]) -> bool:
+    """Whether none of these rows has outputs for which its speed is withheld."""
+    return all(row["tokens_per_s"] is not None for row in rows)
+
+
+def speed_up(row: dict[str, Any], plain: dict[str, Any]) -> float | None:
+    """How much faster the steps of a method make tokens than those of plain decoding: the median of the rounds; None
+    where either has no speed."""
+    if not have_speeds(row, plain):
+        return None
     return statistics.median(
         theirs / ours * mine / their
         for ours, theirs, mine, their in zip(
@@ -42,110 +70,171 @@ def speed_up(row: dict[str, Any], plain: dict[str, Any]) -> float:
     )
 
 
-def slower_by(row: dict[str, Any], plain: dict[str, Any]) -> tuple[float, float, float]:
-    """How much longer all requests took than plainly: mean over the rounds and the ends of its 95 % interval."""
+def slower_by(row: dict[str, Any], plain: dict[str, Any]) -> tuple[float, float, float] | None:
+    """How much longer all requests took than plainly: mean over the rounds and the ends of its 95 % interval; None
+    where either has no speed."""
+    if not have_speeds(row, plain):
+        return None
     ratios = [mine / theirs - 1.0 for mine, theirs in zip(row["seconds"], plain["seconds"], strict=True)]
     mean = statistics.mean(ratios)
     half = T_975[len(ratios)] * statistics.stdev(ratios) / math.sqrt(len(ratios))
     return mean, mean - half, mean + half
 
 
-def beyond_forwards(row: dict[str, Any], gamma: int) -> float:
-    """Share of a step that is neither the target's forward nor the drafter's."""
-    kinds = {name: statistics.median(times) for name, times in row["forwards_ms"].items()}
-    step_ms = 1000 * sum(decoding_s(row)) / sum(row["num_steps"])
-    forwards = kinds["drafter 2"] + (gamma - 1) * kinds["drafter 1"] + kinds["target γ+1"]
-    return 1.0 - float(forwards / step_ms)
+def beyond_forwards(row: dict[str, Any]) -> float:
+    """Share of the steps' time that is neither the target's forward nor the drafter's, both timed in these steps."""
+    return 1.0 - float(sum(row["step_forwards_s"]) / sum(decoding_s(row)))
 
 
-def by_batch(results: dict[str, Any]) -> dict[int, dict[str, dict[str, Any]]]:
-    """The rows of each batch size, by method."""
-    found: dict[int, dict[str, dict[str, Any]]] = {}
-    for row in results["rows"]:
-        found.setdefault(row["batch"], {})[row["mode"]] = row
-    return found
+def without_forward(row: dict[str, Any]) -> float:
+    """Share of the wall time in which no forward runs, of prompts or of steps: what a device would idle for."""
+    return 1.0 - float((sum(row["step_forwards_s"]) + sum(row["prompt_forwards_s"])) / sum(row["seconds"]))
+
+
+def parts_of_pass(row: dict[str, Any]) -> tuple[float, ...]:
+    """Shares of the wall time of all passes, in the order of `PARTS`."""
+    phases, whole = {name: sum(values) for name, values in row["phases_s"].items()}, sum(row["seconds"])
+    named = (phases["encode_s"] + phases["prefill_s"], *(phases[f"{n}_s"] for n in ("draft", "verify", "commit")))
+    return (*(part / whole for part in named), max(0.0, 1.0 - sum(named) / whole))
+
+
+def survival(row: dict[str, Any], gamma: int) -> list[float]:
+    """Shares of the steps that keep at least 1, 2, … γ drafts."""
+    counts = row["acceptance_histogram"]
+    return [sum(counts[place:]) / sum(counts) for place in range(1, gamma + 1)]
 
 
 def engine_table(results: dict[str, Any]) -> str:
-    """End to end: speeds with their range, equality, and the controller against plain decoding."""
+    """End to end: speeds with their range, equality, and what a method takes longer than plain decoding."""
     lines = [
-        "| batch | plain, tokens/s | chain, tokens/s | controller, tokens/s | longer than plain, controller "
-        "| outputs equal to the target's (plain, chain, controller) | peak memory |",
-        "|---|---|---|---|---|---|---|",
+        "| new tokens, at most | batch | method | requests | samples/s | tokens/s | acceptance length "
+        "| longer than plain | no forward running | outputs equal to the target's | peak memory |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for batch, rows in by_batch(results).items():
-        speeds = [_figure(rows[mode]["tokens_per_s"]) for mode in ("plain", "chain", "controlled")]
-        mean, low, high = slower_by(rows["controlled"], rows["plain"])
-        equal = ", ".join(_equal(rows[mode]["verdict"]) for mode in ("plain", "chain", "controlled"))
-        peak = max(row["peak_bytes"] for row in rows.values()) / 2**30
-        lines.append(
-            f"| {batch} | {' | '.join(speeds)} | {100 * mean:+.1f} % ({100 * low:+.1f} to {100 * high:+.1f}) "
-            f"| {equal} | {peak:.1f} GiB |"
-        )
+    for (length, batch), rows in cells_of(results).items():
+        for mode in MODES:
+            row = rows[mode]
+            drafts = "" if mode == "plain" or row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}"
+            longer = "" if mode == "plain" else _interval(slower_by(row, rows["plain"]))
+            lines.append(
+                f"| {length} | {batch} | {mode} | {row['num_requests']} | {figure(row['samples_per_s'], 2)} "
+                f"| {figure(row['tokens_per_s'], 1)} | {drafts} | {longer} | {100 * without_forward(row):.1f} % "
+                f"| {equality(row['verdict'])} | {row['peak_bytes'] / GIB:.1f} GiB |"
+            )
     return "\n".join(lines)
+
+
+def engine_setting(results: dict[str, Any]) -> str:
+    """One paragraph on what was run."""
+    left_out = "".join(
+        f" Left out for lack of {lacking}: batch {batch} with {length} tokens."
+        for batch, length, lacking in results["left_out"]
+    )
+    return (
+        f"`text_target` inflated to {results['target_shape']}, drafter `text_drafter` inflated to "
+        f"{results['drafter_shape']}, {results['dtype']}, {results['threads']} threads, γ = {results['gamma']}, ends "
+        f"where the target ends. Medians of {results['repeats']} passes with the lowest and the highest; intervals of "
+        f"95 % over the rounds. {results['machine']}. torch {results['torch']}.{left_out}"
+    )
 
 
 def steps_table(results: dict[str, Any]) -> str:
     """Steps alone: what drafts could bring by the forwards' times, what they bring, and what the rest takes."""
     gamma = results["gamma"]
     lines = [
-        "| batch | target, 1 node | target, γ + 1 nodes | drafter, 2 nodes | drafter, 1 node | τ | τ / (γ·c + v) "
-        "| measured | of it | beyond forwards |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        "| new tokens, at most | batch | target, 1 node | target, γ + 1 nodes | drafter, 2 nodes | drafter, 1 node | τ "
+        "| τ / (γ·c + v) | measured | of it | beyond forwards |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for batch, rows in by_batch(results).items():
+    for (length, batch), rows in cells_of(results).items():
         plain, chain = rows["plain"], rows["chain"]
         once = statistics.median(plain["forwards_ms"]["target 1"])
         kinds = {name: statistics.median(times) for name, times in chain["forwards_ms"].items()}
         possible, reached = bound(chain, plain, gamma), speed_up(chain, plain)
         times = " | ".join(f"{ms:.2f} ms" for ms in (once, kinds["target γ+1"], kinds["drafter 2"], kinds["drafter 1"]))
+        told = "withheld | withheld" if reached is None else f"{reached:.2f} | {100 * reached / possible:.0f} %"
         lines.append(
-            f"| {batch} | {times} | {tokens_per_step(chain):.2f} | {possible:.2f} | {reached:.2f} "
-            f"| {100 * reached / possible:.0f} % | {100 * beyond_forwards(chain, gamma):.1f} % |"
+            f"| {length} | {batch} | {times} | {tokens_per_step(chain):.2f} | {possible:.2f} | {told} "
+            f"| {100 * beyond_forwards(chain):.1f} % |"
         )
     return "\n".join(lines)
 
 
 def phases_table(results: dict[str, Any]) -> str:
-    """Where a pass' time goes, in shares of its phases."""
-    lines = ["| batch | method | prompts | drafts | verifying | committing |", "|---|---|---|---|---|---|"]
-    for batch, rows in by_batch(results).items():
+    """Where a pass' time goes, in shares of its wall time."""
+    lines = [
+        f"| new tokens, at most | batch | method | {' | '.join(PARTS)} |",
+        "|---" * (3 + len(PARTS)) + "|",
+    ]
+    for (length, batch), rows in cells_of(results).items():
         for mode, row in rows.items():
-            phases = {name: sum(values) for name, values in row["phases_s"].items()}
-            whole = sum(phases.values())
-            parts = (
-                phases["encode_s"] + phases["prefill_s"],
-                *(phases[f"{n}_s"] for n in ("draft", "verify", "commit")),
-            )
-            lines.append(f"| {batch} | {mode} | " + " | ".join(f"{100 * part / whole:.1f} %" for part in parts) + " |")
+            shares = " | ".join(f"{100 * part:.1f} %" for part in parts_of_pass(row))
+            lines.append(f"| {length} | {batch} | {mode} | {shares} |")
     return "\n".join(lines)
 
 
 def positions_table(results: dict[str, Any]) -> str:
     """How often a chain's first i drafts are all accepted."""
     gamma = results["gamma"]
-    lines = [
-        "| batch | " + " | ".join(f"draft {place}" for place in range(1, gamma + 1)) + " |",
-        "|---" * (gamma + 1) + "|",
-    ]
-    for batch, rows in by_batch(results).items():
-        counts = rows["chain"]["acceptance_histogram"]
-        shares = [sum(counts[place:]) / sum(counts) for place in range(1, gamma + 1)]
-        lines.append(f"| {batch} | " + " | ".join(f"{100 * share:.0f} %" for share in shares) + " |")
+    places = " | ".join(f"draft {place}" for place in range(1, gamma + 1))
+    lines = [f"| new tokens, at most | batch | {places} |", "|---" * (gamma + 2) + "|"]
+    for (length, batch), rows in cells_of(results).items():
+        shares = " | ".join(f"{100 * share:.0f} %" for share in survival(rows["chain"], gamma))
+        lines.append(f"| {length} | {batch} | {shares} |")
     return "\n".join(lines)
 
 
-def _figure(cell: dict[str, float] | None) -> str:
-    return "withheld" if cell is None else f"{cell['median']:.1f} ({cell['low']:.1f}–{cell['high']:.1f})"
+def claims(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was to be shown of this engine alone: `claim`, `numbers`, and whether it `holds` (None where that is not
+    known, because speeds are withheld or there are too few rounds)."""
+    found = []
+    for (length, batch), rows in cells_of(results).items():
+        plain, chain, where = rows["plain"], rows["chain"], f"batch {batch}, at most {length} tokens"
+        if batch in BOUND_BATCHES:
+            possible, reached = bound(chain, plain, results["gamma"]), speed_up(chain, plain)
+            numbers = "withheld" if reached is None else f"{reached:.2f} of {possible:.2f}, {reached / possible:.2f}"
+            holds = None if reached is None else reached >= OF_BOUND * possible
+            found.append(_claim(f"a chain reaches {OF_BOUND:g} of τ / (γ·c + v): {where}", holds, numbers))
+        longer = slower_by(rows["controlled"], plain)
+        enough = len(plain["seconds"]) >= MIN_ROUNDS
+        holds = None if longer is None or not enough else longer[2] <= MAX_LONGER
+        numbers = _interval(longer) + ("" if enough else f", fewer than {MIN_ROUNDS} rounds")
+        limit = f"{100 * MAX_LONGER:.0f} %"
+        found.append(_claim(f"with the controller at most {limit} longer than plainly: {where}", holds, numbers))
+        beyond = beyond_forwards(chain)
+        limit = f"{100 * MAX_BEYOND:.0f} %"
+        told = f"trees, accepting and committing take at most {limit} of a chain's steps: {where}"
+        found.append(_claim(told, beyond <= MAX_BEYOND, f"{100 * beyond:.1f} %"))
+        graphs = sum(sum(row["num_new_graphs"]) for row in rows.values())
+        found.append(_claim(f"nothing is compiled in timed passes: {where}", graphs == 0, f"{graphs} graphs"))
+    # All of one claim together.
+    return sorted(found, key=lambda one: one["claim"].partition(":")[0])
 
 
-def _equal(verdict: dict[str, Any]) -> str:
-    share = f"{100 * verdict['num_equal'] / verdict['num_sequences']:.1f} %"
-    return share if not verdict["num_different"] else f"{share}, **{verdict['num_different']} beyond rounding**"
+def engine_claims_table(results: dict[str, Any]) -> str:
+    """The claims, each reached or not."""
+    lines = ["| what was to be shown | figures | reached |", "|---|---|---|"]
+    for one in claims(results):
+        reached = {True: "yes", False: "**no**", None: "not known"}[one["holds"]]
+        lines.append(f"| {one['claim']} | {one['numbers']} | {reached} |")
+    return "\n".join(lines)
+
+
+def _claim(claim: str, holds: bool | None, numbers: str) -> dict[str, Any]:
+    return {"claim": claim, "holds": holds, "numbers": numbers}
+
+
+def _interval(found: Sequence[float] | None) -> str:
+    if found is None:
+        return "withheld"
+    mean, low, high = (100 * value for value in found)
+    return f"{mean:+.1f} % ({low:+.1f} to {high:+.1f})"
 
 
 TABLES = {
     "engine": engine_table,
+    "engine_setting": engine_setting,
+    "engine_claims": engine_claims_table,
     "engine_steps": steps_table,
     "engine_phases": phases_table,
     "engine_positions": positions_table,

@@ -1,6 +1,6 @@
 """Tables made from committed results, and the places in the documents where they stand.
 
-    python -m benchmarks.tables      # rewrites the generated parts of README.md and of pages in docs
+    python -m benchmarks.tables      # rewrites the generated parts of README.md and of pages in docs, and the pictures
 
 A generated part stands between `<!-- table: NAME -->` and `<!-- end -->`.
 """
@@ -14,7 +14,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import decode_tables, engine_tables, fleet_tables, lantern_tables, peer_tables, pipeline_tables
+from benchmarks import (
+    decode_tables,
+    engine_tables,
+    fleet_tables,
+    lantern_tables,
+    peer_tables,
+    pipeline_tables,
+    speed_plots,
+)
 from benchmarks.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION
 
 RESULTS = Path(__file__).parent / "results"
@@ -76,6 +84,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
     **{name: ("engine", make) for name, make in engine_tables.TABLES.items()},
     **{name: ("pipeline", make) for name, make in pipeline_tables.TABLES.items()},
+    **speed_plots.TABLES,
 }
 """Name → the results that the table is made from, and how."""
 
@@ -104,11 +113,13 @@ def fill(text: str, results: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Rewrite the documents."""
+    """Rewrite the documents and their pictures."""
     results = read_results()
     for path in DOCUMENTS:
         path.write_text(fill(path.read_text(), results))
     TRADE_OFF.write_text(lantern_tables.draw_trade_off(results["lantern"]))
+    for path, picture in speed_plots.draw_all(results).items():
+        path.write_text(picture)
     return 0
 
 

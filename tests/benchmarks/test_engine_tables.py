@@ -1,4 +1,4 @@
-"""The tables of the engine's benchmark, from results whose figures can be worked out by hand."""
+"""Tables and pictures of the engine's benchmark, from results whose figures can be worked out by hand."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from benchmarks import engine_tables as tables
-from benchmarks import pipeline_tables
+from benchmarks import pipeline_tables, speed_plots
+from benchmarks.engine import parse, plan
 
 
 def row(mode: str, seconds: list[float], steps: int, forwards: dict[str, float], different: int = 0) -> dict[str, Any]:
-    """Two passes of 10 requests and 110 tokens in one slot; a fifth of each goes to drafts, the rest to the target."""
+    """Two passes of 10 requests and 110 tokens in one slot; a fifth of each goes to drafts, the rest to the target, and
+    nine tenths of the steps to forwards."""
     speed = None if different else {"median": 55.0, "low": 50.0, "high": 60.0}
     phases = {
         "encode_s": [0.0, 0.0],
@@ -22,8 +24,14 @@ def row(mode: str, seconds: list[float], steps: int, forwards: dict[str, float],
     }
     return {
         "batch": 1,
+        "max_new_tokens": 64,
         "mode": mode,
         "seconds": seconds,
+        "step_forwards_s": [0.9 * s for s in seconds],
+        "prompt_forwards_s": [0.0, 0.0],
+        "num_new_graphs": [0, 0],
+        "acceptance_length": 3.5,
+        "samples_per_s": speed and {name: value / 11 for name, value in speed.items()},
         "num_requests": 10,
         "num_tokens": [110, 110],
         "num_steps": [steps, steps],
@@ -43,6 +51,7 @@ def results(different: int = 0) -> dict[str, Any]:
     drafter = {"drafter 2": 2.0, "drafter 1": 1.0}
     return {
         "gamma": 2,
+        "left_out": [[128, 64, "memory"]],
         "rows": [
             row("plain", [2.0, 2.2], 100, target),
             row("chain", [0.625, 0.6875], 25, target | drafter, different),
@@ -58,9 +67,17 @@ def test_the_bound_follows_from_the_forwards_and_the_speed_up_from_the_steps() -
     # Four tokens for 2 + 1 + 21 ms instead of four times 20.
     assert tables.bound(chain, plain, 2) == pytest.approx(80.0 / 24.0)
     assert tables.speed_up(chain, plain) == pytest.approx(3.2)
-    mean_step_ms = 1000 * (0.625 + 0.6875) / 50
-    assert tables.beyond_forwards(chain, 2) == pytest.approx(1.0 - 24.0 / mean_step_ms)
-    assert "| 3.33 | 3.20 | 96 % |" in tables.steps_table(results())
+    assert "| 3.33 | 3.20 | 96 % | 10.0 % |" in tables.steps_table(results())
+
+
+def test_what_steps_take_beyond_forwards_is_held_against_their_own_forwards() -> None:
+    _, chain, _ = results()["rows"]
+    assert tables.beyond_forwards(chain) == pytest.approx(0.1)
+    chain["seconds"] = [2 * seconds for seconds in chain["seconds"]]
+    assert tables.beyond_forwards(chain) == pytest.approx(0.1)
+    assert tables.without_forward(chain) == pytest.approx(0.55)
+    chain["prompt_forwards_s"] = [0.1 * seconds for seconds in chain["seconds"]]
+    assert tables.without_forward(chain) == pytest.approx(0.45)
 
 
 def test_the_interval_of_the_controller_is_students() -> None:
@@ -73,15 +90,72 @@ def test_the_interval_of_the_controller_is_students() -> None:
     assert mean - low == pytest.approx(high - mean)
 
 
-def test_a_method_with_other_outputs_has_no_speed_and_says_so() -> None:
-    table = tables.engine_table(results(different=3))
-    assert "| 55.0 (50.0–60.0) | withheld | 55.0 (50.0–60.0) |" in table
-    assert "100.0 %, 70.0 %, **3 beyond rounding**, 100.0 %" in table
+def test_a_method_with_other_outputs_has_no_speed_in_any_table_or_picture_and_says_so() -> None:
+    found = results(different=3)
+    table = tables.engine_table(found).splitlines()
+    assert "| plain | 10 | 5.00 (4.55–5.45) | 55.0 (50.0–60.0) |  |  | 10.0 % | all | 1.0 GiB |" in table[2]
+    assert (
+        "| chain | 10 | withheld | withheld | 3.50 | withheld | 10.0 % | 70.0 %, **3 beyond rounding** |" in (table[3])
+    )
+    assert tables.speed_up(found["rows"][1], found["rows"][0]) is None
+    assert tables.slower_by(found["rows"][1], found["rows"][0]) is None
+    assert "| 3.33 | withheld | withheld | 10.0 % |" in tables.steps_table(found)
+    picture = speed_plots.draw_engine(found)
+    assert picture.count("<circle") == 3 + 2, "three names, two points"
+    assert "chain, ≤ 64 tokens (withheld at 1)" in picture
+    assert speed_plots.draw_engine(results()).count("<circle") == 3 + 3
+
+
+def test_claims_are_reached_or_not_by_the_figures_and_unknown_without_them() -> None:
+    def told(found: dict[str, Any]) -> dict[str, bool | None]:
+        return {" ".join(one["claim"].split()[:2]): one["holds"] for one in tables.claims(found)}
+
+    found = results()
+    # Two rounds are too few for an interval, and a tenth of a step beyond the forwards is too much.
+    assert told(found) == {"a chain": True, "with the": None, "trees, accepting": False, "nothing is": True}
+    for row in found["rows"]:
+        for name in ("seconds", "num_tokens", "step_forwards_s", "num_slot_steps"):
+            row[name] = [row[name][0]] * 5
+        row["phases_s"] = {name: [values[0]] * 5 for name, values in row["phases_s"].items()}
+    assert told(found)["with the"] is True
+    found["rows"][2]["seconds"] = [2.12] * 5
+    found["rows"][1]["step_forwards_s"] = [0.97 * 0.625] * 5
+    found["rows"][0]["num_new_graphs"] = [0, 1]
+    found["rows"][1]["forwards_ms"]["drafter 1"] = [0.1, 0.1]
+    found["rows"][1]["forwards_ms"]["drafter 2"] = [0.1, 0.1]
+    found["rows"][1]["forwards_ms"]["target γ+1"] = [20.0, 20.0]
+    # 4 · 20 / 20.2 ms = 3.96, of which 3.2 are 81 %.
+    assert told(found) == {"a chain": False, "with the": False, "trees, accepting": True, "nothing is": False}
+    withheld = results(different=1)
+    assert told(withheld)["a chain"] is None
+    assert "| withheld | not known |" in tables.engine_claims_table(withheld)
 
 
 def test_shares_of_phases_and_of_positions() -> None:
-    assert "| 1 | chain | 0.0 % | 20.0 % | 80.0 % | 0.0 % |" in tables.phases_table(results())
-    assert "| 1 | 75 % | 75 % |" in tables.positions_table(results())
+    found = results()
+    assert "| 64 | 1 | chain | 0.0 % | 20.0 % | 80.0 % | 0.0 % | 0.0 % |" in tables.phases_table(found)
+    found["rows"][1]["seconds"] = [2 * seconds for seconds in found["rows"][1]["seconds"]]
+    assert "| 64 | 1 | chain | 0.0 % | 10.0 % | 40.0 % | 0.0 % | 50.0 % |" in tables.phases_table(found)
+    assert "| 64 | 1 | 75 % | 75 % |" in tables.positions_table(found)
+    assert speed_plots.draw_phases(found).count("<text") == 1 + 5 + 3 + (2 + 3 + 2) + 5 + 1
+    assert "batch 1, ≤ 64 tokens" in speed_plots.draw_positions(found)
+
+
+def test_both_lengths_stand_in_every_table_and_what_was_left_out_is_named() -> None:
+    found = results()
+    found["rows"] += [{**row, "max_new_tokens": 256, "batch": 8} for row in found["rows"]]
+    assert list(tables.cells_of(found)) == [(64, 1), (256, 8)]
+    for table in (tables.engine_table, tables.steps_table, tables.phases_table, tables.positions_table):
+        assert "\n| 256 | 8 |" in table(found)
+    settings = {"target_shape": "0.3B", "drafter_shape": "d", "dtype": "f", "threads": 2, "repeats": 2, "machine": "m"}
+    assert "Left out for lack of memory: batch 128 with 64 tokens." in tables.engine_setting(
+        {**found, **settings, "torch": "2"}
+    )
+
+
+def test_batches_at_which_something_is_to_be_shown_are_measured_first_and_at_both_lengths() -> None:
+    cells = [(cell.batch, cell.max_new_tokens, cell.num_requests) for cell in plan(parse([]))]
+    assert cells == [(1, 64, 8), (8, 64, 64), (1, 256, 4), (8, 256, 24), (32, 64, 64), (128, 64, 128), (4, 64, 32)]
 
 
 def test_a_job_with_other_texts_than_plain_decodings_has_no_speed() -> None:
