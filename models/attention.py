@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from models.cache import RaggedCache
+from models.two_part import TwoParts, attend_in_parts
 
 IMPLEMENTATION = "draftfleet_ragged"
 
@@ -63,7 +64,8 @@ class AttentionStep:
     """What one forward needs to know about memory: where its r rows write, and what they may read.
 
     `mask` (r, 1, N, window) is added to the scores: 0 where a node may look and −inf elsewhere, in the type of the
-    states; None means a prefill, which is causal over the incoming tokens only.
+    states; None means a prefill, which is causal over the incoming tokens only. `parts` stands in its place for a step
+    on a device that attends in two parts.
     """
 
     cache: RaggedCache
@@ -73,6 +75,7 @@ class AttentionStep:
     window: int
     num_leading_rows: int | None
     probe: AttentionProbe | None = None
+    parts: TwoParts | None = None
     _elsewhere: dict[torch.device, AttentionStep] = field(default_factory=dict, repr=False, compare=False)
 
     def on(self, device: torch.device) -> AttentionStep:
@@ -81,8 +84,11 @@ class AttentionStep:
             return self
         if device not in self._elsewhere:
             mask = None if self.mask is None else self.mask.to(device)
+            parts = None if self.parts is None else self.parts.on(device)
             rows, columns = self.rows.to(device), self.columns.to(device)
-            self._elsewhere[device] = replace(self, rows=rows, columns=columns, mask=mask, _elsewhere={})
+            self._elsewhere[device] = replace(
+                self, rows=rows, columns=columns, mask=mask, parts=parts, _elsewhere={}
+            )
         return self._elsewhere[device]
 
 
@@ -143,6 +149,10 @@ def attend(
     assert lanes is not None, "this model is owned by an engine: call it through models.lanes, not directly"
     layer: int = module.layer_idx  # type: ignore[assignment]
     lanes.cache.write(layer, lanes.rows, lanes.columns, key, value)
+    if lanes.parts is not None:
+        keys, values = lanes.cache.layer(layer)
+        scale = query.shape[3] ** -0.5 if scaling is None else scaling
+        return attend_in_parts(query, key, value, lanes.rows, keys, values, lanes.parts, scale).transpose(1, 2), None
     if lanes.mask is None:
         if lanes.probe is not None:
             lanes.probe.add(query, key, scaling)

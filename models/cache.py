@@ -48,14 +48,19 @@ class RaggedCache:
         self.keys[layer][index, :, columns] = keys.transpose(1, 2)  # type: ignore[index]
         self.values[layer][index, :, columns] = values.transpose(1, 2)  # type: ignore[index]
 
+    def layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """All of a layer's K and V, (rows, H_kv, capacity + 1, D_h) each."""
+        keys, values = self.keys[layer], self.values[layer]
+        assert keys is not None, f"layer {layer} is read before its first write"
+        assert values is not None
+        return keys, values
+
     def read(self, layer: int, rows: Tensor, num_leading_rows: int | None, window: int) -> tuple[Tensor, Tensor]:
         """The first `window` columns of the given rows, (r, H_kv, window, D_h) each.
 
         With `num_leading_rows` the rows are known to be 0 … n − 1 and a view is returned; otherwise they are copied.
         """
-        keys, values = self.keys[layer], self.values[layer]
-        assert keys is not None, f"layer {layer} is read before its first write"
-        assert values is not None
+        keys, values = self.layer(layer)
         if num_leading_rows is not None:
             return keys[:num_leading_rows, :, :window], values[:num_leading_rows, :, :window]
         return keys[rows, :, :window], values[rows, :, :window]

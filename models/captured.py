@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from models.attention import AttentionStep
 from models.cache import RaggedCache
 from models.running import run_decoder, take_over
+from models.two_part import TwoParts
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows that recordings are made for; more rows than the last run unrecorded."""
@@ -63,7 +64,8 @@ class _Recording:
     embeds: Tensor
     positions: Tensor
     columns: Tensor
-    mask: Tensor
+    mask: Tensor | None
+    parts: TwoParts | None
     out: Tensor
     replay: Callable[[], None]
 
@@ -87,12 +89,15 @@ class CapturedDecoder:
     def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
         num_rows, num_nodes, _ = embeds.shape
         size = next((rows for rows in ROWS if rows >= num_rows), None)
-        if step.num_leading_rows is None or step.mask is None or not step.cache.is_made or size is None:
+        is_prefill = step.mask is None and step.parts is None
+        if step.num_leading_rows is None or is_prefill or not step.cache.is_made or size is None:
             return run_decoder(self._decoder, embeds, positions, step, extra)
         size = min(size, step.cache.num_rows)
         window = min(-(-step.window // WINDOW_STEP) * WINDOW_STEP, step.cache.capacity)
         made = self._recordings.setdefault(step.cache, {})
-        key = (size, num_nodes, window)
+        # Kernels that know lengths do not see the window.
+        sees = (window,) if step.parts is None else tuple(part.shape[-1] for part in step.parts.changing)
+        key = (size, num_nodes, *sees)
         if key not in made:
             made[key] = self._record(embeds, positions, step, size, window)
         one = made[key]
@@ -101,8 +106,13 @@ class CapturedDecoder:
         one.columns[:num_rows].copy_(step.columns)
         # Rows that are not in use: nobody reads the column behind the last.
         one.columns[num_rows:].fill_(step.cache.capacity)
-        one.mask[:num_rows, :, :, : step.window].copy_(step.mask)
-        one.mask[:num_rows, :, :, step.window :].fill_(-torch.inf)
+        if step.mask is not None and one.mask is not None:
+            one.mask[:num_rows, :, :, : step.window].copy_(step.mask)
+            one.mask[:num_rows, :, :, step.window :].fill_(-torch.inf)
+        if step.parts is not None and one.parts is not None:
+            for buffer, part in zip(one.parts.changing, step.parts.changing, strict=True):
+                buffer[:num_rows].copy_(part)
+            one.parts.lens[num_rows:].fill_(0)
         one.replay()
         return one.out[:num_rows].clone()
 
@@ -112,9 +122,12 @@ class CapturedDecoder:
         inputs = embeds.new_zeros(size, num_nodes, width)
         places = positions.new_zeros(size, num_nodes)
         columns = step.columns.new_full((size, num_nodes), step.cache.capacity)
-        mask = inputs.new_full((size, 1, num_nodes, window), -torch.inf)
-        mask[..., 0] = 0.0
+        mask = None
+        if step.mask is not None:
+            mask = inputs.new_full((size, 1, num_nodes, window), -torch.inf)
+            mask[..., 0] = 0.0
+        parts = None if step.parts is None else step.parts.idle(size)
         rows = torch.arange(size, device=embeds.device)
-        static = AttentionStep(step.cache, rows, columns, mask, window, size)
+        static = AttentionStep(step.cache, rows, columns, mask, window, size, parts=parts)
         out, replay = self._recorder.record(lambda: run_decoder(self._decoder, inputs, places, static, {}))
-        return _Recording(inputs, places, columns, mask, out, replay)
+        return _Recording(inputs, places, columns, mask, parts, out, replay)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from models.attention import AttentionProbe, AttentionStep, mask_bias, tree_mask
 from models.cache import RaggedCache
 from models.prefix import Prefix
 from models.running import RunDecoder, run_decoder, take_over
+from models.two_part import FirstPart, first_part, split
 
 WINDOW_STEP = 64
 """Attention windows are rounded up to this many columns, so that few different shapes occur."""
@@ -162,11 +163,21 @@ class LaneModel:
         needed = max(self._prefix_lengths[s] + n for s, n in zip(slots.ids, slots.num_generated, strict=True))
         window = min(-(-(needed + visible.shape[2]) // WINDOW_STEP) * WINDOW_STEP, self.cache.capacity)
         columns = lens[:, None] + self._numbers[offset : offset + num_nodes]
-        bias = mask_bias(tree_mask(lens, visible, window), embeds.dtype)
-        step = AttentionStep(self.cache, rows, columns, bias, window, num_rows)
+        bias = parts = None
+        if self._first is None:
+            bias = mask_bias(tree_mask(lens, visible, window), embeds.dtype)
+        else:
+            num_heads: int = self.decoder.config.num_attention_heads  # type: ignore[union-attr, assignment]
+            parts = split(self._first, lens, visible, offset, self.cache.layer(0)[0], num_heads)
+        step = AttentionStep(self.cache, rows, columns, bias, window, num_rows, parts=parts)
         positions = (lens + self.delta[:num_rows])[:, None] + depth
         hidden = self._run(embeds, positions, step, {}).view(b, self.num_lanes, num_nodes, -1)
         return hidden if order is None else hidden[torch.tensor(order, device=self.device)]
+
+    @cached_property
+    def _first(self) -> FirstPart | None:
+        """What attends to committed columns, where that is a kernel of its own; asked once memory is made."""
+        return first_part(self.cache.keys, self.cache.values)
 
     def _lead(self, slots: SlotBatch) -> list[int] | None:
         """Move the slots into the leading blocks; the block of each, or None where that is its place in the batch."""

@@ -1,0 +1,171 @@
+"""Attention in two parts: committed columns without a mask, scratch columns with one, merged by log-sum-exp in fp32.
+
+A mask over all columns keeps a GPU from its fast kernels, though only the few scratch columns need one. So the first
+part goes to a kernel that takes a length per row, and only the second, nodes × scratch columns, is written out here.
+Where a node stands alone its own column is simply one more of the first part. Knows memory and lengths; nothing of
+transformers or what the nodes are. The kernel is unmeasured: no GPU has run it yet.
+
+Shapes: r rows, H_kv key heads, G query heads for each of them, N nodes, M scratch columns, C columns of memory, D_h
+head size. The G · N queries of a key head are one block, so that K and V are read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+MAX_HEAD_SIZE = 256
+MIN_CAPABILITY = (8, 0)
+"""Ampere; the kernel is compiled for nothing older."""
+
+
+@dataclass(frozen=True)
+class TwoParts:
+    """What the nodes of one forward read, made once for all of its layers.
+
+    `lens` (r, H_kv) int32 counts the columns of the first part. `bias` (r, 1, G · N, M) fp32 is 0 where a node may look
+    and −inf elsewhere, None for a node that stands alone. `scratch` (r, M) are the columns of the second part, None
+    where these are the nodes' own. `query_starts` and `key_starts` (r · H_kv + 1,) int32 say where the block of each
+    row and head begins, queries and memory laid end to end.
+    """
+
+    first: FirstPart
+    lens: Tensor
+    bias: Tensor | None
+    scratch: Tensor | None
+    query_starts: Tensor
+    key_starts: Tensor
+
+    def on(self, device: torch.device) -> TwoParts:
+        """The same for layers on another device."""
+        return replace(
+            self,
+            lens=self.lens.to(device),
+            bias=None if self.bias is None else self.bias.to(device),
+            scratch=None if self.scratch is None else self.scratch.to(device),
+            query_starts=self.query_starts.to(device),
+            key_starts=self.key_starts.to(device),
+        )
+
+    def idle(self, num_rows: int) -> TwoParts:
+        """The same for `num_rows` rows in memory of its own, rows that read no committed column as yet."""
+        num_blocks = num_rows * self.lens.shape[1] + 1
+        blocks = torch.arange(num_blocks, device=self.lens.device, dtype=torch.int32)
+        return replace(
+            self,
+            lens=self.lens.new_zeros((num_rows, *self.lens.shape[1:])),
+            bias=None if self.bias is None else self.bias.new_zeros((num_rows, *self.bias.shape[1:])),
+            scratch=None if self.scratch is None else self.scratch.new_zeros((num_rows, *self.scratch.shape[1:])),
+            query_starts=blocks * self.query_starts[1],
+            key_starts=blocks * self.key_starts[1],
+        )
+
+    @property
+    def changing(self) -> list[Tensor]:
+        """What differs between forwards of one size, first axis r."""
+        return [part for part in (self.lens, self.bias, self.scratch) if part is not None]
+
+
+FirstPart = Callable[[Tensor, Tensor, Tensor, TwoParts, float], tuple[Tensor, Tensor]]
+"""Maskless attention: queries (r, H_kv, G · N, D_h), K and V of memory (r, H_kv, C, D_h), the parts, the scale → mixed
+values like the queries and log-sum-exp (r, H_kv, G · N) fp32, which is −inf for a row of no columns."""
+
+
+def flash(query: Tensor, keys: Tensor, values: Tensor, parts: TwoParts, scale: float) -> tuple[Tensor, Tensor]:
+    """The first part by torch's flash kernel: every row and key head is a sequence of one head, so memory stays a view.
+
+    `torch.nn.attention.varlen` ends in the same operation, but does not take lengths before torch 2.13.
+    """
+    num_rows, num_heads, num_queries, head_dim = query.shape
+    mixed, total, *_ = torch.ops.aten._flash_attention_forward(
+        query.reshape(-1, 1, head_dim),
+        keys.view(-1, 1, head_dim),
+        values.view(-1, 1, head_dim),
+        parts.query_starts,
+        parts.key_starts,
+        num_queries,
+        keys.shape[2],
+        0.0,
+        False,
+        False,
+        scale=scale,
+        seqused_k=parts.lens.view(-1),
+    )
+    # The kernel says +inf where there was nothing to sum.
+    total = total.view(num_rows, num_heads, num_queries)
+    return mixed.view(query.shape), torch.nan_to_num(total, nan=torch.nan, posinf=-torch.inf, neginf=-torch.inf)
+
+
+def first_part(keys: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> FirstPart | None:
+    """The kernel for a memory of these layers; None where there is none, and a mask over all columns has to do."""
+    memories = [memory for memory in (*keys, *values) if memory is not None]
+    # One split serves all layers.
+    are_alike = len({memory.shape for memory in memories}) == 1 and len(memories) == 2 * len(keys)
+    return flash if are_alike and all(map(_has_flash, memories)) else None
+
+
+def _has_flash(memory: Tensor) -> bool:
+    """Whether the flash kernel takes a layer's memory (rows, H_kv, C, D_h); its sequences are counted in 32 bits."""
+    return (
+        memory.device.type == "cuda"
+        and memory.dtype in (torch.float16, torch.bfloat16)
+        and memory.shape[3] % 8 == 0
+        and memory.shape[3] <= MAX_HEAD_SIZE
+        and memory.shape[:3].numel() < 2**31
+        and torch.backends.cuda.is_flash_attention_available()
+        and torch.cuda.get_device_capability(memory.device) >= MIN_CAPABILITY
+    )
+
+
+def split(first: FirstPart, lens: Tensor, visible: Tensor, offset: int, memory: Tensor, num_heads: int) -> TwoParts:
+    """Both parts of a forward of N nodes that begin at scratch column `offset`.
+
+    `lens` (r,), `visible` (r, N, M), `memory` (rows, H_kv, C, D_h) any layer's, `num_heads` those of the queries.
+    """
+    num_rows, num_nodes, num_scratch = visible.shape
+    num_key_heads, num_columns = memory.shape[1:3]
+    group = num_heads // num_key_heads
+    blocks = torch.arange(num_rows * num_key_heads + 1, device=lens.device, dtype=torch.int32)
+    is_alone = num_nodes == num_scratch == 1
+    bias = scratch = None
+    if not is_alone:
+        bias = torch.zeros(visible.shape, device=visible.device).masked_fill_(~visible, -torch.inf)
+        bias = bias[:, None].expand(-1, group, -1, -1).reshape(num_rows, 1, group * num_nodes, num_scratch)
+        if offset > 0 or num_scratch != num_nodes:
+            scratch = lens[:, None] + torch.arange(num_scratch, device=lens.device)
+            # Scratch columns that nobody may see can lie beyond the memory.
+            scratch = scratch.clamp_max(num_columns - 1)
+    used = (lens + 1 if is_alone else lens).to(torch.int32)[:, None].expand(-1, num_key_heads).contiguous()
+    return TwoParts(first, used, bias, scratch, blocks * (group * num_nodes), blocks * num_columns)
+
+
+def attend_in_parts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rows: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    parts: TwoParts,
+    scale: float,
+) -> Tensor:
+    """`query` (r, H, N, D_h), the nodes' own `key` and `value` (r, H_kv, N, D_h), which are in the first `rows`
+    (r,) of memory `keys` and `values` (rows, H_kv, C, D_h) already → mixed values (r, H, N, D_h).
+
+    With s the scores of scratch columns and ℓ the log-sum-exp of the first part, softmax over (ℓ, s) weighs the mixed
+    values of the first part and each scratch value as one softmax over all columns would.
+    """
+    num_rows, num_heads, num_nodes, head_dim = query.shape
+    num_key_heads = keys.shape[1]
+    query = query.reshape(num_rows, num_key_heads, -1, head_dim)
+    mixed, total = parts.first(query, keys[:num_rows], values[:num_rows], parts, scale)
+    if parts.bias is not None:
+        if parts.scratch is not None:
+            key, value = (memory[rows[:, None], :, parts.scratch].transpose(1, 2) for memory in (keys, values))
+        scores = torch.add(parts.bias, query.float() @ key.float().transpose(2, 3), alpha=scale)
+        weights = torch.cat([total[..., None], scores], dim=-1).softmax(dim=-1)
+        mixed = torch.addcmul(weights[..., 1:] @ value.float(), weights[..., :1], mixed.float()).to(query.dtype)
+    return mixed.reshape(num_rows, num_heads, num_nodes, head_dim)
