@@ -116,9 +116,9 @@ class ImagePair:
         return self._engine(plain_method(), 1)
 
     def _engine(self, method: Method, slots: int) -> Engine:
-        shape = self.info.target
+        shape, pool = self.info.target, self.config.pool
         num_tokens = shape.num_condition_tokens + shape.num_image_tokens
-        return Engine(self.target, method, slots, num_tokens, self.config.pool.max_row_s)
+        return Engine(self.target, method, slots, num_tokens, pool.max_row_s, pool.max_prefill_tokens)
 
 
 class VqPainter:

@@ -21,6 +21,7 @@ from configs.load import ConfigError
 from configs.method import Method as MethodChoice
 from decoding import Engine
 from decoding.drafters.guarded import guarded
+from decoding.contracts import Method
 from models.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor, revision_of
 from models.front_end import FrontEnd
 from models.target import Target
@@ -60,11 +61,15 @@ class Pair:
     def engine(self, slots: int, max_context_tokens: int, choice: MethodChoice | None = None) -> Engine:
         """A fresh engine over this pair, with the configured method; or, of several that it names, with this one."""
         method = guarded(build_method(choice or self.config.method, self.drafter, self.target))
-        return Engine(self.target, method, slots, max_context_tokens, self.config.pool.max_row_s)
+        return self._engine(method, slots, max_context_tokens)
 
     def plain_engine(self, max_context_tokens: int) -> Engine:
         """A fresh engine of one slot, for rows on which the drafter failed."""
-        return Engine(self.target, plain_method(), 1, max_context_tokens, self.config.pool.max_row_s)
+        return self._engine(plain_method(), 1, max_context_tokens)
+
+    def _engine(self, method: Method, slots: int, max_context_tokens: int) -> Engine:
+        pool = self.config.pool
+        return Engine(self.target, method, slots, max_context_tokens, pool.max_row_s, pool.max_prefill_tokens)
 
 
 def check(config: schema.CaptionJob) -> PairInfo:

@@ -203,6 +203,9 @@ class EnginePool(ActorPool):
 
     slots: Annotated[int, Field(ge=1, le=4096)] = 16
     max_batches_in_flight: Annotated[int, Field(ge=1, le=64)] = 4
+    max_prefill_tokens: Annotated[int, Field(ge=1)] = 8192
+    """Columns of one forward over prompts, padding included: a bound on what admitting rows takes in memory. A longer
+    prompt runs alone."""
     max_step_s: Annotated[float, Field(gt=0.0)] | None = 600.0
     """A step of the engine that takes longer ends its process, which counts as a death for its rows."""
     max_row_s: Annotated[float, Field(gt=0.0)] | None = None

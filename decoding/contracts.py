@@ -53,7 +53,8 @@ class EngineSpec:
     `special_ids` are EOS, placeholders and every other token that is no text; relaxed rules leave them alone.
     `token_embeddings` (V, D) is the target's own input table, `num_lanes` the target's rows of one sample and
     `guidance` what merges them, for drafters that have the same. `max_missed_tokens` is how many tokens a sample may
-    get without drafts before it gets some again: 0 where drafts stop only with the last step.
+    get without drafts before it gets some again: 0 where drafts stop only with the last step. `max_prefill_tokens`
+    bounds the columns of one forward over prompts, None for all at once.
     """
 
     num_slots: int
@@ -70,6 +71,7 @@ class EngineSpec:
     num_lanes: int = 1
     guidance: Guidance | None = None
     max_missed_tokens: int = 0
+    max_prefill_tokens: int | None = None
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
 
 import torch
 
+from decoding.admission import MAX_PREFILL_TOKENS, Admission
 from decoding.contracts import EngineSpec, Method, Probe, StepNoise
 from decoding.controller import Choice, Outcome
-from decoding.errors import PROMPT_REFUSED, context_too_long, non_finite_logits, row_timeout
+from decoding.errors import PROMPT_REFUSED, non_finite_logits, row_timeout
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
 from decoding.slots import Progress, SlotTable, failed
@@ -32,7 +32,8 @@ class Engine:
     """Runs requests through a target with one method.
 
     `slots` samples are decoded at once; `max_context_tokens` bounds prompt, images and output together, `max_row_s` the
-    time of one sample in its slot (None for ever). One thread may use an engine at a time.
+    time of one sample in its slot (None for ever), `max_prefill_tokens` the columns of one forward over prompts, with
+    padding, unless one prompt alone has more. One thread may use an engine at a time.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Engine:
         slots: int = 16,
         max_context_tokens: int = 2048,
         max_row_s: float | None = None,
+        max_prefill_tokens: int = MAX_PREFILL_TOKENS,
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots must be at least 1, not {slots}")
@@ -52,7 +54,8 @@ class Engine:
         self.stats = EngineStats()
         self._lanes = target.lanes(slots, target.num_lanes, max_context_tokens + method.tree.max_nodes)
         self._slots = SlotTable(slots, target.vocab_size, target.device)
-        self._waiting: deque[Request] = deque()
+        self._admission = Admission(target, max_context_tokens, max_prefill_tokens)
+        self._max_prefill_tokens = max_prefill_tokens
         self._drafts = method.drafter.name != "none"
         spec = EngineSpec(
             num_slots=slots,
@@ -69,6 +72,7 @@ class Engine:
             num_lanes=target.num_lanes,
             guidance=self._slots.guidance,
             max_missed_tokens=max_context_tokens if method.controller.can_be_off else 0,
+            max_prefill_tokens=max_prefill_tokens,
         )
         method.drafter.open(spec)
         method.tree.open(spec)
@@ -79,21 +83,21 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a request is waiting or in a slot."""
-        return bool(self._waiting) or bool(self._slots.active)
+        return bool(self._admission.waiting) or bool(self._slots.active)
 
     @property
     def num_waiting(self) -> int:
         """Requests that have no slot yet."""
-        return len(self._waiting)
+        return len(self._admission.waiting)
 
     @property
     def num_free_slots(self) -> int:
         """Slots that neither a running nor a waiting request will take."""
-        return max(0, len(self._slots.free) - len(self._waiting))
+        return max(0, len(self._slots.free) - len(self._admission.waiting))
 
     def submit(self, request: Request) -> None:
         """Queue a request; it is admitted by the next `step` with a free slot."""
-        self._waiting.append(request)
+        self._admission.waiting.append(request)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Decode requests, yielding completions as they finish, not in input order; read as slots fall free."""
@@ -121,53 +125,31 @@ class Engine:
     # --- admission -------------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[Completion]:
-        start = time.perf_counter()
+        """Fill the free slots before anything is decoded, a bounded number of prompts after the other: every further
+        step is then taken by all, and what admitting needs beside weights and memory does not grow with the slots."""
         finished: list[Completion] = []
-        progress: list[Progress] = []
-        prefixes: list[list[Prefix]] = []
         free = self._slots.free
-        while self._waiting and len(progress) < len(free):
-            request = self._waiting.popleft()
-            try:
-                self._check(request)
-                lanes = self.target.encode_lanes(request.prompt, request.images, request.condition, request.videos)
-            except PromptError as error:
-                finished.append(failed(request, RequestError(PROMPT_REFUSED, str(error))))
-                continue
-            longest = max(lanes, key=lambda lane: lane.length)
-            if longest.length > self._room(request):
-                finished.append(failed(request, self._too_long("target", longest, request)))
-                continue
-            levels = self.method.tree.max_levels if self._drafts else 0
-            num_visual = int(lanes[0].visual.sum())
-            stats = RequestStats(levels)
-            progress.append(Progress(request, lanes[0].num_kept, num_visual, stats, start, levels))
-            prefixes.append(lanes)
-        self.stats.encode_s += time.perf_counter() - start
-        if progress:
-            ids = free[: len(progress)]
-            self._slots.occupy(ids, progress, [lanes[0] for lanes in prefixes])
-            finished += self._prefill(self._slots.batch(ids), progress, prefixes)
+        while self._admission.waiting and free:
+            taken = self._admission.take(len(free))
+            self.stats.encode_s += time.perf_counter() - taken.started_s
+            finished += taken.refused
+            ids, free = free[: len(taken.requests)], free[len(taken.requests) :]
+            if ids:
+                progress = [self._begin(*one, taken.started_s) for one in zip(taken.requests, taken.lanes, strict=True)]
+                self._slots.occupy(ids, progress, [lanes[0] for lanes in taken.lanes])
+                finished += self._prefill(self._slots.batch(ids), progress, taken.lanes)
         return finished
 
-    def _check(self, request: Request) -> None:
-        """Refuse what the target has no lanes or no places for."""
-        sampling, limit = request.sampling, self.target.max_new_tokens
-        if sampling.guidance_scale > 1.0 and self.target.num_lanes == 1:
-            raise PromptError(f"guidance_scale {sampling.guidance_scale} needs a target with an unconditional lane")
-        if limit is not None and sampling.max_new_tokens != limit:
-            raise PromptError(f"an output of this model has {limit} tokens, not {sampling.max_new_tokens}")
-
-    def _room(self, request: Request) -> int:
-        return self.max_context_tokens - request.sampling.max_new_tokens
-
-    def _too_long(self, who: str, prefix: Prefix, request: Request) -> RequestError:
-        return context_too_long(who, prefix.length, request.sampling.max_new_tokens, self.max_context_tokens)
+    def _begin(self, request: Request, lanes: list[Prefix], started_s: float) -> Progress:
+        levels = self.method.tree.max_levels if self._drafts else 0
+        num_visual = int(lanes[0].visual.sum())
+        return Progress(request, lanes[0].num_kept, num_visual, RequestStats(levels), started_s, levels)
 
     def _prefill(self, slots: SlotBatch, progress: list[Progress], prefixes: list[list[Prefix]]) -> list[Completion]:
         """Run the target over fresh prompts and take each sample's first token; then admit those that go on."""
         start = time.perf_counter()
-        prefill = self._lanes.admit(slots, prefixes, self._needs_attention)
+        options = (self._needs_attention, self._needs_hidden, self._max_prefill_tokens)
+        prefill = self._lanes.admit(slots, prefixes, *options)
         ends = torch.zeros_like(slots.index)[:, None]
         raw = self._slots.guidance.merge(slots, self._lanes.logits(prefill.last)[:, :, None], ends)  # (b, 1, V)
         rows = self._slots.sampling(slots)
@@ -177,26 +159,31 @@ class Engine:
         first = perturb(warp(raw, rows, None), draws, rows).argmax(dim=-1)
         logprobs = raw.gather(-1, first[:, :, None])[..., 0] - raw.logsumexp(dim=-1)
         self._slots.advance(slots, first, torch.ones_like(first[:, 0]))
-        self.stats.target_forwards += 1
+        self.stats.target_forwards += prefill.num_forwards
         self.stats.num_admitted += len(progress)
         tokens, values = first.tolist(), logprobs.tolist()
         finished: list[Completion] = []
         going: list[tuple[int, Progress, Probe, list[Prefix]]] = []
+        shared: dict[int, tuple[Probe, list[Prefix] | RequestError]] = {}
         for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
             one.stats.target_forwards = 1
             one.take(tokens[row], values[row], self.target.eos_ids, self.target.decode)
             ended = self._collect(slot, one, values[row])
             finished += ended
             if not ended:
-                prompt = prefixes[row][0]
-                hidden = prefill.hidden[row, :, : prompt.length] if self._needs_hidden else None
-                probe = Probe(prompt, hidden, prefill.attention_of(row * self.target.num_lanes, prompt.length))
-                lanes = self._drafter_prefixes(one.request, probe)
-                if isinstance(lanes, RequestError):
+                # Samples of one prompt have one probe, and one prompt in the drafter too.
+                key = id(prefixes[row])
+                if key not in shared:
+                    hidden = prefill.hidden_of(row) if self._needs_hidden else None
+                    probe = Probe(prefixes[row][0], hidden, prefill.attention_of(row * self.target.num_lanes))
+                    shared[key] = probe, self._drafter_prefixes(one.request, probe)
+                probe, lanes = shared[key]
+                own = self._fitting(one.request, lanes)
+                if isinstance(own, RequestError):
                     self._slots.release(slot)
-                    finished.append(failed(one.request, lanes))
+                    finished.append(failed(one.request, own))
                 else:
-                    going.append((slot, one, probe, lanes))
+                    going.append((slot, one, probe, own))
         drafter_before = self.method.drafter.num_forwards
         if going:
             admitted = self._slots.batch([slot for slot, *_ in going])
@@ -219,14 +206,17 @@ class Engine:
         return finished
 
     def _drafter_prefixes(self, request: Request, probe: Probe) -> list[Prefix] | RequestError:
+        """The prompts of this request, and of all of equal content, on the drafter's side."""
         try:
-            lanes = self.method.drafter.prefixes(request, probe)
+            return self.method.drafter.prefixes(request, probe)
         except PromptError as error:
             return RequestError(PROMPT_REFUSED, f"the drafter's side: {error}")
-        for lane in lanes:
-            if lane.length > self._room(request):
-                return self._too_long("drafter", lane, request)
-        return lanes
+
+    def _fitting(self, request: Request, lanes: list[Prefix] | RequestError) -> list[Prefix] | RequestError:
+        """The drafter's prompts where they fit beside the output that this request wants."""
+        return (
+            lanes if isinstance(lanes, RequestError) else self._admission.too_long("drafter", lanes, request) or lanes
+        )
 
     def _collect(self, slot: int, one: Progress, new_logprobs: list[float]) -> list[Completion]:
         """Release the slot if its request is done."""

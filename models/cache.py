@@ -84,6 +84,12 @@ class RaggedCache:
                 there, to, origin = (part.to(memory.device) for part in (index, to_columns, from_columns))
                 memory[there, :, to] = memory[there, :, origin]
 
+    def copy(self, source: Tensor, rows: Tensor, num_columns: int) -> None:
+        """Give `rows` (r,) the first columns of the rows `source` (r,). `lens` does not change."""
+        for memory in (*self.keys, *self.values):
+            if memory is not None:
+                memory[rows.to(memory.device), :, :num_columns] = memory[source.to(memory.device), :, :num_columns]
+
     def wipe(self, rows: Tensor) -> None:
         """Zero whole rows."""
         for memory in (*self.keys, *self.values):

@@ -16,6 +16,17 @@ from torch import Tensor, nn
 
 from models.attention import AttentionProbe, AttentionStep, mask_bias, tree_mask
 from models.cache import RaggedCache
+from models.prefill import (
+    Prefill,
+    first_of_each,
+    group_by_length,
+    mask_padding,
+    pad,
+    stack_deepstack,
+    stack_padding,
+    stack_positions,
+    text_after_images,
+)
 from models.prefix import Prefix
 from models.running import RunDecoder, run_decoder, take_over
 from models.two_part import FirstPart, first_part, split
@@ -40,21 +51,6 @@ class SlotBatch:
     def is_leading(self) -> bool:
         """Whether the slots are exactly 0 … b − 1, so that what is kept per slot can be read as a view."""
         return self.ids == tuple(range(len(self.ids)))
-
-
-@dataclass(frozen=True)
-class Prefill:
-    """What a prefill gives: `last` (b, R, D) states at each prompt's end, `hidden` (b, R, L, D) all of them, padded,
-    and `attention` (r, L), the mean attention that each column receives, where it was asked for. States are post-norm.
-    """
-
-    last: Tensor
-    hidden: Tensor
-    attention: Tensor | None
-
-    def attention_of(self, row: int, length: int) -> Tensor | None:
-        """The first `length` columns of one row."""
-        return None if self.attention is None else self.attention[row, :length]
 
 
 class LaneModel:
@@ -100,41 +96,91 @@ class LaneModel:
         """Where the slot's rows begin at present; a forward may move them."""
         return self._block_of[slot] * self.num_lanes
 
-    def admit(self, slots: SlotBatch, prefixes: Sequence[Sequence[Prefix]], probe_attention: bool = False) -> Prefill:
-        """Prefill fresh slots from `prefixes[i][lane]`; `probe_attention` records attention to every column."""
+    def admit(
+        self,
+        slots: SlotBatch,
+        prefixes: Sequence[Sequence[Prefix]],
+        probe_attention: bool = False,
+        keep_hidden: bool = True,
+        max_tokens: int | None = None,
+    ) -> Prefill:
+        """Prefill fresh slots from `prefixes[i][lane]`, each prompt once however many rows have it.
+
+        `probe_attention` records attention to every column, `keep_hidden` keeps the states of all columns and not only
+        the last, and `max_tokens` bounds the columns of one forward; see `models.prefill.group_by_length`.
+        """
         flat = [prefix for lanes in prefixes for prefix in lanes]
         assert len(flat) == len(slots.ids) * self.num_lanes, (len(flat), len(slots.ids), self.num_lanes)
-        lengths = [prefix.length for prefix in flat]
-        longest = max(lengths)
+        longest = max(prefix.length for prefix in flat)
         assert longest <= self.cache.capacity, (longest, self.cache.capacity)
-        embeds = torch.stack([_pad(prefix.embeds, longest) for prefix in flat])
-        positions = _stack_positions(flat, longest)
         rows = self.rows(slots)
-        lens = torch.tensor(lengths, device=self.device)
-        columns = self._numbers[:longest].repeat(len(flat), 1)
-        padding = _stack_padding(flat, longest)
-        assert padding is None or not probe_attention, "attention is not recorded over padded prompts"
-        probe = AttentionProbe(_text_after_images(flat, longest)) if probe_attention else None
-        mask = None if padding is None else mask_bias(_mask_padding(padding), embeds.dtype)
-        step = AttentionStep(self.cache, rows, columns, mask, longest, None, probe)
-        extra: dict[str, Any] = {}
-        if any(prefix.deepstack for prefix in flat):
-            extra["visual_pos_masks"] = torch.stack([_pad(prefix.visual, longest) for prefix in flat])
-            extra["deepstack_visual_embeds"] = _stack_deepstack(flat)
         # A NaN that a former sample left in a masked column would still poison this one: 0 · NaN is NaN.
         self.cache.wipe(rows)
-        hidden = self._run(embeds, positions, step, extra)
-        kept = torch.tensor([prefix.num_kept for prefix in flat], device=self.device)
-        if padding is not None:
-            # The columns that stay move to the front, in their order; what lies behind them is scratch.
-            self.cache.compact(rows, padding.to(torch.uint8).argsort(dim=1, stable=True), kept)
-        self.cache.lens[rows] = kept
+        source = first_of_each(flat)
+        fresh = sorted(set(source))
+        groups = group_by_length([flat[place].length for place in fresh], max_tokens)
+        ends: list[Tensor] = []
+        order: list[int] = []
+        states: dict[int, Tensor] = {}
+        received: dict[int, Tensor] = {}
+        for group in groups:
+            places = [fresh[one] for one in group]
+            some = [flat[place] for place in places]
+            hidden, probe = self._run_prompts(self._pick(rows, places), some, probe_attention)
+            last = torch.tensor([prefix.length - 1 for prefix in some], device=self.device)
+            ends.append(hidden[self._numbers[: len(some)], last])
+            order += places
+            for row, place in enumerate(places):
+                if keep_hidden:
+                    states[place] = hidden[row, : flat[place].length]
+                if probe is not None:
+                    received[place] = probe[row, : flat[place].length]
+        copies = [place for place, first in enumerate(source) if place != first]
+        if copies:
+            firsts = [source[place] for place in copies]
+            self.cache.copy(self._pick(rows, firsts), self._pick(rows, copies), longest)
+        self.cache.lens[rows] = torch.tensor([prefix.num_kept for prefix in flat], device=self.device)
         self.delta[rows] = torch.stack([prefix.position_offset for prefix in flat])
         for slot, lanes in zip(slots.ids, prefixes, strict=True):
             self._prefix_lengths[slot] = max(prefix.num_kept for prefix in lanes)
-        last = hidden[torch.arange(len(flat), device=self.device), lens - 1]
-        by_slot = hidden.view(len(slots.ids), self.num_lanes, longest, -1)
-        return Prefill(last.view(len(slots.ids), self.num_lanes, -1), by_slot, probe.mean() if probe else None)
+        found = {place: row for row, place in enumerate(order)}
+        by_row = self._pick(torch.cat(ends), [found[first] for first in source])
+        return Prefill(
+            by_row.view(len(slots.ids), self.num_lanes, -1),
+            len(groups),
+            tuple(states[first] for first in source) if keep_hidden else (),
+            tuple(received[first] for first in source) if probe_attention else (),
+        )
+
+    def _run_prompts(
+        self, rows: Tensor, prefixes: Sequence[Prefix], probe_attention: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """One forward of whole prompts into wiped `rows` (r,): states (r, L, D), and the attention that columns (r, L)
+        receive where it is asked for."""
+        longest = max(prefix.length for prefix in prefixes)
+        embeds = torch.stack([pad(prefix.embeds, longest) for prefix in prefixes])
+        padding = stack_padding(prefixes, longest)
+        assert padding is None or not probe_attention, "attention is not recorded over padded prompts"
+        probe = AttentionProbe(text_after_images(prefixes, longest)) if probe_attention else None
+        mask = None if padding is None else mask_bias(mask_padding(padding), embeds.dtype)
+        columns = self._numbers[:longest].repeat(len(prefixes), 1)
+        step = AttentionStep(self.cache, rows, columns, mask, longest, None, probe)
+        extra: dict[str, Any] = {}
+        if any(prefix.deepstack for prefix in prefixes):
+            extra["visual_pos_masks"] = torch.stack([pad(prefix.visual, longest) for prefix in prefixes])
+            extra["deepstack_visual_embeds"] = stack_deepstack(prefixes)
+        hidden = self._run(embeds, stack_positions(prefixes, longest), step, extra)
+        if padding is not None:
+            # The columns that stay move to the front, in their order; what lies behind them is scratch.
+            kept = torch.tensor([prefix.num_kept for prefix in prefixes], device=self.device)
+            self.cache.compact(rows, padding.to(torch.uint8).argsort(dim=1, stable=True), kept)
+        return hidden, None if probe is None else probe.mean()
+
+    def _pick(self, values: Tensor, places: Sequence[int]) -> Tensor:
+        """`values[places]`, and `values` themselves where that is all of them in their order."""
+        if list(places) == list(range(values.shape[0])):
+            return values
+        return values[torch.tensor(places, device=self.device)]
 
     def forward(self, slots: SlotBatch, tokens: Tensor, depth: Tensor, visible: Tensor, offset: int = 0) -> Tensor:
         """Run N nodes of every slot: `tokens`, `depth` (b, N), `visible` (b, N, M) → hidden (b, R, N, D).
@@ -220,49 +266,3 @@ class LaneModel:
     def _spread(self, values: Tensor) -> Tensor:
         """(b, …) → (b · R, …)."""
         return values if self.num_lanes == 1 else values.repeat_interleave(self.num_lanes, dim=0)
-
-
-def _text_after_images(prefixes: Sequence[Prefix], length: int) -> Tensor:
-    """Columns (r, L) of the text that follows the last visual column; the whole text where there is no image."""
-    marks = torch.zeros(len(prefixes), length, dtype=torch.bool, device=prefixes[0].visual.device)
-    for row, prefix in enumerate(prefixes):
-        later_visual = prefix.visual.flip(0).cumsum(0).flip(0)
-        marks[row, : prefix.length] = later_visual == 0
-    return marks
-
-
-def _pad(values: Tensor, length: int) -> Tensor:
-    """Pad the first axis with zeros up to `length`."""
-    return torch.cat([values, values.new_zeros((length - values.shape[0], *values.shape[1:]))])
-
-
-def _stack_padding(prefixes: Sequence[Prefix], length: int) -> Tensor | None:
-    """Columns (r, L) that leave the memory after the prefill, those beyond a prompt's end included; None for none."""
-    if all(prefix.padding is None for prefix in prefixes):
-        return None
-    marks = torch.ones(len(prefixes), length, dtype=torch.bool, device=prefixes[0].embeds.device)
-    for row, prefix in enumerate(prefixes):
-        marks[row, : prefix.length] = False if prefix.padding is None else prefix.padding
-    return marks
-
-
-def _mask_padding(padding: Tensor) -> Tensor:
-    """A causal mask (r, 1, L, L) in which `padding` (r, L) is seen by nobody but itself."""
-    column = torch.arange(padding.shape[1], device=padding.device)
-    causal = column[:, None] >= column
-    return ((causal & ~padding[:, None]) | (column[:, None] == column))[:, None]
-
-
-def _stack_deepstack(prefixes: Sequence[Prefix]) -> list[Tensor]:
-    """Features (visual columns of all rows, D) for each of the first layers, row after row; text rows have none."""
-    layers = zip(*(prefix.deepstack for prefix in prefixes if prefix.deepstack), strict=True)
-    return [torch.cat(features) for features in layers]
-
-
-def _stack_positions(prefixes: Sequence[Prefix], length: int) -> Tensor:
-    """Positions (r, L), or (3, r, L) as soon as one prefix has three rotary axes; padding is 0."""
-    num_axes = max(prefix.positions.dim() for prefix in prefixes)
-    padded = [torch.nn.functional.pad(prefix.positions, (0, length - prefix.length)) for prefix in prefixes]
-    if num_axes == 1:
-        return torch.stack(padded)
-    return torch.stack([positions.expand(3, -1) for positions in padded], dim=1)

@@ -64,6 +64,7 @@ class EagleDrafter:
         self.merge.open(spec, self.num_lanes)
         self._max_scratch = spec.max_frontier_nodes
         self._max_grown = spec.max_grown_nodes
+        self._max_prefill_tokens = spec.max_prefill_tokens
         weight = self.network.fc.weight
         self._output = weight.new_zeros(spec.num_slots, self.num_lanes, self.network.hidden_size)
         self._missed_tokens = torch.zeros(spec.num_slots, widest, dtype=torch.long, device=weight.device)
@@ -88,8 +89,10 @@ class EagleDrafter:
         if unread is None:
             return
         prompts = [self._prompts.pop(slot) for slot in unread.ids]
-        self._output[unread.index] = self.lanes.admit(unread, [self._pairs(*prompt) for prompt in prompts]).last
-        self.num_forwards += 1
+        pairs = [self._pairs(*prompt) for prompt in prompts]
+        filled = self.lanes.admit(unread, pairs, keep_hidden=False, max_tokens=self._max_prefill_tokens)
+        self._output[unread.index] = filled.last
+        self.num_forwards += filled.num_forwards
 
     def _pairs(self, probe: Probe, first: Tensor) -> list[Prefix]:
         """The prompt as pairs, lane by lane: column t holds feature t and the token after it, the last one the first

@@ -57,6 +57,7 @@ class ModelDrafter:
         self.merge.open(spec, len(self.contexts))
         self._max_scratch = spec.max_frontier_nodes
         self._max_grown = spec.max_grown_nodes
+        self._max_prefill_tokens = spec.max_prefill_tokens
         device = self.model.device
         num_columns = sum(catch_up_widths(most_pending)[-1])
         self._pending = torch.zeros(num_slots, num_columns, dtype=torch.long, device=device)
@@ -79,8 +80,9 @@ class ModelDrafter:
     def prefill(self, slots: SlotBatch) -> None:
         unread = some_of(slots, [slot in self._prompts for slot in slots.ids])
         if unread is not None:
-            self.lanes.admit(unread, [self._prompts.pop(slot) for slot in unread.ids])
-            self.num_forwards += 1
+            prompts = [self._prompts.pop(slot) for slot in unread.ids]
+            filled = self.lanes.admit(unread, prompts, keep_hidden=False, max_tokens=self._max_prefill_tokens)
+            self.num_forwards += filled.num_forwards
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         hidden = self._catch_up(slots) if frontier.depth == 0 else self._extend(slots, frontier)

@@ -65,7 +65,7 @@ def run(lanes: LaneModel, device: torch.device, probe: bool = False) -> list[tor
     after = lanes.forward(both, tokens, depth, visible)
     again = lanes.admit(slots(0), [[prefix(4)]])
     told = [filled.last, drafted, lanes.logits(after), again.hidden]
-    return told if filled.attention is None else [*told, filled.attention]
+    return [*told, *filled.received]
 
 
 def model_on(first: torch.device, second: torch.device, connected: bool) -> LaneModel:
