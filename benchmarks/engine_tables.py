@@ -82,13 +82,17 @@ def slower_by(row: dict[str, Any], plain: dict[str, Any]) -> tuple[float, float,
 
 
 def beyond_forwards(row: dict[str, Any]) -> float:
-    """Share of the steps' time that is neither the target's forward nor the drafter's, both timed in these steps."""
-    return 1.0 - float(sum(row["step_forwards_s"]) / sum(decoding_s(row)))
+    """Share of the steps' time that is neither the target's forward nor the drafter's, both timed in these steps; the
+    median of the rounds."""
+    shares = [spent / whole for spent, whole in zip(row["step_forwards_s"], decoding_s(row), strict=True)]
+    return 1.0 - statistics.median(shares)
 
 
 def without_forward(row: dict[str, Any]) -> float:
-    """Share of the wall time in which no forward runs, of prompts or of steps: what a device would idle for."""
-    return 1.0 - float((sum(row["step_forwards_s"]) + sum(row["prompt_forwards_s"])) / sum(row["seconds"]))
+    """Share of the wall time in which no forward runs, of prompts or of steps: what a device would idle for; the
+    median of the rounds."""
+    times = zip(row["step_forwards_s"], row["prompt_forwards_s"], row["seconds"], strict=True)
+    return 1.0 - statistics.median((steps + prompts) / whole for steps, prompts, whole in times)
 
 
 def parts_of_pass(row: dict[str, Any]) -> tuple[float, ...]:

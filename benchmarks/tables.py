@@ -22,6 +22,7 @@ from benchmarks import (
     peer_tables,
     pipeline_tables,
     speed_plots,
+    synthetic_tables,
 )
 from benchmarks.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION
 
@@ -84,6 +85,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
     **{name: ("engine", make) for name, make in engine_tables.TABLES.items()},
     **{name: ("pipeline", make) for name, make in pipeline_tables.TABLES.items()},
+    **{name: ("synthetic", make) for name, make in synthetic_tables.TABLES.items()},
     **speed_plots.TABLES,
 }
 """Name → the results that the table is made from, and how."""
