@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from actors.vocabulary import slice_head, slice_medusa, slice_model
 from configs import acceptance as rules
 from configs import contexts as seen
 from configs import controllers
@@ -74,16 +75,19 @@ def build_method(
 
     Raises:
         CodebookError: the codebook is not the target's, or too small for the rule.
+        ConfigError: the drafter has none of the tokens that it may say, or no output layer with rows.
     """
     drafter: Drafter
     if isinstance(config.drafter, choices.NoDrafter):
         drafter = NoDrafter()
     elif isinstance(config.drafter, heads.EagleDrafter):
         assert isinstance(drafter_model, EagleNetwork)
-        drafter = EagleDrafter(drafter_model, target.head, target.num_lanes, _head_merge(target))
+        head = slice_head(target.head, config.drafter.vocabulary, target)
+        drafter = EagleDrafter(drafter_model, head, target.num_lanes, _head_merge(target))
     elif isinstance(config.drafter, heads.MedusaDrafter):
         assert isinstance(drafter_model, MedusaHeads)
-        drafter = MedusaDrafter(drafter_model, target.num_lanes, _head_merge(target))
+        medusa = slice_medusa(drafter_model, config.drafter.vocabulary, target)
+        drafter = MedusaDrafter(medusa, target.num_lanes, _head_merge(target))
     elif isinstance(config.drafter, heads.LookupDrafter):
         choice = config.drafter
         drafter = LookupDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, choice.match)
@@ -96,7 +100,8 @@ def build_method(
             assert len(contexts) == 1, "the schema lets no ensemble through for an image model"
             # A guided target's drafter sees what the target sees, lane by lane.
             contexts, merge = [*contexts, Unconditional()], Guided()
-        drafter = ModelDrafter(drafter_model, contexts, target.vocab_size, merge)
+        model = slice_model(drafter_model, config.drafter.vocabulary, target)
+        drafter = ModelDrafter(model, contexts, target.vocab_size, merge)
     rule: Acceptance
     if isinstance(config.acceptance, rules.LanternAcceptance):
         assert codebook is not None, "the schema lets no acceptance 'lantern' through without a codebook"

@@ -15,13 +15,14 @@ import torch
 from actors.compiling import compile_models
 from actors.heads import Head, check_head, is_head, load_head
 from actors.method import build_method, plain_method
+from actors.vocabulary import check_vocabulary
 from configs import schema
 from configs.contexts import CaptionContext
 from configs.load import ConfigError
 from configs.method import Method as MethodChoice
 from decoding import Engine
-from decoding.drafters.guarded import guarded
 from decoding.contracts import Method
+from decoding.drafters.guarded import guarded
 from models.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor, revision_of
 from models.front_end import FrontEnd
 from models.target import Target
@@ -97,6 +98,10 @@ def check(config: schema.CaptionJob) -> PairInfo:
             ref = CheckpointRef(context.path, context.revision)
             captioner_config, _ = _describe(ref, f"method.contexts.{place}")
             revisions[f"captioner_{place}"] = revision_of(ref, captioner_config)
+    for place, method in enumerate(config.method.methods):
+        choice = getattr(method.drafter, "vocabulary", None)
+        if choice is not None and (content := check_vocabulary(choice, "method.drafter.vocabulary", front_end)):
+            revisions[f"vocabulary_{place}"] = content
     return PairInfo(front_end, _identity(target_ref, revisions["target"]), drafter_id, revisions)
 
 

@@ -6,19 +6,40 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.section import Section
+from configs.section import Place, Section
+
+
+class DraftVocabulary(Section):
+    """The tokens that a drafter may say; its output layer keeps their rows. What ends a text is always among them."""
+
+    path: Place | None = None
+    """A list that `python -m jobs.vocabulary` wrote, in a file that every machine sees."""
+    size: Annotated[int, Field(ge=1)] | None = None
+    """How many of the list, the most frequent; without a list the lowest ids, by default the whole list."""
+
+    @model_validator(mode="after")
+    def _some(self) -> DraftVocabulary:
+        if self.path is None and self.size is None:
+            raise ValueError("give path, size or both")
+        if self.path is not None and "://" in self.path:
+            raise ValueError(f"path: {self.path} is a URL; the list has to be a file that every machine sees")
+        return self
 
 
 class EagleDrafter(Section):
     """EAGLE-1/2: one decoder layer over the target's own features (`model.drafter` is the head's folder)."""
 
     kind: Literal["eagle"] = "eagle"
+    vocabulary: DraftVocabulary | None = None
+    """Tokens that are drafted; all when left out."""
 
 
 class MedusaDrafter(Section):
     """Medusa: one head per draft depth on the target's last state (`model.drafter` is the heads' folder)."""
 
     kind: Literal["medusa"] = "medusa"
+    vocabulary: DraftVocabulary | None = None
+    """Tokens that are drafted; all when left out."""
 
 
 class LookupDrafter(Section):

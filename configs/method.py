@@ -27,7 +27,7 @@ from configs.contexts import (
     TextOnlyContext,
 )
 from configs.controllers import Controller, NoController
-from configs.drafters import EagleDrafter, LookupDrafter, MedusaDrafter
+from configs.drafters import DraftVocabulary, EagleDrafter, LookupDrafter, MedusaDrafter
 from configs.section import Section
 from configs.trees import SageTree
 
@@ -44,6 +44,8 @@ class ModelDrafter(Section):
     kind: Literal["model"] = "model"
     ensemble: EnsembleChoice | None = None
     """How several contexts are weighed; the default choice when it is left out."""
+    vocabulary: DraftVocabulary | None = None
+    """Tokens that are drafted; all when left out."""
 
 
 class ChainTree(Section):

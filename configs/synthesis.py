@@ -186,6 +186,8 @@ class SynthesizeJob(Section):
             raise ValueError(f"method.drafter.kind is '{kind}', so model.drafter must name a checkpoint")
         if any(one.contexts != (FullContext(),) for one in method.methods):
             raise ValueError("method.contexts: a prompt for an image has no visual part to change; leave them out")
+        if any(getattr(one.drafter, "vocabulary", None) is not None for one in method.methods):
+            raise ValueError("method.drafter.vocabulary keeps the tokens of texts, and an image is made of codes")
         if isinstance(method.acceptance, LVSpecAcceptance):
             raise ValueError("method.acceptance 'lvspec' compares drafts with images in the prompt, and there are none")
         if isinstance(method.acceptance, LanternAcceptance) and self.model.vq is None:

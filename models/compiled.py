@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -21,8 +22,9 @@ from models.captured import CapturedDecoder, CudaRecorder
 from models.free_memory import free_bytes
 from models.lanes import LaneModel
 from models.layer_graph import LayerGraph
-from models.packing import can_pack, multiply
+from models.packing import can_pack, forget, multiply
 from models.running import run_decoder, take_over
+from models.vocabulary import SlicedHead
 
 logger = logging.getLogger(__name__)
 
@@ -157,6 +159,16 @@ class PackedHead(nn.Module):
         return multiply(hidden, [self.head.weight], [self.head.bias])
 
 
+def pack_head(head: nn.Module) -> nn.Module:
+    """An output layer, or the rows of one, that runs packed; layers of other makes stay as they are."""
+    if isinstance(head, SlicedHead) and type(head.rows) is nn.Linear:
+        rows = PackedHead(head.rows)
+        # Slices come and go with their engines, and their packed copies with them.
+        weakref.finalize(rows, forget, [head.rows.weight.data_ptr()])
+        return SlicedHead(rows, head.token_ids, head.vocab_size)
+    return PackedHead(head) if type(head) is nn.Linear else head
+
+
 class CompilableModel:
     """A decoder with its output layer, as a target or a drafter has them: makes memory for them, compiled or not."""
 
@@ -168,8 +180,7 @@ class CompilableModel:
         """Memory for `num_slots` samples of `num_lanes` rows and `capacity` columns."""
         if self._run is None:
             return LaneModel(self.decoder, self.head, num_slots, num_lanes, capacity)
-        packs = isinstance(self._run, CompiledDecoder) and type(self.head) is nn.Linear
-        head = PackedHead(self.head) if packs else self.head  # type: ignore[arg-type]
+        head = pack_head(self.head) if isinstance(self._run, CompiledDecoder) else self.head
         return LaneModel(self.decoder, head, num_slots, num_lanes, capacity, self._run)
 
     def compile(self, after_s: float) -> bool:

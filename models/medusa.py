@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -90,6 +90,14 @@ class MedusaHeads(nn.ModuleList):
             for _ in range(shape.num_heads)
         )
         self.shape = shape
+
+    def with_outputs(self, outputs: Sequence[nn.Module]) -> MedusaHeads:
+        """The same blocks under other output layers, one for each head."""
+        other = MedusaHeads.__new__(MedusaHeads)
+        pairs = zip(self, outputs, strict=True)
+        nn.ModuleList.__init__(other, (nn.Sequential(*list(own.children())[:-1], output) for own, output in pairs))
+        other.shape = self.shape
+        return other
 
     def logits(self, head: int, hidden: Tensor) -> Tensor:
         """States (…, D) → logits (…, V), fp32, of the token `head` + 2 places after the state's own."""

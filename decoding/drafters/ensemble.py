@@ -78,7 +78,9 @@ class Ensemble:
             self._probs = []
         self._probs.append(probs)
         mixed = torch.einsum("br,brfv->bfv", self._weights[slots.index], probs)
-        return mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log()
+        # What no lane can say stays impossible; what is too small for the type does not become so.
+        impossible = (logits == -torch.inf).all(dim=1)
+        return mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log().masked_fill(impossible, -torch.inf)
 
     def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
         if self.options.policy == "static":

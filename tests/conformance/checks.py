@@ -269,7 +269,7 @@ def check_independence(family: str, tree: str, sampling: Sampling, count: int = 
 
 
 def joint_of_two_tokens(
-    tree: Callable[[], TreePolicy], rule: Acceptance, count: int, drafter: str = "perturbed"
+    tree: Callable[[], TreePolicy], rule: Acceptance, count: int, drafter: str | Drafter = "perturbed"
 ) -> float:
     """Chi-square statistic, per degree of freedom, of three sampled tokens against the target's own probabilities.
 
@@ -279,7 +279,8 @@ def joint_of_two_tokens(
     prompt, _ = toys.prompt("llama", 5)
     sampling = Sampling(max_new_tokens=3, temperature=1.4, top_k=3, ignore_eos=True)
     wanted = [Request(f"draw-{i}", prompt, (), sampling, seed=3) for i in range(count)]
-    engine = Engine(toys.target("llama"), Method(make_drafter(drafter, "llama"), tree(), rule), 256, 64)
+    made = make_drafter(drafter, "llama") if isinstance(drafter, str) else drafter
+    engine = Engine(toys.target("llama"), Method(made, tree(), rule), 256, 64)
     seen: dict[tuple[int, ...], int] = {}
     for completion in run(engine, wanted).values():
         seen[completion.token_ids] = seen.get(completion.token_ids, 0) + 1

@@ -5,8 +5,11 @@ Lossy rules stand here at their zero setting, where they have to equal the targe
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from itertools import product
+
+from torch import nn
 
 from decoding import Engine, Method, Sampling
 from decoding.acceptance import Exact, Fly, Lantern, LVSpec, RandomRelaxation, Typical
@@ -16,6 +19,7 @@ from decoding.drafters import LookupDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
 from decoding.trees import DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths, chain
 from decoding.trees.sage import SPECVLM_PATHS
+from models.vocabulary import SlicedHead
 from tests import toys
 from tests.conformance import checks, heads
 from tests.conformance.relaxation import NEIGHBOURS
@@ -37,6 +41,19 @@ def drafted(
         merge = Ensemble(EnsembleOptions(policy, steps=4)) if policy else None
         drafter = ModelDrafter(toys.perturbed(family, 0.02), contexts, toys.VOCAB_SIZE, merge)
         return Method(drafter, tree(), rule or Exact())
+
+    return make
+
+
+def sliced(contexts: list[Context], tree: Callable[[], TreePolicy], policy: Policy | None = None) -> Make:
+    """A method that drafts every other token and nothing else."""
+
+    def make(family: str) -> Method:
+        model = copy.copy(toys.perturbed(family, 0.02))
+        assert isinstance(model.head, nn.Linear)
+        model.head = SlicedHead.of(model.head, range(0, model.vocab_size, 2), toys.VOCAB_SIZE)
+        merge = Ensemble(EnsembleOptions(policy, steps=4)) if policy else None
+        return Method(ModelDrafter(model, contexts, toys.VOCAB_SIZE, merge), tree(), Exact())
 
     return make
 
@@ -76,6 +93,8 @@ METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "tabed-tree": (drafted(MT, bush, policy="error"), VISUAL),
     "sage": (drafted([Pruned(0.5)], SageTree), VISUAL),
     "sage-online": (drafted([Full()], OnlineSageTree), EVERY),
+    "vocabulary": (sliced([Full()], specvlm), EVERY),
+    "tabed-vocabulary": (sliced(MT, bush, policy="error"), VISUAL),
     "lookup": (lambda _: Method(LookupDrafter(), five(), Exact()), EVERY),
     "dynamic": (drafted([Full()], lambda: DynamicTree(4, 3, 16)), EVERY),
     "eagle": (headed("eagle", lambda: DynamicTree(4, 3, 16)), ("llama",)),

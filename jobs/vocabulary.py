@@ -1,0 +1,70 @@
+"""`python -m jobs.vocabulary --target MODEL --out FILE SOURCE ...`: count the tokens of texts, for a drafter that
+may say the frequent ones only (`method.drafter.vocabulary`).
+
+A source is a finished job's output, a Parquet file, or a file of texts, one per line. Exit status: 0 done, 2 refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from configs.load import ConfigError
+from models.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor
+from models.front_end import FrontEnd
+from models.vocabulary import write_tokens
+from pipeline.token_counts import SHARES, Counted, count_tokens, texts_of
+
+DONE, REFUSED = 0, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Count, write the list and return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m jobs.vocabulary", description=__doc__)
+    parser.add_argument("--target", required=True, help="folder or hub id of the model whose tokenizer counts")
+    parser.add_argument("--revision", help="the hub's commit, tag or branch")
+    parser.add_argument("--out", required=True, type=Path, help="the file to write, for method.drafter.vocabulary.path")
+    parser.add_argument("--column", default="generated_text", help="the column of Parquet files that holds the texts")
+    parser.add_argument("sources", nargs="+", metavar="SOURCE", help="job output, Parquet file or text file; any URL")
+    arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    try:
+        counted = _count(arguments)
+        write_tokens(arguments.out, counted.tokens, f"{counted.num_texts} texts by the tokenizer of {arguments.target}")
+    except ConfigError as error:
+        print(f"refused: {error}", file=sys.stderr)
+        return REFUSED
+    except OSError as error:
+        print(f"refused: {arguments.out} cannot be written: {error.strerror or error}", file=sys.stderr)
+        return REFUSED
+    for line in _lines(counted, arguments.out):
+        print(line)
+    return DONE
+
+
+def _count(arguments: argparse.Namespace) -> Counted:
+    """Raises ConfigError: the target has no tokenizer, a source cannot be read, or there is no text."""
+    ref = CheckpointRef(arguments.target, arguments.revision)
+    try:
+        tokenizer = FrontEnd(read_processor(ref, read_config(ref))).tokenizer
+    except CheckpointError as error:
+        raise ConfigError(f"--target: {error}") from None
+    counted = count_tokens(texts_of(arguments.sources, arguments.column), tokenizer)
+    if not counted.tokens:
+        raise ConfigError(f"{', '.join(arguments.sources)}: there is no text to count")
+    return counted
+
+
+def _lines(counted: Counted, out: Path) -> list[str]:
+    shares = ", ".join(f"{100 * share:g} % by {counted.size_for(share):,}" for share in SHARES)
+    different = f"{counted.num_tokens:,} tokens, {len(counted.tokens):,} of them different"
+    return [
+        f"texts         {counted.num_texts:,} of {different}",
+        f"covered       {shares}",
+        f"list          {out} (as method.drafter.vocabulary.path; .size takes the first so many)",
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""The tokens that a drafter may say: an output layer that keeps their rows alone, and the file that lists them.
+
+An output layer over a large vocabulary costs a small drafter as much as its layers, and texts are made of few of its
+tokens (Zhao et al. 2025, FR-Spec, arXiv 2502.14856). A token that is left out is never drafted; the target says it all
+the same. Knows no drafters and no acceptance rules.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+MAX_FILE_BYTES = 256 * 1024 * 1024
+
+
+class VocabularyError(ValueError):
+    """A list of tokens that is missing, torn or of another tokenizer; the message names it."""
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    """One token of a tokenizer, as the tokenizer writes it, and how often it was seen."""
+
+    token_id: int
+    token: str
+    count: int
+
+
+class SlicedHead(nn.Module):
+    """The rows of an output layer that belong to some tokens; every other token of `vocab_size` gets −inf.
+
+    `rows` multiplies, and may stand for a layer of the same weights that runs faster.
+    """
+
+    def __init__(self, rows: nn.Module, token_ids: Tensor, vocab_size: int) -> None:
+        super().__init__()
+        self.rows = rows
+        self.vocab_size = vocab_size
+        self.token_ids: Tensor
+        self.register_buffer("token_ids", token_ids, persistent=False)
+
+    @staticmethod
+    def of(head: nn.Linear, token_ids: Iterable[int], vocab_size: int) -> SlicedHead:
+        """Copy the rows of `token_ids`, which `head` and the vocabulary must have, out of `head`."""
+        ids = torch.tensor(sorted(set(token_ids)), dtype=torch.long, device=head.weight.device)
+        assert len(ids), "no tokens"
+        assert 0 <= int(ids[0]) <= int(ids[-1]) < min(vocab_size, head.weight.shape[0]), ids
+        rows = nn.Linear(head.in_features, len(ids), bias=head.bias is not None, device="meta")
+        rows.weight = nn.Parameter(head.weight.detach()[ids], requires_grad=False)
+        if head.bias is not None:
+            rows.bias = nn.Parameter(head.bias.detach()[ids], requires_grad=False)
+        return SlicedHead(rows, ids, vocab_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """States (…, D) → logits (…, V) in fp32."""
+        few: Tensor = self.rows(hidden).float()
+        out = few.new_full((*few.shape[:-1], self.vocab_size), -torch.inf)
+        return out.index_copy_(-1, self.token_ids, few)
+
+
+# --- the file ------------------------------------------------------------------------------------------------------
+
+
+def write_tokens(path: Path, tokens: Sequence[TokenCount], texts_of: str) -> None:
+    """Write a list, most frequent token first; `texts_of` says in words what was counted."""
+    rows = ",\n".join(json.dumps([one.token_id, one.token, one.count]) for one in _by_count(tokens))
+    part = path.with_name(path.name + ".part")
+    part.write_text(f'{{"counted": {json.dumps(texts_of)},\n"tokens": [\n{rows}\n]}}\n', encoding="utf-8")
+    part.replace(path)
+
+
+def read_tokens(path: str) -> list[TokenCount]:
+    """The list in a file, most frequent token first.
+
+    Raises:
+        VocabularyError: it is missing, too large, no such list, or names a token twice.
+    """
+    file = Path(path)
+    try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise VocabularyError(f"{path}: it has more than {MAX_FILE_BYTES >> 20} MiB, so it is no list of tokens")
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise VocabularyError(f"{path}: it cannot be read: {error.strerror or error}") from None
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, VocabularyError):
+            raise
+        raise VocabularyError(f"{path}: it is no JSON, so not what python -m jobs.vocabulary writes") from None
+    rows = found.get("tokens") if isinstance(found, dict) else None
+    if not isinstance(rows, list) or not rows:
+        raise VocabularyError(f"{path}: it holds no tokens; python -m jobs.vocabulary writes such files")
+    tokens = [_read_row(path, number, row) for number, row in enumerate(rows)]
+    if len({one.token_id for one in tokens}) < len(tokens):
+        raise VocabularyError(f"{path}: it names a token id twice")
+    return _by_count(tokens)
+
+
+def _read_row(path: str, number: int, row: object) -> TokenCount:
+    match row:
+        case [int(token_id), str(token), int(count)] if token_id >= 0 and count >= 0:
+            return TokenCount(token_id, token, count)
+    raise VocabularyError(f"{path}: tokens[{number}] is {json.dumps(row)[:80]}, not [id, token, count]")
+
+
+def _by_count(tokens: Iterable[TokenCount]) -> list[TokenCount]:
+    return sorted(tokens, key=lambda one: (-one.count, one.token_id))
