@@ -123,7 +123,10 @@ def load(config: schema.CaptionJob, torch_threads: int | None = None) -> Pair:
     target = load_target(config.model.target, "model.target", max(1, int(config.pool.num_gpus)), reserved_bytes)
     if config.model.drafter is not None and drafts and is_head(config):
         drafter = load_head(config, _ref(config.model.drafter), target)
-    compile_models(config.pool, [model for model in (target, drafter) if isinstance(model, Target)])
+    models = [model for model in (target, drafter) if isinstance(model, Target)]
+    compile_models(config.pool, models)
+    for model in models:
+        model.keep_features(config.pool.feature_cache_bytes)
     return Pair(config, target, drafter, info.target_id, info.drafter_id, info.revisions)
 
 

@@ -223,6 +223,9 @@ class Pool(EnginePool):
     _most_gpus: ClassVar[int] = 64
     max_context_tokens: Annotated[int, Field(ge=16)] = 2048
     """Prompt, images and generated tokens together; a row that needs more becomes an error row."""
+    feature_cache_bytes: Annotated[int, Field(ge=0)] = 256 * 1024**2
+    """Visual features, and the pixels that they are known by, that each model of a pair keeps for later prompts about
+    the same image or video; 0 keeps none."""
     decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
     decode_label_selector: Labels | None = None
     """Which nodes may read and decode."""

@@ -130,8 +130,11 @@ class Engine:
         finished: list[Completion] = []
         free = self._slots.free
         while self._admission.waiting and free:
+            hits_before = self.target.num_feature_hits
             taken = self._admission.take(len(free))
             self.stats.encode_s += time.perf_counter() - taken.started_s
+            self.stats.num_feature_hits += self.target.num_feature_hits - hits_before
+            self.stats.num_shared_prompts += len(taken.lanes) - len({id(lanes) for lanes in taken.lanes})
             finished += taken.refused
             ids, free = free[: len(taken.requests)], free[len(taken.requests) :]
             if ids:

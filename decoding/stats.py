@@ -68,6 +68,10 @@ class EngineStats:
     num_slot_steps: int = 0
     target_forwards: int = 0
     num_admitted: int = 0
+    num_shared_prompts: int = 0
+    """Admitted samples whose prompt was another's too, and was encoded and run for that one."""
+    num_feature_hits: int = 0
+    """Visual features that were in memory from an earlier prompt."""
     num_finished: int = 0
     num_generated_tokens: int = 0
     encode_s: float = 0.0

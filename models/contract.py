@@ -26,6 +26,7 @@ class TargetModel(Protocol):
 
     `num_lanes` rows hold one sample: two for classifier-free guidance, the conditional one first. `eos_ids` end an
     output and are empty where its length is fixed; `max_new_tokens` is then that length, and None elsewhere.
+    `num_feature_hits` counts visual features that were taken from memory instead of being made.
     """
 
     name: str
@@ -39,6 +40,9 @@ class TargetModel(Protocol):
     hidden_size: int
     eos_ids: frozenset[int]
     special_ids: frozenset[int]
+
+    @property
+    def num_feature_hits(self) -> int: ...
 
     def encode_lanes(
         self,

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from models.checkpoints import CheckpointError, CheckpointRef, load_weights, read_config, read_processor
 from models.clip import Clip
 from models.compiled import CompilableModel
+from models.content import Content
 from models.contract import Condition
+from models.features import FeatureCache
 from models.front_end import FrontEnd, PromptError
 from models.inspection import check_decoder
 from models.prefix import Prefix, capture
@@ -52,6 +54,7 @@ class Target(CompilableModel):
         names = ("image_token_id", "video_token_id")
         self.visual_ids = frozenset(int(i) for i in (getattr(config, name, None) for name in names) if i is not None)
         self.video_id: int | None = getattr(config, "video_token_id", None)
+        self._features = FeatureCache(model, 0)
         special = getattr(front_end.tokenizer, "all_special_ids", None) or []
         self.special_ids = self.eos_ids | self.visual_ids | frozenset(int(i) for i in special)
 
@@ -87,6 +90,16 @@ class Target(CompilableModel):
         """Of the weights."""
         return sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
 
+    @property
+    def num_feature_hits(self) -> int:
+        """How often features of images or videos were taken from memory."""
+        return self._features.num_hits
+
+    def keep_features(self, max_bytes: int) -> None:
+        """Keep the visual features of whole prompts from now on, up to so many bytes; 0 keeps none."""
+        assert not self._features.max_bytes, "features are kept already"
+        self._features = FeatureCache(self.model, max_bytes)
+
     def prefix(self, inputs: dict[str, Tensor]) -> Prefix:
         """Processor outputs of one sample → its embedded prompt, on the model's device.
 
@@ -108,7 +121,11 @@ class Target(CompilableModel):
 
     def encode(self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()) -> Prefix:
         """Rendered prompt, images and clips → prefix; see `FrontEnd.encode` for what is refused."""
-        return self.prefix(self.front_end.encode(prompt, images, videos))
+        inputs = self.front_end.encode(prompt, images, videos)
+        if not (images or videos):
+            return self.prefix(inputs)
+        with self._features.showing(Content.shown(images, videos)):
+            return self.prefix(inputs)
 
     def encode_lanes(
         self,

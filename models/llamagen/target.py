@@ -44,6 +44,8 @@ class LlamaGenTarget(CompilableModel):
     lanes; a model that is never guided saves half of its work.
     """
 
+    num_feature_hits = 0
+
     def __init__(self, gpt: Gpt, text_encoder: TextEncoder | None = None, guided: bool = True, name: str = "") -> None:
         self.gpt = gpt
         self.name = name

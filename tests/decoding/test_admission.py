@@ -26,6 +26,7 @@ class CountingTarget:
 
     num_lanes = 1
     max_new_tokens = None
+    num_feature_hits = 0
 
     def __init__(self) -> None:
         self.encoded: list[str] = []
