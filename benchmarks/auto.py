@@ -7,7 +7,8 @@
 A workload is a batch, a length, a drafter of a given cost and a drafter of a given quality. Cost follows from inflation
 (`benchmarks.inflate`); a worse drafter is the trained one with noise on its head. First every method decodes the same
 rows alone, interleaved, several times: that says which is best, with an interval. Then an engine with `method.auto`
-gets rows until it has chosen. A result counts only if all methods, and the trial, give the same tokens.
+gets rows until it has chosen. Tokens in which a method, or the trial, differs from the others end the run without
+results.
 """
 
 from __future__ import annotations
@@ -35,6 +36,16 @@ from actors.engines import make_engine
 from actors.method import plain_method
 from actors.pair import Pair, load
 from actors.trial import Trial
+from benchmarks.auto_tables import (
+    ANOTHER,
+    BEST,
+    GAPS,
+    WITHIN_INTERVAL,
+    WITHIN_TRIAL,
+    auto_claims_table,
+    auto_table,
+    row_of,
+)
 from benchmarks.inflate_files import inflate_folder
 from benchmarks.inflate_shapes import Shape, drafter_shape
 from configs.load import validate
@@ -203,10 +214,13 @@ def forward_s(model: Target, batch: int) -> float:
 
 
 def verdict(alone: Comparison, chosen: str, note_of_best: str) -> str:
-    """How a trial's choice stands beside what all methods took alone."""
+    """How a trial's choice stands beside what all methods took alone: the best of them, one that this measurement
+    cannot tell from the best, one that only the trial could not, or another."""
     if chosen == alone.best:
-        return "the best"
-    return "within the interval" if not alone.is_slower(chosen) or note_of_best == WITHIN else "another"
+        return BEST
+    if not alone.is_slower(chosen):
+        return WITHIN_INTERVAL
+    return WITHIN_TRIAL if note_of_best == WITHIN else ANOTHER
 
 
 def run_workload(pair: Pair, size: Size, slots: int, length: int) -> dict[str, Any]:
@@ -253,60 +267,15 @@ def told(found: list[dict[str, Any]], size: Size) -> dict[str, Any]:
         "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "size": asdict(size),
-        "equal": True,
         "num_planned": len(size.batches) * len(size.lengths) * len(size.ratios) * len(size.drafters),
         "num_workloads": len(found),
-        "num_best": sum(cell["verdict"] == "the best" for cell in found),
-        "num_within": sum(cell["verdict"] == "within the interval" for cell in found),
+        "num_best": sum(cell["verdict"] == BEST for cell in found),
+        "num_within": sum(cell["verdict"] == WITHIN_INTERVAL for cell in found),
+        "num_within_trial": sum(cell["verdict"] == WITHIN_TRIAL for cell in found),
         "num_won_by_plain": sum(cell["best"] == "plain" for cell in found),
-        "num_gaps_of_5_to_15_percent": sum(0.05 <= cell["gap"] <= 0.15 for cell in found),
+        "num_gaps_of_5_to_15_percent": sum(GAPS[0] <= cell["gap"] <= GAPS[1] for cell in found),
         "workloads": found,
     }
-
-
-COLUMNS = (
-    "batch",
-    "tokens",
-    "drafter",
-    "c asked",
-    "c measured",
-    "acceptance length",
-    "best alone",
-    "ahead by",
-    "`auto` keeps",
-    "which is",
-    "slower by",
-    "trial",
-)
-
-
-def row_of(cell: dict[str, Any]) -> str:
-    """One workload as a row of the table."""
-    trial = cell["trial"]
-    cells = (
-        *(str(cell[name]) for name in ("batch", "length", "drafter", "ratio")),
-        f"{cell['measured_ratio']:.2f}",
-        f"{max(cell['acceptance_lengths'].values()):.2f}",
-        cell["best"],
-        f"{100 * cell['gap']:.0f} %",
-        cell["chosen"],
-        cell["verdict"],
-        f"{100 * (cell['chosen_slowdown'] - 1):.0f} %",
-        f"{trial['num_rows']} rows, {trial['num_rounds']} rounds",
-    )
-    return f"| {' | '.join(cells)} |"
-
-
-def table(results: dict[str, Any]) -> str:
-    """All workloads, and the sum of them."""
-    rows = [f"| {' | '.join(COLUMNS)} |", "|" + "---|" * len(COLUMNS), *map(row_of, results["workloads"])]
-    summed = (
-        f"Of {results['num_workloads']} workloads (of {results['num_planned']}) the best was kept in "
-        f"{results['num_best']}, and one that the measurement or the trial could not tell from it in "
-        f"{results['num_within']}. Plain decoding was best in {results['num_won_by_plain']}; in "
-        f"{results['num_gaps_of_5_to_15_percent']} the best was 5 to 15 % ahead."
-    )
-    return "\n".join([*rows, "", summed])
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -316,10 +285,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--table", action="store_true", help="the table of the committed results")
     options = parser.parse_args(arguments)
     if options.table:
-        print(table(json.loads(RESULTS.read_text(encoding="utf-8"))))
+        print(auto_table(json.loads(RESULTS.read_text(encoding="utf-8"))))
         return 0
     results = run(QUICK if options.quick else FULL)
-    print(table(results))
+    print(auto_table(results), auto_claims_table(results), sep="\n\n")
     if not options.quick:
         RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return 0

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import (
+    auto_tables,
     decode_tables,
     engine_tables,
     fleet_tables,
@@ -85,6 +86,7 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
     **{name: ("engine", make) for name, make in engine_tables.TABLES.items()},
     **{name: ("pipeline", make) for name, make in pipeline_tables.TABLES.items()},
+    **{name: ("auto", make) for name, make in auto_tables.TABLES.items()},
     **{name: ("synthetic", make) for name, make in synthetic_tables.TABLES.items()},
     **speed_plots.TABLES,
 }

@@ -8,6 +8,7 @@ import pytest
 
 from actors.comparison import Block, Comparison
 from benchmarks import auto
+from benchmarks.auto_tables import auto_claims_table, auto_table, claims
 
 
 def cell(best: str, gap: float, chosen: str, verdict: str) -> dict[str, Any]:
@@ -18,22 +19,39 @@ def cell(best: str, gap: float, chosen: str, verdict: str) -> dict[str, Any]:
     }
 
 
-def test_the_table_has_a_row_for_every_workload_and_says_what_they_add_up_to() -> None:
+def test_the_table_has_a_row_for_every_workload() -> None:
     cells = [cell("plain", 0.08, "chain-2", "within the interval"), cell("chain-2", 0.31, "chain-2", "the best")]
     results = auto.told(cells, auto.QUICK)
     assert (results["num_best"], results["num_within"], results["num_won_by_plain"]) == (1, 1, 1)
     assert (results["num_workloads"], results["num_planned"], results["num_gaps_of_5_to_15_percent"]) == (2, 2, 1)
-    lines = auto.table(results).splitlines()
+    lines = auto_table(results).splitlines()
     assert lines[2] == (
         "| 2 | 6 | poor | 0.2 | 0.21 | 1.46 | plain | 8 % | chain-2 | within the interval | 8 % | 96 rows, 2 rounds |"
     )
-    assert {line.count("|") for line in lines[:4]} == {13}
-    assert lines[-1].startswith("Of 2 workloads (of 2) the best was kept in 1, and one that")
+    assert {line.count("|") for line in lines} == {13}
+    assert len(lines) == 4
+
+
+def test_claims_follow_from_the_workloads_and_a_choice_that_is_another_or_a_workload_left_out_breaks_them() -> None:
+    good = [cell("plain", 0.05, "plain", "the best")] * 3 + [
+        cell("chain-2", 0.31, "chain-2", "within the interval")
+    ] * 13
+    assert [holds for _, holds, _ in claims(auto.told(good, auto.FULL))] == [True] * 4
+    assert [holds for _, holds, _ in claims(auto.told(good[1:], auto.FULL))] == [False, True, False, False]
+    for verdict in ("another", "within the trial's interval"):
+        bad = [*good[:-1], cell("chain-2", 0.31, "plain", verdict)]
+        assert [holds for _, holds, _ in claims(auto.told(bad, auto.FULL))] == [True, False, True, True]
+    table = auto_claims_table(auto.told(bad, auto.FULL))
+    assert (
+        "| the best in 3, within the interval in 12, only within the trial's in 1, another in 0; at most 31 % slower "
+        "| **no** |" in table
+    )
+    assert [holds for _, holds, _ in claims(auto.told([], auto.FULL))] == [False] * 4
 
 
 @pytest.mark.parametrize(
     ("chosen", "noted", "verdict"),
-    [("a", "chosen", "the best"), ("b", "slower", "another"), ("b", auto.WITHIN, "within the interval")],
+    [("a", "chosen", "the best"), ("b", "slower", "another"), ("b", auto.WITHIN, "within the trial's interval")],
 )
 def test_a_choice_is_judged_by_what_the_methods_took_alone(chosen: str, noted: str, verdict: str) -> None:
     times = {"a": [1.0, 1.0, 1.0], "b": [1.5, 1.5, 1.5]}

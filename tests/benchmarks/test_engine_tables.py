@@ -170,7 +170,11 @@ def test_a_job_with_other_texts_than_plain_decodings_has_no_speed() -> None:
         "compile": "never",
         "num_equal": 100,
     }
-    told = pipeline_tables.pipeline_table({"rows": [cell, {**cell, "wall_s": 20.0}]})
-    assert "| chain | never | 7.5 | 375.0 | 60 % | 10 % | 3.00 | 200 of 200 |" in told
-    other = pipeline_tables.pipeline_table({"rows": [cell, {**cell, "num_equal": 99}]})
+    told = pipeline_tables.pipeline_table({"num_scenes": 100, "rows": [cell, {**cell, "wall_s": 20.0}]})
+    assert "| chain | never | 7.5 (5.0–10.0) | 375.0 (250.0–500.0) | 60 % | 10 % | 3.00 | 200 of 200 |" in told
+    other = pipeline_tables.pipeline_table({"num_scenes": 100, "rows": [cell, {**cell, "num_equal": 99}]})
     assert "| chain | never | withheld | withheld | 80 % | 10 % | 3.00 | 199 of 200 |" in other
+    # A row that was not made is no equal one.
+    fewer = {**cell, "num_equal": 99, "num_rows": 99}
+    lost = pipeline_tables.pipeline_table({"num_scenes": 100, "rows": [cell, fewer]})
+    assert "| chain | never | withheld | withheld | 80 % | 10 % | 3.00 | 199 of 200 |" in lost
