@@ -133,7 +133,7 @@ def stacked_bars(bars: Mapping[str, Mapping[str, float]], title: str, across: st
     bottom = top + row_h * len(bars)
     parts = [_open(bottom + 48, title)]
     for number, kind in enumerate(kinds):
-        parts.append(_key(left + 8 + 120 * number, 48, COLOURS[number % len(COLOURS)], kind))
+        parts.append(_key(left + 8 + plot_w * number / len(kinds), 48, COLOURS[number % len(COLOURS)], kind))
     for row, (name, parts_of) in enumerate(bars.items()):
         y, x = top + row_h * row, float(left)
         parts.append(f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">{escape(name)}</text>')

@@ -61,7 +61,9 @@ def draw_phases(results: dict[str, Any]) -> str:
         for (length, batch), rows in cells_of(results).items()
         for mode, row in rows.items()
     }
-    return stacked_bars(bars, "Where the time of a pass goes", "share of a pass' wall time")
+    return stacked_bars(
+        bars, "Where the time of a pass goes, by batch and most new tokens", "share of a pass' wall time"
+    )
 
 
 def draw_positions(results: dict[str, Any]) -> str:

@@ -54,6 +54,10 @@ def test_the_parts_of_a_bar_fill_it() -> None:
     assert widths == [122.5, 367.5, 0.0]
     assert ">25<" in picture
     assert ">75<" in picture
+    five = stacked_bars(
+        {"row": dict.fromkeys(["prompts", "drafts", "verifying", "committing", "between"], 1.0)}, "", ""
+    )
+    assert max(x for x, _ in circles(five)) + 12 + 8 * len("committing") < 720, "the last name is not cut off"
     with pytest.raises(ValueError, match="no shares of a whole"):
         stacked_bars({"row": {"a": 0.0}}, "title", "share")
     with pytest.raises(ValueError, match="no shares of a whole"):
