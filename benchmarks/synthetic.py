@@ -34,7 +34,7 @@ from benchmarks.forced_acceptance import Forced
 from benchmarks.peer_rounds import turns
 from benchmarks.peer_verdict import spread
 from benchmarks.peers import SCRATCH, SEED, cores, cpu_name, inflated
-from benchmarks.synthetic_tables import synthetic_table
+from benchmarks.synthetic_tables import synthetic_setting, synthetic_table
 from configs.schema import Checkpoint
 from decoding import Engine, Request, Sampling
 from decoding.contexts import Full
@@ -52,7 +52,7 @@ OF_MEMORY = 0.7
 """Share of the free memory that one cell may take; one that would take more is left out and named."""
 MAX_S = 300.0
 """No cell is begun after so long; the results name those that were left out."""
-ENOUGH_S, MIN_STEPS = 5.0, 4
+ENOUGH_S, MIN_STEPS = 8.0, 4
 """A timing ends after so long, but not before so many steps."""
 MAX_PROMPT_TOKENS, SPARE = 160, 16
 READS = ("all columns", "the text alone")
@@ -71,7 +71,7 @@ class Size:
     num_rounds: int
 
 
-FULL = Size((2_000, 25_000), (1, 4), (3, 5), (0.5, 0.7, 0.9), 12, 2)
+FULL = Size((2_000, 25_000), (1, 4), (3, 5), (0.5, 0.7, 0.9), 20, 2)
 QUICK = Size((300,), (1, 2), (3,), (0.5, 0.9), 4, 2)
 
 
@@ -120,7 +120,7 @@ class Filled:
             self._admit(slots, prefixes, *options, **named)
             for memory in (*cache.keys, *cache.values):
                 fill(memory)
-            setattr(cache, "wipe", lambda rows: None)  # noqa: B010
+            setattr(cache, "wipe", lambda *_: None)  # noqa: B010
             self._is_filled = True
         prefill = self._admit(slots, prefixes, *options, **named)
         cache.lens[self._lanes.rows(slots)] += self._num_columns
@@ -291,7 +291,7 @@ def main(arguments: list[str] | None = None) -> int:
         "left_out": left_out,
         "synthetic_rows": rows,
     }
-    print(synthetic_table(found))
+    print(synthetic_setting(found), synthetic_table(found), sep="\n\n")
     if not options.quick and not options.dry:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     return 0

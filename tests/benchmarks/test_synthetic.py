@@ -79,6 +79,8 @@ def test_rows_hold_the_random_columns_beside_their_prompts_and_steps_read_them(p
     made = [len(progress.token_ids) - 1 for progress in engine._slots.progress if progress is not None]
     lens = target.lanes(2, 1, 100).cache.lens.tolist()
     assert lens == [prompt + 40 + tokens for prompt, tokens in zip(prompts, made, strict=True)]
+    # Windows follow from what the host knows of the lengths.
+    assert target.lanes(2, 1, 100)._prefix_lengths == [prompt + 40 for prompt in prompts]
     assert min(drafter.lanes(2, 1, 100).cache.lens.tolist()) >= min(prompts) + 40
     for memory in target.lanes(2, 1, 100).cache.keys:
         assert memory is not None

@@ -1,0 +1,105 @@
+"""Passes of the engine's benchmark on the small pair as it is: what is timed, and that outputs are the target's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks import engine, engine_tables, forward_clock
+from benchmarks.engine_passes import Bench, Cell
+from benchmarks.forward_clock import ForwardClock
+from benchmarks.peer_process import Work
+from benchmarks.peer_reference import make_reference
+from models.target import Target
+from zoo.pair import CHECKPOINTS
+
+CELL = Cell(batch=2, max_new_tokens=8, num_requests=4)
+
+
+class Clocked:
+    """Stands for a `LaneModel` whose every call takes a set time on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def admit(self) -> None:
+        self.now += 5.0
+
+    def forward(self) -> None:
+        self.now += 3.0
+
+    def logits(self) -> None:
+        self.now += 1.0
+
+    def commit(self) -> None:
+        self.now += 7.0
+
+
+def test_an_output_layer_counts_with_the_prompt_or_the_step_that_it_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    lanes: Any = Clocked()
+    monkeypatch.setattr(forward_clock.time, "perf_counter", lambda: lanes.now)
+    clock = ForwardClock([lanes])
+    for call in ("admit", "logits", "forward", "logits", "commit", "forward", "admit", "logits"):
+        getattr(lanes, call)()
+    assert (clock.prompts_s, clock.steps_s) == (12.0, 7.0), "committing is no forward"
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    from models.checkpoints import CheckpointRef, read_config, read_processor
+    from models.front_end import FrontEnd
+    from zoo.text_samples import held_out_prompts
+
+    ref = CheckpointRef(str(CHECKPOINTS / "text_target"))
+    texts = held_out_prompts(CELL.num_requests, 0)
+    front_end = FrontEnd(read_processor(ref, read_config(ref)))
+    ids = [front_end.encode(text, ())["input_ids"][0].tolist() for text in texts]
+    folders = (str(CHECKPOINTS / "text_target"), str(CHECKPOINTS / "text_drafter"))
+    work = Work(*folders, "float32", 1, 3, 2, 192, 16, False, texts, ids)
+    reference = make_reference(work.__class__(**{**vars(work), "max_new_tokens": CELL.max_new_tokens}))
+    with pytest.MonkeyPatch.context() as patch:
+        # Compiling takes longer than all the rest.
+        patch.setattr(Target, "compile", lambda *_: False)
+        return engine.measure_cell(Bench(work), CELL, reference, 2)
+
+
+def test_every_method_gives_the_targets_own_outputs_and_has_a_speed(rows: list[dict[str, Any]]) -> None:
+    assert [row["mode"] for row in rows] == list(engine_tables.MODES)
+    for row in rows:
+        assert (row["batch"], row["max_new_tokens"], row["num_requests"]) == (2, 8, 4)
+        assert row["num_tokens"] == [32, 32]
+        assert row["verdict"]["num_equal"] == row["verdict"]["num_sequences"] == 8
+        assert row["tokens_per_s"] is not None
+        assert row["num_new_graphs"] == [0, 0]
+
+
+def test_forwards_are_part_of_the_steps_they_are_in_and_steps_part_of_the_pass(rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        for forwards, steps, whole in zip(
+            row["step_forwards_s"], engine_tables.decoding_s(row), row["seconds"], strict=True
+        ):
+            assert 0.0 < forwards < steps < whole
+        for prompts, phase in zip(row["prompt_forwards_s"], row["phases_s"]["prefill_s"], strict=True):
+            assert 0.0 < prompts < phase
+        assert 0.0 < engine_tables.beyond_forwards(row) < 1.0
+        assert sum(engine_tables.parts_of_pass(row)) == pytest.approx(1.0)
+
+
+def test_the_drafters_forwards_are_timed_where_there_is_one(rows: list[dict[str, Any]]) -> None:
+    plain, chain, _ = rows
+    assert set(plain["forwards_ms"]) == {"target 1", "target γ+1"}
+    assert set(chain["forwards_ms"]) == {"target 1", "target γ+1", "drafter 2", "drafter 1"}
+    assert engine_tables.tokens_per_step(plain) == 1.0
+    # γ is 3, and a step gives the target's token beside what it kept of them.
+    assert 1.0 < engine_tables.tokens_per_step(chain) <= 4.0
+    kept = sum(place * count for place, count in enumerate(chain["acceptance_histogram"]))
+    assert chain["acceptance_length"] == pytest.approx(1.0 + kept / sum(chain["acceptance_histogram"]))
+
+
+def test_a_method_without_a_speed_leaves_its_claims_unknown(rows: list[dict[str, Any]]) -> None:
+    changed = [{**row} for row in rows]
+    changed[1] = {**changed[1], "tokens_per_s": None, "samples_per_s": None}
+    found = {"gamma": 3, "rows": changed, "left_out": []}
+    assert "| 8 | 2 | chain | 4 | withheld | withheld |" in engine_tables.engine_table(found)
+    assert [one["holds"] for one in engine_tables.claims(found) if one["claim"].startswith("with the")] == [None]
