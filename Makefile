@@ -3,6 +3,7 @@
 # make check      ruff, mypy and the layers
 # make bench      every method on the zoo, captions and images, and the tables made from it (no GPU needed)
 # make bench-engine  this engine alone at every batch size, and where a step's time goes (half an hour)
+# make bench-gpu  this engine on one GPU, true shapes, with the python3 at hand (ten minutes; torch 2.11 and transformers)
 # make bench-peers  this engine beside transformers and vLLM on a CPU, in an environment that it makes (about an hour)
 # make test-all   also the full product of the conformance suite
 # make test-cluster  a node killed, a node drained, a fleet that grows and shrinks (six minutes; not beside another Ray)
@@ -12,7 +13,7 @@
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-cluster check bench bench-engine bench-peers chaos
+.PHONY: help demo test test-all test-cluster check bench bench-engine bench-gpu bench-peers chaos
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -51,6 +52,10 @@ bench: .venv/.installed
 bench-engine: .venv/.installed
 	@$(PY) -m benchmarks.engine
 	@$(PY) -m benchmarks.tables
+
+# No environment is made: a machine with a GPU has its own torch. PYTHON=… names another interpreter.
+bench-gpu:
+	@$(or $(PYTHON),python3) -m benchmarks.gpu
 
 bench-peers: .venv/.installed
 	@$(PY) -m benchmarks.peers

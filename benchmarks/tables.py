@@ -19,6 +19,7 @@ from benchmarks import (
     decode_tables,
     engine_tables,
     fleet_tables,
+    gpu_tables,
     lantern_tables,
     peer_tables,
     pipeline_tables,
@@ -85,12 +86,15 @@ TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: (name, make) for name, make in fleet_tables.TABLES.items()},
     **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},
     **{name: ("engine", make) for name, make in engine_tables.TABLES.items()},
+    **{name: ("gpu", make) for name, make in gpu_tables.TABLES.items()},
     **{name: ("pipeline", make) for name, make in pipeline_tables.TABLES.items()},
     **{name: ("auto", make) for name, make in auto_tables.TABLES.items()},
     **{name: ("synthetic", make) for name, make in synthetic_tables.TABLES.items()},
     **speed_plots.TABLES,
 }
 """Name → the results that the table is made from, and how."""
+UNMADE = {"gpu": gpu_tables.UNMEASURED}
+"""What stands in the place of a table without results; for the others, which command was not run."""
 
 
 def print_tables(results: dict[str, Any]) -> None:
@@ -110,7 +114,8 @@ def fill(text: str, results: dict[str, dict[str, Any]]) -> str:
 
     def make(found: re.Match[str]) -> str:
         source, table = TABLES[found["name"]]
-        made = table(results[source]) if source in results else f"`python -m benchmarks.{source}` was not run yet."
+        missing = UNMADE.get(source, f"`python -m benchmarks.{source}` was not run yet.")
+        made = table(results[source]) if source in results else missing
         return found[1] + made + "\n" + found[3]
 
     return MARK.sub(make, text)

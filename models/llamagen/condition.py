@@ -17,7 +17,6 @@ from transformers import T5EncoderModel
 from models.checkpoints import DTYPES, CheckpointError, CheckpointRef, read_config, read_processor
 from models.front_end import PromptError
 from models.head_files import read_shapes
-from models.llamagen.cleaning import clean_caption
 from models.llamagen.shape import MAX_TEXT_TOKENS, GptShape
 
 MAX_CHARACTERS = 4096
@@ -89,6 +88,9 @@ class T5Condition:
             raise EmptyPrompt("the prompt is empty")
         if len(text) > MAX_CHARACTERS:
             raise PromptTooLong(f"the prompt has {len(text)} characters; at most {MAX_CHARACTERS} are read")
+        # Cleaning needs packages that models for classes or ready features do without.
+        from models.llamagen.cleaning import clean_caption
+
         try:
             cleaned = clean_caption(text)
         except Exception as error:  # the HTML parser refuses some broken declarations in errors of its own

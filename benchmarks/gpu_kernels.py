@@ -1,0 +1,90 @@
+"""The device itself, and attention alone: how fast it copies, and a step's attention in two parts beside one mask.
+
+Attention runs through the function that models run, `models.attention.attend`, writes to memory included, and recorded
+as steps are. Two parts have no time where they differ from the mask by more than rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.gpu_clock import seconds_of
+from benchmarks.gpu_models import SEED, lengths_between, recorder
+from benchmarks.gpu_sizes import Heads, Sizes
+from models.attention import AttentionStep, attend, mask_bias, tree_mask
+from models.cache import RaggedCache
+from models.checkpoints import DTYPES
+from models.two_part import first_part, split
+
+REPEATS = 10
+TOLERANCE_EPS = 8
+"""How far the two ways may differ, in units of the type's precision at the largest value."""
+
+
+def copy_bytes_per_s(sizes: Sizes, device: torch.device) -> float:
+    """Bytes read and written per second while memory is copied within the device."""
+    source = torch.zeros(sizes.copy_bytes, dtype=torch.uint8, device=device)
+    there = torch.empty_like(source)
+    return 2 * sizes.copy_bytes / seconds_of(lambda: there.copy_(source), device, REPEATS)
+
+
+@torch.inference_mode()
+def measure_attention(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
+    """A row for each kind of heads and each number of nodes: microseconds of one layer's attention, both ways."""
+    return [
+        measure_one(heads, nodes, sizes, device) for heads in sizes.attention_heads for nodes in sizes.attention_nodes
+    ]
+
+
+def measure_one(heads: Heads, num_nodes: int, sizes: Sizes, device: torch.device) -> dict[str, Any]:
+    """Rows of half to all of the columns, each with a chain of nodes."""
+    dtype, rows = DTYPES[sizes.dtype], sizes.attention_rows
+    generator = torch.Generator(device).manual_seed(SEED)
+
+    def states(num_heads: int, length: int) -> Tensor:
+        return torch.randn(rows, num_heads, length, heads.size, generator=generator, device=device).to(dtype)
+
+    cache = RaggedCache(rows, sizes.attention_columns, 1, device)
+    every = torch.arange(cache.capacity + 1, device=device).repeat(rows, 1)
+    numbers = torch.arange(rows, device=device)
+    filled = (states(heads.key, cache.capacity + 1), states(heads.key, cache.capacity + 1))
+    # A memory has two rows at least.
+    cache.write(0, numbers, every, *filled)
+    most = cache.capacity - num_nodes
+    lens = torch.tensor(lengths_between(cache.capacity // 2, most, rows), device=device)
+    visible = torch.ones(num_nodes, num_nodes, dtype=torch.bool, device=device).tril().expand(rows, -1, -1)
+    columns = lens[:, None] + torch.arange(num_nodes, device=device)
+    query, key, value = (states(number, num_nodes) for number in (heads.query, heads.key, heads.key))
+    bias = mask_bias(tree_mask(lens, visible, cache.capacity), dtype)
+    steps = {"mask": AttentionStep(cache, numbers, columns, bias, cache.capacity, rows)}
+    if (first := first_part(cache.keys, cache.values)) is not None:
+        parts = split(first, lens, visible, 0, cache.layer(0)[0], heads.query)
+        steps["two_parts"] = AttentionStep(cache, numbers, columns, None, cache.capacity, rows, parts=parts)
+    layer = nn.Module()
+    layer.layer_idx = 0  # type: ignore[assignment]
+    found: dict[str, Any] = {**asdict(heads), "nodes": num_nodes, "rows": rows, "columns": cache.capacity}
+    mixed = {name: attend(layer, query, key, value, None, lanes=step)[0].float() for name, step in steps.items()}
+    if "two_parts" in mixed:
+        largest = mixed["mask"].abs().max()
+        differs = ((mixed["two_parts"] - mixed["mask"]).abs().max() / largest).item() / torch.finfo(dtype).eps
+        found["difference_eps"] = differs
+        # Compared the other way round, not-a-number would count as no difference.
+        if not differs <= TOLERANCE_EPS:
+            found["withheld"] = f"the two ways differ by {differs:.1f} units of {sizes.dtype}'s precision"
+            del steps["two_parts"]
+    else:
+        found["withheld"] = "this device or type has no kernel for the first part"
+    for name, step in steps.items():
+
+        def layers(step: AttentionStep = step) -> Tensor:
+            for _ in range(sizes.attention_calls):
+                out, _ = attend(layer, query, key, value, None, lanes=step)
+            return out
+
+        _, replay = recorder(device).record(layers)
+        found[f"{name}_us"] = 1e6 * seconds_of(replay, device, REPEATS) / sizes.attention_calls
+    return found

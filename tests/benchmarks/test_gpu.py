@@ -1,0 +1,253 @@
+"""The benchmark for GPUs, run on a CPU at tiny sizes: it needs neither Ray nor pydantic, tells what it could not do,
+and prints no speed of outputs that differ."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import benchmarks.gpu as gpu
+import benchmarks.gpu_decoding as gpu_decoding
+import benchmarks.gpu_kernels as gpu_kernels
+from benchmarks.gpu_clock import DeviceClock, bytes_of_column, bytes_of_weights
+from benchmarks.gpu_models import CAPTURED, TextPair, make_text_pair
+from benchmarks.gpu_sizes import FULL, TINY
+from benchmarks.gpu_tables import UNMEASURED, claims, gpu_table
+from benchmarks.inflate import Inflation
+from benchmarks.peer_verdict import spread
+from benchmarks.tables import fill
+from decoding import Completion
+from decoding.types import RequestError
+from models.captured import CapturedDecoder
+from models.lanes import LaneModel, SlotBatch
+from models.two_part import FirstPart
+from tests.models.plain_first_part import plain as plain_first_part
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU = torch.device("cpu")
+ABSENT = ("ray", "pydantic", "pyarrow", "fsspec", "av", "decord", "ftfy", "bs4", "s3fs", "pandas")
+"""What an interpreter with torch and transformers alone does not have."""
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    """One whole run, without the kernel."""
+    return gpu.measure(TINY, CPU, 600.0)
+
+
+@pytest.fixture(scope="module")
+def pair() -> TextPair:
+    return make_text_pair(TINY, CPU)
+
+
+def test_a_whole_run_needs_neither_ray_nor_pydantic() -> None:
+    """In a process that cannot import them, nor anything else that torch and transformers do without."""
+    code = (
+        f"import sys\nfor name in {ABSENT!r}: sys.modules[name] = None\n"
+        "from benchmarks import gpu\n"
+        "code = gpu.main(['--device', 'cpu', '--tiny'])\n"
+        "rooms = {name.split('.')[0] for name in sys.modules}\n"
+        "assert not rooms & {'configs', 'actors', 'pipeline', 'jobs'}, rooms\n"
+        "sys.exit(code)"
+    )
+    before = {path: path.stat().st_mtime_ns for path in (ROOT / "benchmarks" / "results").iterdir()}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "Decoding, 7B shape" in done.stdout
+    assert "Synthetic: long visual contexts" in done.stdout
+    assert {path: path.stat().st_mtime_ns for path in (ROOT / "benchmarks" / "results").iterdir()} == before
+
+
+def test_without_a_gpu_it_refuses_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.main([]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.startswith("error: no GPU was found")
+    assert told.err.count("\n") == 1
+
+
+def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.10.1+cu128")
+    assert gpu.main(["--device", "cpu", "--tiny"]) == 2
+    assert "2.11 or newer" in capsys.readouterr().err
+    monkeypatch.setattr(torch, "__version__", "2.11.0+cu130")
+    assert gpu.refusal("cpu") == ""
+
+
+def test_full_sizes_are_refused_on_a_cpu() -> None:
+    with pytest.raises(SystemExit) as ended:
+        gpu.parse(["--device", "cpu"])
+    assert ended.value.code == 2
+
+
+def test_a_run_has_a_row_for_everything_and_all_outputs_are_the_targets(found: dict[str, Any]) -> None:
+    assert found["failed"] == {}
+    assert found["skipped"] == {}
+    assert json.loads(json.dumps(found))["gamma"] == TINY.gamma
+    rows = found["decoding"]["rows"]
+    places = {(row["batch"], row["method"], row["step"]) for row in rows}
+    assert places == {(b, m, s) for b in TINY.batches for m in ("plain", "chain") for s in ("eager", "captured")}
+    for row in rows:
+        assert row["withheld"] == ""
+        assert row["verdict"]["num_equal"] == row["verdict"]["num_sequences"] > 0
+        assert 0 < row["of_roofline"] < 1
+        assert 0 < row["outside_forwards"] < 1
+        drafts = row["forwards"]["drafter"]["calls"]
+        assert all(drafts) if row["method"] == "chain" else not any(drafts)
+        # Every step verifies once.
+        assert row["forwards"]["target"]["calls"] == row["num_steps"]
+    assert {row["step"]: row["equal_images"] for row in found["images"]["rows"]} == {"captured": 2, "eager": 2}
+    assert len(found["long"]["rows"]) == sum(len(batches) for _, batches in TINY.long) * (1 + 2 * len(TINY.rates))
+    for row in found["long"]["rows"]:
+        least = row["batch"] * row["steps"]
+        assert row["synthetic_tokens"] == least if row["rate"] is None else row["synthetic_tokens"] > least
+
+
+def test_the_tables_say_everything_that_was_found(found: dict[str, Any]) -> None:
+    told = gpu_table(found)
+    assert told.count("**") == 2 * len(("attention", "pair", "decoding", "images", "long"))
+    assert "no kernel for the first part" in told
+    assert f"| {TINY.batches[-1]} | chain | captured |" in told
+
+
+def test_without_results_the_page_says_unmeasured() -> None:
+    text = "<!-- table: gpu -->\nold\n<!-- end -->"
+    assert fill(text, {}) == f"<!-- table: gpu -->\n{UNMEASURED}\n<!-- end -->"
+
+
+def test_steps_are_replayed_and_not_only_called_so(pair: TextPair) -> None:
+    bench = gpu_decoding.Bench(pair, "chain, captured", 1, TINY.gamma)
+    bench.run([], False)
+    models = (pair.targets[CAPTURED], pair.drafters[CAPTURED])
+    assert all(isinstance(model._run, CapturedDecoder) for model in models)
+    assert all(model._run is None for model in (pair.targets["eager"], pair.drafters["eager"]))
+
+
+def test_a_row_whose_outputs_differ_has_no_speed(pair: TextPair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: replayed steps give the states of the row beside."""
+    called = CapturedDecoder.__call__
+
+    def mixed_up(self: Any, *given: Any) -> Any:
+        return called(self, *given).roll(1, 0)
+
+    monkeypatch.setattr(CapturedDecoder, "__call__", mixed_up)
+    rows, _ = gpu_decoding.measure_decoding(pair, TINY, CPU, 1e9, lambda: True)
+    found = {(row["method"], row["step"]): row for row in rows if row["batch"] == 3}
+    assert found["plain", "eager"]["tokens_per_s"] is not None
+    assert found["plain", "captured"]["tokens_per_s"] is None
+    assert "outputs differ" in found["plain", "captured"]["withheld"]
+
+
+def test_an_inflated_model_that_is_not_its_source_ends_what_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    fill_tensor = Inflation.fill
+
+    def wrong(self: Any, name: str, out: torch.Tensor) -> None:
+        fill_tensor(self, name, out)
+        if name.endswith("layers.3.mlp.down_proj.weight"):
+            out.normal_(0.0, 1.0, generator=torch.Generator().manual_seed(0))
+
+    monkeypatch.setattr(Inflation, "fill", wrong)
+    monkeypatch.setattr(gpu, "measure_images", lambda *_: ([], []))
+    told = gpu.measure(TINY, CPU, 600.0)
+    assert "is another model" in told["failed"]["pair"]
+    assert told["skipped"] == {"decoding": "it needs pair", "long": "it needs pair"}
+    assert "*decoding*: no figures, it needs pair." in gpu_table(told)
+
+
+def test_time_that_is_used_up_is_said() -> None:
+    told = gpu.measure(TINY, CPU, 0.0)
+    assert set(told["skipped"]) == {"copy", "attention", "pair", "decoding", "images", "long"}
+    sections = gpu.Sections(600.0)
+    sections.run("copy", lambda: 1.0)
+    # What a section does not use is left to the one after it.
+    assert sections._ends_s - sections._began_s == pytest.approx(gpu.BUDGETS_S["copy"], abs=1.0)
+    sections.run("attention", lambda: [])
+    both = gpu.BUDGETS_S["copy"] + gpu.BUDGETS_S["attention"]
+    assert sections._ends_s - sections._began_s == pytest.approx(both, abs=1.0)
+    assert sum(gpu.BUDGETS_S.values()) <= gpu.MAX_S < 600
+
+
+def test_a_batch_for_which_no_time_is_left_is_named(pair: TextPair) -> None:
+    answers = iter([True, False, False])
+    rows, left_out = gpu_decoding.measure_decoding(pair, TINY, CPU, 1e9, lambda: next(answers))
+    assert {row["batch"] for row in rows} == {1}
+    # The first round is always timed.
+    assert all(len(row["seconds"]) == 1 for row in rows)
+    assert left_out == ["batch 3: the section's time was used up"]
+
+
+def shifted(*given: Any) -> Any:
+    mixed, total = plain_first_part(*given)
+    return mixed + 1.0, total
+
+
+@pytest.mark.parametrize("is_faulty", [False, True])
+def test_two_parts_have_no_time_where_they_differ(is_faulty: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    first: FirstPart = shifted if is_faulty else plain_first_part
+    monkeypatch.setattr(gpu_kernels, "first_part", lambda *_: first)
+    for row in gpu_kernels.measure_attention(TINY, CPU):
+        assert ("two_parts_us" in row) is not is_faulty
+        assert ("withheld" in row) is is_faulty
+
+
+def test_bytes_are_weights_once_and_a_column_for_each_token_held(pair: TextPair) -> None:
+    target = pair.targets["eager"]
+    lanes = LaneModel(target.decoder, target.head, 2, 1, 64)
+    layers = 4 * (4 * 256 * 256 + 3 * 256 * 512 + 2 * 256)
+    assert bytes_of_weights(lanes) == 4 * (layers + 256 + 721 * 256)
+    assert bytes_of_column(lanes) == 4 * 2 * 4 * 4 * 64
+    clock = DeviceClock([lanes])
+    slots = SlotBatch(torch.arange(2), (0, 1), (1, 1))
+    with torch.inference_mode():
+        lanes.admit(slots, [[target.encode(text, ())] for text in pair.prompts[:2]])
+        held = sum(lanes._prefix_lengths)
+        tokens = torch.full((2, 3), 5)
+        visible = torch.ones(3, 3, dtype=torch.bool).tril().expand(2, -1, -1)
+        lanes.logits(lanes.forward(slots, tokens, torch.arange(3).expand(2, -1), visible))
+    reading = clock.read()
+    assert (reading["prompts"].calls, reading["target"].calls, reading["drafter"].calls) == (1, 1, 0)
+    assert reading["target"].num_bytes == bytes_of_weights(lanes) + (held + 2 + 6) * bytes_of_column(lanes)
+    assert clock.read()["target"].calls == 0
+
+
+def test_the_roofline_is_bytes_over_what_a_copy_moves() -> None:
+    """A made-up row at the limit: reached, and one a little slower: not."""
+
+    def told(of_roofline: float, outside: float) -> str:
+        row = {
+            "batch": 1, "method": "plain", "step": "captured", "tokens_per_s": spread([100.0]),
+            "of_roofline": of_roofline, "outside_forwards": outside,
+        }  # fmt: skip
+        return claims({"decoding": {"rows": [row]}})
+
+    assert "roofline: reached" in told(0.8, 0.03)
+    assert "at most 3%: reached" in told(0.8, 0.03)
+    assert "roofline: not reached" in told(0.79, 0.03)
+    assert "at most 3%: not shown" in told(0.8, 0.04)
+
+
+def test_the_full_sizes_are_those_that_were_asked_for() -> None:
+    assert FULL.batches == (1, 8, 32, 64)
+    assert [columns for columns, _ in FULL.long] == [2_000, 25_000]
+    assert FULL.target.num_parameters() == pytest.approx(6.5e9, rel=0.02)
+    # Exact in half precision: widths grow by powers of four.
+    assert math.log(FULL.target.hidden / 256, 4).is_integer()
+    assert math.log(FULL.drafter.hidden / 64, 4).is_integer()
+    ratio = FULL.drafter.num_parameters() / FULL.target.num_parameters()
+    assert ratio == pytest.approx(0.05, rel=0.05)
+
+
+def test_a_request_that_fails_is_no_figure() -> None:
+    refused = Completion("a", finish_reason="error", error=RequestError("prompt_refused", "no"))
+    with pytest.raises(RuntimeError, match="1 requests failed"):
+        gpu_decoding.check([refused])
