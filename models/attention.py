@@ -23,6 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
+from models import attention_loops
+from models.attention_loops import can_loop
 from models.cache import RaggedCache
 from models.two_part import TwoParts, attend_in_parts
 
@@ -86,9 +88,7 @@ class AttentionStep:
             mask = None if self.mask is None else self.mask.to(device)
             parts = None if self.parts is None else self.parts.on(device)
             rows, columns = self.rows.to(device), self.columns.to(device)
-            self._elsewhere[device] = replace(
-                self, rows=rows, columns=columns, mask=mask, parts=parts, _elsewhere={}
-            )
+            self._elsewhere[device] = replace(self, rows=rows, columns=columns, mask=mask, parts=parts, _elsewhere={})
         return self._elsewhere[device]
 
 
@@ -124,17 +124,6 @@ def mask_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
-def mix_one(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """Attention of one node, written out for a compiler that makes loops of it: `query` (r, H, Q, D) with heads of a
-    group as its Q queries, `keys` and `values` (r, H, W, D), `mask` (r, 1, Q, W) → (r, H, Q, D), summed in fp32.
-
-    torch's own kernel packs K and V for matrix products, which takes longer than reading them once.
-    """
-    scores = (query.float()[:, :, :, None] * keys.float()[:, :, None]).sum(dim=-1) * scaling + mask.float()
-    weights = scores.softmax(dim=-1)
-    return (weights[..., None] * values.float()[:, :, None]).sum(dim=-2).to(query.dtype)
-
-
 def attend(
     module: nn.Module,
     query: Tensor,
@@ -148,10 +137,15 @@ def attend(
     """transformers' attention contract: write K and V (r, H_kv, N, D_h), return the mixed values (r, N, H, D_h)."""
     assert lanes is not None, "this model is owned by an engine: call it through models.lanes, not directly"
     layer: int = module.layer_idx  # type: ignore[assignment]
+    num_rows, num_heads, num_nodes, head_dim = query.shape
+    scale = head_dim**-0.5 if scaling is None else scaling
+    if torch.compiler.is_compiling() and can_loop(query, head_dim):
+        keys, values = lanes.cache.layer(layer)
+        places = (lanes.rows, lanes.columns)
+        return attention_loops.OPERATION(query, key, value, keys, values, *places, lanes.mask, scale), None
     lanes.cache.write(layer, lanes.rows, lanes.columns, key, value)
     if lanes.parts is not None:
         keys, values = lanes.cache.layer(layer)
-        scale = query.shape[3] ** -0.5 if scaling is None else scaling
         return attend_in_parts(query, key, value, lanes.rows, keys, values, lanes.parts, scale).transpose(1, 2), None
     if lanes.mask is None:
         if lanes.probe is not None:
@@ -160,17 +154,13 @@ def attend(
         mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=grouped)
         return mixed.transpose(1, 2), None
     keys, values = lanes.cache.read(layer, lanes.rows, lanes.num_leading_rows, lanes.window)
-    num_rows, num_heads, num_nodes, head_dim = query.shape
     groups = num_heads // keys.shape[1]
     mask = lanes.mask
     if groups > 1:
         # Query heads of one group become extra query rows: K and V are read once instead of being repeated.
         query = query.reshape(num_rows, keys.shape[1], groups * num_nodes, head_dim)
         mask = mask.repeat(1, 1, groups, 1)
-    if num_nodes == 1 and query.device.type == "cpu" and torch.compiler.is_compiling():
-        mixed = mix_one(query, keys, values, mask, head_dim**-0.5 if scaling is None else scaling)
-    else:
-        mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
+    mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
     return mixed.reshape(num_rows, num_heads, num_nodes, values.shape[3]).transpose(1, 2), None
 
 

@@ -100,7 +100,16 @@ class LayerGraph:
         merge_linears(module.graph)
         module.recompile()
         # The few small kernels of one layer need no pool of compiling processes beside the actor.
-        run: Any = compile_fx(module, inputs, config_patches={"compile_threads": 1})
+        run: Any = compile_fx(
+            module,
+            inputs,
+            config_patches={
+                "compile_threads": 1,
+                "size_asserts": False,
+                "alignment_asserts": False,
+                "nan_asserts": False,
+            },
+        )
         graph = _Graph(run, _picker(names))
 
         def noted(*given: Any) -> Sequence[Tensor]:

@@ -18,12 +18,15 @@ from decoding.contexts import Full
 from decoding.drafters import ModelDrafter
 from decoding.trees import StaticTree, branching_paths
 from models import layer_graph, packing
+from models.checkpoints import CheckpointRef
 from models.compiled import CompiledDecoder, Kind, can_compile
 from models.free_memory import free_bytes
 from models.lanes import LaneModel, SlotBatch
 from models.target import Target
 from tests import toys
 from tests.conformance import checks
+from zoo.pair import CHECKPOINTS
+from zoo.text_samples import held_out_prompts
 
 # Importing torch's own compiler warns of a part of torch.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -99,6 +102,22 @@ def test_forwards_of_all_shapes_equal_uncompiled_ones_with_one_graph_a_kind(
     torch._dynamo.reset()
     gc.collect()
     assert packing._packed.keys() == before
+
+
+def test_heads_that_the_loops_take_run_in_them_and_equal_uncompiled_ones() -> None:
+    target = Target.load(CheckpointRef(str(CHECKPOINTS / "text_target")), "float32", "cpu")
+    prefixes = [target.encode(prompt, ()) for prompt in held_out_prompts(6, 0)]
+    wanted = states_of(LaneModel(target.decoder, target.head, 6, 1, 220), prefixes, SHAPES)
+    assert target.compile(0.0)
+    states_of(target.lanes(6, 1, 220), prefixes, SHAPES)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        got = states_of(target.lanes(6, 1, 220), prefixes, SHAPES)
+    for shape, mine, theirs in zip((one for one in SHAPES for _ in range(2)), got, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=1e-4, msg=lambda text, shape=shape: f"{shape}: {text}")
+    calls = {event.key: event.count for event in profile.key_averages()}
+    # The first forward of a memory is not compiled; all others are, prompts as well.
+    num_layers = target.decoder.config.num_hidden_layers  # type: ignore[union-attr]
+    assert calls["draftfleet::attend_rows"] == num_layers * (2 * len(SHAPES) - 1)
 
 
 def engine_of(target: Target, drafter: Target) -> Engine:
