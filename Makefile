@@ -2,7 +2,7 @@
 # make test       the whole suite, warnings as errors (sets itself up)
 # make check      ruff, mypy and the layers
 # make bench      every method on the zoo, captions and images, and the tables made from it (no GPU needed)
-# make bench-engine  this engine alone at every batch size, and where a step's time goes (half an hour)
+# make bench-engine  this engine alone: batches and lengths, where a step's time goes, long contexts (40 minutes)
 # make bench-gpu  this engine on one GPU, true shapes, with the python3 at hand (ten minutes; torch 2.11 and transformers)
 # make bench-peers  this engine beside transformers and vLLM on a CPU, in an environment that it makes (about an hour)
 # make test-all   also the full product of the conformance suite
@@ -51,6 +51,7 @@ bench: .venv/.installed
 
 bench-engine: .venv/.installed
 	@$(PY) -m benchmarks.engine
+	@$(PY) -m benchmarks.synthetic
 	@$(PY) -m benchmarks.tables
 
 # No environment is made: a machine with a GPU has its own torch. PYTHON=… names another interpreter.

@@ -20,7 +20,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -254,6 +254,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.synthetic", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="few columns and steps; nothing is written")
     parser.add_argument("--dry", action="store_true", help="the whole grid, but nothing is written")
+    parser.add_argument("--columns", type=int, nargs="+", metavar="N", help="some of the grid, printed only")
+    parser.add_argument("--batches", type=int, nargs="+", metavar="N", help="some of the grid, printed only")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
     parser.add_argument("--target-shape", default="0.3B", help="'as-is' for no inflation (0.3B)")
@@ -263,6 +265,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     for name in ("target_shape", "drafter_shape"):
         if getattr(options, name) == "as-is":
             setattr(options, name, None)
+    if min([*(options.columns or []), *(options.batches or []), 1]) < 1:
+        parser.error("columns and batches are at least 1")
+    options.dry |= options.columns is not None or options.batches is not None
     return options
 
 
@@ -270,6 +275,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Measure; see the module's docstring."""
     options = parse(arguments)
     size = QUICK if options.quick else FULL
+    size = replace(size, columns=tuple(options.columns or size.columns), batches=tuple(options.batches or size.batches))
     load = os.getloadavg()[0]
     torch.set_num_threads(options.threads)
     models = []
