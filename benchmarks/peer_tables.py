@@ -9,7 +9,7 @@ from typing import Any
 GIB = 2**30
 OWN, OWN_DRAFTS = "draftfleet", "draftfleet, drafter"
 GENERATE, ASSISTED = "transformers", "transformers, drafter"
-VLLM, VLLM_DRAFTS = "vLLM", "vLLM, drafter"
+VLLM, VLLM_DRAFTS, VLLM_NGRAMS = "vLLM", "vLLM, drafter", "vLLM, n-grams"
 
 
 def equality(verdict: dict[str, Any]) -> str:
@@ -84,8 +84,8 @@ def peers_claims_table(results: dict[str, Any]) -> str:
         *((f"plain decoding, batch {batch}", batch, OWN, (GENERATE,), 1.0) for batch in (1, 8, 32)),
         *((f"plain decoding, batch {batch}", batch, OWN, (VLLM,), 1.0) for batch in (1, 8, 32)),
         ("speculation, batch 1", 1, OWN_DRAFTS, (ASSISTED,), 1.0),
-        ("speculation, batch 8", 8, OWN_DRAFTS, (VLLM_DRAFTS,), 2.0),
-        ("speculation, batch 32", 32, OWN_DRAFTS, (VLLM, VLLM_DRAFTS), 1.0),
+        ("speculation, batch 8", 8, OWN_DRAFTS, (VLLM_DRAFTS, VLLM_NGRAMS), 2.0),
+        ("speculation, batch 32", 32, OWN_DRAFTS, (VLLM, VLLM_DRAFTS, VLLM_NGRAMS), 1.0),
     ]
     lines = ["| this engine | against | speed over theirs | wanted | reached |", "|---|---|---|---|---|"]
     for what, batch, own, others, wanted in claims:

@@ -275,6 +275,12 @@ def test_claims_follow_from_the_rows() -> None:
     assert math.isclose(float(lines[2][2].split()[0]), 2.38, abs_tol=0.01)
 
 
+def test_the_faster_of_a_rivals_ways_to_speculate_is_the_one_that_counts() -> None:
+    changed = copy.deepcopy(RESULTS)
+    changed["rows"][6] = row("vLLM, n-grams", "", 8, [0.5, 0.5])
+    assert "| speculation, batch 8 | vLLM, n-grams |" in peers_claims_table(changed).splitlines()[-1]
+
+
 def test_a_claim_against_a_rival_without_a_speed_is_not_known() -> None:
     changed = copy.deepcopy(RESULTS)
     changed["rows"][5] = row("vLLM, drafter", "", 8, [2.5, 2.25], num_different=1)
