@@ -55,6 +55,8 @@ class Pair(Protocol):
 
     def plain_engine(self, max_context_tokens: int) -> SteppedEngine: ...
 
+    def count_slots(self, max_context_tokens: int) -> tuple[int, str]: ...
+
 
 LoadPair = Callable[[CaptionJob, int | None], Pair]
 
@@ -91,8 +93,12 @@ class Generate:
         self._tally = tally
         self._report = None if flow is None else functools.partial(flow, uuid.uuid4().hex)
         self._events = Events(stamp, config.job.log == "json")
-        self._metrics = engine_metrics(stamp, config.method.label, config.pool.slots)
         self._pair = load(config, torch_threads(config.pool))
+        slots = config.pool.slots
+        if slots == "auto":
+            slots, reason = self._pair.count_slots(config.pool.max_context_tokens)
+            self._events.say("slots_counted", num_slots=slots, reason=reason)
+        self._metrics = engine_metrics(stamp, config.method.label, slots)
         self._sampling = Sampling(**config.sampling.model_dump())
         self._constants = {
             **asdict(stamp),
@@ -102,7 +108,7 @@ class Generate:
         num_tokens = config.pool.max_context_tokens
         engine = make_engine(
             config.method,
-            config.pool.slots,
+            slots,
             lambda slots, *choice: self._pair.engine(slots, num_tokens, *choice),
             lambda: self._pair.plain_engine(num_tokens),
         )

@@ -25,6 +25,7 @@ from actors.image_drafters import (
     read_at,
 )
 from actors.method import build_method, plain_method
+from actors.slot_count import count_slots
 from actors.synthesize import ConditionError
 from configs.acceptance import LanternAcceptance
 from configs.load import ConfigError
@@ -111,14 +112,23 @@ class ImagePair:
             raise ConfigError(f"model.vq: {error}") from None
         return self._engine(method, slots)
 
+    def count_slots(self) -> tuple[int, str]:
+        """How many images there is memory for at once, whichever of the job's methods draws; and why, in words."""
+        config = self.config
+        return count_slots(config.pool, config.method.methods, self.target, self.drafter, self._num_tokens)
+
     def plain_engine(self) -> Engine:
         """A fresh engine of one slot, for rows on which the drafter failed."""
         return self._engine(plain_method(), 1)
 
+    @property
+    def _num_tokens(self) -> int:
+        """Columns of one image with its condition."""
+        return self.info.target.num_condition_tokens + self.info.target.num_image_tokens
+
     def _engine(self, method: Method, slots: int) -> Engine:
-        shape, pool = self.info.target, self.config.pool
-        num_tokens = shape.num_condition_tokens + shape.num_image_tokens
-        return Engine(self.target, method, slots, num_tokens, pool.max_row_s, pool.max_prefill_tokens)
+        pool = self.config.pool
+        return Engine(self.target, method, slots, self._num_tokens, pool.max_row_s, pool.max_prefill_tokens)
 
 
 class VqPainter:

@@ -15,6 +15,7 @@ import torch
 from actors.compiling import compile_models
 from actors.heads import Head, check_head, is_head, load_head
 from actors.method import build_method, plain_method
+from actors.slot_count import count_slots
 from actors.vocabulary import check_vocabulary
 from configs import schema
 from configs.contexts import CaptionContext
@@ -63,6 +64,11 @@ class Pair:
         """A fresh engine over this pair, with the configured method; or, of several that it names, with this one."""
         method = guarded(build_method(choice or self.config.method, self.drafter, self.target))
         return self._engine(method, slots, max_context_tokens)
+
+    def count_slots(self, max_context_tokens: int) -> tuple[int, str]:
+        """How many slots there is memory for, whichever of the job's methods decodes; and why, in words."""
+        config = self.config
+        return count_slots(config.pool, config.method.methods, self.target, self.drafter, max_context_tokens)
 
     def plain_engine(self, max_context_tokens: int) -> Engine:
         """A fresh engine of one slot, for rows on which the drafter failed."""

@@ -79,6 +79,8 @@ class ImagePair(Protocol):
 
     def plain_engine(self) -> SteppedEngine: ...
 
+    def count_slots(self) -> tuple[int, str]: ...
+
 
 LoadPair = Callable[[SynthesizeJob, int | None], ImagePair]
 
@@ -118,8 +120,12 @@ class Synthesize:
         self._tally = tally
         self._report = None if flow is None else functools.partial(flow, uuid.uuid4().hex)
         self._events = Events(stamp, config.job.log == "json")
-        self._metrics = engine_metrics(stamp, config.method.label, config.pool.slots)
         self._pair = load(config, torch_threads(config.pool))
+        slots = config.pool.slots
+        if slots == "auto":
+            slots, reason = self._pair.count_slots()
+            self._events.say("slots_counted", num_slots=slots, reason=reason)
+        self._metrics = engine_metrics(stamp, config.method.label, slots)
         self._num_replicas = config.sampling.num_images_per_prompt
         self._encoding = threading.Lock()
         self._constants = {
@@ -127,7 +133,7 @@ class Synthesize:
             **method_values(config.method, self._pair.target_id, self._pair.drafter_id),
         }
         self._holder = Holder(journal)
-        engine = make_engine(config.method, config.pool.slots, self._pair.engine, self._pair.plain_engine)
+        engine = make_engine(config.method, slots, self._pair.engine, self._pair.plain_engine)
         self._engine = EngineThread(
             engine,
             mark=functools.partial(self._holder.running, "engine"),

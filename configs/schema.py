@@ -10,6 +10,7 @@ import json
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from configs.acceptance import LanternAcceptance
 from configs.method import Method
@@ -198,10 +199,15 @@ class ActorPool(Section):
         return self
 
 
+MOST_SLOTS = 4096
+"""Of one engine."""
+
+
 class EnginePool(ActorPool):
     """Actors with one pair and one engine each, which several batches feed at once."""
 
-    slots: Annotated[int, Field(ge=1, le=4096)] = 16
+    slots: int | Literal["auto"] = 16
+    """`auto`: as many as fit into the memory that is free when an actor has loaded its models."""
     max_batches_in_flight: Annotated[int, Field(ge=1, le=64)] = 4
     max_prefill_tokens: Annotated[int, Field(ge=1)] = 8192
     """Columns of one forward over prompts, padding included: a bound on what admitting rows takes in memory. A longer
@@ -215,6 +221,20 @@ class EnginePool(ActorPool):
     compile_after_s: Annotated[float, Field(ge=0.0)] = 10.0
     capture: bool = False
     """On one GPU: record steps as CUDA graphs and replay them. Not tried on a GPU yet."""
+
+    @field_validator("slots", mode="plain")
+    @classmethod
+    def _slots(cls, value: Any) -> Any:
+        """A number, or `auto`; refused in the words that other numbers are refused with."""
+        if value == "auto":
+            return value
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise PydanticCustomError("int_or_auto", "Input should be a valid integer, or auto")
+        if value < 1:
+            raise PydanticKnownError("greater_than_equal", {"ge": 1})
+        if value > MOST_SLOTS:
+            raise PydanticKnownError("less_than_equal", {"le": MOST_SLOTS})
+        return value
 
 
 class Pool(EnginePool):

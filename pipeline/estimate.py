@@ -289,7 +289,11 @@ def _small_sample(count: int) -> float:
 
 def _notes(pilot: Pilot, results: pa.Table, pool: EnginePool) -> tuple[str, ...]:
     notes = ["loading models, waiting for input and the CPUs that decode are not counted"]
-    if results.num_rows < 4 * pool.slots:
+    if pool.slots == "auto":
+        notes.append(
+            "pool.slots is auto: a pilot of fewer than 4 rows for each slot leaves some empty, and looks slower"
+        )
+    elif results.num_rows < 4 * pool.slots:
         notes.append(
             f"{results.num_rows} rows do not fill {pool.slots} slots for long, and engines with empty slots are slower "
             f"for each row: a pilot of {4 * pool.slots} or more is closer"

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
@@ -277,9 +277,9 @@ def actors_of(pool: ActorPool) -> tuple[str, str]:
 def engines(pool: EnginePool) -> str:
     """A pool of engines in words."""
     number, device = actors_of(pool)
+    slots = "as many slots as memory holds" if pool.slots == "auto" else f"{pool.slots} slots"
     return (
-        f"{number} × {pool.slots} slots on {device}, {pool.max_batches_in_flight} batches of {pool.batch_rows} rows in "
-        "flight each"
+        f"{number} × {slots} on {device}, {pool.max_batches_in_flight} batches of {pool.batch_rows} rows in flight each"
     )
 
 
@@ -288,11 +288,15 @@ def show_lines(lines: dict[str, str]) -> str:
     return "\n".join(f"{label:<8} {value}" for label, value in lines.items())
 
 
-def _trial(auto: Auto, slots: int) -> str:
-    rows, most = block_rows(slots), auto.max_rounds * len(auto.methods)
+def _trial(auto: Auto, slots: int | Literal["auto"]) -> str:
+    most = auto.max_rounds * len(auto.methods)
+    blocks = f"{most} blocks of rows"
+    if slots != "auto":
+        rows = block_rows(slots)
+        blocks = f"{most} blocks of {rows} rows or more ({most * rows:,})"
     return (
         f"each engine tries {len(auto.methods)} methods on its first rows and keeps the one that takes least time for "
-        f"a sample, after {most} blocks of {rows} rows or more ({most * rows:,}) or sooner; all rows are results"
+        f"a sample, after {blocks} or sooner; all rows are results"
     )
 
 

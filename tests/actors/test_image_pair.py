@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from actors import slot_count
 from actors.image_pair import load, load_painter
 from configs.load import ConfigError, validate
 from configs.synthesis import SynthesizeJob
+from models.eagle import EagleNetwork
 from models.llamagen.vq_files import save_vq
+from models.slot_memory import column_bytes
 from tests.toys.image_checkpoints import ImageFolders, vq_model, write_checkpoints
 
 
@@ -54,3 +57,25 @@ def test_weights_that_are_torn_behind_their_header_are_refused(folders: ImageFol
     file.write_bytes(file.read_bytes()[:-100])
     with pytest.raises(ConfigError, match=r"^model\.vq: .*model\.safetensors: it cannot be read"):
         load_painter(job(folders, tmp_path / "vq"))
+
+
+def test_slots_of_images_are_reckoned_with_both_lanes_of_both_models(
+    folders: ImageFolders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    pair = load(job(folders, folders.vq))
+    engine = pair.engine(2)
+    target, drafter = pair.target, pair.drafter
+    assert isinstance(drafter, EagleNetwork)
+    columns = [
+        next(iter(column_bytes(*one).values()))
+        for one in ((target.decoder, target.hidden_size), (drafter, drafter.hidden_size))
+    ]
+    # A chain of 2 has three nodes; the head's scratch is that of its widest catch-up.
+    places = 2 * (engine.max_context_tokens + 3 + 1), 2 * (engine.max_context_tokens + 128 + 3)
+    logits = 6 * 3 * 2 * target.vocab_size * 4
+    each = places[0] * columns[0] + places[1] * columns[1] + logits
+    monkeypatch.setattr(slot_count, "usable_bytes", lambda *_: 9 * each + each // 2)
+    slots, reason = pair.count_slots()
+    assert slots == 9
+    assert f"for {each / 2**20:,.1f} MiB each" in reason
