@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,11 @@ from benchmarks.engine_passes import Bench, Cell
 from benchmarks.forward_clock import ForwardClock
 from benchmarks.peer_process import Work
 from benchmarks.peer_reference import make_reference
+from models.checkpoints import CheckpointRef, read_config, read_processor
+from models.front_end import FrontEnd
 from models.target import Target
 from zoo.pair import CHECKPOINTS
+from zoo.text_samples import held_out_prompts
 
 CELL = Cell(batch=2, max_new_tokens=8, num_requests=4)
 
@@ -46,22 +50,29 @@ def test_an_output_layer_counts_with_the_prompt_or_the_step_that_it_follows(monk
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, Any]]:
-    from models.checkpoints import CheckpointRef, read_config, read_processor
-    from models.front_end import FrontEnd
-    from zoo.text_samples import held_out_prompts
-
+def bench() -> Bench:
     ref = CheckpointRef(str(CHECKPOINTS / "text_target"))
     texts = held_out_prompts(CELL.num_requests, 0)
     front_end = FrontEnd(read_processor(ref, read_config(ref)))
     ids = [front_end.encode(text, ())["input_ids"][0].tolist() for text in texts]
     folders = (str(CHECKPOINTS / "text_target"), str(CHECKPOINTS / "text_drafter"))
-    work = Work(*folders, "float32", 1, 3, 2, 192, 16, False, texts, ids)
-    reference = make_reference(work.__class__(**{**vars(work), "max_new_tokens": CELL.max_new_tokens}))
     with pytest.MonkeyPatch.context() as patch:
         # Compiling takes longer than all the rest.
         patch.setattr(Target, "compile", lambda *_: False)
-        return engine.measure_cell(Bench(work), CELL, reference, 2)
+        return Bench(Work(*folders, "float32", 1, 3, 2, 192, 16, False, texts, ids))
+
+
+@pytest.fixture(scope="module")
+def rows(bench: Bench) -> list[dict[str, Any]]:
+    reference = make_reference(replace(bench.work, max_new_tokens=CELL.max_new_tokens))
+    return engine.measure_cell(bench, CELL, reference, 2)
+
+
+def test_memory_is_that_of_three_engines_whose_rows_are_as_long_as_the_cells_outputs_need(bench: Bench) -> None:
+    # 192 columns are enough for 16 new tokens; three layers with four heads of 64 in four bytes, K and V.
+    assert bench.memory_bytes(CELL) == 3 * 2 * (192 - 8) * 3 * 4 * 64 * 4 * 2
+    engines = [bench.engine(mode, CELL)[0] for mode in engine_tables.MODES]
+    assert [one.max_context_tokens for one in engines] == [184] * 3
 
 
 def test_every_method_gives_the_targets_own_outputs_and_has_a_speed(rows: list[dict[str, Any]]) -> None:
