@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,15 +58,15 @@ class StepResult:
 
     def read(self) -> HostStep:
         """The step's one look at the device."""
-        return HostStep(
-            tokens=self.tokens.tolist(),
-            logprobs=self.logprobs.tolist(),
-            counts=self.n.tolist(),
-            num_drafted=self.num_drafted.tolist(),
-            relaxed=self.relaxed.tolist(),
-            levels=None if self.levels is None else self.levels.tolist(),
-            failed=None if self.failed is None else self.failed.tolist(),
-        )
+        outcome = (self.tokens, self.logprobs, self.n, self.num_drafted, self.relaxed, self.levels, self.failed)
+        known = [part for part in outcome if part is not None]
+        # One copy for all of them, in a type that holds each exactly.
+        copied = torch.cat([part.flatten().double() for part in known]).cpu()
+        pieces = iter(torch.split(copied, [part.numel() for part in known]))
+        lists: list[Any] = [
+            None if one is None else next(pieces).view(one.shape).to(one.dtype).tolist() for one in outcome
+        ]
+        return HostStep(*lists)
 
 
 def run_step(

@@ -201,7 +201,7 @@ class LaneModel:
         depth = self._spread(depth)
         if order is not None:
             # Whose rows come when: inputs go into the order of the rows, states come back in that of the slots.
-            there = torch.tensor(order, device=self.device).argsort()
+            there = self._blocks[slots.index].argsort()
             there = (there[:, None] * self.num_lanes + self._numbers[: self.num_lanes]).flatten()
             embeds, depth, visible = embeds[there], depth[there], visible[there]
         num_rows = b * self.num_lanes
@@ -218,7 +218,7 @@ class LaneModel:
         step = AttentionStep(self.cache, rows, columns, bias, window, num_rows, parts=parts)
         positions = (lens + self.delta[:num_rows])[:, None] + depth
         hidden = self._run(embeds, positions, step, {}).view(b, self.num_lanes, num_nodes, -1)
-        return hidden if order is None else hidden[torch.tensor(order, device=self.device)]
+        return hidden if order is None else hidden[self._blocks[slots.index]]
 
     @cached_property
     def _first(self) -> FirstPart | None:

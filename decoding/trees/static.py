@@ -70,11 +70,18 @@ class StaticTree:
         self.max_siblings = max(self._parents.count(i) for i in inner)
         self.is_chain = self.max_nodes == self.max_levels + 1
         self._plans: dict[torch.device, list[_LevelPlan]] = {}
+        self._shapes: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def _plan(self, device: torch.device) -> list[_LevelPlan]:
         if device not in self._plans:
             self._plans[device] = [self._plan_level(depth, device) for depth in range(self.max_levels)]
         return self._plans[device]
+
+    def _shape(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Parents and depths of all nodes; copied to the device once, because it waits for a copy from the host."""
+        if device not in self._shapes:
+            self._shapes[device] = _index(device, self._parents), _index(device, self._depths)
+        return self._shapes[device]
 
     def _plan_level(self, depth: int, device: torch.device) -> _LevelPlan:
         upper, children = ([i for i, own in enumerate(self._depths) if own == level] for level in (depth, depth + 1))
@@ -137,6 +144,7 @@ class StaticTree:
         tokens = torch.cat(self._tokens, dim=1)
         b, num_nodes = tokens.shape
         device = tokens.device
+        parents, depths = self._shape(device)
         probs = None
         if self._keep_probs:
             probs = self._probs[0].new_zeros(b, num_nodes, self._probs[0].shape[-1])
@@ -144,8 +152,8 @@ class StaticTree:
                 probs[:, plan.frontier] = values
         return DraftTree(
             tokens=tokens,
-            parents=_index(device, self._parents[:num_nodes]).expand(b, -1),
-            depth=_index(device, self._depths[:num_nodes]).expand(b, -1),
+            parents=parents[:num_nodes].expand(b, -1),
+            depth=depths[:num_nodes].expand(b, -1),
             valid=torch.cat(self._valid, dim=1),
             origin=torch.arange(num_nodes, device=device).expand(b, -1),
             num_levels=len(self._tokens) - 1,
