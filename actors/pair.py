@@ -159,7 +159,14 @@ def load_target(checkpoint: schema.Checkpoint, where: str, num_devices: int = 1,
         ConfigError: it is missing, torn or of an unsupported kind.
     """
     try:
-        return Target.load(_ref(checkpoint), checkpoint.dtype, checkpoint.device, num_devices, reserved_bytes)
+        return Target.load(
+            _ref(checkpoint),
+            checkpoint.dtype,
+            checkpoint.device,
+            num_devices,
+            reserved_bytes,
+            checkpoint.quantization if isinstance(checkpoint, schema.TargetCheckpoint) else "none",
+        )
     except CheckpointError as error:
         raise ConfigError(f"{where}: {error}") from None
 

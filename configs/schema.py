@@ -142,10 +142,17 @@ class Checkpoint(Weights):
     allow_remote_code: bool = False
 
 
+class TargetCheckpoint(Checkpoint):
+    """The model whose distribution counts."""
+
+    quantization: Literal["none", "int8"] = "none"
+    """`int8`: the decoder's weights are rounded when they are loaded, and the rounded model is the target."""
+
+
 class Model(Section):
     """The pair: the target whose distribution counts, and the drafter that guesses ahead."""
 
-    target: Checkpoint
+    target: TargetCheckpoint
     drafter: Checkpoint | None = None
 
 

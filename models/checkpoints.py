@@ -34,6 +34,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.models.auto.video_processing_auto import get_video_processor_config
 
 from models.placement import spread
+from models.quantized import quantise, why_not
 from models.video import VIDEO_PART, VideoProcessor, VideoSettingsError, video_part, without_torchvision
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -153,13 +154,16 @@ def load_weights(
     device: torch.device,
     others: Sequence[torch.device] = (),
     reserved_bytes: int = 0,
+    quantization: str = "none",
 ) -> nn.Module:
     """Load a model in evaluation mode onto `device`; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
-    With `others` its layers are spread over those too; `reserved_bytes` of `device` are somebody else's.
+    With `others` its layers are spread over those too; `reserved_bytes` of `device` are somebody else's. With the
+    `quantization` "int8" its decoder's weights are rounded before they are placed.
 
     Raises:
-        CheckpointError: weights are missing, torn, incomplete or not safetensors, or of no text or image-text model.
+        CheckpointError: weights are missing, torn, incomplete or not safetensors, or of no text or image-text model, or
+            cannot be rounded.
     """
     loader: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
     options = ref.options()
@@ -190,6 +194,8 @@ def load_weights(
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     placed: nn.Module = model.eval()
+    if quantization == "int8":
+        _quantise(ref, placed.get_decoder(), device)  # type: ignore[operator]
     if not others:
         return placed.to(device)
     decoder: Any = placed.get_decoder()  # type: ignore[operator]
@@ -197,6 +203,14 @@ def load_weights(
         raise CheckpointError(f"{ref.path}: its layers cannot be told apart, so it runs on one device only")
     spread(placed, decoder, (device, *others), reserved_bytes)
     return placed
+
+
+def _quantise(ref: CheckpointRef, decoder: nn.Module, device: torch.device) -> None:
+    reason = why_not(device, next(decoder.parameters()).dtype)
+    if reason is None and quantise(decoder) == 0:
+        reason = "none of its layers is a plain linear one of a width that the kernel takes"
+    if reason is not None:
+        raise CheckpointError(f"{ref.path}: quantization: its weights cannot be int8: {reason}")
 
 
 def _check_weight_files(folder: Path) -> None:

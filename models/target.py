@@ -66,6 +66,7 @@ class Target(CompilableModel):
         device: str = "auto",
         num_devices: int = 1,
         reserved_bytes: int = 0,
+        quantization: str = "none",
     ) -> Target:
         """Load a checkpoint onto a device, or over the first `num_devices` CUDA devices, `reserved_bytes` of the first
         of which are somebody else's.
@@ -83,12 +84,14 @@ class Target(CompilableModel):
             place, *others = (torch.device("cuda", number) for number in range(num_devices))
         config = read_config(ref)
         front_end = FrontEnd(read_processor(ref, config))
-        return cls(load_weights(ref, config, dtype, place, others, reserved_bytes), front_end, ref.path)
+        model = load_weights(ref, config, dtype, place, others, reserved_bytes, quantization)
+        return cls(model, front_end, ref.path)
 
     @property
     def num_bytes(self) -> int:
         """Of the weights."""
-        return sum(parameter.numel() * parameter.element_size() for parameter in self.model.parameters())
+        held = (*self.model.parameters(), *self.model.buffers())
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     @property
     def num_feature_hits(self) -> int:
