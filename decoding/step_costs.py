@@ -20,6 +20,8 @@ CHANGE = 0.25
 SWEEPS = 60
 RIDGE = 1e-3
 """Against features that no measurement tells apart; of scaled ones."""
+LEAST_SHARE = 0.1
+"""Of the quickest step, which one without drafts is taken to cost at least."""
 
 
 class StepCosts:
@@ -122,7 +124,12 @@ def _fit_line(points: Sequence[tuple[int, int, float]]) -> list[float]:
         for i in range(4):
             rest = wanted[i] - sum(gram[i][j] * weights[j] for j in range(4) if j != i)
             weights[i] = max(0.0, rest / (gram[i][i] + RIDGE * len(points)))
-    return [weight / scale for weight, scale in zip(weights, scales, strict=True)]
+    found = [weight / scale for weight, scale in zip(weights, scales, strict=True)]
+    # Steps that contradict each other, as when the machine stood still, may leave nothing for one without drafts.
+    least = LEAST_SHARE * min(seconds for *_, seconds in points)
+    if found[0] + found[2] < least:
+        found[0] = least
+    return found
 
 
 def _low_median(cell: Sequence[tuple[int, float, int]]) -> tuple[int, float, int]:
