@@ -8,70 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-import models.two_part as two_part
-from models.attention import ancestors, tree_mask
-from models.cache import RaggedCache
 from models.captured import CapturedDecoder
-from models.two_part import TwoParts, attend_in_parts, first_part, flash, split
+from models.two_part import FirstPart, TwoParts, attend_in_parts, first_part, flash, split
 from tests import toys
 from tests.conformance import checks
-from tests.models import plain_first_part
 from tests.models.plain_first_part import plain
 from tests.models.test_captured import batch, captured, said
-
-CAPACITY = 40
-CHAIN, BUSH, FOREST = [-1, 0, 1, 2], [-1, 0, 0, 1, 1, 2], [-1, 0, -1, 2]
-
-
-def forward(
-    lens: list[int],
-    visible: Tensor,
-    offset: int,
-    heads: tuple[int, int] = (4, 2),
-    dtype: torch.dtype = torch.float32,
-    scale: float = 0.3,
-) -> tuple[Tensor, Tensor]:
-    """Random states through both ways: mixed values (r, H, N, D_h) in two parts, and under one mask in fp32."""
-    generator = torch.Generator().manual_seed(sum(lens) + offset)
-    num_rows, num_nodes, _ = visible.shape
-    num_heads, num_key_heads = heads
-
-    def states(num: int, length: int) -> Tensor:
-        return torch.randn(num_rows, num, length, 8, generator=generator).mul(1.5).to(dtype)
-
-    # Columns behind the scratch ones hold what was there before; nobody may read it.
-    cache = RaggedCache(num_rows + 1, CAPACITY, 1, torch.device("cpu"))
-    every = torch.arange(CAPACITY + 1).repeat(num_rows, 1)
-    rows, long = torch.arange(num_rows), torch.tensor(lens)
-    cache.write(0, rows, every, states(num_key_heads, CAPACITY + 1), states(num_key_heads, CAPACITY + 1))
-    query, key, value = states(num_heads, num_nodes), states(num_key_heads, num_nodes), states(num_key_heads, num_nodes)
-    cache.write(0, rows, long[:, None] + offset + torch.arange(num_nodes), key, value)
-    keys, values = cache.layer(0)
-    parts = split(plain, long, visible, offset, keys, num_heads)
-    got = attend_in_parts(query, key, value, rows, keys, values, parts, scale)
-    mask = tree_mask(long, visible, CAPACITY)
-    repeated = (
-        memory[:num_rows, :, :CAPACITY].repeat_interleave(num_heads // num_key_heads, 1).float()
-        for memory in (keys, values)
-    )
-    expected = F.scaled_dot_product_attention(query.float(), *repeated, attn_mask=mask, scale=scale)
-    assert got.dtype == dtype
-    return got, expected
-
-
-def tree(parents: list[int], num_rows: int) -> Tensor:
-    return ancestors(torch.tensor(parents).repeat(num_rows, 1))
+from tests.models.two_ways import BUSH, CAPACITY, CHAIN, FOREST, both_ways, tree
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (6, 1)])
 @pytest.mark.parametrize("parents", [CHAIN, BUSH, FOREST, [-1], [-1, -1, -1]])
 @pytest.mark.parametrize("lens", [[7], [3, 21, 12], [0, 5, 0], [0]])
 def test_two_parts_equal_one_mask(lens: list[int], parents: list[int], heads: tuple[int, int]) -> None:
-    got, expected = forward(lens, tree(parents, len(lens)), 0, heads)
+    got, expected = both_ways(lens, tree(parents, len(lens)), 0, heads)
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
@@ -80,13 +33,13 @@ def test_two_parts_equal_one_mask(lens: list[int], parents: list[int], heads: tu
 def test_a_drafters_level_sees_the_levels_before_it(lens: list[int], first: int, last: int) -> None:
     """Nodes `first` … `last` − 1 of a bush, of which columns up to the last are scratch."""
     visible = tree(BUSH, 3)[:, first:last, :last]
-    got, expected = forward(lens, visible, first)
+    got, expected = both_ways(lens, visible, first)
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
 def test_rows_may_have_trees_of_their_own() -> None:
     visible = torch.cat([tree(CHAIN, 1), tree(FOREST, 1), tree([-1, -1, -1, -1], 1)])
-    got, expected = forward([9, 0, 30], visible, 0)
+    got, expected = both_ways([9, 0, 30], visible, 0)
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
@@ -94,21 +47,21 @@ def test_scratch_columns_that_nobody_sees_may_lie_beyond_the_memory() -> None:
     """A level's mask may be as wide as the widest tree though this row ends before it."""
     visible = torch.zeros(1, 2, 12, dtype=torch.bool)
     visible[0, :, :3] = torch.tensor([[True, True, False], [True, False, True]])
-    got, expected = forward([34], visible, 1)
+    got, expected = both_ways([34], visible, 1)
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("parents", [BUSH, [-1]])
 def test_half_precision_errs_by_little_more_than_its_rounding(dtype: torch.dtype, parents: list[int]) -> None:
-    got, expected = forward([3, 21, 12], tree(parents, 3), 0, dtype=dtype)
+    got, expected = both_ways([3, 21, 12], tree(parents, 3), 0, dtype=dtype)
     # One part is rounded before the merge and the sum after it.
     assert (got.float() - expected).abs().max() <= 2 * torch.finfo(dtype).eps * expected.abs().max()
 
 
 def test_scores_beyond_what_exp_can_hold_are_merged() -> None:
     for scale in (60.0, 1e-4):
-        got, expected = forward([3, 21, 12], tree(BUSH, 3), 0, scale=scale)
+        got, expected = both_ways([3, 21, 12], tree(BUSH, 3), 0, scale=scale)
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
@@ -128,19 +81,18 @@ def test_a_node_that_stands_alone_has_no_second_part() -> None:
 
 
 def wrong_merge(query: Tensor, keys: Tensor, values: Tensor, parts: TwoParts, scale: float) -> tuple[Tensor, Tensor]:
-    mixed, total = plain_first_part.plain(query, keys, values, parts, scale)
+    mixed, total = plain(query, keys, values, parts, scale)
     return mixed, total.nan_to_num(neginf=torch.inf)
 
 
 def shorter(query: Tensor, keys: Tensor, values: Tensor, parts: TwoParts, scale: float) -> tuple[Tensor, Tensor]:
-    return plain_first_part.plain(query, keys, values, replace(parts, lens=parts.lens - 1), scale)
+    return plain(query, keys, values, replace(parts, lens=parts.lens - 1), scale)
 
 
 @pytest.mark.parametrize("fault", [wrong_merge, shorter])
-def test_a_wrong_first_part_is_seen(fault: two_part.FirstPart, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_first_part_is_seen(fault: FirstPart) -> None:
     """The planted faults: the kernel's own +inf for a row of nothing, and one column forgotten."""
-    monkeypatch.setitem(globals(), "plain", fault)
-    got, expected = forward([0, 5, 12], tree(BUSH, 3), 0)
+    got, expected = both_ways([0, 5, 12], tree(BUSH, 3), 0, first=fault)
     assert not torch.allclose(got, expected, atol=1e-3)
 
 

@@ -1,0 +1,143 @@
+"""What only a GPU can show: its kernel beside one mask, graphs beside eager steps, and steps that wait for nothing.
+
+    python -m pytest tests/gpu -m gpu      # torch, transformers and pytest with its plug-ins; neither Ray nor pydantic
+
+No GPU has run these yet. Those that a CPU can run as well it does, with steps run again in the place of graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+import benchmarks.gpu as gpu
+import decoding.engine as engine
+from benchmarks.gpu_decoding import CONTENDERS, Bench
+from benchmarks.gpu_models import TextPair, make_text_pair
+from benchmarks.gpu_sizes import TINY
+from benchmarks.peer_verdict import judge
+from decoding import Request, Sampling
+from models.captured import CapturedDecoder
+from models.two_part import flash
+from tests.models.two_ways import BUSH, CHAIN, FOREST, both_ways, tree
+
+NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+DEVICES = ["cpu", pytest.param("cuda", marks=NEEDS_GPU)]
+ON_GPU = [pytest.param("cuda", marks=NEEDS_GPU)]
+
+
+def make_pair(device: str, dtype: str) -> TextPair:
+    return make_text_pair(replace(TINY, dtype=dtype), torch.device(device))
+
+
+def requests(pair: TextPair) -> list[Request]:
+    """More than there are slots, of several lengths, so that batches shrink and slots are refilled."""
+    return [
+        Request(str(number), text, sampling=Sampling(max_new_tokens=3 + number % 5))
+        for number, text in enumerate(pair.prompts)
+    ]
+
+
+@pytest.mark.parametrize("device", ON_GPU)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(("heads", "head_size"), [((4, 4), 64), ((8, 2), 128), ((7, 1), 128), ((4, 4), 32)])
+@pytest.mark.parametrize("parents", [CHAIN, BUSH, FOREST, [-1]])
+@pytest.mark.parametrize("lens", [[7], [3, 21, 12], [0, 5, 0]])
+def test_the_kernel_equals_one_mask(
+    device: str, lens: list[int], parents: list[int], heads: tuple[int, int], head_size: int, dtype: torch.dtype
+) -> None:
+    visible = tree(parents, len(lens)).to(device)
+    got, expected = both_ways(lens, visible, 0, heads, dtype, head_size**-0.5, flash, head_size)
+    assert (got.float() - expected).abs().max() <= 4 * torch.finfo(dtype).eps * expected.abs().max()
+
+
+@pytest.mark.parametrize("device", ON_GPU)
+def test_the_kernel_serves_a_drafters_levels(device: str) -> None:
+    visible = tree(BUSH, 3)[:, 3:6, :6].to(device)
+    got, expected = both_ways([0, 5, 33], visible, 3, (8, 2), torch.bfloat16, 0.125, flash, 64)
+    assert (got.float() - expected).abs().max() <= 4 * torch.finfo(torch.bfloat16).eps * expected.abs().max()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_every_way_to_decode_says_what_the_target_says(device: str, dtype: str) -> None:
+    """fp32 attends under masks, half precision in two parts where there is the kernel."""
+    pair = make_pair(device, dtype)
+    asked = [
+        Request(str(number), text, sampling=Sampling(max_new_tokens=8)) for number, text in enumerate(pair.prompts)
+    ]
+    for name in CONTENDERS:
+        bench = Bench(pair, name, 3, TINY.gamma)
+        bench.run(asked, True)
+        verdict = judge(bench.outcomes[0].outputs, pair.reference, dtype)
+        assert verdict.num_different == 0, name
+        assert dtype != "float32" or verdict.num_equal == len(asked), name
+
+
+@pytest.mark.parametrize("name", ["plain, captured", "chain, captured"])
+@pytest.mark.parametrize("device", DEVICES)
+def test_nothing_is_recorded_anew_once_every_size_was_seen(device: str, name: str) -> None:
+    pair = make_pair(device, "float32" if device == "cpu" else "bfloat16")
+    bench = Bench(pair, name, 3, TINY.gamma)
+    bench.run(requests(pair), False)
+    counts = [recorded(pair)]
+    for _ in range(2):
+        bench.run(requests(pair), False)
+        counts.append(recorded(pair))
+    assert counts[0] == counts[1] == counts[2] > 0
+
+
+def recorded(pair: TextPair) -> int:
+    """Recordings of target and drafter together."""
+    runs = [models["captured"]._run for models in (pair.targets, pair.drafters)]
+    return sum(run.num_recordings for run in runs if isinstance(run, CapturedDecoder))
+
+
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@pytest.mark.parametrize("device", ON_GPU)
+@pytest.mark.parametrize("name", list(CONTENDERS))
+def test_a_step_never_waits_for_the_device(device: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From its first operation to the one look at what it left."""
+    pair = make_pair(device, "bfloat16")
+    bench = Bench(pair, name, 3, TINY.gamma)
+    bench.run(requests(pair), False)
+    run_step, calls = engine.run_step, []
+
+    def watched(*given: Any) -> Any:
+        calls.append(given)
+        with waiting_is_an_error():
+            return run_step(*given)
+
+    monkeypatch.setattr(engine, "run_step", watched)
+    bench.run(requests(pair), False)
+    assert calls
+
+
+@pytest.mark.parametrize("device", ON_GPU)
+def test_the_watch_sees_a_step_that_waits(device: str) -> None:
+    """The planted fault."""
+    with waiting_is_an_error(), pytest.raises(RuntimeError, match="synchroniz"):
+        torch.ones(1, device=device).item()
+
+
+@pytest.mark.parametrize("device", ON_GPU)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_benchmark_runs_at_tiny_sizes(device: str, dtype: str) -> None:
+    found = gpu.measure(replace(TINY, dtype=dtype), torch.device(device), 600.0)
+    assert (found["failed"], found["skipped"]) == ({}, {})
+    assert not [row["withheld"] for row in found["decoding"]["rows"] if row["withheld"]]
+    assert all(("two_parts_us" in row) == (dtype == "bfloat16") for row in found["attention"])
