@@ -104,9 +104,15 @@ def check(config: schema.CaptionJob) -> PairInfo:
             ref = CheckpointRef(context.path, context.revision)
             captioner_config, _ = _describe(ref, f"method.contexts.{place}")
             revisions[f"captioner_{place}"] = revision_of(ref, captioner_config)
-    for place, method in enumerate(config.method.methods):
+    auto = config.method.auto
+    written = (
+        {"method": config.method}
+        if auto is None
+        else {f"method.auto.candidates.{place}": one for place, one in enumerate(auto.candidates)}
+    )
+    for place, (where, method) in enumerate(written.items()):
         choice = getattr(method.drafter, "vocabulary", None)
-        if choice is not None and (content := check_vocabulary(choice, "method.drafter.vocabulary", front_end)):
+        if choice is not None and (content := check_vocabulary(choice, f"{where}.drafter.vocabulary", front_end)):
             revisions[f"vocabulary_{place}"] = content
     return PairInfo(front_end, _identity(target_ref, revisions["target"]), drafter_id, revisions)
 

@@ -29,7 +29,10 @@ def check_vocabulary(choice: DraftVocabulary, where: str, front_end: FrontEnd) -
     """
     if choice.path is None:
         return None
-    tokens = _tokens(choice.path, where)[: choice.size]
+    try:
+        tokens = _tokens(choice.path)[: choice.size]
+    except VocabularyError as error:
+        raise ConfigError(f"{where}.path: {error}") from None
     known = {number: token for token, number in front_end.tokenizer.get_vocab().items()}
     wrong = [one for one in tokens if known.get(one.token_id) != one.token]
     if wrong:
@@ -47,18 +50,19 @@ def drafted_ids(choice: DraftVocabulary, target: TargetModel, num_rows: int) -> 
     """The ids, of the first `num_rows` that the drafter has, that it may say; what ends a text is always among them.
 
     Raises:
-        ConfigError: as `check_vocabulary`, or none is left.
+        ConfigError: none is left.
     """
-    where = "method.drafter.vocabulary"
     most = min(num_rows, target.vocab_size)
     if choice.path is not None:
-        chosen = [one.token_id for one in _tokens(choice.path, where)[: choice.size]]
+        chosen = [one.token_id for one in _tokens(choice.path)[: choice.size]]
     else:
         assert choice.size is not None, "the schema asks for a path or a size"
         chosen = list(range(min(choice.size, most)))
     kept = sorted(number for number in {*chosen, *target.eos_ids} if number < most)
     if not kept:
-        raise ConfigError(f"{where}: the drafter has {num_rows} tokens, and none of those that are chosen")
+        raise ConfigError(
+            f"method.drafter.vocabulary: the drafter has {num_rows} tokens, and none of those that are chosen"
+        )
     return kept
 
 
@@ -91,9 +95,6 @@ def slice_medusa(heads: MedusaHeads, choice: DraftVocabulary | None, target: Tar
 
 
 @lru_cache(maxsize=8)
-def _tokens(path: str, where: str) -> tuple[TokenCount, ...]:
+def _tokens(path: str) -> tuple[TokenCount, ...]:
     """Read once in a process: an engine that is made anew must not find another list."""
-    try:
-        return tuple(read_tokens(path))
-    except VocabularyError as error:
-        raise ConfigError(f"{where}.path: {error}") from None
+    return tuple(read_tokens(path))

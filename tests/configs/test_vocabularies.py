@@ -152,6 +152,14 @@ def test_a_missing_list_is_refused_before_weights_are_read(tmp_path: Path) -> No
         pair.check(job(tmp_path, str(tmp_path / "gone.json")))
 
 
+def test_a_list_of_a_candidate_is_refused_by_the_candidates_own_place(tmp_path: Path) -> None:
+    data = job(tmp_path, "unused").resolved()
+    data["method"] = {"auto": {"candidates": [{"drafter": {"kind": "lookup"}}, data["method"]]}}
+    data["method"]["auto"]["candidates"][1]["drafter"]["vocabulary"]["path"] = str(tmp_path / "gone.json")
+    with pytest.raises(ConfigError, match=r"^method\.auto\.candidates\.1\.drafter\.vocabulary\.path: .*gone\.json"):
+        pair.check(CaptionJob.model_validate_json(json.dumps(data)))
+
+
 def test_a_drafter_that_has_none_of_the_tokens_is_refused(tmp_path: Path) -> None:
     target = toys.target("llama")
     target.eos_ids = frozenset()
