@@ -14,20 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.attention import AttentionProbe, AttentionStep, mask_bias, tree_mask
+from models.attention import AttentionStep, mask_bias, tree_mask
 from models.cache import RaggedCache
-from models.prefill import (
-    Prefill,
-    first_of_each,
-    group_by_length,
-    mask_padding,
-    pad,
-    stack_deepstack,
-    stack_padding,
-    stack_positions,
-    text_after_images,
-)
+from models.prefill import Prefill
 from models.prefix import Prefix
+from models.reading import PromptReader
 from models.running import RunDecoder, run_decoder, take_over
 from models.two_part import FirstPart, first_part, split
 
@@ -104,7 +95,7 @@ class LaneModel:
         keep_hidden: bool = True,
         max_tokens: int | None = None,
     ) -> Prefill:
-        """Prefill fresh slots from `prefixes[i][lane]`, each prompt once however many rows have it.
+        """Prefill fresh slots from `prefixes[i][lane]`; see `models.reading` for what is run how often.
 
         `probe_attention` records attention to every column, `keep_hidden` keeps the states of all columns and not only
         the last, and `max_tokens` bounds the columns of one forward; see `models.prefill.group_by_length`.
@@ -116,71 +107,18 @@ class LaneModel:
         rows = self.rows(slots)
         # A NaN that a former sample left in a masked column would still poison this one: 0 · NaN is NaN.
         self.cache.wipe(rows)
-        source = first_of_each(flat)
-        fresh = sorted(set(source))
-        groups = group_by_length([flat[place].length for place in fresh], max_tokens)
-        ends: list[Tensor] = []
-        order: list[int] = []
-        states: dict[int, Tensor] = {}
-        received: dict[int, Tensor] = {}
-        for group in groups:
-            places = [fresh[one] for one in group]
-            some = [flat[place] for place in places]
-            hidden, probe = self._run_prompts(self._pick(rows, places), some, probe_attention)
-            last = torch.tensor([prefix.length - 1 for prefix in some], device=self.device)
-            ends.append(hidden[self._numbers[: len(some)], last])
-            order += places
-            for row, place in enumerate(places):
-                if keep_hidden:
-                    states[place] = hidden[row, : flat[place].length]
-                if probe is not None:
-                    received[place] = probe[row, : flat[place].length]
-        copies = [place for place, first in enumerate(source) if place != first]
-        if copies:
-            firsts = [source[place] for place in copies]
-            self.cache.copy(self._pick(rows, firsts), self._pick(rows, copies), longest)
+        reader = PromptReader(self._run, self.cache, rows, probe_attention, keep_hidden, max_tokens)
+        source = reader.read(flat)
         self.cache.lens[rows] = torch.tensor([prefix.num_kept for prefix in flat], device=self.device)
         self.delta[rows] = torch.stack([prefix.position_offset for prefix in flat])
         for slot, lanes in zip(slots.ids, prefixes, strict=True):
             self._prefix_lengths[slot] = max(prefix.num_kept for prefix in lanes)
-        found = {place: row for row, place in enumerate(order)}
-        by_row = self._pick(torch.cat(ends), [found[first] for first in source])
         return Prefill(
-            by_row.view(len(slots.ids), self.num_lanes, -1),
-            len(groups),
-            tuple(states[first] for first in source) if keep_hidden else (),
-            tuple(received[first] for first in source) if probe_attention else (),
+            torch.stack([reader.ends[first] for first in source]).view(len(slots.ids), self.num_lanes, -1),
+            reader.num_forwards,
+            tuple(reader.states[first] for first in source) if keep_hidden else (),
+            tuple(reader.received[first] for first in source) if probe_attention else (),
         )
-
-    def _run_prompts(
-        self, rows: Tensor, prefixes: Sequence[Prefix], probe_attention: bool
-    ) -> tuple[Tensor, Tensor | None]:
-        """One forward of whole prompts into wiped `rows` (r,): states (r, L, D), and the attention that columns (r, L)
-        receive where it is asked for."""
-        longest = max(prefix.length for prefix in prefixes)
-        embeds = torch.stack([pad(prefix.embeds, longest) for prefix in prefixes])
-        padding = stack_padding(prefixes, longest)
-        assert padding is None or not probe_attention, "attention is not recorded over padded prompts"
-        probe = AttentionProbe(text_after_images(prefixes, longest)) if probe_attention else None
-        mask = None if padding is None else mask_bias(mask_padding(padding), embeds.dtype)
-        columns = self._numbers[:longest].repeat(len(prefixes), 1)
-        step = AttentionStep(self.cache, rows, columns, mask, longest, None, probe)
-        extra: dict[str, Any] = {}
-        if any(prefix.deepstack for prefix in prefixes):
-            extra["visual_pos_masks"] = torch.stack([pad(prefix.visual, longest) for prefix in prefixes])
-            extra["deepstack_visual_embeds"] = stack_deepstack(prefixes)
-        hidden = self._run(embeds, stack_positions(prefixes, longest), step, extra)
-        if padding is not None:
-            # The columns that stay move to the front, in their order; what lies behind them is scratch.
-            kept = torch.tensor([prefix.num_kept for prefix in prefixes], device=self.device)
-            self.cache.compact(rows, padding.to(torch.uint8).argsort(dim=1, stable=True), kept)
-        return hidden, None if probe is None else probe.mean()
-
-    def _pick(self, values: Tensor, places: Sequence[int]) -> Tensor:
-        """`values[places]`, and `values` themselves where that is all of them in their order."""
-        if list(places) == list(range(values.shape[0])):
-            return values
-        return values[torch.tensor(places, device=self.device)]
 
     def forward(self, slots: SlotBatch, tokens: Tensor, depth: Tensor, visible: Tensor, offset: int = 0) -> Tensor:
         """Run N nodes of every slot: `tokens`, `depth` (b, N), `visible` (b, N, M) → hidden (b, R, N, D).

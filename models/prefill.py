@@ -6,7 +6,7 @@ copied. Knows prompts and their lengths; no memory, no slots and no model.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,20 @@ from models.prefix import Prefix
 
 MAX_PADDING = 256
 """Columns of padding at which a group of prompts is closed: about what one more forward costs."""
+
+
+MIN_SAVING = 256
+"""Columns that must be saved for prompts to be run behind a stem, which takes one more forward."""
+MAX_MASK = 2**24
+"""Most entries of a forward's mask where prompts are run behind their stems."""
+
+
+@dataclass(frozen=True)
+class Stem:
+    """Prompts, by their places, that begin with the same `length` columns."""
+
+    places: tuple[int, ...]
+    length: int
 
 
 @dataclass(frozen=True)
@@ -53,6 +67,42 @@ def first_of_each(prefixes: Sequence[Prefix]) -> list[int]:
     """For every prompt the place of the first that is the very same object."""
     first: dict[int, int] = {}
     return [first.setdefault(id(prefix), place) for place, prefix in enumerate(prefixes)]
+
+
+def find_stems(prefixes: Sequence[Prefix], places: Sequence[int]) -> list[Stem]:
+    """Which prompts at `places` begin with the same columns, where running these once pays for one more forward.
+
+    They have one origin and the same first tokens, at least half of the longest's and not all of any. A prompt whose
+    padding leaves the memory, or whose layers add features behind the stem, is run whole.
+    """
+    kin: dict[Hashable, list[int]] = {}
+    for place in places:
+        prefix = prefixes[place]
+        if prefix.origin is not None and prefix.padding is None:
+            kin.setdefault(prefix.origin, []).append(place)
+    stems = []
+    for some in kin.values():
+        length = _common_length([prefixes[place] for place in some]) if len(some) > 1 else 0
+        longest = max(prefixes[place].length for place in some)
+        saves = (len(some) - 1) * length >= MIN_SAVING and length >= longest - length
+        if saves and (longest - length) * longest <= MAX_MASK:
+            stems.append(Stem(tuple(some), length))
+    return stems
+
+
+def _common_length(prefixes: Sequence[Prefix]) -> int:
+    """Columns that all of these prompts of one origin begin with; 0 where features of layers come later."""
+    shortest = min(prefix.length for prefix in prefixes)
+    tokens = torch.stack([prefix.token_ids[:shortest] for prefix in prefixes])
+    numbers = [(tokens == tokens[0]).all(dim=0).long().cumprod(dim=0).sum()]
+    if any(prefix.deepstack for prefix in prefixes):
+        numbers += [
+            (prefix.visual * torch.arange(1, prefix.length + 1, device=tokens.device)).max() for prefix in prefixes
+        ]
+    # One look at the device.
+    common, *ends = torch.stack(numbers).tolist()
+    common = min(common, shortest - 1)
+    return common if all(end <= common for end in ends) else 0
 
 
 def group_by_length(lengths: Sequence[int], max_tokens: int | None) -> list[list[int]]:

@@ -6,7 +6,8 @@ slots or what is generated after the prompt.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -30,6 +31,27 @@ class Prefix:
     padding: Tensor | None = None
     num_padding: int = 0
     """How many columns `padding` marks; given beside it, so that nobody has to ask the device."""
+    origin: Hashable = field(default=None, init=False, compare=False)
+    """All that a column was made from beside the tokens up to it: prompts of one origin that begin with the same tokens
+    begin with the same columns. None where nobody knows; `dataclasses.replace` does not hand it on, because whoever
+    changes columns changes what they are made from."""
+
+    def of(self, origin: Hashable) -> Prefix:
+        """The same prompt with its origin."""
+        known = replace(self)
+        object.__setattr__(known, "origin", origin)
+        return known
+
+    def head(self, length: int) -> Prefix:
+        """The first columns of a prompt without padding, its visual features of layers all among them."""
+        assert self.padding is None
+        positions = self.positions[..., :length]
+        return Prefix(self.token_ids[:length], self.embeds[:length], positions, self.visual[:length], self.deepstack)
+
+    def tail(self, start: int) -> Prefix:
+        """The columns from `start` on of a prompt without padding, no visual features of layers among them."""
+        assert self.padding is None
+        return Prefix(self.token_ids[start:], self.embeds[start:], self.positions[..., start:], self.visual[start:])
 
     @property
     def length(self) -> int:

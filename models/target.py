@@ -125,10 +125,11 @@ class Target(CompilableModel):
     def encode(self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()) -> Prefix:
         """Rendered prompt, images and clips → prefix; see `FrontEnd.encode` for what is refused."""
         inputs = self.front_end.encode(prompt, images, videos)
+        shown = Content.shown(images, videos)
         if not (images or videos):
-            return self.prefix(inputs)
-        with self._features.showing(Content.shown(images, videos)):
-            return self.prefix(inputs)
+            return self.prefix(inputs).of(shown)
+        with self._features.showing(shown):
+            return self.prefix(inputs).of(shown)
 
     def encode_lanes(
         self,

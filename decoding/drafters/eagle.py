@@ -106,9 +106,10 @@ class EagleDrafter:
         seen = torch.cat([prefix.embeds[1:], prefix.embeds[:1]]).to(embeds.dtype)
         told = torch.where(visual[:, None], seen, embeds)
         positions = torch.arange(prefix.length, device=told.device)
+        # Samples of one prompt share their probe, and differ in the first token alone.
         return [
-            Prefix(tokens, self.network.fuse(told, features), positions, torch.zeros_like(visual))
-            for features in probe.hidden
+            Prefix(tokens, self.network.fuse(told, features), positions, torch.zeros_like(visual)).of((id(probe), lane))
+            for lane, features in enumerate(probe.hidden)
         ]
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:

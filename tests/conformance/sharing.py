@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
+import torch
+from torch import Tensor
 
 from decoding import Engine, Request, Sampling
 from decoding.contracts import Probe
 from decoding.drafters import ModelDrafter
-from models.lanes import LaneModel
+from models import prefill
+from models.lanes import LaneModel, SlotBatch
+from models.reading import PromptReader
 from tests import toys
 from tests.conformance import checks, images
 from tests.conformance.methods import METHODS
@@ -33,27 +39,37 @@ def equal_prompts(family: str, count: int = 9, sampling: Sampling | None = None)
     return made
 
 
-class RowsRun:
-    """How many prompts the forwards of one model read."""
+class Read:
+    """Counts what the forwards over prompts read: `whole` prompts or stems, `behind` stems, and their `columns`."""
 
-    def __init__(self, lanes: LaneModel) -> None:
-        self.count = 0
-        inner = lanes._run_prompts
+    def __init__(self, patch: pytest.MonkeyPatch, of: LaneModel) -> None:
+        self.whole = self.behind = self.columns = 0
+        run_whole, run_behind = PromptReader._run_whole, PromptReader._run_behind
 
-        def counted(rows: Any, prefixes: Any, probe_attention: bool) -> Any:
-            self.count += len(prefixes)
-            return inner(rows, prefixes, probe_attention)
+        def whole(reader: PromptReader, rows: Tensor, prefixes: Any) -> Any:
+            if reader._cache is of.cache:
+                self.whole += len(prefixes)
+                self.columns += sum(prefix.length for prefix in prefixes)
+            return run_whole(reader, rows, prefixes)
 
-        lanes._run_prompts = counted  # type: ignore[method-assign]
+        def behind(reader: PromptReader, rows: Tensor, rests: Any, starts: Any) -> Any:
+            if reader._cache is of.cache:
+                self.behind += len(rests)
+                self.columns += sum(rest.length for rest in rests)
+            return run_behind(reader, rows, rests, starts)
+
+        patch.setattr(PromptReader, "_run_whole", whole)
+        patch.setattr(PromptReader, "_run_behind", behind)
 
 
 def check_equal_prompts(method: str, family: str, slots: int, sampling: Sampling | None = None) -> int:
     """Output equals the oracle's, whoever shares a prompt; returns how many prompts the target read."""
     target = toys.target(family)
     engine = Engine(target, METHODS[method][0](family), slots, 160)
-    read = RowsRun(engine._lanes)
     wanted = equal_prompts(family, sampling=sampling)
-    done = checks.run(engine, wanted)
+    with pytest.MonkeyPatch.context() as patch:
+        read = Read(patch, engine._lanes)
+        done = checks.run(engine, wanted)
     oracle = checks.generated if sampling is None else checks.referenced
     for request in wanted:
         told = done[request.sample_id]
@@ -61,7 +77,8 @@ def check_equal_prompts(method: str, family: str, slots: int, sampling: Sampling
         checks.check_telemetry(told)
         prefix = target.encode(request.prompt, request.images, request.videos)
         assert told.num_input_tokens == prefix.length
-    return read.count
+    assert read.behind == 0
+    return read.whole
 
 
 def check_memory(family: str, method: str = "sd-chain", wanted: Sequence[Request] = ()) -> None:
@@ -98,11 +115,12 @@ def check_images(method: str, kind: str, mode: str = "sampled-guided") -> int:
     for slots in (1, 6):
         target = images.images.target(kind, guided=sampling.guidance_scale > 1.0)
         engine = Engine(target, images.METHODS[method](target, kind), slots, 64)
-        read = RowsRun(engine._lanes)
-        outputs.append({key: one.token_ids for key, one in checks.run(engine, wanted).items()})
+        with pytest.MonkeyPatch.context() as patch:
+            read = Read(patch, engine._lanes)
+            outputs.append({key: one.token_ids for key, one in checks.run(engine, wanted).items()})
     assert outputs[0] == outputs[1], (method, kind)
     assert len(set(outputs[0].values())) == 6 or sampling.temperature == 0
-    return read.count
+    return read.whole
 
 
 def check_pictures_alone(family: str) -> None:
@@ -127,3 +145,72 @@ def check_pictures_alone(family: str) -> None:
         told.append(tuple(out[0, inputs["input_ids"].shape[1] :].tolist()))
     assert [done[request.sample_id].token_ids for request in wanted] == told
     assert len(set(told)) > 1, "the pictures make a difference"
+
+
+@contextmanager
+def small_savings() -> Iterator[None]:
+    """Lets prompts as short as toys' share what they begin with."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefill, "MIN_SAVING", 1)
+        yield
+
+
+def questions(family: str, sampling: Sampling | None = None, count: int = 9) -> list[Request]:
+    """Questions of different lengths about two samples in turns, the second with a video; of texts, about one."""
+    base = sampling or Sampling()
+    num_samples = 2 if toys.FAMILIES[family].takes_images else 1
+    made = []
+    for i in range(count):
+        sample = i % num_samples
+        text, pictures = toys.prompt(family, sample)
+        text, videos = toys.with_video(family, text, sample) if sample % 2 else (text, ())
+        text += "".join(f" w{9 + (7 * i + word) % 40}" for word in range(1 + i % 4))
+        limits = replace(base, max_new_tokens=4 + (5 * i) % 13)
+        own = tuple(picture.copy() for picture in pictures)
+        made.append(Request(f"question-{i}", text, own, limits, seed=i, videos=videos))
+    return made
+
+
+def check_questions(method: str, family: str, slots: int, sampling: Sampling | None = None) -> Read:
+    """Output equals the oracle's though prompts share what they begin with; returns what the target read."""
+    target = toys.target(family)
+    engine = Engine(target, METHODS[method][0](family), slots, 160)
+    wanted = questions(family, sampling)
+    with pytest.MonkeyPatch.context() as patch, small_savings():
+        read = Read(patch, engine._lanes)
+        done = checks.run(engine, wanted)
+    oracle = checks.generated if sampling is None else checks.referenced
+    for request in wanted:
+        told = done[request.sample_id]
+        assert told.token_ids == oracle(family, request, target.eos_ids), (method, family, request.sample_id)
+        checks.check_telemetry(told)
+    return read
+
+
+def check_states(family: str, wanted: Sequence[Request] = ()) -> int:
+    """Rows and states behind a stem equal those of prompts that were run whole; returns how many were run behind."""
+    target = toys.target(family)
+    prompts = [[target.encode(one.prompt, one.images, one.videos)] for one in wanted or questions(family)]
+    slots = SlotBatch(torch.arange(len(prompts)), tuple(range(len(prompts))), (0,) * len(prompts))
+    together, alone = (target.lanes(len(prompts), 1, 160) for _ in range(2))
+    with torch.inference_mode(), pytest.MonkeyPatch.context() as patch, small_savings():
+        read = Read(patch, together)
+        one = together.admit(slots, prompts)
+        other = alone.admit(slots, [[replace(prompt)] for (prompt,) in prompts])
+    torch.testing.assert_close(one.last, other.last, atol=2e-4, rtol=1e-4)
+    torch.testing.assert_close(together.cache.lens, alone.cache.lens)
+    torch.testing.assert_close(together.delta, alone.delta)
+    for row, (prompt,) in enumerate(prompts):
+        torch.testing.assert_close(one.hidden_of(row), other.hidden_of(row), atol=2e-4, rtol=1e-4)
+        checks.compare_row(together, row, prompt, ())
+    return read.behind
+
+
+def check_picture_last(family: str) -> None:
+    """Prompts whose picture follows different words: features that layers add are never behind a stem."""
+    words = " ".join(f"w{5 + i}" for i in range(30))
+    text, pictures = toys.prompt(family, 2)
+    assert pictures
+    place = text.index(toys.FAMILIES[family].placeholder)
+    wanted = [Request(str(i), f"{words} w{20 + i} {text[place:]}", pictures) for i in range(3)]
+    assert check_states(family, wanted) == 0

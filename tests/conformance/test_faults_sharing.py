@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from decoding import Engine, Method, Sampling
 from decoding.acceptance import Exact
 from decoding.admission import Admission
 from decoding.drafters import NoDrafter
 from decoding.trees import chain
-from models import content, lanes
+from models import content, prefill, reading
 from models.cache import RaggedCache
 from models.lanes import LaneModel
+from models.prefix import Prefix
 from tests import toys
 from tests.conformance import checks, sharing
 
@@ -62,11 +65,13 @@ def all_prompts_are_taken_for_one(patch: Patch) -> None:
 
 def pictures_are_left_out_of_the_key(patch: Patch) -> None:
     shown = content.Content.shown.__func__  # type: ignore[attr-defined]
-    patch.setattr(content.Content, "shown", classmethod(lambda cls, images, videos, label: shown(cls, [], [], label)))
+    patch.setattr(
+        content.Content, "shown", classmethod(lambda cls, images, videos, label=None: shown(cls, [], [], label))
+    )
 
 
 def states_are_those_of_the_first_prompt(patch: Patch) -> None:
-    patch.setattr(lanes, "first_of_each", lambda prefixes: [0] * len(prefixes))
+    patch.setattr(reading, "first_of_each", lambda prefixes: [0] * len(prefixes))
 
 
 def a_request_is_lost_between_two_groups(patch: Patch) -> None:
@@ -81,8 +86,90 @@ def a_request_is_lost_between_two_groups(patch: Patch) -> None:
     patch.setattr(Admission, "take", wrong)
 
 
+def a_stem_is_one_column_too_long(patch: Patch) -> None:
+    common = prefill._common_length
+    patch.setattr(
+        prefill, "_common_length", lambda some: min(common(some) + 1, min(prefix.length for prefix in some) - 1)
+    )
+
+
+def _behind(patch: Patch, wrong: Callable[[list[Prefix], list[int]], tuple[list[Prefix], list[int]]]) -> None:
+    run_behind = reading.PromptReader._run_behind
+    patch.setattr(
+        reading.PromptReader,
+        "_run_behind",
+        lambda self, rows, rests, starts: run_behind(self, rows, *wrong(list(rests), list(starts))),
+    )
+
+
+def what_follows_is_written_one_column_too_early(patch: Patch) -> None:
+    _behind(patch, lambda rests, starts: (rests, [start - 1 for start in starts]))
+
+
+def what_follows_is_at_positions_of_columns(patch: Patch) -> None:
+    def counted(rests: list[Prefix], starts: list[int]) -> tuple[list[Prefix], list[int]]:
+        columns = [start + torch.arange(rest.length) for rest, start in zip(rests, starts, strict=True)]
+        return [
+            replace(rest, positions=own.expand_as(rest.positions)) for rest, own in zip(rests, columns, strict=True)
+        ], starts
+
+    _behind(patch, counted)
+
+
+def what_follows_does_not_see_the_stem(patch: Patch) -> None:
+    inner = reading.tree_mask
+    patch.setattr(
+        reading,
+        "tree_mask",
+        lambda lens, visible, window: (
+            inner(lens, visible, window) & (torch.arange(window) >= lens[:, None])[:, None, None]
+        ),
+    )
+
+
+def stems_are_not_copied(patch: Patch) -> None:
+    copy = reading.PromptReader._copy
+    patch.setattr(reading.PromptReader, "_copy", lambda self, sources, places, n: copy(self, places, places, n))
+
+
+def all_prompts_are_of_one_origin(patch: Patch) -> None:
+    patch.setattr(Prefix, "of", lambda self, origin: of(self, "one"))
+
+
+of = Prefix.of
+
+
+def features_of_layers_may_come_later(patch: Patch) -> None:
+    # As if no layer added any: the first words of a prompt are a stem though its picture comes behind them.
+    common = prefill._common_length
+    patch.setattr(prefill, "_common_length", lambda some: common([replace(prefix, deepstack=()) for prefix in some]))
+
+
+def states_of_the_stem_are_left_out(patch: Patch) -> None:
+    follow = reading.PromptReader._follow
+
+    def wrong(self: Any, prefixes: Any, stems: Any) -> None:
+        follow(self, prefixes, stems)
+        for stem in stems:
+            for place in stem.places:
+                states = self.states.get(place)
+                if states is not None:
+                    self.states[place] = torch.cat([states[stem.length :], states[: stem.length]])
+
+    patch.setattr(reading.PromptReader, "_follow", wrong)
+
+
 def outputs(family: str = "qwen2_5_vl") -> Callable[[], object]:
     return lambda: sharing.check_equal_prompts("sd-chain", family, 9, sharing.SAMPLED)
+
+
+def questions(family: str = "qwen2_5_vl") -> Callable[[], object]:
+    return lambda: sharing.check_questions("sd-chain", family, 9)
+
+
+def pictures_alone_behind_a_stem() -> None:
+    with sharing.small_savings():
+        sharing.check_pictures_alone("llava")
 
 
 def pictures_alone() -> None:
@@ -111,6 +198,14 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
     (pictures_are_left_out_of_the_key, pictures_alone),
     (states_are_those_of_the_first_prompt, outputs()),
     (a_request_is_lost_between_two_groups, bounded),
+    (a_stem_is_one_column_too_long, questions()),
+    (what_follows_is_written_one_column_too_early, questions()),
+    (what_follows_is_at_positions_of_columns, questions()),
+    (what_follows_does_not_see_the_stem, questions()),
+    (stems_are_not_copied, questions()),
+    (all_prompts_are_of_one_origin, pictures_alone_behind_a_stem),
+    (features_of_layers_may_come_later, lambda: sharing.check_picture_last("qwen3_vl")),
+    (states_of_the_stem_are_left_out, lambda: sharing.check_states("qwen3_vl")),
 ]
 
 

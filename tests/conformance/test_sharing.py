@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from decoding import Sampling
 from tests.conformance import sharing
-from tests.conformance.methods import EVERY
+from tests.conformance.methods import EVERY, VISUAL
 from tests.conformance.sharing import NUM_PROMPTS, SAMPLED
 
 
@@ -39,3 +40,40 @@ def test_copied_rows_hold_what_a_prefill_of_their_own_gives(family: str) -> None
 def test_images_of_one_condition_are_prefilled_once_for_all_seeds(method: str, kind: str) -> None:
     # Two conditions with two lanes each.
     assert sharing.check_images(method, kind) == 4
+
+
+@pytest.mark.parametrize("family", EVERY)
+def test_questions_about_one_image_share_what_comes_before_them_and_equal_generate(family: str) -> None:
+    read = sharing.check_questions("sd-chain", family, 9)
+    # Texts show nothing that tells them apart, so they are taken for kin of one prompt, or of none.
+    assert (read.whole, read.behind) == ((2, 9) if family in VISUAL else (1, 9))
+
+
+@pytest.mark.parametrize("family", VISUAL)
+def test_rows_and_states_behind_a_stem_are_those_of_a_whole_prompt(family: str) -> None:
+    assert sharing.check_states(family) == 9
+
+
+def test_features_that_layers_add_never_come_behind_a_stem() -> None:
+    sharing.check_picture_last("qwen3_vl")
+
+
+@pytest.mark.parametrize("method", ["plain", "sd-tree", "tabed", "lvspec-zero"])
+def test_sampled_answers_behind_a_stem_are_each_seeds_own(method: str) -> None:
+    assert sharing.check_questions(method, "qwen3_vl", 9, SAMPLED).behind == 9
+
+
+def test_prompts_whose_attention_is_probed_are_run_whole() -> None:
+    read = sharing.check_questions("specvlm", "qwen2_5_vl", 9)
+    assert (read.whole, read.behind) == (9, 0)
+
+
+@pytest.mark.parametrize("method", ["eagle", "medusa"])
+def test_heads_get_the_states_of_stem_and_rest(method: str) -> None:
+    assert sharing.check_questions(method, "llama", 9, SAMPLED).behind == 9
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_memory_behind_a_stem_stays_that_of_a_prefill_of_ones_own(family: str) -> None:
+    with sharing.small_savings():
+        sharing.check_memory(family, wanted=sharing.questions(family, Sampling(ignore_eos=True)))

@@ -15,6 +15,7 @@ from decoding.acceptance import Exact
 from decoding.admission import NUM_AHEAD, Admission
 from decoding.trees import chain
 from models.prefix import Prefix
+from models.reading import PromptReader
 from tests import toys
 from tests.conformance import checks
 
@@ -92,14 +93,14 @@ def test_outputs_do_not_depend_on_the_bound_and_no_forward_exceeds_it(
     bound: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = make(5, bound)
-    run_prompts = type(engine._lanes)._run_prompts
+    run_whole = PromptReader._run_whole
     sizes = []
 
-    def noted(self: Any, rows: Any, prefixes: Any, probe: bool) -> Any:
+    def noted(self: PromptReader, rows: Any, prefixes: Any) -> Any:
         sizes.append((len(prefixes), max(prefix.length for prefix in prefixes)))
-        return run_prompts(self, rows, prefixes, probe)
+        return run_whole(self, rows, prefixes)
 
-    monkeypatch.setattr(type(engine._lanes), "_run_prompts", noted)
+    monkeypatch.setattr(PromptReader, "_run_whole", noted)
     wanted = checks.requests("llava", 9)
     done = checks.run(engine, wanted)
     for request in wanted:

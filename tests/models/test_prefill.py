@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from decoding.contexts.pruned import prune
+from models import prefill
 from models.lanes import LaneModel, SlotBatch
-from models.prefill import MAX_PADDING, group_by_length
+from models.prefill import MAX_PADDING, Stem, find_stems, group_by_length
 from models.prefix import Prefix
+from models.teacher import extend
 from tests import toys
 
 
@@ -39,6 +44,72 @@ def test_prompts_of_like_length_are_together_and_a_longer_one_than_the_bound_is_
     assert group_by_length([9000, 10], 2000) == [[0], [1]]
     assert group_by_length([3, 9, 5], 2000) == [[0, 1, 2]]
     assert group_by_length([3000, 9], None) == [[0, 1]]
+
+
+def kin(tokens: list[int], origin: object = "one", last_visual: int = 0) -> Prefix:
+    ids = torch.tensor(tokens)
+    places = torch.arange(len(tokens))
+    deepstack = (torch.zeros(last_visual, 1),) if last_visual else ()
+    made = Prefix(ids, torch.zeros(len(tokens), 1), places, places < last_visual, deepstack)
+    return made.of(origin)
+
+
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=12), min_size=2, max_size=6), st.integers(0, 9))
+@example([[0, 1, 0, 1], [0, 1, 0, 0], [0, 1, 0]], 0)
+@example([[0, 1, 0, 1], [0, 1, 0, 1]], 3)
+@example([[0, 1, 0, 1], [0, 1, 0, 1]], 4)
+@example([[0], [0]], 0)
+def test_a_stem_is_what_all_tokens_begin_with_and_leaves_each_prompt_a_column(
+    tokens: list[list[int]], last_visual: int
+) -> None:
+    shortest = min(len(some) for some in tokens)
+    last_visual = min(last_visual, shortest)
+    wanted = min(shortest - 1, next((i for i in range(shortest) if len({some[i] for some in tokens}) > 1), shortest))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(prefill, "MIN_SAVING", 1)
+        found = find_stems([kin(some, last_visual=last_visual) for some in tokens], range(len(tokens)))
+    is_one = wanted >= max(1, last_visual) and 2 * wanted >= max(map(len, tokens))
+    assert found == ([Stem(tuple(range(len(tokens))), wanted)] if is_one else [])
+
+
+def test_prompts_of_different_or_no_origin_have_no_stem_and_small_savings_are_left() -> None:
+    long = [1] * 300
+    prompts = [kin([*long, 2]), kin([*long, 3], "other"), kin([*long, 4], None), kin([*long, 5]), kin([*long, 6], None)]
+    assert find_stems(prompts, range(5)) == [Stem((0, 3), 300)]
+    assert find_stems(prompts, [1, 2, 3, 4]) == []
+    assert find_stems([kin([1] * 100 + [2]), kin([1] * 100 + [3])], [0, 1]) == []
+    assert find_stems([kin([1] * 100 + [i]) for i in range(4)], range(4)) == [Stem((0, 1, 2, 3), 100)]
+    # What follows would be read under masks, which whole prompts do without.
+    assert find_stems([kin(long + [i] * 400) for i in range(4)], range(4)) == []
+
+
+def test_a_prompt_that_is_changed_has_no_origin_any_more() -> None:
+    prompt = kin([1, 2, 3])
+    assert prompt.origin == "one"
+    assert replace(prompt, embeds=prompt.embeds + 1).origin is None
+    assert extend(prompt, torch.tensor([4]), torch.zeros(1, 1)).origin is None
+    assert prune(kin([1, 2, 3, 4], last_visual=2), torch.tensor([0]), False).origin is None
+
+
+@torch.inference_mode()
+def test_long_stems_are_read_once_and_what_follows_in_bounded_forwards() -> None:
+    torch.manual_seed(0)
+    embeds = torch.randn(300, 32)
+    prompts = []
+    for i, length in enumerate((3, 40, 7, 3)):
+        ids = torch.cat([torch.arange(300), torch.full((length,), 300 + i)])
+        whole = torch.cat([embeds, torch.randn(length, 32)])
+        prompts.append(Prefix(ids, whole, torch.arange(300 + length), ids < 0))
+    slots = SlotBatch(torch.tensor([2, 0, 3, 1]), (2, 0, 3, 1), (0,) * 4)
+    alone, together = lanes(), lanes()
+    one = alone.admit(slots, [[prompt] for prompt in prompts])
+    some = together.admit(slots, [[prompt.of("one")] for prompt in prompts], max_tokens=50)
+    # The stem, the longest alone, the other three.
+    assert (one.num_forwards, some.num_forwards) == (1, 3)
+    torch.testing.assert_close(some.last, one.last, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(some.hidden, one.hidden, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(together.cache.lens, alone.cache.lens)
+    assert together.cache.lens.tolist()[:4] == [340, 303, 303, 307]
 
 
 def prefix(length: int, seed: int) -> Prefix:
