@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
+from models.captured import Recorder
 from models.lanes import LaneModel, SlotBatch
 
 
@@ -70,24 +72,57 @@ def seconds_of(run: Callable[[], Any], device: torch.device, repeats: int) -> fl
 
 @dataclass
 class Reading:
-    """Forwards of one kind: how many, how long, and the bytes that they have to read at least."""
+    """Forwards of one kind: how many, how long, and the bytes that they have to read at least.
+
+    Between the events around a forward a GPU may wait for the host; `busy_s` are replays and output layers alone, in
+    which it never does. 0 where nothing is replayed.
+    """
 
     calls: int = 0
     seconds: float = 0.0
     num_bytes: int = 0
+    busy_s: float = 0.0
 
 
 KINDS = ("prompts", "target", "drafter")
+
+
+class WatchedRecorder:
+    """A recorder whose replays are timed on the device."""
+
+    def __init__(self, recorder: Recorder, device: torch.device) -> None:
+        self._recorder = recorder
+        self._device = device
+        self._spans: list[tuple[Mark, Mark]] = []
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        """See `models.captured.Recorder`."""
+        out, replay = self._recorder.record(run)
+
+        def watched() -> None:
+            start = mark(self._device)
+            replay()
+            self._spans.append((start, mark(self._device)))
+
+        return out, watched
+
+    def take_s(self) -> float:
+        """Seconds of all replays since the last time, which are over."""
+        spent = sum(start.seconds_until(end) for start, end in self._spans)
+        self._spans.clear()
+        return spent
 
 
 @dataclass
 class DeviceClock:
     """Adds up the forwards of a target, first, and a drafter; from its making on it stands between them and the engine.
 
-    Output layers belong to the forward before them, prompts are a kind of their own.
+    Output layers belong to the forward before them, prompts are a kind of their own. `watched` are what records the
+    steps of each, where anything does.
     """
 
     lanes: Sequence[LaneModel]
+    watched: Sequence[WatchedRecorder] = ()
     _spans: list[tuple[str, bool, Mark, Mark, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -103,6 +138,9 @@ class DeviceClock:
             one.calls += is_forward
             one.seconds += start.seconds_until(end)
             one.num_bytes += num_bytes
+        for watched, (kind, one) in zip(self.watched, list(found.items())[1:], strict=False):
+            heads = (span for span in self._spans if span[0] == kind and not span[1])
+            one.busy_s = watched.take_s() + sum(start.seconds_until(end) for _, _, start, end, _ in heads)
         self._spans.clear()
         return found
 

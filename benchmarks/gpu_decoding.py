@@ -1,8 +1,8 @@
 """Decoding on the device: plain and with chains, eager and replayed, in turns at every batch size.
 
 Outputs are held against the target's own, and a row whose outputs differ by more than rounding has no speed. Beside the
-speed stand what the forwards had to read at least, at the bandwidth of a copy, and the share of the steps' time that
-lies outside forwards.
+speed stand what the forwards had to read at least, at the bandwidth of a copy, and of replayed steps the share of their
+time in which neither a graph nor an output layer was at work.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu_clock import DeviceClock, Reading
-from benchmarks.gpu_models import CAPTURED, EAGER, TextPair, drafted, peak_bytes, plain
+from benchmarks.gpu_models import CAPTURED, EAGER, TextPair, drafted, peak_bytes, plain, watched_of
 from benchmarks.gpu_sizes import Sizes
 from benchmarks.peer_process import Outcome
 from benchmarks.peer_rounds import turns
@@ -41,7 +41,7 @@ class Bench:
         target = pair.targets[step]
         parts = plain() if method == "plain" else drafted(pair.drafters[step], target, gamma)
         self.engine = Engine(target, parts, batch, pair.max_context_tokens)
-        self.clock = DeviceClock(lanes_of(self.engine))
+        self.clock = DeviceClock(lanes_of(self.engine), watched_of(target, pair.drafters[step]))
         self.outcomes: list[Outcome] = []
         self.steps_s: list[float] = []
         self.num_steps: list[int] = []
@@ -161,11 +161,12 @@ def in_steps(bench: Bench, copy_bytes_per_s: float) -> Row:
     for spent, reading in zip(bench.steps_s, bench.readings, strict=True):
         kinds = [reading[kind] for kind in ("target", "drafter")]
         least.append(sum(one.num_bytes for one in kinds) / copy_bytes_per_s / spent)
-        outside.append(1 - sum(one.seconds for one in kinds) / spent)
+        outside.append(1 - sum(one.busy_s for one in kinds) / spent)
     return {
         "steps_s": bench.steps_s,
         "num_steps": bench.num_steps,
         "forwards": forwards,
         "of_roofline": statistics.median(least),
-        "outside_forwards": statistics.median(outside),
+        # An eager step has gaps within its forwards, which nothing here sees.
+        "outside_graphs": statistics.median(outside) if bench.clock.watched else None,
     }

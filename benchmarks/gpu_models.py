@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from benchmarks.gpu_clock import WatchedRecorder
 from benchmarks.gpu_sizes import Sizes
 from benchmarks.inflate import inflate
 from benchmarks.inflate_check import Difference, compare, zoo_inputs
@@ -68,6 +69,14 @@ def let_capture(model: CompilableModel) -> None:
     """Replay this model's steps from now on."""
     if not model.capture():
         model._run = CapturedDecoder(model.decoder, RunAgain())
+    assert isinstance(model._run, CapturedDecoder)
+    model._run._recorder = WatchedRecorder(model._run._recorder, next(model.decoder.parameters()).device)
+
+
+def watched_of(*models: CompilableModel) -> list[WatchedRecorder]:
+    """What times the replays of these models; none of those that run eager."""
+    recorders = [getattr(model._run, "_recorder", None) for model in models]
+    return [one for one in recorders if isinstance(one, WatchedRecorder)]
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from benchmarks.gpu_tables import UNMEASURED, claims, gpu_table
 from benchmarks.inflate import Inflation
 from benchmarks.peer_verdict import spread
 from benchmarks.tables import fill
-from decoding import Completion
+from decoding import Completion, Request, Sampling
 from decoding.types import RequestError
 from models.captured import CapturedDecoder
 from models.lanes import LaneModel, SlotBatch
@@ -101,7 +101,8 @@ def test_a_run_has_a_row_for_everything_and_all_outputs_are_the_targets(found: d
         assert row["withheld"] == ""
         assert row["verdict"]["num_equal"] == row["verdict"]["num_sequences"] > 0
         assert 0 < row["of_roofline"] < 1
-        assert 0 < row["outside_forwards"] < 1
+        outside = row["outside_graphs"]
+        assert outside is None if row["step"] == "eager" else 0 < outside < 1
         drafts = row["forwards"]["drafter"]["calls"]
         assert all(drafts) if row["method"] == "chain" else not any(drafts)
         # Every step verifies once.
@@ -131,6 +132,21 @@ def test_steps_are_replayed_and_not_only_called_so(pair: TextPair) -> None:
     models = (pair.targets[CAPTURED], pair.drafters[CAPTURED])
     assert all(isinstance(model._run, CapturedDecoder) for model in models)
     assert all(model._run is None for model in (pair.targets["eager"], pair.drafters["eager"]))
+
+
+def test_a_device_is_busy_in_replays_and_output_layers_only(pair: TextPair) -> None:
+    bench = gpu_decoding.Bench(pair, "chain, captured", 2, TINY.gamma)
+    asked = [Request(str(place), text, sampling=Sampling(max_new_tokens=6)) for place, text in enumerate(pair.prompts)]
+    bench.run(asked, True)
+    reading = bench.readings[0]
+    for kind in ("target", "drafter"):
+        assert 0 < reading[kind].busy_s < reading[kind].seconds
+    assert reading["prompts"].busy_s == 0
+    # What was read is gone.
+    assert bench.clock.read()["target"].busy_s == 0
+    eager = gpu_decoding.Bench(pair, "chain, eager", 2, TINY.gamma)
+    eager.run(asked, True)
+    assert eager.readings[0]["target"].busy_s == 0 < eager.readings[0]["target"].seconds
 
 
 def test_a_row_whose_outputs_differ_has_no_speed(pair: TextPair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +242,7 @@ def test_the_roofline_is_bytes_over_what_a_copy_moves() -> None:
     def told(of_roofline: float, outside: float) -> str:
         row = {
             "batch": 1, "method": "plain", "step": "captured", "tokens_per_s": spread([100.0]),
-            "of_roofline": of_roofline, "outside_forwards": outside,
+            "of_roofline": of_roofline, "outside_graphs": outside,
         }  # fmt: skip
         return claims({"decoding": {"rows": [row]}})
 
