@@ -148,6 +148,14 @@ class TargetCheckpoint(Checkpoint):
     quantization: Literal["none", "int8"] = "none"
     """`int8`: the decoder's weights are rounded when they are loaded, and the rounded model is the target."""
 
+    @model_validator(mode="after")
+    def _multiplied(self) -> TargetCheckpoint:
+        if self.quantization == "int8" and self.device == "cpu" and self.dtype in ("float32", "float16"):
+            raise ValueError(
+                f"quantization int8 is multiplied fast on a CPU with bfloat16 only, and dtype is '{self.dtype}'"
+            )
+        return self
+
 
 class Model(Section):
     """The pair: the target whose distribution counts, and the drafter that guesses ahead."""
@@ -333,6 +341,15 @@ class CaptionJob(Section):
             raise ValueError(
                 f"model.target.device is '{self.model.target.device}', but with pool.num_gpus "
                 f"{self.pool.num_gpus:g} its layers are spread over the actor's GPUs; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rounded(self) -> CaptionJob:
+        if self.model.target.quantization != "none" and self.pool.compile == "always":
+            raise ValueError(
+                f"model.target.quantization is '{self.model.target.quantization}', and such weights are not compiled; "
+                "take pool.compile 'auto' or 'never'"
             )
         return self
 
