@@ -6,7 +6,7 @@ The heads are trained for a moment on the toy targets' own texts, so that they a
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -197,11 +197,11 @@ def true_pairs(network: EagleNetwork, family: str, request: Request, prefix: Pre
 
 
 @torch.no_grad()
-def check_memory(family: str, tree: str) -> None:
+def check_memory(family: str, tree: str, slots: int = 3, wanted: Sequence[Request] = ()) -> None:
     """After every commit the head's memory equals a fresh encoding of all pairs with the target's own features."""
-    engine = make_engine("eagle", family, tree, 3)
+    engine = make_engine("eagle", family, tree, slots)
     drafter: Any = engine.method.drafter
-    for request in checks.requests(family, 10):
+    for request in wanted or checks.requests(family, 10):
         engine.submit(request)
     num_compared = 0
     while engine.has_work:

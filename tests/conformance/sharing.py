@@ -24,6 +24,8 @@ from tests.conformance.methods import METHODS
 
 NUM_PROMPTS = 3
 SAMPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95)
+LIVELY = Sampling(temperature=1.5, top_k=5, ignore_eos=True)
+"""First tokens differ between samples of one prompt."""
 
 
 def equal_prompts(family: str, count: int = 9, sampling: Sampling | None = None) -> list[Request]:
@@ -185,6 +187,18 @@ def check_questions(method: str, family: str, slots: int, sampling: Sampling | N
         assert told.token_ids == oracle(family, request, target.eos_ids), (method, family, request.sample_id)
         checks.check_telemetry(told)
     return read
+
+
+def check_drafts(method: str, family: str, wanted: Sequence[Request]) -> None:
+    """Drafts are taken as often as where every sample is alone: sharing changes nothing for the drafter either."""
+    told = []
+    for slots in (1, 9):
+        engine = Engine(toys.target(family), METHODS[method][0](family), slots, 160)
+        with small_savings():
+            done = checks.run(engine, wanted)
+        told.append({key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()})
+    assert sum(sum(taken[1:]) for _, taken in told[0].values()) > 0, "no draft was ever taken"
+    assert sorted(told[0].items()) == sorted(told[1].items()), (method, family)
 
 
 def check_states(family: str, wanted: Sequence[Request] = ()) -> int:

@@ -19,7 +19,7 @@ from models.cache import RaggedCache
 from models.lanes import LaneModel
 from models.prefix import Prefix
 from tests import toys
-from tests.conformance import checks, sharing
+from tests.conformance import checks, heads, sharing
 
 Patch = pytest.MonkeyPatch
 
@@ -145,6 +145,11 @@ def features_of_layers_may_come_later(patch: Patch) -> None:
     patch.setattr(prefill, "_common_length", lambda some: common([replace(prefix, deepstack=()) for prefix in some]))
 
 
+def pairs_of_all_samples_are_taken_for_the_firsts(patch: Patch) -> None:
+    # The last pair holds the first token, which is each sample's own.
+    _behind(patch, lambda rests, starts: ([rests[0]] * len(rests), starts))
+
+
 def states_of_the_stem_are_left_out(patch: Patch) -> None:
     follow = reading.PromptReader._follow
 
@@ -176,6 +181,11 @@ def pictures_alone() -> None:
     sharing.check_pictures_alone("llava")
 
 
+def memory_of_a_head() -> None:
+    with sharing.small_savings():
+        heads.check_memory("llama", "chain", 9, sharing.equal_prompts("llama", sampling=sharing.LIVELY))
+
+
 def memory_of_one_prompt() -> None:
     # No other prompt is longer, whose columns would be copied along.
     sharing.check_memory(
@@ -205,6 +215,7 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
     (stems_are_not_copied, questions()),
     (all_prompts_are_of_one_origin, pictures_alone_behind_a_stem),
     (features_of_layers_may_come_later, lambda: sharing.check_picture_last("qwen3_vl")),
+    (pairs_of_all_samples_are_taken_for_the_firsts, memory_of_a_head),
     (states_of_the_stem_are_left_out, lambda: sharing.check_states("qwen3_vl")),
 ]
 

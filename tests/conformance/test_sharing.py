@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
+from torch import Tensor
 
 from decoding import Sampling
-from tests.conformance import sharing
+from models.prefix import Prefix
+from models.reading import PromptReader
+from tests.conformance import heads, sharing
 from tests.conformance.methods import EVERY, VISUAL
-from tests.conformance.sharing import NUM_PROMPTS, SAMPLED
+from tests.conformance.sharing import LIVELY, NUM_PROMPTS, SAMPLED
 
 
 @pytest.mark.parametrize("family", EVERY)
@@ -77,3 +82,25 @@ def test_heads_get_the_states_of_stem_and_rest(method: str) -> None:
 def test_memory_behind_a_stem_stays_that_of_a_prefill_of_ones_own(family: str) -> None:
     with sharing.small_savings():
         sharing.check_memory(family, wanted=sharing.questions(family, Sampling(ignore_eos=True)))
+
+
+@pytest.mark.parametrize(
+    ("method", "family"), [("eagle", "llama"), ("medusa", "llama"), ("tabed", "llava"), ("sd-pooled", "qwen3_vl")]
+)
+def test_drafters_that_share_prompts_and_stems_draft_as_they_do_alone(method: str, family: str) -> None:
+    sharing.check_drafts(method, family, sharing.equal_prompts(family, sampling=LIVELY))
+    sharing.check_drafts(method, family, sharing.questions(family, LIVELY))
+
+
+def test_a_head_reads_the_pairs_of_one_prompt_once_and_each_samples_last_one() -> None:
+    with sharing.small_savings(), pytest.MonkeyPatch.context() as patch:
+        behind = []
+        inner = PromptReader._run_behind
+
+        def noted(self: PromptReader, rows: Tensor, rests: Sequence[Prefix], starts: Sequence[int]) -> Tensor:
+            behind.append([rest.length for rest in rests])
+            return inner(self, rows, rests, starts)
+
+        patch.setattr(PromptReader, "_run_behind", noted)
+        heads.check_memory("llama", "chain", 9, sharing.equal_prompts("llama", sampling=LIVELY))
+    assert behind == [[1] * 9]
