@@ -90,11 +90,11 @@ class RaggedCache:
             if memory is not None:
                 memory[rows.to(memory.device), :, :num_columns] = memory[source.to(memory.device), :, :num_columns]
 
-    def wipe(self, rows: Tensor) -> None:
-        """Zero whole rows."""
+    def wipe(self, rows: Tensor, start: int, end: int) -> None:
+        """Empty rows, and zero their columns from `start` to `end`."""
         for memory in (*self.keys, *self.values):
             if memory is not None:
-                memory[rows.to(memory.device)] = 0.0
+                memory[rows.to(memory.device), :, start:end] = 0.0
         self.lens[rows] = 0
 
     def advance(self, rows: Tensor, count: Tensor) -> None:

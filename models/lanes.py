@@ -71,6 +71,7 @@ class LaneModel:
         self.cache = RaggedCache(num_slots * num_lanes, capacity, config.num_hidden_layers, device)
         self.delta = torch.zeros(num_slots * num_lanes, dtype=torch.long, device=device)
         self._prefix_lengths = [0] * num_slots
+        self._num_used_columns = 0
         self._block_of = list(range(num_slots))
         self._blocks = torch.arange(num_slots, device=device)
         self._numbers = torch.arange(max(num_slots * num_lanes, capacity), device=device)
@@ -105,8 +106,10 @@ class LaneModel:
         longest = max(prefix.length for prefix in flat)
         assert longest <= self.cache.capacity, (longest, self.cache.capacity)
         rows = self.rows(slots)
-        # A NaN that a former sample left in a masked column would still poison this one: 0 · NaN is NaN.
-        self.cache.wipe(rows)
+        # A NaN that a former sample left in a masked column would still poison this one: 0 · NaN is NaN. Columns of
+        # the prompt itself are written anew.
+        self.cache.wipe(rows, min(prefix.length for prefix in flat), self._num_used_columns)
+        self._num_used_columns = max(self._num_used_columns, longest)
         reader = PromptReader(self._run, self.cache, rows, probe_attention, keep_hidden, max_tokens)
         source = reader.read(flat)
         self.cache.lens[rows] = torch.tensor([prefix.num_kept for prefix in flat], device=self.device)
@@ -146,6 +149,7 @@ class LaneModel:
         rows, lens = self._numbers[:num_rows], self.cache.lens[:num_rows]
         needed = max(self._prefix_lengths[s] + n for s, n in zip(slots.ids, slots.num_generated, strict=True))
         window = min(-(-(needed + visible.shape[2]) // WINDOW_STEP) * WINDOW_STEP, self.cache.capacity)
+        self._num_used_columns = max(self._num_used_columns, window)
         columns = lens[:, None] + self._numbers[offset : offset + num_nodes]
         bias = parts = None
         if self._first is None:

@@ -17,7 +17,10 @@ from models.prefix import Prefix
 
 MAX_PADDING = 256
 """Columns of padding at which a group of prompts is closed: about what one more forward costs."""
-
+CPU_MAX_PADDING = 16
+"""The same on a CPU, which reads weights in the time that it multiplies so many columns."""
+CPU_BUSY_TOKENS = 192
+"""Columns of one forward over prompts that keep a CPU busy: its matrix kernels gain nothing from more."""
 
 MIN_SAVING = 256
 """Columns that must be saved for prompts to be run behind a stem, which takes one more forward."""
@@ -105,11 +108,18 @@ def _common_length(prefixes: Sequence[Prefix]) -> int:
     return common if all(end <= common for end in ends) else 0
 
 
-def group_by_length(lengths: Sequence[int], max_tokens: int | None) -> list[list[int]]:
+def bounds_on(device: torch.device, max_tokens: int | None) -> tuple[int | None, int]:
+    """`max_tokens` and `max_padding` of a group of prompts on a device."""
+    if device.type == "cpu" and max_tokens is not None:
+        return min(max_tokens, CPU_BUSY_TOKENS), CPU_MAX_PADDING
+    return max_tokens, MAX_PADDING
+
+
+def group_by_length(lengths: Sequence[int], max_tokens: int | None, max_padding: int = MAX_PADDING) -> list[list[int]]:
     """Places of prompts that are run together, the longest first; every place once, and without a bound all at once.
 
     A group holds at most `max_tokens` columns, padding included, unless it is one prompt alone; and one that would have
-    more than `MAX_PADDING` columns of padding is left to two.
+    more than `max_padding` columns of padding is left to two.
 
         lengths 900, 10, 880, 12, bound 2,000  →  [0, 2] with 20 columns of padding, [3, 1] with 2
     """
@@ -123,7 +133,7 @@ def group_by_length(lengths: Sequence[int], max_tokens: int | None) -> list[list
         if groups:
             longest, size = lengths[groups[-1][0]], len(groups[-1])
             num_padding += longest - lengths[place]
-            if longest * (size + 1) <= max_tokens and num_padding <= MAX_PADDING:
+            if longest * (size + 1) <= max_tokens and num_padding <= max_padding:
                 groups[-1].append(place)
                 continue
         groups.append([place])

@@ -18,6 +18,7 @@ from models.cache import RaggedCache
 from models.prefill import (
     MAX_MASK,
     Stem,
+    bounds_on,
     find_stems,
     first_of_each,
     group_by_length,
@@ -53,7 +54,7 @@ class PromptReader:
         self._rows = rows
         self._probe_attention = probe_attention
         self._keep_hidden = keep_hidden
-        self._max_tokens = max_tokens
+        self._max_tokens, self._max_padding = bounds_on(rows.device, max_tokens)
         self.num_forwards = 0
         self.ends: dict[int, Tensor] = {}
         self.states: dict[int, Tensor] = {}
@@ -79,7 +80,7 @@ class PromptReader:
         later = {place for stem in stems for place in stem.places[1:]}
         places = [place for place in fresh if place not in later]
         prompts = [heads.get(place, prefixes[place]) for place in places]
-        for group in group_by_length([prompt.length for prompt in prompts], self._max_tokens):
+        for group in group_by_length([prompt.length for prompt in prompts], self._max_tokens, self._max_padding):
             some = [prompts[one] for one in group]
             self._note([places[one] for one in group], some, *self._run_whole(self._at(places, group), some))
 
@@ -94,7 +95,7 @@ class PromptReader:
         # Masks are bounded too, which whole prompts do without.
         widest = MAX_MASK // max(prefixes[place].length for place in places)
         bound = widest if self._max_tokens is None else min(widest, self._max_tokens)
-        for group in group_by_length([rest.length for rest in rests], bound):
+        for group in group_by_length([rest.length for rest in rests], bound, self._max_padding):
             some, behind = [rests[one] for one in group], [starts[places[one]] for one in group]
             self._note([places[one] for one in group], some, self._run_behind(self._at(places, group), some, behind))
         if self._keep_hidden:
