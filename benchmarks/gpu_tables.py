@@ -65,6 +65,11 @@ def pair_table(results: Found) -> str:
     return table(title, columns, rows, [])
 
 
+def size(model: Found) -> str:
+    """How many parameters a model has, in words."""
+    return f"{model['num_parameters'] / 1e9:.2g} billion parameters"
+
+
 def speed_up(row: Found, rows: list[Found]) -> float | None:
     """Over plain decoding, replayed, at the same batch size: the median over rounds."""
     plain = next(
@@ -101,7 +106,7 @@ def decoding_table(results: Found) -> str:
                 equality(row["verdict"]) + (f" ({row['withheld']})" if row["withheld"] else ""),
             ]
         )
-    title = f"Decoding, 7B shape, γ = {results['gamma']}"
+    title = f"Decoding, {size(results['pair']['target'])}, γ = {results['gamma']}"
     columns = (
         "batch | method | steps | tokens/s | over plain, captured | acceptance length | of the roofline "
         "| outside graphs | memory | outputs equal to the target's"
@@ -136,7 +141,7 @@ def images_table(results: Found) -> str:
         for row in results["images"]["rows"]
     ]
     return table(
-        "Images, LlamaGen-XL shape, guided",
+        f"Images, LlamaGen of {size(results['images']['model'])}, guided",
         "steps | images | images/s | equal to captured",
         rows,
         results["images"]["left_out"],

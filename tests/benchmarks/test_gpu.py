@@ -60,7 +60,7 @@ def test_a_whole_run_needs_neither_ray_nor_pydantic() -> None:
     before = {path: path.stat().st_mtime_ns for path in (ROOT / "benchmarks" / "results").iterdir()}
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert "Decoding, 7B shape" in done.stdout
+    assert "**Decoding, 0.003" in done.stdout
     assert "Synthetic: long visual contexts" in done.stdout
     assert {path: path.stat().st_mtime_ns for path in (ROOT / "benchmarks" / "results").iterdir()} == before
 
