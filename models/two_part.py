@@ -136,8 +136,8 @@ def split(first: FirstPart, lens: Tensor, visible: Tensor, offset: int, memory: 
         bias = bias[:, None].expand(-1, group, -1, -1).reshape(num_rows, 1, group * num_nodes, num_scratch)
         if offset > 0 or num_scratch != num_nodes:
             scratch = lens[:, None] + torch.arange(num_scratch, device=lens.device)
-            # Scratch columns that nobody may see can lie beyond the memory.
-            scratch = scratch.clamp_max(num_columns - 1)
+            # Scratch columns that nobody may see can lie beyond the memory, whose last one holds what idle rows wrote.
+            scratch = scratch.clamp_max(num_columns - 2)
     used = (lens + 1 if is_alone else lens).to(torch.int32)[:, None].expand(-1, num_key_heads).contiguous()
     return TwoParts(first, used, bias, scratch, blocks * (group * num_nodes), blocks * num_columns)
 
