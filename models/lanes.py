@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,6 +72,8 @@ class LaneModel:
         self.delta = torch.zeros(num_slots * num_lanes, dtype=torch.long, device=device)
         self._prefix_lengths = [0] * num_slots
         self._num_used_columns = 0
+        # What attends to committed columns, where that is a kernel of its own; known once memory is made.
+        self._first: FirstPart | None = None
         self._block_of = list(range(num_slots))
         self._blocks = torch.arange(num_slots, device=device)
         self._numbers = torch.arange(max(num_slots * num_lanes, capacity), device=device)
@@ -112,6 +114,7 @@ class LaneModel:
         self._num_used_columns = max(self._num_used_columns, longest)
         reader = PromptReader(self._run, self.cache, rows, probe_attention, keep_hidden, max_tokens)
         source = reader.read(flat)
+        self._first = first_part(self.cache.keys, self.cache.values)
         self.cache.lens[rows] = torch.tensor([prefix.num_kept for prefix in flat], device=self.device)
         self.delta[rows] = torch.stack([prefix.position_offset for prefix in flat])
         for slot, lanes in zip(slots.ids, prefixes, strict=True):
@@ -161,11 +164,6 @@ class LaneModel:
         positions = (lens + self.delta[:num_rows])[:, None] + depth
         hidden = self._run(embeds, positions, step, {}).view(b, self.num_lanes, num_nodes, -1)
         return hidden if order is None else hidden[self._blocks[slots.index]]
-
-    @cached_property
-    def _first(self) -> FirstPart | None:
-        """What attends to committed columns, where that is a kernel of its own; asked once memory is made."""
-        return first_part(self.cache.keys, self.cache.values)
 
     def _lead(self, slots: SlotBatch) -> list[int] | None:
         """Move the slots into the leading blocks; the block of each, or None where that is its place in the batch."""
