@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import models.lanes as lanes
+import models.reading as reading
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.drafters import NoDrafter
@@ -111,30 +112,30 @@ def position_axes_are_made_equal(patch: pytest.MonkeyPatch) -> None:
         positions = stack(prefixes, length)
         return positions[:1].expand_as(positions) if positions.dim() == 3 else positions
 
-    stack = lanes._stack_positions
-    patch.setattr(lanes, "_stack_positions", first_axis_only)
+    stack = reading.stack_positions
+    patch.setattr(reading, "stack_positions", first_axis_only)
 
 
 def deepstack_features_are_dropped(patch: pytest.MonkeyPatch) -> None:
-    stack = lanes._stack_deepstack
-    patch.setattr(lanes, "_stack_deepstack", lambda prefixes: [torch.zeros_like(one) for one in stack(prefixes)])
+    stack = reading.stack_deepstack
+    patch.setattr(reading, "stack_deepstack", lambda prefixes: [torch.zeros_like(one) for one in stack(prefixes)])
 
 
 def deepstack_features_go_to_another_row(patch: pytest.MonkeyPatch) -> None:
-    stack = lanes._stack_deepstack
-    patch.setattr(lanes, "_stack_deepstack", lambda prefixes: stack(prefixes[::-1]))
+    stack = reading.stack_deepstack
+    patch.setattr(reading, "stack_deepstack", lambda prefixes: stack(prefixes[::-1]))
 
 
 def deepstack_layers_are_swapped(patch: pytest.MonkeyPatch) -> None:
-    stack = lanes._stack_deepstack
-    patch.setattr(lanes, "_stack_deepstack", lambda prefixes: stack(prefixes)[::-1])
+    stack = reading.stack_deepstack
+    patch.setattr(reading, "stack_deepstack", lambda prefixes: stack(prefixes)[::-1])
 
 
 def every_row_takes_the_first_rows_offset(patch: pytest.MonkeyPatch) -> None:
     admit = lanes.LaneModel.admit
 
-    def admit_with_one_offset(self: Any, slots: Any, prefixes: Any, *rest: Any) -> Any:
-        out = admit(self, slots, prefixes, *rest)
+    def admit_with_one_offset(self: Any, slots: Any, prefixes: Any, *rest: Any, **more: Any) -> Any:
+        out = admit(self, slots, prefixes, *rest, **more)
         self.delta[self.rows(slots)] = self.delta[self.rows(slots)[0]].clone()
         return out
 

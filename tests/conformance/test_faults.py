@@ -99,9 +99,9 @@ def drafter_keeps_refused_columns(patch: Patch) -> None:
 def refill_keeps_the_old_length(patch: Patch) -> None:
     admit = LaneModel.admit
 
-    def stale(self: Any, *args: Any) -> Any:
+    def stale(self: Any, *args: Any, **options: Any) -> Any:
         before = self.cache.lens.clone()
-        out = admit(self, *args)
+        out = admit(self, *args, **options)
         self.cache.lens.copy_(torch.where(before > 0, before, self.cache.lens))
         return out
 

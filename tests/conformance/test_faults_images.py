@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import models.lanes as lanes
 import models.llamagen.rotary as rotary
 import models.llamagen.target as target_module
+import models.reading as reading
 from decoding.drafters.merge import Guided
 from decoding.guidance import Guidance
 from models.lanes import LaneModel
@@ -25,13 +25,13 @@ Patch = pytest.MonkeyPatch
 
 
 def padding_is_seen(patch: Patch) -> None:
-    mask = lanes._mask_padding
-    patch.setattr(lanes, "_mask_padding", lambda padding: mask(torch.zeros_like(padding)))
+    mask = reading.mask_padding
+    patch.setattr(reading, "mask_padding", lambda padding: mask(torch.zeros_like(padding)))
 
 
 def padding_stays_in_memory(patch: Patch) -> None:
     patch.setattr(Prefix, "num_kept", property(lambda self: self.length))
-    patch.setattr(lanes, "_stack_padding", lambda flat, length: None)
+    patch.setattr(reading, "stack_padding", lambda flat, length: None)
 
 
 def null_lane_sees_all_its_columns(patch: Patch) -> None:
@@ -95,8 +95,8 @@ def rows_and_columns_of_the_image_are_swapped(patch: Patch) -> None:
 def codes_stand_one_position_too_far(patch: Patch) -> None:
     admit = LaneModel.admit
 
-    def shifted(self: Any, slots: Any, *rest: Any) -> Any:
-        out = admit(self, slots, *rest)
+    def shifted(self: Any, slots: Any, *rest: Any, **options: Any) -> Any:
+        out = admit(self, slots, *rest, **options)
         self.delta[self.rows(slots)] += 1
         return out
 
