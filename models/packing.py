@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.large_pages import ask_for_large_pages
+
 PACKABLE = (torch.bfloat16, torch.float32)
 """Weight types that oneDNN has packed kernels for on every CPU torch supports; others stay as they are."""
 
@@ -87,6 +89,7 @@ def _pack(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> _Packed
             given = zip(biases, weights, strict=True)
             bias = torch.cat([w.new_zeros(w.shape[0]) if one is None else one for one, w in given])
         weight = torch.ops.mkldnn._reorder_linear_weight(torch.cat(list(weights)), None)
+        ask_for_large_pages(torch.ops.mkldnn.data_ptr(weight), torch.ops.mkldnn._nbytes(weight))
     one = _Packed(weight, bias, tuple(weights))
     _packed[weights[0].data_ptr()] = one
     return one
