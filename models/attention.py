@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from models import attention_loops
-from models.attention_loops import can_loop
 from models.cache import RaggedCache
 from models.two_part import TwoParts, attend_in_parts
 
@@ -67,7 +66,7 @@ class AttentionStep:
 
     `mask` (r, 1, N, window) is added to the scores: 0 where a node may look and −inf elsewhere, in the type of the
     states; None means a prefill, which is causal over the incoming tokens only. `parts` stands in its place for a step
-    on a device that attends in two parts.
+    on a device that attends in two parts. `in_loops` is a layer that attends by `models.attention_loops`.
     """
 
     cache: RaggedCache
@@ -78,6 +77,7 @@ class AttentionStep:
     num_leading_rows: int | None
     probe: AttentionProbe | None = None
     parts: TwoParts | None = None
+    in_loops: bool = False
     _elsewhere: dict[torch.device, AttentionStep] = field(default_factory=dict, repr=False, compare=False)
 
     def on(self, device: torch.device) -> AttentionStep:
@@ -139,7 +139,7 @@ def attend(
     layer: int = module.layer_idx  # type: ignore[assignment]
     num_rows, num_heads, num_nodes, head_dim = query.shape
     scale = head_dim**-0.5 if scaling is None else scaling
-    if torch.compiler.is_compiling() and can_loop(query, head_dim):
+    if lanes.in_loops:
         keys, values = lanes.cache.layer(layer)
         places = (lanes.rows, lanes.columns)
         return attention_loops.OPERATION(query, key, value, keys, values, *places, lanes.mask, scale), None

@@ -12,11 +12,18 @@
 #include <type_traits>
 #include <vector>
 
+// Numbers of two vectors, by their places in both. GCC had no name in common with Clang before its version 12.
+#ifdef __clang__
+#define MIXED(one, other, ...) __builtin_shufflevector(one, other, __VA_ARGS__)
+#else
+#define MIXED(one, other, ...) __builtin_shuffle(one, other, (Ints){__VA_ARGS__})
+#endif
+
 namespace {
 
-constexpr int WIDTH = 16;  // numbers of one vector, and columns of one block
+constexpr int WIDTH = 16;         // numbers of one vector, and columns of one block
 constexpr int STRIP = 2 * WIDTH;  // places of a head that are loaded at once
-constexpr int TILE = 6;    // queries whose sums are kept in registers at once
+constexpr int TILE = 6;           // queries whose sums are kept in registers at once
 
 typedef float Floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
@@ -107,16 +114,16 @@ inline float largest(Floats v) {
 // Sums of sixteen vectors, in one vector: each round adds halves, side by side, of two.
 inline Floats sums_of(Floats (&m)[WIDTH]) {
     for (int i = 0; i < 8; i++)
-        m[i] = __builtin_shufflevector(m[i], m[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
-               __builtin_shufflevector(m[i], m[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+        m[i] = MIXED(m[i], m[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+               MIXED(m[i], m[i + 8], 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
     for (int i = 0; i < 4; i++)
-        m[i] = __builtin_shufflevector(m[i], m[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
-               __builtin_shufflevector(m[i], m[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
+        m[i] = MIXED(m[i], m[i + 4], 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27) +
+               MIXED(m[i], m[i + 4], 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31);
     for (int i = 0; i < 2; i++)
-        m[i] = __builtin_shufflevector(m[i], m[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
-               __builtin_shufflevector(m[i], m[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
-    return __builtin_shufflevector(m[0], m[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
-           __builtin_shufflevector(m[0], m[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
+        m[i] = MIXED(m[i], m[i + 2], 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
+               MIXED(m[i], m[i + 2], 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
+    return MIXED(m[0], m[1], 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30) +
+           MIXED(m[0], m[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
 }
 
 // One row's memory for one key-value head, up to the last column that any node sees.

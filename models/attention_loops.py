@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 from pathlib import Path
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_suffix(".cpp")
 STRIP = 32
@@ -20,9 +23,21 @@ _FUNCTIONS = {torch.float32: "step_fp32", torch.bfloat16: "step_bf16"}
 _Sizes, _Strides = ctypes.c_int64 * 6, ctypes.c_int64 * 17
 
 
-def can_loop(query: Tensor, head_dim: int) -> bool:
-    """Whether the loops take queries of this type and device, and heads of this size."""
-    return query.device.type == "cpu" and query.dtype in _FUNCTIONS and head_dim % STRIP == 0
+def can_loop(memory: Tensor) -> bool:
+    """Whether the loops take a memory (rows, H_kv, capacity, D) of this type, device and head size, and are built."""
+    fits = memory.device.type == "cpu" and memory.dtype in _FUNCTIONS and memory.shape[3] % STRIP == 0
+    return fits and _is_built()
+
+
+@functools.cache
+def _is_built() -> bool:
+    try:
+        _library()
+    except Exception as error:  # compilers and what starts them fail in ways of their own
+        reason = " ".join(str(error).splitlines()[:2]) or type(error).__name__
+        logger.warning("attention on this CPU stays torch's own, which is slower: %s", reason)
+        return False
+    return True
 
 
 @functools.cache

@@ -20,6 +20,7 @@ import torch.fx.experimental._config as symbols
 from torch import Tensor, nn
 
 from models.attention import AttentionStep
+from models.attention_loops import can_loop
 from models.cache import RaggedCache
 from models.packing import forget, merge_linears
 
@@ -53,6 +54,7 @@ class LayerGraph:
                 module.layer_idx = 0  # type: ignore[assignment]
         self._graphs: dict[tuple[int, ...], _Graph] = {}
         self._latest: _Graph | None = None
+        self._in_loops: bool | None = None
         # The limit and its scope are not in torch's own type stubs.
         options: dict[str, Any] = {"recompile_limit": MAX_GRAPHS, "isolate_recompiles": True}
         self._traced = torch.compile(self._layer, fullgraph=True, dynamic=True, backend=self._compile, **options)
@@ -67,6 +69,8 @@ class LayerGraph:
         graph = self._graphs.get(lengths)
         if graph is not None and graph.pick is not None:
             return graph.run(*graph.pick(arguments))[0]
+        if self._in_loops is None:
+            self._in_loops = can_loop(key)
         # Axes that happen to be equally long at first, say window and head size, are not the same axis; and a norm's
         # epsilon is a constant.
         with symbols.patch(use_duck_shape=False), torch._dynamo.config.patch(specialize_float=True):  # type: ignore[attr-defined]
@@ -89,7 +93,9 @@ class LayerGraph:
         """One layer; tensors only, as a number among the arguments would become a constant of the graph."""
         window = hidden.shape[1] if mask is None else mask.shape[3]
         num_rows = None if mask is None else hidden.shape[0]
-        step = AttentionStep(RaggedCache.over([key], [value]), rows, columns, mask, window, num_rows)
+        step = AttentionStep(
+            RaggedCache.over([key], [value]), rows, columns, mask, window, num_rows, in_loops=bool(self._in_loops)
+        )
         return torch.func.functional_call(self._template, weights, (hidden,), {**given, "lanes": step})
 
     def _compile(self, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Sequence[Tensor]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -12,8 +14,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from models import attention_loops
 from models.attention import mask_bias, tree_mask
 from models.attention_loops import OPERATION, attend_rows, can_loop
+from models.checkpoints import CheckpointRef
+from models.compiled import CompiledDecoder
+from models.lanes import SlotBatch
+from models.target import Target
+from zoo.pair import CHECKPOINTS
+from zoo.text_samples import held_out_prompts
 
 # Importing torch's own compiler warns of a part of torch.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -211,8 +220,43 @@ def test_a_compiled_call_writes_the_memory_itself_and_no_copy_of_it() -> None:
 
 
 def test_other_types_and_sizes_are_left_to_torch() -> None:
-    assert can_loop(torch.zeros(1, dtype=torch.bfloat16), 64)
-    assert not can_loop(torch.zeros(1, dtype=torch.float16), 64)
-    assert not can_loop(torch.zeros(1, dtype=torch.float64), 64)
-    assert not can_loop(torch.zeros(1), 80)
-    assert not can_loop(torch.zeros(1, device="meta"), 64)
+    def memory(dim: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
+        return torch.zeros(2, 1, 3, dim, dtype=dtype, device=device)
+
+    assert can_loop(memory(64, torch.bfloat16))
+    assert not can_loop(memory(64, torch.float16))
+    assert not can_loop(memory(64, torch.float64))
+    assert not can_loop(memory(80, torch.float32))
+    assert not can_loop(memory(64, torch.float32, "meta"))
+
+
+def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.cpp"
+    broken.write_text("this is no C++;")
+    monkeypatch.setattr(attention_loops, "SOURCE", broken)
+    for kept in (attention_loops._library, attention_loops._is_built):
+        kept.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING, logger="models.attention_loops"):
+            assert not can_loop(torch.zeros(2, 1, 3, 64))
+            assert not can_loop(torch.zeros(2, 1, 3, 64))
+        assert [one.message for one in caplog.records if "stays torch's own" in one.message] == [
+            one.message for one in caplog.records
+        ]
+        assert len(caplog.records) == 1
+        target = Target.load(CheckpointRef(str(CHECKPOINTS / "text_target")), "float32", "cpu")
+        assert target.compile(0.0)
+        lanes = target.lanes(2, 1, 200)
+        prompts = [[target.encode(prompt, ())] for prompt in held_out_prompts(2, 0)]
+        slots = SlotBatch(torch.arange(2), (0, 1), (0, 0))
+        with torch.inference_mode():
+            first = lanes.admit(slots, prompts).last
+            torch.testing.assert_close(lanes.admit(slots, prompts).last, first, atol=2e-4, rtol=1e-4)
+        assert isinstance(target._run, CompiledDecoder)
+        assert target._run.compiled, "the rest of the layers is compiled all the same"
+    finally:
+        for kept in (attention_loops._library, attention_loops._is_built):
+            kept.cache_clear()
+        torch._dynamo.reset()
