@@ -55,8 +55,10 @@ bench-engine: .venv/.installed
 	@$(PY) -m benchmarks.tables
 
 # No environment is made: a machine with a GPU has its own torch. PYTHON=… names another interpreter.
+bench-gpu: PYTHON ?= python3
 bench-gpu:
-	@$(or $(PYTHON),python3) -m benchmarks.gpu
+	@$(PYTHON) -c "import torch, transformers" 2>/dev/null || { echo "make: $(PYTHON) has no torch or no transformers; PYTHON=… names another" >&2; exit 1; }
+	@$(PYTHON) -m benchmarks.gpu
 
 bench-peers: .venv/.installed
 	@$(PY) -m benchmarks.peers
