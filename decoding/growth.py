@@ -37,15 +37,15 @@ def grow_tree(
     if num_levels == 0:
         return DraftTree.root_only(root)
     frontier: Frontier | None = policy.start(slots, root, num_levels, keep_probs)
-    failed = torch.zeros_like(root, dtype=torch.bool)
+    sound: list[Tensor] = []
     while frontier is not None:
         drafted = drafter.draft(slots, frontier)
-        is_sound = (drafted < torch.inf).all(dim=-1, keepdim=True)  # (b, F, 1); false for NaN too
-        failed = failed | ~is_sound.flatten(1).all(dim=1)
+        is_sound = drafted.amax(dim=-1, keepdim=True) < torch.inf  # (b, F, 1); false for NaN too
+        sound.append(is_sound)
         logits = warp(torch.where(is_sound, drafted, -torch.inf), rows, frontier.path)
         draws = None
         if rows.any_sampled:
             # One draw per depth: the noise that the target's own choice at this depth will use, when it is shared.
             draws = noise.gumbel(stream)[:, frontier.depth : frontier.depth + 1]
         frontier = policy.grow(Level(logits, draws, rows, max_depth))
-    return replace(policy.finish(), failed=failed)
+    return replace(policy.finish(), failed=~torch.cat(sound, dim=1).flatten(1).all(dim=1))

@@ -105,6 +105,9 @@ class SlotTable:
         self.guidance = Guidance(self._position)
         # Made when the first request with a repetition penalty arrives: (S, V) is large and seldom needed.
         self._seen: Tensor | None = None
+        # Those of the last batch, which the next one mostly repeats.
+        self._index: tuple[tuple[int, ...], Tensor] | None = None
+        self._rows: tuple[tuple[int, ...], RowSampling] | None = None
 
     @property
     def free(self) -> list[int]:
@@ -117,8 +120,11 @@ class SlotTable:
 
     def batch(self, ids: Sequence[int]) -> SlotBatch:
         """The given occupied slots as one batch."""
+        ids = tuple(ids)
         counts = tuple(len(self._at(slot).token_ids) for slot in ids)
-        return SlotBatch(torch.tensor(ids, dtype=torch.long, device=self.device), tuple(ids), counts)
+        if self._index is None or self._index[0] != ids:
+            self._index = ids, torch.tensor(ids, dtype=torch.long, device=self.device)
+        return SlotBatch(self._index[1], ids, counts)
 
     def _at(self, slot: int) -> Progress:
         progress = self.progress[slot]
@@ -127,6 +133,7 @@ class SlotTable:
 
     def occupy(self, ids: Sequence[int], progress: Sequence[Progress], prefixes: Sequence[Prefix]) -> None:
         """Put fresh requests into free slots."""
+        self._rows = None
         for slot, one, prefix in zip(ids, progress, prefixes, strict=True):
             assert self.progress[slot] is None, f"slot {slot} is taken"
             self.progress[slot] = one
@@ -150,10 +157,12 @@ class SlotTable:
 
     def sampling(self, slots: SlotBatch) -> RowSampling:
         """Sampling parameters of the batch."""
+        if self._rows is not None and self._rows[0] == slots.ids:
+            return self._rows[1]
         used = [self._at(slot).request.sampling for slot in slots.ids]
         index = slots.index
         penalised = any(one.repetition_penalty != 1.0 for one in used)
-        return RowSampling(
+        rows = RowSampling(
             temperature=self._temperature[index],
             top_k=self._top_k[index],
             top_p=self._top_p[index],
@@ -163,6 +172,9 @@ class SlotTable:
             max_top_k=max((one.top_k for one in used if one.temperature > 0), default=0),
             any_top_p=any(one.top_p < 1.0 and one.temperature > 0 for one in used),
         )
+        # Which tokens were seen changes with every step.
+        self._rows = None if rows.seen is not None else (slots.ids, rows)
+        return rows
 
     def noise(self, slots: SlotBatch) -> Noise:
         """Noise of the batch, from each sample's next position on."""

@@ -7,7 +7,9 @@ captured. What the host needs is left in a `StepResult` and read in one go.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -60,13 +62,19 @@ class StepResult:
         """The step's one look at the device."""
         outcome = (self.tokens, self.logprobs, self.n, self.num_drafted, self.relaxed, self.levels, self.failed)
         known = [part for part in outcome if part is not None]
-        # One copy for all of them, in a type that holds each exactly.
-        copied = torch.cat([part.flatten().double() for part in known]).cpu()
-        pieces = iter(torch.split(copied, [part.numel() for part in known]))
-        lists: list[Any] = [
-            None if one is None else next(pieces).view(one.shape).to(one.dtype).tolist() for one in outcome
-        ]
+        # One copy for all of them, in a type that holds each exactly: the first one's, to which the rest is promoted.
+        (first, *rest) = (part.flatten() for part in known)
+        copied = iter(torch.cat([first.double(), *rest]).tolist())
+        lists: list[Any] = [None if one is None else _listed(copied, one) for one in outcome]
         return HostStep(*lists)
+
+
+def _listed(numbers: Iterator[float], like: Tensor) -> list[Any]:
+    """The next of `numbers` in the shape (b,) or (b, P) and the type of a tensor."""
+    kind: Callable[[float], Any] = {torch.long: int, torch.bool: bool}.get(like.dtype, float)
+    if like.dim() == 1:
+        return [kind(number) for number in islice(numbers, like.shape[0])]
+    return [[kind(number) for number in islice(numbers, like.shape[1])] for _ in range(like.shape[0])]
 
 
 def run_step(

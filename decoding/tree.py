@@ -5,7 +5,7 @@ Plain tensors with fixed meanings. Shapes: b active slots, F frontier nodes, N t
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -56,6 +56,8 @@ class DraftTree:
     draft_probs: Tensor | None = None
     is_chain: bool = False
     failed: Tensor | None = None
+    # What `visible` has computed, as several ask.
+    _visible: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @staticmethod
     def root_only(tokens: Tensor) -> DraftTree:
@@ -69,11 +71,14 @@ class DraftTree:
 
     def visible(self) -> Tensor:
         """Ancestors-or-self (b, N, N); an invalid node is seen by nobody and sees its own line only."""
-        if self.is_chain:
-            # A chain's invalid nodes are its tail, which no valid node could see anyway.
-            full = torch.ones(self.num_nodes, self.num_nodes, dtype=torch.bool, device=self.tokens.device).tril()
-            return full.expand(self.tokens.shape[0], -1, -1)
-        return ancestors(self.parents)
+        if not self._visible:
+            self._visible.append(self._line() if self.is_chain else ancestors(self.parents))
+        return self._visible[0]
+
+    def _line(self) -> Tensor:
+        # A chain's invalid nodes are its tail, which no valid node could see anyway.
+        full = torch.ones(self.num_nodes, self.num_nodes, dtype=torch.bool, device=self.tokens.device).tril()
+        return full.expand(self.tokens.shape[0], -1, -1)
 
     def sibling_rank(self) -> Tensor:
         """How many earlier nodes share each node's parent, (b, N)."""

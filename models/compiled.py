@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from models.attention import AttentionStep
 from models.captured import CapturedDecoder, CudaRecorder
+from models.decoder_frame import Frame, LayerCall, Watch
 from models.free_memory import free_bytes
 from models.lanes import LaneModel
 from models.layer_graph import LayerGraph
@@ -57,9 +58,13 @@ class CompiledDecoder:
         take_over(decoder)
         layers: list[nn.Module] = list(decoder.layers)  # type: ignore[arg-type]
         self._graph = LayerGraph(layers)
+        self._calls: list[LayerCall] = []
+        self._frames: dict[tuple[Kind, int], Frame | None] = {}
         self._num_bytes = sum(one.numel() * one.element_size() for layer in layers for one in layer.parameters())
         # The layers stay what they are while no compiled forward is at work.
-        decoder.layers = nn.ModuleList(_Layer(layer, self._graph) for layer in layers)
+        decoder.layers = nn.ModuleList(
+            _Layer(place, layer, self._graph, self._calls) for place, layer in enumerate(layers)
+        )
 
     def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
         kind = Kind(step.num_leading_rows is None, embeds.shape[0] == 1, embeds.shape[1] == 1)
@@ -72,18 +77,28 @@ class CompiledDecoder:
             return hidden
         if kind not in self.compiled:
             return self._compile(kind, embeds, positions, step)
-        return self._run(embeds, positions, step)
+        return self._run(kind, embeds, positions, step)
 
-    def _run(self, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
+    def _run(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
         """A compiled forward. Torch may compile at any of them, for lengths that it tells apart, and may fail."""
         self._graph.is_on = True
         try:
-            return run_decoder(self._decoder, embeds, positions, step, {})
+            # Positions of one axis and of several are not the same to a decoder.
+            form = kind, positions.dim()
+            if (frame := self._frames.get(form)) is not None:
+                return frame.after(self._graph.run_all(embeds, step, frame.before(embeds, positions)))
+            if form in self._frames:
+                return run_decoder(self._decoder, embeds, positions, step, {})
+            with Watch(self._decoder, self._calls) as watch:
+                hidden = run_decoder(self._decoder, embeds, positions, step, {})
+            self._frames[form] = watch.learn(embeds, positions, hidden)
+            return hidden
         except NOT_COMPILED as error:
             # The first line says in which of torch's parts it happened, the second what it was.
             reason = " ".join((str(error) or type(error).__name__).splitlines()[:2])
         finally:
             self._graph.is_on = False
+            self._calls.clear()
         # What the layers before the failure wrote is written once more.
         return self._give_up(reason, (embeds, positions, step))
 
@@ -102,7 +117,7 @@ class CompiledDecoder:
             torch._dynamo.mark_static(memory, 1)
             torch._dynamo.mark_static(memory, 3)
         torch._dynamo.mark_static(embeds, 2)
-        hidden = self._run(embeds, positions, step)
+        hidden = self._run(kind, embeds, positions, step)
         if self._after_s < math.inf:
             self.compiled.add(kind)
             logger.info("compiled %s in %.1f s", kind, time.perf_counter() - started)
@@ -116,14 +131,14 @@ class CompiledDecoder:
 
 
 class _Layer(nn.Module):
-    """One layer in its place, which runs compiled while compiled steps are on."""
+    """One layer in its place, which runs compiled while compiled steps are on, and notes what it is given."""
 
-    def __init__(self, inner: nn.Module, graph: LayerGraph) -> None:
+    def __init__(self, place: int, inner: nn.Module, graph: LayerGraph, calls: list[LayerCall]) -> None:
         super().__init__()
         self.inner = inner
         self._graph = graph
-        self._weights = dict(inner.named_parameters())
-        self._place = next(int(module.layer_idx) for module in inner.modules() if hasattr(module, "layer_idx"))  # type: ignore[arg-type]
+        self._place = place
+        self._calls = calls
 
     def __getattr__(self, name: str) -> Any:
         # A decoder may ask its layers what kind they are.
@@ -136,16 +151,9 @@ class _Layer(nn.Module):
         if not self._graph.is_on:
             return self.inner(hidden, **given)
         step: AttentionStep = given.pop("lanes")
-        return self._graph(
-            weights=self._weights,
-            hidden=hidden,
-            rows=step.rows,
-            columns=step.columns,
-            mask=step.mask,
-            key=step.cache.keys[self._place],
-            value=step.cache.values[self._place],
-            given=given,
-        )
+        out = self._graph(self._place, hidden, step, given)
+        self._calls.append(LayerCall(hidden, given, out))
+        return out
 
 
 class PackedHead(nn.Module):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import re
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,24 +29,34 @@ MAX_GRAPHS = 16
 
 _NAME = re.compile(r"L\['\w+'\](\[(\d+|'[\w.]+')\])*(\.(size|stride)\(\)\[\d+\])?")
 """How torch names what a graph is given: an argument, a part of one, or a length of either."""
+_WEIGHTS = "L['weights']"
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Graph:
-    """A compiled function, and what picks its inputs out of the arguments; None where they come from elsewhere."""
+    """A compiled function of the inputs that torch calls `names`, of which `LayerGraph` knows where to find them.
+
+    `run` is the function as torch hands it over and `pick` takes its inputs from the arguments, None where torch wants
+    what is not among them. `bare` is what is left of it without torch's own wrapping, and `filled` the inputs of every
+    layer with its weights in their places; None where the two are not known to take the same inputs.
+    """
 
     run: Callable[..., Sequence[Tensor]]
     pick: Callable[[dict[str, Any]], tuple[Any, ...]] | None
+    names: Sequence[str]
+    bare: Callable[[list[Any]], Sequence[Tensor]] | None
+    filled: list[list[Any]] | None = None
 
 
 class LayerGraph:
-    """Runs any one of `layers`, which are of one make, compiled.
+    """Runs any one of `layers`, which are of one make, or all in turn, compiled.
 
     While it is not `is_on`, layers are to run as they are.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.is_on = False
+        self._weights = [dict(layer.named_parameters()) for layer in layers]
         # A layer without weights of its own and with the first place in its memory: what all of them are traced as.
         self._template = copy.deepcopy(layers[0]).to("meta")
         for module in self._template.modules():
@@ -61,16 +71,15 @@ class LayerGraph:
         addresses = [parameter.data_ptr() for layer in layers for parameter in layer.parameters()]
         weakref.finalize(self, forget, addresses)
 
-    def __call__(self, **arguments: Any) -> Any:
-        """See `_layer` for the arguments."""
-        hidden, mask, key = arguments["hidden"], arguments["mask"], arguments["key"]
-        window = 0 if mask is None else mask.shape[3]
-        lengths = (hidden.shape[0], hidden.shape[1], window, key.shape[0], key.shape[2])
+    def __call__(self, place: int, hidden: Tensor, step: AttentionStep, given: dict[str, Any]) -> Any:
+        """Layer number `place` over its inputs `hidden` (r, N, D); `given` is what its decoder gives it besides."""
+        lengths = _lengths(hidden, step)
+        arguments = self._arguments(place, hidden, step, given)
         graph = self._graphs.get(lengths)
         if graph is not None and graph.pick is not None:
             return graph.run(*graph.pick(arguments))[0]
         if self._in_loops is None:
-            self._in_loops = can_loop(key)
+            self._in_loops = can_loop(arguments["key"])
         # Axes that happen to be equally long at first, say window and head size, are not the same axis; and a norm's
         # epsilon is a constant.
         with symbols.patch(use_duck_shape=False), torch._dynamo.config.patch(specialize_float=True):  # type: ignore[attr-defined]
@@ -78,6 +87,51 @@ class LayerGraph:
         if isinstance(out, Tensor) and self._latest is not None:
             self._graphs[lengths] = self._latest
         return out
+
+    def run_all(self, hidden: Tensor, step: AttentionStep, given: dict[str, Any]) -> Tensor:
+        """One layer after the other, each over what the one before it returned; all are given the same besides."""
+        graph = self._graphs.get(_lengths(hidden, step))
+        if graph is None or graph.pick is None or graph.bare is None:
+            for place in range(len(self._weights)):
+                hidden = self(place, hidden, step, given)
+            return hidden
+        if graph.filled is None:
+            graph.filled = [self._fill(graph, weights) for weights in self._weights]
+        inputs = graph.pick(self._arguments(0, hidden, step, given))
+        # What differs from layer to layer: weights, which are in their places already, and these three.
+        own = [graph.names.index(name) for name in ("L['hidden']", "L['key']", "L['value']")]
+        at_hidden, at_key, at_value = own
+        shared = [
+            (at, one)
+            for at, (name, one) in enumerate(zip(graph.names, inputs, strict=True))
+            if at not in own and not name.startswith(_WEIGHTS)
+        ]
+        bare, keys, values = graph.bare, step.cache.keys, step.cache.values
+        for place, filled in enumerate(graph.filled):
+            ready = filled.copy()
+            for at, one in shared:
+                ready[at] = one
+            ready[at_hidden], ready[at_key], ready[at_value] = hidden, keys[place], values[place]
+            hidden = bare(ready)[0]
+        return hidden
+
+    def _arguments(self, place: int, hidden: Tensor, step: AttentionStep, given: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "weights": self._weights[place],
+            "hidden": hidden,
+            "rows": step.rows,
+            "columns": step.columns,
+            "mask": step.mask,
+            "key": step.cache.keys[place],
+            "value": step.cache.values[place],
+            "given": given,
+        }
+
+    @staticmethod
+    def _fill(graph: _Graph, weights: Mapping[str, Tensor]) -> list[Any]:
+        """A layer's inputs as far as they are the same in every forward: its weights."""
+        found = {f"{_WEIGHTS}[{name!r}]": weight for name, weight in weights.items()}
+        return [found.get(name) for name in graph.names]
 
     def _layer(
         self,
@@ -100,15 +154,27 @@ class LayerGraph:
 
     def _compile(self, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Sequence[Tensor]]:
         # Most processes never compile, and importing this takes a second.
-        from torch._inductor.compile_fx import compile_fx
+        from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
         names = [node.meta["grapharg"].source.name for node in module.graph.nodes if node.op == "placeholder"]
         merge_linears(module.graph)
         module.recompile()
+        bare: list[Callable[[list[Any]], Sequence[Tensor]]] = []
+
+        def compile_inside(inner: torch.fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
+            compiled: Any = compile_fx_inner(inner, examples, **options)
+            nodes = inner.graph.nodes
+            outputs = next(node for node in reversed(nodes) if node.op == "output").args[0]
+            # Torch may have added inputs, or outputs that its wrapping still has to copy somewhere.
+            if len(examples) == len(names) and len(outputs) == 1 and callable(found := compiled.current_callable):
+                bare.append(found)
+            return compiled
+
         # The few small kernels of one layer need no pool of compiling processes beside the actor.
         run: Any = compile_fx(
             module,
             inputs,
+            inner_compile=compile_inside,
             config_patches={
                 "compile_threads": 1,
                 "size_asserts": False,
@@ -116,13 +182,21 @@ class LayerGraph:
                 "nan_asserts": False,
             },
         )
-        graph = _Graph(run, _picker(names))
+        graph = _Graph(run, _picker(names), names, bare[0] if len(bare) == 1 else None)
 
         def noted(*given: Any) -> Sequence[Tensor]:
             self._latest = graph
             return run(*given)  # type: ignore[no-any-return]
 
         return noted
+
+
+def _lengths(hidden: Tensor, step: AttentionStep) -> tuple[int, ...]:
+    """All that decides which graph a forward runs."""
+    key = step.cache.keys[0]
+    assert key is not None, "the first forward of a memory runs uncompiled"
+    window = 0 if step.mask is None else step.mask.shape[3]
+    return hidden.shape[0], hidden.shape[1], window, key.shape[0], key.shape[2]
 
 
 def _picker(names: Sequence[str]) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:

@@ -14,20 +14,33 @@ from decoding.tree import DraftTree, Verdict
 
 def walk_choices(tree: DraftTree, choice: Tensor) -> Verdict:
     """Follow `choice` (b, N), the token the target takes after each node, as far as the tree has it."""
-    b = choice.shape[0]
-    current = torch.zeros(b, 1, dtype=torch.long, device=choice.device)
-    alive = torch.ones(b, dtype=torch.bool, device=choice.device)
-    path = [current[:, 0]]
-    n = torch.ones(b, dtype=torch.long, device=choice.device)
-    for _ in range(tree.num_levels):
-        wanted = choice.gather(1, current)
-        hit = (tree.parents == current) & (tree.tokens == wanted) & tree.valid
-        alive = alive & hit.any(dim=1)
-        current = torch.where(alive[:, None], hit.long().argmax(dim=1, keepdim=True), current)
-        path.append(torch.where(alive, current[:, 0], 0))
-        n = n + alive
-    nodes = torch.stack(path, dim=1)
-    return Verdict(nodes, n, choice.gather(1, current)[:, 0], torch.zeros_like(nodes, dtype=torch.bool))
+    if tree.is_chain:
+        return _walk_line(tree, choice)
+    match = (tree.tokens == wanted_tokens(tree, choice)) & tree.valid
+    match[:, 0] = True
+    if tree.max_siblings > 1:
+        # Of equal siblings the first is taken.
+        twins = (tree.parents[:, :, None] == tree.parents[:, None]) & match[:, None]
+        match = match & ~twins.tril(-1).any(dim=2)
+    taken = ~(tree.visible() & ~match[:, None]).any(dim=2)
+    num_levels = tree.num_levels
+    numbers = torch.arange(tree.num_nodes, device=choice.device).expand_as(tree.tokens)
+    # Nodes that are not taken go to a place beyond the path's last.
+    places = torch.where(taken, tree.depth, num_levels + 1)
+    path = torch.zeros_like(tree.tokens[:, :1]).repeat(1, num_levels + 2).scatter_(1, places, numbers)[:, :-1]
+    n = taken.sum(dim=1)
+    own = choice.gather(1, path.gather(1, (n - 1)[:, None]))[:, 0]
+    return Verdict(path, n, own, torch.zeros_like(path, dtype=torch.bool))
+
+
+def _walk_line(tree: DraftTree, choice: Tensor) -> Verdict:
+    """The same where every node but the last has one child, the next node: as far as drafts match in a row."""
+    match = (tree.tokens[:, 1:] == choice[:, :-1]) & tree.valid[:, 1:]
+    num_taken = match.cumprod(dim=1).sum(dim=1, keepdim=True)
+    # The numbers of a chain's nodes are their depths.
+    path = torch.where(tree.depth <= num_taken, tree.depth, 0)
+    own = choice.gather(1, num_taken)[:, 0]
+    return Verdict(path, num_taken[:, 0] + 1, own, torch.zeros_like(path, dtype=torch.bool))
 
 
 def wanted_tokens(tree: DraftTree, choice: Tensor) -> Tensor:

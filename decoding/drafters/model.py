@@ -65,6 +65,10 @@ class ModelDrafter:
         self._most_pending = [0] * num_slots
         self._prompts: dict[int, list[Prefix]] = {}
         self._causal = torch.ones(widest, widest, dtype=torch.bool, device=device).tril()
+        self._numbers = torch.arange(max(widest, self._max_scratch), device=device)
+        self._itself = torch.eye(self._max_scratch, dtype=torch.bool, device=device)
+        # Row n marks the first n scratch columns.
+        self._first = torch.ones(self._max_scratch + 1, self._max_scratch, dtype=torch.bool, device=device).tril(-1)
 
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
         return [context.build(request, probe, self.model) for context in self.contexts]
@@ -99,7 +103,7 @@ class ModelDrafter:
         after_root: Tensor | None = None
         for start, width in catch_up_widths(max(self._most_pending[slot] for slot in slots.ids)):
             here = (count - start).clamp(0, width)
-            depth = torch.arange(width, device=tokens.device).expand(b, -1)
+            depth = self._numbers[:width].expand(b, -1)
             known = self._known(tokens[:, start : start + width])
             # A row with fewer tokens leaves junk in the columns behind them, which the next write replaces.
             hidden = self.lanes.forward(slots, known, depth, self._causal[:width, :width].expand(b, -1, -1))
@@ -116,11 +120,18 @@ class ModelDrafter:
         """Run the frontier in scratch columns; hidden states (b, R, F, D)."""
         b, width = frontier.nodes.shape
         start = self._num_scratch
-        columns = torch.arange(start, start + width, device=frontier.nodes.device)
-        parents = frontier.parents[:, :, None].expand(-1, -1, self._max_scratch)
-        sees = self._sees.gather(1, parents)
-        sees[:, torch.arange(width, device=columns.device), columns] = True
-        self._sees.scatter_(1, frontier.nodes[:, :, None].expand(-1, -1, self._max_scratch), sees)
+        columns = self._numbers[start : start + width]
+        # As long as every level has one node, each sees all before it, and nobody has to be asked about its parent.
+        is_line = start == frontier.depth - 1
+        if is_line and width == 1:
+            sees = self._first[start + 1].expand(b, 1, -1)
+        else:
+            if is_line:
+                above = self._first[start].expand(b, width, -1)
+            else:
+                above = self._sees.gather(1, frontier.parents[:, :, None].expand(-1, -1, self._max_scratch))
+            sees = above | self._itself[start : start + width]
+            self._sees.scatter_(1, frontier.nodes[:, :, None].expand(-1, -1, self._max_scratch), sees)
         self._column.scatter_(1, frontier.nodes, columns.expand(b, -1))
         # The root is committed already, so a node of depth 1 stands at the row's next position.
         depth = torch.full_like(frontier.tokens, frontier.depth - 1)
@@ -143,14 +154,16 @@ class ModelDrafter:
         # Merged first was the root, then the nodes in the order of their scratch columns.
         merged = torch.cat([torch.zeros_like(columns[:, :1]), torch.where(columns >= 0, columns + 1, -1)], dim=1)
         self.merge.learn(judgement, verdict, merged)
-        place = torch.arange(columns.shape[1], device=columns.device)[None]
-        taken = place < (verdict.n - 1)[:, None]
+        num_taken = verdict.n - 1
+        taken = torch.arange(columns.shape[1], device=columns.device) < num_taken[:, None]
         has = (taken & (columns >= 0)).sum(dim=1)
-        self.lanes.commit(slots, columns.clamp_min(0), has)
-        missing = (verdict.n - 1) > has
-        last = tree.tokens.gather(1, verdict.path.gather(1, (verdict.n - 1)[:, None]))[:, 0]
-        self._pending[slots.index, 0] = torch.where(missing, last, verdict.next)
-        self._pending[slots.index, 1] = torch.where(missing, verdict.next, torch.zeros_like(verdict.next))
+        # The nodes of a chain stand where they belong already.
+        self.lanes.commit(slots, columns[:, :0] if tree.is_chain else columns.clamp_min(0), has)
+        missing = num_taken > has
+        last = tree.tokens.gather(1, verdict.path.gather(1, num_taken[:, None]))[:, 0]
+        # What stands behind the pending tokens is never read.
+        pending = torch.stack([torch.where(missing, last, verdict.next), verdict.next], dim=1)
+        self._pending[slots.index, :CATCH_UP] = pending
         self._num_pending[slots.index] = 1 + missing.long()
         for slot in slots.ids:
             self._most_pending[slot] = CATCH_UP
@@ -160,6 +173,8 @@ class ModelDrafter:
 
     def _known(self, tokens: Tensor) -> Tensor:
         """Tokens the drafter has never seen become its token 0: it has to read something there."""
+        if self.model.vocab_size >= self.vocab_size:
+            return tokens
         return torch.where(tokens < self.model.vocab_size, tokens, 0)
 
 

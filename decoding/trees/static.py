@@ -37,9 +37,11 @@ class _LevelPlan:
 
     `under` and `rank` (children,) pick a child's token from the frontier's ranking; `above` (children,) is its parent's
     place among the previous level's nodes; `inner` (F',) the children that have children, `nodes` and `parents` (F',)
-    their and their parents' node numbers.
+    their and their parents' node numbers. `is_single` is a level of one node below a level of one, where there is
+    nothing to pick.
     """
 
+    is_single: bool
     most: int
     frontier: Tensor
     under: Tensor
@@ -70,17 +72,19 @@ class StaticTree:
         self.max_siblings = max(self._parents.count(i) for i in inner)
         self.is_chain = self.max_nodes == self.max_levels + 1
         self._plans: dict[torch.device, list[_LevelPlan]] = {}
-        self._shapes: dict[torch.device, tuple[Tensor, Tensor]] = {}
+        self._shapes: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = {}
 
     def _plan(self, device: torch.device) -> list[_LevelPlan]:
         if device not in self._plans:
             self._plans[device] = [self._plan_level(depth, device) for depth in range(self.max_levels)]
         return self._plans[device]
 
-    def _shape(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Parents and depths of all nodes; copied to the device once, because it waits for a copy from the host."""
+    def _shape(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+        """Parents, depths and numbers of all nodes; made once, because it waits for a copy from the host."""
         if device not in self._shapes:
-            self._shapes[device] = _index(device, self._parents), _index(device, self._depths)
+            known = (self._parents, self._depths, range(self.max_nodes))
+            parents, depths, numbers = (_index(device, values) for values in known)
+            self._shapes[device] = parents, depths, numbers
         return self._shapes[device]
 
     def _plan_level(self, depth: int, device: torch.device) -> _LevelPlan:
@@ -88,6 +92,7 @@ class StaticTree:
         frontier = [i for i in upper if i in self._parents]
         inner = [place for place, i in enumerate(children) if i in self._parents]
         return _LevelPlan(
+            is_single=len(upper) == len(children) == 1,
             most=max(self._ranks[i] for i in children) + 1,
             frontier=_index(device, frontier),
             under=_index(device, [frontier.index(self._parents[i]) for i in children]),
@@ -128,15 +133,21 @@ class StaticTree:
             self._probs.append(torch.where(has_any, level.logits.softmax(dim=-1), 0.0))
         scores = perturb(level.logits, level.noise, level.rows)
         best = scores.topk(plan.most, dim=-1) if plan.most > 1 else scores.max(dim=-1, keepdim=True)
-        values, indices = best[0][:, plan.under, plan.rank], best[1][:, plan.under, plan.rank]
+        if plan.is_single:
+            values, indices, above = best[0][:, :, 0], best[1][:, :, 0], self._valid[-1]
+        else:
+            values, indices = best[0][:, plan.under, plan.rank], best[1][:, plan.under, plan.rank]
+            above = self._valid[-1][:, plan.above]
         # A filter may leave fewer candidates than the shape has places.
-        self._valid.append((values > -torch.inf) & self._valid[-1][:, plan.above])
+        self._valid.append((values > -torch.inf) & above)
         self._tokens.append(indices)
         if depth + 1 >= self._num_levels:
             return None
         b = indices.shape[0]
-        tokens = indices[:, plan.inner]
-        path = torch.cat([self._frontier.path[:, plan.under[plan.inner]], tokens[:, :, None]], dim=-1)
+        tokens, above_path = indices, self._frontier.path
+        if not plan.is_single:
+            tokens, above_path = indices[:, plan.inner], above_path[:, plan.under[plan.inner]]
+        path = torch.cat([above_path, tokens[:, :, None]], dim=-1)
         self._frontier = Frontier(depth + 1, plan.nodes.expand(b, -1), plan.parents.expand(b, -1), tokens, path)
         return self._frontier
 
@@ -144,7 +155,7 @@ class StaticTree:
         tokens = torch.cat(self._tokens, dim=1)
         b, num_nodes = tokens.shape
         device = tokens.device
-        parents, depths = self._shape(device)
+        parents, depths, numbers = self._shape(device)
         probs = None
         if self._keep_probs:
             probs = self._probs[0].new_zeros(b, num_nodes, self._probs[0].shape[-1])
@@ -155,7 +166,7 @@ class StaticTree:
             parents=parents[:num_nodes].expand(b, -1),
             depth=depths[:num_nodes].expand(b, -1),
             valid=torch.cat(self._valid, dim=1),
-            origin=torch.arange(num_nodes, device=device).expand(b, -1),
+            origin=numbers[:num_nodes].expand(b, -1),
             num_levels=len(self._tokens) - 1,
             max_siblings=self.max_siblings,
             draft_probs=probs,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from decoding.acceptance.branches import Branches
 from decoding.acceptance.walk import walk_accepted, walk_choices
@@ -105,3 +107,50 @@ def test_accepting_exact_matches_only_is_the_walk_along_the_targets_choices() ->
         assert mine.path.tolist() == theirs.path.tolist()
         assert mine.next.tolist() == theirs.next.tolist()
         assert not mine.relaxed.any()
+
+
+def walk_by_hand(drafts: DraftTree, choice: torch.Tensor, row: int) -> tuple[list[int], int]:
+    """Step by step to the first valid child that is the target's choice; the path, and the token after it."""
+    path = [0]
+    while True:
+        wanted = int(choice[row, path[-1]])
+        children = [
+            node
+            for node in range(1, drafts.num_nodes)
+            if int(drafts.parents[row, node]) == path[-1]
+            and bool(drafts.valid[row, node])
+            and int(drafts.tokens[row, node]) == wanted
+        ]
+        if not children:
+            return path, wanted
+        path.append(children[0])
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_walk_takes_the_first_child_that_is_the_targets_choice(data: st.DataObject) -> None:
+    num_nodes = data.draw(st.integers(1, 9))
+    is_line = data.draw(st.booleans())
+    parents = [-1, *(i - 1 if is_line else data.draw(st.integers(0, i - 1)) for i in range(1, num_nodes))]
+    # Few tokens, so that siblings may be equal, and a twin may lead on where the first does not.
+    row = st.lists(st.integers(4, 6), min_size=num_nodes, max_size=num_nodes)
+    valid = data.draw(st.lists(st.booleans(), min_size=2 * num_nodes, max_size=2 * num_nodes))
+    valid[0] = valid[num_nodes] = True
+    if is_line:  # whose invalid nodes are its tail
+        cut = data.draw(st.integers(1, num_nodes))
+        valid = [place % num_nodes < cut for place in range(2 * num_nodes)]
+    drafts = blocks.tree([data.draw(row), data.draw(row)], parents, [valid[:num_nodes], valid[num_nodes:]])
+    choice = torch.tensor([data.draw(row), data.draw(row)])
+    verdict = walk_choices(drafts, choice)
+    for number in range(2):
+        path, own = walk_by_hand(drafts, choice, number)
+        assert verdict.n[number] == len(path)
+        assert verdict.path[number].tolist() == path + [0] * (drafts.num_levels + 1 - len(path))
+        assert verdict.next[number] == own
+    assert not verdict.relaxed.any()
+
+
+def test_of_equal_siblings_the_first_is_followed_even_where_the_second_leads_on() -> None:
+    drafts = blocks.tree([[39, 4, 4, 5]], [-1, 0, 0, 2])
+    verdict = walk_choices(drafts, torch.tensor([[4, 7, 5, 8]]))
+    assert (verdict.path.tolist(), verdict.n.tolist(), verdict.next.tolist()) == ([[0, 1, 0]], [2], [7])
