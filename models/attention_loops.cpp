@@ -33,6 +33,7 @@ typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH), aligned(2)));
 
 constexpr int64_t PARALLEL_NUMBERS = 1 << 16;  // below it, waking a thread takes longer than copying
 constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+constexpr uint16_t CLOSED = 0xff80;  // the same in bf16
 constexpr int32_t UPPER = int32_t(0xffff0000);
 
 inline Floats spread(float value) { return value - (Floats){}; }
@@ -255,7 +256,7 @@ bool is_open(float bias) {
 }
 template <>
 bool is_open(uint16_t bias) {
-    return bias != 0xff80;
+    return bias != CLOSED;
 }
 
 // Columns up to the last that any of the nodes may see.
@@ -334,6 +335,26 @@ void write_rows(const T* entries, T* memory, const int64_t* rows, const int64_t*
                             entries + row * from[0] + head * from[1] + node * from[2], dim * sizeof(T));
 }
 
+// Where each of some rows' nodes (rows, nodes) goes, its position, and what is added to its scores over a window.
+// `visible` (rows, nodes, scratch) says which of the columns behind the committed ones a node sees.
+template <typename T>
+void place(const int64_t* lens, const int64_t* delta, const int64_t* depth, const bool* visible, const int64_t* sizes,
+           const int64_t* strides, int64_t* columns, int64_t* positions, T* mask, T nothing) {
+    const int64_t rows = sizes[0], nodes = sizes[1], scratch = sizes[2], offset = sizes[3], window = sizes[4];
+    for (int64_t row = 0; row < rows; row++) {
+        const int64_t committed = std::min(lens[row], window), end = std::min(lens[row] + scratch, window);
+        for (int64_t node = 0; node < nodes; node++, mask += window) {
+            *columns++ = lens[row] + offset + node;
+            *positions++ = lens[row] + delta[row] + depth[row * strides[0] + node * strides[1]];
+            const bool* own = visible + row * strides[2] + node * strides[3];
+            std::fill(mask, mask + committed, T(0));
+            for (int64_t column = committed; column < end; column++)
+                mask[column] = own[(column - committed) * strides[4]] ? T(0) : nothing;
+            std::fill(mask + end, mask + window, nothing);
+        }
+    }
+}
+
 // Strides of query, key, value, the memories of both, and the mask, each of its leading axes.
 template <typename T>
 void step(const T* query, const T* key, const T* value, T* keys, T* values, const int64_t* rows, const int64_t* columns,
@@ -359,4 +380,16 @@ extern "C" void step_bf16(const uint16_t* query, const uint16_t* key, const uint
                           uint16_t* values, const int64_t* rows, const int64_t* columns, const uint16_t* mask,
                           uint16_t* out, const int64_t* sizes, const int64_t* strides, float scaling, int num_threads) {
     step(query, key, value, keys, values, rows, columns, mask, out, sizes, strides, scaling, num_threads);
+}
+
+extern "C" void place_fp32(const int64_t* lens, const int64_t* delta, const int64_t* depth, const bool* visible,
+                           const int64_t* sizes, const int64_t* strides, int64_t* columns, int64_t* positions,
+                           float* mask) {
+    place(lens, delta, depth, visible, sizes, strides, columns, positions, mask, NOTHING);
+}
+
+extern "C" void place_bf16(const int64_t* lens, const int64_t* delta, const int64_t* depth, const bool* visible,
+                           const int64_t* sizes, const int64_t* strides, int64_t* columns, int64_t* positions,
+                           uint16_t* mask) {
+    place(lens, delta, depth, visible, sizes, strides, columns, positions, mask, CLOSED);
 }

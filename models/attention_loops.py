@@ -1,4 +1,4 @@
-"""Attention over ragged rows on a CPU: `attention_loops.cpp`, compiled when it is first needed.
+"""Attention over ragged rows on a CPU, and what goes before it: `attention_loops.cpp`, compiled when first needed.
 
 torch's own kernel packs keys and values for matrix products and computes every column of a window, which takes many
 times as long as reading once what a row really holds. Knows tensors only; `models.attention` decides when it is used.
@@ -19,8 +19,9 @@ logger = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_suffix(".cpp")
 STRIP = 32
 """Head sizes have to be multiples of this."""
-_FUNCTIONS = {torch.float32: "step_fp32", torch.bfloat16: "step_bf16"}
+_FUNCTIONS = {torch.float32: ("step_fp32", "place_fp32"), torch.bfloat16: ("step_bf16", "place_bf16")}
 _Sizes, _Strides = ctypes.c_int64 * 6, ctypes.c_int64 * 17
+_PlaceSizes = ctypes.c_int64 * 5
 
 
 def can_loop(memory: Tensor) -> bool:
@@ -46,10 +47,11 @@ def _library() -> ctypes.CDLL:
     from torch._inductor.codecache import CppCodeCache
 
     library: ctypes.CDLL = CppCodeCache.load(SOURCE.read_text(), extra_flags=("-ffp-contract=fast",))
-    for name in _FUNCTIONS.values():
-        function = getattr(library, name)
-        function.argtypes = [ctypes.c_void_p] * 11 + [ctypes.c_float, ctypes.c_int]
-        function.restype = None
+    for attending, placing in _FUNCTIONS.values():
+        getattr(library, attending).argtypes = [ctypes.c_void_p] * 11 + [ctypes.c_float, ctypes.c_int]
+        getattr(library, placing).argtypes = [ctypes.c_void_p] * 9
+        for name in (attending, placing):
+            getattr(library, name).restype = None
     return library
 
 
@@ -80,7 +82,7 @@ def attend_rows(
     assert one[3] == two[3] == three[3] == four[3] == five[3] == 1, "the last axis has to be dense"
     window = num_nodes if mask is None else mask.shape[3]
     of_mask: tuple[int, ...] = (0, 0, 0) if mask is None else mask.stride()
-    getattr(_library(), _FUNCTIONS[query.dtype])(
+    getattr(_library(), _FUNCTIONS[query.dtype][0])(
         query.data_ptr(),
         key.data_ptr(),
         value.data_ptr(),
@@ -98,6 +100,45 @@ def attend_rows(
     return out
 
 
+def can_place(lens: Tensor, dtype: torch.dtype) -> bool:
+    """Whether `place_nodes` serves these rows for states of this type: only where the loops are at work already."""
+    return lens.device.type == "cpu" and dtype in _FUNCTIONS and _library.cache_info().currsize > 0
+
+
+def place_nodes(
+    lens: Tensor, delta: Tensor, depth: Tensor, visible: Tensor, offset: int, window: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Columns (r, N) and positions (r, N) of N nodes a row, and what is added to their scores (r, 1, N, window).
+
+    The rows hold `lens` (r,) columns and stand `delta` (r,) positions further; nodes of `depth` (r, N) go to scratch
+    columns from `offset` on and see those that `visible` (r, N, M) marks. In one pass what `models.attention.tree_mask`
+    and its neighbours take twenty small operations for.
+    """
+    num_rows, num_nodes, num_scratch = visible.shape
+    columns, positions = lens.new_empty(num_rows, num_nodes), lens.new_empty(num_rows, num_nodes)
+    mask = torch.empty(num_rows, 1, num_nodes, window, dtype=dtype)
+    getattr(_library(), _FUNCTIONS[dtype][1])(
+        lens.contiguous().data_ptr(),
+        delta.contiguous().data_ptr(),
+        depth.data_ptr(),
+        visible.data_ptr(),
+        _PlaceSizes(num_rows, num_nodes, num_scratch, offset, window),
+        _PlaceSizes(*depth.stride(), *visible.stride()),
+        columns.data_ptr(),
+        positions.data_ptr(),
+        mask.data_ptr(),
+    )
+    return columns, positions, mask
+
+
+def _places(
+    lens: Tensor, delta: Tensor, depth: Tensor, visible: Tensor, offset: int, window: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
+    num_rows, num_nodes = depth.shape
+    mask = lens.new_empty(num_rows, 1, num_nodes, window, dtype=dtype)
+    return lens.new_empty(num_rows, num_nodes), lens.new_empty(num_rows, num_nodes), mask
+
+
 def _shape(query: Tensor, *_: object) -> Tensor:
     num_rows, num_heads, num_nodes, head_dim = query.shape
     return query.new_empty(num_rows, num_nodes, num_heads, head_dim)
@@ -110,4 +151,11 @@ _definition.define(  # type: ignore[no-untyped-call]
 )
 _definition.impl("attend_rows", attend_rows, "CPU")  # type: ignore[no-untyped-call]
 torch.library.register_fake("draftfleet::attend_rows", _shape, lib=_definition)
+_definition.define(  # type: ignore[no-untyped-call]
+    "place_nodes(Tensor lens, Tensor delta, Tensor depth, Tensor visible, int offset, int window, ScalarType dtype) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+_definition.impl("place_nodes", place_nodes, "CPU")  # type: ignore[no-untyped-call]
+torch.library.register_fake("draftfleet::place_nodes", _places, lib=_definition)
 OPERATION = torch.ops.draftfleet.attend_rows
+PLACE = torch.ops.draftfleet.place_nodes

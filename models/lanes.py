@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention import AttentionStep, mask_bias, tree_mask
+from models.attention_loops import PLACE, can_place
 from models.cache import RaggedCache
 from models.prefill import Prefill
 from models.prefix import Prefix
@@ -153,15 +154,19 @@ class LaneModel:
         needed = max(self._prefix_lengths[s] + n for s, n in zip(slots.ids, slots.num_generated, strict=True))
         window = min(-(-(needed + visible.shape[2]) // WINDOW_STEP) * WINDOW_STEP, self.cache.capacity)
         self._num_used_columns = max(self._num_used_columns, window)
-        columns = lens[:, None] + self._numbers[offset : offset + num_nodes]
+        delta = self.delta[:num_rows]
         bias = parts = None
-        if self._first is None:
-            bias = mask_bias(tree_mask(lens, visible, window), embeds.dtype)
+        if self._first is None and can_place(lens, embeds.dtype):
+            columns, positions, bias = PLACE(lens, delta, depth, visible, offset, window, embeds.dtype)
         else:
-            num_heads: int = self.decoder.config.num_attention_heads  # type: ignore[union-attr, assignment]
-            parts = split(self._first, lens, visible, offset, self.cache.layer(0)[0], num_heads)
+            columns = lens[:, None] + self._numbers[offset : offset + num_nodes]
+            positions = (lens + delta)[:, None] + depth
+            if self._first is None:
+                bias = mask_bias(tree_mask(lens, visible, window), embeds.dtype)
+            else:
+                num_heads: int = self.decoder.config.num_attention_heads  # type: ignore[union-attr, assignment]
+                parts = split(self._first, lens, visible, offset, self.cache.layer(0)[0], num_heads)
         step = AttentionStep(self.cache, rows, columns, bias, window, num_rows, parts=parts)
-        positions = (lens + self.delta[:num_rows])[:, None] + depth
         hidden = self._run(embeds, positions, step, {}).view(b, self.num_lanes, num_nodes, -1)
         return hidden if order is None else hidden[self._blocks[slots.index]]
 

@@ -18,7 +18,6 @@ import decoding.drafters.model as drafter_model
 import decoding.engine as engine
 import decoding.slots as slots_module
 import decoding.step as step
-import decoding.tree as tree_module
 import models.lanes as lanes
 from decoding import Sampling
 from decoding.acceptance import Rejection
@@ -49,15 +48,17 @@ def rotary_position_by_node_instead_of_depth(patch: Patch) -> None:
 
 
 def siblings_see_each_other(patch: Patch) -> None:
-    def everything_before(parents: Tensor) -> Tensor:
-        b, n = parents.shape
-        return torch.ones(n, n, dtype=torch.bool).tril().expand(b, -1, -1)
+    forward = LaneModel.forward
 
-    patch.setattr(tree_module, "ancestors", everything_before)
+    def everything_before(self: Any, slots: Any, tokens: Tensor, depth: Tensor, visible: Tensor, *rest: Any) -> Tensor:
+        return forward(self, slots, tokens, depth, torch.ones_like(visible).tril(), *rest)
+
+    patch.setattr(LaneModel, "forward", everything_before)
 
 
 def mask_lets_stale_columns_through(patch: Patch) -> None:
     mask = lanes.tree_mask
+    patch.setattr(lanes, "can_place", lambda *_: False)
     patch.setattr(lanes, "tree_mask", lambda lens, visible, window: mask(lens + 1, visible, window))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from models import attention_loops
 from models.attention import mask_bias, tree_mask
-from models.attention_loops import OPERATION, attend_rows, can_loop
+from models.attention_loops import OPERATION, PLACE, attend_rows, can_loop, can_place
 from models.checkpoints import CheckpointRef
 from models.compiled import CompiledDecoder
 from models.lanes import SlotBatch
@@ -260,3 +261,43 @@ def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
         for kept in (attention_loops._library, attention_loops._is_built):
             kept.cache_clear()
         torch._dynamo.reset()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_rows=st.integers(1, 4),
+    num_nodes=st.integers(1, 7),
+    num_scratch=st.integers(1, 9),
+    offset=st.integers(0, 5),
+    window=st.integers(1, 40),
+    is_shared=st.booleans(),
+    dtype=st.sampled_from(list(TOLERANCES)),
+    seed=st.integers(0, 1000),
+)
+@example(2, 3, 3, 0, 5, True, torch.bfloat16, 0)
+def test_nodes_are_placed_in_one_pass_as_by_tensors(
+    num_rows: int, num_nodes: int, num_scratch: int, offset: int, window: int, is_shared: bool, dtype: torch.dtype,
+    seed: int,
+) -> None:  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    # Some rows hold more than the window, which no real step's do.
+    lens = torch.randint(0, 30, (num_rows + 1,), generator=generator)[1:]
+    delta = torch.randint(-5, 5, (num_rows,), generator=generator)
+    depth = torch.randint(0, 5, (1 if is_shared else num_rows, num_nodes), generator=generator).expand(num_rows, -1)
+    visible = torch.randint(
+        0, 2, (1 if is_shared else num_rows, num_nodes, num_scratch + 2), generator=generator
+    ).bool()
+    visible = visible.expand(num_rows, -1, -1)[:, :, 1:-1]
+    columns, positions, mask = PLACE(lens, delta, depth, visible, offset, window, dtype)
+    assert torch.equal(columns, lens[:, None] + offset + torch.arange(num_nodes))
+    assert torch.equal(positions, (lens + delta)[:, None] + depth)
+    assert torch.equal(mask, mask_bias(tree_mask(lens, visible, window), dtype))
+
+
+def test_nodes_are_placed_by_tensors_until_the_loops_are_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_loop(torch.zeros(1, 1, 1, 64))
+    assert can_place(torch.zeros(1, dtype=torch.long), torch.bfloat16)
+    assert not can_place(torch.zeros(1, dtype=torch.long), torch.float16)
+    assert not can_place(torch.zeros(1, dtype=torch.long, device="meta"), torch.float32)
+    monkeypatch.setattr(attention_loops, "_library", cache(lambda: None))
+    assert not can_place(torch.zeros(1, dtype=torch.long), torch.bfloat16)
