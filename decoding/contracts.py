@@ -31,19 +31,22 @@ class StepNoise:
 
     def __init__(self, noise: Noise, num_depths: int, vocab_size: int) -> None:
         self._noise = noise
-        self._ahead = torch.arange(num_depths, device=noise.keys.device)
+        self._num_depths = num_depths
         self._vocab_size = vocab_size
         self._made: dict[Stream, Tensor] = {}
 
     def gumbel(self, stream: Stream) -> Tensor:
         """Gumbel noise (b, depths, V) of a stream."""
         if stream not in self._made:
-            self._made[stream] = self._noise.gumbel(stream, self._ahead, self._vocab_size)
+            self._made[stream] = self._noise.gumbel(stream, self._ahead(), self._vocab_size)
         return self._made[stream]
 
     def uniform(self, stream: Stream, sibling: int = 0) -> Tensor:
         """Uniform numbers (b, depths) of a stream for one sibling."""
-        return self._noise.uniform(stream, self._ahead, sibling)
+        return self._noise.uniform(stream, self._ahead(), sibling)
+
+    def _ahead(self) -> Tensor:
+        return torch.arange(self._num_depths, device=self._noise.keys.device)
 
 
 @dataclass(frozen=True)

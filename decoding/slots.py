@@ -188,8 +188,8 @@ class SlotTable:
         """Follow a verdict: the first `count` (b,) of `tokens` (b, P) were produced, the last of them is pending."""
         index = slots.index
         self.root[index] = tokens.gather(1, (count - 1)[:, None])[:, 0]
-        self._position[index] += count
-        self._remaining[index] -= count
+        self._position.index_add_(0, index, count)
+        self._remaining.index_add_(0, index, count, alpha=-1)
         if self._seen is not None:
             real = torch.arange(tokens.shape[1], device=tokens.device)[None] < count[:, None]
             rows = index[:, None].expand_as(tokens)

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from decoding.contracts import Judgement, Method, StepNoise
@@ -102,7 +103,7 @@ def run_step(
     judgement = Judgement(slots, tree, raw, _warp_nodes(tree, raw, rows), hidden, noise, rows)
     verdict = method.acceptance.judge(judgement)
     tokens = produced_tokens(tree, verdict)
-    logprobs = path_logprobs(raw, verdict, tokens)
+    logprobs = path_logprobs(tree, raw, verdict, tokens)
     verified = time.perf_counter()
     # The nodes of a chain stand where they belong already.
     lanes.commit(slots, verdict.path[:, :0] if tree.is_chain else verdict.path, verdict.n)
@@ -129,7 +130,13 @@ def produced_tokens(tree: DraftTree, verdict: Verdict) -> Tensor:
     return shifted.scatter(1, (verdict.n - 1)[:, None], verdict.next[:, None])
 
 
-def path_logprobs(raw: Tensor, verdict: Verdict, tokens: Tensor) -> Tensor:
-    """Natural-log probability (b, D + 1) of each produced token under the target's raw logits (b, N, V)."""
-    logits = raw.gather(1, verdict.path[:, :, None].expand(-1, -1, raw.shape[-1]))
-    return logits.gather(-1, tokens[:, :, None])[..., 0] - logits.logsumexp(dim=-1)
+def path_logprobs(tree: DraftTree, raw: Tensor, verdict: Verdict, tokens: Tensor) -> Tensor:
+    """Natural-log probability (b, D + 1) of each produced token under the target's raw logits (b, N, V).
+
+    Those of places beyond `verdict.n` are junk, as their tokens are.
+    """
+    # The nodes of a chain are its path as far as that goes.
+    logits = raw
+    if not tree.is_chain:
+        logits = raw.gather(1, verdict.path[:, :, None].expand(-1, -1, raw.shape[-1]))
+    return -F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)

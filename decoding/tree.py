@@ -43,7 +43,8 @@ class DraftTree:
     `origin` names the grown node behind each kept one. `draft_probs` (b, N, V) holds at i the distribution from which
     node i's children were drawn, or None where drafts are judged as certain. `failed` (b,) marks rows of which the
     drafter gave no numbers, None where nothing was drafted. `num_levels` D is the deepest depth,
-    `max_siblings` the most children that any node has.
+    `max_siblings` the most children that any node has. `is_chain` says that every node's child is the next one, in the
+    order in which they were grown.
     """
 
     tokens: Tensor

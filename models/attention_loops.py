@@ -22,6 +22,7 @@ STRIP = 32
 _FUNCTIONS = {torch.float32: ("step_fp32", "place_fp32"), torch.bfloat16: ("step_bf16", "place_bf16")}
 _Sizes, _Strides = ctypes.c_int64 * 6, ctypes.c_int64 * 17
 _PlaceSizes = ctypes.c_int64 * 5
+_loaded: list[ctypes.CDLL] = []
 
 
 def can_loop(memory: Tensor) -> bool:
@@ -41,8 +42,9 @@ def _is_built() -> bool:
     return True
 
 
-@functools.cache
 def _library() -> ctypes.CDLL:
+    if _loaded:
+        return _loaded[0]
     # Most processes never compile, and importing this takes a second. Torch keeps what it compiled between processes.
     from torch._inductor.codecache import CppCodeCache
 
@@ -52,6 +54,7 @@ def _library() -> ctypes.CDLL:
         getattr(library, placing).argtypes = [ctypes.c_void_p] * 9
         for name in (attending, placing):
             getattr(library, name).restype = None
+    _loaded.append(library)
     return library
 
 
@@ -102,7 +105,7 @@ def attend_rows(
 
 def can_place(lens: Tensor, dtype: torch.dtype) -> bool:
     """Whether `place_nodes` serves these rows for states of this type: only where the loops are at work already."""
-    return lens.device.type == "cpu" and dtype in _FUNCTIONS and _library.cache_info().currsize > 0
+    return lens.device.type == "cpu" and dtype in _FUNCTIONS and bool(_loaded)
 
 
 def place_nodes(

@@ -99,4 +99,4 @@ class RaggedCache:
 
     def advance(self, rows: Tensor, count: Tensor) -> None:
         """Commit `count` (r,) columns of each row."""
-        self.lens[rows] += count
+        self.lens.index_add_(0, rows, count)

@@ -157,7 +157,8 @@ class EagleDrafter:
         num_lanes, size = judgement.hidden.shape[1], judgement.hidden.shape[3]
         features = judgement.hidden.gather(2, verdict.path[:, None, :, None].expand(-1, num_lanes, -1, size))
         self._encode(slots, tokens, features, verdict.n)
-        self.merge.learn(judgement, verdict, self._merged_place(judgement, verdict))
+        if self.merge.learns:
+            self.merge.learn(judgement, verdict, self._merged_place(judgement, verdict))
 
     def _encode(self, slots: SlotBatch, tokens: Tensor, features: Tensor, count: Tensor) -> None:
         """Keep the first `count` (b,) of the pairs of `tokens` (b, N) and `features` (b, R, N, D_h)."""

@@ -49,6 +49,7 @@ class Ensemble:
 
     def __init__(self, options: EnsembleOptions) -> None:
         self.options = options
+        self.learns = options.policy != "static"
 
     def open(self, spec: EngineSpec, num_lanes: int) -> None:
         options = self.options
@@ -83,8 +84,6 @@ class Ensemble:
         return mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log().masked_fill(impossible, -torch.inf)
 
     def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
-        if self.options.policy == "static":
-            return
         probs = torch.cat(self._probs, dim=2)  # (b, R, G, V)
         tokens = judgement.tree.tokens.gather(1, verdict.path)
         said = torch.cat([tokens[:, 1:], verdict.next[:, None]], dim=1)

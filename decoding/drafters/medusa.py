@@ -76,10 +76,11 @@ class MedusaDrafter:
         last = verdict.path.gather(1, (verdict.n - 1)[:, None])
         state = judgement.hidden.gather(2, last[:, None, :, None].expand(-1, num_lanes, -1, size))[:, :, 0]
         self._state[judgement.slots.index] = state.to(self._state.dtype)
-        # A level is merged once: a path's node of depth d was drafted from the d-th merge.
-        place = torch.arange(verdict.path.shape[1], device=last.device)
-        place = torch.where(place < judgement.tree.num_levels, place, -1)
-        self.merge.learn(judgement, verdict, place.expand_as(verdict.path))
+        if self.merge.learns:
+            # A level is merged once: a path's node of depth d was drafted from the d-th merge.
+            place = torch.arange(verdict.path.shape[1], device=last.device)
+            place = torch.where(place < judgement.tree.num_levels, place, -1)
+            self.merge.learn(judgement, verdict, place.expand_as(verdict.path))
 
     def extras(self, slot: int) -> dict[str, Any]:
         return self.merge.extras(slot)

@@ -17,7 +17,9 @@ from models.lanes import SlotBatch
 
 
 class Merge(Protocol):
-    """R lanes in, one distribution out; may learn from what the target said."""
+    """R lanes in, one distribution out; one that `learns` is told what the target said."""
+
+    learns: bool
 
     def open(self, spec: EngineSpec, num_lanes: int) -> None:
         """Make per-slot memory."""
@@ -43,6 +45,8 @@ class Merge(Protocol):
 class SingleLane:
     """One context, nothing to merge."""
 
+    learns = False
+
     def open(self, spec: EngineSpec, num_lanes: int) -> None:
         assert num_lanes == 1, f"{num_lanes} lanes need an ensemble"
 
@@ -61,6 +65,8 @@ class SingleLane:
 
 class Guided:
     """Lanes with and without the condition, merged with the scale that the target's are merged with."""
+
+    learns = False
 
     def open(self, spec: EngineSpec, num_lanes: int) -> None:
         assert spec.guidance is not None, "the engine gives no guidance"

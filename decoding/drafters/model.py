@@ -30,8 +30,8 @@ class ModelDrafter:
     """Drafts with `model`; `vocab_size` is the target's, of which the drafter's first tokens must be the same.
 
     Per slot: `_pending` (S, P) tokens not run yet and `_num_pending` (S,), of which the host knows that there are at
-    most `_most_pending`; and the prompts that are still to be read. Per step: the scratch column (b, G) of every grown
-    node, and which scratch columns it sees (b, G, M).
+    most `_most_pending`; and the prompts that are still to be read. Per step: the grown nodes in the order of their
+    scratch columns, level by level; and, unless there is one a level, which scratch columns each sees (b, G, M).
     """
 
     name = "model"
@@ -98,8 +98,8 @@ class ModelDrafter:
         tokens, count = self._pending[slots.index], self._num_pending[slots.index]
         b = tokens.shape[0]
         self._num_scratch = 0
-        self._column = tokens.new_full((b, self._max_grown), -1)
-        self._sees = torch.zeros(b, self._max_grown, self._max_scratch, dtype=torch.bool, device=tokens.device)
+        self._levels: list[Tensor] = []
+        self._sees: Tensor | None = None
         after_root: Tensor | None = None
         for start, width in catch_up_widths(max(self._most_pending[slot] for slot in slots.ids)):
             here = (count - start).clamp(0, width)
@@ -111,8 +111,9 @@ class ModelDrafter:
             self.lanes.commit(slots, depth[:, :0], here)
             last = (here - 1).clamp_min(0)[:, None, None, None].expand(-1, hidden.shape[1], 1, hidden.shape[3])
             ends = hidden.gather(2, last)
-            has_any = (here > 0)[:, None, None, None]
-            after_root = ends if after_root is None else torch.where(has_any, ends, after_root)
+            if after_root is not None:
+                ends = torch.where((here > 0)[:, None, None, None], ends, after_root)
+            after_root = ends
         assert after_root is not None
         return after_root
 
@@ -120,19 +121,21 @@ class ModelDrafter:
         """Run the frontier in scratch columns; hidden states (b, R, F, D)."""
         b, width = frontier.nodes.shape
         start = self._num_scratch
-        columns = self._numbers[start : start + width]
         # As long as every level has one node, each sees all before it, and nobody has to be asked about its parent.
         is_line = start == frontier.depth - 1
         if is_line and width == 1:
             sees = self._first[start + 1].expand(b, 1, -1)
         else:
+            if self._sees is None:
+                shape = (b, self._max_grown, self._max_scratch)
+                self._sees = torch.zeros(shape, dtype=torch.bool, device=frontier.nodes.device)
             if is_line:
                 above = self._first[start].expand(b, width, -1)
             else:
                 above = self._sees.gather(1, frontier.parents[:, :, None].expand(-1, -1, self._max_scratch))
             sees = above | self._itself[start : start + width]
             self._sees.scatter_(1, frontier.nodes[:, :, None].expand(-1, -1, self._max_scratch), sees)
-        self._column.scatter_(1, frontier.nodes, columns.expand(b, -1))
+        self._levels.append(frontier.nodes)
         # The root is committed already, so a node of depth 1 stands at the row's next position.
         depth = torch.full_like(frontier.tokens, frontier.depth - 1)
         self._num_scratch += width
@@ -149,11 +152,16 @@ class ModelDrafter:
             for slot in slots.ids:
                 self._most_pending[slot] += 1
             return
-        grown = tree.origin.gather(1, verdict.path[:, 1:])
-        columns = self._column.gather(1, grown)
-        # Merged first was the root, then the nodes in the order of their scratch columns.
-        merged = torch.cat([torch.zeros_like(columns[:, :1]), torch.where(columns >= 0, columns + 1, -1)], dim=1)
-        self.merge.learn(judgement, verdict, merged)
+        below_root = verdict.path[:, 1:]
+        if tree.is_chain:
+            # Whose nodes were grown in order, all but the last.
+            columns = torch.where(below_root <= self._num_scratch, below_root - 1, -1)
+        else:
+            columns = self._columns_of(tree.origin.gather(1, below_root))
+        if self.merge.learns:
+            # Merged first was the root, then the nodes in the order of their scratch columns.
+            merged = torch.cat([torch.zeros_like(columns[:, :1]), torch.where(columns >= 0, columns + 1, -1)], dim=1)
+            self.merge.learn(judgement, verdict, merged)
         num_taken = verdict.n - 1
         taken = torch.arange(columns.shape[1], device=columns.device) < num_taken[:, None]
         has = (taken & (columns >= 0)).sum(dim=1)
@@ -168,6 +176,14 @@ class ModelDrafter:
         for slot in slots.ids:
             self._most_pending[slot] = CATCH_UP
 
+    def _columns_of(self, grown: Tensor) -> Tensor:
+        """The scratch columns (b, D) of grown nodes (b, D); −1 for those that were never run."""
+        columns = grown.new_full((grown.shape[0], self._max_grown), -1)
+        if self._levels:
+            nodes = torch.cat(self._levels, dim=1)
+            columns.scatter_(1, nodes, self._numbers[: nodes.shape[1]].expand_as(nodes))
+        return columns.gather(1, grown)
+
     def extras(self, slot: int) -> dict[str, Any]:
         return self.merge.extras(slot)
 
@@ -181,6 +197,8 @@ class ModelDrafter:
 def _to_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
     """Cut or fill (…, V') logits to the target's V; tokens that the drafter does not have get probability 0."""
     own = logits.shape[-1]
-    if own >= vocab_size:
+    if own == vocab_size:
+        return logits
+    if own > vocab_size:
         return logits[..., :vocab_size]
     return torch.nn.functional.pad(logits, (0, vocab_size - own), value=-torch.inf)

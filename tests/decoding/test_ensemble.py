@@ -93,7 +93,8 @@ def one_step(
     verdict = Verdict(
         torch.tensor([[0, 0]]), torch.tensor([1]), torch.tensor([said]), torch.zeros(1, 2, dtype=torch.bool)
     )
-    ensemble.learn(judgement, verdict, torch.tensor([[0, -1]]))
+    if ensemble.learns:
+        ensemble.learn(judgement, verdict, torch.tensor([[0, -1]]))
     return ensemble
 
 

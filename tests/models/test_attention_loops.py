@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -237,8 +236,8 @@ def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
     broken = tmp_path / "broken.cpp"
     broken.write_text("this is no C++;")
     monkeypatch.setattr(attention_loops, "SOURCE", broken)
-    for kept in (attention_loops._library, attention_loops._is_built):
-        kept.cache_clear()
+    monkeypatch.setattr(attention_loops, "_loaded", [])
+    attention_loops._is_built.cache_clear()
     try:
         with caplog.at_level(logging.WARNING, logger="models.attention_loops"):
             assert not can_loop(torch.zeros(2, 1, 3, 64))
@@ -258,8 +257,7 @@ def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
         assert isinstance(target._run, CompiledDecoder)
         assert target._run.compiled, "the rest of the layers is compiled all the same"
     finally:
-        for kept in (attention_loops._library, attention_loops._is_built):
-            kept.cache_clear()
+        attention_loops._is_built.cache_clear()
         torch._dynamo.reset()
 
 
@@ -299,5 +297,5 @@ def test_nodes_are_placed_by_tensors_until_the_loops_are_at_work(monkeypatch: py
     assert can_place(torch.zeros(1, dtype=torch.long), torch.bfloat16)
     assert not can_place(torch.zeros(1, dtype=torch.long), torch.float16)
     assert not can_place(torch.zeros(1, dtype=torch.long, device="meta"), torch.float32)
-    monkeypatch.setattr(attention_loops, "_library", cache(lambda: None))
+    monkeypatch.setattr(attention_loops, "_loaded", [])
     assert not can_place(torch.zeros(1, dtype=torch.long), torch.bfloat16)
