@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 
 NOT_COMPILED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
+MAX_SHARE = 0.125
+"""Of the time that a decoder has run, what compiling more than one kind of forward may take."""
 ROOM = 1.25
 """Memory that has to be free before weights are packed, in sizes of the weights."""
 
@@ -46,7 +48,9 @@ class Kind(NamedTuple):
 class CompiledDecoder:
     """Runs `decoder` as `models.running.run_decoder` does; stands for it in any number of `LaneModel`s.
 
-    A kind of forward is compiled once it has run for `after_s` seconds uncompiled. Prefills that record attention, that
+    A kind of forward is compiled once it has run for `after_s` seconds uncompiled, the second and later ones only while
+    compiling stays below `MAX_SHARE` of the time that the decoder has run, so that it never costs a job much more than
+    it can give back; with an `after_s` of 0 at once. Prefills that record attention, that
     add features in their layers or that leave out padding are never compiled, nor is the first forward of a memory.
     """
 
@@ -54,6 +58,8 @@ class CompiledDecoder:
         self._decoder = decoder
         self._after_s = after_s
         self._spent_s: dict[Kind, float] = {}
+        self._run_s = 0.0
+        self._compiling_s: list[float] = []
         self.compiled: set[Kind] = set()
         take_over(decoder)
         layers: list[nn.Module] = list(decoder.layers)  # type: ignore[arg-type]
@@ -69,15 +75,24 @@ class CompiledDecoder:
     def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
         kind = Kind(step.num_leading_rows is None, embeds.shape[0] == 1, embeds.shape[1] == 1)
         is_odd = bool(extra) or step.probe is not None or (kind.is_prefill and step.mask is not None)
-        is_due = kind in self.compiled or self._spent_s.get(kind, 0.0) >= self._after_s
-        if is_odd or not is_due or not step.cache.is_made:
-            started = time.perf_counter()
+        started = time.perf_counter()
+        if is_odd or not step.cache.is_made or not (kind in self.compiled or self._is_due(kind)):
             hidden = run_decoder(self._decoder, embeds, positions, step, extra)
             self._spent_s[kind] = self._spent_s.get(kind, 0.0) + time.perf_counter() - started
-            return hidden
-        if kind not in self.compiled:
+        elif kind in self.compiled:
+            hidden = self._run(kind, embeds, positions, step)
+        else:
             return self._compile(kind, embeds, positions, step)
-        return self._run(kind, embeds, positions, step)
+        self._run_s += time.perf_counter() - started
+        return hidden
+
+    def _is_due(self, kind: Kind) -> bool:
+        if self._spent_s.get(kind, 0.0) < self._after_s:
+            return False
+        if self._after_s == 0.0 or not self._compiling_s:
+            return True
+        # The next one takes as long as the last one did, most likely.
+        return sum(self._compiling_s) + self._compiling_s[-1] <= MAX_SHARE * self._run_s
 
     def _run(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
         """A compiled forward. Torch may compile at any of them, for lengths that it tells apart, and may fail."""
@@ -120,7 +135,8 @@ class CompiledDecoder:
         hidden = self._run(kind, embeds, positions, step)
         if self._after_s < math.inf:
             self.compiled.add(kind)
-            logger.info("compiled %s in %.1f s", kind, time.perf_counter() - started)
+            self._compiling_s.append(time.perf_counter() - started)
+            logger.info("compiled %s in %.1f s", kind, self._compiling_s[-1])
         return hidden
 
     def _give_up(self, reason: str, forward: tuple[Tensor, Tensor, AttentionStep]) -> Tensor:

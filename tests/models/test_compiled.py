@@ -152,6 +152,24 @@ def test_nothing_is_compiled_before_its_kind_has_taken_long_enough() -> None:
     assert target._run.compiled == set()
 
 
+def test_compiling_stays_within_its_share_of_the_time_run() -> None:
+    decoder = CompiledDecoder(toys.target("llava").decoder, 5.0)
+    one, other = (Kind(False, False, is_single) for is_single in (False, True))
+    decoder._spent_s = {one: 5.0, other: 4.0}
+    assert decoder._is_due(one), "the first kind waits for nothing else"
+    assert not decoder._is_due(other), "it has not run for long enough"
+    decoder._spent_s[other] = 5.0
+    decoder._compiling_s, decoder._run_s = [2.0], 31.0
+    assert not decoder._is_due(other), "two and two more are more than an eighth of 31"
+    decoder._run_s = 32.0
+    assert decoder._is_due(other)
+    decoder._compiling_s = [2.0, 3.0]
+    assert not decoder._is_due(other)
+    always = CompiledDecoder(toys.target("llava").decoder, 0.0)
+    always._compiling_s = [100.0]
+    assert always._is_due(one), "what is to be compiled always is compiled at once"
+
+
 def test_without_a_working_compiler_the_model_runs_uncompiled_and_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
