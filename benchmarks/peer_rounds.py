@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from benchmarks.peer_process import Outcome, Peer
@@ -23,30 +23,43 @@ def turns(peers: Sequence[str], num_rounds: int) -> Iterator[list[str]]:
         yield [*peers[start:], *peers[:start]]
 
 
+@dataclass
+class Timed:
+    """What one peer did at one batch size, in all of its launches."""
+
+    passes: list[Outcome] = field(default_factory=list)
+    peak_bytes: int = 0
+    warm_s: list[float] = field(default_factory=list)
+
+    def row(self, reference: Sequence[Mapping[str, Any]], dtype: str) -> dict[str, Any]:
+        """See `benchmarks.peer_verdict.make_row`."""
+        return make_row(self.passes, reference, dtype, self.peak_bytes) | {"warm_s": self.warm_s}
+
+
 def measure_batch(
     peers: Mapping[str, Peer],
     batch: int,
     reference: Sequence[dict[str, Any]],
     dtype: str,
-    num_rounds: int,
-) -> dict[str, dict[str, Any]]:
-    """The rows of all peers at one batch size, over the prompts that `reference` has."""
+    orders: Sequence[Sequence[str]],
+    timed: dict[str, Timed],
+) -> None:
+    """Add to `timed` what all peers do at one batch size, over the prompts that `reference` has, a pass for each name
+    in each of the `orders`."""
     count = len(reference)
-    passes: dict[str, list[Outcome]] = {name: [] for name in peers}
-    peaks = dict.fromkeys(peers, 0)
-    warmed: dict[str, float] = {}
     for name, peer in peers.items():
+        one = timed.setdefault(name, Timed())
         start = time.perf_counter()
         outcome = ask(peer, "warm", batch, count)
-        warmed[name] = time.perf_counter() - start
-        _report(batch, name, "warm", warmed[name], outcome, reference, dtype)
-    for order in turns(list(peers), num_rounds):
+        one.warm_s.append(time.perf_counter() - start)
+        _report(batch, name, "warm", one.warm_s[-1], outcome, reference, dtype)
+    for order in orders:
         for name in order:
-            peers[name].forget_peak()
-            passes[name].append(ask(peers[name], "run", batch, count))
-            peaks[name] = max(peaks[name], peers[name].peak_bytes())
-            _report(batch, name, "run", passes[name][-1].seconds, passes[name][-1], reference, dtype)
-    return {name: make_row(passes[name], reference, dtype, peaks[name]) | {"warm_s": warmed[name]} for name in peers}
+            one, peer = timed[name], peers[name]
+            peer.forget_peak()
+            one.passes.append(ask(peer, "run", batch, count))
+            one.peak_bytes = max(one.peak_bytes, peer.peak_bytes())
+            _report(batch, name, "run", one.passes[-1].seconds, one.passes[-1], reference, dtype)
 
 
 def ask(peer: Peer, verb: str, batch: int, count: int) -> Outcome:

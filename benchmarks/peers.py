@@ -2,10 +2,11 @@
 
     python -m benchmarks.peers                      # the full grid, written to results/peers.json
     python -m benchmarks.peers --requests-per-slot 8 2 1    # a part of it, one number for each batch size; written too
-    python -m benchmarks.peers --quick              # few short requests, one repeat, printed only
+    python -m benchmarks.peers --quick              # few short requests, one launch and repeat, printed only
     python -m benchmarks.peers --tables             # the tables of the committed results
 
-Every peer is a process of its own, started once, and stopped while another one runs; vLLM's runs in an environment that
+Every peer is a process of its own, stopped while another one runs, and launched several times, as how memory happens to
+lie changes the speed of one row by a quarter; vLLM's runs in an environment that
 this command makes. At each batch size all peers are warmed up, then take turns, each round in another order. Outputs
 are held against the target's own in fp32 (`benchmarks.peer_reference`), those of the warm-up too, and a peer whose
 outputs differ by more than rounding gets no speed. `generate` is measured eagerly and compiled, assisted generation
@@ -21,10 +22,10 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.inflate_files import inflate_folder
 from benchmarks.inflate_shapes import InflationError, named_shape
@@ -39,7 +40,7 @@ from benchmarks.peer_environment import (
 )
 from benchmarks.peer_process import ROOT, Peer, PeerError, Work
 from benchmarks.peer_reference import key_of
-from benchmarks.peer_rounds import measure_batch
+from benchmarks.peer_rounds import Timed, measure_batch, turns
 from benchmarks.peer_tables import peers_table, show_row
 from benchmarks.peer_verdict import TOLERANCE_ULPS
 from models.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor
@@ -133,30 +134,38 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender], counts
         bound = cores()[: options.threads]
         special = {**vllm_variables(bound, scratch), "LD_PRELOAD": preloads(vllm_folder)}
     reference = reference_of(work, work_file, variables, scratch)
+    launched = [
+        Launched(
+            one,
+            [
+                str(python_of(vllm_folder)) if one.is_vllm else sys.executable,
+                "-m",
+                one.module,
+                str(work_file),
+                one.mode,
+            ],
+            {**variables, **special} if one.is_vllm else variables,
+            scratch / "logs" / f"{one.name}.log",
+        )
+        for one in contenders
+    ]
+    timed: dict[int, dict[str, Timed]] = {batch: {} for batch in counts}
+    versions: dict[str, Any] = {}
+    for launch in range(options.launches):
+        print(f"launch {launch + 1} of {options.launches}", file=sys.stderr, flush=True)
+        rounds = range(launch * options.repeats, (launch + 1) * options.repeats)
+        for batch, there, told in run_launch(launched, counts):
+            versions |= told
+            orders = list(turns(list(there), options.launches * options.repeats))
+            chosen = [orders[number] for number in rounds]
+            measure_batch(there, batch, reference[: counts[batch]], work.dtype, chosen, timed[batch])
     rows: list[dict[str, Any]] = []
-    with ExitStack() as open_peers:
-        peers: dict[str, Peer] = {}
+    for batch, found in timed.items():
         for one in contenders:
-            python = str(python_of(vllm_folder)) if one.is_vllm else sys.executable
-            own = {**variables, **special} if one.is_vllm else variables
-            command = [python, "-m", one.module, str(work_file), one.mode]
-            start = time.perf_counter()
-            peer = open_peers.enter_context(Peer(one.name, command, own, scratch / "logs" / f"{one.name}.log"))
-            peer.wait_ready()
-            peer.pause()
-            peers[one.name] = peer
-            print(f"{one.name:30s} ready in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
-        for batch, count in counts.items():
-            there = {one.name: peers[one.name] for one in contenders if batch == 1 or not one.single}
-            found = measure_batch(there, batch, reference[:count], work.dtype, options.repeats)
-            for one in contenders:
-                if one.name in found:
-                    told = {"batch": batch, "name": one.name, "row": one.row, "variant": one.variant}
-                    rows.append({**told, **found[one.name]})
-                    print(show_row(rows[-1]), flush=True)
-                    if one.single:
-                        peers[one.name].close()
-        versions = {name: peer.versions for name, peer in peers.items()}
+            if one.name in found:
+                told = {"batch": batch, "name": one.name, "row": one.row, "variant": one.variant}
+                rows.append(told | found[one.name].row(reference[: counts[batch]], work.dtype))
+                print(show_row(rows[-1]), flush=True)
     return {
         "target": options.target.name,
         "drafter": options.drafter.name,
@@ -167,12 +176,46 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender], counts
         "gamma": work.gamma,
         "max_new_tokens": work.max_new_tokens,
         "ignore_eos": work.ignore_eos,
+        "launches": options.launches,
         "repeats": options.repeats,
         "tolerance_ulps": TOLERANCE_ULPS,
         "machine": f"{cpu_name()}, {len(cores())} cores, load {load:.1f} at the start",
         "versions": versions,
         "rows": rows,
     }
+
+
+class Launched(NamedTuple):
+    """How a contender's process is started."""
+
+    contender: Contender
+    command: list[str]
+    variables: dict[str, str]
+    log: Path
+
+
+def run_launch(
+    launched: Sequence[Launched], batches: Iterable[int]
+) -> Iterator[tuple[int, dict[str, Peer], dict[str, Any]]]:
+    """Start every process once: the peers that run at each batch size, standing still, and the versions they told."""
+    with ExitStack() as open_peers:
+        peers: dict[str, Peer] = {}
+        for one, command, variables, log in launched:
+            start = time.perf_counter()
+            peer = open_peers.enter_context(Peer(one.name, command, variables, log))
+            peer.wait_ready()
+            peer.pause()
+            peers[one.name] = peer
+            print(f"{one.name:30s} ready in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
+        versions = {name: peer.versions for name, peer in peers.items()}
+        singles = [one.contender.name for one in launched if one.contender.single]
+        for batch in batches:
+            if batch != 1:
+                # Those that run one row at a time have no part in it, and their memory is of use.
+                for name in singles:
+                    if name in peers:
+                        peers.pop(name).close()
+            yield batch, dict(peers), versions
 
 
 def cores() -> list[int]:
@@ -213,7 +256,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         metavar="N",
         help=f"one number or one per batch ({REQUESTS_PER_SLOT})",
     )
-    parser.add_argument("--repeats", type=int, help="timed passes of every peer (3)")
+    parser.add_argument("--launches", type=int, help="of every peer's process: speeds differ between them (2)")
+    parser.add_argument("--repeats", type=int, help="timed passes of every peer in each launch (2)")
     parser.add_argument("--max-new-tokens", type=int, help="(64)")
     parser.add_argument("--ignore-eos", action="store_true", help="outputs of full length instead of natural ones")
     parser.add_argument("--gamma", type=int, default=5, help="drafts of a step (5)")
@@ -235,7 +279,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options.requests_per_slot = options.requests_per_slot or [
         QUICK_REQUESTS_PER_SLOT if options.quick else REQUESTS_PER_SLOT
     ]
-    options.repeats = options.repeats or (1 if options.quick else 3)
+    options.repeats = options.repeats or (1 if options.quick else 2)
+    options.launches = options.launches or (1 if options.quick else 2)
     options.max_new_tokens = options.max_new_tokens or (QUICK_NEW_TOKENS if options.quick else 64)
     for name in ("target_shape", "drafter_shape"):
         if getattr(options, name) == "as-is":

@@ -6,15 +6,16 @@ import copy
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks import peers
+from benchmarks.peer_contenders import CONTENDERS
 from benchmarks.peer_process import Outcome
-from benchmarks.peer_rounds import measure_batch, turns
+from benchmarks.peer_rounds import Timed, measure_batch, turns
 from benchmarks.peer_tables import TABLES, best_rows, equality, peers_claims_table, peers_table, ratio
 from benchmarks.peer_verdict import Verdict, first_difference, judge, make_row, spread, ulp
 
@@ -143,11 +144,13 @@ class FakePeer:
 def test_peers_run_one_at_a_time_after_all_are_warm(capsys: pytest.CaptureFixture[str]) -> None:
     running: list[str] = []
     there = {name: FakePeer(name, running, SAID) for name in "abc"}
-    rows = measure_batch(there, 4, REFERENCE, "bfloat16", 2)  # type: ignore[arg-type]
+    timed: dict[str, Timed] = {}
+    measure_batch(there, 4, REFERENCE, "bfloat16", list(turns(list(there), 2)), timed)  # type: ignore[arg-type]
     for name, peer in there.items():
         assert peer.asked == [("warm", 4, 2), ("run", 4, 2), ("run", 4, 2)]
-        assert rows[name]["tokens_per_s"]["median"] == 3.5
-        assert rows[name]["peak_bytes"] == 2
+        row = timed[name].row(REFERENCE, "bfloat16")
+        assert row["tokens_per_s"]["median"] == 3.5
+        assert row["peak_bytes"] == 2
     printed = capsys.readouterr().err.splitlines()
     assert [line.split()[2] for line in printed] == ["a", "b", "c", "a", "b", "c", "b", "c", "a"]
 
@@ -155,9 +158,63 @@ def test_peers_run_one_at_a_time_after_all_are_warm(capsys: pytest.CaptureFixtur
 def test_a_peer_with_other_outputs_gets_no_speed_in_a_run(capsys: pytest.CaptureFixture[str]) -> None:
     running: list[str] = []
     wrong = FakePeer("wrong", running, [[1], [2]])
-    rows = measure_batch({"wrong": wrong}, 1, REFERENCE, "bfloat16", 1)  # type: ignore[dict-item]
-    assert rows["wrong"]["tokens_per_s"] is None
+    timed: dict[str, Timed] = {}
+    measure_batch({"wrong": wrong}, 1, REFERENCE, "bfloat16", [["wrong"]], timed)  # type: ignore[dict-item]
+    assert timed["wrong"].row(REFERENCE, "bfloat16")["tokens_per_s"] is None
     assert "1 outputs, equal 0.0 %, **1 beyond rounding**" in capsys.readouterr().err
+
+
+def test_launches_of_a_peer_are_one_row() -> None:
+    timed: dict[str, Timed] = {}
+    for launch in range(2):
+        there = {"a": FakePeer("a", [], SAID if launch else [SAID[0], [1]])}
+        measure_batch(there, 2, REFERENCE, "bfloat16", [["a"]], timed)  # type: ignore[arg-type]
+    row = timed["a"].row(REFERENCE, "bfloat16")
+    assert row["seconds"] == [2.0, 2.0]
+    assert len(row["warm_s"]) == 2
+    assert row["tokens_per_s"] is None, "one launch's outputs differ"
+
+
+class Process:
+    """Stands for a peer's process, and notes what becomes of it."""
+
+    noted: ClassVar[list[str]] = []
+
+    def __init__(self, name: str, *_: object) -> None:
+        self.name, self.versions = name, {"python": name}
+
+    def __enter__(self) -> Process:
+        self.noted.append(f"open {self.name}")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def wait_ready(self) -> None: ...
+
+    def pause(self) -> None: ...
+
+    def close(self) -> None:
+        self.noted.append(f"close {self.name}")
+
+
+def test_a_launch_starts_every_peer_once_and_ends_those_of_one_row_early(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(peers, "Peer", Process)
+    monkeypatch.setattr(Process, "noted", [])
+    single = next(one for one in CONTENDERS if one.single)
+    other = next(one for one in CONTENDERS if not one.single)
+    launched = [peers.Launched(one, [], {}, tmp_path) for one in (single, other)]
+    seen = []
+    for batch, there, versions in peers.run_launch(launched, [1, 8]):
+        seen.append((batch, list(there)))
+        assert set(versions) == {single.name, other.name}
+        Process.noted.append(f"batch {batch}")
+    assert seen == [(1, [single.name, other.name]), (8, [other.name])]
+    told = [f"open {single.name}", f"open {other.name}", "batch 1", f"close {single.name}", "batch 8"]
+    assert Process.noted[:5] == told
+    assert f"close {other.name}" in Process.noted[5:]
 
 
 def test_every_peer_takes_every_place_in_turn() -> None:
@@ -183,7 +240,7 @@ def test_a_full_run_has_eight_requests_for_every_slot() -> None:
     options = peers.parse([])
     assert options.batches == [1, 8, 32]
     assert options.requests_per_slot == [8]
-    assert (options.repeats, options.max_new_tokens, options.gamma) == (3, 64, 5)
+    assert (options.repeats, options.max_new_tokens, options.gamma) == (2, 64, 5)
     assert peers.parse(["--quick"]).repeats == 1
 
 
@@ -223,6 +280,7 @@ RESULTS: dict[str, Any] = {
     "gamma": 5,
     "max_new_tokens": 64,
     "ignore_eos": False,
+    "launches": 2,
     "repeats": 2,
     "tolerance_ulps": 4,
     "machine": "a machine",
