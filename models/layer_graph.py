@@ -97,6 +97,8 @@ class LayerGraph:
             return hidden
         if graph.filled is None:
             graph.filled = [self._fill(graph, weights) for weights in self._weights]
+        # What layers return is dense; what they are given first need not be, and its strides would be taken for all.
+        hidden = hidden.contiguous()
         inputs = graph.pick(self._arguments(0, hidden, step, given))
         # What differs from layer to layer: weights, which are in their places already, and these three.
         own = [graph.names.index(name) for name in ("L['hidden']", "L['key']", "L['value']")]
@@ -171,17 +173,11 @@ class LayerGraph:
             return compiled
 
         # The few small kernels of one layer need no pool of compiling processes beside the actor.
-        run: Any = compile_fx(
-            module,
-            inputs,
-            inner_compile=compile_inside,
-            config_patches={
-                "compile_threads": 1,
-                "size_asserts": False,
-                "alignment_asserts": False,
-                "nan_asserts": False,
-            },
-        )
+        options = {"compile_threads": 1, "size_asserts": False, "alignment_asserts": False, "nan_asserts": False}
+        # What comes whole out of the outer of torch's two caches has not passed by `compile_inside`; the inner one,
+        # which saves most of the time, is kept.
+        with torch._functorch.config.patch(enable_autograd_cache=False):
+            run: Any = compile_fx(module, inputs, inner_compile=compile_inside, config_patches=options)
         graph = _Graph(run, _picker(names), names, bare[0] if len(bare) == 1 else None)
 
         def noted(*given: Any) -> Sequence[Tensor]:
