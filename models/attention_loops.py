@@ -120,9 +120,12 @@ def place_nodes(
     num_rows, num_nodes, num_scratch = visible.shape
     columns, positions = lens.new_empty(num_rows, num_nodes), lens.new_empty(num_rows, num_nodes)
     mask = torch.empty(num_rows, 1, num_nodes, window, dtype=dtype)
+    assert lens.is_contiguous(), "lengths of rows have to be dense"
+    assert delta.is_contiguous(), "offsets of rows have to be dense"
+    assert (depth.dtype, visible.dtype) == (torch.long, torch.bool), (depth.dtype, visible.dtype)
     getattr(_library(), _FUNCTIONS[dtype][1])(
-        lens.contiguous().data_ptr(),
-        delta.contiguous().data_ptr(),
+        lens.data_ptr(),
+        delta.data_ptr(),
         depth.data_ptr(),
         visible.data_ptr(),
         _PlaceSizes(num_rows, num_nodes, num_scratch, offset, window),

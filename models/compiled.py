@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from models.attention import AttentionStep
 from models.captured import CapturedDecoder, CudaRecorder
-from models.decoder_frame import Frame, LayerCall, Watch
+from models.decoder_frame import Frame, Watch
 from models.free_memory import free_bytes
 from models.lanes import LaneModel
 from models.layer_graph import LayerGraph
@@ -64,13 +64,10 @@ class CompiledDecoder:
         take_over(decoder)
         layers: list[nn.Module] = list(decoder.layers)  # type: ignore[arg-type]
         self._graph = LayerGraph(layers)
-        self._calls: list[LayerCall] = []
         self._frames: dict[tuple[Kind, int], Frame | None] = {}
         self._num_bytes = sum(one.numel() * one.element_size() for layer in layers for one in layer.parameters())
         # The layers stay what they are while no compiled forward is at work.
-        decoder.layers = nn.ModuleList(
-            _Layer(place, layer, self._graph, self._calls) for place, layer in enumerate(layers)
-        )
+        decoder.layers = nn.ModuleList(_Layer(place, layer, self._graph) for place, layer in enumerate(layers))
 
     def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
         kind = Kind(step.num_leading_rows is None, embeds.shape[0] == 1, embeds.shape[1] == 1)
@@ -104,16 +101,21 @@ class CompiledDecoder:
                 return frame.after(self._graph.run_all(embeds, step, frame.before(embeds, positions)))
             if form in self._frames:
                 return run_decoder(self._decoder, embeds, positions, step, {})
-            with Watch(self._decoder, self._calls) as watch:
+            with Watch(self._decoder, len(self._decoder.layers)) as self._graph.watch:  # type: ignore[arg-type]
                 hidden = run_decoder(self._decoder, embeds, positions, step, {})
-            self._frames[form] = watch.learn(embeds, positions, hidden)
+            frame = self._graph.watch.learn(embeds, positions, hidden)
+            if frame is not None:
+                # The proof: the same forward once more, which writes the same into the memory.
+                again = frame.after(self._graph.run_all(embeds, step, frame.before(embeds, positions)))
+                frame = frame if torch.equal(again, hidden) else None
+            self._frames[form] = frame
             return hidden
         except NOT_COMPILED as error:
             # The first line says in which of torch's parts it happened, the second what it was.
             reason = " ".join((str(error) or type(error).__name__).splitlines()[:2])
         finally:
             self._graph.is_on = False
-            self._calls.clear()
+            self._graph.watch = None
         # What the layers before the failure wrote is written once more.
         return self._give_up(reason, (embeds, positions, step))
 
@@ -147,14 +149,13 @@ class CompiledDecoder:
 
 
 class _Layer(nn.Module):
-    """One layer in its place, which runs compiled while compiled steps are on, and notes what it is given."""
+    """One layer in its place, which runs compiled while compiled steps are on, and is noted while there is a watch."""
 
-    def __init__(self, place: int, inner: nn.Module, graph: LayerGraph, calls: list[LayerCall]) -> None:
+    def __init__(self, place: int, inner: nn.Module, graph: LayerGraph) -> None:
         super().__init__()
         self.inner = inner
         self._graph = graph
         self._place = place
-        self._calls = calls
 
     def __getattr__(self, name: str) -> Any:
         # A decoder may ask its layers what kind they are.
@@ -168,7 +169,8 @@ class _Layer(nn.Module):
             return self.inner(hidden, **given)
         step: AttentionStep = given.pop("lanes")
         out = self._graph(self._place, hidden, step, given)
-        self._calls.append(LayerCall(hidden, given, out))
+        if self._graph.watch is not None:
+            self._graph.watch.note(hidden, given, out)
         return out
 
 

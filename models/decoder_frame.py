@@ -9,7 +9,7 @@ is always run itself. Knows no graphs and no memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,6 @@ from torch.utils.hooks import RemovableHandle
 
 _ANGLES, _POSITIONS = "position_embeddings", "position_ids"
 _CONSTANTS = (type(None), bool, int, float, str)
-
-
-class LayerCall(NamedTuple):
-    """One layer's part in a forward: its states (r, N, D), what else it was `given`, and what it returned."""
-
-    hidden: Tensor
-    given: dict[str, Any]
-    out: Any
 
 
 @dataclass(frozen=True)
@@ -55,26 +47,43 @@ class Frame:
 
 
 class Watch:
-    """Looks at one forward of a decoder, between `with`: what its layers do, who add to `calls`, and its angles."""
+    """Looks at one forward of a decoder with `num_layers`, between `with`: what its layers `note`, and its angles.
 
-    def __init__(self, decoder: nn.Module, calls: list[LayerCall]) -> None:
+    States are not kept but for the last layer's, as a long prompt's would fill the memory.
+    """
+
+    def __init__(self, decoder: nn.Module, num_layers: int) -> None:
         self._parts = [getattr(decoder, name, None) for name in ("rotary_emb", "norm")]
-        self._calls = calls
+        self._num_layers = num_layers
+        self._num_noted = 0
+        self._is_odd = False
+        self._given: dict[str, Any] = {}
+        self._first: Tensor | None = None
+        self._last: Any = None
         self._asked: list[Tensor] = []
         self._hook: RemovableHandle | None = None
 
     def __enter__(self) -> Watch:
         rotary = self._parts[0]
         if isinstance(rotary, nn.Module):
-            self._hook = rotary.register_forward_pre_hook(self._note, with_kwargs=True)
+            self._hook = rotary.register_forward_pre_hook(self._hear, with_kwargs=True)
         return self
 
-    def _note(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _hear(self, _: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._asked += [one for one in (*given[1:], *named.values()) if isinstance(one, Tensor)]
 
     def __exit__(self, *_: object) -> None:
         if self._hook is not None:
             self._hook.remove()
+
+    def note(self, hidden: Tensor, given: dict[str, Any], out: Any) -> None:
+        """The next layer got states `hidden` (r, N, D), was `given` this besides, and returned `out`."""
+        if self._num_noted == 0:
+            self._first, self._given = hidden, given
+        elif hidden is not self._last or not _is_same(given, self._given):
+            self._is_odd = True
+        self._last = out
+        self._num_noted += 1
 
     def learn(self, embeds: Tensor, positions: Tensor, last: Tensor) -> Frame | None:
         """The frame that explains the forward, from inputs to states `last`; None if none does.
@@ -82,14 +91,11 @@ class Watch:
         Everything is compared bit for bit with what the decoder did.
         """
         rotary, norm = self._parts
-        if not isinstance(rotary, nn.Module) or not isinstance(norm, nn.Module) or not self._calls:
+        if not isinstance(rotary, nn.Module) or not isinstance(norm, nn.Module):
             return None
-        states = [embeds, *(call.out for call in self._calls)]
-        if any(call.hidden is not before for call, before in zip(self._calls, states, strict=False)):
+        if self._is_odd or self._num_noted != self._num_layers or self._first is not embeds or len(self._asked) != 1:
             return None
-        first = self._calls[0].given
-        if len(self._asked) != 1 or any(not _is_same(call.given, first) for call in self._calls):
-            return None
+        first = self._given
         constants = {name: value for name, value in first.items() if name not in (_ANGLES, _POSITIONS)}
         has_positions = first.get(_POSITIONS) is not None
         if has_positions and not torch.equal(first[_POSITIONS], positions):
@@ -102,7 +108,7 @@ class Watch:
         frame = Frame(rotary, norm, constants, has_positions, num_axes)
         seen, mine = _parts(first[_ANGLES]), _parts(frame.before(embeds, positions)[_ANGLES])
         is_it = len(seen) == len(mine) and all(torch.equal(one, two) for one, two in zip(seen, mine, strict=True))
-        return frame if is_it and torch.equal(frame.after(states[-1]), last) else None
+        return frame if is_it and torch.equal(frame.after(self._last), last) else None
 
 
 def _is_same(one: dict[str, Any], other: dict[str, Any]) -> bool:

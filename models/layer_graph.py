@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from models.attention import AttentionStep
 from models.attention_loops import can_loop
 from models.cache import RaggedCache
+from models.decoder_frame import Watch
 from models.packing import forget, merge_linears
 
 MAX_GRAPHS = 16
@@ -51,11 +52,12 @@ class _Graph:
 class LayerGraph:
     """Runs any one of `layers`, which are of one make, or all in turn, compiled.
 
-    While it is not `is_on`, layers are to run as they are.
+    While it is not `is_on`, layers are to run as they are; while there is a `watch`, they are to tell it what they do.
     """
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self.is_on = False
+        self.watch: Watch | None = None
         self._weights = [dict(layer.named_parameters()) for layer in layers]
         # A layer without weights of its own and with the first place in its memory: what all of them are traced as.
         self._template = copy.deepcopy(layers[0]).to("meta")

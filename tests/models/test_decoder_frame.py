@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.compiled import CompiledDecoder
-from models.decoder_frame import Frame, LayerCall, Watch
+from models.decoder_frame import Frame, Watch
 from models.lanes import SlotBatch
 from tests import toys
 from tests.conformance import checks
@@ -38,13 +39,14 @@ class Rotary(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, calls: list[LayerCall]) -> None:
+    def __init__(self, owner: list[Watch]) -> None:
         super().__init__()
-        self._calls = calls
+        self._owner = owner
 
     def forward(self, hidden: Tensor, **given: Any) -> Tensor:
         out = hidden.tanh() + given["position_embeddings"][0].sum(-1, keepdim=True)
-        self._calls.append(LayerCall(hidden, given, out))
+        for watch in self._owner:
+            watch.note(hidden, given, out)
         return out
 
 
@@ -53,10 +55,10 @@ class Decoder(nn.Module):
 
     def __init__(self, oddity: str) -> None:
         super().__init__()
-        self.calls: list[LayerCall] = []
+        self.watched: list[Watch] = []
         self.rotary_emb = Rotary()
         self.norm = nn.LayerNorm(4)
-        self.layers = nn.ModuleList(Layer(self.calls) for _ in range(3))
+        self.layers = nn.ModuleList(Layer(self.watched) for _ in range(3))
         self.oddity = oddity
 
     def forward(self, embeds: Tensor, positions: Tensor) -> Tensor:
@@ -75,20 +77,22 @@ class Decoder(nn.Module):
                 given = given | {"position_embeddings": (torch.zeros_like(angles[0]), angles[1])}
             if odd == "a switch per layer":
                 given = given | {"is_sliding": number == 1}
+            if odd == "a layer left out" and number == 2:
+                continue
             hidden = layer(hidden, **given)
             if odd == "something between layers" and number == 1:
                 hidden = hidden + 1.0
         if odd == "several angles":
             self.rotary_emb(hidden, position_ids=positions + 5)
-        if odd == "a layer left out":
-            self.calls.pop()
         return hidden if odd == "no norm" else self.norm(hidden) * (2.0 if odd == "scaled outputs" else 1.0)
 
 
 def learn(decoder: Decoder) -> tuple[Frame | None, Tensor, Tensor]:
     embeds, positions = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)), torch.arange(3).expand(2, -1)
-    with Watch(decoder, decoder.calls) as watch:
+    with Watch(decoder, 3) as watch:
+        decoder.watched.append(watch)
         last = decoder(embeds, positions)
+    decoder.watched.clear()
     return watch.learn(embeds, positions, last), embeds, last
 
 
@@ -182,3 +186,19 @@ def test_inputs_that_are_not_dense_are_read_as_what_they_are() -> None:
             lanes.admit(slots, [[prefix] for prefix in prefixes])
         dense = [lanes.forward_embeds(slots, wide.contiguous(), depth, visible) for _ in range(3)][-1]
         assert torch.equal(lanes.forward_embeds(slots, wide, depth, visible), dense)
+
+
+def test_a_frame_that_does_not_say_the_same_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    learn_it = Watch.learn
+
+    def wrong(self: Watch, *given: Any) -> Frame | None:
+        frame = learn_it(self, *given)
+        return None if frame is None else replace(frame, norm=nn.Identity())
+
+    _, wanted, _ = run_twice("llama")
+    torch._dynamo.reset()
+    monkeypatch.setattr(Watch, "learn", wrong)
+    run, states, _ = run_twice("llama")
+    assert set(run._frames.values()) == {None}
+    for got, right in zip((*states[0], *states[1]), (*wanted[0], *wanted[1]), strict=True):
+        assert torch.equal(got, right)
