@@ -5,11 +5,11 @@
     python -m benchmarks.peers --quick              # few short requests, one launch and repeat, printed only
     python -m benchmarks.peers --tables             # the tables of the committed results
 
-Every peer is a process of its own, stopped while another one runs, and launched several times, as how memory happens to
-lie changes the speed of one row by a quarter; vLLM's runs in an environment that
-this command makes. At each batch size all peers are warmed up, then take turns, each round in another order. Outputs
-are held against the target's own in fp32 (`benchmarks.peer_reference`), those of the warm-up too, and a peer whose
-outputs differ by more than rounding gets no speed. `generate` is measured eagerly and compiled, assisted generation
+Every peer is a process of its own, stopped while another one runs, and launched several times, as the speed of one row
+differs between launches; vLLM's runs in an environment that this command makes. At each batch size all peers are warmed
+up, then take turns, each round in another order. Outputs are held against the target's own in fp32
+(`benchmarks.peer_reference`), those of the warm-up too, and a peer whose outputs differ by more than rounding gets no
+speed. `generate` is measured eagerly and compiled, assisted generation
 with and without its drafter's own stop; the better of the two is its row.
 """
 
@@ -21,11 +21,9 @@ import os
 import platform
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks.inflate_files import inflate_folder
 from benchmarks.inflate_shapes import InflationError, named_shape
@@ -38,7 +36,8 @@ from benchmarks.peer_environment import (
     python_of,
     vllm_variables,
 )
-from benchmarks.peer_process import ROOT, Peer, PeerError, Work
+from benchmarks.peer_launches import Launched, run_launch
+from benchmarks.peer_process import ROOT, PeerError, Work
 from benchmarks.peer_reference import key_of
 from benchmarks.peer_rounds import Timed, measure_batch, turns
 from benchmarks.peer_tables import peers_table, show_row
@@ -137,13 +136,8 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender], counts
     launched = [
         Launched(
             one,
-            [
-                str(python_of(vllm_folder)) if one.is_vllm else sys.executable,
-                "-m",
-                one.module,
-                str(work_file),
-                one.mode,
-            ],
+            str(python_of(vllm_folder)) if one.is_vllm else sys.executable,
+            work_file,
             {**variables, **special} if one.is_vllm else variables,
             scratch / "logs" / f"{one.name}.log",
         )
@@ -154,7 +148,7 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender], counts
     for launch in range(options.launches):
         print(f"launch {launch + 1} of {options.launches}", file=sys.stderr, flush=True)
         rounds = range(launch * options.repeats, (launch + 1) * options.repeats)
-        for batch, there, told in run_launch(launched, counts):
+        for batch, there, told in run_launch(launched, list(counts)):
             versions |= told
             orders = list(turns(list(there), options.launches * options.repeats))
             chosen = [orders[number] for number in rounds]
@@ -183,39 +177,6 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender], counts
         "versions": versions,
         "rows": rows,
     }
-
-
-class Launched(NamedTuple):
-    """How a contender's process is started."""
-
-    contender: Contender
-    command: list[str]
-    variables: dict[str, str]
-    log: Path
-
-
-def run_launch(
-    launched: Sequence[Launched], batches: Iterable[int]
-) -> Iterator[tuple[int, dict[str, Peer], dict[str, Any]]]:
-    """Start every process once: the peers that run at each batch size, standing still, and the versions they told."""
-    with ExitStack() as open_peers:
-        peers: dict[str, Peer] = {}
-        for one, command, variables, log in launched:
-            start = time.perf_counter()
-            peer = open_peers.enter_context(Peer(one.name, command, variables, log))
-            peer.wait_ready()
-            peer.pause()
-            peers[one.name] = peer
-            print(f"{one.name:30s} ready in {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
-        versions = {name: peer.versions for name, peer in peers.items()}
-        singles = [one.contender.name for one in launched if one.contender.single]
-        for batch in batches:
-            if batch != 1:
-                # Those that run one row at a time have no part in it, and their memory is of use.
-                for name in singles:
-                    if name in peers:
-                        peers.pop(name).close()
-            yield batch, dict(peers), versions
 
 
 def cores() -> list[int]:
@@ -279,16 +240,17 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options.requests_per_slot = options.requests_per_slot or [
         QUICK_REQUESTS_PER_SLOT if options.quick else REQUESTS_PER_SLOT
     ]
-    options.repeats = options.repeats or (1 if options.quick else 2)
-    options.launches = options.launches or (1 if options.quick else 2)
+    for name in ("launches", "repeats"):
+        if getattr(options, name) is None:
+            setattr(options, name, 1 if options.quick else 2)
     options.max_new_tokens = options.max_new_tokens or (QUICK_NEW_TOKENS if options.quick else 64)
     for name in ("target_shape", "drafter_shape"):
         if getattr(options, name) == "as-is":
             setattr(options, name, None)
     if unknown := set(options.only or ()) - {one.name for one in CONTENDERS}:
         parser.error(f"no such peer: {', '.join(sorted(unknown))}")
-    if min(options.batches) < 1 or min(options.requests_per_slot) < 1:
-        parser.error("batches and requests are at least 1")
+    if min(*options.batches, *options.requests_per_slot, options.launches, options.repeats) < 1:
+        parser.error("batches, requests, launches and repeats are at least 1")
     return options
 
 

@@ -1,8 +1,8 @@
 """What a decoder does around its layers, learned from a forward of its own and then done without it.
 
-Around their layers transformers' decoders do next to nothing, rotary angles before and a norm after, but take a third
-of a small model's forward over it, for all that they might have been asked to do. A decoder that was seen to do just
-this is spared the rest. One that was seen to do more, such as scaling its inputs or giving its layers different masks,
+Around their layers transformers' decoders do next to nothing, rotary angles before and a norm after, but take their
+time over it, for all that they might have been asked to do. A decoder that was seen to do just this is spared the rest.
+One that was seen to do more, such as scaling its inputs or giving its layers different masks,
 is always run itself. Knows no graphs and no memory.
 """
 

@@ -30,7 +30,6 @@ MAX_GRAPHS = 16
 
 _NAME = re.compile(r"L\['\w+'\](\[(\d+|'[\w.]+')\])*(\.(size|stride)\(\)\[\d+\])?")
 """How torch names what a graph is given: an argument, a part of one, or a length of either."""
-_WEIGHTS = "L['weights']"
 
 
 @dataclass
@@ -103,13 +102,8 @@ class LayerGraph:
         hidden = hidden.contiguous()
         inputs = graph.pick(self._arguments(0, hidden, step, given))
         # What differs from layer to layer: weights, which are in their places already, and these three.
-        own = [graph.names.index(name) for name in ("L['hidden']", "L['key']", "L['value']")]
-        at_hidden, at_key, at_value = own
-        shared = [
-            (at, one)
-            for at, (name, one) in enumerate(zip(graph.names, inputs, strict=True))
-            if at not in own and not name.startswith(_WEIGHTS)
-        ]
+        at_hidden, at_key, at_value = (graph.names.index(name) for name in ("L['hidden']", "L['key']", "L['value']"))
+        shared = [(at, one) for at, one in enumerate(inputs) if graph.filled[0][at] is None]
         bare, keys, values = graph.bare, step.cache.keys, step.cache.values
         for place, filled in enumerate(graph.filled):
             ready = filled.copy()
@@ -134,7 +128,7 @@ class LayerGraph:
     @staticmethod
     def _fill(graph: _Graph, weights: Mapping[str, Tensor]) -> list[Any]:
         """A layer's inputs as far as they are the same in every forward: its weights."""
-        found = {f"{_WEIGHTS}[{name!r}]": weight for name, weight in weights.items()}
+        found = {f"L['weights'][{name!r}]": weight for name, weight in weights.items()}
         return [found.get(name) for name in graph.names]
 
     def _layer(

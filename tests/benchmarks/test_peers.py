@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import peers
+from benchmarks import peer_launches, peers
 from benchmarks.peer_contenders import CONTENDERS
+from benchmarks.peer_launches import Launched, run_launch
 from benchmarks.peer_process import Outcome
 from benchmarks.peer_rounds import Timed, measure_batch, turns
 from benchmarks.peer_tables import TABLES, best_rows, equality, peers_claims_table, peers_table, ratio
@@ -198,23 +200,28 @@ class Process:
         self.noted.append(f"close {self.name}")
 
 
-def test_a_launch_starts_every_peer_once_and_ends_those_of_one_row_early(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("batches", "told"),
+    [
+        ([1, 8], ["batch 1: single, other", "close single", "batch 8: other"]),
+        ([8, 1, 32], ["batch 8: other", "batch 1: single, other", "close single", "batch 32: other"]),
+        ([8], ["close single", "batch 8: other"]),
+    ],
+)
+def test_a_launch_starts_every_peer_once_and_ends_those_of_one_row_when_they_are_through(
+    batches: list[int], told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(peers, "Peer", Process)
-    monkeypatch.setattr(Process, "noted", [])
-    single = next(one for one in CONTENDERS if one.single)
-    other = next(one for one in CONTENDERS if not one.single)
-    launched = [peers.Launched(one, [], {}, tmp_path) for one in (single, other)]
-    seen = []
-    for batch, there, versions in peers.run_launch(launched, [1, 8]):
-        seen.append((batch, list(there)))
-        assert set(versions) == {single.name, other.name}
-        Process.noted.append(f"batch {batch}")
-    assert seen == [(1, [single.name, other.name]), (8, [other.name])]
-    told = [f"open {single.name}", f"open {other.name}", "batch 1", f"close {single.name}", "batch 8"]
-    assert Process.noted[:5] == told
-    assert f"close {other.name}" in Process.noted[5:]
+    monkeypatch.setattr(peer_launches, "Peer", Process)
+    noted: list[str] = []
+    monkeypatch.setattr(Process, "noted", noted)
+    single = replace(next(one for one in CONTENDERS if one.single), name="single")
+    other = replace(next(one for one in CONTENDERS if not one.single), name="other")
+    launched = [Launched(one, "python", tmp_path, {}, tmp_path) for one in (single, other)]
+    for batch, there, versions in run_launch(launched, batches):
+        assert set(versions) == {"single", "other"}
+        noted.append(f"batch {batch}: {', '.join(there)}")
+    # What was ended early is ended again with the rest, which does nothing.
+    assert list(dict.fromkeys(noted)) == ["open single", "open other", *told, "close other"]
 
 
 def test_every_peer_takes_every_place_in_turn() -> None:
@@ -244,7 +251,16 @@ def test_a_full_run_has_eight_requests_for_every_slot() -> None:
     assert peers.parse(["--quick"]).repeats == 1
 
 
-@pytest.mark.parametrize("arguments", [["--only", "nobody"], ["--batches", "0"], ["--requests-per-slot", "0"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--only", "nobody"],
+        ["--batches", "0"],
+        ["--requests-per-slot", "0"],
+        ["--launches", "0"],
+        ["--repeats", "0"],
+    ],
+)
 def test_a_command_line_that_cannot_be_meant_is_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit):
         peers.parse(arguments)

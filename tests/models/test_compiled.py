@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,10 @@ from zoo.pair import CHECKPOINTS
 from zoo.text_samples import held_out_prompts
 
 # Importing torch's own compiler warns of a part of torch.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-    gc.collect()
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.usefixtures("fresh_compiler"),
+]
 
 
 def states_of(lanes: LaneModel, prefixes: list[Any], shapes: list[tuple[int, int, int]]) -> list[Tensor]:

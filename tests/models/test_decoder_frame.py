@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,17 +17,11 @@ from tests.conformance import checks
 from tests.models.test_compiled import states_of
 
 # Importing torch's own compiler warns of a part of torch.
-pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning"),
+    pytest.mark.usefixtures("fresh_compiler"),
+]
 STEPS = [(4, 3, 5), (4, 3, 40), (4, 1, 5), (4, 1, 70), (4, 3, 70)]
-
-
-@pytest.fixture(autouse=True)
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-    # Models lie in circles; others' tests count what is packed.
-    gc.collect()
 
 
 class Rotary(nn.Module):
