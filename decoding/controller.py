@@ -30,12 +30,21 @@ class Choice:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """Prompts that a drafter read: tokens and seconds, of all together."""
+
+    num_tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Outcome:
     """What one step gave and took.
 
-    `seconds` are the whole step's, the reading of prompts for the drafter included, and `draft_s`, `verify_s` and
-    `commit_s` its phases as the host's clock saw them. Row by row: `accepted` drafts, and `offered`, the deepest draft
-    that the row had a use for. `num_missed` tokens, of all rows together, were the drafter's to catch up on first.
+    `seconds` are the whole step's, and `draft_s`, `verify_s` and `commit_s` its phases as the host's clock saw them.
+    Row by row: `accepted` drafts, and `offered`, the deepest draft that the row had a use for. `num_missed` tokens, of
+    all rows together, were the drafter's to catch up on first. `reading` is what it read of prompts since the step
+    before, in time of its own; `ended` has the tokens of the drafter's prompts, read or not, of every row that ended.
     """
 
     levels: int
@@ -46,6 +55,8 @@ class Outcome:
     accepted: Sequence[int]
     offered: Sequence[int]
     num_missed: int = 0
+    reading: Reading = Reading()
+    ended: Sequence[int] = ()
 
     @property
     def num_active(self) -> int:
@@ -74,10 +85,10 @@ class Controller(Protocol):
         """Whether a step that could have had drafts may have none."""
         ...
 
-    def choose(self, num_active: int, max_levels: int, num_missed: int) -> Choice:
+    def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> Choice:
         """The next step's depth, at most `max_levels`, for `num_active` rows.
 
-        A drafter would have `num_missed` tokens to catch up on first, prompts that it has not read included.
+        A drafter would have `num_unread` tokens of prompts to read first, and `num_missed` more to catch up on.
         """
         ...
 
@@ -92,7 +103,7 @@ class Fixed:
     is_off = False
     can_be_off = False
 
-    def choose(self, num_active: int, max_levels: int, num_missed: int) -> Choice:
+    def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> Choice:
         return Choice(max_levels, "fixed")
 
     def learn(self, outcome: Outcome) -> None:

@@ -15,7 +15,8 @@ import torch
 from decoding.admission import MAX_PREFILL_TOKENS, Admission
 from decoding.contracts import EngineSpec, Method, Probe, StepNoise
 from decoding.controller import Choice, Outcome
-from decoding.errors import PROMPT_REFUSED, non_finite_logits, row_timeout
+from decoding.drafter_prompts import DrafterPrompts
+from decoding.errors import non_finite_logits, row_timeout
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
 from decoding.slots import Progress, SlotTable, failed
@@ -23,7 +24,6 @@ from decoding.stats import EngineStats, RequestStats
 from decoding.step import StepResult, run_step
 from decoding.types import Completion, Request, RequestError
 from models.contract import TargetModel
-from models.front_end import PromptError
 from models.lanes import SlotBatch
 from models.prefix import Prefix
 
@@ -56,6 +56,8 @@ class Engine:
         self._slots = SlotTable(slots, target.vocab_size, target.device)
         self._admission = Admission(target, max_context_tokens, max_prefill_tokens)
         self._max_prefill_tokens = max_prefill_tokens
+        is_timed = method.controller.can_be_off
+        self._prompts = DrafterPrompts(method.drafter, self._admission, target.device, is_timed)
         self._drafts = method.drafter.name != "none"
         spec = EngineSpec(
             num_slots=slots,
@@ -179,15 +181,15 @@ class Engine:
                 if key not in shared:
                     hidden = prefill.hidden_of(row) if self._needs_hidden else None
                     probe = Probe(prefixes[row][0], hidden, prefill.attention_of(row * self.target.num_lanes))
-                    shared[key] = probe, self._drafter_prefixes(one.request, probe)
+                    shared[key] = probe, self._prompts.of(one.request, probe)
                 probe, lanes = shared[key]
-                own = self._fitting(one.request, lanes)
+                own = self._prompts.fitting(one.request, lanes)
                 if isinstance(own, RequestError):
                     self._slots.release(slot)
                     finished.append(failed(one.request, own))
                 else:
+                    one.num_prompt = one.num_unread = sum(lane.length for lane in own) or probe.prefix.length
                     going.append((slot, one, probe, own))
-        drafter_before = self.method.drafter.num_forwards
         if going:
             admitted = self._slots.batch([slot for slot, *_ in going])
             probes = [probe for _, _, probe, _ in going]
@@ -195,31 +197,14 @@ class Engine:
             self.method.drafter.admit(admitted, [lanes for *_, lanes in going], pending, probes)
             self.method.tree.reset(admitted)
             self.method.acceptance.admit(admitted, probes)
-            if self.method.controller.is_off:
-                # A sample that ends before drafting begins again never has its prompt read.
-                for _, one, probe, lanes in going:
-                    one.num_missed = sum(lane.length for lane in lanes) or probe.prefix.length
-            else:
-                self.method.drafter.prefill(admitted)
         spent = time.perf_counter() - start
         self.stats.prefill_s += spent
         for one in progress:
             one.stats.prefill_ms = 1000 * spent / len(progress)
-            one.stats.drafter_forwards = self.method.drafter.num_forwards - drafter_before
+        if going and not self.method.controller.is_off:
+            # Otherwise a sample that ends before drafting begins again never has its prompt read.
+            self.stats.prefill_s += self._prompts.read(admitted, [one for _, one, *_ in going])
         return finished
-
-    def _drafter_prefixes(self, request: Request, probe: Probe) -> list[Prefix] | RequestError:
-        """The prompts of this request, and of all of equal content, on the drafter's side."""
-        try:
-            return self.method.drafter.prefixes(request, probe)
-        except PromptError as error:
-            return RequestError(PROMPT_REFUSED, f"the drafter's side: {error}")
-
-    def _fitting(self, request: Request, lanes: list[Prefix] | RequestError) -> list[Prefix] | RequestError:
-        """The drafter's prompts where they fit beside the output that this request wants."""
-        return (
-            lanes if isinstance(lanes, RequestError) else self._admission.too_long("drafter", lanes, request) or lanes
-        )
 
     def _collect(self, slot: int, one: Progress, new_logprobs: list[float]) -> list[Completion]:
         """Release the slot if its request is done."""
@@ -240,29 +225,19 @@ class Engine:
         progress = [one for one in self._slots.progress if one is not None]
         most = max(min(one.levels, one.remaining - 1) for one in progress)
         num_missed = sum(one.num_missed for one in progress)
-        choice = self.method.controller.choose(len(progress), most, num_missed)
+        num_unread = sum(one.num_unread for one in progress)
+        choice = self.method.controller.choose(len(progress), most, num_missed, num_unread)
+        if choice.levels:
+            self.stats.prefill_s += self._prompts.read(slots, progress)
         drafter = self.method.drafter
         drafter_before = drafter.num_forwards
-        start = time.perf_counter()
-        if choice.levels:
-            drafter.prefill(slots)
         result = run_step(self.method, self._lanes, self._slots, slots, self._slots.sampling(slots), choice.levels)
         step = result.read()
         ended = time.perf_counter()
-        self._count_step(choice, result, start, ended, len(progress))
-        self.method.controller.learn(
-            Outcome(
-                levels=choice.levels,
-                seconds=ended - start,
-                draft_s=result.drafted - result.started,
-                verify_s=result.verified - result.drafted,
-                commit_s=ended - result.verified,
-                accepted=[n - 1 for n in step.counts],
-                offered=[min(choice.levels, one.remaining - 1) for one in progress],
-                num_missed=num_missed if choice.levels else 0,
-            )
-        )
-        finished = []
+        self._count_step(choice, result, ended, len(progress))
+        offered = [min(choice.levels, one.remaining - 1) for one in progress]
+        finished: list[Completion] = []
+        ended_prompts: list[int] = []
         for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
             n = step.counts[row]
             new_logprobs = step.logprobs[row][:n]
@@ -275,7 +250,6 @@ class Engine:
             one.num_missed = 0 if choice.levels else one.num_missed + 1
             one.stats.target_forwards += 1
             one.stats.drafter_forwards += drafter.num_forwards - drafter_before
-            one.stats.prefill_ms += 1000 * (result.started - start) / len(progress)
             one.stats.draft_ms += 1000 * (result.drafted - result.started) / len(progress)
             one.stats.verify_ms += 1000 * (ended - result.drafted) / len(progress)
             one.stats.batch_size_total += len(progress)
@@ -287,13 +261,28 @@ class Engine:
                 self._slots.release(slot)
                 done = [one.failure(row_timeout(self.max_row_s, len(one.token_ids)))]
             finished += done
+            if done:
+                ended_prompts.append(one.num_prompt)
+        self.method.controller.learn(
+            Outcome(
+                levels=choice.levels,
+                seconds=ended - result.started,
+                draft_s=result.drafted - result.started,
+                verify_s=result.verified - result.drafted,
+                commit_s=ended - result.verified,
+                accepted=[n - 1 for n in step.counts],
+                offered=offered,
+                num_missed=num_missed if choice.levels else 0,
+                reading=self._prompts.take_reading(),
+                ended=ended_prompts,
+            )
+        )
         return finished
 
-    def _count_step(self, choice: Choice, result: StepResult, start: float, ended: float, num_active: int) -> None:
+    def _count_step(self, choice: Choice, result: StepResult, ended: float, num_active: int) -> None:
         self.stats.num_steps += 1
         self.stats.num_slot_steps += num_active
         self.stats.target_forwards += 1
-        self.stats.prefill_s += result.started - start
         self.stats.draft_s += result.drafted - result.started
         self.stats.verify_s += result.verified - result.drafted
         self.stats.commit_s += ended - result.verified

@@ -2,7 +2,10 @@
 
 For k levels and n rows a step gives n · (1 + Σ_{i ≤ k} S_i) tokens, S_i the share of rows that accept at least i drafts
 (`decoding.depth_rates`), in T(n, k) seconds (`decoding.step_costs`). Whole steps are what is compared, since a device's
-phases are not what the host's clock sees of them. Liu et al. 2024 (arXiv 2406.14066) call the quotient goodput.
+phases are not what the host's clock sees of them. Liu et al. 2024 (arXiv 2406.14066) call the quotient goodput. Whoever
+drafts at all also reads every prompt for it: its seconds per token made (`decoding.prompt_costs`) come on top while the
+batch is full. In one that drains no prompts follow: there only what a resting drafter has to read and to catch up on
+counts, over the tokens that are left.
 
 Nothing is known at first, so the first steps measure: plain, as deep as the tree goes, and half as deep; a larger batch
 than any before is measured plain and at its estimated best, a smaller one a little deeper than that. Later on, depths
@@ -21,6 +24,7 @@ from dataclasses import dataclass
 
 from decoding.controller import Choice, Outcome, Reason, batch_class
 from decoding.depth_rates import DepthRates
+from decoding.prompt_costs import PromptCosts
 from decoding.step_costs import StepCosts
 
 LADDER = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
@@ -60,6 +64,7 @@ class Measured:
         self.depths = tuple(sorted({*(depth for depth in LADDER if depth < max_levels), max_levels}))
         self.costs = StepCosts()
         self.rates = DepthRates()
+        self.prompts = PromptCosts()
         self.num_steps = 0
         self.num_start_steps = 0
         self.num_explored_steps = 0
@@ -75,6 +80,7 @@ class Measured:
         self._next_review = 0
         self._review_pause = FIRST_REVIEW_STEPS
         self._catch_ups: deque[tuple[int, float]] = deque(maxlen=8)
+        self._resume_s = 0.0
         self._last = Choice(max_levels, "start")
         self._size = 0
         self._was_trial = False
@@ -83,11 +89,12 @@ class Measured:
     def is_off(self) -> bool:
         return self._trial is None and not self._start and self._current.get(self._size) == 0
 
-    def choose(self, num_active: int, max_levels: int, num_missed: int) -> Choice:
+    def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> Choice:
         if max_levels == 0:
             self._last = Choice(0, "last")
             return self._last
-        levels, reason = self._pick(num_active, num_missed)
+        self._resume_s = self._catch_up_s(num_missed) + self.prompts.read_s(num_unread)
+        levels, reason = self._pick(num_active)
         levels = max(depth for depth in self.depths if depth <= min(levels, max_levels))
         if reason == "best" and levels < self._current[batch_class(num_active)]:
             # Cut by the texts' ends: what is best among the shallower ones is another question.
@@ -101,16 +108,26 @@ class Measured:
 
     def speed(self, num_active: int, levels: int) -> float:
         """Expected tokens per second of all rows together."""
+        seconds = 1.0 / self._step_speed(num_active, levels)
+        if levels:
+            is_full = batch_class(num_active) >= self._largest_begun
+            left = self.prompts.num_left(num_active)
+            seconds += self.prompts.seconds_per_token if is_full else self._resume_s / left
+        return 1.0 / seconds
+
+    def _step_speed(self, num_active: int, levels: int) -> float:
+        """Tokens per second of the steps alone."""
         return num_active * self.rates.tokens(levels) / self.costs.seconds(num_active, levels)
 
     def learn(self, outcome: Outcome) -> None:
         reason = self._last.reason
+        self.prompts.add(outcome.reading, outcome.num_tokens, outcome.ended)
         if reason == "last":
             # Plain decoding, but of rows that end: measured like any.
             self.costs.add(outcome.num_active, 0, outcome.seconds)
             return
         self.num_steps += 1
-        self.spent_s += outcome.seconds
+        self.spent_s += outcome.seconds + outcome.reading.seconds
         self.rates.add(outcome.accepted, outcome.offered)
         self.costs.add(outcome.num_active, outcome.levels, outcome.seconds, is_usual=outcome.num_missed == 0)
         self.num_start_steps += reason == "start"
@@ -120,8 +137,11 @@ class Measured:
             self._catch_ups.append((outcome.num_missed, more_s))
         if reason == "explore":
             self.num_explored_steps += 1
-            best = max(self._speeds(outcome.num_active).values())
+            best = max(self._step_speed(outcome.num_active, depth) for depth in self.depths)
             self.explored_s += max(0.0, outcome.seconds - outcome.num_tokens / best)
+            if not self._current[batch_class(outcome.num_active)]:
+                # Nobody would have read them; while drafts are the rule they are read anyway.
+                self.explored_s += outcome.reading.seconds
         elif self._was_trial:
             # What a trial without drafts left to be caught up on.
             self.explored_s += more_s
@@ -129,7 +149,7 @@ class Measured:
 
     # --- deciding --------------------------------------------------------------------------------------------------
 
-    def _pick(self, num_active: int, num_missed: int) -> tuple[int, Reason]:
+    def _pick(self, num_active: int) -> tuple[int, Reason]:
         size = batch_class(num_active)
         trial = self._trial
         if trial is not None and trial.reason == "explore" and size != self._size:
@@ -146,7 +166,7 @@ class Measured:
             self._review(num_active, size)
             self._next_review = self.num_steps + self._review_pause
             self._review_pause = min(2 * self._review_pause, REVIEW_STEPS)
-            trial = self._next_trial(num_active, size, num_missed)
+            trial = self._next_trial(num_active, size)
         self._trial = trial
         if trial is None:
             return self._current[size], "best"
@@ -171,9 +191,12 @@ class Measured:
             self._measure_deeper(num_active, guess)
 
     def _measure_deeper(self, num_active: int, levels: int) -> None:
-        """A draining batch climbs: the next deeper tree is measured, once, as long as deeper ones prove better."""
+        """A draining batch climbs: the next deeper tree is measured, once, as long as deeper ones prove better; by a
+        drafter at rest only where what it has to read first may be worth it."""
         deeper = next((depth for depth in self.depths if depth > levels), None)
-        if deeper is not None and self.costs.num_measured(num_active, deeper) == 0:
+        if deeper is None or self.costs.num_measured(num_active, deeper):
+            return
+        if levels or (1.0 + HOPE) * self.speed(num_active, deeper) > self.speed(num_active, 0):
             self._start.append(deeper)
 
     def _is_hopeless(self, num_active: int, levels: int) -> bool:
@@ -201,7 +224,7 @@ class Measured:
                 # The world has changed: others may be worth a trial sooner than was thought.
                 self._pauses = {key: value for key, value in self._pauses.items() if key[0] != size}
 
-    def _next_trial(self, num_active: int, size: int, num_missed: int) -> _Trial | None:
+    def _next_trial(self, num_active: int, size: int) -> _Trial | None:
         """The most hopeful depth that is due, if its trial can be afforded."""
         if self.num_explored_steps + TRIAL_STEPS > self.max_exploration * self.num_steps:
             return None
@@ -212,11 +235,10 @@ class Measured:
             if depth != present and self.num_steps >= self._pauses.get((size, depth), (0, 0))[0]
         }
         for depth in sorted(hopes, key=hopes.__getitem__, reverse=True):
-            cost_s = (
-                TRIAL_STEPS * self.costs.seconds(num_active, depth) * max(0.0, 1.0 - speeds[depth] / speeds[present])
-            )
+            worth = self._step_speed(num_active, depth) / self._step_speed(num_active, present)
+            cost_s = TRIAL_STEPS * self.costs.seconds(num_active, depth) * max(0.0, 1.0 - worth)
             if depth and not present:
-                cost_s += self._catch_up_s(num_missed)
+                cost_s += self._resume_s
             if self.explored_s + cost_s <= self.max_exploration * self.spent_s:
                 pause = 2 * self._pauses.get((size, depth), (0, FIRST_PAUSE_STEPS // 2))[1]
                 pause = min(pause, LAST_PAUSE_STEPS)

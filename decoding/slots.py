@@ -32,8 +32,12 @@ class Progress:
     """When it was taken in, by the host's clock."""
     levels: int = 0
     """Levels that the sample's next tree wants."""
+    num_prompt: int = 0
+    """Tokens of its prompts on the drafter's side, where that has a side of its own; else the target's."""
+    num_unread: int = 0
+    """As many, until the drafter has read them."""
     num_missed: int = 0
-    """Tokens that the drafter has to catch up on before it drafts: those of steps without drafts, prompts unread."""
+    """Tokens of steps without drafts, which the drafter has to catch up on before it drafts."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""

@@ -23,7 +23,7 @@ class Erratic:
         self.outcomes: list[Outcome] = []
         self.most_missed = 0
 
-    def choose(self, num_active: int, max_levels: int, num_missed: int) -> Choice:
+    def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> Choice:
         self._num_asked += 1
         if self._pattern:
             levels = min(max_levels, self._pattern[self._num_asked % len(self._pattern)])

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from decoding.controller import Fixed, Outcome, batch_class
+from decoding.controller import Fixed, Outcome, Reading, batch_class
 from decoding.measured import LADDER, START_STEPS, TRIAL_STEPS, Measured
 
 Cost = Callable[[int, int], float]
@@ -38,7 +38,7 @@ class World:
     def run(self, num_steps: int, num_active: int, max_levels: int | None = None) -> None:
         for _ in range(num_steps):
             most = self.controller.depths[-1] if max_levels is None else max_levels
-            choice = self.controller.choose(num_active, most, self.behind * num_active)
+            choice = self.controller.choose(num_active, most, self.behind * num_active, 0)
             assert 0 <= choice.levels <= most
             missed = self.behind * num_active if choice.levels else 0
             # A text is a hundred tokens long: a drafter never misses more of one.
@@ -68,6 +68,46 @@ class World:
         """The depth that was chosen most of late, trials left out."""
         kept = [levels for levels, reason in self.chosen[-last:] if reason == "best"]
         return max(set(kept), key=kept.count)
+
+
+class Job:
+    """Samples that follow one another through the slots of such a machine, each with a prompt that a drafter reads."""
+
+    def __init__(self, world: World, num_prompt: int, num_tokens: int, token_read_s: float) -> None:
+        self.world, self.num_prompt, self.num_tokens, self.token_read_s = world, num_prompt, num_tokens, token_read_s
+        self.num_read = 0
+
+    def run(self, num_samples: int, num_slots: int) -> float:
+        """Seconds of all steps and readings."""
+        world, controller, waiting, spent_s = self.world, self.world.controller, num_samples, 0.0
+        left: list[int] = []
+        unread: list[int] = []
+        while waiting or left:
+            num_new = min(waiting, num_slots - len(left))
+            waiting -= num_new
+            left += [self.num_tokens] * num_new
+            unread += [self.num_prompt] * num_new
+            num_read = 0 if controller.is_off else sum(unread[len(unread) - num_new :])
+            unread = unread if controller.is_off else [*unread[: len(unread) - num_new], *[0] * num_new]
+            most = min(controller.depths[-1], max(left) - 1)
+            choice = controller.choose(len(left), most, 0, sum(unread))
+            if choice.levels:
+                num_read += sum(unread)
+                unread = [0] * len(left)
+            offered = [min(choice.levels, one - 1) for one in left]
+            accepted = [world.accepted(most) for most in offered]
+            seconds, reading = world.cost(len(left), choice.levels), Reading(num_read, num_read * self.token_read_s)
+            left = [one - taken - 1 for one, taken in zip(left, accepted, strict=True)]
+            ended = [self.num_prompt for one in left if one == 0]
+            unread = [one for one, tokens in zip(unread, left, strict=True) if tokens]
+            left = [tokens for tokens in left if tokens]
+            world.chosen.append((choice.levels, choice.reason))
+            controller.learn(
+                Outcome(choice.levels, seconds, 0.0, seconds, 0.0, accepted, offered, reading=reading, ended=ended)
+            )
+            spent_s += seconds + reading.seconds
+            self.num_read += num_read
+        return spent_s
 
 
 def linear(base: float, per_level: float, per_token: float, free_tokens: int = 40) -> Cost:
@@ -147,6 +187,46 @@ def test_a_depth_that_could_never_pay_is_given_up_at_the_first_sight() -> None:
     world.run(30, 32)
     assert [levels for levels, _ in world.chosen[:3]] == [0] * 3
     assert sum(levels > 0 for levels, _ in world.chosen) <= 6
+
+
+def job(controller: Measured, num_prompt: int, num_tokens: int = 48) -> Job:
+    """Steps of 10 ms, with drafts of 13.5 ms for 3.7 tokens; a thousand tokens of prompts are read in 40 ms."""
+    return Job(World(controller, linear(0.01, 0.0007, 0.0), [0.8] * 5), num_prompt, num_tokens, 4e-5)
+
+
+def test_prompts_that_take_longer_to_read_than_drafts_spare_are_not_read() -> None:
+    # 16 rows: reading 1,600 tokens takes 64 ms, and drafts spare 20 ms of the 30 that a sample takes.
+    reading = job(Measured(5), 1600)
+    assert reading.run(3000, 16) <= 1.03 * 3000 * 48 * 0.01 / 16
+    assert reading.world.usual() == 0
+    assert reading.num_read <= 100 * 1600, "those of the first steps, and of trials"
+
+
+def test_prompts_that_are_read_quickly_are_read() -> None:
+    reading = job(Measured(5), 100)
+    spent_s = reading.run(1000, 16)
+    assert reading.world.usual() == 5
+    assert reading.num_read == 1000 * 100
+    assert spent_s <= 0.6 * 1000 * 48 * 0.01 / 16
+
+
+def test_long_outputs_pay_for_long_prompts() -> None:
+    reading = job(Measured(5), 1600, num_tokens=480)
+    reading.run(200, 16)
+    assert reading.world.usual() == 5
+    assert reading.num_read >= 199 * 1600
+
+
+@pytest.mark.parametrize(("num_unread", "drafts"), [(8 * 1600, False), (8 * 100, True), (0, True)])
+def test_a_draining_batch_reads_only_what_pays_within_its_last_tokens(num_unread: int, drafts: bool) -> None:
+    reading = job(Measured(5), 1600)
+    reading.run(400, 16)
+    controller = reading.world.controller
+    controller._current = {16: 0}
+    # 8 samples are left, halfway through: in 0.24 s, of which drafts spare two thirds.
+    chosen = [controller.choose(8, 5, 0, num_unread).levels for _ in range(3)]
+    assert all(levels > 0 for levels in chosen) == drafts
+    assert any(levels > 0 for levels in chosen) == drafts
 
 
 def test_it_comes_back_when_acceptance_rises() -> None:
@@ -238,7 +318,7 @@ def test_texts_that_end_bound_the_depth_and_what_nobody_can_use_is_no_choice() -
 def test_what_is_promised_is_what_comes() -> None:
     world = World(Measured(5), linear(0.01, 0.002, 0.0), [0.7] * 5, seed=3)
     world.run(600, 8)
-    choice = world.controller.choose(8, 5, 0)
+    choice = world.controller.choose(8, 5, 0, 0)
     speeds = world.speeds(8)
     assert choice.tokens_per_s == pytest.approx(speeds[choice.levels], rel=0.05)
     assert choice.plain_tokens_per_s == pytest.approx(speeds[0], rel=0.05)
@@ -251,7 +331,7 @@ def test_the_trees_own_depth_is_always_compared(max_levels: int, depths: tuple[i
 
 
 def test_the_fixed_controller_takes_what_the_trees_want() -> None:
-    assert [Fixed().choose(3, most, 0).levels for most in (0, 1, 7)] == [0, 1, 7]
+    assert [Fixed().choose(3, most, 0, 0).levels for most in (0, 1, 7)] == [0, 1, 7]
     assert not Fixed().can_be_off
 
 
