@@ -25,7 +25,7 @@ from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelD
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.measured import Measured
-from decoding.trees import DynamicTree, OnlineSageTree, SageSettings, SageTree, StaticTree, branching_paths, chain
+from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageSettings, SageTree, StaticTree, branching_paths
 from decoding.trees.named import NAMED_PATHS
 from decoding.trees.sage import SPECVLM_PATHS
 from models.captioner import Captioner
@@ -43,7 +43,7 @@ CONTEXTS: dict[type, Callable[[Any], Context]] = {
     seen.CaptionContext: lambda c: Caption(load_captioner(c), c.lead),
 }
 TREES: dict[type, Callable[[Any], TreePolicy]] = {
-    choices.ChainTree: lambda tree: chain(tree.length),
+    choices.ChainTree: lambda tree: Chain(tree.length),
     choices.StaticTree: lambda tree: StaticTree(static_paths(tree)),
     choices.DynamicTree: lambda tree: DynamicTree(tree.top_k, tree.depth, tree.total_tokens),
     adaptive.SageTree: lambda tree: build_sage(tree),
@@ -114,7 +114,7 @@ def build_method(
 
 def plain_method() -> Method:
     """The parts of plain decoding, whatever the job's method is."""
-    return Method(NoDrafter(), chain(1), Exact())
+    return Method(NoDrafter(), Chain(1), Exact())
 
 
 def build_lantern(choice: rules.LanternAcceptance, codebook: Tensor, vocab_size: int) -> Lantern:

@@ -29,7 +29,7 @@ from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.contracts import Acceptance, Method
 from decoding.drafters import ModelDrafter, NoDrafter
-from decoding.trees import chain
+from decoding.trees import Chain
 from models.captured import CapturedDecoder, CudaRecorder, Recorder
 from models.checkpoints import DTYPES, CheckpointRef, read_config, read_processor
 from models.compiled import CompilableModel
@@ -149,12 +149,12 @@ def both_ways(model: PreTrainedModel, folder: Path) -> dict[str, Target]:
 
 def plain() -> Method:
     """The parts of plain decoding."""
-    return Method(NoDrafter(), chain(1), Exact())
+    return Method(NoDrafter(), Chain(1), Exact())
 
 
 def drafted(drafter: Any, target: Any, gamma: int, rule: Acceptance | None = None) -> Method:
     """The parts of chains of `gamma`, accepted exactly unless another rule is given."""
-    return Method(ModelDrafter(drafter, [Full()], target.vocab_size), chain(gamma), rule or Exact())
+    return Method(ModelDrafter(drafter, [Full()], target.vocab_size), Chain(gamma), rule or Exact())
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ from decoding import Engine, Request, Sampling
 from decoding.contexts import Full
 from decoding.contracts import Method
 from decoding.drafters import ModelDrafter
-from decoding.trees import chain
+from decoding.trees import Chain
 from models.free_memory import free_bytes
 from models.lanes import LaneModel
 from models.target import Target
@@ -152,7 +152,7 @@ def build(contender: Contender, target: Any, drafters: dict[str, Any]) -> Method
     if contender.gamma == 0:
         return plain_method()
     drafter = ModelDrafter(drafters[contender.drafter_reads], [Full()], target.vocab_size)
-    return Method(drafter, chain(contender.gamma), Forced(contender.rate))
+    return Method(drafter, Chain(contender.gamma), Forced(contender.rate))
 
 
 def time_steps(engine: Engine, asked: list[Request], num_steps: int) -> tuple[float, int, int]:

@@ -93,17 +93,37 @@ class Probe:
 
 @dataclass(frozen=True)
 class Level:
-    """What a drafter says about a frontier: `logits` (b, F, V), penalties and filters applied; and `noise` (b, 1, V) by
-    which children are ranked on sampled rows (None when no row samples).
+    """What a drafter says about a frontier: `given` (b, F, V) logits, penalties and filters applied; and `noise`
+    (b, 1, V) by which children are ranked on sampled rows (None when no row samples).
 
-    `max_depth` (b,) is the deepest draft that each row has a use for: a policy that weighs nodes of different depths
-    against each other leaves deeper ones out, or a row's tree would depend on its neighbours' lengths.
+    What is given may be no numbers, of which `logits` makes nodes without children. `max_depth` (b,) is the deepest
+    draft that each row has a use for: a policy that weighs nodes of different depths against each other leaves deeper
+    ones out, or a row's tree would depend on its neighbours' lengths.
     """
 
-    logits: Tensor
+    given: Tensor
     noise: Tensor | None
     rows: RowSampling
     max_depth: Tensor | None = None
+    # What `is_sound` has computed, as several ask.
+    _sound: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def is_sound(self) -> Tensor:
+        """Which nodes' logits are numbers, (b, F, 1)."""
+        if not self._sound:
+            self._sound.append(self.given.amax(dim=-1, keepdim=True) < torch.inf)  # false for NaN too
+        return self._sound[0]
+
+    @property
+    def logits(self) -> Tensor:
+        """What is given, −inf throughout where it is not sound, as if a look-up had found nothing."""
+        return torch.where(self.is_sound, self.given, -torch.inf)
+
+    def probs(self) -> Tensor:
+        """The distributions (b, F, V) that children are drawn from; zeros where there is no candidate."""
+        logits = self.logits
+        return torch.where(logits.amax(dim=-1, keepdim=True) > -torch.inf, logits.softmax(dim=-1), 0.0)
 
 
 @dataclass(frozen=True)
@@ -184,6 +204,8 @@ class TreePolicy(Protocol):
     max_frontier_nodes: int
     """Most nodes, the root left out, that are forwarded by the drafter in one step, all levels together."""
     max_grown_nodes: int
+    checks_numbers: bool
+    """Whether trees say themselves which rows `failed`, from levels' `given`; otherwise policies read `logits`."""
 
     def open(self, spec: EngineSpec) -> None:
         """Make per-slot memory."""

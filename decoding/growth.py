@@ -40,12 +40,14 @@ def grow_tree(
     sound: list[Tensor] = []
     while frontier is not None:
         drafted = drafter.draft(slots, frontier)
-        is_sound = drafted.amax(dim=-1, keepdim=True) < torch.inf  # (b, F, 1); false for NaN too
-        sound.append(is_sound)
-        logits = warp(torch.where(is_sound, drafted, -torch.inf), rows, frontier.path)
+        logits = warp(drafted, rows, None if rows.seen is None else frontier.path)
         draws = None
         if rows.any_sampled:
             # One draw per depth: the noise that the target's own choice at this depth will use, when it is shared.
             draws = noise.gumbel(stream)[:, frontier.depth : frontier.depth + 1]
-        frontier = policy.grow(Level(logits, draws, rows, max_depth))
-    return replace(policy.finish(), failed=~torch.cat(sound, dim=1).flatten(1).all(dim=1))
+        level = Level(logits, draws, rows, max_depth)
+        frontier = policy.grow(level)
+        if not policy.checks_numbers:
+            sound.append(level.is_sound)
+    tree = policy.finish()
+    return replace(tree, failed=~torch.cat(sound, dim=1).flatten(1).all(dim=1)) if sound else tree

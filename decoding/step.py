@@ -125,9 +125,10 @@ def _warp_nodes(tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:
 
 def produced_tokens(tree: DraftTree, verdict: Verdict) -> Tensor:
     """Tokens of one step (b, D + 1): the accepted drafts, then the target's own; places beyond `verdict.n` are junk."""
-    path_tokens = tree.tokens.gather(1, verdict.path)
-    shifted = torch.cat([path_tokens[:, 1:], verdict.next[:, None]], dim=1)
-    return shifted.scatter(1, (verdict.n - 1)[:, None], verdict.next[:, None])
+    own = verdict.next[:, None]
+    # The nodes of a chain are its path as far as that goes.
+    path_tokens = tree.tokens if tree.is_chain else tree.tokens.gather(1, verdict.path)
+    return torch.cat([path_tokens[:, 1:], own], dim=1).scatter_(1, (verdict.n - 1)[:, None], own)
 
 
 def path_logprobs(tree: DraftTree, raw: Tensor, verdict: Verdict, tokens: Tensor) -> Tensor:
@@ -135,8 +136,6 @@ def path_logprobs(tree: DraftTree, raw: Tensor, verdict: Verdict, tokens: Tensor
 
     Those of places beyond `verdict.n` are junk, as their tokens are.
     """
-    # The nodes of a chain are its path as far as that goes.
-    logits = raw
-    if not tree.is_chain:
-        logits = raw.gather(1, verdict.path[:, :, None].expand(-1, -1, raw.shape[-1]))
+    # As in `produced_tokens`.
+    logits = raw if tree.is_chain else raw.gather(1, verdict.path[:, :, None].expand(-1, -1, raw.shape[-1]))
     return -F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)

@@ -18,20 +18,28 @@ class Frontier:
     """Nodes whose children are wanted: all of depth `depth`, the root alone at first.
 
     `nodes` (b, F) are indices among the grown nodes, `parents` (b, F) those of their parents (−1 for the root),
-    `tokens` (b, F), `path` (b, F, depth) the drafted tokens from depth 1 down to the node itself.
+    `tokens` (b, F). `line` holds the drafted tokens from depth 1 down to the node itself, (b, F, depth), or level by
+    level, each (b, F), where there is one node on each; see `path`.
     """
 
     depth: int
     nodes: Tensor
     parents: Tensor
     tokens: Tensor
-    path: Tensor
+    line: Tensor | tuple[Tensor, ...]
+
+    @property
+    def path(self) -> Tensor:
+        """The drafted tokens (b, F, depth) from depth 1 down to each node."""
+        if isinstance(self.line, Tensor):
+            return self.line
+        return torch.stack(self.line, dim=-1) if self.line else self.tokens[:, :, None][:, :, :0]
 
     @staticmethod
     def at_root(tokens: Tensor) -> Frontier:
         """The first frontier: `tokens` (b,) are the pending tokens."""
         zeros = torch.zeros_like(tokens)[:, None]
-        return Frontier(0, zeros, zeros - 1, tokens[:, None], zeros[:, :, None][:, :, :0])
+        return Frontier(0, zeros, zeros - 1, tokens[:, None], ())
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from decoding import Completion, Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.drafters import ModelDrafter, NoDrafter
-from decoding.trees import chain
+from decoding.trees import Chain
 from models.checkpoints import CheckpointRef
 from models.target import Target
 from zoo.allocation import keep_memory
@@ -57,9 +57,9 @@ def answer(model: Target, asked: list[Question], drafter: Target | None = None) 
     Raises:
         RuntimeError: a question failed.
     """
-    method = Method(NoDrafter(), chain(1), Exact())
+    method = Method(NoDrafter(), Chain(1), Exact())
     if drafter is not None:
-        method = Method(ModelDrafter(drafter, [Full()], model.vocab_size), chain(NUM_DRAFTED), Exact())
+        method = Method(ModelDrafter(drafter, [Full()], model.vocab_size), Chain(NUM_DRAFTED), Exact())
     sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
     wanted = [
         Request(f"text-{index}", render(listing.write_prompt(*one)), (), sampling) for index, one in enumerate(asked)

@@ -17,7 +17,7 @@ from decoding import Completion, Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.drafters import ModelDrafter, NoDrafter
-from decoding.trees import chain
+from decoding.trees import Chain
 from models.checkpoints import CheckpointRef
 from models.clip import Clip
 from models.target import Target
@@ -78,9 +78,9 @@ def caption(model: Target, clips: list[tuple[Motion, str, Clip]], drafter: Targe
     Raises:
         RuntimeError: a clip failed.
     """
-    method = Method(NoDrafter(), chain(1), Exact())
+    method = Method(NoDrafter(), Chain(1), Exact())
     if drafter is not None:
-        method = Method(ModelDrafter(drafter, [Full()], model.vocab_size), chain(NUM_DRAFTED), Exact())
+        method = Method(ModelDrafter(drafter, [Full()], model.vocab_size), Chain(NUM_DRAFTED), Exact())
     done = {one.sample_id: one for one in Engine(model, method, SLOTS, 512).run(requests(model, clips))}
     failed = [one.error for one in done.values() if one.error]
     if failed:

@@ -95,22 +95,23 @@ class ModelDrafter:
 
     def _catch_up(self, slots: SlotBatch) -> Tensor:
         """Run the pending tokens and commit them; hidden states (b, R, 1, D) after the root."""
-        tokens, count = self._pending[slots.index], self._num_pending[slots.index]
-        b = tokens.shape[0]
+        widths = catch_up_widths(max(self._most_pending[slot] for slot in slots.ids))
+        count = self._num_pending[slots.index]
+        b = count.shape[0]
         self._num_scratch = 0
         self._levels: list[Tensor] = []
         self._sees: Tensor | None = None
         after_root: Tensor | None = None
-        for start, width in catch_up_widths(max(self._most_pending[slot] for slot in slots.ids)):
-            here = (count - start).clamp(0, width)
+        for start, width in widths:
+            here = (count - start if start else count).clamp(0, width)
             depth = self._numbers[:width].expand(b, -1)
-            known = self._known(tokens[:, start : start + width])
+            known = self._known(self._pending[slots.index, start : start + width])
             # A row with fewer tokens leaves junk in the columns behind them, which the next write replaces.
             hidden = self.lanes.forward(slots, known, depth, self._causal[:width, :width].expand(b, -1, -1))
             self.num_forwards += 1
             self.lanes.commit(slots, depth[:, :0], here)
-            last = (here - 1).clamp_min(0)[:, None, None, None].expand(-1, hidden.shape[1], 1, hidden.shape[3])
-            ends = hidden.gather(2, last)
+            last = here - 1 if start == 0 else (here - 1).clamp_min(0)
+            ends = hidden.gather(2, last[:, None, None, None].expand(-1, hidden.shape[1], 1, hidden.shape[3]))
             if after_root is not None:
                 ends = torch.where((here > 0)[:, None, None, None], ends, after_root)
             after_root = ends
@@ -152,23 +153,23 @@ class ModelDrafter:
             for slot in slots.ids:
                 self._most_pending[slot] += 1
             return
-        below_root = verdict.path[:, 1:]
-        if tree.is_chain:
-            # Whose nodes were grown in order, all but the last.
-            columns = torch.where(below_root <= self._num_scratch, below_root - 1, -1)
+        num_taken = verdict.n - 1
+        if tree.is_chain and not self.merge.learns:
+            # Whose nodes were grown in order, all but the last, and stand where they belong already.
+            has = num_taken.clamp_max(self._num_scratch)
+            self.lanes.commit(slots, verdict.path[:, :0], has)
+            ends = num_taken[:, None]
         else:
-            columns = self._columns_of(tree.origin.gather(1, below_root))
-        if self.merge.learns:
+            columns = self._columns_of(tree.origin.gather(1, verdict.path[:, 1:]))
             # Merged first was the root, then the nodes in the order of their scratch columns.
             merged = torch.cat([torch.zeros_like(columns[:, :1]), torch.where(columns >= 0, columns + 1, -1)], dim=1)
             self.merge.learn(judgement, verdict, merged)
-        num_taken = verdict.n - 1
-        taken = torch.arange(columns.shape[1], device=columns.device) < num_taken[:, None]
-        has = (taken & (columns >= 0)).sum(dim=1)
-        # The nodes of a chain stand where they belong already.
-        self.lanes.commit(slots, columns[:, :0] if tree.is_chain else columns.clamp_min(0), has)
+            taken = torch.arange(columns.shape[1], device=columns.device) < num_taken[:, None]
+            has = (taken & (columns >= 0)).sum(dim=1)
+            self.lanes.commit(slots, columns.clamp_min(0), has)
+            ends = verdict.path.gather(1, num_taken[:, None])
         missing = num_taken > has
-        last = tree.tokens.gather(1, verdict.path.gather(1, num_taken[:, None]))[:, 0]
+        last = tree.tokens.gather(1, ends)[:, 0]
         # What stands behind the pending tokens is never read.
         pending = torch.stack([torch.where(missing, last, verdict.next), verdict.next], dim=1)
         self._pending[slots.index, :CATCH_UP] = pending

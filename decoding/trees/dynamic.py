@@ -40,6 +40,8 @@ class DynamicTree:
     sampling g is not the target's, so children are EAGLE-2's own, by log q, and are judged as certain.
     """
 
+    checks_numbers = False
+
     def __init__(self, top_k: int = 10, depth: int = 5, total_tokens: int = 60) -> None:
         assert top_k >= 1, top_k
         assert depth >= 0, depth
@@ -96,7 +98,7 @@ class DynamicTree:
             nodes=place + first,
             parents=frontier.nodes.gather(1, above),
             tokens=chosen,
-            path=torch.cat([path, chosen[:, :, None]], dim=-1),
+            line=torch.cat([path, chosen[:, :, None]], dim=-1),
         )
         return self._frontier
 

@@ -43,6 +43,8 @@ class Confidence:
     """What SAGE remembers of each slot's sample: α (S,), D_max (S,), the last accepted lengths (S, window), and sums
     over the steps for telemetry (S, 4): steps, α, depth and width of the trees."""
 
+    checks_numbers = False
+
     def __init__(self, settings: SageSettings, spec: EngineSpec) -> None:
         self.settings = settings
         num_slots, device = spec.num_slots, spec.device
@@ -96,6 +98,8 @@ class SageTree:
     columns and themselves, nobody descends from them, and the next level overwrites them.
     """
 
+    checks_numbers = False
+
     def __init__(
         self, settings: SageSettings | None = None, first_paths: Sequence[tuple[int, ...]] = SPECVLM_PATHS
     ) -> None:
@@ -139,15 +143,15 @@ class SageTree:
 
     def grow(self, level: Level) -> Frontier | None:
         frontier, plan = self._frontier, self._plan
-        nodes = frontier.nodes
-        best = perturb(level.logits, level.noise, level.rows).topk(self.max_siblings, dim=-1)
-        likely = (best if level.noise is None else level.logits.topk(self.settings.top_k, dim=-1)).values
+        nodes, logits = frontier.nodes, level.logits
+        best = perturb(logits, level.noise, level.rows).topk(self.max_siblings, dim=-1)
+        likely = (best if level.noise is None else logits.topk(self.settings.top_k, dim=-1)).values
         likely = likely[..., : self.settings.top_k].float()
         has_any = likely[..., :1] > -torch.inf
         ranked = torch.where(has_any, likely.softmax(dim=-1), -1.0)
         self._ranked = self._ranked.scatter(1, nodes[:, :, None].expand_as(ranked), ranked)
         if self._keep_probs:
-            self._probs.append((nodes, torch.where(has_any, level.logits.softmax(dim=-1), 0.0)))
+            self._probs.append((nodes, torch.where(has_any, logits.softmax(dim=-1), 0.0)))
         # Every node looks up its parent's ranking; those of other levels are masked out.
         parents = plan.parents.clamp_min(0)
         choice = (plan.place.gather(1, parents) * self.max_siblings + plan.ranks).clamp_max(best.values[0].numel() - 1)

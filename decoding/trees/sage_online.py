@@ -37,6 +37,8 @@ class OnlineSageTree:
     The grown nodes are the root and the pool of all children of all expanded nodes, in that order.
     """
 
+    checks_numbers = False
+
     def __init__(self, settings: SageSettings | None = None) -> None:
         self.settings = settings or SageSettings()
         assert self.settings.source == "root", "an online tree is grown before any other distribution is known"
@@ -69,15 +71,15 @@ class OnlineSageTree:
         return self._frontier
 
     def grow(self, level: Level) -> Frontier | None:
-        settings, frontier, beam = self.settings, self._frontier, self._beam
-        likely = level.logits.topk(settings.top_k, dim=-1).values.float()
+        settings, frontier, beam, logits = self.settings, self._frontier, self._beam, level.logits
+        likely = logits.topk(settings.top_k, dim=-1).values.float()
         has_any = likely[..., :1] > -torch.inf
         if frontier.depth == 0:
             ranked = torch.where(has_any, likely.softmax(dim=-1), 1.0 / settings.top_k)
             self._alpha = torch.where(has_any[:, 0, 0], confidence(ranked[:, 0]), self._alpha)
             self._depth = real_depth(self._alpha, self._max_depth, settings)
-        best = perturb(level.logits, level.noise, level.rows).topk(self.max_siblings, dim=-1)
-        drawn = level.logits.gather(-1, best.indices).float()
+        best = perturb(logits, level.noise, level.rows).topk(self.max_siblings, dim=-1)
+        drawn = logits.gather(-1, best.indices).float()
         probs = torch.where(has_any, (drawn - likely.logsumexp(dim=-1, keepdim=True)).exp(), 0.0)
         children = admissible_children(beam, probs, frontier.depth + 1, self._alpha, self._depth, settings)
         # The root's best child is admissible whatever its probability, but not where a filter left none.

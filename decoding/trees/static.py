@@ -1,4 +1,4 @@
-"""Trees of a shape fixed in advance: the chain, uniform branching, or any list of child-rank paths.
+"""Trees of a shape fixed in advance: uniform branching, or any list of child-rank paths.
 
 A path (1, 0) is "the best child of the root's second-best child". Ranks follow log q + noise, so under shared-noise
 sampling the first child is the drafter's own draw. Knows nothing of where the distributions come from.
@@ -26,22 +26,15 @@ def branching_paths(branching: Sequence[int]) -> list[tuple[int, ...]]:
     return [path for depth in levels for path in product(*(range(width) for width in branching[:depth]))]
 
 
-def chain(length: int) -> StaticTree:
-    """A single path of `length` drafts."""
-    return StaticTree(branching_paths([1] * length))
-
-
 @dataclass(frozen=True)
 class _LevelPlan:
     """Index tensors of one level: where each child's parent stands, and which children are drafted from in turn.
 
     `under` and `rank` (children,) pick a child's token from the frontier's ranking; `above` (children,) is its parent's
     place among the previous level's nodes; `inner` (F',) the children that have children, `nodes` and `parents` (F',)
-    their and their parents' node numbers. `is_single` is a level of one node below a level of one, where there is
-    nothing to pick.
+    their and their parents' node numbers.
     """
 
-    is_single: bool
     most: int
     frontier: Tensor
     under: Tensor
@@ -54,6 +47,8 @@ class _LevelPlan:
 
 class StaticTree:
     """The policy for a fixed set of paths; every path's parent must be in the set."""
+
+    checks_numbers = False
 
     def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
         # Breadth first, so that a tree of fewer levels is the first few nodes.
@@ -92,7 +87,6 @@ class StaticTree:
         frontier = [i for i in upper if i in self._parents]
         inner = [place for place, i in enumerate(children) if i in self._parents]
         return _LevelPlan(
-            is_single=len(upper) == len(children) == 1,
             most=max(self._ranks[i] for i in children) + 1,
             frontier=_index(device, frontier),
             under=_index(device, [frontier.index(self._parents[i]) for i in children]),
@@ -125,28 +119,20 @@ class StaticTree:
         return self._frontier
 
     def grow(self, level: Level) -> Frontier | None:
-        depth = self._frontier.depth
-        plan = self._plan(level.logits.device)[depth]
+        depth, logits = self._frontier.depth, level.logits
+        plan = self._plan(logits.device)[depth]
         if self._keep_probs:
-            # A node without any candidate (look-up that found nothing) has no distribution.
-            has_any = level.logits.amax(dim=-1, keepdim=True) > -torch.inf
-            self._probs.append(torch.where(has_any, level.logits.softmax(dim=-1), 0.0))
-        scores = perturb(level.logits, level.noise, level.rows)
-        best = scores.topk(plan.most, dim=-1) if plan.most > 1 else scores.max(dim=-1, keepdim=True)
-        if plan.is_single:
-            values, indices, above = best[0][:, :, 0], best[1][:, :, 0], self._valid[-1]
-        else:
-            values, indices = best[0][:, plan.under, plan.rank], best[1][:, plan.under, plan.rank]
-            above = self._valid[-1][:, plan.above]
+            self._probs.append(level.probs())
+        best = perturb(logits, level.noise, level.rows).topk(plan.most, dim=-1)
+        values, indices = best.values[:, plan.under, plan.rank], best.indices[:, plan.under, plan.rank]
+        above = self._valid[-1][:, plan.above]
         # A filter may leave fewer candidates than the shape has places.
         self._valid.append((values > -torch.inf) & above)
         self._tokens.append(indices)
         if depth + 1 >= self._num_levels:
             return None
         b = indices.shape[0]
-        tokens, above_path = indices, self._frontier.path
-        if not plan.is_single:
-            tokens, above_path = indices[:, plan.inner], above_path[:, plan.under[plan.inner]]
+        tokens, above_path = indices[:, plan.inner], self._frontier.path[:, plan.under[plan.inner]]
         path = torch.cat([above_path, tokens[:, :, None]], dim=-1)
         self._frontier = Frontier(depth + 1, plan.nodes.expand(b, -1), plan.parents.expand(b, -1), tokens, path)
         return self._frontier

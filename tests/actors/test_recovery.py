@@ -15,7 +15,7 @@ from decoding import Engine, Method, Sampling
 from decoding.acceptance import Exact
 from decoding.drafters import NoDrafter
 from decoding.drafters.guarded import guarded
-from decoding.trees import chain
+from decoding.trees import Chain
 from decoding.types import Completion, Request
 from models.lanes import LaneModel, SlotBatch
 from tests import toys
@@ -168,19 +168,19 @@ SAMPLED = Sampling(temperature=0.9, top_k=20, top_p=0.95)
 def recovering(sick: SickDrafter | None = None, slots: int = 6) -> RecoveringEngine:
     def make(slots: int) -> Engine:
         drafter = sick or checks.make_drafter("perturbed", "llava")
-        engine = Engine(toys.target("llava"), guarded(Method(drafter, chain(3), Exact())), slots, 96)
+        engine = Engine(toys.target("llava"), guarded(Method(drafter, Chain(3), Exact())), slots, 96)
         if sick is not None:
             sick.engine = engine
         return engine
 
     def plain() -> Engine:
-        return Engine(toys.target("llava"), Method(NoDrafter(), chain(1), Exact()), 1, 96)
+        return Engine(toys.target("llava"), Method(NoDrafter(), Chain(1), Exact()), 1, 96)
 
     return RecoveringEngine(make, plain, slots)
 
 
 def undisturbed(requests: list[Request]) -> dict[str, tuple[int, ...]]:
-    plain = Engine(toys.target("llava"), Method(NoDrafter(), chain(1), Exact()), 3, 96)
+    plain = Engine(toys.target("llava"), Method(NoDrafter(), Chain(1), Exact()), 3, 96)
     return {name: one.token_ids for name, one in checks.run(plain, requests).items()}
 
 

@@ -19,7 +19,7 @@ from decoding.contracts import Acceptance, Drafter, Judgement, Probe, TreePolicy
 from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.reference import next_logits, reference_tokens
 from decoding.tree import Verdict
-from decoding.trees import StaticTree, branching_paths, chain
+from decoding.trees import Chain, StaticTree, branching_paths
 from models.lanes import LaneModel, SlotBatch
 from models.prefix import Prefix
 from tests import toys
@@ -27,7 +27,7 @@ from tests import toys
 RAGGED_PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (1, 0, 0), (0, 0, 0, 0)]
 
 TREES: dict[str, Callable[[], TreePolicy]] = {
-    "chain": lambda: chain(4),
+    "chain": lambda: Chain(4),
     "branching": lambda: StaticTree(branching_paths([3, 2, 2])),
     "ragged": lambda: StaticTree(RAGGED_PATHS),
 }
@@ -314,7 +314,7 @@ def _joint(prompt: str, sampling: Sampling) -> dict[tuple[int, ...], float]:
 
 def run_rejection(drafter: str, sampling: Sampling) -> Telemetry:
     """Telemetry of one sampled text under rejection along a chain."""
-    engine = Engine(toys.target("llama"), Method(make_drafter(drafter, "llama"), chain(4), Rejection()), 1, 128)
+    engine = Engine(toys.target("llama"), Method(make_drafter(drafter, "llama"), Chain(4), Rejection()), 1, 128)
     request = Request("one", toys.prompt("llama", 1)[0], (), replace(sampling, ignore_eos=True))
     return run(engine, [request])["one"].telemetry
 
@@ -330,7 +330,7 @@ def check_stop_strings(family: str) -> None:
         if not stop:
             continue  # two special tokens in a row have no text
         request = replace(base, sampling=replace(base.sampling, stop=(stop,)))
-        method = Method(make_drafter("right", family), chain(4), Exact())
+        method = Method(make_drafter("right", family), Chain(4), Exact())
         done = run(Engine(toys.target(family), method, 1, 128), [request])["stopped"]
         text = decode(full)
         ending = next(n for n in range(1, len(full) + 1) if stop in decode(full[:n]))

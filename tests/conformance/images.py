@@ -16,7 +16,7 @@ from decoding.acceptance import Exact, Lantern
 from decoding.contracts import Drafter
 from decoding.drafters import MedusaDrafter, NoDrafter
 from decoding.noise import Noise, Stream, key_of
-from decoding.trees import DynamicTree, StaticTree, branching_paths, chain
+from decoding.trees import Chain, DynamicTree, StaticTree, branching_paths
 from models.llamagen.neighbours import Proximity, nearest_codes
 from models.llamagen.target import LlamaGenTarget
 from models.medusa import MedusaHeads, MedusaShape
@@ -41,9 +41,9 @@ def medusa(of: LlamaGenTarget) -> Drafter:
 
 NEIGHBOURS = nearest_codes(torch.randn(images.CODES, 8, generator=torch.Generator().manual_seed(2)), 59, Proximity())
 METHODS: dict[str, Make] = {
-    "plain": lambda of, kind: Method(NoDrafter(), chain(1), Exact()),
+    "plain": lambda of, kind: Method(NoDrafter(), Chain(1), Exact()),
     "eagle2": lambda of, kind: Method(images.eagle(of), DynamicTree(4, 3, 16), Exact()),
-    "sd-chain": lambda of, kind: Method(images.smaller(of, kind), chain(5), Exact()),
+    "sd-chain": lambda of, kind: Method(images.smaller(of, kind), Chain(5), Exact()),
     "sd-tree": lambda of, kind: Method(images.smaller(of, kind), StaticTree(branching_paths([3, 2, 1])), Exact()),
     "sd-dynamic": lambda of, kind: Method(images.smaller(of, kind), DynamicTree(4, 3, 16), Exact()),
     "medusa": lambda of, kind: Method(medusa(of), StaticTree(branching_paths([3, 2, 1])), Exact()),

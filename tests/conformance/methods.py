@@ -17,7 +17,7 @@ from decoding.contexts import Full, Pooled, Pruned, TextOnly
 from decoding.contracts import Acceptance, Context, TreePolicy
 from decoding.drafters import LookupDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
-from decoding.trees import DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths, chain
+from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
 from decoding.trees.sage import SPECVLM_PATHS
 from models.vocabulary import SlicedHead
 from tests import toys
@@ -64,7 +64,7 @@ def headed(kind: str, tree: Callable[[], TreePolicy]) -> Make:
 
 
 def five() -> TreePolicy:
-    return chain(5)
+    return Chain(5)
 
 
 def bush() -> TreePolicy:
@@ -81,7 +81,7 @@ def two_branches() -> TreePolicy:
 
 MT: list[Context] = [Full(), TextOnly()]
 METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
-    "plain": (lambda _: Method(NoDrafter(), chain(1), Exact()), EVERY),
+    "plain": (lambda _: Method(NoDrafter(), Chain(1), Exact()), EVERY),
     "sd-chain": (drafted([Full()], five), EVERY),
     "sd-tree": (drafted([Full()], specvlm), EVERY),
     "sd-text": (drafted([TextOnly()], five), VISUAL),

@@ -16,7 +16,7 @@ from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contracts import Judgement
 from decoding.drafters import ModelDrafter
-from decoding.trees import chain
+from decoding.trees import Chain
 from tests import toys
 from tests.conformance import checks, heads
 from tests.conformance.erratic import unsettled
@@ -32,7 +32,7 @@ def long_requests() -> list[Request]:
 def unsettled_engine(pattern: list[int], family: str = "llama") -> tuple[Engine, ModelDrafter]:
     drafter = checks.make_drafter("perturbed", family)
     assert isinstance(drafter, ModelDrafter)
-    return Engine(toys.target(family), unsettled(Method(drafter, chain(4), Exact()), pattern=pattern), 3, 128), drafter
+    return Engine(toys.target(family), unsettled(Method(drafter, Chain(4), Exact()), pattern=pattern), 3, 128), drafter
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact, Rejection
 from decoding.contracts import Drafter, TreePolicy
 from decoding.drafters import LookupDrafter, NoDrafter
-from decoding.trees import DynamicTree, OnlineSageTree, SageSettings, SageTree, chain
+from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageSettings, SageTree
 from models.target import Target
 from tests import toys
 from tests.conformance import checks, heads
@@ -147,11 +147,11 @@ def without_attention() -> Target:
     return target
 
 
-@pytest.mark.parametrize("tree", [lambda: chain(6), SageTree], ids=["chain", "sage"])
+@pytest.mark.parametrize("tree", [lambda: Chain(6), SageTree], ids=["chain", "sage"])
 @pytest.mark.parametrize("match", ["latest", "first"])
 def test_lookup_accepts_most_of_a_text_that_repeats(match: Any, tree: Callable[[], TreePolicy]) -> None:
     request = Request("one", *toys.prompt("llama", 4), Sampling(max_new_tokens=80, ignore_eos=True))
-    plain = checks.run(Engine(without_attention(), Method(NoDrafter(), chain(1), Exact()), 1, 160), [request])["one"]
+    plain = checks.run(Engine(without_attention(), Method(NoDrafter(), Chain(1), Exact()), 1, 160), [request])["one"]
     method = Method(LookupDrafter(match=match), tree(), Exact())
     done = checks.run(Engine(without_attention(), method, 1, 160), [request])["one"]
     assert done.token_ids == plain.token_ids

@@ -16,7 +16,7 @@ from decoding.acceptance import Exact
 from decoding.contracts import Probe
 from decoding.drafters import LookupDrafter
 from decoding.drafters.missed import catch_up_widths
-from decoding.trees import chain
+from decoding.trees import Chain
 from tests import toys
 from tests.conformance import checks, heads
 from tests.conformance.erratic import Erratic, unsettled
@@ -102,7 +102,7 @@ def test_a_heads_memory_equals_a_fresh_encoding_whenever_it_has_drafted(
 
 def test_a_look_up_knows_the_text_whatever_was_off() -> None:
     drafter = LookupDrafter()
-    engine = Engine(toys.target("llama"), unsettled(Method(drafter, chain(4), Exact()), pattern=MIXED), 3, 128)
+    engine = Engine(toys.target("llama"), unsettled(Method(drafter, Chain(4), Exact()), pattern=MIXED), 3, 128)
     for request in checks.requests("llama", 6):
         engine.submit(request)
     num_compared = 0

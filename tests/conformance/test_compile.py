@@ -18,16 +18,16 @@ from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import SingleLane
 from decoding.growth import grow_tree
 from decoding.sampling import warp
-from decoding.trees import DynamicTree, SageTree, StaticTree, branching_paths, chain
+from decoding.trees import Chain, DynamicTree, SageTree, StaticTree, branching_paths
 from tests import toys
 from tests.conformance import checks
 from tests.conformance.relaxation import NEIGHBOURS
 
 SAMPLING = Sampling(max_new_tokens=24, temperature=0.8, top_k=12, ignore_eos=True)
 METHODS: dict[str, tuple[bool, Callable[[], TreePolicy], Callable[[], Acceptance]]] = {
-    "chain": (False, lambda: chain(3), Exact),
+    "chain": (False, lambda: Chain(3), Exact),
     "tree+rejection": (False, lambda: StaticTree(branching_paths([2, 2])), Rejection),
-    "tabed": (True, lambda: chain(3), Fly),
+    "tabed": (True, lambda: Chain(3), Fly),
     "sage+lvspec": (False, SageTree, LVSpec),
     "dynamic": (False, lambda: DynamicTree(3, 2, 8), Exact),
     "dynamic+lantern": (False, lambda: DynamicTree(3, 2, 8), lambda: Lantern(NEIGHBOURS, 20, 0.3)),

@@ -13,7 +13,7 @@ from decoding import Engine, Method, Sampling
 from decoding.acceptance import Exact
 from decoding.admission import Admission
 from decoding.drafters import NoDrafter
-from decoding.trees import chain
+from decoding.trees import Chain
 from models import content, prefill, reading
 from models.cache import RaggedCache
 from models.lanes import LaneModel
@@ -194,7 +194,7 @@ def memory_of_one_prompt() -> None:
 
 
 def bounded() -> None:
-    method = Method(NoDrafter(), chain(1), Exact())
+    method = Method(NoDrafter(), Chain(1), Exact())
     engine = Engine(toys.target("llama"), method, 9, 128, max_prefill_tokens=2)
     checks.run(engine, checks.requests("llama", 9))
 

@@ -15,7 +15,7 @@ from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact, Rejection
 from decoding.contracts import Acceptance
 from decoding.step import run_step
-from decoding.trees import DynamicTree, chain
+from decoding.trees import Chain, DynamicTree
 from tests.conformance import checks
 from tests.conformance import images as contract
 from tests.toys import images
@@ -37,7 +37,7 @@ def test_every_image_equals_the_slow_reference(method: str, kind: str, slots: in
 def test_trees_of_a_drafter_that_knows_the_target_are_walked_to_the_last_code(kind: str) -> None:
     """The drafter is the target: a chain of 5 takes everything, and the image still has exactly its codes."""
     target = images.target(kind)
-    engine = Engine(target, Method(images.smaller(target, kind, noise=0.0), chain(5), Exact()), 4, 64)
+    engine = Engine(target, Method(images.smaller(target, kind, noise=0.0), Chain(5), Exact()), 4, 64)
     wanted = images.requests(kind, 5, contract.MODES["sampled-guided"])
     done = checks.run(engine, wanted)
     reference = contract.expected(kind, wanted, "sampled-guided")
@@ -53,7 +53,7 @@ def test_the_drafter_stops_being_guided_with_its_target() -> None:
     """The drafter is the target, so every draft is accepted, beyond the interval's end as before it."""
     sampling = replace(contract.MODES["sampled-interval"], guidance_interval=4)
     target = images.target("text")
-    engine = Engine(target, Method(images.smaller(target, "text", noise=0.0), chain(4), Exact()), 3, 64)
+    engine = Engine(target, Method(images.smaller(target, "text", noise=0.0), Chain(4), Exact()), 3, 64)
     for completion in checks.run(engine, images.requests("text", 4, sampling)).values():
         assert completion.telemetry.num_accepted_draft_tokens == completion.telemetry.num_draft_tokens == 12
 
@@ -74,7 +74,7 @@ def test_guidance_changes_the_image() -> None:
 
 def test_a_request_that_the_model_cannot_take_ends_in_an_error_and_the_others_go_on() -> None:
     target = images.target("text")
-    engine = Engine(target, Method(images.eagle(target), chain(3), Exact()), 2, 64)
+    engine = Engine(target, Method(images.eagle(target), Chain(3), Exact()), 2, 64)
     good = images.requests("text", 2, contract.MODES["greedy"])
     nan = np.full((2, images.CONDITION_DIM), np.nan, dtype=np.float32)
     bad = {
@@ -101,7 +101,7 @@ def test_a_request_that_the_model_cannot_take_ends_in_an_error_and_the_others_go
 @pytest.mark.parametrize("label", [-1, 5, 6, True, None])
 def test_a_class_that_does_not_exist_is_refused(label: object) -> None:
     target = images.target("class")
-    engine = Engine(target, Method(images.eagle(target), chain(3), Exact()), 1, 64)
+    engine = Engine(target, Method(images.eagle(target), Chain(3), Exact()), 1, 64)
     asked = Request("x", "", (), Sampling(max_new_tokens=16), condition=label)  # type: ignore[arg-type]
     (done,) = engine.run([asked])
     assert done.error is not None
@@ -110,7 +110,7 @@ def test_a_class_that_does_not_exist_is_refused(label: object) -> None:
 
 def test_guidance_without_a_second_lane_is_refused() -> None:
     target = images.target("text", guided=False)
-    engine = Engine(target, Method(images.eagle(target), chain(3), Exact()), 1, 64)
+    engine = Engine(target, Method(images.eagle(target), Chain(3), Exact()), 1, 64)
     (done,) = engine.run(images.requests("text", 1, contract.MODES["greedy-guided"]))
     assert done.error is not None
     assert "unconditional lane" in done.error.message
@@ -121,7 +121,7 @@ def test_a_scale_of_one_on_two_lanes_equals_one_lane() -> None:
     results = []
     for guided in (True, False):
         target = images.target("text", guided)
-        done = checks.run(Engine(target, Method(images.eagle(target), chain(3), Exact()), 4, 64), wanted)
+        done = checks.run(Engine(target, Method(images.eagle(target), Chain(3), Exact()), 4, 64), wanted)
         results.append({name: c.token_ids for name, c in done.items()})
     assert results[0] == results[1]
 
@@ -136,7 +136,7 @@ def test_the_codes_keep_the_targets_distribution_under_guidance_and_top_k(rule: 
 
 
 def test_an_independent_drafter_keeps_it_too() -> None:
-    chained = contract.joint_of_three_codes(lambda of: Method(images.smaller(of, "small", 0.1), chain(3), Rejection()))
+    chained = contract.joint_of_three_codes(lambda of: Method(images.smaller(of, "small", 0.1), Chain(3), Rejection()))
     assert chained < LIMIT
 
 

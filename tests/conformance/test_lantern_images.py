@@ -13,7 +13,7 @@ from decoding import Completion, Engine, Method, Request, Sampling
 from decoding.acceptance import Lantern, LanternResidual, Rejection
 from decoding.contracts import Acceptance, TreePolicy
 from decoding.noise import Noise, Stream, key_of
-from decoding.trees import DynamicTree, StaticTree, chain
+from decoding.trees import Chain, DynamicTree, StaticTree
 from decoding.trees.named import NAMED_PATHS
 from tests.conformance import checks
 from tests.conformance import images as contract
@@ -23,7 +23,7 @@ from tests.toys import images
 KIND = "text"
 K = 30
 TREES: dict[str, Callable[[], TreePolicy]] = {
-    "chain": lambda: chain(4),
+    "chain": lambda: Chain(4),
     "dynamic": lambda: DynamicTree(4, 3, 16),
     "lantern++": lambda: StaticTree(NAMED_PATHS["naive_extend_57"]),
 }

@@ -25,7 +25,7 @@ from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
 from decoding.slots import Progress, SlotTable
 from decoding.stats import RequestStats
 from decoding.step import run_step
-from decoding.trees import DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths, chain
+from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
 from models.eagle import EagleNetwork, EagleShape
 from models.medusa import MedusaHeads, MedusaShape
 from models.prefix import Prefix
@@ -64,11 +64,11 @@ def bush() -> TreePolicy:
 
 
 METHODS: dict[str, Parts] = {
-    "plain": (lambda *_: NoDrafter(), lambda: chain(1), Exact),
-    "chain": (one, lambda: chain(4), Exact),
+    "plain": (lambda *_: NoDrafter(), lambda: Chain(1), Exact),
+    "chain": (one, lambda: Chain(4), Exact),
     "tree": (one, bush, Exact),
     "rejection": (one, bush, Rejection),
-    "tabed": (ensemble("matches"), lambda: chain(4), Exact),
+    "tabed": (ensemble("matches"), lambda: Chain(4), Exact),
     "tabed-window": (ensemble("inverse_linear", 4), bush, Exact),
     "tabed-random": (ensemble("random"), bush, Exact),
     "tabed-adaboost": (ensemble("adaboost", 2), bush, Exact),
@@ -77,9 +77,9 @@ METHODS: dict[str, Parts] = {
     "dynamic": (one, lambda: DynamicTree(4, 3, 16), Exact),
     "dynamic-rejection": (one, lambda: DynamicTree(4, 3, 16), Rejection),
     "lookup": (lambda *_: LookupDrafter(), bush, Exact),
-    "lvspec": (one, lambda: chain(5), LVSpec),
+    "lvspec": (one, lambda: Chain(5), LVSpec),
     "lvspec-tree": (one, lambda: StaticTree([(f, *(0,) * d) for f in (0, 1) for d in range(4)]), LVSpec),
-    "fly": (one, lambda: chain(6), Fly),
+    "fly": (one, lambda: Chain(6), Fly),
     "random": (one, bush, lambda: RandomRelaxation(0.5)),
     "typical": (one, bush, Typical),
     "lantern": (one, lambda: DynamicTree(4, 3, 16), lambda: Lantern(NEIGHBOURS, 20, 0.1)),

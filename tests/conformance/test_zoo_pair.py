@@ -18,14 +18,14 @@ from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.contracts import TreePolicy
 from decoding.drafters import ModelDrafter, NoDrafter
-from decoding.trees import StaticTree, branching_paths, chain
+from decoding.trees import Chain, StaticTree, branching_paths
 from models.target import Target
 from tests.conformance.checks import check_telemetry, run
 from zoo.quality import ask, load_pair, other_questions
 from zoo.world import sample_scenes
 
 TREES: dict[str, Callable[[], TreePolicy]] = {
-    "chain": lambda: chain(5),
+    "chain": lambda: Chain(5),
     "static": lambda: StaticTree(branching_paths([3, 2, 1])),
 }
 
@@ -70,7 +70,7 @@ def engine(tree: str | None, slots: int) -> Engine:
     drafter_model = pair().drafter
     assert isinstance(drafter_model, Target)
     if tree is None:
-        return Engine(pair().target, Method(NoDrafter(), chain(1), Exact()), slots, 512)
+        return Engine(pair().target, Method(NoDrafter(), Chain(1), Exact()), slots, 512)
     drafter = ModelDrafter(drafter_model, [Full()], pair().target.vocab_size)
     return Engine(pair().target, Method(drafter, TREES[tree](), Exact()), slots, 512)
 

@@ -16,7 +16,7 @@ from decoding.contracts import Drafter, Judgement, Level, TreePolicy
 from decoding.drafters import LookupDrafter
 from decoding.drafters.lookup import NO_TOKEN, find_match
 from decoding.tree import DraftTree, Frontier, Verdict
-from decoding.trees import OnlineSageTree, SageSettings, SageTree, chain
+from decoding.trees import Chain, OnlineSageTree, SageSettings, SageTree
 from models.lanes import SlotBatch
 from tests.decoding import blocks
 
@@ -252,7 +252,7 @@ def drafted(drafter: Drafter, policy: TreePolicy, slots: SlotBatch, root: Tensor
 @pytest.mark.parametrize("shape", ["chain", "sage"])
 def test_a_copy_runs_on_past_the_texts_end_and_a_row_without_a_match_drafts_nothing(shape: str) -> None:
     drafter, slots = admitted([[5, 6, 7, 8, 5, 6], [5, 6, 7, 8], [9, 9, 9]])
-    policy: TreePolicy = chain(5) if shape == "chain" else SageTree()
+    policy: TreePolicy = Chain(5) if shape == "chain" else SageTree()
     policy.open(blocks.spec())
     policy.reset(slots)
     tree = drafted(drafter, policy, slots, torch.tensor([6, 8, 9]), 5)
@@ -266,7 +266,7 @@ def test_a_copy_runs_on_past_the_texts_end_and_a_row_without_a_match_drafts_noth
 
 def test_what_was_accepted_is_searched_from_the_next_step_on() -> None:
     drafter, slots = admitted([[5, 6, 7, 8, 5, 6], [5, 6, 7, 8]])
-    policy = chain(3)
+    policy = Chain(3)
     tree = drafted(drafter, policy, slots, torch.tensor([6, 8]), 3)
     # Row 0 takes 7 and 8 and then goes to 30; row 1 had no drafts and goes to 6.
     wanted = blocks.wanting([7, 8, 30, 0], [6, 0, 0, 0])
@@ -284,7 +284,7 @@ def test_what_was_accepted_is_searched_from_the_next_step_on() -> None:
 def test_a_prompts_visual_columns_are_never_copied() -> None:
     drafter, slots = admitted([[5, 3, 3, 6, 5]], [[False, True, True, False]])
     assert drafter._text[0, :6].tolist() == [5, NO_TOKEN, NO_TOKEN, 6, 5, NO_TOKEN]
-    assert lines(drafted(drafter, chain(3), slots, torch.tensor([5]), 3), 0) == set()
+    assert lines(drafted(drafter, Chain(3), slots, torch.tensor([5]), 3), 0) == set()
 
 
 # --- nothing asks the device -----------------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ def test_a_policy_compiles_into_one_graph(name: str) -> None:
 
 def test_lookup_drafts_and_commits_without_asking_and_compiles_into_one_graph() -> None:
     def one(drafter: LookupDrafter, slots: SlotBatch, root: Tensor) -> DraftTree:
-        tree = drafted(drafter, chain(3), slots, root, 3)
+        tree = drafted(drafter, Chain(3), slots, root, 3)
         judgement = blocks.judgement(tree, blocks.wanting([7, 8, 30, 0], [6, 0, 0, 0]), where=slots)
         drafter.commit(judgement, Exact().judge(judgement))
         return tree

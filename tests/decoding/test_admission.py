@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.admission import NUM_AHEAD, Admission
-from decoding.trees import chain
+from decoding.trees import Chain
 from models.prefix import Prefix
 from models.reading import PromptReader
 from tests import toys
@@ -84,7 +84,7 @@ def test_a_bound_below_one_is_refused() -> None:
 
 
 def make(slots: int, bound: int, family: str = "llava") -> Engine:
-    method = Method(checks.make_drafter("perturbed", family), chain(4), Exact())
+    method = Method(checks.make_drafter("perturbed", family), Chain(4), Exact())
     return Engine(toys.target(family), method, slots, 128, max_prefill_tokens=bound)
 
 

@@ -10,13 +10,13 @@ import torch
 
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
-from decoding.trees import chain
+from decoding.trees import Chain
 from tests import toys
 from tests.conformance import checks
 
 
 def engine(slots: int = 2, family: str = "llava", context: int = 96, drafter: str = "perturbed") -> Engine:
-    return Engine(toys.target(family), Method(checks.make_drafter(drafter, family), chain(4), Exact()), slots, context)
+    return Engine(toys.target(family), Method(checks.make_drafter(drafter, family), Chain(4), Exact()), slots, context)
 
 
 def test_a_sample_too_long_for_its_slot_is_refused_and_the_others_are_not() -> None:
@@ -63,7 +63,7 @@ def test_logits_that_are_not_numbers_become_an_error_of_that_sample_alone() -> N
     poisoned = 17
     with torch.no_grad():
         target.decoder.embed_tokens.weight[poisoned] = torch.nan  # type: ignore[union-attr,index]
-    made = Engine(target, Method(checks.make_drafter("right", "llama"), chain(3), Exact()), 2, 96)
+    made = Engine(target, Method(checks.make_drafter("right", "llama"), Chain(3), Exact()), 2, 96)
     short = Sampling(max_new_tokens=3)
     bad = Request("bad", f"<s> w5 w6 w7 w8 w9 w{poisoned} w30", (), short)
     # The last ones are refilled into the slot that held the bad one, whose columns they do not all overwrite.
@@ -134,7 +134,7 @@ def test_greedy_and_sampled_requests_share_a_batch() -> None:
     mixed = [request for both in zip(greedy, sampled, strict=True) for request in both]
     target = toys.target("llava")
     done = checks.run(
-        Engine(target, Method(checks.make_drafter("perturbed", "llava"), chain(4), Exact()), 4, 128), mixed
+        Engine(target, Method(checks.make_drafter("perturbed", "llava"), Chain(4), Exact()), 4, 128), mixed
     )
     for request in greedy:
         assert done[request.sample_id].token_ids == checks.generated("llava", request, target.eos_ids)
@@ -153,7 +153,7 @@ def test_a_drafter_with_a_smaller_or_larger_vocabulary_drafts_the_common_tokens(
         wanted = [r for r in checks.requests("llama", 24) if not any(f"w{i}" in r.prompt for i in range(55, 64))]
         assert len(wanted) > 5
         target = toys.target("llama")
-        done = checks.run(Engine(target, Method(drafter, chain(3), Exact()), 2, 128), wanted)
+        done = checks.run(Engine(target, Method(drafter, Chain(3), Exact()), 2, 128), wanted)
         for request in wanted:
             assert done[request.sample_id].token_ids == checks.generated("llama", request, target.eos_ids)
 
@@ -189,7 +189,7 @@ def test_numbers_that_are_not_finite_in_the_drafter_cost_its_next_sample_nothing
     target = toys.target("llama")
     told = {}
     for order in ([after], [bad, after]):
-        done = {c.sample_id: c for c in Engine(target, Method(drafter, chain(3), Exact()), 1, 96).run(order)}
+        done = {c.sample_id: c for c in Engine(target, Method(drafter, Chain(3), Exact()), 1, 96).run(order)}
         told[len(order)] = done["after"].telemetry.acceptance_histogram
         for request in order:
             assert done[request.sample_id].token_ids == checks.generated("llama", request, frozenset())
@@ -198,7 +198,7 @@ def test_numbers_that_are_not_finite_in_the_drafter_cost_its_next_sample_nothing
 
 
 def test_a_row_that_has_had_its_time_is_an_error_and_leaves_its_slot_to_the_next() -> None:
-    made = Engine(toys.target("llava"), Method(checks.make_drafter("right", "llava"), chain(2), Exact()), 2, 96, 1e-9)
+    made = Engine(toys.target("llava"), Method(checks.make_drafter("right", "llava"), Chain(2), Exact()), 2, 96, 1e-9)
     long = Sampling(max_new_tokens=20, ignore_eos=True)
     slow = [Request(f"slow-{i}", *toys.prompt("llava", i), long) for i in range(3)]
     quick = Request("quick", *toys.prompt("llava", 3), Sampling(max_new_tokens=1, ignore_eos=True))

@@ -17,7 +17,7 @@ from decoding.drafters.weights import adaboost, inverse_error, pick_candidate, r
 from decoding.noise import Noise
 from decoding.sampling import RowSampling
 from decoding.tree import DraftTree, Verdict
-from decoding.trees import StaticTree, branching_paths, chain
+from decoding.trees import Chain, StaticTree, branching_paths
 from models.lanes import SlotBatch
 from tests import toys
 from tests.conformance import checks
@@ -145,7 +145,7 @@ def test_the_merge_mixes_probabilities_not_logits() -> None:
 def engine(options: EnsembleOptions, slots: int, tree: object = None, rule: object = None) -> Engine:
     contexts = [Full(), TextOnly(), Pruned(0.5), Pooled()]
     drafter = ModelDrafter(toys.perturbed("llava", 0.02), contexts, toys.VOCAB_SIZE, Ensemble(options))
-    return Engine(toys.target("llava"), Method(drafter, tree or chain(4), rule or Exact()), slots, 128)  # type: ignore[arg-type]
+    return Engine(toys.target("llava"), Method(drafter, tree or Chain(4), rule or Exact()), slots, 128)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("policy", POLICIES)

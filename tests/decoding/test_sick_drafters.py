@@ -11,7 +11,7 @@ from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact, Rejection
 from decoding.drafters.guarded import Guarded, guarded
 from decoding.errors import DrafterError
-from decoding.trees import chain
+from decoding.trees import Chain
 from models.front_end import PromptError
 from tests import toys
 from tests.conformance import checks
@@ -99,7 +99,7 @@ def test_rejection_of_drafts_that_are_no_numbers_takes_the_targets_choice() -> N
 @pytest.mark.parametrize("where", ["admit", "draft", "commit"])
 def test_what_a_guarded_drafter_raises_says_that_it_was_the_drafter(where: str) -> None:
     sick = SickDrafter(checks.make_drafter("right", "llama"), every_other, raises_in=where)
-    method = guarded(Method(sick, chain(4), Exact()))
+    method = guarded(Method(sick, Chain(4), Exact()))
     assert isinstance(method.drafter, Guarded)
     engine = Engine(toys.target("llama"), method, 4, 96)
     sick.engine = engine
@@ -112,7 +112,7 @@ def test_what_a_guarded_drafter_raises_says_that_it_was_the_drafter(where: str) 
 )
 def test_refusals_and_faults_of_the_device_are_not_the_drafters(error: type[Exception]) -> None:
     sick = SickDrafter(checks.make_drafter("right", "llama"), every_other, error=error)
-    engine = Engine(toys.target("llama"), guarded(Method(sick, chain(4), Exact())), 4, 96)
+    engine = Engine(toys.target("llama"), guarded(Method(sick, Chain(4), Exact())), 4, 96)
     sick.engine = engine
     with pytest.raises(error):
         list(engine.run(checks.requests("llama", 3)))

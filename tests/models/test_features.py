@@ -13,7 +13,7 @@ from decoding.acceptance import Exact
 from decoding.contexts import Full, Pooled
 from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
-from decoding.trees import chain
+from decoding.trees import Chain
 from models import features
 from models.content import Content
 from models.features import FeatureCache
@@ -47,7 +47,7 @@ def asked_again(family: str) -> list[Request]:
 
 
 def check_answers(family: str, target: Target, slots: int = 1) -> Engine:
-    engine = Engine(target, Method(NoDrafter(), chain(1), Exact()), slots, 160)
+    engine = Engine(target, Method(NoDrafter(), Chain(1), Exact()), slots, 160)
     wanted = asked_again(family)
     done = checks.run(engine, wanted)
     for request in wanted:
@@ -155,7 +155,7 @@ def test_a_refused_prompt_leaves_nothing_and_the_next_one_is_served() -> None:
 def test_a_context_that_changes_features_neither_takes_nor_leaves_any() -> None:
     drafter = keeping("llava", noise=0.02)
     merge = Ensemble(EnsembleOptions("matches", steps=4))
-    method = Method(ModelDrafter(drafter, [Full(), Pooled()], toys.VOCAB_SIZE, merge), chain(4), Exact())
+    method = Method(ModelDrafter(drafter, [Full(), Pooled()], toys.VOCAB_SIZE, merge), Chain(4), Exact())
     target = keeping("llava")
     wanted = asked_again("llava")
     done = checks.run(Engine(target, method, 1, 160), wanted)

@@ -20,7 +20,7 @@ from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.contracts import TreePolicy
 from decoding.drafters import ModelDrafter, NoDrafter
-from decoding.trees import StaticTree, branching_paths, chain
+from decoding.trees import Chain, StaticTree, branching_paths
 from models import quantized
 from models.compiled import can_compile
 from models.quantized import Int8Linear, quantise, why_not
@@ -125,7 +125,7 @@ def generate(oracle: Any, family: str, request: Any, eos_ids: frozenset[int]) ->
 def test_output_is_that_of_transformers_with_the_rounded_weights(family: str, kind: str) -> None:
     target, oracle = rounded_pair(family)
     drafter = NoDrafter() if kind == "plain" else ModelDrafter(toys.target(family), [Full()], toys.VOCAB_SIZE)
-    tree: TreePolicy = StaticTree(branching_paths([2, 2])) if kind == "tree" else chain(4)
+    tree: TreePolicy = StaticTree(branching_paths([2, 2])) if kind == "tree" else Chain(4)
     wanted = checks.requests(family, 6, longest=20)
     done = checks.run(Engine(target, Method(drafter, tree, Exact()), 3, 160), wanted)
     for request in wanted:
@@ -139,7 +139,7 @@ def test_sampled_output_with_drafts_is_that_without_them() -> None:
     wanted = checks.requests("llama", 6, Sampling(temperature=0.9, top_k=20))
     told = []
     for drafter in (NoDrafter(), ModelDrafter(toys.target("llama"), [Full()], toys.VOCAB_SIZE)):
-        done = checks.run(Engine(target, Method(drafter, chain(4), Exact()), 3, 160), wanted)
+        done = checks.run(Engine(target, Method(drafter, Chain(4), Exact()), 3, 160), wanted)
         told.append({name: one.token_ids for name, one in done.items()})
     assert told[0] == told[1]
 
@@ -147,7 +147,7 @@ def test_sampled_output_with_drafts_is_that_without_them() -> None:
 def test_the_rounded_model_is_another_than_the_stored_one() -> None:
     target, _ = rounded_pair("llama")
     done = checks.run(
-        Engine(target, Method(NoDrafter(), chain(1), Exact()), 3, 160), checks.requests("llama", 12, longest=26)
+        Engine(target, Method(NoDrafter(), Chain(1), Exact()), 3, 160), checks.requests("llama", 12, longest=26)
     )
     stored = {r.sample_id: checks.generated("llama", r, target.eos_ids) for r in checks.requests("llama", 12)}
     assert any(done[name].token_ids != tokens for name, tokens in stored.items())

@@ -11,7 +11,7 @@ from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.drafters import ModelDrafter
-from decoding.trees import chain
+from decoding.trees import Chain
 from models.checkpoints import CheckpointRef
 from models.layer_graph import LayerGraph
 from models.target import Target
@@ -44,7 +44,7 @@ def test_a_pass_that_has_come_before_compiles_nothing(monkeypatch: pytest.Monkey
     assert target.compile(0.0)
     assert drafter.compile(0.0)
     method = Method(
-        ModelDrafter(drafter, [Full()], target.vocab_size), chain(max(DEPTHS)), Exact(), controller=Erratic(0, DEPTHS)
+        ModelDrafter(drafter, [Full()], target.vocab_size), Chain(max(DEPTHS)), Exact(), controller=Erratic(0, DEPTHS)
     )
     engine = Engine(target, method, 3, 160)
     # Outputs of many lengths: slots fall free one by one, and at the end the batch drains down to one row.

@@ -15,7 +15,7 @@ from decoding.contracts import Judgement
 from decoding.drafters import EagleDrafter
 from decoding.drafters.merge import Guided, SingleLane
 from decoding.tree import Verdict
-from decoding.trees import chain
+from decoding.trees import Chain
 from models.contract import TargetModel
 from models.head_training import EagleTask, fresh_eagle
 from models.llamagen.eagle import image_eagle, image_eagle_shape
@@ -78,7 +78,7 @@ def watch(target: TargetModel, task: EagleTask, request: Request, length: int) -
     """Tokens of one decoded request, and the head's guesses (steps, R, D); no drafts, so that a step is a token."""
     merge = SingleLane() if target.num_lanes == 1 else Guided()
     drafter = Watching(task.network, task.head, target.num_lanes, merge)
-    engine = Engine(target, Method(drafter, chain(1), NoneAccepted()), 1, length)
+    engine = Engine(target, Method(drafter, Chain(1), NoneAccepted()), 1, length)
     (done,) = engine.run([request])
     assert done.error is None
     task.network.set_attn_implementation("sdpa")

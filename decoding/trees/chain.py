@@ -1,0 +1,104 @@
+"""The chain: one draft below the other. No choice but the drafter's own, and little to do between its forwards."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from decoding.contracts import EngineSpec, Judgement, Level
+from decoding.sampling import perturb
+from decoding.tree import DraftTree, Frontier, Verdict
+from models.lanes import SlotBatch
+
+
+class _Line(NamedTuple):
+    """What is the same for all chains of so many rows: `numbers` and `parents` (b, N) of all nodes, and one by one."""
+
+    numbers: Tensor
+    parents: Tensor
+    nodes: tuple[Tensor, ...]
+    above: tuple[Tensor, ...]
+    beginning: Tensor
+
+
+class Chain:
+    """The policy for a single path of `length` drafts, each the drafter's best, or its draw."""
+
+    checks_numbers = True
+    max_siblings = 1
+
+    def __init__(self, length: int) -> None:
+        assert length >= 1, length
+        self.max_levels = length
+        self.max_nodes = self.max_grown_nodes = length + 1
+        # The root is committed before its children are drafted, so it takes no scratch column.
+        self.max_frontier_nodes = length - 1
+        self._lines: dict[tuple[int, torch.device], _Line] = {}
+
+    def open(self, spec: EngineSpec) -> None:
+        pass
+
+    def reset(self, slots: SlotBatch) -> None:
+        pass
+
+    def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
+        return None
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        return {}
+
+    def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
+        self._num_levels = min(num_levels, self.max_levels)
+        self._line = self._line_of(root.shape[0], root.device)
+        self._tokens = [root[:, None]]
+        # Of the best child of every node; the root's own stands for a draft that was found.
+        self._best = [self._line.beginning]
+        self._probs: list[Tensor] = []
+        self._keep_probs = keep_probs
+        return self._frontier()
+
+    def grow(self, level: Level) -> Frontier | None:
+        if self._keep_probs:
+            self._probs.append(level.probs()[:, 0])
+        best, tokens = perturb(level.given, level.noise, level.rows).max(dim=-1)
+        self._best.append(best)
+        self._tokens.append(tokens)
+        return self._frontier() if len(self._tokens) <= self._num_levels else None
+
+    def finish(self) -> DraftTree:
+        num_nodes = len(self._tokens)
+        best = torch.cat(self._best, dim=1)
+        # Where nothing is left the best is −inf; where something is no number it is NaN or +inf.
+        valid = (best.abs() < torch.inf).cumprod(dim=1).bool()
+        probs = None
+        if self._keep_probs:
+            probs = torch.stack([*self._probs, torch.zeros_like(self._probs[0])], dim=1)
+        numbers = self._line.numbers[:, :num_nodes]
+        return DraftTree(
+            tokens=torch.cat(self._tokens, dim=1),
+            parents=self._line.parents[:, :num_nodes],
+            depth=numbers,
+            valid=valid,
+            origin=numbers,
+            num_levels=num_nodes - 1,
+            max_siblings=self.max_siblings,
+            draft_probs=probs,
+            is_chain=True,
+            failed=~(best < torch.inf).all(dim=1),
+        )
+
+    def _frontier(self) -> Frontier:
+        depth = len(self._tokens) - 1
+        line = tuple(self._tokens[1:])
+        return Frontier(depth, self._line.nodes[depth], self._line.above[depth], self._tokens[-1], line)
+
+    def _line_of(self, b: int, device: torch.device) -> _Line:
+        """Made once, as every operation between two forwards counts."""
+        if (b, device) not in self._lines:
+            numbers = torch.arange(self.max_nodes, device=device).expand(b, -1)
+            parents = numbers - 1
+            nodes, above = torch.split(numbers, 1, dim=1), torch.split(parents, 1, dim=1)
+            self._lines[b, device] = _Line(numbers, parents, nodes, above, torch.zeros(b, 1, device=device))
+        return self._lines[b, device]
