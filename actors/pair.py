@@ -29,6 +29,8 @@ from models.front_end import FrontEnd
 from models.target import Target
 
 NUM_NAMED_DIFFERENCES = 3
+SHARED_INPUT_BYTES = 1 << 28
+"""Of prompts, images and videos ready for a model, which target and drafter both read."""
 
 
 @dataclass(frozen=True)
@@ -135,6 +137,8 @@ def load(config: schema.CaptionJob, torch_threads: int | None = None) -> Pair:
     target = load_target(config.model.target, "model.target", max(1, int(config.pool.num_gpus)), reserved_bytes)
     if config.model.drafter is not None and drafts and is_head(config):
         drafter = load_head(config, _ref(config.model.drafter), target)
+    if isinstance(drafter, Target):
+        drafter.share_front_end(target, SHARED_INPUT_BYTES)
     models = [model for model in (target, drafter) if isinstance(model, Target)]
     compile_models(config.pool, models)
     for model in models:

@@ -90,6 +90,10 @@ class Probe:
     hidden: Tensor | None = None
     attention: Tensor | None = None
 
+    def outline(self) -> Probe:
+        """What contexts look at, without the embeddings and states that would be held for it."""
+        return Probe(self.prefix.outline(), None, self.attention)
+
 
 @dataclass(frozen=True)
 class Level:
@@ -171,15 +175,15 @@ class Drafter(Protocol):
         ...
 
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
-        """The sample's prompt for each lane; none for a drafter without a prompt of its own."""
+        """The sample's prompt for each lane; none for drafters without prompts of their own. The probe is outlined."""
         ...
 
-    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         """Take fresh samples into `slots`; `first` (b,) are the target's first tokens. Prompts are not read yet."""
         ...
 
-    def prefill(self, slots: SlotBatch) -> None:
-        """Read the prompts of those samples that were admitted and not read yet, before they are drafted for."""
+    def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
+        """Read the prompts `prefixes[i][lane]` of samples that were admitted before, and not drafted for yet."""
         ...
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:

@@ -44,7 +44,7 @@ class Outcome:
     `seconds` are the whole step's, and `draft_s`, `verify_s` and `commit_s` its phases as the host's clock saw them.
     Row by row: `accepted` drafts, and `offered`, the deepest draft that the row had a use for. `num_missed` tokens, of
     all rows together, were the drafter's to catch up on first. `reading` is what it read of prompts since the step
-    before, in time of its own; `ended` has the tokens of the drafter's prompts, read or not, of every row that ended.
+    before, in time of its own, and `ended` has the prompt's tokens of every row that ended; both as the target counts.
     """
 
     levels: int

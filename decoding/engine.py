@@ -19,10 +19,10 @@ from decoding.drafter_prompts import DrafterPrompts
 from decoding.errors import non_finite_logits, row_timeout
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
-from decoding.slots import Progress, SlotTable, failed
+from decoding.slots import Progress, SlotTable
 from decoding.stats import EngineStats, RequestStats
 from decoding.step import StepResult, run_step
-from decoding.types import Completion, Request, RequestError
+from decoding.types import Completion, Request
 from models.contract import TargetModel
 from models.lanes import SlotBatch
 from models.prefix import Prefix
@@ -168,42 +168,46 @@ class Engine:
         self.stats.num_admitted += len(progress)
         tokens, values = first.tolist(), logprobs.tolist()
         finished: list[Completion] = []
-        going: list[tuple[int, Progress, Probe, list[Prefix]]] = []
-        shared: dict[int, tuple[Probe, list[Prefix] | RequestError]] = {}
+        going: list[tuple[int, Progress, Probe]] = []
+        probes: dict[int, tuple[Probe, Probe]] = {}
         for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
             one.stats.target_forwards = 1
             one.take(tokens[row], values[row], self.target.eos_ids, self.target.decode)
             ended = self._collect(slot, one, values[row])
             finished += ended
             if not ended:
-                # Samples of one prompt have one probe, and one prompt in the drafter too.
+                # Samples of one prompt have one probe.
                 key = id(prefixes[row])
-                if key not in shared:
+                if key not in probes:
                     hidden = prefill.hidden_of(row) if self._needs_hidden else None
                     probe = Probe(prefixes[row][0], hidden, prefill.attention_of(row * self.target.num_lanes))
-                    shared[key] = probe, self._prompts.of(one.request, probe)
-                probe, lanes = shared[key]
-                own = self._prompts.fitting(one.request, lanes)
-                if isinstance(own, RequestError):
-                    self._slots.release(slot)
-                    finished.append(failed(one.request, own))
-                else:
-                    one.num_prompt = one.num_unread = sum(lane.length for lane in own) or probe.prefix.length
-                    going.append((slot, one, probe, own))
+                    probes[key] = probe, probe.outline()
+                probe, one.unread = probes[key]
+                going.append((slot, one, probe))
         if going:
             admitted = self._slots.batch([slot for slot, *_ in going])
-            probes = [probe for _, _, probe, _ in going]
-            pending = self._slots.root[admitted.index]
-            self.method.drafter.admit(admitted, [lanes for *_, lanes in going], pending, probes)
+            found = [probe for *_, probe in going]
+            self.method.drafter.admit(admitted, self._slots.root[admitted.index], found)
             self.method.tree.reset(admitted)
-            self.method.acceptance.admit(admitted, probes)
+            self.method.acceptance.admit(admitted, found)
         spent = time.perf_counter() - start
         self.stats.prefill_s += spent
         for one in progress:
             one.stats.prefill_ms = 1000 * spent / len(progress)
         if going and not self.method.controller.is_off:
             # Otherwise a sample that ends before drafting begins again never has its prompt read.
-            self.stats.prefill_s += self._prompts.read(admitted, [one for _, one, *_ in going])
+            finished += self._read(admitted, [one for _, one, _ in going])
+        return finished
+
+    def _read(self, slots: SlotBatch, progress: list[Progress]) -> list[Completion]:
+        """Have the drafter read what it has not read of these prompts; releases those that it refuses."""
+        spent, refused = self._prompts.read(slots, progress)
+        self.stats.prefill_s += spent
+        finished = []
+        for slot, one in zip(slots.ids, progress, strict=True):
+            if slot in refused:
+                self._slots.release(slot)
+                finished.append(one.failure(refused[slot]))
         return finished
 
     def _collect(self, slot: int, one: Progress, new_logprobs: list[float]) -> list[Completion]:
@@ -225,10 +229,14 @@ class Engine:
         progress = [one for one in self._slots.progress if one is not None]
         most = max(min(one.levels, one.remaining - 1) for one in progress)
         num_missed = sum(one.num_missed for one in progress)
-        num_unread = sum(one.num_unread for one in progress)
+        num_unread = sum(one.prefix_length for one in progress if one.unread is not None)
         choice = self.method.controller.choose(len(progress), most, num_missed, num_unread)
-        if choice.levels:
-            self.stats.prefill_s += self._prompts.read(slots, progress)
+        finished: list[Completion] = []
+        if choice.levels and (finished := self._read(slots, progress)):
+            progress = [one for one in self._slots.progress if one is not None]
+            if not progress:
+                return finished
+            slots = self._slots.batch(self._slots.active)
         drafter = self.method.drafter
         drafter_before = drafter.num_forwards
         result = run_step(self.method, self._lanes, self._slots, slots, self._slots.sampling(slots), choice.levels)
@@ -236,7 +244,6 @@ class Engine:
         ended = time.perf_counter()
         self._count_step(choice, result, ended, len(progress))
         offered = [min(choice.levels, one.remaining - 1) for one in progress]
-        finished: list[Completion] = []
         ended_prompts: list[int] = []
         for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
             n = step.counts[row]
@@ -262,7 +269,7 @@ class Engine:
                 done = [one.failure(row_timeout(self.max_row_s, len(one.token_ids)))]
             finished += done
             if done:
-                ended_prompts.append(one.num_prompt)
+                ended_prompts.append(one.prefix_length)
         self.method.controller.learn(
             Outcome(
                 levels=choice.levels,

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from decoding.contracts import Probe
 from decoding.guidance import Guidance
 from decoding.noise import Noise, key_of
 from decoding.sampling import RowSampling
@@ -32,10 +33,8 @@ class Progress:
     """When it was taken in, by the host's clock."""
     levels: int = 0
     """Levels that the sample's next tree wants."""
-    num_prompt: int = 0
-    """Tokens of its prompts on the drafter's side, where that has a side of its own; else the target's."""
-    num_unread: int = 0
-    """As many, until the drafter has read them."""
+    unread: Probe | None = None
+    """What the drafter's side of its prompt is made from, until the drafter has read it."""
     num_missed: int = 0
     """Tokens of steps without drafts, which the drafter has to catch up on before it drafts."""
     token_ids: list[int] = field(default_factory=list)

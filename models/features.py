@@ -6,7 +6,6 @@ Stands before the one door that all of transformers' vision-language models have
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from models.content import Content
+from models.recent import Recent
 
 DOORS = ("get_image_features", "get_video_features")
 READ = ("pooler_output", "deepstack_features")
@@ -31,11 +31,9 @@ class FeatureCache:
     """
 
     def __init__(self, model: nn.Module, max_bytes: int) -> None:
-        assert max_bytes >= 0, max_bytes
         self.max_bytes = max_bytes
-        self.num_bytes = 0
         self.num_hits = 0
-        self._held: OrderedDict[Content, tuple[Features, int]] = OrderedDict()
+        self._recent: Recent[Features] = Recent(max_bytes)
         self._known: Features = {}
         self._made: Features | None = None
         self._num_passed = 0
@@ -52,17 +50,15 @@ class FeatureCache:
         if not self.max_bytes:
             yield
             return
-        held = self._held.get(content)
-        self._known, self._made, self._num_passed = held[0] if held else {}, {}, 0
+        held = self._recent.get(content)
+        self._known, self._made, self._num_passed = held or {}, {}, 0
         try:
             yield
             made = self._made
         finally:
             self._known, self._made = {}, None
-        if held:
-            self._held.move_to_end(content)
-        elif made:
-            self._keep(content, made)
+        if made and not held:
+            self._recent.keep(content, made, sum(_storages(made).values()))
 
     def _pass(self, door: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Features from memory, or made and noted; a door behind a door, and what is shown to nobody's knowledge, is
@@ -81,16 +77,6 @@ class FeatureCache:
             self._is_inside = False
         self._made[key] = _without_the_rest(features)
         return features
-
-    def _keep(self, content: Content, made: Features) -> None:
-        num_bytes = content.num_bytes + sum(_storages(made).values())
-        if num_bytes > self.max_bytes:
-            return
-        self._held[content.copy()] = made, num_bytes
-        self.num_bytes += num_bytes
-        while self.num_bytes > self.max_bytes:
-            _, (_, freed) = self._held.popitem(last=False)
-            self.num_bytes -= freed
 
 
 def _without_the_rest(features: Any) -> Any:

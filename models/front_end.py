@@ -16,6 +16,13 @@ from torch import Tensor
 
 from models import video
 from models.clip import Clip
+from models.content import Content
+from models.recent import Recent
+
+ELSEWHERE = frozenset(
+    ("name_or_path", "vocab_file", "tokenizer_file", "merges_file", "is_local", "local_files_only", "chat_template")
+)
+"""Settings of a tokenizer that its token ids do not depend on: where it was found, and the template of prompts."""
 
 
 class PromptError(ValueError):
@@ -30,6 +37,26 @@ class FrontEnd:
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self.takes_images = self.tokenizer is not processor
         self.takes_videos = isinstance(getattr(processor, video.VIDEO_PART, None), video.VideoProcessor)
+        self._recent: Recent[dict[str, Tensor]] = Recent(0)
+
+    def keep(self, max_bytes: int) -> None:
+        """Keep what was made of the last prompts, up to so many bytes, as a second model reads them too."""
+        self._recent = Recent(max_bytes)
+
+    def reads_like(self, other: FrontEnd) -> bool:
+        """Whether both make the same of every prompt: equal processors, settings and tokenizers. False where a
+        tokenizer is not of the kind whose whole content can be told."""
+        if type(self.processor) is not type(other.processor):
+            return False
+        mine = self._settings()
+        return mine is not None and mine == other._settings()
+
+    def _settings(self) -> tuple[Any, ...] | None:
+        core = getattr(self.tokenizer, "backend_tokenizer", None)
+        if core is None:
+            return None
+        options = {name: str(value) for name, value in self.tokenizer.init_kwargs.items() if name not in ELSEWHERE}
+        return core.to_str(), options, self.processor.to_dict() if self.takes_images else None
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
@@ -62,6 +89,17 @@ class FrontEnd:
         Raises:
             PromptError: the processor refuses them, or the model takes no images or no videos.
         """
+        if not self._recent.max_bytes:
+            return self._encode(prompt, images, videos)
+        content = Content.shown(images, videos, prompt)
+        made = self._recent.get(content)
+        if made is None:
+            made = self._encode(prompt, images, videos)
+            self._recent.keep(content, made, sum(one.nbytes for one in made.values()))
+        # Whoever gets it may put other tensors in, but not write into these.
+        return dict(made)
+
+    def _encode(self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip]) -> dict[str, Tensor]:
         bos = self.tokenizer.bos_token
         # Templates that write the BOS themselves must not get a second one.
         special = not (bos and prompt.startswith(bos))

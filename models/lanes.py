@@ -6,7 +6,7 @@ same to it. Shapes: b active slots, R lanes, N nodes, D hidden, V vocabulary; r 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -43,6 +43,17 @@ class SlotBatch:
     def is_leading(self) -> bool:
         """Whether the slots are exactly 0 … b − 1, so that what is kept per slot can be read as a view."""
         return self.ids == tuple(range(len(self.ids)))
+
+    def some(self, ids: Collection[int]) -> SlotBatch:
+        """Those of its slots that `ids` names, in the batch's order."""
+        if len(ids) == len(self.ids):
+            return self
+        places = [place for place, slot in enumerate(self.ids) if slot in ids]
+        return SlotBatch(
+            self.index[torch.tensor(places, dtype=torch.long, device=self.index.device)],
+            tuple(self.ids[place] for place in places),
+            tuple(self.num_generated[place] for place in places),
+        )
 
 
 class LaneModel:

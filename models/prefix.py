@@ -42,6 +42,10 @@ class Prefix:
         object.__setattr__(known, "origin", origin)
         return known
 
+    def outline(self) -> Prefix:
+        """The same columns without what is in them: embeddings (L, 0), no features."""
+        return replace(self, embeds=self.embeds.new_empty(self.length, 0), deepstack=())
+
     def head(self, length: int) -> Prefix:
         """The first columns of a prompt without padding, its visual features of layers all among them."""
         assert self.padding is None

@@ -98,6 +98,13 @@ class Target(CompilableModel):
         """How often features of images or videos were taken from memory."""
         return self._features.num_hits
 
+    def share_front_end(self, other: Target, max_bytes: int) -> None:
+        """Read prompts through another model's front end, where that makes the same of them: what both read is made
+        once, as long as no more than `max_bytes` came in between."""
+        if other.front_end.reads_like(self.front_end):
+            self.front_end = other.front_end
+            self.front_end.keep(max_bytes)
+
     def keep_features(self, max_bytes: int) -> None:
         """Keep the visual features of whole prompts from now on, up to so many bytes; 0 keeps none."""
         assert not self._features.max_bytes, "features are kept already"

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from decoding.contracts import EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane
-from decoding.drafters.missed import WIDEST, catch_up_widths, some_of
+from decoding.drafters.missed import WIDEST, catch_up_widths
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
 from models.eagle import EagleNetwork
@@ -77,19 +77,21 @@ class EagleDrafter:
         # One pair per column of the target's prompt: no prompt of its own whose length would have to be checked.
         return []
 
-    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         self._prompts.update({slot: (probes[i], first[i : i + 1]) for i, slot in enumerate(slots.ids)})
         self._num_missed[slots.index] = 0
         for slot in slots.ids:
             self._most_missed[slot] = 0
         self.merge.reset(slots)
 
-    def prefill(self, slots: SlotBatch) -> None:
-        unread = some_of(slots, [slot in self._prompts for slot in slots.ids])
-        if unread is None:
+    def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
+        self._read(slots)
+
+    def _read(self, slots: SlotBatch) -> None:
+        unread = slots.some([slot for slot in slots.ids if slot in self._prompts])
+        if not unread.ids:
             return
-        prompts = [self._prompts.pop(slot) for slot in unread.ids]
-        pairs = [self._pairs(*prompt) for prompt in prompts]
+        pairs = [self._pairs(*self._prompts.pop(slot)) for slot in unread.ids]
         filled = self.lanes.admit(unread, pairs, keep_hidden=False, max_tokens=self._max_prefill_tokens)
         self._output[unread.index] = filled.last
         self.num_forwards += filled.num_forwards
@@ -184,7 +186,7 @@ class EagleDrafter:
         for slot in slots.ids:
             self._most_missed[slot] += 1
         if max(self._most_missed[slot] for slot in slots.ids) >= self._max_missed > 1:
-            self.prefill(slots)
+            self._read(slots)
             self._encode_missed(slots)
 
     def _encode_missed(self, slots: SlotBatch) -> None:

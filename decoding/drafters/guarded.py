@@ -44,13 +44,13 @@ class Guarded:
         with blamed():
             return self.inner.prefixes(request, probe)
 
-    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         with blamed():
-            self.inner.admit(slots, prefixes, first, probes)
+            self.inner.admit(slots, first, probes)
 
-    def prefill(self, slots: SlotBatch) -> None:
+    def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         with blamed():
-            self.inner.prefill(slots)
+            self.inner.prefill(slots, prefixes)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         with blamed():

@@ -62,7 +62,7 @@ class LookupDrafter:
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
         return []
 
-    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         for slot, probe in zip(slots.ids, probes, strict=True):
             prompt = probe.prefix
             self._text[slot] = NO_TOKEN
@@ -72,7 +72,7 @@ class LookupDrafter:
         self._length[slots.index] += 1
         self._counts[slots.index] = 0
 
-    def prefill(self, slots: SlotBatch) -> None:
+    def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         pass
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:

@@ -52,13 +52,13 @@ class MedusaDrafter:
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
         return []
 
-    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         states = [probe.hidden[:, -1] for probe in probes if probe.hidden is not None]
         assert len(states) == len(probes), "Medusa heads need the hidden states of the target's prefill"
         self._state[slots.index] = torch.stack(states).to(self._state.dtype)
         self.merge.reset(slots)
 
-    def prefill(self, slots: SlotBatch) -> None:
+    def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         pass
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:

@@ -5,12 +5,6 @@ Everything follows from host numbers that are known before the step. Knows no mo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import torch
-
-from models.lanes import SlotBatch
-
 NARROWEST = 2
 """Least tokens of a catch-up forward: what a step with drafts may leave to be run."""
 WIDEST = 128
@@ -26,17 +20,3 @@ def catch_up_widths(most_tokens: int) -> list[tuple[int, int]]:
     start = len(parts) * WIDEST
     width = max(NARROWEST, 1 << (most_tokens - start - 1).bit_length()) if most_tokens > start else NARROWEST
     return [*parts, (start, width)]
-
-
-def some_of(slots: SlotBatch, wanted: Sequence[bool]) -> SlotBatch | None:
-    """The slots of a batch that are `wanted`, as a batch; None where there are none."""
-    if all(wanted):
-        return slots
-    places = [place for place, is_wanted in enumerate(wanted) if is_wanted]
-    if not places:
-        return None
-    return SlotBatch(
-        slots.index[torch.tensor(places, device=slots.index.device)],
-        tuple(slots.ids[place] for place in places),
-        tuple(slots.num_generated[place] for place in places),
-    )

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from decoding.contracts import Context, EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane
-from decoding.drafters.missed import catch_up_widths, some_of
+from decoding.drafters.missed import catch_up_widths
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
 from models.contract import TargetModel
@@ -63,7 +63,6 @@ class ModelDrafter:
         self._pending = torch.zeros(num_slots, num_columns, dtype=torch.long, device=device)
         self._num_pending = torch.zeros(num_slots, dtype=torch.long, device=device)
         self._most_pending = [0] * num_slots
-        self._prompts: dict[int, list[Prefix]] = {}
         self._causal = torch.ones(widest, widest, dtype=torch.bool, device=device).tril()
         self._numbers = torch.arange(max(widest, self._max_scratch), device=device)
         self._itself = torch.eye(self._max_scratch, dtype=torch.bool, device=device)
@@ -73,20 +72,16 @@ class ModelDrafter:
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
         return [context.build(request, probe, self.model) for context in self.contexts]
 
-    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
-        self._prompts.update(zip(slots.ids, prefixes, strict=True))
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         self._pending[slots.index, 0] = first
         self._num_pending[slots.index] = 1
         for slot in slots.ids:
             self._most_pending[slot] = 1
         self.merge.reset(slots)
 
-    def prefill(self, slots: SlotBatch) -> None:
-        unread = some_of(slots, [slot in self._prompts for slot in slots.ids])
-        if unread is not None:
-            prompts = [self._prompts.pop(slot) for slot in unread.ids]
-            filled = self.lanes.admit(unread, prompts, keep_hidden=False, max_tokens=self._max_prefill_tokens)
-            self.num_forwards += filled.num_forwards
+    def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
+        filled = self.lanes.admit(slots, prefixes, keep_hidden=False, max_tokens=self._max_prefill_tokens)
+        self.num_forwards += filled.num_forwards
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         hidden = self._catch_up(slots) if frontier.depth == 0 else self._extend(slots, frontier)

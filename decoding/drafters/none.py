@@ -28,10 +28,10 @@ class NoDrafter:
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
         return []
 
-    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         pass
 
-    def prefill(self, slots: SlotBatch) -> None:
+    def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         pass
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:

@@ -5,18 +5,22 @@ The oracles know nothing of steps: the drafter's model over the whole text, a sl
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import decoding.drafters.eagle as eagle_module
 import decoding.drafters.missed as missed
-from decoding import Engine, Method
+from decoding import Engine, Method, Request
 from decoding.acceptance import Exact
 from decoding.contracts import Probe
-from decoding.drafters import LookupDrafter
+from decoding.drafters import LookupDrafter, ModelDrafter
 from decoding.drafters.missed import catch_up_widths
 from decoding.trees import Chain
+from models.front_end import PromptError
+from models.prefix import Prefix
 from tests import toys
 from tests.conformance import checks, heads
 from tests.conformance.erratic import Erratic, unsettled
@@ -53,7 +57,7 @@ def test_a_models_memory_equals_a_fresh_prefill_whenever_it_has_drafted(family: 
     while engine.has_work:
         engine.step()
         for slot, progress in enumerate(engine._slots.progress):
-            if progress is None or slot in drafter._prompts:
+            if progress is None or progress.unread is not None:
                 continue
             pending = int(drafter._num_pending[slot])
             assert pending <= drafter._most_pending[slot]
@@ -77,6 +81,55 @@ def test_a_prompt_is_read_when_it_is_first_drafted_for_and_never_where_that_does
     extras = [one.telemetry.extras["controller"] for one in done.values() if one.telemetry.extras]
     assert {told["levels_max"] for told in extras} == {0}
     assert sum(told["num_off_steps"] for told in extras) > 10
+
+
+def test_a_drafter_that_rests_makes_no_prompts() -> None:
+    engine, drafter = unsettled_engine([0], "llava")
+    made = count_prompts(drafter)
+    checks.run(engine, checks.requests("llava", 6))
+    assert made == []
+    engine, drafter = unsettled_engine([4], "llava")
+    made = count_prompts(drafter)
+    going = [one for one in checks.run(engine, checks.requests("llava", 6)).values() if len(one.token_ids) > 1]
+    assert sorted(made) == sorted(one.sample_id for one in going)
+
+
+@pytest.mark.parametrize("refused", [{"sample-1", "sample-3"}, {f"sample-{number}" for number in range(5)}], ids=len)
+@pytest.mark.parametrize("pattern", [[4], [0, 0, 2], LONG], ids=str)
+def test_a_prompt_that_the_drafter_refuses_late_costs_its_row_and_no_other(
+    pattern: list[int], refused: set[str]
+) -> None:
+    wanted = long_requests()
+    expected = checks.run(unsettled_engine([0])[0], wanted)
+    engine, drafter = unsettled_engine(pattern)
+    count_prompts(drafter, refused)
+    found = list(engine.run(wanted))
+    done = {one.sample_id: one for one in found}
+    assert len(found) == len(done) == len(expected)
+    for name, one in done.items():
+        if name in refused:
+            assert one.error is not None
+            assert one.error.code == "prompt_refused"
+            assert "the drafter's side" in one.error.message
+            assert one.finish_reason == "error"
+        else:
+            assert one.token_ids == expected[name].token_ids
+    assert engine._slots.free == [0, 1, 2]
+
+
+def count_prompts(drafter: ModelDrafter, refused: Container[str] = ()) -> list[str]:
+    """Whose prompts the drafter makes from now on; it refuses those of some samples."""
+    made: list[str] = []
+    make = drafter.prefixes
+
+    def counted(request: Request, probe: Probe) -> list[Prefix]:
+        if request.sample_id in refused:
+            raise PromptError("no such words")
+        made.append(request.sample_id)
+        return make(request, probe)
+
+    drafter.prefixes = counted  # type: ignore[method-assign]
+    return made
 
 
 @pytest.mark.parametrize(

@@ -141,8 +141,8 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         probes = [Probe(p, prefill.hidden[i, :, : p.length]) for i, p in enumerate(prefixes)]
         num_lanes = len(getattr(method.drafter, "contexts", [None]))
         own = [[prefix] * num_lanes if method.drafter.name == "model" else [] for prefix in prefixes]
-        method.drafter.admit(slots, own, table.root[slots.index], probes)
-        method.drafter.prefill(slots)
+        method.drafter.admit(slots, table.root[slots.index], probes)
+        method.drafter.prefill(slots, own)
         tree.reset(slots)
         if isinstance(rule, LVSpec):
             # Its admission counts visual columns on the host, between steps; here they are known.
@@ -153,7 +153,6 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         levels = tree.max_levels if method.drafter.name != "none" else 0
         # Off in between: what was missed is as wide as the host knows it to be.
         for number, num_levels in enumerate((levels, 0, 0, 0, levels, levels)):
-            method.drafter.prefill(slots)
             # What the first step copies is kept.
             with NothingFromTheHost() if number else nullcontext():
                 result = run_step(method, lanes, table, slots, rows, num_levels)

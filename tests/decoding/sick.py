@@ -54,12 +54,12 @@ class SickDrafter:
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
         return self.inner.prefixes(request, probe)
 
-    def admit(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]], first: Tensor, probes: Sequence[Probe]) -> None:
+    def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         self._strike("admit", slots)
-        self.inner.admit(slots, prefixes, first, probes)
+        self.inner.admit(slots, first, probes)
 
-    def prefill(self, slots: SlotBatch) -> None:
-        self.inner.prefill(slots)
+    def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
+        self.inner.prefill(slots, prefixes)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         self._strike("draft", slots)

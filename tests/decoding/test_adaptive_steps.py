@@ -237,7 +237,7 @@ def admitted(prompts: list[list[int]], visual: list[list[bool]] | None = None) -
             blocks.Probe(replace(prefix, token_ids=torch.tensor(tokens[:-1]), visual=torch.tensor(marks),
                                  embeds=torch.zeros(len(tokens) - 1, 4), positions=torch.arange(len(tokens) - 1)))
         )  # fmt: skip
-    drafter.admit(slots, [[] for _ in prompts], torch.tensor([tokens[-1] for tokens in prompts]), probes)
+    drafter.admit(slots, torch.tensor([tokens[-1] for tokens in prompts]), probes)
     return drafter, slots
 
 

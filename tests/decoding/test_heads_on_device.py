@@ -60,7 +60,7 @@ def admitted(kind: str, policy: DynamicTree, num_lanes: int = 1) -> tuple[Drafte
     ids = torch.arange(4, 4 + LENGTH)
     prefix = Prefix(ids, torch.randn(LENGTH, 32), torch.arange(LENGTH), ids < 0)
     probe = Probe(prefix, torch.randn(1, LENGTH, 32).expand(num_lanes, -1, -1))
-    drafter.admit(slots, [[]] * NUM_SLOTS, torch.full((NUM_SLOTS,), 9), [probe] * NUM_SLOTS)
+    drafter.admit(slots, torch.full((NUM_SLOTS,), 9), [probe] * NUM_SLOTS)
     return drafter, slots
 
 

@@ -61,7 +61,7 @@ def test_what_is_shown_again_is_encoded_once_and_answers_equal_generate(family: 
     engine = check_answers(family, target)
     num_doors = sum(bool(one.images) + bool(one.videos) for one in asked_again(family)[:2])
     assert engine.stats.num_feature_hits == 2 * num_doors == target.num_feature_hits
-    assert 0 < target._features.num_bytes <= ROOM
+    assert 0 < target._features._recent.num_bytes <= ROOM
     # With a slot for each they are admitted together, and still encoded one after the other.
     assert check_answers(family, target, 6).stats.num_feature_hits == 3 * num_doors
 
@@ -116,26 +116,26 @@ def test_what_went_unused_longest_makes_room_and_bytes_stay_within_their_bound()
     pictures = [tuple(np.roll(image, shift, axis=1) for image in images) for shift in range(4)]
     whole = keeping("llava")
     whole.encode(text, pictures[0])
-    one = whole._features.num_bytes
+    one = whole._features._recent.num_bytes
     target = keeping("llava", 2 * one)
     hits = []
     for place in (0, 1, 0, 2, 0, 1, 3, 3):
         target.encode(text, pictures[place])
-        assert target._features.num_bytes <= 2 * one
+        assert target._features._recent.num_bytes <= 2 * one
         hits.append(target.num_feature_hits)
     assert hits == [0, 0, 1, 1, 2, 2, 2, 3]
-    assert target._features.num_bytes == sum(size for _, size in target._features._held.values())
+    assert target._features._recent.num_bytes == sum(size for _, size in target._features._recent._held.values())
     small = keeping("llava", one - 1)
     small.encode(text, pictures[0])
     small.encode(text, pictures[0])
-    assert (small.num_feature_hits, small._features.num_bytes) == (0, 0)
+    assert (small.num_feature_hits, small._features._recent.num_bytes) == (0, 0)
 
 
 def test_only_what_is_read_is_kept() -> None:
     target = keeping("llava")
     text, images = toys.prompt("llava", 2)
     target.encode(text, images)
-    (((kept), size),) = target._features._held.values()
+    (((kept), size),) = target._features._recent._held.values()
     (held,) = kept.values()
     assert set(held.keys()) == {"pooler_output"}
     assert size < 20 * sum(image.nbytes for image in images) + 4 * target.hidden_size * 1000

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 def test_a_column_takes_what_the_engine_allocates_for_one(family: str) -> None:
     target = toys.target(family)
     sizes = column_bytes(target.decoder, target.hidden_size)
-    engine = checks.Engine(target, checks.Method(checks.NoDrafter(), checks.chain(1), checks.Exact()), 3, 160)
+    engine = checks.Engine(target, checks.Method(checks.NoDrafter(), checks.Chain(1), checks.Exact()), 3, 160)
     checks.run(engine, checks.requests(family, 1))
     cache = engine._lanes.cache
     held = sum(memory.numel() * memory.element_size() for memory in (*cache.keys, *cache.values) if memory is not None)
@@ -48,7 +48,7 @@ def test_measuring_leaves_the_models_output_as_it_was() -> None:
     target = toys.target("llama")
     column_bytes(target.decoder, target.hidden_size)
     request = checks.requests("llama", 1)[0]
-    engine = checks.Engine(target, checks.Method(checks.NoDrafter(), checks.chain(1), checks.Exact()), 2, 160)
+    engine = checks.Engine(target, checks.Method(checks.NoDrafter(), checks.Chain(1), checks.Exact()), 2, 160)
     done = checks.run(engine, [request])
     assert done[request.sample_id].token_ids == checks.generated("llama", request, target.eos_ids)
 

@@ -62,11 +62,9 @@ def test_states_of_a_ragged_batch_are_those_of_transformers_alone_on_the_whole_t
 class Watching(EagleDrafter):
     """Keeps what the head guessed at the pending token, before every step and lane by lane."""
 
-    def prefill(self, slots: Any) -> None:
-        is_unread = bool(self._prompts)
-        super().prefill(slots)
-        if is_unread:
-            self.guesses = [self._output[0].clone()]
+    def prefill(self, slots: Any, prefixes: Any) -> None:
+        super().prefill(slots, prefixes)
+        self.guesses = [self._output[0].clone()]
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         super().commit(judgement, verdict)
