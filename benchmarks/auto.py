@@ -1,6 +1,6 @@
 """Does `method.auto` keep the method that is best when all are measured? On a grid of workloads, with real models.
 
-    python -m benchmarks.auto           # the grid on inflated pairs; writes results/auto.json; 15 minutes at most
+    python -m benchmarks.auto           # the grid on inflated pairs; writes results/auto.json; some 20 minutes
     python -m benchmarks.auto --quick   # two workloads on small pairs, printed only: does it run?
     python -m benchmarks.auto --table   # the table of the committed JSON
 
@@ -63,7 +63,7 @@ NOISE = {"trained": 0.0, "poor": 3.0}
 CHECKED = {"num_prompts": 1, "max_new_tokens": 8}
 """What each inflated folder is held to its source on; `benchmarks.inflate_check` holds more."""
 MAX_TRIAL_ROWS = 4000
-MAX_S = 840.0
+MAX_S = 1500.0
 """No workload is begun after so long; the results say how many there should have been."""
 
 
