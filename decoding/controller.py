@@ -92,8 +92,8 @@ class Controller(Protocol):
         """
         ...
 
-    def learn(self, outcome: Outcome) -> None:
-        """Follow the step that the last choice was for."""
+    def learn(self, outcome: Outcome, choice: Choice) -> None:
+        """Follow a step and what had been chosen for it; others may have been chosen since."""
         ...
 
 
@@ -106,7 +106,7 @@ class Fixed:
     def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> Choice:
         return Choice(max_levels, "fixed")
 
-    def learn(self, outcome: Outcome) -> None:
+    def learn(self, outcome: Outcome, choice: Choice) -> None:
         pass
 
 

@@ -14,14 +14,14 @@ import torch
 
 from decoding.admission import MAX_PREFILL_TOKENS, Admission
 from decoding.contracts import EngineSpec, Method, Probe, StepNoise
-from decoding.controller import Choice, Outcome
 from decoding.drafter_prompts import DrafterPrompts
 from decoding.errors import non_finite_logits, row_timeout
+from decoding.in_flight import InFlight
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
 from decoding.slots import Progress, SlotTable
 from decoding.stats import EngineStats, RequestStats
-from decoding.step import StepResult, run_step
+from decoding.step import run_step
 from decoding.types import Completion, Request
 from models.contract import TargetModel
 from models.lanes import SlotBatch
@@ -33,7 +33,9 @@ class Engine:
 
     `slots` samples are decoded at once; `max_context_tokens` bounds prompt, images and output together, `max_row_s` the
     time of one sample in its slot (None for ever), `max_prefill_tokens` the columns of one forward over prompts, with
-    padding, unless one prompt alone has more. One thread may use an engine at a time.
+    padding, unless one prompt alone has more. With `reads_late` a step is looked at when the next one was launched, so
+    that a device never waits for the host; a row that has ended runs once more for it. None is yes on a GPU, and no
+    where the host itself computes. One thread may use an engine at a time.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Engine:
         max_context_tokens: int = 2048,
         max_row_s: float | None = None,
         max_prefill_tokens: int = MAX_PREFILL_TOKENS,
+        reads_late: bool | None = None,
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots must be at least 1, not {slots}")
@@ -56,6 +59,9 @@ class Engine:
         self._slots = SlotTable(slots, target.vocab_size, target.device)
         self._admission = Admission(target, max_context_tokens, max_prefill_tokens)
         self._max_prefill_tokens = max_prefill_tokens
+        self._reads_late = target.device.type != "cpu" if reads_late is None else reads_late
+        self._flying: InFlight | None = None
+        self._landed_s = 0.0
         is_timed = method.controller.can_be_off
         self._prompts = DrafterPrompts(method.drafter, self._admission, target.device, is_timed)
         self._drafts = method.drafter.name != "none"
@@ -85,7 +91,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a request is waiting or in a slot."""
-        return bool(self._admission.waiting) or bool(self._slots.active)
+        return bool(self._admission.waiting or self._slots.active or self._flying)
 
     @property
     def num_waiting(self) -> int:
@@ -116,11 +122,15 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Admit what fits, then draft and verify once; returns the requests that finished, errors included."""
+        """Admit what fits, then draft and verify once; returns the requests that finished, errors included. Where steps
+        are read late, those are the ones that the step before finished."""
         finished = self._admit()
-        active = self._slots.active
-        if active:
-            finished += self._decode(self._slots.batch(active))
+        ended, launched = self._launch()
+        finished += ended + self._land_all()
+        if self._reads_late:
+            self._flying = launched
+        elif launched is not None:
+            finished += self._land(launched)
         self.stats.num_finished += len(finished)
         return finished
 
@@ -224,73 +234,82 @@ class Engine:
 
     # --- decoding --------------------------------------------------------------------------------------------------
 
-    def _decode(self, slots: SlotBatch) -> list[Completion]:
-        """One step of every active slot: the device's side, one look at it, then the host's side."""
-        progress = [one for one in self._slots.progress if one is not None]
+    def _launch(self) -> tuple[list[Completion], InFlight | None]:
+        """Hand the device a step of every slot whose text goes on as far as the host knows; None where there is none.
+        If it had to look, also who has ended."""
+        finished: list[Completion] = []
+        ids = self._slots.going
+        if not ids:
+            return finished, None
+        progress = [self._slots.at(slot) for slot in ids]
         most = max(min(one.levels, one.remaining - 1) for one in progress)
         num_missed = sum(one.num_missed for one in progress)
         num_unread = sum(one.prefix_length for one in progress if one.unread is not None)
-        choice = self.method.controller.choose(len(progress), most, num_missed, num_unread)
-        finished: list[Completion] = []
-        if choice.levels and (finished := self._read(slots, progress)):
-            progress = [one for one in self._slots.progress if one is not None]
-            if not progress:
-                return finished
-            slots = self._slots.batch(self._slots.active)
-        drafter = self.method.drafter
-        drafter_before = drafter.num_forwards
+        choice = self.method.controller.choose(len(ids), most, num_missed, num_unread)
+        if choice.levels and num_unread:
+            # Whoever has ended needs no prompt read, and is refused none.
+            finished += self._land_all()
+            ids = self._slots.going
+            finished += self._read(self._slots.batch(ids), [self._slots.at(slot) for slot in ids])
+            ids = self._slots.going
+            if not ids:
+                return finished, None
+            progress = [self._slots.at(slot) for slot in ids]
+        slots = self._slots.batch(ids)
+        before = self.method.drafter.num_forwards
         result = run_step(self.method, self._lanes, self._slots, slots, self._slots.sampling(slots), choice.levels)
-        step = result.read()
-        ended = time.perf_counter()
-        self._count_step(choice, result, ended, len(progress))
-        offered = [min(choice.levels, one.remaining - 1) for one in progress]
+        forwards = self.method.drafter.num_forwards - before
+        missed = num_missed if choice.levels else 0
+        launched = InFlight(slots, progress, choice, missed, forwards, result, result.send())
+        launched.launched()
+        return finished, launched
+
+    def _land_all(self) -> list[Completion]:
+        """Look at the step in flight, if there is one."""
+        flying, self._flying = self._flying, None
+        return [] if flying is None else self._land(flying)
+
+    def _land(self, flight: InFlight) -> list[Completion]:
+        """Look at a step: the host's side of it, for the rows that have not ended before."""
+        step = flight.sent.read()
+        ended_s = time.perf_counter()
+        # A step that was launched while the device had another one began when that ended.
+        since_s, self._landed_s = max(flight.result.started, self._landed_s), ended_s
+        self._count_step(flight, ended_s)
+        finished: list[Completion] = []
+        offered: list[int] = []
         ended_prompts: list[int] = []
-        for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
+        for row, (slot, one) in enumerate(zip(flight.slots.ids, flight.progress, strict=True)):
+            has_ended = self._slots.progress[slot] is not one
+            offered.append(0 if has_ended else min(flight.choice.levels, one.remaining - 1))
+            if has_ended:
+                continue
+            one.num_ahead -= flight.choice.levels + 1
             n = step.counts[row]
             new_logprobs = step.logprobs[row][:n]
             kept = one.take(step.tokens[row][:n], new_logprobs, self.target.eos_ids, self.target.decode)
-            # The n-th produced token is the target's own; a text that ends before it ended inside its path.
-            ended_inside = bool(one.finish_reason) and kept < n
-            accepted = kept if ended_inside else n - 1
-            one.stats.add_step(step.num_drafted[row], accepted, sum(step.relaxed[row][1 : accepted + 1]), ended_inside)
-            one.stats.choices.add(len(progress), choice)
-            one.num_missed = 0 if choice.levels else one.num_missed + 1
-            one.stats.target_forwards += 1
-            one.stats.drafter_forwards += drafter.num_forwards - drafter_before
-            one.stats.draft_ms += 1000 * (result.drafted - result.started) / len(progress)
-            one.stats.verify_ms += 1000 * (ended - result.drafted) / len(progress)
-            one.stats.batch_size_total += len(progress)
-            one.stats.degraded |= step.failed is not None and step.failed[row]
+            flight.count(row, step, kept, ended_s)
             if step.levels is not None and self._drafts:
                 one.levels = step.levels[row]
+                # The next trees' depth follows from this step: nothing is gained by launching them without it.
+                self._reads_late = False
             done = self._collect(slot, one, new_logprobs[:kept])
-            if not done and self.max_row_s is not None and ended - one.started_s > self.max_row_s:
+            if not done and self.max_row_s is not None and ended_s - one.started_s > self.max_row_s:
                 self._slots.release(slot)
                 done = [one.failure(row_timeout(self.max_row_s, len(one.token_ids)))]
             finished += done
             if done:
                 ended_prompts.append(one.prefix_length)
-        self.method.controller.learn(
-            Outcome(
-                levels=choice.levels,
-                seconds=ended - result.started,
-                draft_s=result.drafted - result.started,
-                verify_s=result.verified - result.drafted,
-                commit_s=ended - result.verified,
-                accepted=[n - 1 for n in step.counts],
-                offered=offered,
-                num_missed=num_missed if choice.levels else 0,
-                reading=self._prompts.take_reading(),
-                ended=ended_prompts,
-            )
-        )
+        outcome = flight.outcome(step, offered, since_s, ended_s, self._prompts.take_reading(), ended_prompts)
+        self.method.controller.learn(outcome, flight.choice)
         return finished
 
-    def _count_step(self, choice: Choice, result: StepResult, ended: float, num_active: int) -> None:
+    def _count_step(self, flight: InFlight, ended_s: float) -> None:
+        result, num_rows = flight.result, len(flight.progress)
         self.stats.num_steps += 1
-        self.stats.num_slot_steps += num_active
+        self.stats.num_slot_steps += num_rows
         self.stats.target_forwards += 1
         self.stats.draft_s += result.drafted - result.started
         self.stats.verify_s += result.verified - result.drafted
-        self.stats.commit_s += ended - result.verified
-        self.stats.choices.add(num_active, choice)
+        self.stats.commit_s += ended_s - result.verified
+        self.stats.choices.add(num_rows, flight.choice)

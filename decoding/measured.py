@@ -81,7 +81,6 @@ class Measured:
         self._review_pause = FIRST_REVIEW_STEPS
         self._catch_ups: deque[tuple[int, float]] = deque(maxlen=8)
         self._resume_s = 0.0
-        self._last = Choice(max_levels, "start")
         self._size = 0
         self._was_trial = False
 
@@ -91,8 +90,7 @@ class Measured:
 
     def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> Choice:
         if max_levels == 0:
-            self._last = Choice(0, "last")
-            return self._last
+            return Choice(0, "last")
         self._resume_s = self._catch_up_s(num_missed) + self.prompts.read_s(num_unread)
         levels, reason = self._pick(num_active)
         levels = max(depth for depth in self.depths if depth <= min(levels, max_levels))
@@ -103,8 +101,7 @@ class Measured:
         promised = plain = 0.0
         if self.costs.knows_any:
             promised, plain = self.speed(num_active, levels), self.speed(num_active, 0)
-        self._last = Choice(levels, reason, promised, plain)
-        return self._last
+        return Choice(levels, reason, promised, plain)
 
     def speed(self, num_active: int, levels: int) -> float:
         """Expected tokens per second of all rows together."""
@@ -119,8 +116,8 @@ class Measured:
         """Tokens per second of the steps alone."""
         return num_active * self.rates.tokens(levels) / self.costs.seconds(num_active, levels)
 
-    def learn(self, outcome: Outcome) -> None:
-        reason = self._last.reason
+    def learn(self, outcome: Outcome, choice: Choice) -> None:
+        reason = choice.reason
         self.prompts.add(outcome.reading, outcome.num_tokens, outcome.ended)
         if reason == "last":
             # Plain decoding, but of rows that end: measured like any.

@@ -37,6 +37,8 @@ class Progress:
     """What the drafter's side of its prompt is made from, until the drafter has read it."""
     num_missed: int = 0
     """Tokens of steps without drafts, which the drafter has to catch up on before it drafts."""
+    num_ahead: int = 0
+    """Most tokens that launched steps have made and the host has not seen."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
@@ -121,15 +123,20 @@ class SlotTable:
     def active(self) -> list[int]:
         return [slot for slot, progress in enumerate(self.progress) if progress is not None]
 
+    @property
+    def going(self) -> list[int]:
+        """Slots whose text has not reached its full length even if all that was not seen of it was made."""
+        return [slot for slot in self.active if self.at(slot).remaining > self.at(slot).num_ahead]
+
     def batch(self, ids: Sequence[int]) -> SlotBatch:
         """The given occupied slots as one batch."""
         ids = tuple(ids)
-        counts = tuple(len(self._at(slot).token_ids) for slot in ids)
+        counts = tuple(len(self.at(slot).token_ids) + self.at(slot).num_ahead for slot in ids)
         if self._index is None or self._index[0] != ids:
             self._index = ids, torch.tensor(ids, dtype=torch.long, device=self.device)
         return SlotBatch(self._index[1], ids, counts)
 
-    def _at(self, slot: int) -> Progress:
+    def at(self, slot: int) -> Progress:
         progress = self.progress[slot]
         assert progress is not None, f"slot {slot} is empty"
         return progress
@@ -162,7 +169,7 @@ class SlotTable:
         """Sampling parameters of the batch."""
         if self._rows is not None and self._rows[0] == slots.ids:
             return self._rows[1]
-        used = [self._at(slot).request.sampling for slot in slots.ids]
+        used = [self.at(slot).request.sampling for slot in slots.ids]
         index = slots.index
         penalised = any(one.repetition_penalty != 1.0 for one in used)
         rows = RowSampling(

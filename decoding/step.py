@@ -59,14 +59,35 @@ class StepResult:
     drafted: float
     verified: float
 
-    def read(self) -> HostStep:
-        """The step's one look at the device."""
+    def send(self) -> SentStep:
+        """Begin the step's one copy to the host; a GPU makes it while further steps are launched."""
         outcome = (self.tokens, self.logprobs, self.n, self.num_drafted, self.relaxed, self.levels, self.failed)
-        known = [part for part in outcome if part is not None]
         # One copy for all of them, in a type that holds each exactly: the first one's, to which the rest is promoted.
-        (first, *rest) = (part.flatten() for part in known)
-        copied = iter(torch.cat([first.double(), *rest]).tolist())
-        lists: list[Any] = [None if one is None else _listed(copied, one) for one in outcome]
+        (first, *rest) = (part.flatten() for part in outcome if part is not None)
+        numbers = torch.cat([first.double(), *rest])
+        if not numbers.is_cuda:
+            return SentStep(outcome, numbers, None)
+        there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        there.copy_(numbers, non_blocking=True)
+        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        arrived.record()
+        return SentStep(outcome, there, arrived)
+
+
+@dataclass(frozen=True)
+class SentStep:
+    """A step's outcome on its way to the host: `numbers` hold the parts of `outcome`, in order, once `arrived`."""
+
+    outcome: tuple[Tensor | None, ...]
+    numbers: Tensor
+    arrived: torch.cuda.Event | None
+
+    def read(self) -> HostStep:
+        """The step's one look at the device; waits for this step and no later one."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        copied = iter(self.numbers.tolist())
+        lists: list[Any] = [None if one is None else _listed(copied, one) for one in self.outcome]
         return HostStep(*lists)
 
 

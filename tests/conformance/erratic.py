@@ -18,15 +18,15 @@ class Erratic:
     def __init__(self, seed: int = 0, pattern: Sequence[int] = ()) -> None:
         self._random = random.Random(seed)
         self._pattern = tuple(pattern)
-        self._num_asked = 0
+        self.num_asked = 0
         self.is_off = bool(pattern) and not any(pattern)
         self.outcomes: list[Outcome] = []
         self.most_missed = 0
 
     def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> Choice:
-        self._num_asked += 1
+        self.num_asked += 1
         if self._pattern:
-            levels = min(max_levels, self._pattern[self._num_asked % len(self._pattern)])
+            levels = min(max_levels, self._pattern[self.num_asked % len(self._pattern)])
         else:
             # Often off, for several steps on end, with every depth in between.
             rests = self.is_off and self._random.random() < 0.5
@@ -35,7 +35,7 @@ class Erratic:
         self.most_missed = max(self.most_missed, num_missed)
         return Choice(levels, "best" if max_levels else "last", 2.0, 1.0)
 
-    def learn(self, outcome: Outcome) -> None:
+    def learn(self, outcome: Outcome, choice: Choice) -> None:
         self.outcomes.append(outcome)
 
 

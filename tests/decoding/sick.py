@@ -41,7 +41,7 @@ class SickDrafter:
 
     def _sick(self, slots: SlotBatch) -> list[bool]:
         assert self.engine is not None
-        requests = [self.engine._slots._at(slot).request for slot in slots.ids]
+        requests = [self.engine._slots.at(slot).request for slot in slots.ids]
         return [self.is_sick(request) for request in requests]
 
     def _strike(self, where: str, slots: SlotBatch) -> None:
@@ -69,7 +69,7 @@ class SickDrafter:
             return logits
         assert self.engine is not None
         self.struck |= {
-            self.engine._slots._at(slot).request.sample_id for slot, ill in zip(slots.ids, sick, strict=True) if ill
+            self.engine._slots.at(slot).request.sample_id for slot, ill in zip(slots.ids, sick, strict=True) if ill
         }
         logits = logits.clone()
         logits[torch.tensor(sick)] = self.value

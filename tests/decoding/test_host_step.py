@@ -18,7 +18,7 @@ def test_a_step_is_read_as_it_was(has_levels: bool) -> None:
     relaxed = torch.tensor([[False, True], [False, False]])
     levels = torch.tensor([5, 1]) if has_levels else None
     failed = torch.tensor([True, False])
-    step = StepResult(tokens, logprobs, n, drafted, relaxed, levels, failed, 0.0, 0.0, 0.0).read()
+    step = StepResult(tokens, logprobs, n, drafted, relaxed, levels, failed, 0.0, 0.0, 0.0).send().read()
     assert step.tokens == [[3, 2**40 + 1], [0, -1]]
     assert step.logprobs == logprobs.tolist()
     assert (step.counts, step.num_drafted) == ([2, 1], [4, 0])
@@ -26,4 +26,4 @@ def test_a_step_is_read_as_it_was(has_levels: bool) -> None:
     assert all(value is True or value is False for row in step.relaxed for value in row)
     assert step.levels == ([5, 1] if has_levels else None)
     assert step.failed == [True, False]
-    assert StepResult(tokens, logprobs, n, drafted, relaxed, levels, None, 0.0, 0.0, 0.0).read().failed is None
+    assert StepResult(tokens, logprobs, n, drafted, relaxed, levels, None, 0.0, 0.0, 0.0).send().read().failed is None

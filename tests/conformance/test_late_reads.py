@@ -1,0 +1,186 @@
+"""Steps that are looked at when the next one was launched: the same outputs, the same telemetry, nothing lost."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from decoding import Completion, Engine, Method, Request, Sampling
+from decoding.acceptance import Exact
+from decoding.drafters import NoDrafter
+from decoding.trees import Chain
+from models.front_end import PromptError
+from tests import toys
+from tests.conformance import checks, images, methods, resting
+from tests.conformance.erratic import Erratic, unsettled
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All engines read late."""
+    monkeypatch.setattr(Engine, "__init__", functools.partialmethod(Engine.__init__, reads_late=True))
+
+
+@pytest.mark.parametrize("mode", methods.MODES)
+@pytest.mark.parametrize("name", methods.METHODS)
+def test_every_method_gives_the_targets_output(name: str, mode: str, late: None) -> None:
+    families = methods.METHODS[name][1]
+    methods.check_case((name, "llava" if "llava" in families else families[0], 4, mode), count=8)
+
+
+def told(completion: Completion) -> tuple[Any, ...]:
+    one = completion.telemetry
+    return (
+        completion.token_ids,
+        completion.finish_reason,
+        completion.mean_logprob,
+        one.num_spec_steps,
+        one.num_draft_tokens,
+        one.acceptance_histogram,
+        one.num_relaxed_accepts,
+        one.ended_inside_path,
+        one.target_forwards,
+    )
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("name", ["plain", "sd-chain", "dynamic", "tabed", "sage", "lookup"])
+def test_telemetry_is_that_of_steps_read_at_once(name: str, slots: int) -> None:
+    make, _ = methods.METHODS[name]
+    wanted = checks.requests("llava", 9)
+    results = []
+    for reads_late in (False, True):
+        engine = Engine(toys.target("llava"), make("llava"), slots, 160, reads_late=reads_late)
+        results.append({key: told(one) for key, one in checks.run(engine, wanted).items()})
+        assert engine._slots.free == list(range(slots))
+        assert engine._flying is None
+    for key, one in results[0].items():
+        assert one[2] == pytest.approx(results[1][key][2], rel=1e-4)
+        assert one[:2] + one[3:] == results[1][key][:2] + results[1][key][3:], key
+
+
+def endless(limit: int) -> list[Request]:
+    return checks.requests("llama", 7, Sampling(ignore_eos=True), longest=limit)
+
+
+def test_texts_of_a_fixed_length_cost_plain_decoding_no_step_more() -> None:
+    steps = []
+    for reads_late in (False, True):
+        engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 3, 96, reads_late=reads_late)
+        checks.run(engine, endless(30))
+        steps.append(engine.stats.num_slot_steps)
+    assert steps[0] == steps[1]
+
+
+def test_a_row_that_ended_unseen_runs_once_more_and_its_slot_is_taken_right_after() -> None:
+    late, at_once = (
+        Engine(toys.target("llava"), Method(NoDrafter(), Chain(1), Exact()), 2, 160, reads_late=reads_late)
+        for reads_late in (True, False)
+    )
+    wanted = checks.requests("llava", 24)
+    done, expected = checks.run(late, wanted), checks.run(at_once, wanted)
+    ended_by_eos = sum(one.finish_reason == "stop" and len(one.token_ids) > 1 for one in expected.values())
+    assert ended_by_eos > 0
+    assert {key: one.token_ids for key, one in done.items()} == {key: one.token_ids for key, one in expected.items()}
+    assert 0 < late.stats.num_slot_steps - at_once.stats.num_slot_steps <= ended_by_eos
+
+
+def test_a_step_is_launched_before_the_one_before_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 2, 96, reads_late=True)
+    seen: list[str] = []
+    launch, land = engine._launch, engine._land
+
+    def launched() -> Any:
+        seen.append("launch")
+        return launch()
+
+    def landed(flight: Any) -> Any:
+        seen.append("look")
+        return land(flight)
+
+    monkeypatch.setattr(engine, "_launch", launched)
+    monkeypatch.setattr(engine, "_land", landed)
+    engine.submit(replace(endless(30)[2], sample_id="one"))
+    for _ in range(3):
+        engine.step()
+    assert seen == ["launch", "launch", "look", "launch", "look"]
+    assert engine.has_work
+
+
+@pytest.mark.parametrize("pattern", [[0], [4], resting.LONG, resting.MIXED], ids=str)
+def test_whatever_a_controller_does(pattern: list[int], late: None) -> None:
+    engine, _ = resting.unsettled_engine(pattern)
+    wanted = resting.long_requests()
+    done = checks.run(engine, wanted)
+    for request in wanted:
+        expected = checks.generated("llama", replace(request), frozenset())
+        assert done[request.sample_id].token_ids == expected
+
+
+@pytest.mark.parametrize("method", ["plain", "eagle2", "sd-chain"])
+def test_images_have_a_length_that_no_row_runs_beyond(method: str, late: None) -> None:
+    images.check_equal(method, "class", 4, "sampled-guided")
+
+
+def poison(target: Any, number: int) -> Callable[..., Any]:
+    """Logits that are no numbers in every forward from one on."""
+    head, calls = target.head.forward, [0]
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        calls[0] += 1
+        out: torch.Tensor = head(hidden)
+        return out * torch.nan if calls[0] > number else out
+
+    return forward
+
+
+def test_rows_without_numbers_and_rows_without_time_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = toys.target("llama")
+    engine = Engine(target, Method(NoDrafter(), Chain(1), Exact()), 3, 96, reads_late=True)
+    monkeypatch.setattr(target.head, "forward", poison(target, 4))
+    wanted = endless(30)
+    done = list(engine.run(wanted))
+    assert sorted(one.sample_id for one in done) == sorted(one.sample_id for one in wanted)
+    assert {one.error.code for one in done if one.error} == {"non_finite_logits"}
+    monkeypatch.undo()
+    slow = Engine(target, Method(NoDrafter(), Chain(1), Exact()), 3, 96, max_row_s=1e-9, reads_late=True)
+    done = list(slow.run(wanted))
+    assert sorted(one.sample_id for one in done) == sorted(one.sample_id for one in wanted)
+    assert {one.error.code for one in done if one.error} == {"row_timeout"}
+
+
+def test_windows_hold_what_was_made_unseen() -> None:
+    # Every draft is taken, so a text crosses a window's end by several columns at once.
+    wanted = [replace(one, sampling=Sampling(max_new_tokens=150, ignore_eos=True)) for one in endless(30)]
+    method = Method(checks.make_drafter("right", "llama"), Chain(5), Exact())
+    done = checks.run(Engine(toys.target("llama"), method, 3, 200, reads_late=True), wanted)
+    assert any(one.telemetry.mean_acceptance_length > 5 for one in done.values())
+    for request in wanted:
+        assert done[request.sample_id].token_ids == checks.generated("llama", request, frozenset())
+
+
+def test_a_drafter_that_refuses_late_refuses_no_row_that_has_ended() -> None:
+    plain = Engine(toys.target("llava"), Method(NoDrafter(), Chain(1), Exact()), 1, 160)
+    wanted = checks.requests("llava", 24)
+    expected = next(one for one in plain.run(wanted) if one.finish_reason == "stop" and len(one.token_ids) > 2)
+    drafter = checks.make_drafter("perturbed", "llava")
+
+    def refuse(*_: Any) -> Any:
+        raise PromptError("no such words")
+
+    drafter.prefixes = refuse  # type: ignore[method-assign]
+    # Drafts are wanted for the first time when the text has ended and nobody has seen it.
+    pattern = [0] * len(expected.token_ids) + [2]
+    method = unsettled(Method(drafter, Chain(4), Exact()), pattern=pattern)
+    assert isinstance(method.controller, Erratic)
+    method.controller.is_off = True
+    late = Engine(toys.target("llava"), method, 1, 160, reads_late=True)
+    (done,) = late.run([next(one for one in wanted if one.sample_id == expected.sample_id)])
+    assert method.controller.num_asked == len(expected.token_ids)
+    assert done.error is None
+    assert done.token_ids == expected.token_ids
