@@ -45,6 +45,7 @@ class Outcome:
     Row by row: `accepted` drafts, and `offered`, the deepest draft that the row had a use for. `num_missed` tokens, of
     all rows together, were the drafter's to catch up on first. `reading` is what it read of prompts since the step
     before, in time of its own, and `ended` has the prompt's tokens of every row that ended; both as the target counts.
+    A step that the host looked at late (`is_late`) may have taken less than its `seconds`.
     """
 
     levels: int
@@ -57,6 +58,7 @@ class Outcome:
     num_missed: int = 0
     reading: Reading = Reading()
     ended: Sequence[int] = ()
+    is_late: bool = False
 
     @property
     def num_active(self) -> int:

@@ -16,7 +16,7 @@ from decoding.admission import MAX_PREFILL_TOKENS, Admission
 from decoding.contracts import EngineSpec, Method, Probe, StepNoise
 from decoding.drafter_prompts import DrafterPrompts
 from decoding.errors import non_finite_logits, row_timeout
-from decoding.in_flight import InFlight
+from decoding.in_flight import InFlight, Look
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
 from decoding.slots import Progress, SlotTable
@@ -61,7 +61,7 @@ class Engine:
         self._max_prefill_tokens = max_prefill_tokens
         self._reads_late = target.device.type != "cpu" if reads_late is None else reads_late
         self._flying: InFlight | None = None
-        self._landed_s = 0.0
+        self._looked_s = 0.0
         is_timed = method.controller.can_be_off
         self._prompts = DrafterPrompts(method.drafter, self._admission, target.device, is_timed)
         self._drafts = method.drafter.name != "none"
@@ -147,7 +147,8 @@ class Engine:
             self.stats.encode_s += time.perf_counter() - taken.started_s
             self.stats.num_feature_hits += self.target.num_feature_hits - hits_before
             self.stats.num_shared_prompts += len(taken.lanes) - len({id(lanes) for lanes in taken.lanes})
-            finished += taken.refused
+            # Prompts are made while the device goes on, and read when it has nothing else to do.
+            finished += taken.refused + self._land_all(is_late=True)
             ids, free = free[: len(taken.requests)], free[len(taken.requests) :]
             if ids:
                 progress = [self._begin(*one, taken.started_s) for one in zip(taken.requests, taken.lanes, strict=True)]
@@ -260,22 +261,22 @@ class Engine:
         result = run_step(self.method, self._lanes, self._slots, slots, self._slots.sampling(slots), choice.levels)
         forwards = self.method.drafter.num_forwards - before
         missed = num_missed if choice.levels else 0
-        launched = InFlight(slots, progress, choice, missed, forwards, result, result.send())
-        launched.launched()
+        sent = result.send()
+        launched = InFlight(slots, progress, choice, missed, forwards, result, sent, time.perf_counter())
+        launched.note()
         return finished, launched
 
-    def _land_all(self) -> list[Completion]:
+    def _land_all(self, is_late: bool = False) -> list[Completion]:
         """Look at the step in flight, if there is one."""
         flying, self._flying = self._flying, None
-        return [] if flying is None else self._land(flying)
+        return [] if flying is None else self._land(flying, is_late)
 
-    def _land(self, flight: InFlight) -> list[Completion]:
-        """Look at a step: the host's side of it, for the rows that have not ended before."""
-        step = flight.sent.read()
-        ended_s = time.perf_counter()
-        # A step that was launched while the device had another one began when that ended.
-        since_s, self._landed_s = max(flight.result.started, self._landed_s), ended_s
-        self._count_step(flight, ended_s)
+    def _land(self, flight: InFlight, is_late: bool = False) -> list[Completion]:
+        """Look at a step: the host's side of it, for the rows that have not ended before. A look that `is_late` says
+        little of how long the step took."""
+        look = flight.look(self._looked_s)
+        step, self._looked_s = look.step, look.ended_s
+        self._count_step(flight, look)
         finished: list[Completion] = []
         offered: list[int] = []
         ended_prompts: list[int] = []
@@ -288,28 +289,28 @@ class Engine:
             n = step.counts[row]
             new_logprobs = step.logprobs[row][:n]
             kept = one.take(step.tokens[row][:n], new_logprobs, self.target.eos_ids, self.target.decode)
-            flight.count(row, step, kept, ended_s)
+            flight.count(row, look, kept)
             if step.levels is not None and self._drafts:
                 one.levels = step.levels[row]
                 # The next trees' depth follows from this step: nothing is gained by launching them without it.
                 self._reads_late = False
             done = self._collect(slot, one, new_logprobs[:kept])
-            if not done and self.max_row_s is not None and ended_s - one.started_s > self.max_row_s:
+            if not done and self.max_row_s is not None and look.ended_s - one.started_s > self.max_row_s:
                 self._slots.release(slot)
                 done = [one.failure(row_timeout(self.max_row_s, len(one.token_ids)))]
             finished += done
             if done:
                 ended_prompts.append(one.prefix_length)
-        outcome = flight.outcome(step, offered, since_s, ended_s, self._prompts.take_reading(), ended_prompts)
+        outcome = flight.outcome(look, offered, self._prompts.take_reading(), ended_prompts, is_late)
         self.method.controller.learn(outcome, flight.choice)
         return finished
 
-    def _count_step(self, flight: InFlight, ended_s: float) -> None:
-        result, num_rows = flight.result, len(flight.progress)
+    def _count_step(self, flight: InFlight, look: Look) -> None:
+        num_rows = len(flight.progress)
         self.stats.num_steps += 1
         self.stats.num_slot_steps += num_rows
         self.stats.target_forwards += 1
-        self.stats.draft_s += result.drafted - result.started
-        self.stats.verify_s += result.verified - result.drafted
-        self.stats.commit_s += ended_s - result.verified
+        self.stats.draft_s += look.draft_s
+        self.stats.verify_s += look.verify_s
+        self.stats.commit_s += look.commit_s
         self.stats.choices.add(num_rows, flight.choice)

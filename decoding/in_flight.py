@@ -6,6 +6,7 @@ launched on what the device knows, and rows that ended meanwhile have run in vai
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,21 @@ from decoding.controller import Choice, Outcome, Reading
 from decoding.slots import Progress
 from decoding.step import HostStep, SentStep, StepResult
 from models.lanes import SlotBatch
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a look at a step showed: its numbers, when they were there, and seconds.
+
+    `seconds` are what the step took of the device's time, phases what it took of the host's: launching, and waiting.
+    """
+
+    step: HostStep
+    ended_s: float
+    seconds: float
+    draft_s: float
+    verify_s: float
+    commit_s: float
 
 
 @dataclass(frozen=True)
@@ -27,16 +43,34 @@ class InFlight:
     drafter_forwards: int
     result: StepResult
     sent: SentStep
+    launched_s: float
+    """When the host was done with it, by its clock."""
 
-    def launched(self) -> None:
+    def note(self) -> None:
         """Note in its rows that they may have become longer than the host knows."""
         for one in self.progress:
             one.num_ahead += self.choice.levels + 1
             one.num_missed = 0 if self.choice.levels else one.num_missed + 1
 
-    def count(self, row: int, step: HostStep, kept: int, ended_s: float) -> None:
+    def look(self, since_s: float) -> Look:
+        """Wait for the step's numbers. It took the device from `since_s` on, if it had another one before."""
+        looked_s = time.perf_counter()
+        step = self.sent.read()
+        ended_s = time.perf_counter()
+        result = self.result
+        return Look(
+            step=step,
+            ended_s=ended_s,
+            seconds=ended_s - max(result.started, since_s),
+            draft_s=result.drafted - result.started,
+            verify_s=result.verified - result.drafted,
+            # Between its launch and the look the host was busy with other steps.
+            commit_s=self.launched_s - result.verified + ended_s - looked_s,
+        )
+
+    def count(self, row: int, look: Look, kept: int) -> None:
         """Add the step to the telemetry of a row of which `kept` tokens were kept."""
-        one, result, num_rows = self.progress[row], self.result, len(self.progress)
+        one, step, num_rows = self.progress[row], look.step, len(self.progress)
         n = step.counts[row]
         # The n-th produced token is the target's own; a text that ends before it ended inside its path.
         ended_inside = bool(one.finish_reason) and kept < n
@@ -46,25 +80,25 @@ class InFlight:
         stats.choices.add(num_rows, self.choice)
         stats.target_forwards += 1
         stats.drafter_forwards += self.drafter_forwards
-        stats.draft_ms += 1000 * (result.drafted - result.started) / num_rows
-        stats.verify_ms += 1000 * (ended_s - result.drafted) / num_rows
+        stats.draft_ms += 1000 * look.draft_s / num_rows
+        stats.verify_ms += 1000 * (look.verify_s + look.commit_s) / num_rows
         stats.batch_size_total += num_rows
         stats.degraded |= step.failed is not None and step.failed[row]
 
     def outcome(
-        self, step: HostStep, offered: Sequence[int], since_s: float, ended_s: float, reading: Reading, ended: list[int]
+        self, look: Look, offered: Sequence[int], reading: Reading, ended: Sequence[int], is_late: bool
     ) -> Outcome:
-        """What the controller is told; the step took from `since_s` on, as before that the device had another one."""
-        result = self.result
+        """What the controller is told."""
         return Outcome(
             levels=self.choice.levels,
-            seconds=ended_s - since_s,
-            draft_s=result.drafted - result.started,
-            verify_s=result.verified - result.drafted,
-            commit_s=ended_s - result.verified,
-            accepted=[n - 1 for n in step.counts],
+            seconds=look.seconds,
+            draft_s=look.draft_s,
+            verify_s=look.verify_s,
+            commit_s=look.commit_s,
+            accepted=[n - 1 for n in look.step.counts],
             offered=offered,
             num_missed=self.num_missed,
             reading=reading,
             ended=ended,
+            is_late=is_late,
         )

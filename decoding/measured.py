@@ -126,7 +126,9 @@ class Measured:
         self.num_steps += 1
         self.spent_s += outcome.seconds + outcome.reading.seconds
         self.rates.add(outcome.accepted, outcome.offered)
-        self.costs.add(outcome.num_active, outcome.levels, outcome.seconds, is_usual=outcome.num_missed == 0)
+        self.costs.add(
+            outcome.num_active, outcome.levels, outcome.seconds, is_usual=not (outcome.num_missed or outcome.is_late)
+        )
         self.num_start_steps += reason == "start"
         more_s = 0.0
         if outcome.num_missed and self.costs.num_measured(outcome.num_active, outcome.levels):

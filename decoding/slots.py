@@ -188,18 +188,18 @@ class SlotTable:
 
     def noise(self, slots: SlotBatch) -> Noise:
         """Noise of the batch, from each sample's next position on."""
-        return Noise(self._keys[slots.index], self._position[slots.index])
+        return Noise(slots.of(self._keys), slots.of(self._position))
 
     def max_depth(self, slots: SlotBatch) -> Tensor:
         """Deepest useful draft of each row (b,): the last token of a text is the target's own, never a draft."""
-        return self._remaining[slots.index] - 1
+        return slots.of(self._remaining) - 1
 
     def advance(self, slots: SlotBatch, tokens: Tensor, count: Tensor) -> None:
         """Follow a verdict: the first `count` (b,) of `tokens` (b, P) were produced, the last of them is pending."""
         index = slots.index
-        self.root[index] = tokens.gather(1, (count - 1)[:, None])[:, 0]
-        self._position.index_add_(0, index, count)
-        self._remaining.index_add_(0, index, count, alpha=-1)
+        slots.put(self.root, tokens.gather(1, (count - 1)[:, None])[:, 0])
+        slots.add(self._position, count)
+        slots.add(self._remaining, count, sign=-1)
         if self._seen is not None:
             real = torch.arange(tokens.shape[1], device=tokens.device)[None] < count[:, None]
             rows = index[:, None].expand_as(tokens)

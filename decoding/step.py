@@ -7,9 +7,8 @@ captured. What the host needs is left in a `StepResult` and read in one go.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import torch
@@ -70,7 +69,7 @@ class StepResult:
         there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         there.copy_(numbers, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record()
+        arrived.record(torch.cuda.current_stream(numbers.device))
         return SentStep(outcome, there, arrived)
 
 
@@ -86,17 +85,25 @@ class SentStep:
         """The step's one look at the device; waits for this step and no later one."""
         if self.arrived is not None:
             self.arrived.synchronize()
-        copied = iter(self.numbers.tolist())
-        lists: list[Any] = [None if one is None else _listed(copied, one) for one in self.outcome]
+        values, start = self.numbers.tolist(), 0
+        lists: list[Any] = []
+        for part in self.outcome:
+            lists.append(None if part is None else _listed(values[start : start + part.numel()], part))
+            start += 0 if part is None else part.numel()
         return HostStep(*lists)
 
 
-def _listed(numbers: Iterator[float], like: Tensor) -> list[Any]:
-    """The next of `numbers` in the shape (b,) or (b, P) and the type of a tensor."""
-    kind: Callable[[float], Any] = {torch.long: int, torch.bool: bool}.get(like.dtype, float)
+KINDS: dict[torch.dtype, Callable[[float], Any]] = {torch.long: int, torch.bool: bool}
+
+
+def _listed(values: list[float], like: Tensor) -> list[Any]:
+    """Numbers in the shape (b,) or (b, P) and the type of a tensor."""
+    kind = KINDS.get(like.dtype)
+    found = values if kind is None else list(map(kind, values))
     if like.dim() == 1:
-        return [kind(number) for number in islice(numbers, like.shape[0])]
-    return [[kind(number) for number in islice(numbers, like.shape[1])] for _ in range(like.shape[0])]
+        return found
+    width = like.shape[1]
+    return [found[start : start + width] for start in range(0, len(found), width)]
 
 
 def run_step(

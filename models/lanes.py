@@ -7,7 +7,7 @@ same to it. Shapes: b active slots, R lanes, N nodes, D hidden, V vocabulary; r 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -38,11 +38,29 @@ class SlotBatch:
     index: Tensor
     ids: tuple[int, ...]
     num_generated: tuple[int, ...]
+    is_leading: bool = field(init=False)
+    """Whether the slots are exactly 0 … b − 1, so that what is kept per slot can be read as a view."""
 
-    @property
-    def is_leading(self) -> bool:
-        """Whether the slots are exactly 0 … b − 1, so that what is kept per slot can be read as a view."""
-        return self.ids == tuple(range(len(self.ids)))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_leading", self.ids == tuple(range(len(self.ids))))
+
+    def of(self, memory: Tensor) -> Tensor:
+        """These slots' part (b, …) of what is kept per slot (S, …), to be read before any of it is written."""
+        return memory[: len(self.ids)] if self.is_leading else memory[self.index]
+
+    def put(self, memory: Tensor, values: Tensor) -> None:
+        """Write `values` (b, …) to these slots' part of what is kept per slot."""
+        if self.is_leading:
+            memory[: len(self.ids)] = values
+        else:
+            memory[self.index] = values
+
+    def add(self, memory: Tensor, values: Tensor, sign: int = 1) -> None:
+        """Add `values` (b,), or take them away, from these slots' part of what is kept per slot."""
+        if self.is_leading:
+            memory[: len(self.ids)].add_(values, alpha=sign)
+        else:
+            memory.index_add_(0, self.index, values, alpha=sign)
 
     def some(self, ids: Collection[int]) -> SlotBatch:
         """Those of its slots that `ids` names, in the batch's order."""
@@ -152,10 +170,10 @@ class LaneModel:
     ) -> Tensor:
         """As `forward`, for nodes whose inputs are given: `embeds` (b · R, N, D), slot-major."""
         b, num_nodes = depth.shape
-        order = self._lead(slots)
+        is_mixed = self._lead(slots)
         visible = self._spread(visible)
         depth = self._spread(depth)
-        if order is not None:
+        if is_mixed:
             # Whose rows come when: inputs go into the order of the rows, states come back in that of the slots.
             there = self._blocks[slots.index].argsort()
             there = (there[:, None] * self.num_lanes + self._numbers[: self.num_lanes]).flatten()
@@ -179,10 +197,10 @@ class LaneModel:
                 parts = split(self._first, lens, visible, offset, self.cache.layer(0)[0], num_heads)
         step = AttentionStep(self.cache, rows, columns, bias, window, num_rows, parts=parts)
         hidden = self._run(embeds, positions, step, {}).view(b, self.num_lanes, num_nodes, -1)
-        return hidden if order is None else hidden[self._blocks[slots.index]]
+        return hidden[self._blocks[slots.index]] if is_mixed else hidden
 
-    def _lead(self, slots: SlotBatch) -> list[int] | None:
-        """Move the slots into the leading blocks; the block of each, or None where that is its place in the batch."""
+    def _lead(self, slots: SlotBatch) -> bool:
+        """Move the slots into the leading blocks; whether they come in another order there than in the batch."""
         b = len(slots.ids)
         holes = set(range(b)) - {self._block_of[slot] for slot in slots.ids}
         if holes:
@@ -190,8 +208,11 @@ class LaneModel:
             for slot in slots.ids:
                 if self._block_of[slot] >= b:
                     self._swap(slot, holder[holes.pop()])
-        blocks = [self._block_of[slot] for slot in slots.ids]
-        return None if blocks == list(range(b)) else blocks
+        return not self._are_leading(slots)
+
+    def _are_leading(self, slots: SlotBatch) -> bool:
+        """Whether each slot's block is its place in the batch."""
+        return all(self._block_of[slot] == place for place, slot in enumerate(slots.ids))
 
     def _swap(self, one: int, other: int) -> None:
         """Exchange the places of two slots."""
@@ -213,7 +234,12 @@ class LaneModel:
         return out.float()
 
     def commit(self, slots: SlotBatch, source: Tensor, keep: Tensor) -> None:
-        """Keep scratch columns `source` (b, P), the first `keep` (b,) of them, as each row's next columns."""
+        """Keep scratch columns `source` (b, P), the first `keep` (b,) of them, as each row's next columns; those that
+        stand there already where `source` has none."""
+        if source.shape[1] == 0 and self._are_leading(slots):
+            keep = self._spread(keep)
+            self.cache.lens[: keep.shape[0]].add_(keep)
+            return
         rows = self.rows(slots)
         source, keep = self._spread(source), self._spread(keep)
         self.cache.compact(rows, source, keep)

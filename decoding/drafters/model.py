@@ -91,7 +91,7 @@ class ModelDrafter:
     def _catch_up(self, slots: SlotBatch) -> Tensor:
         """Run the pending tokens and commit them; hidden states (b, R, 1, D) after the root."""
         widths = catch_up_widths(max(self._most_pending[slot] for slot in slots.ids))
-        count = self._num_pending[slots.index]
+        count = slots.of(self._num_pending)
         b = count.shape[0]
         self._num_scratch = 0
         self._levels: list[Tensor] = []
@@ -100,7 +100,7 @@ class ModelDrafter:
         for start, width in widths:
             here = (count - start if start else count).clamp(0, width)
             depth = self._numbers[:width].expand(b, -1)
-            known = self._known(self._pending[slots.index, start : start + width])
+            known = self._known(slots.of(self._pending[:, start : start + width]))
             # A row with fewer tokens leaves junk in the columns behind them, which the next write replaces.
             hidden = self.lanes.forward(slots, known, depth, self._causal[:width, :width].expand(b, -1, -1))
             self.num_forwards += 1
@@ -167,8 +167,8 @@ class ModelDrafter:
         last = tree.tokens.gather(1, ends)[:, 0]
         # What stands behind the pending tokens is never read.
         pending = torch.stack([torch.where(missing, last, verdict.next), verdict.next], dim=1)
-        self._pending[slots.index, :CATCH_UP] = pending
-        self._num_pending[slots.index] = 1 + missing.long()
+        slots.put(self._pending[:, :CATCH_UP], pending)
+        slots.put(self._num_pending, missing + 1)
         for slot in slots.ids:
             self._most_pending[slot] = CATCH_UP
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -99,9 +100,9 @@ def test_a_step_is_launched_before_the_one_before_it_is_looked_at(monkeypatch: p
         seen.append("launch")
         return launch()
 
-    def landed(flight: Any) -> Any:
+    def landed(*flight: Any) -> Any:
         seen.append("look")
-        return land(flight)
+        return land(*flight)
 
     monkeypatch.setattr(engine, "_launch", launched)
     monkeypatch.setattr(engine, "_land", landed)
@@ -125,6 +126,26 @@ def test_whatever_a_controller_does(pattern: list[int], late: None) -> None:
 @pytest.mark.parametrize("method", ["plain", "eagle2", "sd-chain"])
 def test_images_have_a_length_that_no_row_runs_beyond(method: str, late: None) -> None:
     images.check_equal(method, "class", 4, "sampled-guided")
+
+
+@pytest.mark.parametrize("reads_late", [False, True])
+def test_no_second_is_counted_twice(reads_late: bool) -> None:
+    engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 2, 96, reads_late=reads_late)
+    start = time.perf_counter()
+    checks.run(engine, endless(30))
+    spent, stats = time.perf_counter() - start, engine.stats
+    phases = (stats.encode_s, stats.prefill_s, stats.draft_s, stats.verify_s, stats.commit_s)
+    assert all(phase >= 0 for phase in phases)
+    assert sum(phases) <= spent
+
+
+def test_where_the_host_computes_steps_are_looked_at_at_once() -> None:
+    engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 2, 96)
+    engine.submit(endless(30)[0])
+    engine.step()
+    assert engine._flying is None
+    (progress,) = (one for one in engine._slots.progress if one is not None)
+    assert len(progress.token_ids) == 2
 
 
 def poison(target: Any, number: int) -> Callable[..., Any]:
