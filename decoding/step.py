@@ -130,8 +130,8 @@ def run_step(
     raw = table.guidance.merge(slots, lanes.logits(hidden), tree.depth)
     judgement = Judgement(slots, tree, raw, _warp_nodes(tree, raw, rows), hidden, noise, rows)
     verdict = method.acceptance.judge(judgement)
-    tokens = produced_tokens(tree, verdict)
-    logprobs = path_logprobs(tree, raw, verdict, tokens)
+    tokens = produced_tokens(tree, verdict) if verdict.said is None else verdict.said
+    logprobs = path_logprobs(tree, raw, verdict, tokens) if verdict.logprobs is None else verdict.logprobs
     verified = time.perf_counter()
     # The nodes of a chain stand where they belong already.
     lanes.commit(slots, verdict.path[:, :0] if tree.is_chain else verdict.path, verdict.n)

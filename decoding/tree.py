@@ -108,9 +108,13 @@ class DraftTree:
 @dataclass(frozen=True)
 class Verdict:
     """What the target takes: `path` (b, D + 1) nodes from the root on, `n` (b,) how many of them (root included),
-    `next` (b,) the target's own token after the last, `relaxed` (b, D + 1) which were taken against its choice."""
+    `next` (b,) the target's own token after the last, `relaxed` (b, D + 1) which were taken against its choice. A rule
+    that came by them on the way also gives the tokens `said` after each node of the path and their `logprobs`, both
+    (b, D + 1), under the target's raw logits; what stands behind the n-th is junk."""
 
     path: Tensor
     n: Tensor
     next: Tensor
     relaxed: Tensor
+    said: Tensor | None = None
+    logprobs: Tensor | None = None

@@ -16,7 +16,7 @@ from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_suffix(".cpp")
+SOURCES = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "attention_loops.cpp"))
 STRIP = 32
 """Head sizes have to be multiples of this."""
 _FUNCTIONS = {torch.float32: ("step_fp32", "place_fp32"), torch.bfloat16: ("step_bf16", "place_bf16")}
@@ -48,7 +48,9 @@ def _library() -> ctypes.CDLL:
     # Most processes never compile, and importing this takes a second. Torch keeps what it compiled between processes.
     from torch._inductor.codecache import CppCodeCache
 
-    library: ctypes.CDLL = CppCodeCache.load(SOURCE.read_text(), extra_flags=("-ffp-contract=fast",))
+    library: ctypes.CDLL = CppCodeCache.load(
+        "\n".join(source.read_text() for source in SOURCES), extra_flags=("-ffp-contract=fast",)
+    )
     for attending, placing in _FUNCTIONS.values():
         getattr(library, attending).argtypes = [ctypes.c_void_p] * 11 + [ctypes.c_float, ctypes.c_int]
         getattr(library, placing).argtypes = [ctypes.c_void_p] * 9
@@ -103,9 +105,14 @@ def attend_rows(
     return out
 
 
+def is_at_work() -> bool:
+    """Whether the loops are built and in use: whoever has others built need not fear for a short job."""
+    return bool(_loaded)
+
+
 def can_place(lens: Tensor, dtype: torch.dtype) -> bool:
     """Whether `place_nodes` serves these rows for states of this type: only where the loops are at work already."""
-    return lens.device.type == "cpu" and dtype in _FUNCTIONS and bool(_loaded)
+    return lens.device.type == "cpu" and dtype in _FUNCTIONS and is_at_work()
 
 
 def place_nodes(

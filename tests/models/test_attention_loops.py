@@ -235,7 +235,7 @@ def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
 ) -> None:
     broken = tmp_path / "broken.cpp"
     broken.write_text("this is no C++;")
-    monkeypatch.setattr(attention_loops, "SOURCE", broken)
+    monkeypatch.setattr(attention_loops, "SOURCES", (broken,))
     monkeypatch.setattr(attention_loops, "_loaded", [])
     attention_loops._is_built.cache_clear()
     try:
