@@ -50,6 +50,11 @@ def case(shape: str, temperature: float) -> Judgement:
     return blocks.judgement(blocks.tree(tokens.tolist(), PARENTS[shape]), logits, states, temperature=temperature)
 
 
+def parts(verdict: Verdict) -> dict[str, torch.Tensor]:
+    """What a verdict has; what comes on the way is there for some rules only."""
+    return {name: value for name, value in vars(verdict).items() if value is not None}
+
+
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("shape", list(PARENTS))
 @pytest.mark.parametrize("name", list(RULES))
@@ -59,8 +64,9 @@ def test_a_rule_judges_tensors_that_have_no_values(name: str, shape: str, temper
     real = rule.judge(one)
     with FakeTensorMode(allow_non_fake_inputs=True):
         fake = rule.judge(one)
-    assert [getattr(fake, part).shape for part in vars(real)] == [getattr(real, part).shape for part in vars(real)]
-    assert all(isinstance(value, torch._subclasses.FakeTensor) for value in vars(fake).values())
+    shapes = [{part: value.shape for part, value in parts(one).items()} for one in (fake, real)]
+    assert shapes[0] == shapes[1]
+    assert all(isinstance(value, torch._subclasses.FakeTensor) for value in parts(fake).values())
 
 
 @pytest.mark.parametrize("name", list(RULES))
@@ -79,7 +85,7 @@ def test_a_rule_compiles_into_one_graph(name: str) -> None:
         torch._dynamo.reset()
         compiled = torch.compile(judge, fullgraph=True, backend="eager")
         got = compiled(one.raw, one.hidden)
-        for mine, theirs in zip(got, vars(expected).values(), strict=True):
+        for mine, theirs in zip(got, parts(expected).values(), strict=True):
             assert mine.tolist() == theirs.tolist()
 
 
