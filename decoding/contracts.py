@@ -278,6 +278,24 @@ class StatelessRule:
         pass
 
 
+class StatelessTree:
+    """A tree policy that remembers nothing of its samples; policies derive from it."""
+
+    checks_numbers = False
+
+    def open(self, spec: EngineSpec) -> None:
+        pass
+
+    def reset(self, slots: SlotBatch) -> None:
+        pass
+
+    def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
+        return None
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        return {}
+
+
 @dataclass(frozen=True)
 class Method:
     """One speculative-decoding method; plain decoding is drafter `none`. The controller may keep its trees shallow."""

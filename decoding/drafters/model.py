@@ -156,9 +156,10 @@ class ModelDrafter:
             ends = num_taken[:, None]
         else:
             columns = self._columns_of(tree.origin.gather(1, verdict.path[:, 1:]))
-            # Merged first was the root, then the nodes in the order of their scratch columns.
-            merged = torch.cat([torch.zeros_like(columns[:, :1]), torch.where(columns >= 0, columns + 1, -1)], dim=1)
-            self.merge.learn(judgement, verdict, merged)
+            if self.merge.learns:
+                # Merged first was the root, then the nodes in the order of their scratch columns.
+                places = torch.where(columns >= 0, columns + 1, -1)
+                self.merge.learn(judgement, verdict, torch.cat([torch.zeros_like(places[:, :1]), places], dim=1))
             taken = torch.arange(columns.shape[1], device=columns.device) < num_taken[:, None]
             has = (taken & (columns >= 0)).sum(dim=1)
             self.lanes.commit(slots, columns.clamp_min(0), has)

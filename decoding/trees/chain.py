@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Judgement, Level
+from decoding.contracts import Level, StatelessTree
 from decoding.sampling import perturb
-from decoding.tree import DraftTree, Frontier, Verdict
+from decoding.tree import DraftTree, Frontier
 from models.lanes import SlotBatch
 
 
@@ -23,7 +23,7 @@ class _Line(NamedTuple):
     beginning: Tensor
 
 
-class Chain:
+class Chain(StatelessTree):
     """The policy for a single path of `length` drafts, each the drafter's best, or its draw."""
 
     checks_numbers = True
@@ -36,18 +36,6 @@ class Chain:
         # The root is committed before its children are drafted, so it takes no scratch column.
         self.max_frontier_nodes = length - 1
         self._lines: dict[tuple[int, torch.device], _Line] = {}
-
-    def open(self, spec: EngineSpec) -> None:
-        pass
-
-    def reset(self, slots: SlotBatch) -> None:
-        pass
-
-    def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
-        return None
-
-    def extras(self, slot: int) -> dict[str, Any]:
-        return {}
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         self._num_levels = min(num_levels, self.max_levels)

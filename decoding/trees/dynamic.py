@@ -11,14 +11,13 @@ parent comes first: every kept node's ancestors are kept, whatever the rounding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Judgement, Level
+from decoding.contracts import EngineSpec, Level, StatelessTree
 from decoding.sampling import perturb
-from decoding.tree import DraftTree, Frontier, Verdict
+from decoding.tree import DraftTree, Frontier
 from models.lanes import SlotBatch
 
 
@@ -31,7 +30,7 @@ class _Grown:
     scores: Tensor
 
 
-class DynamicTree:
+class DynamicTree(StatelessTree):
     """Beams of `top_k` over `depth` + 1 levels, of which `total_tokens` nodes are verified, the root included.
 
     Scores are cumulative log-probabilities. Under shared-noise sampling a child's probability is that of
@@ -39,8 +38,6 @@ class DynamicTree:
     target's choice if the target's log-probabilities scatter around the drafter's as Gumbel noise does. Under rejection
     sampling g is not the target's, so children are EAGLE-2's own, by log q, and are judged as certain.
     """
-
-    checks_numbers = False
 
     def __init__(self, top_k: int = 10, depth: int = 5, total_tokens: int = 60) -> None:
         assert top_k >= 1, top_k
@@ -55,15 +52,6 @@ class DynamicTree:
 
     def open(self, spec: EngineSpec) -> None:
         assert self.top_k <= spec.vocab_size, f"top_k {self.top_k} is more than the vocabulary's {spec.vocab_size}"
-
-    def reset(self, slots: SlotBatch) -> None:
-        pass
-
-    def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
-        return None
-
-    def extras(self, slot: int) -> dict[str, Any]:
-        return {}
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         self._root = root

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Judgement, Level
+from decoding.contracts import Level, StatelessTree
 from decoding.sampling import perturb
-from decoding.tree import DraftTree, Frontier, Verdict
+from decoding.tree import DraftTree, Frontier
 from models.lanes import SlotBatch
 
 
@@ -45,10 +44,8 @@ class _LevelPlan:
     parents: Tensor
 
 
-class StaticTree:
+class StaticTree(StatelessTree):
     """The policy for a fixed set of paths; every path's parent must be in the set."""
-
-    checks_numbers = False
 
     def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
         # Breadth first, so that a tree of fewer levels is the first few nodes.
@@ -96,18 +93,6 @@ class StaticTree:
             nodes=_index(device, [children[place] for place in inner]),
             parents=_index(device, [self._parents[children[place]] for place in inner]),
         )
-
-    def open(self, spec: EngineSpec) -> None:
-        pass
-
-    def reset(self, slots: SlotBatch) -> None:
-        pass
-
-    def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
-        return None
-
-    def extras(self, slot: int) -> dict[str, Any]:
-        return {}
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         self._num_levels = min(num_levels, self.max_levels)
