@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -33,7 +33,7 @@ EXIT_STATUS_OF_A_DEAD_ENGINE = 1
 
 
 class SteppedEngine(Protocol):
-    """The part of `decoding.Engine` that the thread drives."""
+    """The part of `decoding.Engine` that the thread, and engines around engines, drive."""
 
     @property
     def has_work(self) -> bool: ...
@@ -45,6 +45,8 @@ class SteppedEngine(Protocol):
     def num_free_slots(self) -> int: ...
 
     def submit(self, request: Request) -> None: ...
+
+    def expect(self, requests: Iterable[Request]) -> None: ...
 
     def step(self) -> list[Completion]: ...
 

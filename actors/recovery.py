@@ -12,8 +12,9 @@ import gc
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import decoding.errors
@@ -42,6 +43,7 @@ class RecoveringEngine:
         self._degraded: deque[Request] = deque()
         self._inside: dict[str, Request] = {}
         self._is_trying = False
+        self._expected: Iterable[Request] = ()
         self._plain: SteppedEngine | None = None
         self._plain_row: Request | None = None
         self._engine = self._made()
@@ -73,6 +75,10 @@ class RecoveringEngine:
     def submit(self, request: Request) -> None:
         """Queue a row; the next `step` with a free slot takes it."""
         self._waiting.append(request)
+
+    def expect(self, requests: Iterable[Request]) -> None:
+        """Name the rows that will be submitted next; see `decoding.Engine.expect`."""
+        self._expected = requests
 
     @property
     def unfinished(self) -> list[Request]:
@@ -128,6 +134,7 @@ class RecoveringEngine:
         self._engine.submit(request)
 
     def _step_engine(self) -> list[Completion]:
+        self._engine.expect(chain(self._tried, self._waiting, self._expected))
         done = self._engine.step()
         for completion in done:
             del self._inside[completion.sample_id]

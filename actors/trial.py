@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
+from itertools import chain
 
 from actors.choice import CHOSEN, SLOWER, WITHIN, Choice, Standing, TriedCompletion
 from actors.comparison import Block, Comparison, Recorder, Row, Step, acceptance_band
@@ -75,6 +76,7 @@ class Trial:
         self._clock = clock
         self._block_rows = block_rows(slots)
         self._waiting: deque[Request] = deque()
+        self._expected: Iterable[Request] = ()
         self._num_inside = 0
         self._engine: RecoveringEngine | None = None
         self._made = ""
@@ -111,6 +113,10 @@ class Trial:
         """Queue a row; the next `step` with a free slot takes it."""
         self._waiting.append(request)
 
+    def expect(self, requests: Iterable[Request]) -> None:
+        """Name the rows that will be submitted next; see `decoding.Engine.expect`."""
+        self._expected = requests
+
     def step(self) -> list[Completion]:
         """One step of the engine whose turn it is; returns the rows that finished."""
         self._take_turn()
@@ -124,6 +130,8 @@ class Trial:
             if block is not None:
                 block.num_submitted += 1
         self._num_inside += num_admitted
+        # Of rows that wait for a change nobody knows yet which engine gets them.
+        engine.expect(() if self._is_changing else chain(self._waiting, self._expected))
         began_s = self._clock()
         done = engine.step()
         took_s = self._clock() - began_s

@@ -1,14 +1,14 @@
 """Does `method.auto` keep the method that is best when all are measured? On a grid of workloads, with real models.
 
-    python -m benchmarks.auto           # the grid on inflated pairs; writes results/auto.json; some 20 minutes
+    python -m benchmarks.auto           # the grid on inflated pairs; writes results/auto.json; some 25 minutes
     python -m benchmarks.auto --quick   # two workloads on small pairs, printed only: does it run?
     python -m benchmarks.auto --table   # the table of the committed JSON
 
 A workload is a batch, a length, a drafter of a given cost and a drafter of a given quality. Cost follows from inflation
-(`benchmarks.inflate`); a worse drafter is the trained one with noise on its head. First every method decodes the same
-rows alone, interleaved, several times: that says which is best, with an interval. Then an engine with `method.auto`
-gets rows until it has chosen. Tokens in which a method, or the trial, differs from the others end the run without
-results.
+(`benchmarks.inflate`); a worse drafter is the trained one with noise on its head. Every method decodes the same rows
+alone, interleaved, several times before and several times after an engine with `method.auto` gets rows until it has
+chosen: that says which is best, with an interval that holds what changed about the machine meanwhile. Tokens in which a
+method, or the trial, differs from the others end the run without results.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ NOISE = {"trained": 0.0, "poor": 3.0}
 CHECKED = {"num_prompts": 1, "max_new_tokens": 8}
 """What each inflated folder is held to its source on; `benchmarks.inflate_check` holds more."""
 MAX_TRIAL_ROWS = 4000
-MAX_S = 1500.0
+MAX_S = 2400.0
 """No workload is begun after so long; the results say how many there should have been."""
 
 
@@ -78,10 +78,11 @@ class Size:
     drafters: tuple[str, ...]
     rows_per_slot: int
     num_repeats: int
+    """Before a trial, and again after it."""
     max_rounds: int
 
 
-FULL = Size(Shape(1024, 6, 16, 16, 2816), (2, 8), (6, 16), (0.05, 0.2), ("trained", "poor"), 3, 2, 3)
+FULL = Size(Shape(1024, 6, 16, 16, 2816), (2, 8), (6, 16), (0.05, 0.2), ("trained", "poor"), 6, 2, 3)
 QUICK = Size(Shape(256, 3, 4, 4, 512), (4,), (6,), (0.2,), ("trained", "poor"), 2, 2, 2)
 MIN_ROWS = 16
 
@@ -144,29 +145,45 @@ def requests(num_rows: int, length: int, first: int = 0) -> list[Request]:
 Tokens = dict[str, tuple[int, ...]]
 
 
-def measure_each(pair: Pair, size: Size, slots: int, length: int) -> tuple[Comparison, dict[str, float], Tokens]:
-    """Every method alone on the same rows, interleaved: seconds per row, acceptance lengths, and the tokens.
+class Alone:
+    """Every method alone on the same rows, in turns; what `measure` is called for before and after a trial counts as
+    one measurement, so that a machine which changes meanwhile widens the interval.
 
     Raises:
         RuntimeError: a row failed, or two methods gave different tokens.
     """
-    methods = {one.label: one for one in pair.config.method.methods}
-    engines = {name: pair.engine(slots, MAX_CONTEXT_TOKENS, one) for name, one in methods.items()}
-    rows = requests(max(MIN_ROWS, size.rows_per_slot * slots), length)
-    blocks: list[Block] = []
-    lengths: dict[str, float] = {}
-    tokens: Tokens = {}
-    for repeat in range(size.num_repeats + 1):
-        for name in methods if repeat % 2 else reversed(methods):
+
+    def __init__(self, pair: Pair, size: Size, slots: int, length: int) -> None:
+        methods = {one.label: one for one in pair.config.method.methods}
+        self._engines = {name: pair.engine(slots, MAX_CONTEXT_TOKENS, one) for name, one in methods.items()}
+        self._rows = requests(max(MIN_ROWS, size.rows_per_slot * slots), length)
+        self._blocks: list[Block] = []
+        self._num_turns = 0
+        self.lengths: dict[str, float] = {}
+        self.tokens: Tokens = {}
+        self._take_turns()
+        self._blocks.clear()  # the first turn warms up
+
+    def measure(self, num_repeats: int) -> None:
+        """Let every method decode all rows so many times."""
+        for _ in range(num_repeats):
+            self._take_turns()
+
+    @property
+    def comparison(self) -> Comparison:
+        """Seconds per row of all methods, from all that was measured."""
+        return Comparison(self._blocks, 0.0)
+
+    def _take_turns(self) -> None:
+        self._num_turns += 1
+        for name in self._engines if self._num_turns % 2 else reversed(self._engines):
             start = time.perf_counter()
-            done = list(engines[name].run(rows))
+            done = list(self._engines[name].run(self._rows))
             seconds = time.perf_counter() - start
-            _check_equal(tokens, {one.sample_id: one.token_ids for one in done}, name)
-            if repeat:  # the first pass warms up
-                blocks.append(Block(name, repeat, seconds / len(rows), 0.0, 1.0, len(rows)))
+            _check_equal(self.tokens, {one.sample_id: one.token_ids for one in done}, name)
+            self._blocks.append(Block(name, self._num_turns, seconds / len(done), 0.0, 1.0, len(done)))
             steps = sum(one.telemetry.num_spec_steps for one in done)
-            lengths[name] = 1 + sum(one.telemetry.num_accepted_draft_tokens for one in done) / max(1, steps)
-    return Comparison(blocks, 0.0), lengths, tokens
+            self.lengths[name] = 1 + sum(one.telemetry.num_accepted_draft_tokens for one in done) / max(1, steps)
 
 
 def _check_equal(known: Tokens, found: Tokens, name: str) -> None:
@@ -224,9 +241,12 @@ def verdict(alone: Comparison, chosen: str, note_of_best: str) -> str:
 
 
 def run_workload(pair: Pair, size: Size, slots: int, length: int) -> dict[str, Any]:
-    """Measure all methods, hold a trial, and compare."""
-    alone, lengths, tokens = measure_each(pair, size, slots, length)
-    choice = hold_trial(pair, slots, length, tokens).choices[0]
+    """Measure all methods before and after a trial, and compare."""
+    each = Alone(pair, size, slots, length)
+    each.measure(size.num_repeats)
+    choice = hold_trial(pair, slots, length, each.tokens).choices[0]
+    each.measure(size.num_repeats)
+    alone = each.comparison
     slowdowns = {name: alone.slowdown(name) for name in alone.names}
     notes = {one.method: one.note for one in choice.standings}
     assert isinstance(pair.drafter, Target)
@@ -234,7 +254,7 @@ def run_workload(pair: Pair, size: Size, slots: int, length: int) -> dict[str, A
         "batch": slots,
         "length": length,
         "measured_ratio": forward_s(pair.drafter, slots) / forward_s(pair.target, slots),
-        "acceptance_lengths": lengths,
+        "acceptance_lengths": each.lengths,
         "alone": [asdict(alone.standing(name)) for name in alone.names],
         "best": alone.best,
         "gap": sorted(slowdowns.values())[1] - 1,

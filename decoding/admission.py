@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 import numpy as np
 
+from decoding.coming import ComingPrompts
 from decoding.errors import PROMPT_REFUSED, context_too_long
 from decoding.slots import failed
 from decoding.types import Completion, Request, RequestError
@@ -18,21 +21,28 @@ from models.content import Content
 from models.contract import TargetModel
 from models.front_end import PromptError
 from models.prefix import Prefix
+from models.prompt_thread import Made
 
 MAX_PREFILL_TOKENS = 8192
 """Columns of one forward over prompts: enough for any device to be busy, few enough that what a layer makes of them is
 small beside weights and memory."""
 NUM_AHEAD = 4
 """Forwards' worth of prompts that are encoded before the first of them runs: so that those of one length meet."""
+MAX_EXPECTED = 64
+"""Requests to come that are looked at."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Arrivals:
-    """Requests whose prompts, `lanes[i]`, may run, and those that were refused. Equal prompts are one object."""
+    """Requests whose prompts, `lanes[i]`, may run, and those that were refused. Equal prompts are one object.
+
+    `num_feature_hits` counts visual features that were in memory, once for equal prompts.
+    """
 
     requests: list[Request] = field(default_factory=list)
     lanes: list[list[Prefix]] = field(default_factory=list)
     refused: list[Completion] = field(default_factory=list)
+    num_feature_hits: int = 0
     started_s: float = field(default_factory=time.perf_counter)
 
 
@@ -48,30 +58,52 @@ class Admission:
         self._target = target
         self._max_context_tokens = max_context_tokens
         self._max_prefill_tokens = max_prefill_tokens
+        self._expected: list[Request] = []
+        self._coming: ComingPrompts | None = None
+        if target.prompt_thread is not None:
+            num_columns = NUM_AHEAD * max_prefill_tokens
+            self._coming = ComingPrompts(target.prompt_thread, self._make, content_of, num_columns)
         self.waiting: deque[Request] = deque()
 
-    def take(self, max_requests: int) -> Arrivals:
+    def expect(self, requests: Iterable[Request]) -> None:
+        """Take note of the next requests that will be queued, in their order, until others are named."""
+        if self._coming is not None:
+            self._expected = list(islice(requests, MAX_EXPECTED))
+
+    def make_ahead(self) -> None:
+        """Have the prompts of requests without a slot begun, where the target has a thread for them."""
+        if self._coming is not None:
+            self._coming.expect(chain(self.waiting, self._expected))
+
+    def take(self, max_requests: int, waits: bool = True) -> Arrivals:
         """The next waiting requests, in their order: `max_requests`, or fewer once their prompts are `NUM_AHEAD`
-        forwards' worth of columns, so that what lies encoded is bounded as well."""
+        forwards' worth of columns, so that what lies encoded is bounded as well.
+
+        Where prompts are made ahead, only those whose turn has come and whose prompt is made: nobody who is there
+        waits for one that is not. If there is nobody (`waits`), the first one is waited for.
+        """
         taken = Arrivals()
-        encoded: dict[Content, list[Prefix]] = {}
+        encoded: dict[Content, Made] = {}
         num_tokens = 0
         while self.waiting and len(taken.requests) < max_requests:
             if num_tokens >= NUM_AHEAD * self._max_prefill_tokens:
+                break
+            may_wait = waits and not (taken.requests or taken.refused)
+            if self._coming is not None and not may_wait and not self._coming.is_made(self.waiting[0]):
                 break
             request = self.waiting.popleft()
             content = content_of(request)
             try:
                 self._check(request)
                 if content not in encoded:
-                    encoded[content] = self._target.encode_lanes(
-                        request.prompt, request.images, request.condition, request.videos
-                    )
-                    num_tokens += sum(lane.length for lane in encoded[content])
+                    made = self._make(request) if self._coming is None else self._coming.take(request)
+                    encoded[content] = made
+                    num_tokens += sum(lane.length for lane in made.lanes)
+                    taken.num_feature_hits += made.num_feature_hits
             except PromptError as error:
                 taken.refused.append(failed(request, RequestError(PROMPT_REFUSED, str(error))))
                 continue
-            lanes = encoded[content]
+            lanes = encoded[content].lanes
             too_long = self.too_long("target", lanes, request)
             if too_long is not None:
                 taken.refused.append(failed(request, too_long))
@@ -79,6 +111,11 @@ class Admission:
             taken.requests.append(request)
             taken.lanes.append(lanes)
         return taken
+
+    def _make(self, request: Request) -> Made:
+        hits_before = self._target.num_feature_hits
+        lanes = self._target.encode_lanes(request.prompt, request.images, request.condition, request.videos)
+        return Made(lanes, self._target.num_feature_hits - hits_before)
 
     def _check(self, request: Request) -> None:
         """Refuse what the target has no lanes or no places for."""

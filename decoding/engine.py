@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import torch
 
@@ -16,7 +18,7 @@ from decoding.admission import MAX_PREFILL_TOKENS, Admission
 from decoding.contracts import EngineSpec, Method, Probe, StepNoise
 from decoding.drafter_prompts import DrafterPrompts
 from decoding.errors import non_finite_logits, row_timeout
-from decoding.in_flight import InFlight, Look
+from decoding.in_flight import InFlight
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
 from decoding.slots import Progress, SlotTable
@@ -107,23 +109,30 @@ class Engine:
         """Queue a request; it is admitted by the next `step` with a free slot."""
         self._admission.waiting.append(request)
 
+    def expect(self, requests: Iterable[Request]) -> None:
+        """Name the requests that will be submitted next, in their order: where the target makes prompts on a thread of
+        its own, theirs are begun. Nothing else follows from it, and whoever is named may never come."""
+        self._admission.expect(requests)
+
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
         """Decode requests, yielding completions as they finish, not in input order; read as slots fall free."""
         source = iter(requests)
-        exhausted = False
-        while not exhausted or self.has_work:
-            while not exhausted and self.num_free_slots > 0:
-                request = next(source, None)
-                if request is None:
-                    exhausted = True
-                else:
-                    self.submit(request)
+        num_ahead = len(self._slots.progress) if self.target.prompt_thread is not None else 0
+        coming: deque[Request] = deque()
+        while True:
+            coming.extend(islice(source, max(0, self.num_free_slots + num_ahead - len(coming))))
+            while coming and self.num_free_slots > 0:
+                self.submit(coming.popleft())
+            if not self.has_work:
+                return
+            self.expect(coming)
             yield from self.step()
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
         """Admit what fits, then draft and verify once; returns the requests that finished, errors included. Where steps
         are read late, those are the ones that the step before finished."""
+        self._admission.make_ahead()
         finished = self._admit()
         ended, launched = self._launch()
         finished += ended + self._land_all()
@@ -142,12 +151,13 @@ class Engine:
         finished: list[Completion] = []
         free = self._slots.free
         while self._admission.waiting and free:
-            hits_before = self.target.num_feature_hits
-            taken = self._admission.take(len(free))
+            taken = self._admission.take(len(free), waits=not (self._slots.active or finished))
             self.stats.encode_s += time.perf_counter() - taken.started_s
-            self.stats.num_feature_hits += self.target.num_feature_hits - hits_before
+            self.stats.num_feature_hits += taken.num_feature_hits
             self.stats.num_shared_prompts += len(taken.lanes) - len({id(lanes) for lanes in taken.lanes})
             # Prompts are made while the device goes on, and read when it has nothing else to do.
+            if not (taken.requests or taken.refused):
+                break
             finished += taken.refused + self._land_all(is_late=True)
             ids, free = free[: len(taken.requests)], free[len(taken.requests) :]
             if ids:
@@ -276,7 +286,7 @@ class Engine:
         little of how long the step took."""
         look = flight.look(self._looked_s)
         step, self._looked_s = look.step, look.ended_s
-        self._count_step(flight, look)
+        flight.count_step(self.stats, look)
         finished: list[Completion] = []
         offered: list[int] = []
         ended_prompts: list[int] = []
@@ -304,13 +314,3 @@ class Engine:
         outcome = flight.outcome(look, offered, self._prompts.take_reading(), ended_prompts, is_late)
         self.method.controller.learn(outcome, flight.choice)
         return finished
-
-    def _count_step(self, flight: InFlight, look: Look) -> None:
-        num_rows = len(flight.progress)
-        self.stats.num_steps += 1
-        self.stats.num_slot_steps += num_rows
-        self.stats.target_forwards += 1
-        self.stats.draft_s += look.draft_s
-        self.stats.verify_s += look.verify_s
-        self.stats.commit_s += look.commit_s
-        self.stats.choices.add(num_rows, flight.choice)

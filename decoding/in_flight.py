@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from decoding.controller import Choice, Outcome, Reading
 from decoding.slots import Progress
+from decoding.stats import EngineStats
 from decoding.step import HostStep, SentStep, StepResult
 from models.lanes import SlotBatch
 
@@ -67,6 +68,17 @@ class InFlight:
             # Between its launch and the look the host was busy with other steps.
             commit_s=self.launched_s - result.verified + ended_s - looked_s,
         )
+
+    def count_step(self, stats: EngineStats, look: Look) -> None:
+        """Add the step to its engine's totals."""
+        num_rows = len(self.progress)
+        stats.num_steps += 1
+        stats.num_slot_steps += num_rows
+        stats.target_forwards += 1
+        stats.draft_s += look.draft_s
+        stats.verify_s += look.verify_s
+        stats.commit_s += look.commit_s
+        stats.choices.add(num_rows, self.choice)
 
     def count(self, row: int, look: Look, kept: int) -> None:
         """Add the step to the telemetry of a row of which `kept` tokens were kept."""

@@ -51,7 +51,8 @@ class CudaRecorder:
                 run()
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        # What the thread for prompts does meanwhile is no part of it, and allowed.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = run()
         self._pool = self._pool or graph.pool()
         return out, graph.replay

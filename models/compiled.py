@@ -24,6 +24,7 @@ from models.free_memory import free_bytes
 from models.lanes import LaneModel
 from models.layer_graph import LayerGraph
 from models.packing import can_pack, forget, multiply
+from models.prompt_thread import PromptThread
 from models.running import run_decoder, take_over
 from models.vocabulary import SlicedHead
 
@@ -200,6 +201,8 @@ class CompilableModel:
 
     decoder: nn.Module
     head: nn.Module
+    device: torch.device
+    prompt_thread: PromptThread | None = None
     _run: CompiledDecoder | CapturedDecoder | None = None
 
     def lanes(self, num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
@@ -221,6 +224,10 @@ class CompilableModel:
         if self._run is None and len(devices) == 1 and (device := next(iter(devices))).type == "cuda":
             self._run = CapturedDecoder(self.decoder, CudaRecorder(device))
         return isinstance(self._run, CapturedDecoder)
+
+    def make_prompts_ahead(self) -> None:
+        """Have prompts made on a thread of their own from now on; engines that were made before do without."""
+        self.prompt_thread = self.prompt_thread or PromptThread(self.device)
 
 
 def can_compile(decoder: nn.Module) -> bool:

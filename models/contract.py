@@ -16,6 +16,7 @@ from torch import nn
 from models.clip import Clip
 from models.lanes import LaneModel
 from models.prefix import Prefix
+from models.prompt_thread import PromptThread
 
 Condition = NDArray[np.float32] | int | None
 """What an image is made from where it is not the prompt's text: ready text features (L, D), or a class label."""
@@ -26,7 +27,8 @@ class TargetModel(Protocol):
 
     `num_lanes` rows hold one sample: two for classifier-free guidance, the conditional one first. `eos_ids` end an
     output and are empty where its length is fixed; `max_new_tokens` is then that length, and None elsewhere.
-    `num_feature_hits` counts visual features that were taken from memory instead of being made.
+    `num_feature_hits` counts visual features that were taken from memory instead of being made. `prompt_thread` makes
+    prompts while steps run; None where whoever wants one makes it.
     """
 
     name: str
@@ -40,6 +42,7 @@ class TargetModel(Protocol):
     hidden_size: int
     eos_ids: frozenset[int]
     special_ids: frozenset[int]
+    prompt_thread: PromptThread | None
 
     @property
     def num_feature_hits(self) -> int: ...
@@ -68,6 +71,10 @@ class TargetModel(Protocol):
 
     def capture(self) -> bool:
         """Replay steps as CUDA graphs from now on; says whether this model can."""
+        ...
+
+    def make_prompts_ahead(self) -> None:
+        """Have prompts made on a thread of their own from now on."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:

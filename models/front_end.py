@@ -5,6 +5,7 @@ Knows the processor that ships with a checkpoint. Knows nothing of weights, slot
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,6 +39,8 @@ class FrontEnd:
         self.takes_images = self.tokenizer is not processor
         self.takes_videos = isinstance(getattr(processor, video.VIDEO_PART, None), video.VideoProcessor)
         self._recent: Recent[dict[str, Tensor]] = Recent(0)
+        # A target's prompts may be made on a thread of their own while its drafter's are made on another.
+        self._is_used = threading.Lock()
 
     def keep(self, max_bytes: int) -> None:
         """Keep what was made of the last prompts, up to so many bytes, as a second model reads them too."""
@@ -89,15 +92,16 @@ class FrontEnd:
         Raises:
             PromptError: the processor refuses them, or the model takes no images or no videos.
         """
-        if not self._recent.max_bytes:
-            return self._encode(prompt, images, videos)
-        content = Content.shown(images, videos, prompt)
-        made = self._recent.get(content)
-        if made is None:
-            made = self._encode(prompt, images, videos)
-            self._recent.keep(content, made, sum(one.nbytes for one in made.values()))
-        # Whoever gets it may put other tensors in, but not write into these.
-        return dict(made)
+        with self._is_used:
+            if not self._recent.max_bytes:
+                return self._encode(prompt, images, videos)
+            content = Content.shown(images, videos, prompt)
+            made = self._recent.get(content)
+            if made is None:
+                made = self._encode(prompt, images, videos)
+                self._recent.keep(content, made, sum(one.nbytes for one in made.values()))
+            # Whoever gets it may put other tensors in, but not write into these.
+            return dict(made)
 
     def _encode(self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip]) -> dict[str, Tensor]:
         bos = self.tokenizer.bos_token

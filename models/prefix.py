@@ -6,6 +6,7 @@ slots or what is generated after the prompt.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -91,8 +92,11 @@ def capture(model: nn.Module, decoder: nn.Module, inputs: dict[str, Tensor], vis
     that the family replaces by image or video features.
     """
     received: dict[str, Any] = {}
+    own_thread = threading.get_ident()
 
     def record(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() != own_thread:
+            return  # a step, which goes on beside this
         received.update(kwargs)
         raise _ReachedDoor
 

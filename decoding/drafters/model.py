@@ -48,6 +48,8 @@ class ModelDrafter:
         self.needs_attention = any(context.needs_attention for context in contexts)
 
     def open(self, spec: EngineSpec) -> None:
+        if self.model.prompt_thread is not None:
+            raise ValueError(f"{self.model.name}: a drafter's prompts are made between steps, not on a thread")
         num_slots = spec.num_slots
         # One more than can be missed: the step that ends all rows drafts nothing either.
         most_pending = CATCH_UP + 1 + spec.max_missed_tokens

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import decoding.errors
@@ -101,6 +101,9 @@ class CostEngine:
 
     def submit(self, request: Request) -> None:
         self.waiting.append(request)
+
+    def expect(self, requests: Iterable[Request]) -> None:
+        pass
 
     def step(self) -> list[Completion]:
         while self.waiting and len(self.rows) < self.slots:

@@ -6,6 +6,7 @@ import json
 import threading
 import zlib
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -52,6 +53,9 @@ class FakeEngine:
     def submit(self, request: Request) -> None:
         self.threads.add(threading.get_ident())
         self.waiting.append(request)
+
+    def expect(self, requests: Iterable[Request]) -> None:
+        pass
 
     def step(self) -> list[Completion]:
         if self.gate is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,3 +75,44 @@ def test_tokens_that_differ_end_the_benchmark() -> None:
         auto._check_equal(known, {"row-0": (1, 3)}, "chain-5")
     with pytest.raises(RuntimeError, match="row-2: chain-5 gives other tokens than the method before it, or none"):
         auto._check_equal(known, {"row-2": ()}, "chain-5")
+
+
+class FakeEngine:
+    def __init__(self, name: str, turns: list[str]) -> None:
+        self.name, self.turns = name, turns
+
+    def run(self, rows: Any) -> Any:
+        self.turns.append(self.name)
+        for row in rows:
+            telemetry = SimpleNamespace(num_spec_steps=2, num_accepted_draft_tokens=3)
+            yield SimpleNamespace(sample_id=row.sample_id, token_ids=(1, 2), telemetry=telemetry)
+
+
+def test_methods_take_turns_before_and_after_a_trial_and_the_first_turn_counts_for_nothing() -> None:
+    turns: list[str] = []
+    names = ("plain", "chain-2", "chain-5")
+    pair: Any = SimpleNamespace(
+        config=SimpleNamespace(method=SimpleNamespace(methods=[SimpleNamespace(label=name) for name in names])),
+        engine=lambda slots, columns, one: FakeEngine(one.label, turns),
+    )
+    alone = auto.Alone(pair, auto.QUICK, 4, 6)
+    assert (tuple(turns), alone._blocks) == (names, [])
+    for _ in range(2):
+        alone.measure(2)
+    assert turns == [*names, *reversed(names), *names, *reversed(names), *names]
+    assert [block.candidate for block in alone._blocks] == turns[3:]
+    assert {block.round for block in alone._blocks} == {2, 3, 4, 5}
+    assert set(alone.comparison.names) == set(names)
+    assert alone.lengths == dict.fromkeys(names, 2.5)
+    assert len(alone.tokens) == auto.MIN_ROWS == alone._blocks[0].num_rows
+
+
+def test_a_machine_that_changes_meanwhile_widens_the_interval() -> None:
+    def measured(after: float) -> Comparison:
+        times = {"plain": [1.0, 1.01, after, after], "chain-2": [1.1, 1.1, 1.1, 1.1]}
+        return Comparison(
+            [Block(name, at, s, 0, 1, 16) for name, all_s in times.items() for at, s in enumerate(all_s)], 0
+        )
+
+    assert measured(1.0).is_slower("chain-2")
+    assert not measured(1.17).is_slower("chain-2")

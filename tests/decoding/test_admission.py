@@ -15,6 +15,7 @@ from decoding.acceptance import Exact
 from decoding.admission import NUM_AHEAD, Admission
 from decoding.trees import Chain
 from models.prefix import Prefix
+from models.prompt_thread import PromptThread
 from models.reading import PromptReader
 from tests import toys
 from tests.conformance import checks
@@ -28,6 +29,7 @@ class CountingTarget:
     num_lanes = 1
     max_new_tokens = None
     num_feature_hits = 0
+    prompt_thread: PromptThread | None = None
 
     def __init__(self) -> None:
         self.encoded: list[str] = []

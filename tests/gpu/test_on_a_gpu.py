@@ -7,6 +7,7 @@ No GPU has run these yet. Those that a CPU can run as well it does, with steps r
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,9 +22,16 @@ from benchmarks.gpu_decoding import CONTENDERS, Bench
 from benchmarks.gpu_models import TextPair, make_text_pair
 from benchmarks.gpu_sizes import TINY
 from benchmarks.peer_verdict import judge
-from decoding import Request, Sampling
+from decoding import Method, Request, Sampling
+from decoding.acceptance import Exact
+from decoding.contexts import Full
+from decoding.drafters import ModelDrafter
+from decoding.trees import Chain
 from models.captured import CapturedDecoder
+from models.target import Target
 from models.two_part import flash
+from tests import toys
+from tests.conformance import checks
 from tests.models.two_ways import BUSH, CHAIN, FOREST, both_ways, tree
 
 NEEDS_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -125,6 +133,22 @@ def test_a_step_never_waits_for_the_device(device: str, name: str, monkeypatch: 
     monkeypatch.setattr(engine, "run_step", watched)
     bench.run(requests(pair), False)
     assert calls
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_prompts_made_on_a_stream_of_their_own_are_those_that_are_made_between_steps(device: str) -> None:
+    wanted = checks.requests("llava", 24)
+    found = []
+    for is_ahead in (False, True):
+        target = Target(copy.deepcopy(toys.oracle("llava")).to(device), toys.front_end("llava"))
+        assert target.capture() == (device == "cuda")
+        if is_ahead:
+            target.make_prompts_ahead()
+        drafter = Target(copy.deepcopy(toys.oracle("llava")).to(device), toys.front_end("llava"))
+        method = Method(ModelDrafter(drafter, [Full()], target.vocab_size), Chain(2), Exact())
+        done = checks.run(engine.Engine(target, method, 3, 160), wanted)
+        found.append({key: one.token_ids for key, one in done.items()})
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("device", ON_GPU)
