@@ -1,6 +1,6 @@
 """Does `method.auto` keep the method that is best when all are measured? On a grid of workloads, with real models.
 
-    python -m benchmarks.auto           # the grid on inflated pairs; writes results/auto.json; some 25 minutes
+    python -m benchmarks.auto           # the grid on inflated pairs; writes results/auto.json; some 40 minutes
     python -m benchmarks.auto --quick   # two workloads on small pairs, printed only: does it run?
     python -m benchmarks.auto --table   # the table of the committed JSON
 
@@ -63,7 +63,7 @@ NOISE = {"trained": 0.0, "poor": 3.0}
 CHECKED = {"num_prompts": 1, "max_new_tokens": 8}
 """What each inflated folder is held to its source on; `benchmarks.inflate_check` holds more."""
 MAX_TRIAL_ROWS = 4000
-MAX_S = 2400.0
+MAX_S = 3300.0
 """No workload is begun after so long; the results say how many there should have been."""
 
 
@@ -82,7 +82,7 @@ class Size:
     max_rounds: int
 
 
-FULL = Size(Shape(1024, 6, 16, 16, 2816), (2, 8), (6, 16), (0.05, 0.2), ("trained", "poor"), 6, 2, 3)
+FULL = Size(Shape(1024, 6, 16, 16, 2816), (2, 8), (6, 16), (0.05, 0.2), ("trained", "poor"), 6, 2, 6)
 QUICK = Size(Shape(256, 3, 4, 4, 512), (4,), (6,), (0.2,), ("trained", "poor"), 2, 2, 2)
 MIN_ROWS = 16
 

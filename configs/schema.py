@@ -145,8 +145,9 @@ class Checkpoint(Weights):
 class TargetCheckpoint(Checkpoint):
     """The model whose distribution counts."""
 
-    quantization: Literal["none", "int8"] = "none"
-    """`int8`: the decoder's weights are rounded when they are loaded, and the rounded model is the target."""
+    quantization: Literal["none", "int8", "fp8"] = "none"
+    """`int8`, `fp8`: the decoder's weights are rounded when they are loaded, and the rounded model is the target. With
+    `fp8`, on a GPU that has it, what they are multiplied by is rounded as well."""
 
     @model_validator(mode="after")
     def _multiplied(self) -> TargetCheckpoint:
@@ -154,6 +155,8 @@ class TargetCheckpoint(Checkpoint):
             raise ValueError(
                 f"quantization int8 is multiplied fast on a CPU with bfloat16 only, and dtype is '{self.dtype}'"
             )
+        if self.quantization == "fp8" and self.device == "cpu":
+            raise ValueError("quantization fp8 takes a GPU, and device is 'cpu'; on a CPU there is int8")
         return self
 
 

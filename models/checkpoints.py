@@ -158,8 +158,8 @@ def load_weights(
 ) -> nn.Module:
     """Load a model in evaluation mode onto `device`; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
-    With `others` its layers are spread over those too; `reserved_bytes` of `device` are somebody else's. With the
-    `quantization` "int8" its decoder's weights are rounded before they are placed.
+    With `others` its layers are spread over those too; `reserved_bytes` of `device` are somebody else's. With a
+    `quantization` that is a key of `models.quantized.KINDS` its decoder's weights are rounded before they are placed.
 
     Raises:
         CheckpointError: weights are missing, torn, incomplete or not safetensors, or of no text or image-text model, or
@@ -194,8 +194,8 @@ def load_weights(
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     placed: nn.Module = model.eval()
-    if quantization == "int8":
-        _quantise(ref, placed.get_decoder(), device)  # type: ignore[operator]
+    if quantization != "none":
+        _quantise(ref, placed.get_decoder(), device, quantization)  # type: ignore[operator]
     if not others:
         return placed.to(device)
     decoder: Any = placed.get_decoder()  # type: ignore[operator]
@@ -205,12 +205,12 @@ def load_weights(
     return placed
 
 
-def _quantise(ref: CheckpointRef, decoder: nn.Module, device: torch.device) -> None:
-    reason = why_not(device, next(decoder.parameters()).dtype)
-    if reason is None and quantise(decoder) == 0:
+def _quantise(ref: CheckpointRef, decoder: nn.Module, device: torch.device, kind: str) -> None:
+    reason = why_not(device, next(decoder.parameters()).dtype, kind)
+    if reason is None and quantise(decoder, kind) == 0:
         reason = "none of its layers is a plain linear one of a width that the kernel takes"
     if reason is not None:
-        raise CheckpointError(f"{ref.path}: quantization: its weights cannot be int8: {reason}")
+        raise CheckpointError(f"{ref.path}: quantization: its weights cannot be {kind}: {reason}")
 
 
 def _check_weight_files(folder: Path) -> None:

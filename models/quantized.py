@@ -1,44 +1,65 @@
-"""Linear layers whose weights are kept as int8, one scale for each output, and multiplied by torch's own kernel.
+"""Linear layers whose weights are rounded, one scale for each output, and multiplied by torch's own kernels.
 
-w ≈ s · q with q from −127 to 127 and s the largest |w| of the output's row over 127; inputs stay as they are. A model
-with such layers is another model than the one that was stored: what decodes is lossless with respect to it. Knows
-linear layers, and nothing of what they are parts of.
+`int8`: w ≈ s · q with q from −127 to 127 and s the largest |w| of the output's row over 127; inputs stay as they are.
+`fp8`: q of float8_e4m3fn and s the largest |w| over 448; inputs are rounded as well, with a scale for each of their
+rows, so that no row depends on its neighbours. A model with such layers is another model than the one that was stored:
+what decodes is lossless with respect to it. Knows linear layers, and nothing of what they are parts of.
 """
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 BLOCK = 16
-"""Inputs that torch's kernel reads at once; with a rest it writes beyond its memory."""
-LARGEST = 127
+"""Inputs and outputs that kernels read at once; with a rest they refuse, or write beyond their memory."""
+LARGEST_INT8 = 127
+FP8 = torch.float8_e4m3fn
+LARGEST_FP8 = torch.finfo(FP8).max
 
 
-class Int8Linear(nn.Module):
-    """Stands for a linear layer, with its weights rounded: `weight` int8 (O, D), `scales` (O,) and `bias` of its
-    type."""
+class RoundedLinear(nn.Module):
+    """Stands for a linear layer, with its weights rounded: `weight` (O, D), `scales` (O,) and `bias` of its type."""
+
+    block_of_outputs: ClassVar[int] = 1
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        assert linear.in_features % BLOCK == 0, linear.in_features
+        assert self.takes(linear), (linear.in_features, linear.out_features)
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        stored = linear.weight.detach()
-        # The scale is rounded first, so that each weight becomes the nearest multiple of the scale that is multiplied.
-        smallest = torch.finfo(stored.dtype).tiny
-        scales = (stored.float().abs().amax(dim=1) / LARGEST).to(stored.dtype).clamp_min(smallest)
-        rounded = (stored.float() / scales.float()[:, None]).round().clamp(-LARGEST, LARGEST).to(torch.int8)
+        weight, scales = self._rounded(linear.weight.detach())
         self.weight: Tensor
         self.scales: Tensor
         self.bias: Tensor | None
-        self.register_buffer("weight", rounded)
+        self.register_buffer("weight", weight)
         self.register_buffer("scales", scales)
         self.register_buffer("bias", None if linear.bias is None else linear.bias.detach().clone())
 
+    @classmethod
+    def takes(cls, linear: nn.Linear) -> bool:
+        """Whether the kernel has this layer's sizes."""
+        return linear.in_features % BLOCK == 0 and linear.out_features % cls.block_of_outputs == 0
+
+    @staticmethod
+    def why_slow(device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why the kernel is not worth it there, in words; None where it is."""
+        raise NotImplementedError
+
+    @staticmethod
+    def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
+        """Weights (O, D) → rounded ones and scales (O,)."""
+        raise NotImplementedError
+
+    def _multiplied(self, rows: Tensor) -> Tensor:
+        """Inputs (n, D) → outputs (n, O), without bias."""
+        raise NotImplementedError
+
     def forward(self, input: Tensor) -> Tensor:
         """Inputs (…, D) → outputs (…, O)."""
-        rows = input.reshape(-1, self.in_features).contiguous()
-        out: Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scales)
+        out = self._multiplied(input.reshape(-1, self.in_features).contiguous())
         if self.bias is not None:
             out = out + self.bias
         return out.view(*input.shape[:-1], self.out_features)
@@ -48,29 +69,94 @@ class Int8Linear(nn.Module):
         return self.weight.float() * self.scales.float()[:, None]
 
 
-def quantise(decoder: nn.Module) -> int:
-    """Replace the linear layers of a decoder; returns how many. Those whose inputs are no multiple of `BLOCK` stay."""
+class Int8Linear(RoundedLinear):
+    """Weights of int8, inputs as they are."""
+
+    @staticmethod
+    def why_slow(device: torch.device, dtype: torch.dtype) -> str | None:
+        if device.type != "cpu" or dtype == torch.bfloat16:
+            return None
+        name = str(dtype).removeprefix("torch.")
+        return f"on a CPU torch multiplies them fast with bfloat16 only, and not with {name}: give dtype bfloat16"
+
+    @staticmethod
+    def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
+        # The scale is rounded first, so that each weight becomes the nearest multiple of the scale that is multiplied.
+        smallest = torch.finfo(stored.dtype).tiny
+        scales = (stored.float().abs().amax(dim=1) / LARGEST_INT8).to(stored.dtype).clamp_min(smallest)
+        shares = (stored.float() / scales.float()[:, None]).round()
+        return shares.clamp(-LARGEST_INT8, LARGEST_INT8).to(torch.int8), scales
+
+    def _multiplied(self, rows: Tensor) -> Tensor:
+        out: Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scales)
+        return out
+
+
+class Fp8Linear(RoundedLinear):
+    """Weights of fp8, and inputs too: each row's largest value becomes the largest number that fp8 has."""
+
+    block_of_outputs = BLOCK
+
+    @staticmethod
+    def why_slow(device: torch.device, dtype: torch.dtype) -> str | None:
+        return "a CPU has no units for fp8: take int8" if device.type == "cpu" else None
+
+    @staticmethod
+    def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
+        return _in_fp8(stored)
+
+    def _multiplied(self, rows: Tensor) -> Tensor:
+        small, scales = _in_fp8(rows)
+        return F.scaled_mm(
+            small,
+            self.weight.t(),
+            scales[:, None],
+            F.ScalingType.RowWise,
+            self.scales[None],
+            F.ScalingType.RowWise,
+            output_dtype=rows.dtype,
+        )
+
+
+def _in_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows (n, D) → the nearest multiples in fp8 of a scale for each, and these scales (n,) in fp32.
+
+    A row with a value that is no number, or infinite, has no number at all.
+    """
+    whole = rows.float()
+    scales = (whole.abs().amax(dim=1) / LARGEST_FP8).clamp_min(torch.finfo(torch.float32).tiny)
+    return (whole / scales[:, None]).clamp(-LARGEST_FP8, LARGEST_FP8).to(FP8), scales
+
+
+KINDS: dict[str, type[RoundedLinear]] = {"int8": Int8Linear, "fp8": Fp8Linear}
+
+
+def quantise(decoder: nn.Module, kind: str) -> int:
+    """Replace the linear layers of a decoder; returns how many. Those of sizes that the kernel does not take stay."""
+    rounded = KINDS[kind]
     count = 0
     for parent in decoder.modules():
         for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear and child.in_features % BLOCK == 0:
-                setattr(parent, name, Int8Linear(child))
+            if type(child) is nn.Linear and rounded.takes(child):
+                setattr(parent, name, rounded(child))
                 count += 1
     return count
 
 
-def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why int8 weights are not multiplied there with inputs of a type, in words; None where they are."""
+def why_not(device: torch.device, dtype: torch.dtype, kind: str) -> str | None:
+    """Why such weights are not multiplied there with inputs of a type, in words; None where they are."""
+    rounded = KINDS[kind]
+    if (reason := rounded.why_slow(device, dtype)) is not None:
+        return reason
     name = str(dtype).removeprefix("torch.")
-    if device.type == "cpu" and dtype != torch.bfloat16:
-        return f"on a CPU torch multiplies them fast with bfloat16 only, and not with {name}: give dtype bfloat16"
     try:
-        linear = nn.Linear(BLOCK, 4, device=device, dtype=dtype)
-        layer = Int8Linear(linear)
+        linear = nn.Linear(BLOCK, BLOCK, device=device, dtype=dtype)
+        layer = rounded(linear)
+        # Numbers that no rounding changes.
         ones = torch.ones(2, BLOCK, device=device, dtype=dtype)
         with torch.inference_mode():
             found, wanted = layer(ones).float(), ones.float() @ layer.dequantised().T + linear.bias.float()
-    except (RuntimeError, NotImplementedError) as error:
+    except (RuntimeError, NotImplementedError, ValueError, AttributeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
         return f"torch {torch.__version__} has no kernel for them with {name} on {device.type} ({reason})"
     if not torch.allclose(found, wanted, rtol=0.02, atol=0.02):

@@ -28,6 +28,7 @@ from decoding.contexts import Full
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
 from models.captured import CapturedDecoder
+from models.quantized import KINDS, why_not
 from models.target import Target
 from models.two_part import flash
 from tests import toys
@@ -165,3 +166,18 @@ def test_the_benchmark_runs_at_tiny_sizes(device: str, dtype: str) -> None:
     assert (found["failed"], found["skipped"]) == ({}, {})
     assert not [row["withheld"] for row in found["decoding"]["rows"] if row["withheld"]]
     assert all(("two_parts_us" in row) == (dtype == "bfloat16") for row in found["attention"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("device", ON_GPU)
+def test_rounded_layers_have_a_kernel_that_is_right(device: str, kind: str) -> None:
+    assert why_not(torch.device(device), torch.bfloat16, kind) is None
+    torch.manual_seed(0)
+    layer = KINDS[kind](torch.nn.Linear(256, 96, dtype=torch.bfloat16, device=device))
+    rows = torch.randn(33, 256, dtype=torch.bfloat16, device=device)
+    assert layer.bias is not None
+    expected = rows.float() @ layer.dequantised().T + layer.bias.float()
+    # Inputs that are rounded to fp8 move by a sixteenth at most, and each by itself.
+    allowed = 0.05 if kind == "fp8" else 0.01
+    assert float((layer(rows).float() - expected).norm() / expected.norm()) < allowed
+    assert torch.equal(layer(rows)[:1], layer(torch.cat([rows[:1], 1e4 * rows[1:]]))[:1])
