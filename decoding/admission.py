@@ -28,8 +28,8 @@ MAX_PREFILL_TOKENS = 8192
 small beside weights and memory."""
 NUM_AHEAD = 4
 """Forwards' worth of prompts that are encoded before the first of them runs: so that those of one length meet."""
-MAX_EXPECTED = 64
-"""Requests to come that are looked at."""
+MAX_EXPECTED = 256
+"""Requests to come that are looked at in a step, however few prompts they have."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Admission:
     def make_ahead(self) -> None:
         """Have the prompts of requests without a slot begun, where the target has a thread for them."""
         if self._coming is not None:
-            self._coming.expect(chain(self.waiting, self._expected))
+            self._coming.expect(islice(chain(self.waiting, self._expected), MAX_EXPECTED))
 
     def take(self, max_requests: int, waits: bool = True) -> Arrivals:
         """The next waiting requests, in their order: `max_requests`, or fewer once their prompts are `NUM_AHEAD`

@@ -60,7 +60,7 @@ class ComingPrompts:
 
     def is_made(self, request: Request) -> bool:
         """Whether a request's prompt can be taken without waiting; it is begun where it was not."""
-        return (self._find(request) or self._begin(request)).num_columns is not None
+        return (self._find(request) or self._begin(request)).is_over
 
     def take(self, request: Request) -> Made:
         """The prompt of a request that is admitted; waits for it, and raises what making it raised."""

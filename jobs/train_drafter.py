@@ -19,8 +19,10 @@ from actors.learner import check_target
 from configs.load import ConfigError, load_job
 from configs.training import TrainDrafterJob
 from pipeline import weights
-from pipeline.training import DONE as RESULT
-from pipeline.training import Run, Worker, claim_output, freeze_source, sole_run
+from pipeline.training import Run, Worker
+from pipeline.training_output import DONE as RESULT
+from pipeline.training_output import claim_output, sole_run
+from pipeline.training_rows import freeze_source
 from pipeline.training_workers import train_on_workers
 from pipeline.weights import Known
 

@@ -48,6 +48,10 @@ class Stream:
         """What is over once all that is there now is; None where it is already."""
         return None if self._stream is None else self._stream.record_event()
 
+    def is_past(self, mark: Any) -> bool:
+        """Whether a mark was reached."""
+        return mark is None or bool(mark.query())
+
     def hand_over(self, mark: Any, tensors: Sequence[Tensor]) -> None:
         """Let the calling thread's stream use tensors that were made here before a mark."""
         if mark is None:
@@ -74,6 +78,13 @@ class Coming:
             failed = self._future.cancelled() or self._future.exception() is not None
             self._num_columns = 0 if failed else sum(lane.length for lane in self._future.result()[0].lanes)
         return self._num_columns
+
+    @property
+    def is_over(self) -> bool:
+        """Whether whoever takes it waits for nothing, on the host or on the device."""
+        if not self._future.done():
+            return False
+        return not self.num_columns or self._stream.is_past(self._future.result()[1])
 
     def take(self) -> Made:
         """Wait until it is made; raises what making it raised. What comes is usable by the caller's stream."""

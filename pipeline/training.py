@@ -1,13 +1,12 @@
 """One training run: rows of a source become lessons, a head learns them, and what it was worth is written beside it.
 
-Owns the order of things, the checkpoint (`_job/checkpoint.pt`: weights, optimizer, step, place in the source) and what
-a run that is taken up again may not change. One process, or one of several workers of which each does its part of every
-batch. Knows no Ray (`pipeline.training_workers`) and no losses.
+Owns the order of things and the checkpoint (`_job/checkpoint.pt`: weights, optimizer, step, place in the source). One
+process, or one of several workers of which each does its part of every batch. Knows no Ray
+(`pipeline.training_workers`) and no losses.
 """
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
@@ -15,41 +14,34 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import torch
-from numpy.typing import NDArray
 
-from actors.generate import clips, rgb_images
 from actors.learner import Learner, load_learner
 from actors.teaching import LESSON_CODES, LessonError, Row, acceptance, accuracy, pace_of
 from configs.load import ConfigError
-from configs.training import ImageColumns, TrainDrafterJob
+from configs.training import TrainDrafterJob
 from decoding import Request, Sampling
 from models.checkpoints import DTYPES
 from models.head_files import keep_as_safetensors
-from models.head_training import Reduce, Trainer, alone, key_of
-from models.llamagen.shape import GptShape
+from models.head_training import Reduce, Trainer, alone
 from models.teacher import Lesson
-from pipeline import storage, weights
+from pipeline import weights
 from pipeline.asking import Asking
-from pipeline.conditions import read_features, read_label
 from pipeline.datasource import SpanDatasource
 from pipeline.layout import OutputDir
-from pipeline.manifest import Manifest, freeze
-from pipeline.media import DecodeOptions, decode_table
-from pipeline.prompts import neutralise, placeholders
+from pipeline.media import DecodeOptions
+from pipeline.prompts import placeholders
 from pipeline.provenance import code_revision, versions
 from pipeline.row_stream import Draw, Place, RowStream, read_ahead
-from pipeline.rows import ERROR_CODES, RowError
+from pipeline.rows import ERROR_CODES
+from pipeline.training_output import DONE, RUN, describe
+from pipeline.training_rows import freeze_source, is_held_out, read_rows
 
-RUN, CHECKPOINT, LOCK, MADE, LOG = "_job/run.json", "_job/checkpoint.pt", "_job/lock", "_job/head", "_job/log.txt"
-DONE = "training.json"
+CHECKPOINT, MADE, LOG = "_job/checkpoint.pt", "_job/head", "_job/log.txt"
 FORMAT = 1
 PROGRESS_INTERVAL_S = 10.0
 CODES = (*ERROR_CODES, *LESSON_CODES)
@@ -64,105 +56,6 @@ class Worker:
     reduce: Reduce = alone
 
 
-def columns_of(job: TrainDrafterJob) -> dict[str, str]:
-    """The columns that lessons are made of, each with the dotted path that names it."""
-    if job.image is None:
-        assert job.answer_column is not None
-        return {job.answer_column: "answer_column"}
-    given = job.image.columns
-    named = {"codes": given.codes, "features": given.features, "label": given.label}
-    return {column: f"image.columns.{name}" for name, column in named.items() if column is not None}
-
-
-def freeze_source(job: TrainDrafterJob) -> Manifest:
-    """The listing of the job's source.
-
-    Raises:
-        ConfigError: it is missing, empty, or lacks a column.
-    """
-    return freeze(job.source, Asking(job.prompt), columns_of(job))
-
-
-# --- the output folder, before anything starts ---------------------------------------------------------------------
-
-
-def claim_output(job: TrainDrafterJob, manifest: Manifest, target_revision: str) -> OutputDir:
-    """Open a fresh output folder, or one in which the same run was begun.
-
-    Raises:
-        ConfigError: it holds a finished head, another run, or anything else; or it is no folder of this machine.
-    """
-    if storage.uri_scheme(job.output.path):
-        raise ConfigError(f"output.path: {storage.shown(job.output.path)} must be a folder that all workers can open")
-    record = {"config": job.resolved(), "target_revision": target_revision, "source": _describe(manifest)}
-    try:
-        return _claim(Path(job.output.path).expanduser().resolve(), json.loads(json.dumps(record)))
-    except ConfigError:
-        raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except ValueError as error:  # a name that no file can have, or a torn record
-        reason = str(error)
-    raise ConfigError(f"output.path: {job.output.path} cannot be used: {reason}")
-
-
-def _claim(folder: Path, record: dict[str, Any]) -> OutputDir:
-    output = OutputDir(str(folder))
-    if (folder / DONE).exists():
-        raise ConfigError(f"output.path: {folder} holds a finished head; choose another folder")
-    if (folder / RUN).exists():
-        begun = json.loads((folder / RUN).read_text(encoding="utf-8"))
-        changed = sorted(_differences(begun, record, ""))
-        if changed:
-            raise ConfigError(
-                f"output.path: {folder} holds a run that was begun otherwise: {', '.join(changed[:5])} changed; "
-                "choose another folder, or put the job file back as it was"
-            )
-        return output
-    if folder.exists() and any(each.name != "_job" for each in folder.iterdir()):
-        raise ConfigError(f"output.path: {folder} is not empty; choose another folder")
-    output.write_json(RUN, record)
-    return output
-
-
-def _describe(manifest: Manifest) -> dict[str, Any]:
-    """What identifies a listing: other files, or the same names with other content, are another source."""
-    listed = manifest.files.select(["path", "size_bytes", "token"]).to_pydict()
-    return {"num_files": manifest.num_files, "listing": f"{key_of(json.dumps(listed)):016x}"}
-
-
-def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
-    """Dotted paths at which two JSON values differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in one.keys() | other.keys():
-            yield from _differences(one.get(name), other.get(name), f"{path}.{name}" if path else name)
-    elif one != other:
-        yield path.removeprefix("config.")
-
-
-@contextmanager
-def sole_run(output: OutputDir) -> Iterator[None]:
-    """Keep a second run out of the folder for as long as this process lives.
-
-    Raises:
-        ConfigError: another process is at work in it.
-    """
-    with open(output.path(LOCK), "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise ConfigError(f"output.path: another process is training in {output.shown()}") from None
-        yield
-
-
-# --- one worker ----------------------------------------------------------------------------------------------------
-
-
-def is_held_out(job: TrainDrafterJob, sample_id: str) -> bool:
-    """Whether a row is kept from learning: a matter of its id alone, so that it stays so when a source grows."""
-    return key_of("held out", sample_id) < job.training.held_out_share * 2**63
-
-
 class Run:
     """What one worker does of one run, in the order of its methods; the first worker keeps the log."""
 
@@ -174,7 +67,7 @@ class Run:
         self._output = output
         self._manifest = freeze_source(job)
         begun = json.loads(Path(output.path(RUN)).read_text(encoding="utf-8"))
-        if _describe(self._manifest) != begun["source"]:
+        if describe(self._manifest) != begun["source"]:
             raise ConfigError("source: it is not what it was when the run began")
         self._spans = SpanDatasource(job.source, self._manifest, tuple(placeholders(job.prompt)), job.training.max_rows)
         self.learner: Learner = load_learner(weights.fetched(job))
@@ -444,51 +337,3 @@ class Run:
         }
         self._output.write_json(DONE, record)
         Path(self._output.path(CHECKPOINT)).unlink(missing_ok=True)
-
-
-def read_rows(table: pa.Table, job: TrainDrafterJob, options: DecodeOptions, shape: GptShape | None) -> list[Row | str]:
-    """A table out of the read tasks as rows, or in their place the code of what is wrong with them."""
-    decoded = decode_table(table, options)
-    told = {name: decoded.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")}
-    images, videos = decoded.column("images"), decoded.column("videos")
-    assert decoded.num_rows == table.num_rows, "the schema leaves no way for a row to become several"
-    rows: list[Row | str] = []
-    for place, code in enumerate(told["error_type"]):
-        if code:
-            rows.append(code)
-            continue
-        messages = json.loads(told["messages"][place])
-        row = Row(told["sample_id"][place], messages, rgb_images(images[place]), clips(videos[place]))
-        try:
-            if job.image is None:
-                answer = table.column(job.answer_column)[place].as_py()
-                text = None if answer is None else neutralise(str(answer), options.asking.special_tokens)
-                rows.append(replace(row, answer=text))
-            else:
-                assert shape is not None
-                condition = _condition(table, place, job.image.columns, shape)
-                rows.append(replace(row, codes=_codes(table, place, job.image.columns.codes), condition=condition))
-        except RowError as error:
-            rows.append(error.code)
-    return rows
-
-
-def _condition(table: pa.Table, place: int, columns: ImageColumns, shape: GptShape) -> NDArray[np.float32] | int | None:
-    if columns.label is not None:
-        return read_label(table.column(columns.label)[place].as_py(), shape.num_classes)
-    if columns.features is not None:
-        cell = table.column(columns.features)[place]
-        return read_features(cell, columns.features_dtype, shape.condition_dim, shape.num_condition_tokens)
-    return None
-
-
-def _codes(table: pa.Table, place: int, column: str | None) -> NDArray[np.int64] | None:
-    """A row's codes; None for what are no whole numbers. Sources without types give lists as JSON text."""
-    if column is None:
-        return None
-    value = table.column(column)[place].as_py()
-    try:
-        found = np.array(json.loads(value) if isinstance(value, str) else value).reshape(-1)
-    except (TypeError, ValueError):
-        return None
-    return found.astype(np.int64) if found.dtype.kind in "iu" else None

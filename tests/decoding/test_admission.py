@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -12,10 +14,10 @@ from hypothesis import strategies as st
 
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
-from decoding.admission import NUM_AHEAD, Admission
+from decoding.admission import MAX_EXPECTED, NUM_AHEAD, Admission
 from decoding.trees import Chain
 from models.prefix import Prefix
-from models.prompt_thread import PromptThread
+from models.prompt_thread import Coming, Make, PromptThread, Stream
 from models.reading import PromptReader
 from tests import toys
 from tests.conformance import checks
@@ -132,3 +134,30 @@ def test_of_equal_prompts_only_those_are_refused_whose_output_does_not_fit() -> 
     assert {key: one.error is None for key, one in done.items()} == {"8": True, "90": False, "30": True}
     assert done["30"].token_ids == checks.generated("llama", wanted[2], frozenset())
     assert done["8"].token_ids == done["30"].token_ids[:8]
+
+
+class Idle(PromptThread):
+    """Begins and never makes."""
+
+    def __init__(self) -> None:
+        self.num_begun = 0
+
+    def begin(self, make: Make) -> Coming:
+        self.num_begun += 1
+        return Coming(Future(), Stream(torch.device("cpu")))
+
+
+def test_however_many_rows_wait_a_step_looks_at_few_of_them() -> None:
+    target = CountingTarget()
+    target.prompt_thread = thread = Idle()
+    admission = Admission(target, 100, 50)  # type: ignore[arg-type]
+    seeds = (Request(str(seed), "a b", sampling=SHORT, seed=seed) for seed in range(10**9))
+    admission.waiting.extend(islice(seeds, 10_000))
+    admission.expect(seeds)
+    admission.make_ahead()
+    assert thread.num_begun == 1
+    assert admission._coming is not None
+    assert len(admission._coming._known) == MAX_EXPECTED
+    # None of them is made, so that nobody comes in, unless there is nobody who could go on meanwhile.
+    assert not admission.take(5, waits=False).requests
+    assert len(admission.waiting) == 10_000

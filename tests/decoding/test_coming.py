@@ -164,6 +164,7 @@ class Noted(Stream):
 
     def __init__(self) -> None:
         self.events: list[Any] = []
+        self.is_reached = False
 
     def use(self) -> Any:
         self.events.append("used")
@@ -172,6 +173,9 @@ class Noted(Stream):
     def mark(self) -> Any:
         self.events.append("marked")
         return "mark"
+
+    def is_past(self, mark: Any) -> bool:
+        return mark == "mark" and self.is_reached
 
     def hand_over(self, mark: Any, tensors: Any) -> None:
         self.events.append((mark, [tensor.data_ptr() for tensor in tensors]))
@@ -195,3 +199,25 @@ def test_what_is_made_on_a_stream_is_handed_over_whole_by_whoever_takes_it() -> 
     assert mark == "mark"
     assert handed == [one.data_ptr() for one in held if one is not None]
     assert len(handed) == 7
+
+
+def test_a_prompt_is_made_when_the_device_has_made_it_and_a_refusal_at_once() -> None:
+    thread = PromptThread(CPU)
+    thread._stream = noted = Noted()
+    ids = torch.arange(4)
+    fine, bad = rows(["fine", "bad"])
+
+    def make(request: Request) -> Made:
+        if request is bad:
+            raise ValueError("bad")
+        return Made([Prefix(ids, torch.zeros(4, 2), ids, ids < 0)], 0)
+
+    coming = ComingPrompts(thread, make, content_of, 100)
+    coming.expect([fine, bad])
+    with pytest.raises(ValueError, match="bad"):
+        coming.take(bad)
+    # The thread makes one after the other, so both are made.
+    assert coming.is_made(bad)
+    assert not coming.is_made(fine)
+    noted.is_reached = True
+    assert coming.is_made(fine)

@@ -19,7 +19,7 @@ from pipeline.asking import Asking
 from pipeline.datasource import SpanDatasource
 from pipeline.media import DecodeOptions
 from pipeline.prompts import placeholders
-from pipeline.training import freeze_source, is_held_out, read_rows
+from pipeline.training_rows import freeze_source, is_held_out, read_rows
 
 SHAPE = GptShape(32, 1, 4, 48, 60, 2, "text", 7, condition_dim=3)
 SPECIAL = ("</s>", "<image>")
