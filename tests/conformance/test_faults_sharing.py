@@ -77,8 +77,8 @@ def states_are_those_of_the_first_prompt(patch: Patch) -> None:
 def a_request_is_lost_between_two_groups(patch: Patch) -> None:
     take = Admission.take
 
-    def wrong(self: Admission, max_requests: int) -> Any:
-        taken = take(self, max_requests)
+    def wrong(self: Admission, max_requests: int, **options: Any) -> Any:
+        taken = take(self, max_requests, **options)
         if self.waiting:
             self.waiting.popleft()
         return taken
