@@ -31,11 +31,12 @@ from safetensors.torch import load_file, save_file
 from transformers.utils.logging import disable_progress_bar
 
 from actors.choice import WITHIN
-from actors.comparison import Block, Comparison
+from actors.comparison import Comparison
 from actors.engines import make_engine
 from actors.method import plain_method
 from actors.pair import Pair, load
 from actors.trial import Trial
+from benchmarks.auto_alone import MAX_CONTEXT_TOKENS, Alone, Tokens, check_equal, requests
 from benchmarks.auto_tables import (
     ANOTHER,
     BEST,
@@ -50,13 +51,11 @@ from benchmarks.inflate_files import inflate_folder
 from benchmarks.inflate_shapes import Shape, drafter_shape
 from configs.load import validate
 from configs.schema import CaptionJob
-from decoding import Engine, Request, Sampling
+from decoding import Engine
 from models.target import Target
-from zoo.text_samples import held_out_prompts
 
 RESULTS = Path(__file__).parent / "results" / "auto.json"
 CHECKPOINTS = Path("zoo/checkpoints")
-MAX_CONTEXT_TOKENS = 256
 CHAINS = (2, 5)
 NOISE = {"trained": 0.0, "poor": 3.0}
 """Deviation of what is added to the drafter's head, in deviations of its own weights."""
@@ -84,7 +83,6 @@ class Size:
 
 FULL = Size(Shape(1024, 6, 16, 16, 2816), (2, 8), (6, 16), (0.05, 0.2), ("trained", "poor"), 6, 2, 6)
 QUICK = Size(Shape(256, 3, 4, 4, 512), (4,), (6,), (0.2,), ("trained", "poor"), 2, 2, 2)
-MIN_ROWS = 16
 
 
 def write_pairs(size: Size, folder: Path) -> dict[tuple[float, str], tuple[str, str]]:
@@ -135,63 +133,6 @@ def job_of(target: str, drafter: str, slots: int, max_rounds: int) -> CaptionJob
     return validate(CaptionJob, data, "benchmarks.auto")
 
 
-def requests(num_rows: int, length: int, first: int = 0) -> list[Request]:
-    """Held-out questions with answers of exactly so many tokens."""
-    sampling = Sampling(max_new_tokens=length, ignore_eos=True)
-    prompts = held_out_prompts(200, 0)
-    return [Request(f"row-{row}", prompts[row % 200], sampling=sampling) for row in range(first, first + num_rows)]
-
-
-Tokens = dict[str, tuple[int, ...]]
-
-
-class Alone:
-    """Every method alone on the same rows, in turns; what `measure` is called for before and after a trial counts as
-    one measurement, so that a machine which changes meanwhile widens the interval.
-
-    Raises:
-        RuntimeError: a row failed, or two methods gave different tokens.
-    """
-
-    def __init__(self, pair: Pair, size: Size, slots: int, length: int) -> None:
-        methods = {one.label: one for one in pair.config.method.methods}
-        self._engines = {name: pair.engine(slots, MAX_CONTEXT_TOKENS, one) for name, one in methods.items()}
-        self._rows = requests(max(MIN_ROWS, size.rows_per_slot * slots), length)
-        self._blocks: list[Block] = []
-        self._num_turns = 0
-        self.lengths: dict[str, float] = {}
-        self.tokens: Tokens = {}
-        self._take_turns()
-        self._blocks.clear()  # the first turn warms up
-
-    def measure(self, num_repeats: int) -> None:
-        """Let every method decode all rows so many times."""
-        for _ in range(num_repeats):
-            self._take_turns()
-
-    @property
-    def comparison(self) -> Comparison:
-        """Seconds per row of all methods, from all that was measured."""
-        return Comparison(self._blocks, 0.0)
-
-    def _take_turns(self) -> None:
-        self._num_turns += 1
-        for name in self._engines if self._num_turns % 2 else reversed(self._engines):
-            start = time.perf_counter()
-            done = list(self._engines[name].run(self._rows))
-            seconds = time.perf_counter() - start
-            _check_equal(self.tokens, {one.sample_id: one.token_ids for one in done}, name)
-            self._blocks.append(Block(name, self._num_turns, seconds / len(done), 0.0, 1.0, len(done)))
-            steps = sum(one.telemetry.num_spec_steps for one in done)
-            self.lengths[name] = 1 + sum(one.telemetry.num_accepted_draft_tokens for one in done) / max(1, steps)
-
-
-def _check_equal(known: Tokens, found: Tokens, name: str) -> None:
-    for row, tokens in found.items():
-        if not tokens or known.setdefault(row, tokens) != tokens:
-            raise RuntimeError(f"{row}: {name} gives other tokens than the method before it, or none")
-
-
 def hold_trial(pair: Pair, slots: int, length: int, tokens: Tokens) -> Trial:
     """Give rows to an engine with `method.auto` until it has chosen.
 
@@ -213,7 +154,7 @@ def hold_trial(pair: Pair, slots: int, length: int, tokens: Tokens) -> Trial:
         if not waiting:
             raise RuntimeError(f"no choice after {MAX_TRIAL_ROWS} rows")
         found = {one.sample_id: one.token_ids for one in trial.step()}
-        _check_equal(tokens, {row: ids for row, ids in found.items() if row in tokens}, "method.auto")
+        check_equal(tokens, {row: ids for row, ids in found.items() if row in tokens}, "method.auto")
     return trial
 
 
@@ -242,7 +183,7 @@ def verdict(alone: Comparison, chosen: str, note_of_best: str) -> str:
 
 def run_workload(pair: Pair, size: Size, slots: int, length: int) -> dict[str, Any]:
     """Measure all methods before and after a trial, and compare."""
-    each = Alone(pair, size, slots, length)
+    each = Alone(pair, slots, length, size.rows_per_slot)
     each.measure(size.num_repeats)
     choice = hold_trial(pair, slots, length, each.tokens).choices[0]
     each.measure(size.num_repeats)

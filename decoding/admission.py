@@ -13,7 +13,7 @@ from itertools import chain, islice
 
 import numpy as np
 
-from decoding.coming import ComingPrompts
+from decoding.coming_prompts import ComingPrompts
 from decoding.errors import PROMPT_REFUSED, context_too_long
 from decoding.slots import failed
 from decoding.types import Completion, Request, RequestError

@@ -155,9 +155,9 @@ class Engine:
             self.stats.encode_s += time.perf_counter() - taken.started_s
             self.stats.num_feature_hits += taken.num_feature_hits
             self.stats.num_shared_prompts += len(taken.lanes) - len({id(lanes) for lanes in taken.lanes})
-            # Prompts are made while the device goes on, and read when it has nothing else to do.
             if not (taken.requests or taken.refused):
                 break
+            # Prompts are made while the device goes on, and read when it has nothing else to do.
             finished += taken.refused + self._land_all(is_late=True)
             ids, free = free[: len(taken.requests)], free[len(taken.requests) :]
             if ids:

@@ -75,6 +75,7 @@ class EngineStats:
     num_finished: int = 0
     num_generated_tokens: int = 0
     encode_s: float = 0.0
+    """What steps waited for prompts to be made."""
     prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0

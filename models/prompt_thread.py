@@ -30,7 +30,7 @@ class Made:
 Make = Callable[[], Made]
 
 
-class Stream:
+class SideStream:
     """One stream beside the one that steps run on; where the device has none, nothing at all."""
 
     def __init__(self, device: torch.device) -> None:
@@ -66,7 +66,7 @@ class Stream:
 class Coming:
     """A prompt that is being made, or waits for its turn."""
 
-    def __init__(self, future: Future[tuple[Made, Any]], stream: Stream) -> None:
+    def __init__(self, future: Future[tuple[Made, Any]], stream: SideStream) -> None:
         self._future = future
         self._stream = stream
         self._num_columns: int | None = None
@@ -103,7 +103,7 @@ class PromptThread:
 
     def __init__(self, device: torch.device) -> None:
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="prompts")
-        self._stream = Stream(device)
+        self._stream = SideStream(device)
 
     def begin(self, make: Make) -> Coming:
         """Have a prompt made after those that were begun before."""

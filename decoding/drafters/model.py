@@ -49,7 +49,10 @@ class ModelDrafter:
 
     def open(self, spec: EngineSpec) -> None:
         if self.model.prompt_thread is not None:
-            raise ValueError(f"{self.model.name}: a drafter's prompts are made between steps, not on a thread")
+            raise ValueError(
+                f"{self.model.name}: a drafter's prompts are made between steps, not on a thread; where the target is "
+                "its own drafter, load it twice"
+            )
         num_slots = spec.num_slots
         # One more than can be missed: the step that ends all rows drafts nothing either.
         most_pending = CATCH_UP + 1 + spec.max_missed_tokens

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
@@ -183,6 +183,30 @@ def test_free_slots_are_those_that_no_row_will_take() -> None:
     for one in rows(3, start=3):
         trial.submit(one)
     assert trial.num_free_slots == 0
+
+
+def test_rows_to_come_are_named_to_the_engine_that_will_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[list[str]] = []
+
+    def expect(_: CostEngine, requests: Iterable[Request]) -> None:
+        named.append([one.sample_id for one in requests])
+
+    monkeypatch.setattr(CostEngine, "expect", expect)
+    makers = Makers(lambda _: Workload(4, 30, 0.2, 0.5))
+    trial = Trial(makers.candidates(), 4, ROUNDS, RECHECKS, makers.clock)
+    for one in rows(6):
+        trial.submit(one)
+    trial.expect(list(rows(2, start=6)))
+    trial.step()
+    assert named == [["s4", "s5", "s6", "s7"]]
+    for one in rows(40, start=6):
+        trial.submit(one)
+    while not trial._is_changing:
+        trial.step()
+    # Who gets the rows behind a change is not known before it.
+    trial.step()
+    assert trial.num_waiting
+    assert named[-1] == []
 
 
 def test_one_engine_exists_at_a_time_and_always_with_all_slots() -> None:

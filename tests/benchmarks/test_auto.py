@@ -9,6 +9,7 @@ import pytest
 
 from actors.comparison import Block, Comparison
 from benchmarks import auto
+from benchmarks.auto_alone import MIN_ROWS, Alone, Tokens, check_equal
 from benchmarks.auto_tables import auto_claims_table, auto_table, claims
 
 
@@ -68,13 +69,13 @@ def test_a_choice_is_judged_by_what_the_methods_took_alone(chosen: str, noted: s
 
 
 def test_tokens_that_differ_end_the_benchmark() -> None:
-    known: auto.Tokens = {}
-    auto._check_equal(known, {"row-0": (1, 2), "row-1": (3,)}, "plain")
-    auto._check_equal(known, {"row-1": (3,)}, "chain-2")
+    known: Tokens = {}
+    check_equal(known, {"row-0": (1, 2), "row-1": (3,)}, "plain")
+    check_equal(known, {"row-1": (3,)}, "chain-2")
     with pytest.raises(RuntimeError, match="row-0: chain-5 gives other tokens"):
-        auto._check_equal(known, {"row-0": (1, 3)}, "chain-5")
+        check_equal(known, {"row-0": (1, 3)}, "chain-5")
     with pytest.raises(RuntimeError, match="row-2: chain-5 gives other tokens than the method before it, or none"):
-        auto._check_equal(known, {"row-2": ()}, "chain-5")
+        check_equal(known, {"row-2": ()}, "chain-5")
 
 
 class FakeEngine:
@@ -95,7 +96,7 @@ def test_methods_take_turns_before_and_after_a_trial_and_the_first_turn_counts_f
         config=SimpleNamespace(method=SimpleNamespace(methods=[SimpleNamespace(label=name) for name in names])),
         engine=lambda slots, columns, one: FakeEngine(one.label, turns),
     )
-    alone = auto.Alone(pair, auto.QUICK, 4, 6)
+    alone = Alone(pair, 4, 6, 2)
     assert (tuple(turns), alone._blocks) == (names, [])
     for _ in range(2):
         alone.measure(2)
@@ -104,7 +105,7 @@ def test_methods_take_turns_before_and_after_a_trial_and_the_first_turn_counts_f
     assert {block.round for block in alone._blocks} == {2, 3, 4, 5}
     assert set(alone.comparison.names) == set(names)
     assert alone.lengths == dict.fromkeys(names, 2.5)
-    assert len(alone.tokens) == auto.MIN_ROWS == alone._blocks[0].num_rows
+    assert len(alone.tokens) == MIN_ROWS == alone._blocks[0].num_rows
 
 
 def test_a_machine_that_changes_meanwhile_widens_the_interval() -> None:

@@ -222,9 +222,6 @@ def test_an_engine_around_an_engine_has_its_waiting_rows_prompts_made() -> None:
         engine.submit(request)
     engine.expect(wanted[3:])
     engine.step()
-    assert target.prompt_thread is not None
-    # The thread makes one after the other: what was begun before this is made when this is.
-    target.prompt_thread.begin(lambda: pytest.fail("made")).forget()
     held = _inner(engine)._coming
     assert held is not None
     assert list(held._known) == [id(request) for request in wanted]

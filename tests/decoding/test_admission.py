@@ -17,7 +17,7 @@ from decoding.acceptance import Exact
 from decoding.admission import MAX_EXPECTED, NUM_AHEAD, Admission
 from decoding.trees import Chain
 from models.prefix import Prefix
-from models.prompt_thread import Coming, Make, PromptThread, Stream
+from models.prompt_thread import Coming, Make, PromptThread, SideStream
 from models.reading import PromptReader
 from tests import toys
 from tests.conformance import checks
@@ -144,7 +144,7 @@ class Idle(PromptThread):
 
     def begin(self, make: Make) -> Coming:
         self.num_begun += 1
-        return Coming(Future(), Stream(torch.device("cpu")))
+        return Coming(Future(), SideStream(torch.device("cpu")))
 
 
 def test_however_many_rows_wait_a_step_looks_at_few_of_them() -> None:

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from decoding import Request
 from decoding.admission import content_of
-from decoding.coming import MAX_UNMADE, ComingPrompts
+from decoding.coming_prompts import MAX_UNMADE, ComingPrompts
 from models.prefix import Prefix
-from models.prompt_thread import Coming, Made, Make, PromptThread, Stream
+from models.prompt_thread import Coming, Made, Make, PromptThread, SideStream
 
 CPU = torch.device("cpu")
 
@@ -31,7 +31,7 @@ class Patient(PromptThread):
     def begin(self, make: Make) -> Coming:
         future: Future[Any] = Future()
         self.queue.append((future, make))
-        return Coming(future, Stream(CPU))
+        return Coming(future, SideStream(CPU))
 
     def work(self, number: int = 1000) -> None:
         for _ in range(min(number, len(self.queue))):
@@ -159,7 +159,7 @@ def test_whatever_the_turns_every_request_gets_its_own_prompt(
             assert one.coming.take(request).lanes[0].length == int(request.prompt.split()[0])
 
 
-class Noted(Stream):
+class Noted(SideStream):
     """Says what was done with it, and hands tensors over as a device's stream would."""
 
     def __init__(self) -> None:
