@@ -58,13 +58,13 @@ def make_environment(folder: Path) -> None:
     Raises:
         EnvironmentRefused: a step fails; ends with what it said.
     """
-    folder = folder.absolute()
-    steps = commands(folder, torch_choice())
-    stamp, recipe = folder / "made-by.json", json.dumps(steps)
+    folder, torch = folder.absolute(), torch_choice()
+    # What is in it, and not where it lies: several checkouts may share one.
+    stamp, recipe = folder / "made-by.json", json.dumps(commands(Path(), torch))
     if stamp.exists() and stamp.read_text() == recipe:
         return
     print(f"making vLLM's environment in {folder} (a few minutes, about 3.5 GB)", file=sys.stderr, flush=True)
-    for step in steps:
+    for step in commands(folder, torch):
         done = subprocess.run(step, capture_output=True, text=True, check=False)
         if done.returncode:
             said = "\n".join((done.stdout + done.stderr).strip().splitlines()[-10:])

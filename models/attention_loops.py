@@ -7,57 +7,32 @@ times as long as reading once what a row really holds. Knows tensors only; `mode
 from __future__ import annotations
 
 import ctypes
-import functools
-import logging
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-logger = logging.getLogger(__name__)
+from models.loops import Loops, beside
 
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "attention_loops.cpp"))
 STRIP = 32
 """Head sizes have to be multiples of this."""
 _FUNCTIONS = {torch.float32: ("step_fp32", "place_fp32"), torch.bfloat16: ("step_bf16", "place_bf16")}
 _Sizes, _Strides = ctypes.c_int64 * 6, ctypes.c_int64 * 17
 _PlaceSizes = ctypes.c_int64 * 5
-_loaded: list[ctypes.CDLL] = []
+_OF_STEP: list[Any] = [*[ctypes.c_void_p] * 11, ctypes.c_float, ctypes.c_int]
+_OF_PLACE: list[Any] = [ctypes.c_void_p] * 9
+LOOPS = Loops(
+    beside("vectors.h", "attention_loops.cpp"),
+    {name: takes for both in _FUNCTIONS.values() for name, takes in zip(both, (_OF_STEP, _OF_PLACE), strict=True)},
+    "attention on this CPU stays torch's own, which is slower",
+    ("-ffp-contract=fast",),
+)
 
 
 def can_loop(memory: Tensor) -> bool:
     """Whether the loops take a memory (rows, H_kv, capacity, D) of this type, device and head size, and are built."""
     fits = memory.device.type == "cpu" and memory.dtype in _FUNCTIONS and memory.shape[3] % STRIP == 0
-    return fits and _is_built()
-
-
-@functools.cache
-def _is_built() -> bool:
-    try:
-        _library()
-    except Exception as error:  # compilers and what starts them fail in ways of their own
-        reason = " ".join(str(error).splitlines()[:2]) or type(error).__name__
-        logger.warning("attention on this CPU stays torch's own, which is slower: %s", reason)
-        return False
-    return True
-
-
-def _library() -> ctypes.CDLL:
-    if _loaded:
-        return _loaded[0]
-    # Most processes never compile, and importing this takes a second. Torch keeps what it compiled between processes.
-    from torch._inductor.codecache import CppCodeCache
-
-    library: ctypes.CDLL = CppCodeCache.load(
-        "\n".join(source.read_text() for source in SOURCES), extra_flags=("-ffp-contract=fast",)
-    )
-    for attending, placing in _FUNCTIONS.values():
-        getattr(library, attending).argtypes = [ctypes.c_void_p] * 11 + [ctypes.c_float, ctypes.c_int]
-        getattr(library, placing).argtypes = [ctypes.c_void_p] * 9
-        for name in (attending, placing):
-            getattr(library, name).restype = None
-    _loaded.append(library)
-    return library
+    return fits and LOOPS.library() is not None
 
 
 def attend_rows(
@@ -87,7 +62,7 @@ def attend_rows(
     assert one[3] == two[3] == three[3] == four[3] == five[3] == 1, "the last axis has to be dense"
     window = num_nodes if mask is None else mask.shape[3]
     of_mask: tuple[int, ...] = (0, 0, 0) if mask is None else mask.stride()
-    getattr(_library(), _FUNCTIONS[query.dtype][0])(
+    getattr(LOOPS.library(), _FUNCTIONS[query.dtype][0])(
         query.data_ptr(),
         key.data_ptr(),
         value.data_ptr(),
@@ -105,14 +80,9 @@ def attend_rows(
     return out
 
 
-def is_at_work() -> bool:
-    """Whether the loops are built and in use: whoever has others built need not fear for a short job."""
-    return bool(_loaded)
-
-
 def can_place(lens: Tensor, dtype: torch.dtype) -> bool:
     """Whether `place_nodes` serves these rows for states of this type: only where the loops are at work already."""
-    return lens.device.type == "cpu" and dtype in _FUNCTIONS and is_at_work()
+    return lens.device.type == "cpu" and dtype in _FUNCTIONS and LOOPS.is_at_work
 
 
 def place_nodes(
@@ -130,7 +100,7 @@ def place_nodes(
     assert lens.is_contiguous(), "lengths of rows have to be dense"
     assert delta.is_contiguous(), "offsets of rows have to be dense"
     assert (depth.dtype, visible.dtype) == (torch.long, torch.bool), (depth.dtype, visible.dtype)
-    getattr(_library(), _FUNCTIONS[dtype][1])(
+    getattr(LOOPS.library(), _FUNCTIONS[dtype][1])(
         lens.data_ptr(),
         delta.data_ptr(),
         depth.data_ptr(),

@@ -7,40 +7,25 @@ slow as it is cold after a forward; and nodes behind the first wrong draft are n
 from __future__ import annotations
 
 import ctypes
-import functools
-import logging
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from models.attention_loops import is_at_work
+from models import attention_loops
+from models.loops import Loops, beside
 
-logger = logging.getLogger(__name__)
-
-SOURCES = tuple(Path(__file__).with_name(name) for name in ("vectors.h", "line_walk.cpp"))
 _Sizes = ctypes.c_int64 * 7
+LOOPS = Loops(
+    beside("vectors.h", "line_walk.cpp"),
+    {"walk_line": [*[ctypes.c_void_p] * 9, ctypes.c_int]},
+    "drafts are compared by torch's own operations, which is slower",
+)
 
 
 def can_walk(logits: Tensor) -> bool:
     """Whether `WALK` takes these logits: dense fp32 on a CPU on which such loops are at work already."""
-    fits = logits.device.type == "cpu" and logits.dtype == torch.float32 and is_at_work()
-    return fits and logits.is_contiguous() and _library() is not None
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | None:
-    from torch._inductor.codecache import CppCodeCache
-
-    try:
-        library: ctypes.CDLL = CppCodeCache.load("\n".join(source.read_text() for source in SOURCES))
-    except Exception as error:  # compilers and what starts them fail in ways of their own
-        reason = " ".join(str(error).splitlines()[:2]) or type(error).__name__
-        logger.warning("drafts are compared by torch's own operations, which is slower: %s", reason)
-        return None
-    library.walk_line.argtypes = [ctypes.c_void_p] * 9 + [ctypes.c_int]
-    library.walk_line.restype = None
-    return library
+    fits = logits.device.type == "cpu" and logits.dtype == torch.float32 and attention_loops.LOOPS.is_at_work
+    return fits and logits.is_contiguous() and LOOPS.library() is not None
 
 
 def walk_line(logits: Tensor, tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -56,7 +41,7 @@ def walk_line(logits: Tensor, tokens: Tensor, valid: Tensor) -> tuple[Tensor, Te
     logprobs = torch.empty(b, num_nodes)
     assert (tokens.dtype, valid.dtype) == (torch.long, torch.bool), (tokens.dtype, valid.dtype)
     assert tokens.shape == valid.shape == (b, num_nodes), (tokens.shape, valid.shape)
-    library = _library()
+    library = LOOPS.library()
     assert library is not None
     library.walk_line(
         logits.data_ptr(),

@@ -1,4 +1,4 @@
-"""Matrix products on a CPU with weights laid out once for its kernels.
+"""Matrix products on a CPU with weights laid out once for its kernels: our own (`models.product_loops`) or oneDNN's.
 
 `merge_linears` rewrites a traced graph: linear layers that read the same input (query, key and value; gate and up)
 become one product, and weights are handed over unpacked. What they look like packed is kept here, so that graphs of
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.large_pages import ask_for_large_pages
+from models.product_loops import BLOCK, can_multiply, lay_out, multiply_rows
 
 PACKABLE = (torch.bfloat16, torch.float32)
 """Weight types that oneDNN has packed kernels for on every CPU torch supports; others stay as they are."""
@@ -32,6 +33,8 @@ class _Packed:
     weight: Tensor
     bias: Tensor | None
     originals: tuple[Tensor, ...]
+    num_outputs: int
+    in_loops: bool
 
 
 _packed: dict[int, _Packed] = {}
@@ -78,6 +81,8 @@ def multiply(input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor |
     one = _packed.get(weights[0].data_ptr())
     if one is None:
         one = _pack(weights, biases)
+    if one.in_loops:
+        return multiply_rows(input, one.weight, one.bias, one.num_outputs)
     out: Tensor = _KERNEL(input, one.weight, one.bias, "none", [], "")
     return out
 
@@ -88,9 +93,15 @@ def _pack(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> _Packed
         if any(one is not None for one in biases):
             given = zip(biases, weights, strict=True)
             bias = torch.cat([w.new_zeros(w.shape[0]) if one is None else one for one, w in given])
-        weight = torch.ops.mkldnn._reorder_linear_weight(torch.cat(list(weights)), None)
-        ask_for_large_pages(torch.ops.mkldnn.data_ptr(weight), torch.ops.mkldnn._nbytes(weight))
-    one = _Packed(weight, bias, tuple(weights))
+        weight = torch.cat(list(weights))
+        num_outputs, in_loops = weight.shape[0], can_multiply(weight)
+        if in_loops:
+            weight = lay_out(weight)
+            bias = None if bias is None else F.pad(bias.float(), (0, -num_outputs % BLOCK))
+        else:
+            weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+            ask_for_large_pages(torch.ops.mkldnn.data_ptr(weight), torch.ops.mkldnn._nbytes(weight))
+    one = _Packed(weight, bias, tuple(weights), num_outputs, in_loops)
     _packed[weights[0].data_ptr()] = one
     return one
 

@@ -20,6 +20,7 @@ from models.attention_loops import OPERATION, PLACE, attend_rows, can_loop, can_
 from models.checkpoints import CheckpointRef
 from models.compiled import CompiledDecoder
 from models.lanes import SlotBatch
+from models.loops import Loops
 from models.target import Target
 from zoo.pair import CHECKPOINTS
 from zoo.text_samples import held_out_prompts
@@ -235,17 +236,18 @@ def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
 ) -> None:
     broken = tmp_path / "broken.cpp"
     broken.write_text("this is no C++;")
-    monkeypatch.setattr(attention_loops, "SOURCES", (broken,))
-    monkeypatch.setattr(attention_loops, "_loaded", [])
-    attention_loops._is_built.cache_clear()
+    torch._dynamo.reset()
+    without = Loops((broken,), {"step_fp32": []}, "attention on this CPU stays torch's own")
+    monkeypatch.setattr(attention_loops, "LOOPS", without)
     try:
-        with caplog.at_level(logging.WARNING, logger="models.attention_loops"):
+        with caplog.at_level(logging.WARNING, logger="models.loops"):
             assert not can_loop(torch.zeros(2, 1, 3, 64))
             assert not can_loop(torch.zeros(2, 1, 3, 64))
         assert [one.message for one in caplog.records if "stays torch's own" in one.message] == [
             one.message for one in caplog.records
         ]
         assert len(caplog.records) == 1
+        assert not without.is_at_work
         target = Target.load(CheckpointRef(str(CHECKPOINTS / "text_target")), "float32", "cpu")
         assert target.compile(0.0)
         lanes = target.lanes(2, 1, 200)
@@ -257,7 +259,6 @@ def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
         assert isinstance(target._run, CompiledDecoder)
         assert target._run.compiled, "the rest of the layers is compiled all the same"
     finally:
-        attention_loops._is_built.cache_clear()
         torch._dynamo.reset()
 
 
@@ -297,5 +298,5 @@ def test_nodes_are_placed_by_tensors_until_the_loops_are_at_work(monkeypatch: py
     assert can_place(torch.zeros(1, dtype=torch.long), torch.bfloat16)
     assert not can_place(torch.zeros(1, dtype=torch.long), torch.float16)
     assert not can_place(torch.zeros(1, dtype=torch.long, device="meta"), torch.float32)
-    monkeypatch.setattr(attention_loops, "_loaded", [])
+    monkeypatch.setattr(attention_loops, "LOOPS", Loops((), {}, "never tried"))
     assert not can_place(torch.zeros(1, dtype=torch.long), torch.bfloat16)

@@ -13,13 +13,14 @@ from torch import Tensor
 from decoding.acceptance.walk import walk_choices
 from models import attention_loops, line_walk
 from models.line_walk import WALK, can_walk
+from models.loops import Loops
 from tests import toys
 from tests.decoding import blocks
 
 
 @pytest.fixture(autouse=True, scope="module")
 def built() -> None:
-    assert attention_loops._library() is not None
+    assert attention_loops.LOOPS.library() is not None
     assert can_walk(torch.zeros(1, 2, 5))
 
 
@@ -82,7 +83,7 @@ def test_views_of_tokens_are_read_as_they_are() -> None:
 def test_other_logits_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not can_walk(torch.zeros(1, 2, 5, dtype=torch.bfloat16))
     assert not can_walk(torch.zeros(1, 5, 2).transpose(1, 2))
-    monkeypatch.setattr(attention_loops, "_loaded", [])
+    monkeypatch.setattr(attention_loops, "LOOPS", Loops((), {}, "never tried"))
     assert not can_walk(torch.zeros(1, 2, 5))
 
 
@@ -90,8 +91,7 @@ def test_without_a_compiler_torch_walks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "broken.cpp").write_text("this is no program\n")
-    line_walk._library.cache_clear()
-    monkeypatch.setattr(line_walk, "SOURCES", (tmp_path / "broken.cpp",))
+    broken = Loops((tmp_path / "broken.cpp",), {"walk_line": []}, "drafts are compared by torch's own operations")
+    monkeypatch.setattr(line_walk, "LOOPS", broken)
     assert not can_walk(torch.zeros(1, 2, toys.VOCAB_SIZE))
     assert "compared by torch's own operations" in caplog.text
-    line_walk._library.cache_clear()

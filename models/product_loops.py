@@ -1,0 +1,72 @@
+"""Products of rows in bf16 with weights laid out for them, on a CPU: `product_loops.cpp`, compiled when first needed.
+
+Torch's own kernels reach neither the memory's speed with few rows nor the CPU's with some dozen, and let the order of
+sums depend on the number of rows. Knows tensors only; `models.packing` decides when it is used.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.large_pages import ask_for_large_pages
+from models.loops import Loops, beside
+
+BLOCK = 32
+"""Outputs whose weights lie together, as the source has it."""
+_NUMBER, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
+LOOPS = Loops(
+    beside("product_loops.cpp"),
+    {
+        "can_multiply": [_ADDRESS],
+        "multiply": [_ADDRESS, _ADDRESS, _ADDRESS, _ADDRESS, _NUMBER, _NUMBER, _NUMBER, ctypes.c_int],
+    },
+    "products on this CPU stay torch's own, which are slower",
+)
+
+
+def can_multiply(weight: Tensor) -> bool:
+    """Whether the loops take weights (O, D) of this type, device and size, on this CPU: one with instructions for bf16
+    and without tile units, which torch's own kernels use."""
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or weight.shape[1] % 2:
+        return False
+    library, answer = LOOPS.library(), ctypes.c_bool(False)
+    if library is not None:
+        library.can_multiply(ctypes.byref(answer))
+    return answer.value
+
+
+def lay_out(weight: Tensor) -> Tensor:
+    """Weights (O, D) in blocks (⌈O / 32⌉, D / 2, 32, 2), with zeros for outputs that the last block has too many."""
+    num_outputs, num_inputs = weight.shape
+    blocks = F.pad(weight, (0, 0, 0, -num_outputs % BLOCK)).contiguous().view(torch.int32)
+    laid = blocks.view(-1, BLOCK, num_inputs // 2).transpose(1, 2).contiguous()
+    ask_for_large_pages(laid.data_ptr(), laid.nbytes)
+    return laid.view(torch.bfloat16).view(-1, num_inputs // 2, BLOCK, 2)
+
+
+def multiply_rows(input: Tensor, laid: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
+    """`input` (…, D) in bf16 times weights as `lay_out` gives them, plus a `bias` (⌈O / 32⌉ · 32,) in fp32: (…, O).
+
+    Each number is summed in fp32 in the order of the inputs: it does not depend on the other rows, nor on their number.
+    """
+    input = input.contiguous()
+    num_inputs = input.shape[-1]
+    assert (input.dtype, num_inputs) == (torch.bfloat16, 2 * laid.shape[1]), (input.dtype, input.shape, laid.shape)
+    out = input.new_empty(*input.shape[:-1], num_outputs)
+    library = LOOPS.library()
+    assert library is not None
+    library.multiply(
+        input.data_ptr(),
+        laid.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        out.data_ptr(),
+        input.numel() // num_inputs,
+        num_inputs,
+        num_outputs,
+        torch.get_num_threads(),
+    )
+    return out
