@@ -28,6 +28,9 @@ from models.packing import forget, merge_linears
 MAX_GRAPHS = 16
 """Graphs of one decoder at most; torch makes one for each kind of forward."""
 
+_ASSERTS = ("size_asserts", "alignment_asserts", "nan_asserts")
+"""What torch would check at every call of a graph."""
+
 _NAME = re.compile(r"L\['\w+'\](\[(\d+|'[\w.]+')\])*(\.(size|stride)\(\)\[\d+\])?")
 """How torch names what a graph is given: an argument, a part of one, or a length of either."""
 
@@ -169,7 +172,10 @@ class LayerGraph:
             return compiled
 
         # The few small kernels of one layer need no pool of compiling processes beside the actor.
-        options = {"compile_threads": 1, "size_asserts": False, "alignment_asserts": False, "nan_asserts": False}
+        options: dict[str, Any] = {"compile_threads": 1} | dict.fromkeys(_ASSERTS, False)
+        if tuple(inputs[names.index("L['hidden']")].shape[:2]) == (1, 1):
+            # What lies between the products of one node is done before a second thread is awake.
+            options["cpp.threads"] = 1
         # What comes whole out of the outer of torch's two caches has not passed by `compile_inside`; the inner one,
         # which saves most of the time, is kept.
         with torch._functorch.config.patch(enable_autograd_cache=False):
