@@ -110,14 +110,19 @@ def peers_setting(results: dict[str, Any]) -> str:
     ]
     counts = {row["batch"]: row["num_requests"] for row in results["rows"]}
     requests = ", ".join(f"{count} at batch {batch}" for batch, count in counts.items())
+    passes = ", ".join(
+        f"{number} at batch {batch}"
+        for batch, number in {row["batch"]: len(row["seconds"]) for row in results["rows"]}.items()
+    )
     versions = dict.fromkeys(tuple(sorted(told.items())) for told in results["versions"].values())
-    launches = "one launch" if results["launches"] == 1 else f"each of {results['launches']} launches"
+    launches = "one launch" if results["launches"] == 1 else f"{results['launches']} launches"
     told = "; ".join(", ".join(f"{part} {number}" for part, number in found) for found in versions)
     return (
         f"{shapes[0]}, drafter {shapes[1]}, {results['dtype']}, {results['threads']} threads, γ = {results['gamma']}, "
         f"at most {results['max_new_tokens']} new tokens"
-        f"{', ends ignored' if results['ignore_eos'] else ''}. Requests: {requests}. Medians of {results['repeats']} "
-        f"passes in {launches}, the peers in turn, with the lowest and the highest. {results['machine']}. {told}."
+        f"{', ends ignored' if results['ignore_eos'] else ''}. Requests: {requests}. "
+        f"Medians of passes, the peers in turn, with the lowest and the highest: {passes}, in {launches}. "
+        f"{results['machine']}. {told}."
     )
 
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.peers                      # the full grid, written to results/peers.json
     python -m benchmarks.peers --requests-per-slot 8 2 1    # a part of it, one number for each batch size; written too
+    python -m benchmarks.peers --repeats 4 2 1      # passes at each batch size: one row's speed changes most
     python -m benchmarks.peers --quick              # few short requests, one launch and repeat, printed only
     python -m benchmarks.peers --tables             # the tables of the committed results
 
@@ -115,8 +116,10 @@ def reference_of(work: Work, work_file: Path, variables: dict[str, str], scratch
     return found
 
 
-def measure(options: argparse.Namespace, contenders: Sequence[Contender], counts: dict[int, int]) -> dict[str, Any]:
-    """The whole grid."""
+def measure(
+    options: argparse.Namespace, contenders: Sequence[Contender], counts: dict[int, int], repeats: dict[int, int]
+) -> dict[str, Any]:
+    """The whole grid: how many requests at each batch size, and how many passes in each launch."""
     scratch: Path = options.scratch
     scratch.mkdir(parents=True, exist_ok=True)
     load = os.getloadavg()[0]
@@ -147,11 +150,10 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender], counts
     versions: dict[str, Any] = {}
     for launch in range(options.launches):
         print(f"launch {launch + 1} of {options.launches}", file=sys.stderr, flush=True)
-        rounds = range(launch * options.repeats, (launch + 1) * options.repeats)
         for batch, there, told in run_launch(launched, list(counts)):
             versions |= told
-            orders = list(turns(list(there), options.launches * options.repeats))
-            chosen = [orders[number] for number in rounds]
+            orders = list(turns(list(there), options.launches * repeats[batch]))
+            chosen = orders[launch * repeats[batch] : (launch + 1) * repeats[batch]]
             measure_batch(there, batch, reference[: counts[batch]], work.dtype, chosen, timed[batch])
     rows: list[dict[str, Any]] = []
     for batch, found in timed.items():
@@ -171,7 +173,6 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender], counts
         "max_new_tokens": work.max_new_tokens,
         "ignore_eos": work.ignore_eos,
         "launches": options.launches,
-        "repeats": options.repeats,
         "tolerance_ulps": TOLERANCE_ULPS,
         "machine": f"{cpu_name()}, {len(cores())} cores, load {load:.1f} at the start",
         "versions": versions,
@@ -192,16 +193,15 @@ def cpu_name() -> str:
     return names[0] if names else platform.machine()
 
 
-def request_counts(batches: Sequence[int], per_slot: Sequence[int]) -> dict[int, int]:
-    """Requests at each batch size; one number of requests for each slot stands for all sizes.
+def by_batch(option: str, batches: Sequence[int], numbers: Sequence[int]) -> dict[int, int]:
+    """An option's number at each batch size; one number stands for all sizes.
 
     Raises:
         ValueError: there are neither one number nor as many as batch sizes.
     """
-    if len(per_slot) not in (1, len(batches)):
-        raise ValueError(f"--requests-per-slot takes one number or {len(batches)}, one for each batch size")
-    each = list(per_slot) * len(batches) if len(per_slot) == 1 else list(per_slot)
-    return {batch: batch * number for batch, number in zip(batches, each, strict=True)}
+    if len(numbers) not in (1, len(batches)):
+        raise ValueError(f"{option} takes one number or {len(batches)}, one for each batch size")
+    return dict(zip(batches, list(numbers) * (len(batches) if len(numbers) == 1 else 1), strict=True))
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
@@ -218,7 +218,13 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help=f"one number or one per batch ({REQUESTS_PER_SLOT})",
     )
     parser.add_argument("--launches", type=int, help="of every peer's process: speeds differ between them (2)")
-    parser.add_argument("--repeats", type=int, help="timed passes of every peer in each launch (2)")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="timed passes of every peer in each launch, one number or one per batch (2)",
+    )
     parser.add_argument("--max-new-tokens", type=int, help="(64)")
     parser.add_argument("--ignore-eos", action="store_true", help="outputs of full length instead of natural ones")
     parser.add_argument("--gamma", type=int, default=5, help="drafts of a step (5)")
@@ -240,16 +246,15 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options.requests_per_slot = options.requests_per_slot or [
         QUICK_REQUESTS_PER_SLOT if options.quick else REQUESTS_PER_SLOT
     ]
-    for name in ("launches", "repeats"):
-        if getattr(options, name) is None:
-            setattr(options, name, 1 if options.quick else 2)
+    options.launches = options.launches or (1 if options.quick else 2)
+    options.repeats = options.repeats or [1 if options.quick else 2]
     options.max_new_tokens = options.max_new_tokens or (QUICK_NEW_TOKENS if options.quick else 64)
     for name in ("target_shape", "drafter_shape"):
         if getattr(options, name) == "as-is":
             setattr(options, name, None)
     if unknown := set(options.only or ()) - {one.name for one in CONTENDERS}:
         parser.error(f"no such peer: {', '.join(sorted(unknown))}")
-    if min(*options.batches, *options.requests_per_slot, options.launches, options.repeats) < 1:
+    if min(*options.batches, *options.requests_per_slot, options.launches, *options.repeats) < 1:
         parser.error("batches, requests, launches and repeats are at least 1")
     return options
 
@@ -261,7 +266,8 @@ def main(arguments: list[str] | None = None) -> int:
         print(peers_table(json.loads(RESULTS.read_text())))
         return 0
     try:
-        counts = request_counts(options.batches, options.requests_per_slot)
+        per_slot = by_batch("--requests-per-slot", options.batches, options.requests_per_slot)
+        repeats = by_batch("--repeats", options.batches, options.repeats)
     except ValueError as error:
         print(f"peers: {error}", file=sys.stderr)
         return 2
@@ -271,7 +277,8 @@ def main(arguments: list[str] | None = None) -> int:
         if not (options.without_vllm and one.is_vllm) and (options.only is None or one.name in options.only)
     ]
     try:
-        found = measure(options, contenders, counts)
+        counts = {batch: batch * number for batch, number in per_slot.items()}
+        found = measure(options, contenders, counts, repeats)
     except (PeerError, EnvironmentRefused, CheckpointError, InflationError) as error:
         print(f"peers: {error}", file=sys.stderr)
         return 1

@@ -7,7 +7,7 @@ captured. What the host needs is left in a `StepResult` and read in one go.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,10 @@ class HostStep:
     levels: list[int] | None
     failed: list[bool] | None
 
+    def read(self) -> HostStep:
+        """Itself: it has arrived."""
+        return self
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -58,14 +62,14 @@ class StepResult:
     drafted: float
     verified: float
 
-    def send(self) -> SentStep:
+    def send(self) -> SentStep | HostStep:
         """Begin the step's one copy to the host; a GPU makes it while further steps are launched."""
         outcome = (self.tokens, self.logprobs, self.n, self.num_drafted, self.relaxed, self.levels, self.failed)
-        # One copy for all of them, in a type that holds each exactly: the first one's, to which the rest is promoted.
-        (first, *rest) = (part.flatten() for part in outcome if part is not None)
-        numbers = torch.cat([first.double(), *rest])
-        if not numbers.is_cuda:
-            return SentStep(outcome, numbers, None)
+        if not self.tokens.is_cuda:
+            # Nothing to wait for: read at once, before later steps write to what parts may be views of.
+            lists: list[Any] = [None if part is None else part.tolist() for part in outcome]
+            return HostStep(*lists)
+        numbers = packed(outcome)
         there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         there.copy_(numbers, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -79,18 +83,24 @@ class SentStep:
 
     outcome: tuple[Tensor | None, ...]
     numbers: Tensor
-    arrived: torch.cuda.Event | None
+    arrived: torch.cuda.Event
 
     def read(self) -> HostStep:
         """The step's one look at the device; waits for this step and no later one."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
+        self.arrived.synchronize()
         values, start = self.numbers.tolist(), 0
         lists: list[Any] = []
         for part in self.outcome:
             lists.append(None if part is None else _listed(values[start : start + part.numel()], part))
             start += 0 if part is None else part.numel()
         return HostStep(*lists)
+
+
+def packed(outcome: Sequence[Tensor | None]) -> Tensor:
+    """All parts in one tensor, so that there is one copy, in a type that holds each exactly: the first one's, to which
+    the rest is promoted."""
+    (first, *rest) = (part.flatten() for part in outcome if part is not None)
+    return torch.cat([first.double(), *rest])
 
 
 KINDS: dict[torch.dtype, Callable[[float], Any]] = {torch.long: int, torch.bool: bool}
@@ -117,7 +127,7 @@ def run_step(
         method.drafter,
         method.tree,
         slots,
-        table.root[slots.index],
+        slots.of(table.root),
         num_levels,
         rows,
         noise,

@@ -93,7 +93,8 @@ def _pack(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> _Packed
         if any(one is not None for one in biases):
             given = zip(biases, weights, strict=True)
             bias = torch.cat([w.new_zeros(w.shape[0]) if one is None else one for one, w in given])
-        weight = torch.cat(list(weights))
+        # A copy of a large weight less, where one stands alone.
+        weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
         num_outputs, in_loops = weight.shape[0], can_multiply(weight)
         if in_loops:
             weight = lay_out(weight)

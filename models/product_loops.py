@@ -42,8 +42,12 @@ def can_multiply(weight: Tensor) -> bool:
 def lay_out(weight: Tensor) -> Tensor:
     """Weights (O, D) in blocks (⌈O / 32⌉, D / 2, 32, 2), with zeros for outputs that the last block has too many."""
     num_outputs, num_inputs = weight.shape
-    blocks = F.pad(weight, (0, 0, 0, -num_outputs % BLOCK)).contiguous().view(torch.int32)
-    laid = blocks.view(-1, BLOCK, num_inputs // 2).transpose(1, 2).contiguous()
+    if rest := -num_outputs % BLOCK:
+        weight = F.pad(weight, (0, 0, 0, rest))
+    weight = weight.contiguous()
+    # Two neighbours are moved as one number, which torch allows where they are a whole number from the memory's begin.
+    pairs = (weight.clone() if weight.storage_offset() % 2 else weight).view(torch.int32)
+    laid = pairs.view(-1, BLOCK, num_inputs // 2).transpose(1, 2).contiguous()
     ask_for_large_pages(laid.data_ptr(), laid.nbytes)
     return laid.view(torch.bfloat16).view(-1, num_inputs // 2, BLOCK, 2)
 

@@ -237,18 +237,18 @@ def test_few_rounds_begin_far_apart() -> None:
 
 
 def test_requests_are_counted_for_each_batch_size() -> None:
-    assert peers.request_counts((1, 8, 32), [8]) == {1: 8, 8: 64, 32: 256}
-    assert peers.request_counts((1, 8, 32), [8, 2, 1]) == {1: 8, 8: 16, 32: 32}
+    assert peers.by_batch("--some", (1, 8, 32), [8]) == {1: 8, 8: 8, 32: 8}
+    assert peers.by_batch("--some", (1, 8, 32), [8, 2, 1]) == {1: 8, 8: 2, 32: 1}
     with pytest.raises(ValueError, match="one number or 3"):
-        peers.request_counts((1, 8, 32), [8, 2])
+        peers.by_batch("--some", (1, 8, 32), [8, 2])
 
 
 def test_a_full_run_has_eight_requests_for_every_slot() -> None:
     options = peers.parse([])
     assert options.batches == [1, 8, 32]
     assert options.requests_per_slot == [8]
-    assert (options.repeats, options.max_new_tokens, options.gamma) == (2, 64, 5)
-    assert peers.parse(["--quick"]).repeats == 1
+    assert (options.repeats, options.max_new_tokens, options.gamma) == ([2], 64, 5)
+    assert peers.parse(["--quick"]).repeats == [1]
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,6 @@ RESULTS: dict[str, Any] = {
     "max_new_tokens": 64,
     "ignore_eos": False,
     "launches": 2,
-    "repeats": 2,
     "tolerance_ulps": 4,
     "machine": "a machine",
     "versions": {"engine_plain": {"torch": "2.13.0"}, "vllm_plain": {"torch": "2.13.0", "vllm": "0.32.0"}},

@@ -135,6 +135,14 @@ def test_rows_may_lie_anywhere_and_have_any_number_of_axes() -> None:
 
 
 @pytest.mark.usefixtures("loops")
+def test_weights_may_lie_anywhere() -> None:
+    wanted = lay_out(noise(40, 16, seed=1))
+    memory = torch.cat([noise(3), noise(40, 16, seed=1).flatten()])
+    assert torch.equal(lay_out(memory[3:].view(40, 16)), wanted)
+    assert torch.equal(lay_out(noise(40, 16, seed=1).T.contiguous().T), wanted)
+
+
+@pytest.mark.usefixtures("loops")
 def test_layers_that_read_the_same_are_one_product_in_the_loops() -> None:
     weights, biases = [noise(size, 48, seed=size) for size in (64, 7, 33)], [noise(64), None, noise(33)]
     input = noise(2, 3, 48)
