@@ -246,8 +246,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options.requests_per_slot = options.requests_per_slot or [
         QUICK_REQUESTS_PER_SLOT if options.quick else REQUESTS_PER_SLOT
     ]
-    options.launches = options.launches or (1 if options.quick else 2)
-    options.repeats = options.repeats or [1 if options.quick else 2]
+    usual = 1 if options.quick else 2
+    options.launches = usual if options.launches is None else options.launches
+    options.repeats = [usual] if options.repeats is None else options.repeats
     options.max_new_tokens = options.max_new_tokens or (QUICK_NEW_TOKENS if options.quick else 64)
     for name in ("target_shape", "drafter_shape"):
         if getattr(options, name) == "as-is":
