@@ -73,6 +73,9 @@ class ModelDrafter:
         self._itself = torch.eye(self._max_scratch, dtype=torch.bool, device=device)
         # Row n marks the first n scratch columns.
         self._first = torch.ones(self._max_scratch + 1, self._max_scratch, dtype=torch.bool, device=device).tril(-1)
+        # Views that every step asks for, by rows and width or place: each operation between two forwards counts.
+        self._begun: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._gone_on: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
         return [context.build(request, probe, self.model) for context in self.contexts]
@@ -104,12 +107,12 @@ class ModelDrafter:
         after_root: Tensor | None = None
         for start, width in widths:
             here = (count - start if start else count).clamp(0, width)
-            depth = self._numbers[:width].expand(b, -1)
+            depth, sees, nowhere = self._beginning(b, width)
             known = self._known(slots.of(self._pending[:, start : start + width]))
             # A row with fewer tokens leaves junk in the columns behind them, which the next write replaces.
-            hidden = self.lanes.forward(slots, known, depth, self._causal[:width, :width].expand(b, -1, -1))
+            hidden = self.lanes.forward(slots, known, depth, sees)
             self.num_forwards += 1
-            self.lanes.commit(slots, depth[:, :0], here)
+            self.lanes.commit(slots, nowhere, here)
             last = here - 1 if start == 0 else (here - 1).clamp_min(0)
             ends = hidden.gather(2, last[:, None, None, None].expand(-1, hidden.shape[1], 1, hidden.shape[3]))
             if after_root is not None:
@@ -125,8 +128,10 @@ class ModelDrafter:
         # As long as every level has one node, each sees all before it, and nobody has to be asked about its parent.
         is_line = start == frontier.depth - 1
         if is_line and width == 1:
-            sees = self._first[start + 1].expand(b, 1, -1)
+            depth, sees = self._going_on(b, start)
         else:
+            # The root is committed already, so a node of depth 1 stands at the row's next position.
+            depth = torch.full_like(frontier.tokens, frontier.depth - 1)
             if self._sees is None:
                 shape = (b, self._max_grown, self._max_scratch)
                 self._sees = torch.zeros(shape, dtype=torch.bool, device=frontier.nodes.device)
@@ -136,12 +141,25 @@ class ModelDrafter:
                 above = self._sees.gather(1, frontier.parents[:, :, None].expand(-1, -1, self._max_scratch))
             sees = above | self._itself[start : start + width]
             self._sees.scatter_(1, frontier.nodes[:, :, None].expand(-1, -1, self._max_scratch), sees)
+            sees = sees[:, :, : start + width]
         self._levels.append(frontier.nodes)
-        # The root is committed already, so a node of depth 1 stands at the row's next position.
-        depth = torch.full_like(frontier.tokens, frontier.depth - 1)
         self._num_scratch += width
         self.num_forwards += 1
-        return self.lanes.forward(slots, self._known(frontier.tokens), depth, sees[:, :, : self._num_scratch], start)
+        return self.lanes.forward(slots, self._known(frontier.tokens), depth, sees, start)
+
+    def _beginning(self, b: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Depths (b, P) of P pending tokens, what they see (b, P, P), and no columns at all (b, 0)."""
+        if (b, width) not in self._begun:
+            depth = self._numbers[:width].expand(b, -1)
+            self._begun[b, width] = depth, self._causal[:width, :width].expand(b, -1, -1), depth[:, :0]
+        return self._begun[b, width]
+
+    def _going_on(self, b: int, place: int) -> tuple[Tensor, Tensor]:
+        """Depth (b, 1) of the line's node in scratch column `place`, and what it sees (b, 1, place + 1): all so far."""
+        if (b, place) not in self._gone_on:
+            sees = self._first[place + 1, : place + 1].expand(b, 1, -1)
+            self._gone_on[b, place] = self._numbers[place].expand(b, 1), sees
+        return self._gone_on[b, place]
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         slots, tree = judgement.slots, judgement.tree
@@ -158,7 +176,8 @@ class ModelDrafter:
             # Whose nodes were grown in order, all but the last, and stand where they belong already.
             has = num_taken.clamp_max(self._num_scratch)
             self.lanes.commit(slots, verdict.path[:, :0], has)
-            ends = num_taken[:, None]
+            # Missing is the last of them or none: all others were run.
+            last = tree.tokens[:, -1]
         else:
             columns = self._columns_of(tree.origin.gather(1, verdict.path[:, 1:]))
             if self.merge.learns:
@@ -168,9 +187,8 @@ class ModelDrafter:
             taken = torch.arange(columns.shape[1], device=columns.device) < num_taken[:, None]
             has = (taken & (columns >= 0)).sum(dim=1)
             self.lanes.commit(slots, columns.clamp_min(0), has)
-            ends = verdict.path.gather(1, num_taken[:, None])
+            last = tree.tokens.gather(1, verdict.path.gather(1, num_taken[:, None]))[:, 0]
         missing = num_taken > has
-        last = tree.tokens.gather(1, ends)[:, 0]
         # What stands behind the pending tokens is never read.
         pending = torch.stack([torch.where(missing, last, verdict.next), verdict.next], dim=1)
         slots.put(self._pending[:, :CATCH_UP], pending)
