@@ -65,11 +65,13 @@ class StepResult:
     def send(self) -> SentStep | HostStep:
         """Begin the step's one copy to the host; a GPU makes it while further steps are launched."""
         outcome = (self.tokens, self.logprobs, self.n, self.num_drafted, self.relaxed, self.levels, self.failed)
-        if not self.tokens.is_cuda:
+        if self.tokens.device.type == "cpu":
             # Nothing to wait for: read at once, before later steps write to what parts may be views of.
             lists: list[Any] = [None if part is None else part.tolist() for part in outcome]
             return HostStep(*lists)
         numbers = packed(outcome)
+        if not numbers.is_cuda:
+            return SentStep(outcome, numbers, None)
         there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
         there.copy_(numbers, non_blocking=True)
         arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -83,11 +85,12 @@ class SentStep:
 
     outcome: tuple[Tensor | None, ...]
     numbers: Tensor
-    arrived: torch.cuda.Event
+    arrived: torch.cuda.Event | None
 
     def read(self) -> HostStep:
         """The step's one look at the device; waits for this step and no later one."""
-        self.arrived.synchronize()
+        if self.arrived is not None:
+            self.arrived.synchronize()
         values, start = self.numbers.tolist(), 0
         lists: list[Any] = []
         for part in self.outcome:

@@ -41,12 +41,13 @@ class Loops:
     def library(self) -> ctypes.CDLL | None:
         """The library, built now if need be; None where it cannot be."""
         if not self._was_tried:
-            self._was_tried = True
             try:
                 self._built = self._build()
             except Exception as error:  # compilers and what starts them fail in ways of their own
                 reason = " ".join(str(error).splitlines()[:2]) or type(error).__name__
                 logger.warning("%s: %s", self._otherwise, reason)
+            # Last, so that another thread does not take what is being built for what cannot be.
+            self._was_tried = True
         return self._built
 
     def _build(self) -> ctypes.CDLL:

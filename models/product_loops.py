@@ -1,7 +1,7 @@
 """Products of rows in bf16 with weights laid out for them, on a CPU: `product_loops.cpp`, compiled when first needed.
 
-Torch's own kernels reach neither the memory's speed with few rows nor the CPU's with some dozen, and let the order of
-sums depend on the number of rows. Knows tensors only; `models.packing` decides when it is used.
+oneDNN's kernels for packed weights read them more slowly with few rows, and take a quarter longer with some dozen.
+Knows tensors only; `models.packing` decides when it is used.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class Chain(StatelessTree):
         num_nodes = len(self._tokens)
         best = torch.cat(self._best, dim=1)
         # Where nothing is left the best is −inf; where something is no number it is NaN or +inf.
-        valid = (best.abs() < torch.inf).cummin(dim=1).values
+        valid = (best.abs() < torch.inf).cumprod(dim=1).bool()
         probs = None
         if self._keep_probs:
             probs = torch.stack([*self._probs, torch.zeros_like(self._probs[0])], dim=1)
