@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -143,16 +143,18 @@ def run_step(
     raw = table.guidance.merge(slots, lanes.logits(hidden), tree.depth)
     judgement = Judgement(slots, tree, raw, _warp_nodes(tree, raw, rows), hidden, noise, rows)
     verdict = method.acceptance.judge(judgement)
-    tokens = produced_tokens(tree, verdict) if verdict.said is None else verdict.said
+    tokens = verdict.produced(tree)
     logprobs = path_logprobs(tree, raw, verdict, tokens) if verdict.logprobs is None else verdict.logprobs
+    # Drafters ask for them too.
+    verdict = replace(verdict, said=tokens) if verdict.said is None else verdict
     verified = time.perf_counter()
     # The nodes of a chain stand where they belong already.
     lanes.commit(slots, verdict.path[:, :0] if tree.is_chain else verdict.path, verdict.n)
     method.drafter.commit(judgement, verdict)
     levels = method.tree.commit(judgement, verdict)
     table.advance(slots, tokens, verdict.n)
-    num_drafted = tree.valid.sum(dim=1) - 1
-    outcome = (tokens, logprobs, verdict.n, num_drafted, verdict.relaxed, levels, tree.failed)
+    assert tree.num_drafted is not None
+    outcome = (tokens, logprobs, verdict.n, tree.num_drafted, verdict.relaxed, levels, tree.failed)
     return StepResult(*outcome, started, drafted, verified)
 
 
@@ -164,19 +166,11 @@ def _warp_nodes(tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:
     return warp(raw, rows, tree.tokens[:, None].expand_as(visible), visible)
 
 
-def produced_tokens(tree: DraftTree, verdict: Verdict) -> Tensor:
-    """Tokens of one step (b, D + 1): the accepted drafts, then the target's own; places beyond `verdict.n` are junk."""
-    own = verdict.next[:, None]
-    # The nodes of a chain are its path as far as that goes.
-    path_tokens = tree.tokens if tree.is_chain else tree.tokens.gather(1, verdict.path)
-    return torch.cat([path_tokens[:, 1:], own], dim=1).scatter_(1, (verdict.n - 1)[:, None], own)
-
-
 def path_logprobs(tree: DraftTree, raw: Tensor, verdict: Verdict, tokens: Tensor) -> Tensor:
     """Natural-log probability (b, D + 1) of each produced token under the target's raw logits (b, N, V).
 
     Those of places beyond `verdict.n` are junk, as their tokens are.
     """
-    # As in `produced_tokens`.
+    # As in `Verdict.produced`.
     logits = raw if tree.is_chain else raw.gather(1, verdict.path[:, :, None].expand(-1, -1, raw.shape[-1]))
     return -F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)

@@ -52,7 +52,8 @@ class DraftTree:
     node i's children were drawn, or None where drafts are judged as certain. `failed` (b,) marks rows of which the
     drafter gave no numbers, None where nothing was drafted. `num_levels` D is the deepest depth,
     `max_siblings` the most children that any node has. `is_chain` says that every node's child is the next one, in the
-    order in which they were grown.
+    order in which they were grown. `num_drafted` (b,) counts the valid drafts once all that a row has no use for are
+    invalid; see `within`. `ancestry` (b, N, N) is what `visible` gives, where the policy has it at hand.
     """
 
     tokens: Tensor
@@ -65,6 +66,8 @@ class DraftTree:
     draft_probs: Tensor | None = None
     is_chain: bool = False
     failed: Tensor | None = None
+    num_drafted: Tensor | None = None
+    ancestry: Tensor | None = None
     # What `visible` has computed, as several ask.
     _visible: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -72,7 +75,11 @@ class DraftTree:
     def root_only(tokens: Tensor) -> DraftTree:
         """Nothing drafted: `tokens` (b,) are the pending tokens."""
         zeros = torch.zeros_like(tokens)[:, None]
-        return DraftTree(tokens[:, None], zeros - 1, zeros, zeros == 0, zeros, 0, is_chain=True)
+        itself = zeros == 0
+        return DraftTree(
+            tokens[:, None], zeros - 1, zeros, itself, zeros, 0, is_chain=True, num_drafted=zeros[:, 0],
+            ancestry=itself[:, None],
+        )  # fmt: skip
 
     @property
     def num_nodes(self) -> int:
@@ -80,14 +87,11 @@ class DraftTree:
 
     def visible(self) -> Tensor:
         """Ancestors-or-self (b, N, N); an invalid node is seen by nobody and sees its own line only."""
+        if self.ancestry is not None:
+            return self.ancestry
         if not self._visible:
-            self._visible.append(self._line() if self.is_chain else ancestors(self.parents))
+            self._visible.append(ancestors(self.parents))
         return self._visible[0]
-
-    def _line(self) -> Tensor:
-        # A chain's invalid nodes are its tail, which no valid node could see anyway.
-        full = torch.ones(self.num_nodes, self.num_nodes, dtype=torch.bool, device=self.tokens.device).tril()
-        return full.expand(self.tokens.shape[0], -1, -1)
 
     def sibling_rank(self) -> Tensor:
         """How many earlier nodes share each node's parent, (b, N)."""
@@ -100,9 +104,12 @@ class DraftTree:
         return torch.zeros_like(children).scatter_add(1, self.parents.clamp_min(0), children) > 0
 
     def within(self, max_depth: Tensor) -> DraftTree:
-        """The same tree with nodes deeper than `max_depth` (b,) marked invalid."""
+        """The same tree with nodes deeper than `max_depth` (b,) marked invalid, and the valid drafts counted; the tree
+        itself where they are counted already, as its policy has seen to both."""
+        if self.num_drafted is not None:
+            return self
         valid = self.valid & (self.depth <= max_depth[:, None])
-        return replace(self, valid=valid)
+        return replace(self, valid=valid, num_drafted=valid.sum(dim=1) - 1)
 
 
 @dataclass(frozen=True)
@@ -118,3 +125,12 @@ class Verdict:
     relaxed: Tensor
     said: Tensor | None = None
     logprobs: Tensor | None = None
+
+    def produced(self, tree: DraftTree) -> Tensor:
+        """Tokens of one step (b, D + 1): the accepted drafts, then the target's own; places beyond `n` are junk."""
+        if self.said is not None:
+            return self.said
+        own = self.next[:, None]
+        # The nodes of a chain are its path as far as that goes.
+        tokens = tree.tokens if tree.is_chain else tree.tokens.gather(1, self.path)
+        return torch.cat([tokens[:, 1:], own], dim=1).scatter_(1, (self.n - 1)[:, None], own)

@@ -1,8 +1,9 @@
-// A walk down a line of drafts along the target's best tokens, for CPUs: what `models.line_walk` compiles, behind
-// `vectors.h`, and calls. A row's nodes are looked at in order, and none beyond the first that leads off the line.
+// Where a line of drafts ends, and a walk down it along the target's best tokens, for CPUs: what `models.line_walk`
+// compiles, behind `vectors.h`, and calls.
 
 extern "C" {
 
+// A row's nodes are looked at in order, and none beyond the first that leads off the line.
 // `sizes`: rows, nodes N, vocabulary V, and the strides of `tokens` and `valid` by row and node. `logits` (rows, N, V)
 // are dense; outputs (rows, N), or (rows,), are dense too, and zero behind the walk's end.
 void walk_line(const float* logits, const int64_t* tokens, const uint8_t* valid, const int64_t* sizes, int64_t* path,
@@ -57,6 +58,26 @@ void walk_line(const float* logits, const int64_t* tokens, const uint8_t* valid,
                 break;
             }
         }
+    }
+}
+
+// Where lines end: `best` (rows, nodes) is dense, `depths` are `stride` numbers apart; `valid` (rows, nodes), and how many
+// drafts and whether one is no number (rows,), are dense too.
+void cut_line(const float* best, const int64_t* depths, int64_t num_rows, int64_t num_nodes, int64_t stride,
+              uint8_t* valid, int64_t* num_drafted, uint8_t* has_failed) {
+    for (int64_t row = 0; row < num_rows; row++) {
+        int64_t num_drafts = 0;
+        bool goes_on = true, failed = false;
+        for (int64_t node = 0; node < num_nodes; node++) {
+            const float score = best[row * num_nodes + node];
+            failed = failed || !(score < std::numeric_limits<float>::infinity());
+            goes_on = goes_on && std::isfinite(score) && node <= depths[row * stride];
+            // The root is no draft.
+            valid[row * num_nodes + node] = node == 0 || goes_on;
+            num_drafts += node > 0 && goes_on;
+        }
+        num_drafted[row] = num_drafts;
+        has_failed[row] = failed;
     }
 }
 }

@@ -152,7 +152,7 @@ class EagleDrafter:
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         """Encode the accepted tokens, and the target's own, with the target's features (b, R, D + 1, D_h)."""
-        slots, tokens = judgement.slots, _produced(judgement, verdict)
+        slots, tokens = judgement.slots, verdict.produced(judgement.tree)
         if judgement.tree.num_levels == 0:
             self._miss(slots, tokens[:, 0], judgement.hidden[:, :, 0])
             return
@@ -226,10 +226,3 @@ class EagleDrafter:
 
     def _head_dtype(self) -> torch.dtype:
         return next(self.head.parameters()).dtype
-
-
-def _produced(judgement: Judgement, verdict: Verdict) -> Tensor:
-    """The token after each node of the path (b, D + 1): accepted drafts, then the target's own; the rest is junk."""
-    tokens = judgement.tree.tokens.gather(1, verdict.path)
-    shifted = torch.cat([tokens[:, 1:], verdict.next[:, None]], dim=1)
-    return shifted.scatter(1, (verdict.n - 1)[:, None], verdict.next[:, None])

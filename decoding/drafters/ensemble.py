@@ -85,9 +85,7 @@ class Ensemble:
 
     def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
         probs = torch.cat(self._probs, dim=2)  # (b, R, G, V)
-        tokens = judgement.tree.tokens.gather(1, verdict.path)
-        said = torch.cat([tokens[:, 1:], verdict.next[:, None]], dim=1)
-        said = said.scatter(1, (verdict.n - 1)[:, None], verdict.next[:, None])
+        said = verdict.produced(judgement.tree)
         # A shorter text in the batch may leave a row nodes that were run but offered it nothing: they teach nothing.
         offered = judgement.tree.has_drafts()
         for depth in range(verdict.path.shape[1]):

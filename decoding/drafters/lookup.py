@@ -96,13 +96,10 @@ class LookupDrafter:
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         tree, index = judgement.tree, judgement.slots.index
-        # The accepted drafts, then the target's own token; what is beyond the count is erased again.
-        drafts = tree.tokens.gather(1, verdict.path)
-        tokens = torch.cat([drafts[:, 1:], verdict.next[:, None]], dim=1)
-        last = (verdict.n - 1)[:, None]
-        tokens = tokens.scatter(1, last, verdict.next[:, None])
+        tokens = verdict.produced(tree)
         place = torch.arange(tokens.shape[1], device=tokens.device)
-        tokens = torch.where(place <= last, tokens, NO_TOKEN)
+        # What is beyond the count is erased again.
+        tokens = torch.where(place < verdict.n[:, None], tokens, NO_TOKEN)
         length = self._length[index]
         self._text[index[:, None], length[:, None] + place] = tokens
         self._length[index] = length + verdict.n

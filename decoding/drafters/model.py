@@ -66,6 +66,7 @@ class ModelDrafter:
         device = self.model.device
         num_columns = sum(catch_up_widths(most_pending)[-1])
         self._pending = torch.zeros(num_slots, num_columns, dtype=torch.long, device=device)
+        self._pending_first = self._pending[:, :CATCH_UP]
         self._num_pending = torch.zeros(num_slots, dtype=torch.long, device=device)
         self._most_pending = [0] * num_slots
         self._causal = torch.ones(widest, widest, dtype=torch.bool, device=device).tril()
@@ -73,6 +74,10 @@ class ModelDrafter:
         self._itself = torch.eye(self._max_scratch, dtype=torch.bool, device=device)
         # Row n marks the first n scratch columns.
         self._first = torch.ones(self._max_scratch + 1, self._max_scratch, dtype=torch.bool, device=device).tril(-1)
+        # What a row has run of the drafts that it took, and how many it took at most, by how many were run.
+        runs = torch.arange(self._max_scratch + 1)
+        most = torch.stack([runs, torch.full_like(runs, torch.iinfo(torch.long).max)], dim=1)
+        self._limits = most.to(device).unbind()
         # Views that every step asks for, by rows and width or place: each operation between two forwards counts.
         self._begun: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self._gone_on: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
@@ -174,10 +179,9 @@ class ModelDrafter:
         num_taken = verdict.n - 1
         if tree.is_chain and not self.merge.learns:
             # Whose nodes were grown in order, all but the last, and stand where they belong already.
-            has = num_taken.clamp_max(self._num_scratch)
+            ends = torch.minimum(num_taken[:, None], self._limits[self._num_scratch])
+            has = ends[:, 0]
             self.lanes.commit(slots, verdict.path[:, :0], has)
-            # Missing is the last of them or none: all others were run.
-            last = tree.tokens[:, -1]
         else:
             columns = self._columns_of(tree.origin.gather(1, verdict.path[:, 1:]))
             if self.merge.learns:
@@ -187,12 +191,10 @@ class ModelDrafter:
             taken = torch.arange(columns.shape[1], device=columns.device) < num_taken[:, None]
             has = (taken & (columns >= 0)).sum(dim=1)
             self.lanes.commit(slots, columns.clamp_min(0), has)
-            last = tree.tokens.gather(1, verdict.path.gather(1, num_taken[:, None]))[:, 0]
-        missing = num_taken > has
-        # What stands behind the pending tokens is never read.
-        pending = torch.stack([torch.where(missing, last, verdict.next), verdict.next], dim=1)
-        slots.put(self._pending[:, :CATCH_UP], pending)
-        slots.put(self._num_pending, missing + 1)
+            ends = torch.stack([has, num_taken], dim=1)
+        # Not run was the last draft that was taken, a leaf, or none. What stands behind the pending tokens is not read.
+        slots.put(self._pending_first, verdict.produced(tree).gather(1, ends))
+        slots.put(self._num_pending, verdict.n - has)
         for slot in slots.ids:
             self._most_pending[slot] = CATCH_UP
 

@@ -11,13 +11,16 @@ from decoding.contracts import Level, StatelessTree
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier
 from models.lanes import SlotBatch
+from models.line_walk import CUT, can_walk
 
 
 class _Line(NamedTuple):
-    """What is the same for all chains of so many rows: `numbers` and `parents` (b, N) of all nodes, and one by one."""
+    """What is the same for all chains of so many rows and nodes: `numbers` and `parents` (b, N) of all nodes, which of
+    them each sees (b, N, N), and numbers and parents one by one."""
 
     numbers: Tensor
     parents: Tensor
+    ancestry: Tensor
     nodes: tuple[Tensor, ...]
     above: tuple[Tensor, ...]
     beginning: Tensor
@@ -35,11 +38,12 @@ class Chain(StatelessTree):
         self.max_nodes = self.max_grown_nodes = length + 1
         # The root is committed before its children are drafted, so it takes no scratch column.
         self.max_frontier_nodes = length - 1
-        self._lines: dict[tuple[int, torch.device], _Line] = {}
+        self._lines: dict[tuple[int, int, torch.device], _Line] = {}
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         self._num_levels = min(num_levels, self.max_levels)
-        self._line = self._line_of(root.shape[0], root.device)
+        self._line = self._line_of(root.shape[0], self._num_levels + 1, root.device)
+        self._max_depth: Tensor | None = None
         self._tokens = [root[:, None]]
         # Of the best child of every node; the root's own stands for a draft that was found.
         self._best = [self._line.beginning]
@@ -51,30 +55,37 @@ class Chain(StatelessTree):
         if self._keep_probs:
             self._probs.append(level.probs()[:, 0])
         best, tokens = perturb(level.given, level.noise, level.rows).max(dim=-1)
+        self._max_depth = level.max_depth
         self._best.append(best)
         self._tokens.append(tokens)
         return self._frontier() if len(self._tokens) <= self._num_levels else None
 
     def finish(self) -> DraftTree:
-        num_nodes = len(self._tokens)
         best = torch.cat(self._best, dim=1)
-        # Where nothing is left the best is −inf; where something is no number it is NaN or +inf.
-        valid = (best.abs() < torch.inf).cumprod(dim=1).bool()
+        num_drafted: Tensor | None = None
+        if self._max_depth is not None and can_walk(best):
+            valid, num_drafted, failed = CUT(best, self._max_depth)
+        else:
+            # Where nothing is left the best is −inf; where something is no number it is NaN or +inf.
+            valid = (best.abs() < torch.inf).cumprod(dim=1).bool()
+            failed = ~(best < torch.inf).all(dim=1)
         probs = None
         if self._keep_probs:
             probs = torch.stack([*self._probs, torch.zeros_like(self._probs[0])], dim=1)
-        numbers = self._line.numbers[:, :num_nodes]
         return DraftTree(
             tokens=torch.cat(self._tokens, dim=1),
-            parents=self._line.parents[:, :num_nodes],
-            depth=numbers,
+            parents=self._line.parents,
+            depth=self._line.numbers,
             valid=valid,
-            origin=numbers,
-            num_levels=num_nodes - 1,
+            origin=self._line.numbers,
+            num_levels=self._num_levels,
             max_siblings=self.max_siblings,
             draft_probs=probs,
             is_chain=True,
-            failed=~(best < torch.inf).all(dim=1),
+            failed=failed,
+            num_drafted=num_drafted,
+            # A chain's invalid nodes are its tail, which no valid node could see anyway.
+            ancestry=self._line.ancestry,
         )
 
     def _frontier(self) -> Frontier:
@@ -82,11 +93,13 @@ class Chain(StatelessTree):
         line = tuple(self._tokens[1:])
         return Frontier(depth, self._line.nodes[depth], self._line.above[depth], self._tokens[-1], line)
 
-    def _line_of(self, b: int, device: torch.device) -> _Line:
+    def _line_of(self, b: int, num_nodes: int, device: torch.device) -> _Line:
         """Made once, as every operation between two forwards counts."""
-        if (b, device) not in self._lines:
-            numbers = torch.arange(self.max_nodes, device=device).expand(b, -1)
+        if (b, num_nodes, device) not in self._lines:
+            numbers = torch.arange(num_nodes, device=device).expand(b, -1)
             parents = numbers - 1
+            ancestry = torch.ones(num_nodes, num_nodes, dtype=torch.bool, device=device).tril().expand(b, -1, -1)
             nodes, above = torch.split(numbers, 1, dim=1), torch.split(parents, 1, dim=1)
-            self._lines[b, device] = _Line(numbers, parents, nodes, above, torch.zeros(b, 1, device=device))
-        return self._lines[b, device]
+            beginning = torch.zeros(b, 1, device=device)
+            self._lines[b, num_nodes, device] = _Line(numbers, parents, ancestry, nodes, above, beginning)
+        return self._lines[b, num_nodes, device]

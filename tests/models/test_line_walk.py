@@ -1,4 +1,4 @@
-"""The walk down a line in one pass: what torch's own operations give, odd numbers and ties among them."""
+"""A line's end and the walk down it, each in one pass: what torch's own operations give, odd numbers and ties too."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decoding.acceptance.walk import walk_choices
 from models import attention_loops, line_walk
-from models.line_walk import WALK, can_walk
+from models.line_walk import CUT, WALK, can_walk
 from models.loops import Loops
 from tests import toys
 from tests.decoding import blocks
@@ -78,6 +78,22 @@ def test_views_of_tokens_are_read_as_they_are() -> None:
     wide = torch.zeros(3, 8, dtype=torch.long)
     wide[:, ::2] = logits.argmax(dim=-1).roll(1, dims=1)
     compare(logits, wide[:, ::2], torch.ones(1, 4, dtype=torch.bool).expand(3, -1))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_a_line_ends_where_torch_ends_it(data: st.DataObject) -> None:
+    b, num_nodes = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 7))
+    numbers = st.sampled_from([0.0, 1.0, -90.0, 3e38, -torch.inf, torch.inf, torch.nan, *[2.0] * 20])
+    size = b * num_nodes
+    best = torch.tensor(data.draw(st.lists(numbers, min_size=size, max_size=size))).view(b, num_nodes)
+    best[:, 0] = 0.0
+    depths = torch.tensor(data.draw(st.lists(st.integers(0, 8), min_size=2 * b, max_size=2 * b)))[::2]
+    valid, num_drafted, has_failed = CUT(best, depths)
+    usual = (best.abs() < torch.inf).cumprod(dim=1).bool() & (torch.arange(num_nodes) <= depths[:, None])
+    assert valid.equal(usual)
+    assert num_drafted.equal(usual.sum(dim=1) - 1)
+    assert has_failed.equal(~(best < torch.inf).all(dim=1))
 
 
 def test_other_logits_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
