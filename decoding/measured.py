@@ -7,18 +7,21 @@ drafts at all also reads every prompt for it: its seconds per token made (`decod
 batch is full. In one that drains no prompts follow: there only what a resting drafter has to read and to catch up on
 counts, over the tokens that are left.
 
-Nothing is known at first, so the first steps measure: plain, as deep as the tree goes, and half as deep; a larger batch
-than any before is measured plain and at its estimated best, a smaller one a little deeper than that. Later on, depths
-that were not measured, or not for long, are tried for a few steps at a time, plain decoding and the drafter at rest
-among them. All trials together take at most `max_exploration` of the steps, and cost at most that share of the time;
-what a trial costs is its time beyond what its tokens take at the best depth, the drafter's catching up included. So a
-drafter at rest is tried again less and less often, and an expensive one more seldom.
+Nothing is known at first, so the first steps measure: plain, as deep as the tree goes, half as deep, and plain once
+more; a larger batch than any before is measured plain and at its estimated best, a smaller one a little deeper than
+that. Later on, depths that were not measured, or not for long, are tried for a few steps at a time, plain decoding and
+the drafter at rest among them. All trials together take at most `max_exploration` of the steps, and cost at most that
+share of the time; what a trial costs is its time beyond what its tokens take at the best depth, the drafter's catching
+up included. So a drafter at rest is tried again less and less often, and an expensive one more seldom. A machine that
+becomes slower does so for all depths (`decoding.step_paces`): a depth that a trial made the best is checked by the one
+before, and where only drafts were run when steps became slower, plain decoding is tried first.
 
 Knows no tensors and no clock: times come with the outcomes.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
@@ -34,6 +37,8 @@ START_STEPS = 3
 MOST_START_STEPS = 8
 """As long as none was counted, because every step had another number of rows."""
 TRIAL_STEPS = 4
+CHECK_STEPS = 2
+"""Of the depth before, after a trial that made another one the best: the machine may just have become faster."""
 FIRST_REVIEW_STEPS, REVIEW_STEPS = 2, 16
 """Steps between two looks at what is best, right after something new was measured and in the long run."""
 MIN_GAIN = 0.03
@@ -72,7 +77,8 @@ class Measured:
         self.explored_s = 0.0
         """What trials cost beyond what their tokens would have taken."""
         half = self.depths[len(self.depths) // 2]
-        self._start = deque(dict.fromkeys((0, max_levels, half)))
+        # Plainly once more at the end, lest it was the machine that changed.
+        self._start = deque([*dict.fromkeys((0, max_levels, half)), 0])
         self._largest_begun = 0
         self._trial: _Trial | None = None
         self._current: dict[int, int] = {}
@@ -83,6 +89,7 @@ class Measured:
         self._resume_s = 0.0
         self._size = 0
         self._was_trial = False
+        self._was_check = False
 
     @property
     def is_off(self) -> bool:
@@ -162,10 +169,14 @@ class Measured:
         if trial is None and self._start:
             trial = _Trial(self._start.popleft(), START_STEPS, "start")
         if trial is None and (self.num_steps >= self._next_review or size not in self._current):
+            former = self._current.get(size)
             self._review(num_active, size)
             self._next_review = self.num_steps + self._review_pause
             self._review_pause = min(2 * self._review_pause, REVIEW_STEPS)
-            trial = self._next_trial(num_active, size)
+            if former not in (None, self._current[size]) and self._was_trial and not self._was_check:
+                trial, self._was_check = _Trial(former, CHECK_STEPS, "explore"), True
+            else:
+                trial, self._was_check = self._next_trial(num_active, size), False
         self._trial = trial
         if trial is None:
             return self._current[size], "best"
@@ -225,14 +236,18 @@ class Measured:
 
     def _next_trial(self, num_active: int, size: int) -> _Trial | None:
         """The most hopeful depth that is due, if its trial can be afforded."""
-        if self.num_explored_steps + TRIAL_STEPS > self.max_exploration * self.num_steps:
-            return None
         speeds, present = self._speeds(num_active), self._current[size]
+        # It may have been drafts that became slower and not the machine: plain decoding knows.
+        is_unsure = present > 0 and not self.costs.is_settled(num_active, 0)
+        if self.num_explored_steps + TRIAL_STEPS + CHECK_STEPS > self.max_exploration * self.num_steps:
+            return None
         hopes = {
             depth: speed * (1.0 + (HOPE if self.costs.num_measured(num_active, depth) == 0 else 0.0))
             for depth, speed in speeds.items()
             if depth != present and self.num_steps >= self._pauses.get((size, depth), (0, 0))[0]
         }
+        if is_unsure:
+            hopes[0] = math.inf
         for depth in sorted(hopes, key=hopes.__getitem__, reverse=True):
             worth = self._step_speed(num_active, depth) / self._step_speed(num_active, present)
             cost_s = TRIAL_STEPS * self.costs.seconds(num_active, depth) * max(0.0, 1.0 - worth)

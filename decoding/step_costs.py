@@ -1,4 +1,4 @@
-"""What a step costs by rows and levels, from the steps that were run: running medians, and a fit beyond them.
+"""What a step costs by rows and levels: what was run, as it would take now, and a fit beyond that.
 
 Knows rows, levels and seconds, and nothing of what they are spent on.
 """
@@ -6,17 +6,11 @@ Knows rows, levels and seconds, and nothing of what they are spent on.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 
 from decoding.controller import batch_class
+from decoding.step_paces import StepPaces
 
-MEMORY = 15
-"""Latest steps of a cell that count."""
-FRESH_STEPS = 256
-"""Older steps count only until a cell has newer ones."""
-CHANGE = 0.25
-"""By how much a cell's times must differ from what they were for the other old ones to be disbelieved as well."""
 SWEEPS = 60
 RIDGE = 1e-3
 """Against features that no measurement tells apart; of scaled ones."""
@@ -28,14 +22,14 @@ class StepCosts:
     """Seconds of steps; a cell is a batch class with a number of levels.
 
     The first step of each shape (rows, levels) is left out: it may have compiled something. A cell's steps may have had
-    different numbers of rows, so a cell says by which factor its steps differ from the fit at their own rows.
+    different numbers of rows, so they are compared at those of its first one, by the fit.
     """
 
     def __init__(self) -> None:
         self._shapes: set[tuple[int, int]] = set()
-        self._clock = 0
-        # Rows, seconds and when.
-        self._cells: dict[tuple[int, int], deque[tuple[int, float, int]]] = {}
+        self._paces = StepPaces()
+        # Rows of the first step of each cell.
+        self._cells: dict[tuple[int, int], int] = {}
         self._weights: list[float] | None = None
         self._factors: dict[int, dict[int, float]] = {}
 
@@ -43,34 +37,28 @@ class StepCosts:
         """Take one step's time; one that did something else besides only counts as its shape's first."""
         is_first = (num_active, levels) not in self._shapes
         self._shapes.add((num_active, levels))
-        self._clock += 1
-        if is_usual and not is_first:
-            cell = self._cells.setdefault((batch_class(num_active), levels), deque(maxlen=MEMORY))
-            cell.append((num_active, max(seconds, 1e-9), self._clock))
-            self._disbelieve(batch_class(num_active), levels)
-
-    def _disbelieve(self, size: int, levels: int) -> None:
-        """Drop what a cell's second new step makes old; and if that was wrong, what is as old of other drafts."""
-        cell = self._cells[size, levels]
-        new = [entry for entry in cell if entry[2] > self._clock - FRESH_STEPS]
-        if len(new) == len(cell) or len(new) < 2:
+        if not is_usual or is_first:
             return
-        was, now = (_low_median(part)[1] for part in ([entry for entry in cell if entry not in new], new))
-        cell.clear()
-        cell.extend(new)
-        if abs(math.log(now / was)) <= math.log1p(CHANGE):
-            return
-        for key, other in list(self._cells.items()):
-            if (key[1] > 0) == (levels > 0):
-                kept = [entry for entry in other if entry[2] > self._clock - FRESH_STEPS]
-                other.clear()
-                other.extend(kept)
-                if not kept:
-                    del self._cells[key]
+        cell = batch_class(num_active), levels
+        rows = self._cells.setdefault(cell, num_active)
+        if rows != num_active:
+            if self._weights is None:
+                self.refresh()
+            assert self._weights is not None
+            seconds *= _line(self._weights, rows, levels) / _line(self._weights, num_active, levels)
+        if self._paces.add(cell, math.log(max(seconds, 1e-9))):
+            # What made these drafts dearer or cheaper has done so with others as well.
+            for other in [one for one in self._cells if one != cell and (one[1] > 0) == (levels > 0)]:
+                del self._cells[other]
+                self._paces.forget(other)
 
     def num_measured(self, num_active: int, levels: int) -> int:
-        """Steps that are remembered of the cell that these rows and levels belong to."""
-        return len(self._cells.get((batch_class(num_active), levels), ()))
+        """Steps that were measured of the cell that these rows and levels belong to."""
+        return self._paces.count((batch_class(num_active), levels))
+
+    def is_settled(self, num_active: int, levels: int) -> bool:
+        """Whether that cell was measured since steps became faster or slower at once."""
+        return self._paces.is_settled((batch_class(num_active), levels))
 
     @property
     def knows_any(self) -> bool:
@@ -93,13 +81,11 @@ class StepCosts:
 
     def refresh(self) -> None:
         """Follow what was added: T ≈ w0 + w1 · rows · levels + w2 · rows + w3 · levels, and each cell's factor."""
-        medians = [(_low_median(list(cell)), levels) for (_, levels), cell in self._cells.items()]
-        points = [(rows, levels, seconds) for (rows, seconds, _), levels in medians]
-        self._weights = _fit_line(points)
+        known = [(rows, cell[1], math.exp(self._paces.log_seconds(cell))) for cell, rows in self._cells.items()]
+        self._weights = _fit_line(known)
         self._factors = {}
-        for (size, levels), cell in self._cells.items():
-            ratios = [(0, seconds / _line(self._weights, rows, levels), 0) for rows, seconds, _ in cell]
-            self._factors.setdefault(size, {})[levels] = _low_median(ratios)[1]
+        for (size, _), (rows, levels, seconds) in zip(self._cells, known, strict=True):
+            self._factors.setdefault(size, {})[levels] = seconds / _line(self._weights, rows, levels)
 
 
 def _features(rows: int, levels: int) -> tuple[float, float, float, float]:
@@ -130,11 +116,6 @@ def _fit_line(points: Sequence[tuple[int, int, float]]) -> list[float]:
     if found[0] + found[2] < least:
         found[0] = least
     return found
-
-
-def _low_median(cell: Sequence[tuple[int, float, int]]) -> tuple[int, float, int]:
-    """The entry with the median second number, the lower one of two: clocks err upwards."""
-    return sorted(cell, key=lambda entry: entry[1])[(len(cell) - 1) // 2]
 
 
 def _between(factors: dict[int, float], levels: int) -> float:

@@ -165,14 +165,14 @@ def test_trials_take_no_more_than_their_share_of_steps_and_of_time(num_active: i
         # One trial may turn out dearer than it was thought to be; the next waits until that is paid off.
         dearest = TRIAL_STEPS * world.cost(num_active, 8) * (1 + noise) + 100 * num_active * world.missed_s
         assert controller.explored_s <= 0.02 * controller.spent_s + dearest
-    assert controller.num_start_steps == 3 * START_STEPS
+    assert controller.num_start_steps == 4 * START_STEPS
 
 
 def test_without_exploration_only_the_first_steps_measure() -> None:
     world = World(Measured(8, max_exploration=0.0), linear(0.01, 0.001, 0.0), [0.7] * 8)
     world.run(800, 4)
-    assert [reason for _, reason in world.chosen] == ["start"] * 9 + ["best"] * 791
-    assert [levels for levels, _ in world.chosen[:9]] == [0] * 3 + [8] * 3 + [3] * 3
+    assert [reason for _, reason in world.chosen] == ["start"] * 12 + ["best"] * 788
+    assert [levels for levels, _ in world.chosen[:12]] == [0] * 3 + [8] * 3 + [3] * 3 + [0] * 3
 
 
 def test_it_is_off_where_plain_decoding_is_faster_and_costs_little_more_than_it() -> None:
@@ -250,6 +250,37 @@ def test_it_comes_back_when_drafting_becomes_cheap_and_goes_when_it_becomes_dear
     world.cost = linear(0.01, 0.02, 0.0)
     world.run(300, 4)
     assert world.usual() == 0
+
+
+def run_at_changing_pace(cost: Cost, num_active: int, paces: Sequence[float], seed: int) -> tuple[float, float]:
+    """A machine that takes another pace now and then: what a thousand steps took, in shares of what their tokens would
+    have taken plainly, and at the best depth."""
+    pace, chance = [1.0], random.Random(seed)
+    world = World(Measured(5), lambda rows, k: pace[0] * cost(rows, k), [0.87, 0.85, 0.8, 0.8, 0.8], seed)
+    world.noise = 0.02
+    truth = World(world.controller, cost, world.rates).speeds(num_active)
+    left_s = spent_s = plain_s = best_s = 0.0
+    for _ in range(1000):
+        if left_s <= 0.0:
+            pace[0], left_s = chance.choice(paces), chance.expovariate(1.0 / (100 * cost(num_active, 0)))
+        before_s, before = world.spent_s, world.num_tokens
+        world.run(1, num_active)
+        step_s, tokens = world.spent_s - before_s, world.num_tokens - before
+        left_s -= step_s
+        spent_s += step_s
+        plain_s += pace[0] * tokens / truth[0]
+        best_s += pace[0] * tokens / max(truth.values())
+    return spent_s / plain_s, spent_s / best_s
+
+
+@pytest.mark.parametrize("paces", [(1.0,), (1.0, 1.45), (0.7, 1.0, 1.4), (0.9, 1.0, 1.1)])
+def test_a_machine_that_becomes_faster_and_slower_misleads_it_little(paces: Sequence[float]) -> None:
+    """It once took a slow minute for what plain decoding takes, and drafted where that loses until the next trial."""
+    losing = [run_at_changing_pace(lambda b, k: 0.02 + 0.002 * b * (k + 1) + 0.01 * k, 128, paces, s) for s in range(8)]
+    assert max(share for share, _ in losing) < 1.035, "of which the clock's noise is 0.016"
+    winning = [run_at_changing_pace(lambda b, k: 0.02 + 0.0022 * b * (k + 1), 1, paces, s) for s in range(8)]
+    assert max(share for _, share in winning) < 1.05
+    assert max(share for share, _ in winning) < 0.45
 
 
 def test_trees_grow_as_the_batch_drains() -> None:
