@@ -236,17 +236,16 @@ class Measured:
 
     def _next_trial(self, num_active: int, size: int) -> _Trial | None:
         """The most hopeful depth that is due, if its trial can be afforded."""
-        speeds, present = self._speeds(num_active), self._current[size]
-        # It may have been drafts that became slower and not the machine: plain decoding knows.
-        is_unsure = present > 0 and not self.costs.is_settled(num_active, 0)
         if self.num_explored_steps + TRIAL_STEPS + CHECK_STEPS > self.max_exploration * self.num_steps:
             return None
+        speeds, present = self._speeds(num_active), self._current[size]
         hopes = {
             depth: speed * (1.0 + (HOPE if self.costs.num_measured(num_active, depth) == 0 else 0.0))
             for depth, speed in speeds.items()
             if depth != present and self.num_steps >= self._pauses.get((size, depth), (0, 0))[0]
         }
-        if is_unsure:
+        if present and not self.costs.is_settled(num_active, 0):
+            # It may have been drafts that became slower and not the machine: plain decoding knows.
             hopes[0] = math.inf
         for depth in sorted(hopes, key=hopes.__getitem__, reverse=True):
             worth = self._step_speed(num_active, depth) / self._step_speed(num_active, present)

@@ -57,7 +57,7 @@ class StepCosts:
         return self._paces.count((batch_class(num_active), levels))
 
     def is_settled(self, num_active: int, levels: int) -> bool:
-        """Whether that cell was measured since steps became faster or slower at once."""
+        """Whether steps have not become faster or slower at once since that cell was measured."""
         return self._paces.is_settled((batch_class(num_active), levels))
 
     @property

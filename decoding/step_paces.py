@@ -39,7 +39,8 @@ class StepPaces:
         self._covariance = np.zeros((0, 0))
         # The step before, where it was an outlier: its kind, and by how much.
         self._odd: tuple[Hashable, float] | None = None
-        self._seen_since: set[Hashable] = set()
+        # Kinds that were seen last before something changed at once.
+        self._unsettled: set[Hashable] = set()
 
     def count(self, kind: Hashable) -> int:
         """Steps of this kind that were seen."""
@@ -50,15 +51,15 @@ class StepPaces:
         return float(self._times[self._places[kind]])
 
     def is_settled(self, kind: Hashable) -> bool:
-        """Whether this kind was seen since something changed at once, which is taken for the pace if it may be that."""
-        return kind in self._seen_since
+        """Whether nothing has changed at once since this kind was seen; what may be the pace is taken for it."""
+        return kind not in self._unsettled
 
     def forget(self, kind: Hashable) -> None:
         """As if no step of this kind had been seen."""
         place = self._places.pop(kind)
         self._places = {other: at - (at > place) for other, at in self._places.items()}
         del self._counts[kind]
-        self._seen_since.discard(kind)
+        self._unsettled.discard(kind)
         self._times = np.delete(self._times, place)
         self._covariance = np.delete(np.delete(self._covariance, place, axis=0), place, axis=1)
 
@@ -89,11 +90,11 @@ class StepPaces:
             else:
                 known += odd**2
             self._odd = None
-            self._seen_since.clear()
+            self._unsettled.update(self._places)
         else:
             self._odd = kind, odd
             odd = math.copysign(bound, odd)
-        self._seen_since.add(kind)
+        self._unsettled.discard(kind)
         column = known[:, place].copy()
         gain = column / (column[place] + NOISE**2)
         self._times = self._times + odd * gain

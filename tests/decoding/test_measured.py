@@ -285,16 +285,22 @@ def test_a_machine_that_becomes_faster_and_slower_misleads_it_little(paces: Sequ
 
 def test_trees_grow_as_the_batch_drains() -> None:
     cost = linear(0.01, 0.0005, 0.0006)
-    world = World(Measured(8), cost, [0.8] * 8)
-    world.noise = 0.03
-    used = {}
-    world.run(1200, 32)
-    for num_active in (32, 16, 8, 4, 2, 1):
-        world.run(60, num_active)
-        used[num_active] = world.usual(30)
-        if num_active <= 8:
-            assert world.speeds(num_active)[used[num_active]] >= 0.85 * max(world.speeds(num_active).values()), used
-    assert used[32] < used[8] <= used[1] == 8
+    deepest = 0
+    for seed in range(10):
+        world = World(Measured(8), cost, [0.8] * 8, seed)
+        world.noise = 0.03
+        used = {}
+        world.run(1200, 32)
+        for num_active in (32, 16, 8, 4, 2, 1):
+            world.run(60, num_active)
+            used[num_active] = world.usual(30)
+            if num_active <= 8:
+                share = world.speeds(num_active)[used[num_active]] / max(world.speeds(num_active).values())
+                assert share >= 0.9, used
+        assert used[32] < used[8] <= used[1], used
+        deepest += used[1] == 8
+    # It is 5 % better than the next, and the clock's noise is 3 %.
+    assert deepest >= 8
 
 
 def test_a_larger_batch_is_measured_plain_before_it_is_believed_to_be_like_a_small_one() -> None:

@@ -84,6 +84,9 @@ def test_a_step_that_was_held_up_says_little_and_two_in_a_row_something() -> Non
     assert seconds(paces, "plain") == pytest.approx(1.5, rel=0.1)
     assert paces.is_settled("plain")
     assert not paces.is_settled("drafts"), "it was not seen since"
+    assert paces.is_settled("half"), "it never was"
+    seen(("drafts", 4.5), paces=paces)
+    assert paces.is_settled("drafts")
 
 
 def test_a_change_beyond_any_pace_is_the_kinds_own() -> None:
@@ -107,7 +110,7 @@ def test_what_is_forgotten_leaves_the_rest() -> None:
     paces.forget("half")
     assert (paces.count("plain"), paces.count("half"), paces.count("drafts")) == (12, 0, 12)
     assert seconds(paces, "drafts") == before
-    assert not paces.is_settled("half")
+    assert paces.is_settled("half"), "nothing is known of it that could have changed"
     seen(*[("plain", 1.3)] * 10, paces=paces)
     assert seconds(paces, "drafts") == pytest.approx(3.9, rel=0.06)
     seen(("half", 2.6), paces=paces)
