@@ -11,7 +11,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from decoding.controller import Fixed, Outcome, Reading, batch_class
-from decoding.measured import LADDER, START_STEPS, TRIAL_STEPS, Measured
+from decoding.measured import CHECK_STEPS, LADDER, START_STEPS, TRIAL_STEPS, Measured
 
 Cost = Callable[[int, int], float]
 
@@ -281,6 +281,25 @@ def test_a_machine_that_becomes_faster_and_slower_misleads_it_little(paces: Sequ
     winning = [run_at_changing_pace(lambda b, k: 0.02 + 0.0022 * b * (k + 1), 1, paces, s) for s in range(8)]
     assert max(share for _, share in winning) < 1.05
     assert max(share for share, _ in winning) < 0.45
+
+
+def test_what_a_trial_made_the_best_is_used_after_the_one_before_was_run_once_more() -> None:
+    world = World(Measured(5, max_exploration=0.02), linear(0.01, 0.02, 0.0), [0.8] * 5)
+    world.run(1500, 4)
+    assert world.usual() == 0
+    world.cost = linear(0.01, 0.001, 0.0)
+    at = len(world.chosen)
+    world.run(400, 4)
+    tried = TRIAL_STEPS + CHECK_STEPS
+    found = [
+        world.chosen[place - tried - 1 : place + 1]
+        for place in range(at + tried + 1, len(world.chosen))
+        if world.chosen[place][1] == "best" and world.chosen[place - 1][1] == "explore"
+    ]
+    changes = [steps for steps in found if steps[0][1] == "best" and steps[0][0] != steps[-1][0]]
+    assert changes, "a trial that was worth it"
+    for (before, _), *trial, (after, _) in changes:
+        assert trial == [(after, "explore")] * TRIAL_STEPS + [(before, "explore")] * CHECK_STEPS
 
 
 def test_trees_grow_as_the_batch_drains() -> None:
