@@ -75,11 +75,18 @@ class DraftTree:
     def root_only(tokens: Tensor) -> DraftTree:
         """Nothing drafted: `tokens` (b,) are the pending tokens."""
         zeros = torch.zeros_like(tokens)[:, None]
-        itself = zeros == 0
+        valid = zeros == 0
         return DraftTree(
-            tokens[:, None], zeros - 1, zeros, itself, zeros, 0, is_chain=True, num_drafted=zeros[:, 0],
-            ancestry=itself[:, None],
-        )  # fmt: skip
+            tokens=tokens[:, None],
+            parents=zeros - 1,
+            depth=zeros,
+            valid=valid,
+            origin=zeros,
+            num_levels=0,
+            is_chain=True,
+            num_drafted=zeros[:, 0],
+            ancestry=valid[:, None],
+        )
 
     @property
     def num_nodes(self) -> int:
