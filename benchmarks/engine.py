@@ -5,9 +5,9 @@
 
 All methods take turns at one batch size and length, so ratios are of the same round. Forwards are timed where they are
 run: what steps take beyond them is drawing trees, accepting and committing, and what a pass takes beyond them a device
-would idle for. After each pass forwards alone are timed too, over memory of the same length: from these follows the
-speed-up that drafts could have, τ / (γ · c + v). A method has no speed where its outputs differ from the target's own
-by more than rounding.
+would idle for. After each chain's pass forwards alone are timed too, in turn and over memory of the same length: from
+these follows the speed-up that drafts could have, τ / (γ · c + v). A method has no speed where its outputs differ from
+the target's own by more than rounding.
 """
 
 from __future__ import annotations
@@ -54,15 +54,18 @@ def measure_cell(bench: Bench, cell: Cell, reference: list[dict[str, Any]], repe
     forget_peak()
     engines = {mode: bench.engine(mode, cell) for mode in MODES}
     passes: dict[str, list[Pass]] = {mode: [] for mode in MODES}
+    forwards: list[dict[str, float]] = []
     requests = bench.requests(cell)
     for mode in MODES:
         # Two fillings of all slots, so that there are refills and last rows; twice, because a memory's first forwards
         # are never compiled.
         for _ in range(2):
-            bench.run(*engines[mode], requests[: 2 * cell.batch], cell.batch)
+            bench.run(*engines[mode], requests[: 2 * cell.batch])
     for order in turns(MODES, repeats):
         for mode in order:
-            passes[mode].append(bench.run(*engines[mode], requests, cell.batch))
+            passes[mode].append(bench.run(*engines[mode], requests))
+            if mode == "chain":
+                forwards.append(bench.forwards_ms(engines[mode][0], cell.batch, passes[mode][-1].typical_length))
     peak_bytes = peak_bytes_of(os.getpid())
     rows = []
     for mode, made in passes.items():
@@ -72,7 +75,8 @@ def measure_cell(bench: Bench, cell: Cell, reference: list[dict[str, Any]], repe
             for name in ("num_steps", "num_slot_steps", "step_forwards_s", "prompt_forwards_s", "num_new_graphs")
         }
         told["phases_s"] = {name: [one.phases_s[name] for one in made] for name in PHASES}
-        told["forwards_ms"] = {name: [one.forwards_ms[name] for one in made] for name in made[0].forwards_ms}
+        if mode == "chain":
+            told["forwards_ms"] = {name: [one[name] for one in forwards] for name in forwards[0]}
         told["acceptance_histogram"] = made[-1].histogram
         rows.append({"batch": cell.batch, "max_new_tokens": cell.max_new_tokens, "mode": mode, **row, **told})
         where = f"batch {cell.batch:3d}, {cell.max_new_tokens} tokens"

@@ -15,7 +15,7 @@ import torch
 from actors.method import build_method
 from actors.pair import load_target
 from benchmarks.engine_tables import MODES
-from benchmarks.forward_clock import ForwardClock, time_forward
+from benchmarks.forward_clock import ForwardClock, time_forwards
 from benchmarks.peer_engine import choose_method
 from benchmarks.peer_process import Outcome, Work
 from configs.schema import Checkpoint
@@ -37,11 +37,10 @@ class Cell:
 
 @dataclass
 class Pass:
-    """One pass of one method: what came out, how long phases and forwards took, and forwards that were timed after it.
+    """One pass of one method: what came out, and how long phases and forwards took.
 
-    `step_forwards_s` and `prompt_forwards_s` are those of the pass itself, target and drafter together; `forwards_ms`
-    are medians by kind: of the target over one and γ + 1 nodes, of the drafter over two and one. `num_new_graphs` were
-    compiled during the pass.
+    `step_forwards_s` and `prompt_forwards_s` are those of target and drafter together; `num_new_graphs` were compiled
+    during the pass. `typical_length` is that of a row in the middle of its text, in columns.
     """
 
     outcome: Outcome
@@ -51,7 +50,7 @@ class Pass:
     step_forwards_s: float
     prompt_forwards_s: float
     num_new_graphs: int
-    forwards_ms: dict[str, float]
+    typical_length: int
     histogram: list[int]
 
 
@@ -91,8 +90,8 @@ class Bench:
     def _max_context_tokens(self, cell: Cell) -> int:
         return self.work.max_context_tokens - (self.work.max_new_tokens - cell.max_new_tokens)
 
-    def run(self, engine: Engine, clock: ForwardClock, requests: list[Request], batch: int) -> Pass:
-        """Decode the requests, then time forwards of `batch` rows alone."""
+    def run(self, engine: Engine, clock: ForwardClock, requests: list[Request]) -> Pass:
+        """Decode the requests."""
         before = dict(vars(engine.stats))
         clock.prompts_s = clock.steps_s = 0.0
         num_graphs = count_graphs()
@@ -120,16 +119,22 @@ class Bench:
             step_s,
             prompt_s,
             num_graphs,
-            self._time_forwards(engine, batch, _typical_length(completions)),
+            _typical_length(completions),
             _sum_histograms(completions),
         )
 
-    def _time_forwards(self, engine: Engine, batch: int, length: int) -> dict[str, float]:
-        target, *drafters = _lanes_of(engine)
-        kinds = {"target 1": (target, 1), "target γ+1": (target, self.work.gamma + 1)}
-        for lanes in drafters:
-            kinds |= {"drafter 2": (lanes, 2), "drafter 1": (lanes, 1)}
-        return {name: time_forward(model, batch, nodes, length) for name, (model, nodes) in kinds.items()}
+    def forwards_ms(self, engine: Engine, batch: int, length: int) -> dict[str, float]:
+        """Forwards alone over `batch` rows of `length` columns: of the target over one and γ + 1 nodes, of the drafter
+        over two and one."""
+        target, drafter = _lanes_of(engine)
+        verified = self.work.gamma + 1
+        kinds = {
+            "target 1": (target, 1),
+            "target γ+1": (target, verified),
+            "drafter 2": (drafter, 2),
+            "drafter 1": (drafter, 1),
+        }
+        return time_forwards(kinds, batch, length)
 
 
 def _lanes_of(engine: Engine) -> list[LaneModel]:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from models.lanes import LaneModel, SlotBatch
 
-MAX_FORWARDS, MIN_FORWARDS = 7, 3
-"""Timed forwards of one kind; their median counts."""
-ENOUGH_S = 1.0
+MAX_FORWARDS, MIN_FORWARDS = 25, 3
+"""Timed forwards of each kind; their medians count."""
+ENOUGH_S = 2.0
 """After so long no more than the fewest are timed."""
 
 
@@ -53,17 +53,29 @@ class ForwardClock:
 
 
 @torch.inference_mode()
-def time_forward(lanes: LaneModel, batch: int, num_nodes: int, length: int) -> float:
-    """Milliseconds of one forward with its output layer, `num_nodes` for each of `batch` rows that hold `length`."""
+def time_forwards(kinds: Mapping[str, tuple[LaneModel, int]], batch: int, length: int) -> dict[str, float]:
+    """Milliseconds of forwards with their output layers, over so many nodes for each of `batch` rows that hold
+    `length`; the median of each kind.
+
+    The kinds take turns, so that a machine that changes its pace changes it for all of them.
+    """
+    times: dict[str, list[float]] = {name: [] for name in kinds}
+    began_s = time.perf_counter()
+    for turn in range(MAX_FORWARDS):
+        if turn >= MIN_FORWARDS and time.perf_counter() - began_s > ENOUGH_S:
+            break
+        for name, (lanes, num_nodes) in kinds.items():
+            times[name].append(_time_forward(lanes, batch, num_nodes, length))
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def _time_forward(lanes: LaneModel, batch: int, num_nodes: int, length: int) -> float:
     slots = SlotBatch(torch.arange(batch), tuple(range(batch)), (0,) * batch)
     lanes.cache.lens[:batch] = length
     lanes._prefix_lengths[:batch] = [length] * batch
     tokens = torch.full((batch, num_nodes), 5)
     depth = torch.arange(num_nodes).expand(batch, -1)
     visible = torch.ones(num_nodes, num_nodes, dtype=torch.bool).tril().expand(batch, -1, -1)
-    times: list[float] = []
-    while len(times) < MIN_FORWARDS or (len(times) < MAX_FORWARDS and sum(times) < 1000 * ENOUGH_S):
-        start = time.perf_counter()
-        lanes.logits(lanes.forward(slots, tokens, depth, visible))
-        times.append(1000 * (time.perf_counter() - start))
-    return statistics.median(times)
+    start = time.perf_counter()
+    lanes.logits(lanes.forward(slots, tokens, depth, visible))
+    return 1000 * (time.perf_counter() - start)

@@ -97,10 +97,11 @@ def test_forwards_are_part_of_the_steps_they_are_in_and_steps_part_of_the_pass(r
         assert sum(engine_tables.parts_of_pass(row)) == pytest.approx(1.0)
 
 
-def test_the_drafters_forwards_are_timed_where_there_is_one(rows: list[dict[str, Any]]) -> None:
+def test_forwards_alone_are_timed_after_the_chains_passes(rows: list[dict[str, Any]]) -> None:
     plain, chain, _ = rows
-    assert set(plain["forwards_ms"]) == {"target 1", "target γ+1"}
+    assert "forwards_ms" not in plain
     assert set(chain["forwards_ms"]) == {"target 1", "target γ+1", "drafter 2", "drafter 1"}
+    assert all(len(rounds) == 2 and min(rounds) > 0.0 for rounds in chain["forwards_ms"].values())
     assert engine_tables.tokens_per_step(plain) == 1.0
     # γ is 3, and a step gives the target's token beside what it kept of them.
     assert 1.0 < engine_tables.tokens_per_step(chain) <= 4.0
@@ -114,3 +115,24 @@ def test_a_method_without_a_speed_leaves_its_claims_unknown(rows: list[dict[str,
     found = {"gamma": 3, "rows": changed, "left_out": []}
     assert "| 8 | 2 | chain | 4 | withheld | withheld |" in engine_tables.engine_table(found)
     assert [one["holds"] for one in engine_tables.claims(found) if one["claim"].startswith("with the")] == [None]
+
+
+def test_forwards_of_all_kinds_take_turns_and_slow_ones_end_after_the_fewest(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock: Any = Clocked()
+    asked: list[tuple[int, int, int]] = []
+
+    def forward(_: Any, batch: int, num_nodes: int, length: int) -> float:
+        asked.append((num_nodes, batch, length))
+        clock.now += 0.4
+        return float(num_nodes * len(asked))
+
+    monkeypatch.setattr(forward_clock.time, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(forward_clock, "_time_forward", forward)
+    kinds = {"one": (clock, 1), "six": (clock, 6)}
+    # The third turn ends after 2.4 s, the first within which that is enough.
+    assert forward_clock.time_forwards(kinds, 4, 90) == {"one": 3.0, "six": 24.0}
+    assert asked == [(1, 4, 90), (6, 4, 90)] * 3
+    clock.now, asked[:] = 0.0, []
+    monkeypatch.setattr(forward_clock, "ENOUGH_S", 1000.0)
+    forward_clock.time_forwards(kinds, 4, 90)
+    assert len(asked) == 2 * forward_clock.MAX_FORWARDS
