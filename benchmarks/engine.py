@@ -3,11 +3,12 @@
     python -m benchmarks.engine            # the grid; writes results/engine.json; at most 25 minutes on two cores
     python -m benchmarks.engine --quick    # few short requests, printed only
 
-All methods take turns at one batch size and length, so ratios are of the same round. Forwards are timed where they are
-run: what steps take beyond them is drawing trees, accepting and committing, and what a pass takes beyond them a device
-would idle for. After each chain's pass forwards alone are timed too, in turn and over memory of the same length: from
-these follows the speed-up that drafts could have, τ / (γ · c + v). A method has no speed where its outputs differ from
-the target's own by more than rounding.
+All methods decode the same requests side by side, in slices of half a second, so that a machine that changes its pace
+changes it for all of them; ratios are of the same round. Forwards are timed where they are run: what steps take beyond
+them is drawing trees, accepting and committing, and what a pass takes beyond them a device would idle for. After each
+round forwards alone are timed too, in turn and over memory of the same length: from these follows the speed-up that
+drafts could have, τ / (γ · c + v). A method has no speed where its outputs differ from the target's own by more than
+rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine_passes import PHASES, Bench, Cell, Pass
+from benchmarks.engine_pair import Bench, Cell
+from benchmarks.engine_slices import PHASES, Pass, run_side_by_side
 from benchmarks.engine_tables import BOUND_BATCHES, MODES, T_975, engine_claims_table, engine_table
 from benchmarks.peer_process import Work, peak_bytes_of
 from benchmarks.peer_rounds import turns
@@ -56,28 +58,26 @@ def measure_cell(bench: Bench, cell: Cell, reference: list[dict[str, Any]], repe
     passes: dict[str, list[Pass]] = {mode: [] for mode in MODES}
     forwards: list[dict[str, float]] = []
     requests = bench.requests(cell)
-    for mode in MODES:
+    for _ in range(2):
         # Two fillings of all slots, so that there are refills and last rows; twice, because a memory's first forwards
         # are never compiled.
-        for _ in range(2):
-            bench.run(*engines[mode], requests[: 2 * cell.batch])
+        run_side_by_side(engines, MODES, requests[: 2 * cell.batch])
     for order in turns(MODES, repeats):
-        for mode in order:
-            passes[mode].append(bench.run(*engines[mode], requests))
-            if mode == "chain":
-                forwards.append(bench.forwards_ms(engines[mode][0], cell.batch, passes[mode][-1].typical_length))
+        for mode, made in run_side_by_side(engines, order, requests).items():
+            passes[mode].append(made)
+        forwards.append(bench.forwards_ms(engines["chain"][0], cell.batch, passes["chain"][-1].typical_length))
     peak_bytes = peak_bytes_of(os.getpid())
     rows = []
-    for mode, made in passes.items():
-        row = make_row([one.outcome for one in made], reference, bench.work.dtype, peak_bytes)
+    for mode, rounds in passes.items():
+        row = make_row([one.outcome for one in rounds], reference, bench.work.dtype, peak_bytes)
         told: dict[str, Any] = {
-            name: [getattr(one, name) for one in made]
+            name: [getattr(one, name) for one in rounds]
             for name in ("num_steps", "num_slot_steps", "step_forwards_s", "prompt_forwards_s", "num_new_graphs")
         }
-        told["phases_s"] = {name: [one.phases_s[name] for one in made] for name in PHASES}
+        told["phases_s"] = {name: [one.phases_s[name] for one in rounds] for name in PHASES}
         if mode == "chain":
             told["forwards_ms"] = {name: [one[name] for one in forwards] for name in forwards[0]}
-        told["acceptance_histogram"] = made[-1].histogram
+        told["acceptance_histogram"] = rounds[-1].histogram
         rows.append({"batch": cell.batch, "max_new_tokens": cell.max_new_tokens, "mode": mode, **row, **told})
         where = f"batch {cell.batch:3d}, {cell.max_new_tokens} tokens"
         print(f"{where} {mode:10s} {row['tokens_per_s'] or row['withheld']}", file=sys.stderr, flush=True)

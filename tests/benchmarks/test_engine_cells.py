@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import engine, engine_tables, forward_clock
-from benchmarks.engine_passes import Bench, Cell
+from benchmarks.engine_pair import Bench, Cell
 from benchmarks.forward_clock import ForwardClock
 from benchmarks.peer_process import Work
 from benchmarks.peer_reference import make_reference
