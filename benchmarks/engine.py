@@ -32,7 +32,7 @@ from benchmarks.engine_tables import BOUND_BATCHES, MODES, T_975, engine_claims_
 from benchmarks.peer_process import Work, peak_bytes_of
 from benchmarks.peer_rounds import turns
 from benchmarks.peer_verdict import make_row
-from benchmarks.peers import SCRATCH, cores, cpu_name, inflated, make_work, reference_of
+from benchmarks.peers import SCRATCH, by_batch, cores, cpu_name, inflated, make_work, reference_of
 from models.free_memory import free_bytes
 from zoo.pair import CHECKPOINTS
 
@@ -49,7 +49,7 @@ OF_MEMORY = 0.7
 """Nor one for which so much of what is free would be taken."""
 
 
-def measure_cell(bench: Bench, cell: Cell, reference: list[dict[str, Any]], repeats: int) -> list[dict[str, Any]]:
+def measure_cell(bench: Bench, cell: Cell, reference: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """A row for each method at one batch size and length."""
     # What the engines of the cell before held is gone only after their cycles are.
     gc.collect()
@@ -62,7 +62,7 @@ def measure_cell(bench: Bench, cell: Cell, reference: list[dict[str, Any]], repe
         # Two fillings of all slots, so that there are refills and last rows; twice, because a memory's first forwards
         # are never compiled.
         run_side_by_side(engines, MODES, requests[: 2 * cell.batch])
-    for order in turns(MODES, repeats):
+    for order in turns(MODES, cell.repeats):
         for mode, made in run_side_by_side(engines, order, requests).items():
             passes[mode].append(made)
         forwards.append(bench.forwards_ms(engines["chain"][0], cell.batch, passes["chain"][-1].typical_length))
@@ -92,12 +92,18 @@ def forget_peak() -> None:
 
 def plan(options: argparse.Namespace) -> list[Cell]:
     """Batches and lengths, in the order in which they are measured."""
+    repeats = options.repeats
     short = [
-        Cell(batch, options.max_new_tokens, max(batch, min(8 * batch, options.max_requests)))
+        Cell(batch, options.max_new_tokens, max(batch, min(8 * batch, options.max_requests)), repeats[batch])
         for batch in options.batches
     ]
     long = [
-        Cell(batch, options.long_new_tokens, max(batch, min(LONG_REQUESTS_PER_SLOT * batch, MAX_LONG_REQUESTS)))
+        Cell(
+            batch,
+            options.long_new_tokens,
+            max(batch, min(LONG_REQUESTS_PER_SLOT * batch, MAX_LONG_REQUESTS)),
+            repeats[batch],
+        )
         for batch in options.long_batches
     ]
     return sorted([*short, *long], key=lambda cell: cell.batch not in BOUND_BATCHES)
@@ -110,7 +116,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES), metavar="N")
     parser.add_argument("--long-batches", type=int, nargs="*", default=list(LONG_BATCHES), metavar="N")
     parser.add_argument("--max-requests", type=int, default=64, help="at one batch size; 8 for each slot below that")
-    parser.add_argument("--repeats", type=int, default=5, help="(5)")
+    parser.add_argument(
+        "--repeats", type=int, nargs="+", default=[5], metavar="N", help="one number or one per batch (5)"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=MAX_NEW_TOKENS, help=f"({MAX_NEW_TOKENS})")
     parser.add_argument("--long-new-tokens", type=int, default=LONG_NEW_TOKENS, help=f"({LONG_NEW_TOKENS})")
     parser.add_argument("--max-s", type=float, default=MAX_S, help=f"no batch is begun after that ({MAX_S:.0f})")
@@ -124,10 +132,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options.target, options.drafter = CHECKPOINTS / "text_target", CHECKPOINTS / "text_drafter"
     options.ignore_eos, options.prompts = False, None
     if options.quick:
-        options.batches, options.long_batches, options.max_requests, options.repeats = [1, 4], [1], 8, 2
+        options.batches, options.long_batches, options.max_requests, options.repeats = [1, 4], [1], 8, [2]
         options.max_new_tokens, options.long_new_tokens = 16, 24
-    if min([*options.batches, *options.long_batches]) < 1 or options.repeats not in T_975:
+    if min([*options.batches, *options.long_batches]) < 1 or not set(options.repeats) <= set(T_975):
         parser.error(f"batches are at least 1, and repeats {min(T_975)} to {max(T_975)}")
+    if unknown := set(options.long_batches) - set(options.batches):
+        parser.error(f"--long-batches are among --batches, which {min(unknown)} is not")
+    try:
+        options.repeats = by_batch("--repeats", options.batches, options.repeats)
+    except ValueError as error:
+        parser.error(str(error))
     if options.long_new_tokens == options.max_new_tokens:
         parser.error("the two lengths of outputs have to differ")
     return options
@@ -161,7 +175,7 @@ def measure(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[tup
             left_out.append((cell.batch, cell.max_new_tokens, "memory"))
             continue
         reference = references[cell.max_new_tokens][: cell.num_requests]
-        rows += measure_cell(bench, cell, reference, options.repeats)
+        rows += measure_cell(bench, cell, reference)
     return rows, left_out, work
 
 
@@ -176,7 +190,6 @@ def main(arguments: list[str] | None = None) -> int:
         "dtype": work.dtype,
         "threads": work.threads,
         "gamma": work.gamma,
-        "repeats": options.repeats,
         "machine": f"{cpu_name()}, {len(cores())} cores, load {load:.1f} at the start",
         "torch": torch.__version__,
         "left_out": left_out,

@@ -24,11 +24,12 @@ from models.target import Target
 
 @dataclass(frozen=True)
 class Cell:
-    """One batch size and length: how many requests."""
+    """One batch size and length: how many requests, and how often all of them."""
 
     batch: int
     max_new_tokens: int
     num_requests: int
+    repeats: int
 
 
 class Bench:

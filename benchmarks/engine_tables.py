@@ -134,11 +134,13 @@ def engine_setting(results: dict[str, Any]) -> str:
         f" Left out for lack of {lacking}: batch {batch} with {length} tokens."
         for batch, length, lacking in results["left_out"]
     )
+    repeats = {row["batch"]: len(row["seconds"]) for row in results["rows"]}
+    passes = ", ".join(f"{number} at batch {batch}" for batch, number in sorted(repeats.items()))
     return (
         f"`text_target` inflated to {results['target_shape']}, drafter `text_drafter` inflated to "
         f"{results['drafter_shape']}, {results['dtype']}, {results['threads']} threads, γ = {results['gamma']}, ends "
-        f"where the target ends. Medians of {results['repeats']} passes with the lowest and the highest; intervals of "
-        f"95 % over the rounds. {results['machine']}. torch {results['torch']}.{left_out}"
+        f"where the target ends. Medians of passes with the lowest and the highest, {passes}; intervals of 95 % over "
+        f"the rounds. {results['machine']}. torch {results['torch']}.{left_out}"
     )
 
 

@@ -18,7 +18,7 @@ from models.target import Target
 from zoo.pair import CHECKPOINTS
 from zoo.text_samples import held_out_prompts
 
-CELL = Cell(batch=2, max_new_tokens=8, num_requests=4)
+CELL = Cell(batch=2, max_new_tokens=8, num_requests=4, repeats=2)
 
 
 class Clocked:
@@ -65,7 +65,7 @@ def bench() -> Bench:
 @pytest.fixture(scope="module")
 def rows(bench: Bench) -> list[dict[str, Any]]:
     reference = make_reference(replace(bench.work, max_new_tokens=CELL.max_new_tokens))
-    return engine.measure_cell(bench, CELL, reference, 2)
+    return engine.measure_cell(bench, CELL, reference)
 
 
 def test_memory_is_that_of_three_engines_whose_rows_are_as_long_as_the_cells_outputs_need(bench: Bench) -> None:

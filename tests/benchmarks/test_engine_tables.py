@@ -155,15 +155,26 @@ def test_both_lengths_stand_in_every_table_and_what_was_left_out_is_named() -> N
     assert list(tables.cells_of(found)) == [(64, 1), (256, 8)]
     for table in (tables.engine_table, tables.steps_table, tables.phases_table, tables.positions_table):
         assert "\n| 256 | 8 |" in table(found)
-    settings = {"target_shape": "0.3B", "drafter_shape": "d", "dtype": "f", "threads": 2, "repeats": 2, "machine": "m"}
-    assert "Left out for lack of memory: batch 128 with 64 tokens." in tables.engine_setting(
-        {**found, **settings, "torch": "2"}
-    )
+    settings = {"target_shape": "0.3B", "drafter_shape": "d", "dtype": "f", "threads": 2, "machine": "m"}
+    told = tables.engine_setting({**found, **settings, "torch": "2"})
+    assert "the highest, 2 at batch 1, 2 at batch 8;" in told
+    assert "Left out for lack of memory: batch 128 with 64 tokens." in told
 
 
 def test_batches_at_which_something_is_to_be_shown_are_measured_first_and_at_both_lengths() -> None:
     cells = [(cell.batch, cell.max_new_tokens, cell.num_requests) for cell in plan(parse([]))]
     assert cells == [(1, 64, 8), (8, 64, 64), (1, 256, 4), (8, 256, 24), (32, 64, 64), (128, 64, 128), (4, 64, 32)]
+
+
+def test_each_batch_has_rounds_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    told = ["--batches", "8", "128", "--long-batches", "8", "--repeats", "5", "10"]
+    cells = [(cell.batch, cell.max_new_tokens, cell.repeats) for cell in plan(parse(told))]
+    assert cells == [(8, 64, 5), (8, 256, 5), (128, 64, 10)]
+    assert {cell.repeats for cell in plan(parse([]))} == {5}
+    for wrong in (["--repeats", "5", "10"], ["--repeats", "1"], ["--batches", "4"]):
+        with pytest.raises(SystemExit):
+            parse(wrong)
+    assert "--long-batches are among --batches, which 1 is not" in capsys.readouterr().err
 
 
 def test_a_job_with_other_texts_than_plain_decodings_has_no_speed() -> None:
