@@ -1,6 +1,6 @@
 """This engine alone: plain decoding, chains and the controller at every batch size, and where a step's time goes.
 
-    python -m benchmarks.engine            # the grid; writes results/engine.json; at most 25 minutes on two cores
+    python -m benchmarks.engine            # the grid; writes results/engine.json; half an hour on two cores
     python -m benchmarks.engine --quick    # few short requests, printed only
 
 All methods decode the same requests side by side, in slices of half a second, so that a machine that changes its pace
@@ -114,7 +114,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="few short requests; nothing is written")
     parser.add_argument("--batches", type=int, nargs="+", default=list(BATCHES), metavar="N")
-    parser.add_argument("--long-batches", type=int, nargs="*", default=list(LONG_BATCHES), metavar="N")
+    parser.add_argument(
+        "--long-batches", type=int, nargs="*", metavar="N", help=f"of these, with long outputs {LONG_BATCHES}"
+    )
     parser.add_argument("--max-requests", type=int, default=64, help="at one batch size; 8 for each slot below that")
     parser.add_argument(
         "--repeats", type=int, nargs="+", default=[5], metavar="N", help="one number or one per batch (5)"
@@ -131,6 +133,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     options.target, options.drafter = CHECKPOINTS / "text_target", CHECKPOINTS / "text_drafter"
     options.ignore_eos, options.prompts = False, None
+    if options.long_batches is None:
+        options.long_batches = [batch for batch in LONG_BATCHES if batch in options.batches]
     if options.quick:
         options.batches, options.long_batches, options.max_requests, options.repeats = [1, 4], [1], 8, [2]
         options.max_new_tokens, options.long_new_tokens = 16, 24

@@ -171,7 +171,8 @@ def test_each_batch_has_rounds_of_its_own(capsys: pytest.CaptureFixture[str]) ->
     cells = [(cell.batch, cell.max_new_tokens, cell.repeats) for cell in plan(parse(told))]
     assert cells == [(8, 64, 5), (8, 256, 5), (128, 64, 10)]
     assert {cell.repeats for cell in plan(parse([]))} == {5}
-    for wrong in (["--repeats", "5", "10"], ["--repeats", "1"], ["--batches", "4"]):
+    assert [cell.batch for cell in plan(parse(["--batches", "4"]))] == [4]
+    for wrong in (["--repeats", "5", "10"], ["--repeats", "1"], ["--batches", "4", "--long-batches", "1"]):
         with pytest.raises(SystemExit):
             parse(wrong)
     assert "--long-batches are among --batches, which 1 is not" in capsys.readouterr().err
