@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
 
@@ -34,9 +35,12 @@ class PromptCosts:
         self._num_made = keep * self._num_made + num_tokens
 
     def read_s(self, num_tokens: int) -> float:
-        """What reading so many tokens is expected to take; nothing as long as none were read."""
-        known = sum(one.num_tokens for one in self._readings)
-        return num_tokens * sum(one.seconds for one in self._readings) / known if known else 0.0
+        """What reading so many tokens is expected to take; nothing as long as none were read.
+
+        The median of the last readings: one of them may have waited for a compiler, which says nothing of the others.
+        """
+        rates = [one.seconds / one.num_tokens for one in self._readings]
+        return num_tokens * statistics.median_low(rates) if rates else 0.0
 
     @property
     def seconds_per_token(self) -> float:
