@@ -97,7 +97,7 @@ def test_forwards_are_part_of_the_steps_they_are_in_and_steps_part_of_the_pass(r
         assert sum(engine_tables.parts_of_pass(row)) == pytest.approx(1.0)
 
 
-def test_forwards_alone_are_timed_after_the_chains_passes(rows: list[dict[str, Any]]) -> None:
+def test_forwards_alone_are_timed_after_each_round(rows: list[dict[str, Any]]) -> None:
     plain, chain, _ = rows
     assert "forwards_ms" not in plain
     assert set(chain["forwards_ms"]) == {"target 1", "target γ+1", "drafter 2", "drafter 1"}

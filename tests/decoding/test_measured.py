@@ -77,6 +77,9 @@ class Job:
     def __init__(self, world: World, num_prompt: int, num_tokens: int, token_read_s: float) -> None:
         self.world, self.num_prompt, self.num_tokens, self.token_read_s = world, num_prompt, num_tokens, token_read_s
         self.num_read = 0
+        self.held_up_s: dict[int, float] = {}
+        """What readings take besides, the first by the number 0."""
+        self.num_readings = 0
 
     def run(self, num_samples: int, num_slots: int) -> float:
         """Seconds of all steps and readings."""
@@ -97,7 +100,11 @@ class Job:
                 unread = [0] * len(left)
             offered = [min(choice.levels, one - 1) for one in left]
             accepted = [world.accepted(most) for most in offered]
-            seconds, reading = world.cost(len(left), choice.levels), Reading(num_read, num_read * self.token_read_s)
+            read_s = num_read * self.token_read_s
+            if num_read:
+                read_s += self.held_up_s.get(self.num_readings, 0.0)
+                self.num_readings += 1
+            seconds, reading = world.cost(len(left), choice.levels), Reading(num_read, read_s)
             left = [one - taken - 1 for one, taken in zip(left, accepted, strict=True)]
             ended = [self.num_prompt for one in left if one == 0]
             unread = [one for one, tokens in zip(unread, left, strict=True) if tokens]
@@ -300,6 +307,16 @@ def test_what_a_trial_made_the_best_is_used_after_the_one_before_was_run_once_mo
     assert changes, "a trial that was worth it"
     for (before, _), *trial, (after, _) in changes:
         assert trial == [(after, "explore")] * TRIAL_STEPS + [(before, "explore")] * CHECK_STEPS
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 40])
+def test_a_prompt_that_waits_for_a_compiler_does_not_end_drafting(place: int) -> None:
+    world = World(Measured(5), linear(0.02, 0.003, 0.0), [0.9] * 5)
+    job = Job(world, 60, 16, 0.0001)
+    job.held_up_s = {place: 6.0}
+    job.run(100, 1)
+    assert job.num_readings > place
+    assert world.usual() == 5
 
 
 def test_trees_grow_as_the_batch_drains() -> None:
