@@ -45,9 +45,9 @@ def run(plan: Plan) -> summary.Summary:
         RuntimeError: rows are missing from the output.
     """
     method = plan.config.method
-    wall_s, waits = run_graph(plan, results)
+    wall_s, waits, press = run_graph(plan, results)
     done = summary.summarise(plan.output, plan.job_id, method.label, method.verify_mode, wall_s, waits)
-    close(plan, done, functools.partial(preview_page, plan))
+    close(plan, done, functools.partial(preview_page, plan), press)
     return done
 
 

@@ -43,10 +43,10 @@ def run(plan: SynthesisPlan) -> ImageSummary:
         RuntimeError: rows are missing from the output.
     """
     method = plan.config.method
-    wall_s, waits = run_graph(plan, results, image_rows.ROWS_PER_GROUP)
+    wall_s, waits, press = run_graph(plan, results, image_rows.ROWS_PER_GROUP)
     empty = ImageSummary(plan.job_id, method.label, method.verify_mode, max(wall_s, 1e-9), waits)
     done = summary.count(plan.output, empty)
-    close(plan, done, functools.partial(preview_page, plan))
+    close(plan, done, functools.partial(preview_page, plan), press)
     return done
 
 

@@ -90,8 +90,9 @@ def audit(output: OutputDir) -> Audit:
 
 
 def rows_per_sample(output: OutputDir) -> int | None:
-    """How many rows a sample becomes, by the configuration that was written; None where rows tell."""
-    config = yaml.safe_load(output.read_bytes("_job/config.yaml"))
+    """How many rows a sample becomes, by the newest attempt's configuration; None where rows tell."""
+    record = output.read_attempt(max(output.list_attempts()))
+    config = record.get("config") or yaml.safe_load(output.read_bytes("_job/config.yaml"))  # records of before 0.2
     number = config["sampling"].get("num_images_per_prompt")
     if number is not None:
         return int(number)

@@ -5,6 +5,7 @@ Reads and changes nothing. Knows files and manifest; what is then done about it 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from pipeline.doneset import Bools, DoneSet, PathIndex
 from pipeline.layout import DATA, ERRORS, OutputDir
 from pipeline.manifest import Manifest
 from pipeline.manifest_parts import counts_of
-from pipeline.result_files import SPOOL, Found, list_published, list_spooled, read_all_found
+from pipeline.result_files import SPOOL, Found, list_published, list_spooled, read_all_found, spool_attempt
 
 _ROWS_AT_ONCE = 4_000_000
 _FILES_AT_ONCE = 4_096
@@ -42,6 +43,8 @@ class Inventory:
     """Spool files all of whose rows are there already."""
     doubled: dict[str, list[str]] = field(default_factory=dict)
     superseded: dict[str, Bools] = field(default_factory=dict)
+    empty: set[str] = field(default_factory=set)
+    """Published files without rows: what shut out older attempts, and what was emptied."""
     num_rows: dict[str, int] = field(default_factory=lambda: {DATA: 0, ERRORS: 0})
     """Published rows that count."""
 
@@ -71,6 +74,8 @@ def take_inventory(
                     found.strange.append(Found(one.relative, problem=problem))
                     continue
                 act(one, rows)
+                if not rows.table.num_rows:
+                    found.empty.add(one.relative)
 
     def data(one: Found, rows: Rows) -> None:
         repeated = found.accounts.add_good(rows)
@@ -98,13 +103,29 @@ def take_inventory(
     enter(list_published(output, DATA), data)
     enter(list_spooled(output, DATA), waiting(DATA))
     # Newest first: of several errors of one row the last one counts.
-    enter(list_spooled(output, ERRORS)[::-1], waiting(ERRORS))
-    enter(list_published(output, ERRORS)[::-1], errors)
+    for names, is_published in _errors_newest_first(output):
+        enter(names, errors if is_published else waiting(ERRORS))
     known = {*list_spooled(output, DATA), *list_spooled(output, ERRORS)}
     for name in output.list_files(SPOOL):
         if f"{SPOOL}/{name}" not in known:
             found.strange.append(Found(f"{SPOOL}/{name}", problem="it is no spool file by its name"))
     return found
+
+
+def _errors_newest_first(output: OutputDir) -> list[tuple[list[str], bool]]:
+    """Runs of error files, newest first, and whether they are published.
+
+    What an attempt published comes before what it or an older one spooled: it was published after a look at the spool.
+    """
+    spooled, published = list_spooled(output, ERRORS)[::-1], list_published(output, ERRORS)[::-1]
+    if not spooled:
+        return [(published, True)]
+    attempts = {one.relative: one.attempt for one in read_all_found(output, published, ())}
+    placed = [(-attempts[name], False, name) for name in published]
+    placed += [(-spool_attempt(name), True, name) for name in spooled]
+    placed.sort(key=lambda one: one[:2])  # stable: within an attempt newest first
+    runs = itertools.groupby(placed, lambda one: one[1])
+    return [([name for _, _, name in run], not waits) for waits, run in runs]
 
 
 def _judge(one: Found, fingerprints: Mapping[int, str], found: Inventory) -> bool:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from fsspec import AbstractFileSystem
+
 from configs.load import ConfigError
 from pipeline import storage
 from pipeline.patience import retried
@@ -21,6 +23,11 @@ from pipeline.patience import retried
 DATA, ERRORS, JOB = "data", "errors", "_job"
 ATTEMPTS, ASIDE, TEMPORARY = "_job/attempts", "_job/aside", "_job/tmp"
 _PROBE = "_job/.probe"
+_LITTER = (".probe-", "tmp/")
+"""Below `_job/`: files that a process killed before it took its attempt may leave; they do not count as use."""
+_CONDITIONAL_ADVICE = (
+    "choose a local or shared folder, or a store that honours conditional writes (S3 with If-None-Match, GCS)"
+)
 
 
 @dataclass(frozen=True)
@@ -67,27 +74,59 @@ class OutputDir:
         """
         for folder in (DATA, ERRORS, JOB):
             for found in self.list_files(folder):
+                if folder == JOB and found.startswith(_LITTER):
+                    continue
                 raise ConfigError(
                     f"sink.path: {self.shown()} is not empty: it holds {folder}/{found}; choose another path, "
                     "or remove what is there"
                 )
 
     def check_writable(self) -> None:
-        """Write a small file, read it back, remove it.
+        """Create a small file, try to create it again with other content, read it back, remove it.
+
+        Attempts keep out of each other's way by puts that fail where an object exists (`create_bytes`). A store that
+        lets the second one through would let two drivers publish the same rows, so it is refused.
 
         Raises:
-            ConfigError: the output cannot be written; says why.
+            ConfigError: the output cannot be written, or its store has no conditional put; says why.
         """
+        probe = f"{_PROBE}-{secrets.token_hex(8)}"
         try:
-            self.write_bytes(_PROBE, b"probe")
-            whole = retried(lambda: self.filesystem.cat_file(self.path(_PROBE))) == b"probe"
-            retried(lambda: self.filesystem.rm_file(self.path(_PROBE)))
+            self._refuse_unconditional_driver()
+            self.create_bytes(probe, b"probe")
+            try:
+                creates_once = self._refuses_second(probe)
+                whole = retried(lambda: self.filesystem.cat_file(self.path(probe))) == b"probe"
+            finally:
+                self.remove(probe)
         except ConfigError:
             raise
         except Exception as error:  # drivers raise what they like, from PermissionError to HTTP errors
             raise ConfigError(f"sink.path: {self.shown()} cannot be written: {storage.reason_of(error)}") from None
+        if not creates_once:
+            raise ConfigError(
+                f"sink.path: {self.shown()} has no conditional put: a file could be created twice with other content, "
+                f"so two attempts could both publish the same rows; {_CONDITIONAL_ADVICE}"
+            )
         if not whole:
             raise ConfigError(f"sink.path: {self.shown()} gives back other bytes than were written to it")
+
+    def _refuses_second(self, probe: str) -> bool:
+        """Whether a file that exists cannot be created with other content."""
+        try:
+            self.create_bytes(probe, b"second")
+        except FileExistsError:
+            return True
+        return False
+
+    def _refuse_unconditional_driver(self) -> None:
+        """Refuse a driver that has no exclusive create of its own: fsspec's default looks first and then writes."""
+        own = getattr(type(self.filesystem), "pipe_file", None)
+        if own is AbstractFileSystem.pipe_file and not storage.is_local(self.filesystem):
+            raise ConfigError(
+                f"sink.path: {self.shown()} has no conditional put: the driver {type(self.filesystem).__name__} cannot "
+                f"create a file only where none exists; {_CONDITIONAL_ADVICE}"
+            )
 
     def take_attempt(self, record: dict[str, Any], number: int = 1) -> int:
         """Take one attempt by a put that fails where it exists, so that of two jobs only one goes on; gives its number.
@@ -157,25 +196,28 @@ class OutputDir:
         except FileNotFoundError:
             return
 
-    def set_aside(self, relative: str) -> None:
-        """Move a file below `_job/aside/`, where no read of results sees it; one that is not there is left be."""
+    def set_aside(self, relative: str, stand_in: Any = None) -> None:
+        """Move a file below `_job/aside/`, where no read of results sees it; one that is not there is left be.
+
+        With `stand_in` the file's name stays occupied: it is copied aside and replaced by these bytes in one step.
+        """
         target = f"{ASIDE}/{relative}.{secrets.token_hex(4)}"
-        if storage.is_local(self.filesystem):
-            self._make_parent(target)
-            try:
-                os.rename(self.path(relative), self.path(target))
-            except FileNotFoundError:
-                return
-            return
         try:
-            retried(lambda: self.filesystem.cp_file(self.path(relative), self.path(target)))
+            if not storage.is_local(self.filesystem):
+                retried(lambda: self.filesystem.cp_file(self.path(relative), self.path(target)))
+            else:
+                self._make_parent(target)
+                (os.rename if stand_in is None else os.link)(self.path(relative), self.path(target))
         except FileNotFoundError:
             return
-        self.remove(relative)
+        if stand_in is not None:
+            self.write_bytes(relative, stand_in)
+        elif not storage.is_local(self.filesystem):
+            self.remove(relative)
 
     def write_json(self, relative: str, value: Any) -> None:
         """Write plain data as JSON, whole or not at all."""
-        self.write_bytes(relative, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+        self.write_bytes(relative, as_json(value))
 
     def create_bytes(self, relative: str, data: Any) -> None:
         """Put bytes where nothing is yet, in one step: of two that try, one succeeds.
@@ -254,3 +296,8 @@ class OutputDir:
 
     def _make_parent(self, relative: str) -> None:
         os.makedirs(os.path.dirname(self.path(relative)), exist_ok=True)
+
+
+def as_json(value: Any) -> bytes:
+    """Plain data as the bytes of a JSON file."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

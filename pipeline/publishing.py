@@ -2,7 +2,12 @@
 
 Published files are a sequence: number k is created where nothing is, after k − 1 is there, by one attempt at a time. A
 new attempt first puts an empty file at the next number. An older one that still lives fails there, sees whose file it
-is, and ends. So a driver that is thought dead can publish nothing any more, however late it wakes.
+is, and ends. So a driver that is thought dead can publish nothing any more, however late it wakes. A name of the
+sequence never becomes free again: a file that is set aside, or whose rows count no more, is replaced by an empty one.
+
+An attempt checks that no later one was taken immediately before every move, delete and overwrite. A store cannot do
+both in one step, so each of these acts is also harmless when it comes late: names carry the attempt or are never
+reused, and an overwrite only ever turns a published file into the same empty file.
 
 Everything here may run twice or be killed anywhere: the same rows under the same name give the same file.
 """
@@ -20,8 +25,8 @@ from pipeline.inventory import Spooled
 from pipeline.layout import DATA, ERRORS, OutputDir
 from pipeline.result_files import (
     Format,
-    checksum_name,
     list_published,
+    note_checksum,
     parts,
     published_name,
     published_number,
@@ -69,10 +74,15 @@ class Press:
             Fenced: a later attempt has taken over.
             OSError: nothing has been published.
         """
-        return self._create(folder, number, pa.concat_tables([self._read(one) for one in spooled]))
+        return self.create(folder, number, pa.concat_tables([self._read(one) for one in spooled]))
 
     def _read(self, spooled: Spooled) -> pa.Table:
-        table = pq.read_table(pa.BufferReader(self.output.read_bytes(spooled.relative)))
+        try:
+            data = self.output.read_bytes(spooled.relative)
+        except FileNotFoundError:
+            self.check_alone()  # a later attempt has published and removed it
+            raise
+        table = pq.read_table(pa.BufferReader(data))
         if spooled.drop:
             table = table.filter(pc.invert(pc.is_in(table["sample_id"], value_set=pa.array(sorted(spooled.drop)))))
         if table.num_rows != spooled.num_rows:
@@ -87,7 +97,7 @@ class Press:
         """
         numbers = [published_number(name) for name in list_published(self.output, folder)]
         first = max((number + 1 for number in numbers if number is not None), default=0)
-        return self._create(folder, first, self.format.schema.empty_table()) + 1
+        return self.create(folder, first, self.format.schema.empty_table()) + 1
 
     def check_alone(self) -> None:
         """End here when a later attempt has been taken.
@@ -99,14 +109,65 @@ class Press:
         if newest > self.attempt:
             raise Fenced(f"attempt {newest} of {self.output.shown()} has taken over from attempt {self.attempt}")
 
-    def rewrite(self, relative: str, table: pa.Table) -> None:
-        """Replace a published file; its checksum is taken away first, so that none is ever wrong."""
-        self.output.remove(checksum_name(relative))
-        data = self.format.serialise(table, self.attempt, self.fingerprint)
-        self.output.write_bytes(relative, data)
-        write_checksum(self.output, relative, data, table.num_rows)
+    # --- what may destroy something: only while no later attempt has been taken ---
 
-    def _create(self, folder: str, number: int, table: pa.Table) -> int:
+    def remove(self, relative: str) -> None:
+        """Delete a file whose rows are published.
+
+        Raises:
+            Fenced: a later attempt has taken over; nothing was touched.
+        """
+        self.check_alone()
+        self.output.remove(relative)
+
+    def set_aside(self, relative: str) -> None:
+        """Move a file below `_job/aside/`; an empty file takes a published one's place in the sequence.
+
+        Raises:
+            Fenced: a later attempt has taken over; nothing was touched.
+        """
+        self.check_alone()
+        if published_number(relative) is None or relative.partition("/")[0] not in FOLDERS:
+            self.output.set_aside(relative)
+            return
+        empty = self._empty_file()
+        self.output.set_aside(relative, stand_in=empty)
+        write_checksum(self.output, relative, empty, 0)
+
+    def empty(self, relative: str) -> None:
+        """Replace a published file, whose rows count no more, by an empty one.
+
+        Raises:
+            Fenced: a later attempt has taken over; nothing was touched.
+        """
+        self.check_alone()
+        empty = self._empty_file()
+        self.output.write_bytes(relative, empty)
+        write_checksum(self.output, relative, empty, 0)
+
+    def write_job_file(self, relative: str, data: bytes) -> None:
+        """Write or replace a file of `_job/` that describes the newest attempt.
+
+        Raises:
+            Fenced: a later attempt has taken over; nothing was touched.
+        """
+        self.check_alone()
+        self.output.write_bytes(relative, data)
+
+    def _empty_file(self) -> pa.Buffer:
+        """The same bytes for every attempt, so that it does not matter which of two writes them last."""
+        attempts = self.output.list_attempts()
+        first = attempts[0] if attempts else self.attempt
+        fingerprint = str(self.output.read_attempt(first).get("config_fingerprint")) if attempts else self.fingerprint
+        return self.format.serialise(self.format.schema.empty_table(), first, fingerprint)
+
+    def create(self, folder: str, number: int, table: pa.Table) -> int:
+        """Create a published file with these rows under the first free number from this one on; gives that number.
+
+        Raises:
+            Fenced: a later attempt has taken over.
+            OSError: nothing has been published.
+        """
         data = self.format.serialise(table, self.attempt, self.fingerprint)
         while True:
             relative = published_name(folder, number)
@@ -120,7 +181,9 @@ class Press:
                     ) from None
                 number += 1
                 continue
-            write_checksum(self.output, relative, data, table.num_rows)
+            if not note_checksum(self.output, relative, data, table.num_rows):
+                self.check_alone()  # what is noted is of a file that was here once, or this one's and emptied since
+                write_checksum(self.output, relative, data, table.num_rows)
             return number
 
 

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline import storage
-from pipeline.layout import DATA, ERRORS, JOB, OutputDir
+from pipeline.layout import DATA, ERRORS, JOB, OutputDir, as_json
 
 SPOOL = f"{JOB}/spool"
 CHECKSUMS = f"{JOB}/files"
@@ -99,6 +99,18 @@ def spool_name(attempt: int, number: int, part: int, folder: str) -> str:
     return f"{spool_folder(attempt)}/{number:06d}-{part:02d}-{folder}.parquet"
 
 
+def spool_attempt(relative: str) -> int:
+    """The attempt that spooled a file, by its path below the output.
+
+    Raises:
+        ValueError: it is no spool file by its name.
+    """
+    found = _SPOOLED.fullmatch(relative.removeprefix(f"{SPOOL}/"))
+    if found is None:
+        raise ValueError(f"{relative} is no spool file")
+    return int(found[1])
+
+
 def list_published(output: OutputDir, folder: str) -> list[str]:
     """All that lies in `data/` or `errors/`, by its path below the output; names of ours in their order."""
     names = [f"{folder}/{name}" for name in output.list_files(folder)]
@@ -164,7 +176,20 @@ def checksum_name(relative: str) -> str:
     return f"{CHECKSUMS}/{relative}.json"
 
 
+def checksum_of(data: Any, num_rows: int) -> dict[str, Any]:
+    """The size, rows and SHA-256 that are noted of a published file."""
+    return {"sha256": hashlib.sha256(data).hexdigest(), "num_bytes": len(data), "num_rows": num_rows}
+
+
 def write_checksum(output: OutputDir, relative: str, data: Any, num_rows: int) -> None:
-    """Note the size, rows and SHA-256 of a file that has been published with these bytes."""
-    digest = hashlib.sha256(data).hexdigest()
-    output.write_json(checksum_name(relative), {"sha256": digest, "num_bytes": len(data), "num_rows": num_rows})
+    """Note the checksum of a file that has been published with these bytes, in place of what was noted before."""
+    output.write_json(checksum_name(relative), checksum_of(data, num_rows))
+
+
+def note_checksum(output: OutputDir, relative: str, data: Any, num_rows: int) -> bool:
+    """Note the checksum of a new file; False where another one is noted already, which stays."""
+    try:
+        output.create_bytes(checksum_name(relative), as_json(checksum_of(data, num_rows)))
+    except FileExistsError:
+        return False
+    return True

@@ -168,9 +168,9 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     assert plan.earlier is not None
     inventory = plan.earlier.inventory
     for one in inventory.strange:
-        output.set_aside(one.relative)
+        press.set_aside(one.relative)
     for relative in inventory.spent:
-        output.remove(relative)
+        press.remove(relative)
     return plan, Begun(press, numbers)
 
 

@@ -20,9 +20,10 @@ from actors.journal import ErrorBudgetSpent
 from actors.results import Stamp, Tally
 from pipeline import draining, flight_log, flow, progress, ray_session
 from pipeline.flight_log import FlightLog
-from pipeline.layout import JOB
+from pipeline.layout import JOB, as_json
 from pipeline.plan import JobPlan
 from pipeline.provenance import code_revision, versions
+from pipeline.publishing import Press
 from pipeline.resume import SUMMARY, Begun, begin, fingerprints_of, told
 from pipeline.saving import Saver, call_in_ray
 from pipeline.settling import settle
@@ -33,10 +34,11 @@ Build = Callable[[Any, Stamp, Tally | None, ReportWaits, FlightLog], Dataset]
 results."""
 
 
-def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> tuple[float, Waits]:
+def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> tuple[float, Waits, Press]:
     """Take the next attempt, run the graph over what is left to do, save its rows, and bring the output to rest.
 
-    Returns the seconds from the first task to the last file, and who waited for whom meanwhile.
+    Returns the seconds from the first task to the last file, who waited for whom meanwhile, and what the attempt writes
+    with.
 
     Raises:
         ConfigError: another job has taken the attempt meanwhile.
@@ -45,14 +47,14 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
         RuntimeError: rows are missing from the output, or twice in it.
     """
     plan, begun = begin(plan, opening_record(plan), rows_per_group)
-    write_provenance(plan)
+    write_provenance(plan, begun.press)
     for line in told(plan):
         print(line, flush=True)
     events = Events(plan.stamp(begun.press.attempt), plan.config.job.log == "json")
     with _said(plan, events):
         wall_s, waits = _fill(plan, begun, build, events)
         settle(plan, begun.press, fingerprints_of(plan.output), begun.next_numbers)
-    return wall_s, waits
+    return wall_s, waits, begun.press
 
 
 @contextlib.contextmanager
@@ -113,12 +115,17 @@ def told_why_it_ended(log: FlightLog) -> Iterator[None]:
         raise
 
 
-def close(plan: JobPlan, done: Summary, preview: Callable[[], str]) -> None:
-    """Write the summary, with what a kill would have cost, and the preview of a limited run."""
+def close(plan: JobPlan, done: Summary, preview: Callable[[], str], press: Press) -> None:
+    """Write the summary, with what a kill would have cost, and the preview of a limited run.
+
+    Raises:
+        Fenced: a later attempt has taken over, whose summary is the one to keep.
+    """
     done.max_rows_in_flight, done.max_unsaved_seconds = rows_in_flight(plan), plan.config.sink.max_unsaved_seconds
-    plan.output.write_json(f"{JOB}/{SUMMARY}", done.to_json())
     if plan.limit is not None:
-        plan.output.write_bytes("_job/preview.html", preview().encode())
+        press.write_job_file("_job/preview.html", preview().encode())
+    press.write_job_file(f"{JOB}/{SUMMARY}", as_json(done.to_json()))
+    press.check_alone()
 
 
 def rows_in_flight(plan: JobPlan) -> int:
@@ -136,12 +143,21 @@ def opening_record(plan: JobPlan) -> dict[str, Any]:
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
         "code_revision": code_revision(),
         "limit": plan.limit,
+        "config": plan.config.resolved(),
+        "versions": _versions(plan),
     }
 
 
-def write_provenance(plan: JobPlan) -> None:
-    """Write the resolved configuration and the versions into `_job/`."""
+def write_provenance(plan: JobPlan, press: Press) -> None:
+    """Write the resolved configuration and the versions into `_job/`, copies of what the attempt's own record keeps.
+
+    Raises:
+        Fenced: a later attempt has taken over.
+    """
     text = yaml.safe_dump(plan.config.resolved(), sort_keys=False, allow_unicode=True)
-    plan.output.write_bytes("_job/config.yaml", text.encode())
-    record = {**versions(), "code_revision": code_revision(), "model_revisions": plan.pair.revisions}
-    plan.output.write_json("_job/versions.json", record)
+    press.write_job_file("_job/config.yaml", text.encode())
+    press.write_job_file("_job/versions.json", as_json(_versions(plan)))
+
+
+def _versions(plan: JobPlan) -> dict[str, Any]:
+    return {**versions(), "code_revision": code_revision(), "model_revisions": plan.pair.revisions}

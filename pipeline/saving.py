@@ -189,4 +189,4 @@ class Saver:
                 number = self._call(publish, self._press, folder, self._next[folder], taken)
                 self._next[folder] = number + 1
                 for one in taken:
-                    self._press.output.remove(one.relative)
+                    self._press.remove(one.relative)

@@ -94,9 +94,9 @@ def run(config: CaptionJob, load: Any, decode_rows: Callable[..., pa.Table] = de
         source, config = plan.datasource, plan.config
         return caption_dataset(config, source, source.num_spans, decode, plan.schema, stamp, load, tally, flow, log)
 
-    wall_s, waits = run_graph(plan, build)
+    wall_s, waits, press = run_graph(plan, build)
     done = summary.summarise(plan.output, plan.job_id, "none", "exact", wall_s, waits)
-    close(plan, done, str)
+    close(plan, done, str, press)
     return done
 
 
