@@ -121,8 +121,8 @@ class OutputDir:
 
     def _refuse_unconditional_driver(self) -> None:
         """Refuse a driver that has no exclusive create of its own: fsspec's default looks first and then writes."""
-        own = getattr(type(self.filesystem), "pipe_file", None)
-        if own is AbstractFileSystem.pipe_file and not storage.is_local(self.filesystem):
+        is_default = getattr(self.filesystem.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
+        if is_default and not storage.is_local(self.filesystem):
             raise ConfigError(
                 f"sink.path: {self.shown()} has no conditional put: the driver {type(self.filesystem).__name__} cannot "
                 f"create a file only where none exists; {_CONDITIONAL_ADVICE}"

@@ -143,9 +143,16 @@ def test_an_overtaken_attempt_touches_nothing_more_wherever_it_was_delayed(tmp_p
             left |= snapshot(Path(config.sink.path))
 
         with pytest.MonkeyPatch.context() as patch:
-            Delay(attempt, place, overtake, before=True).install(patch)
-            with pytest.raises(Fenced, match="has taken over"):
+            delay = Delay(attempt, place, overtake, before=True)
+            delay.install(patch)
+            try:
                 act()
+            except Fenced:
+                pass
+            else:  # a saver that was fast took more rows at once, and looked less often than the undisturbed one
+                assert name == "save", f"it went on although it was overtaken at look {place}"
+                assert delay.num_seen < place
+                continue
         assert snapshot(Path(config.sink.path)) == left, f"touched after look {place}"
 
 
@@ -163,7 +170,7 @@ def test_an_act_that_comes_late_although_it_looked_does_no_harm(tmp_path: Path, 
             except Fenced:
                 pass
             else:
-                assert place == late.num_seen, "it went on although it was overtaken"
+                assert place >= late.num_seen, "it went on although it was overtaken"
         if name == "save":  # what it spooled late is in its own folder, and is removed by the next look
             take_over(config)
         output = Path(config.sink.path)

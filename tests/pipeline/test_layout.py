@@ -7,6 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import pytest
+from fsspec import AbstractFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
 
 from configs.load import ConfigError
 from pipeline.layout import OutputDir
@@ -72,6 +74,31 @@ def test_empty_folders_and_foreign_files_do_not_count_as_use(output) -> None:
 
 def test_a_writable_output_is_as_empty_after_the_check_as_before(output) -> None:
     output.check_writable()
+    output.refuse_if_used()
+
+
+def test_a_driver_that_looks_first_and_then_writes_is_refused() -> None:
+    class LooksFirst(MemoryFileSystem):
+        pipe_file = AbstractFileSystem.pipe_file
+
+    output = OutputDir("memory://out")
+    output.__dict__["_opened"] = (LooksFirst(), "/out")
+    with pytest.raises(
+        ConfigError, match=r"^sink\.path: .* has no conditional put: the driver LooksFirst cannot create"
+    ):
+        output.check_writable()
+
+
+def test_what_a_start_that_was_killed_leaves_does_not_count_as_use(output) -> None:
+    output.write_bytes("_job/.probe-0123456789abcdef", b"probe")
+    output.write_bytes("_job/tmp/000001.json.77-01234567", b"{}")
+    output.refuse_if_used()
+
+
+def test_two_starts_at_once_do_not_disturb_each_others_check(tmp_path) -> None:
+    output = OutputDir(str(tmp_path))
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: output.check_writable(), range(32)))
     output.refuse_if_used()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 from typing import ClassVar
 
 import pyarrow as pa
@@ -261,6 +262,22 @@ def test_an_output_that_cannot_be_written_is_refused(s3: S3, output) -> None:
         output.check_writable()
     with pytest.raises(ConfigError, match=r"^sink\.path: .* cannot be written"):
         OutputDir("s3://no-such-bucket/out").check_writable()
+
+
+def test_a_store_without_conditional_put_is_refused_before_anything_is_written(s3: S3, output) -> None:
+    with s3.without_conditional_put(), pytest.raises(ConfigError) as refused:
+        output.check_writable()
+    assert re.match(
+        r"sink\.path: s3://.* has no conditional put: .*two attempts could both publish", str(refused.value)
+    )
+    assert output.list_files("") == []
+    output.check_writable()
+
+
+def test_a_store_whose_first_put_went_through_although_it_was_refused_is_not_taken_for_one_without(s3, output) -> None:
+    with s3.failing(Fault("done", "PUT", "probe", times=1)):
+        output.check_writable()
+    assert output.list_files("") == []
 
 
 # --- secrets -------------------------------------------------------------------------------------------------------
