@@ -1,7 +1,7 @@
 """The command line that every bulk job has: one YAML, overrides, and a few switches; and what it prints in the end.
 
 Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started), 3 ended because too many rows
-failed. Knows no kind of job.
+failed, 143 and 130 stopped by SIGTERM and SIGINT with finished rows saved. Knows no kind of job.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from ray.data import Dataset
 from actors.journal import ErrorBudgetSpent
 from actors.results import torch_threads
 from configs.load import ConfigError, load_job
-from pipeline import estimate, resume, summary
+from pipeline import estimate, resume, stopping, summary
 from pipeline.pilot import run_pilot
 from pipeline.plan import JobPlan
+from pipeline.publishing import Fenced
 from pipeline.resume import Going
+from pipeline.stopping import Stop
 from pipeline.summary import Summary
 
 DONE, FAILED, REFUSED, TOO_MANY_ERRORS = 0, 1, 2, 3
@@ -54,14 +56,20 @@ class Command(Generic[Config, AnyPlan]):
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run one job from the command line and return the exit status."""
         arguments = self.parse(sys.argv[1:] if argv is None else argv)
-        try:
-            config = load_job(self.model, arguments.config, tuple(arguments.overrides))
-            if arguments.estimate is not None:
-                return self._estimate(config, arguments)
-            return self._dry_run(config, arguments) if arguments.dry_run else self._run(config, arguments)
-        except ConfigError as error:
-            print(f"refused: {error}", file=sys.stderr)
-            return REFUSED
+        with stopping.caught() as stop:
+            try:
+                config = load_job(self.model, arguments.config, tuple(arguments.overrides))
+                if arguments.estimate is not None:
+                    return self._estimate(config, arguments)
+                return self._dry_run(config, arguments) if arguments.dry_run else self._run(config, arguments, stop)
+            except ConfigError as error:
+                print(f"refused: {error}", file=sys.stderr)
+                return REFUSED
+            except KeyboardInterrupt:
+                if stop.number is None:
+                    raise
+                print(f"stopped by {stop.name} before the job began", file=sys.stderr)
+                return stop.status
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """The command line as a namespace; argparse itself exits with 2 where it does not fit."""
@@ -117,7 +125,7 @@ class Command(Generic[Config, AnyPlan]):
         print(f"{made.show()}\n{made.to_json()}")
         return DONE
 
-    def _run(self, config: Config, arguments: argparse.Namespace) -> int:
+    def _run(self, config: Config, arguments: argparse.Namespace, stop: Stop) -> int:
         """Run what is missing; print the whole output's summary, where it is, and how to run it again."""
         plan = self.make_plan(config, arguments.limit, True, going(arguments))
         if resume.is_complete(plan):
@@ -130,7 +138,17 @@ class Command(Generic[Config, AnyPlan]):
             print(f"the job was ended: {error}", file=sys.stderr)
             print(self._kept(plan, arguments), file=sys.stderr)
             return TOO_MANY_ERRORS
-        except Exception:  # whatever ends a job is shown whole; a bad row never does
+        except Fenced as error:
+            print(f"the job was ended: {error}; what this one had finished counts there", file=sys.stderr)
+            return FAILED
+        except (Exception, KeyboardInterrupt) as error:  # whatever ends a job is shown whole; a bad row never does
+            if stop.number is not None:
+                if not isinstance(error, KeyboardInterrupt):  # what failed while it stopped
+                    traceback.print_exc()
+                print(f"the job was stopped by {stop.name}; {self._kept(plan, arguments)}", file=sys.stderr)
+                return stop.status
+            if isinstance(error, KeyboardInterrupt):
+                raise
             traceback.print_exc()
             print(f"the job failed; {self._kept(plan, arguments)}", file=sys.stderr)
             return FAILED

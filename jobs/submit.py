@@ -30,9 +30,12 @@ from pipeline import shipping
 from pipeline.cluster_jobs import ADDRESS_VARIABLES, Cluster, Known
 from pipeline.plan import refuse_relative
 from pipeline.provenance import REVISION_VARIABLE, code_revision
+from pipeline.stopping import CLUSTER_WAIT_S
 
 PASSED_ON = ("--retry-errors", "--allow-mixed")
 ON_A_CLUSTER = "the job runs on a cluster"
+STOP_WAIT_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"
+"""Seconds that Ray's Jobs API leaves a driver between SIGTERM and SIGKILL; 3 by default."""
 _CREDENTIAL = re.compile(r"token|secret|passw|credential|(^|_)key|key$|auth", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"://[^/?#\s]*@")
 
@@ -232,12 +235,12 @@ def _refuse_left_behind(value: Any, where: str = "") -> None:
 
 
 def environment(names: Sequence[str], mine: Mapping[str, str]) -> dict[str, str]:
-    """The job's own variables: the revision of the code, and those of mine that are named.
+    """The job's own variables: the revision of the code, how long `--stop` waits, and those of mine that are named.
 
     Raises:
         ConfigError: one is not set, or may be a credential: whoever may look at the cluster's jobs reads them.
     """
-    variables = {REVISION_VARIABLE: code_revision()}
+    variables = {REVISION_VARIABLE: code_revision(), STOP_WAIT_VARIABLE: str(CLUSTER_WAIT_S)}
     for name in names:
         value = mine.get(name)
         if value is None:

@@ -1,7 +1,7 @@
 """`python -m jobs.synthesize`: one YAML is one job; draw images for prompts and write them beside their telemetry.
 
 Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started), 3 ended because too many rows
-failed.
+failed, 143 and 130 stopped by SIGTERM and SIGINT with finished rows saved.
 """
 
 from __future__ import annotations

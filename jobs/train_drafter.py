@@ -1,7 +1,7 @@
 """`python -m jobs.train_drafter`: teach an EAGLE or Medusa head on a target with the rows of an ordinary source.
 
 One process, or several workers under Ray Train; a run that was killed goes on when it is started again. Exit status: 0
-done, 1 failed, 2 refused.
+done, 1 failed, 2 refused, 143 and 130 stopped by SIGTERM and SIGINT.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from actors.learner import check_target
 from configs.load import ConfigError, load_job
 from configs.training import TrainDrafterJob
-from pipeline import weights
+from pipeline import stopping, weights
 from pipeline.training import Run, Worker
 from pipeline.training_output import DONE as RESULT
 from pipeline.training_output import claim_output, sole_run
@@ -36,15 +36,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
     arguments = parser.parse_intermixed_args(sys.argv[1:] if argv is None else argv)
     again = ["python", "-m", "jobs.train_drafter", "--config", str(arguments.config), *arguments.overrides]
+    go_on = f"from its last checkpoint it goes on with: {shlex.join(again)}"
     try:
-        job = load_job(TrainDrafterJob, arguments.config, tuple(arguments.overrides))
-        measured = run(job)
+        with stopping.caught() as stop:
+            job = load_job(TrainDrafterJob, arguments.config, tuple(arguments.overrides))
+            measured = run(job)
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
+    except KeyboardInterrupt:
+        if stop.number is None:
+            raise
+        print(f"the job was stopped by {stop.name}; {go_on}", file=sys.stderr)
+        return stop.status
     except Exception:  # whatever ends a job is shown whole; a bad row never does
         traceback.print_exc()
-        print(f"the job failed; from its last checkpoint it goes on with: {shlex.join(again)}", file=sys.stderr)
+        print(f"the job failed; {go_on}", file=sys.stderr)
         return FAILED
     print(json.dumps(measured, indent=1))
     print(f"head          {job.output.path} (as model.drafter.path, with method.drafter.kind={job.head.kind})")

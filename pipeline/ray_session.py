@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from configs.schema import Job
-from pipeline import shipping
+from pipeline import shipping, stopping
 
 if TYPE_CHECKING:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -68,15 +68,16 @@ def _private_local_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
     folder = Path(tempfile.mkdtemp(prefix="df-", dir=_short_temporary_root()))
     try:
         with _environment(_private_environment(folder)):
-            ray.init(
-                address="local",
-                num_cpus=job.num_cpus or max(2, available_cpus()),
-                include_dashboard=False,
-                logging_level=logging.WARNING,
-                log_to_driver=log_to_driver,
-                _temp_dir=str(folder),
-                **_object_store(folder),
-            )
+            with stopping.handlers_kept():
+                ray.init(
+                    address="local",
+                    num_cpus=job.num_cpus or max(2, available_cpus()),
+                    include_dashboard=False,
+                    logging_level=logging.WARNING,
+                    log_to_driver=log_to_driver,
+                    _temp_dir=str(folder),
+                    **_object_store(folder),
+                )
             try:
                 yield
             finally:
@@ -91,7 +92,10 @@ def _joined_ray(address: str, log_to_driver: bool) -> Iterator[None]:
     import ray
 
     with _shipped_environment() as runtime_env:
-        ray.init(address=address, runtime_env=runtime_env, logging_level=logging.WARNING, log_to_driver=log_to_driver)
+        with stopping.handlers_kept():
+            ray.init(
+                address=address, runtime_env=runtime_env, logging_level=logging.WARNING, log_to_driver=log_to_driver
+            )
         try:
             yield
         finally:

@@ -72,6 +72,9 @@ def _said(plan: JobPlan, events: Events) -> Iterator[None]:
     began_s = time.monotonic()
     try:
         yield
+    except KeyboardInterrupt:
+        events.say("job_stopped", "warning", wall_s=round(time.monotonic() - began_s, 3))
+        raise
     except BaseException as error:
         events.say("job_failed", "error", error=type(error).__name__, message=str(error))
         raise

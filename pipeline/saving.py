@@ -104,7 +104,11 @@ class Saver:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join()
+        try:
+            self._thread.join()
+        except BaseException:  # a signal; what is finished is saved all the same
+            self._thread.join()
+            raise
         if kind is None:
             self._raise()
             self._press.check_alone()
@@ -113,14 +117,21 @@ class Saver:
     def add(self, blocks: Sequence[Any], num_rows: int, num_bytes: int) -> None:
         """Take finished blocks; waits while more is held than one spool file takes."""
         with self._changed:
-            self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
+            try:
+                self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
+            except BaseException:  # a signal; these blocks are finished and are saved with the others
+                self._hold(blocks, num_rows, num_bytes)
+                raise
             self._raise()
-            if not self._held.blocks:
-                self._held.since_s = self._clock()
-            self._held.blocks.extend(blocks)
-            self._held.num_rows += num_rows
-            self._held.num_bytes += num_bytes
-            self._changed.notify_all()
+            self._hold(blocks, num_rows, num_bytes)
+
+    def _hold(self, blocks: Sequence[Any], num_rows: int, num_bytes: int) -> None:
+        if not self._held.blocks:
+            self._held.since_s = self._clock()
+        self._held.blocks.extend(blocks)
+        self._held.num_rows += num_rows
+        self._held.num_bytes += num_bytes
+        self._changed.notify_all()
 
     def hurry(self, hurried: bool) -> None:
         """From now on save without delay, or as before again; any thread may call."""

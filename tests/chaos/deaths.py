@@ -75,7 +75,15 @@ def start(folder: Path, *options: str) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.chaos.fleet", str(folder), *options]
     with (folder / "log").open("ab") as log:
-        return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            # A shell that starts this in the background has it ignore SIGINT, and its children would as well.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler) and None,
+        )
 
 
 def num_saved(folder: Path) -> int:

@@ -1,5 +1,5 @@
 """A job under Ray whose processes are killed: `python -m tests.chaos.fleet FOLDER [ADDRESS STEP_S]` is one attempt of
-it, under a Ray of its own or the one at that address.
+it, under a Ray of its own or the one at that address (empty: its own).
 
 Real reading, decoding, graph, saving and publishing; the pair is a fake whose steps take some milliseconds, so that
 there is something to kill.
@@ -15,12 +15,15 @@ from typing import Any
 
 import pyarrow as pa
 import ray
+import yaml
 
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request
+from jobs.command import Command
 from pipeline import summary
 from pipeline.graph import caption_dataset
 from pipeline.media import decode_missing
+from pipeline.plan import Plan
 from pipeline.run import close, run_graph
 from tests.actors.fakes import FakeEngine, FakePair
 from tests.pipeline.attempts import job, plan_of
@@ -85,7 +88,11 @@ def config_in(folder: Path, num_rows: int = NUM_ROWS) -> CaptionJob:
 
 def run(config: CaptionJob, load: Any, decode_rows: Callable[..., pa.Table] = decode_missing) -> summary.Summary:
     """One attempt, to the end."""
-    plan = plan_of(config)
+    return run_plan(plan_of(config), load, decode_rows)
+
+
+def run_plan(plan: Plan, load: Any, decode_rows: Callable[..., pa.Table] = decode_missing) -> summary.Summary:
+    """One attempt of a checked job, to the end."""
 
     def build(plan: Any, stamp: Any, tally: Any, flow: Any, log: Any) -> Any:
         def decode(table: Any, options: Any = plan.decode_options, present: Any = plan.present_ids) -> Any:
@@ -100,9 +107,27 @@ def run(config: CaptionJob, load: Any, decode_rows: Callable[..., pa.Table] = de
     return done
 
 
+def main(arguments: list[str]) -> int:
+    """The job as a command of its own, with what every job's command does about signals and failures."""
+    folder, step_s = Path(arguments[0]), STEP_S
+    if len(arguments) > 1:
+        if arguments[1]:
+            ray.init(address=arguments[1], log_to_driver=False)
+        step_s = float(arguments[2])
+    config = folder / "job.yaml"
+    config.write_text(yaml.safe_dump(config_in(folder).resolved()))
+    command = Command(
+        module="tests.chaos.fleet",
+        verb="captioning",
+        doc="",
+        model=CaptionJob,
+        make_plan=lambda config, limit, _, going: plan_of(config, going, limit),
+        describe=lambda _: [],
+        run=lambda plan: run_plan(plan, LoadPaced(folder / "admitted", step_s)),
+        build=caption_dataset,
+    )
+    return command.main(["--config", str(config)])
+
+
 if __name__ == "__main__":
-    folder, step_s = Path(sys.argv[1]), STEP_S
-    if len(sys.argv) > 2:
-        ray.init(address=sys.argv[2], log_to_driver=False)
-        step_s = float(sys.argv[3])
-    run(config_in(folder), LoadPaced(folder / "admitted", step_s))
+    sys.exit(main(sys.argv[1:]))

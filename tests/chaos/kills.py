@@ -26,6 +26,7 @@ import pyarrow as pa
 from configs.schema import CaptionJob
 from pipeline.layout import OutputDir
 from pipeline.media import decode_missing
+from pipeline.resume import AS_BEFORE, Going
 from pipeline.saving import Saver
 from tests.pipeline.attempts import answered, at_rest, end, job, plan_of, rows_in, start
 
@@ -51,7 +52,7 @@ class Reaper:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def attempt(config: CaptionJob, admitted: Path, reaper: Reaper) -> None:
+def attempt(config: CaptionJob, admitted: Path, reaper: Reaper, going: Going = AS_BEFORE) -> None:
     """One attempt, from looking at the output to rest; every admitted row is a byte of a file."""
     true = OutputDir._put_local
 
@@ -65,7 +66,7 @@ def attempt(config: CaptionJob, admitted: Path, reaper: Reaper) -> None:
 
     OutputDir._put_local = put  # type: ignore[method-assign]
     try:
-        plan, begun = start(plan_of(config))
+        plan, begun = start(plan_of(config, going))
         waiting = plan.earlier.inventory.spooled if plan.earlier else []
         with Saver(begun.press, config.sink, waiting, begun.next_numbers) as saver:
             for span in range(plan.datasource.num_spans):

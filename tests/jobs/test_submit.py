@@ -14,10 +14,12 @@ from configs.load import ConfigError
 from jobs import submit
 from pipeline.cluster_jobs import Known, dashboard_url
 from pipeline.provenance import REVISION_VARIABLE, code_revision
+from pipeline.stopping import CLUSTER_WAIT_S
 
 CAPTION = ["--config", "configs/zoo_sd_chain.yaml", "source.path=/data", "sink.path=/out"]
 TRAINING = ["--config", "configs/train_llamagen_eagle.yaml", "output.path=/head"]
 ADDRESS = ["--address", "http://head:8265"]
+OWN_VARIABLES = {REVISION_VARIABLE: code_revision(), submit.STOP_WAIT_VARIABLE: str(CLUSTER_WAIT_S)}
 
 
 class Job:
@@ -90,7 +92,7 @@ def test_a_submission_is_the_job_s_own_command_with_the_clusters_ray_and_the_rev
     ]
     assert made["submission_id"].startswith("my-shards-")
     assert made["submission_id"].endswith("-1")
-    assert made["runtime_env"]["env_vars"] == {REVISION_VARIABLE: code_revision()}
+    assert made["runtime_env"]["env_vars"] == OWN_VARIABLES
     assert set(made) == {"entrypoint", "submission_id", "runtime_env"}
     assert {"jobs/caption.py", "zoo/checkpoints/caption_target/config.json"} <= set(client.archives[0])
 
@@ -245,7 +247,7 @@ def test_only_named_variables_travel_and_no_credentials() -> None:
         "PROXY": "http://me:hush-3@proxy",
         "OTHER": "1",
     }
-    assert submit.environment(["AWS_REGION"], mine) == {REVISION_VARIABLE: code_revision(), "AWS_REGION": "x-1"}
+    assert submit.environment(["AWS_REGION"], mine) == {**OWN_VARIABLES, "AWS_REGION": "x-1"}
     for name in ("AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "PROXY"):
         with pytest.raises(ConfigError, match=f"--env {name}: looks like a credential") as refused:
             submit.environment([name], mine)

@@ -1,0 +1,103 @@
+"""Ending on a signal: SIGTERM and SIGINT end a job in order, finished rows saved, with an exit status of its own.
+
+The first signal raises `KeyboardInterrupt` in the main thread, which every library treats as an end that was asked for.
+The job's contexts then save finished rows and stop Ray. A second signal, or the end of the grace period, ends the
+process at once; that is a kill like any other, which the next attempt goes on from.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import FrameType
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+GRACE_S = 25.0
+"""From the first signal to the end of the process, at most; below the 30 s that a pod has by default."""
+CLUSTER_WAIT_S = 30
+"""How long a cluster has to wait between SIGTERM and SIGKILL; more than the grace period."""
+
+
+@dataclass
+class Stop:
+    """Whether a signal has asked the process to end, and which one."""
+
+    number: int | None = None
+
+    @property
+    def status(self) -> int:
+        """The exit status: 128 and the signal's number, as shells have it (143 for SIGTERM, 130 for SIGINT)."""
+        assert self.number is not None, "no signal came"
+        return 128 + self.number
+
+    @property
+    def name(self) -> str:
+        """The signal's name."""
+        assert self.number is not None, "no signal came"
+        return signal.Signals(self.number).name
+
+
+_active: list[Stop] = []
+
+
+@contextlib.contextmanager
+def caught(grace_s: float = GRACE_S) -> Iterator[Stop]:
+    """Turn the first SIGTERM or SIGINT inside the block into `KeyboardInterrupt`; gives what is known of it.
+
+    A signal that the process was started to ignore stays ignored. Outside the main thread nothing changes: Python takes
+    signals there alone.
+    """
+    stop = Stop()
+    if threading.current_thread() is not threading.main_thread():
+        yield stop
+        return
+    timers: list[threading.Timer] = []
+
+    def handle(number: int, _: FrameType | None) -> None:
+        if stop.number is not None:
+            _end_at_once(number, "a second signal came")
+        stop.number = number
+        timer = threading.Timer(grace_s, _end_at_once, (number, f"the grace period of {grace_s:g} s is over"))
+        timer.daemon = True
+        timer.start()
+        timers.append(timer)
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    taken = {number: former for number, former in before.items() if former is not signal.SIG_IGN}
+    for number in taken:
+        signal.signal(number, handle)
+    _active.append(stop)
+    try:
+        yield stop
+    finally:
+        _active.remove(stop)
+        for timer in timers:
+            timer.cancel()
+        for number, former in taken.items():
+            signal.signal(number, former if former is not None else signal.SIG_DFL)
+
+
+def _end_at_once(number: int, reason: str) -> None:
+    os.write(2, f"ended at once: {reason}\n".encode())
+    os._exit(128 + number)
+
+
+@contextlib.contextmanager
+def handlers_kept() -> Iterator[None]:
+    """Keep the handlers of `caught` while Ray connects, which sets one of its own that exits with status 15."""
+    if not _active or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    from ray._private import utils
+
+    own = utils.set_sigterm_handler
+    utils.set_sigterm_handler = lambda handler: None
+    try:
+        yield
+    finally:
+        utils.set_sigterm_handler = own

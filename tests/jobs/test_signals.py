@@ -1,0 +1,51 @@
+"""A job under Ray that is told to stop: what is finished is saved, its exit status is of its own, and it goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import ray
+
+from tests.chaos import deaths, fleet
+from tests.pipeline.attempts import at_rest
+
+pytestmark = pytest.mark.usefixtures("local_ray")
+
+NUM_ROWS, STEP_S = 400, 0.02
+PATIENCE_S = 300.0
+
+
+def wait_for_files(folder: Path, num_files: int) -> None:
+    """Return once so many files of finished rows are saved."""
+    until_s = time.monotonic() + PATIENCE_S
+    while deaths.num_saved(folder) < num_files:
+        assert time.monotonic() < until_s, (folder / "log").read_text()[-3000:]
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "joins"),
+    [(signal.SIGTERM, 143, True), (signal.SIGINT, 130, True), (signal.SIGTERM, 143, False)],
+)
+def test_a_job_that_is_told_to_stop_saves_what_is_finished_and_goes_on(
+    tmp_path: Path, number: int, status: int, joins: bool
+) -> None:
+    folder = tmp_path / "job"
+    config = fleet.config_in(folder, NUM_ROWS)
+    address = ray.get_runtime_context().gcs_address if joins else ""  # or a Ray of its own, whose handler is kept out
+    driver = deaths.start(folder, address, str(STEP_S))
+    wait_for_files(folder, 1)
+    os.kill(driver.pid, number)
+    assert driver.wait(PATIENCE_S) == status, (folder / "log").read_text()[-3000:]
+    log = (folder / "log").read_text()
+    assert f"the job was stopped by {signal.Signals(number).name}; what it finished is kept in" in log
+    assert "Traceback" not in log
+    assert not (folder / "out/_job/summary.json").exists(), "the job was done before it was told to stop"
+    assert deaths.num_saved(folder) > 0
+    fleet.run(config, fleet.LoadPaced(folder / "admitted", 0.0))
+    assert len(at_rest(folder / "out")[0]) == NUM_ROWS
+    assert NUM_ROWS <= (folder / "admitted").stat().st_size <= NUM_ROWS + deaths.MAX_IN_FLIGHT
