@@ -1,0 +1,273 @@
+"""Attempts that overlap: two alive at once, one delayed before or within its end, one frozen while a later one runs,
+one that is told to stop, and a store that lost its conditional put. In the end every id is there exactly once.
+
+    python -m tests.chaos.overlaps [NUM_RUNS]    # 100 by default; writes tests/chaos/overlaps.json
+
+As in tests.chaos.kills a process reads, decodes, answers, spools and publishes by itself, without Ray and without a
+model. Signals under Ray are tried in tests/jobs/test_signals.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from configs.load import ConfigError
+from configs.schema import CaptionJob
+from pipeline import stopping
+from pipeline.audit import audit
+from pipeline.layout import OutputDir
+from pipeline.plan import check_plan
+from pipeline.publishing import Fenced, Press
+from pipeline.resume import AS_BEFORE, Going
+from tests.chaos import kills
+from tests.object_store import make_bucket, running
+from tests.pipeline.attempts import at_rest, job, plan_of, rows_in
+
+NUM_ROWS, ROWS_PER_FILE, SPAN_ROWS = 300, 60, 50
+RESULTS = Path(__file__).parent / "overlaps.json"
+PHASES = (*kills.PHASES, "looked")
+"""Where an attempt is held up or stopped; `looked` is between a look at the attempts and the act that follows, and
+`within settling` before such a look."""
+WHERE = {
+    "overlapping": PHASES,
+    "delayed": ("before settling", "within settling"),
+    "frozen": (*PHASES, "before settling", "within settling"),
+    "stopped": kills.PHASES,
+}
+KINDS = (*["overlapping"] * 6, *["delayed"] * 6, *["frozen"] * 4, *["stopped"] * 3, "unconditional")
+"""Of twenty runs."""
+DONE, FAILED, FENCED = 0, 1, 4
+MAX_PLACE = 6
+BUCKET = "chaos"
+
+
+class Gate(kills.Reaper):
+    """Does something to its own process when a phase begins for the n-th time."""
+
+    def __init__(self, phase: str, place: int, act: Callable[[], None]) -> None:
+        super().__init__(phase, place)
+        self.act = act
+
+    def pass_by(self, phase: str) -> None:
+        self.seen[phase] += 1
+        if phase == self.phase and self.seen[phase] == self.place:
+            self.act()
+
+
+def attempt(config: CaptionJob, admitted: Path, gate: kills.Reaper, going: Going) -> None:
+    """One attempt whose looks and whose end pass by the gate too; only in a process of its own."""
+    looks, settles = Press.check_alone, kills.end
+    is_settling = False
+
+    def look(press: Press) -> None:
+        if is_settling:
+            gate.pass_by("within settling")
+        looks(press)
+        gate.pass_by("looked")
+
+    def settle(*arguments: Any) -> Any:
+        nonlocal is_settling
+        gate.pass_by("before settling")
+        is_settling = True
+        return settles(*arguments)
+
+    Press.check_alone, kills.end = look, settle  # type: ignore[method-assign]
+    kills.attempt(config, admitted, gate, going)
+
+
+def fork(config: CaptionJob, admitted: Path, gate: kills.Reaper, going: Going = AS_BEFORE) -> int:
+    """Start an attempt in a process of its own; gives its id."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads, which hold nothing here
+        child = os.fork()
+    if child:
+        return child
+    code = FAILED
+    try:
+        with stopping.caught() as stop:
+            try:
+                attempt(config, admitted, gate, going)
+                code = DONE
+            except Fenced:
+                code = FENCED
+            except KeyboardInterrupt:
+                code = stop.status
+    finally:
+        os._exit(code)
+
+
+def wait(child: int) -> int:
+    """The exit code of a process, negative for a signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+Start = Callable[[kills.Reaper], int]
+"""Starts an attempt that passes by this gate; gives its process id."""
+NEVER = -1
+"""In place of the later attempt's exit code: the gate was not reached, so none was started."""
+
+
+def hold_up(start: Start, gate: Gate) -> list[int]:
+    """Run an attempt that stops itself (SIGSTOP) at the gate, a later one while it stands, and let it go on; gives the
+    exit codes of both."""
+    gate.act = lambda: os.kill(os.getpid(), signal.SIGSTOP)
+    child = start(gate)
+    _, status = os.waitpid(child, os.WUNTRACED)
+    if not os.WIFSTOPPED(status):
+        return [os.waitstatus_to_exitcode(status), NEVER]
+    code = wait(start(kills.Reaper()))
+    os.kill(child, signal.SIGCONT)
+    return [wait(child), code]
+
+
+def overlap(start: Start, gate: Gate) -> list[int]:
+    """Run an attempt and, from the gate on, a later one beside it; gives the exit codes of both."""
+    passed, tell = os.pipe()
+
+    def act() -> None:
+        os.write(tell, b".")
+
+    gate.act = act
+    child = start(gate)
+    os.close(tell)
+    with os.fdopen(passed, "rb", buffering=0) as end:
+        if not end.read(1):  # closed by the end of the process
+            return [wait(child), NEVER]
+    other = start(kills.Reaper())
+    return [wait(child), wait(other)]
+
+
+def stop(start: Start, gate: Gate) -> list[int]:
+    """Run an attempt that gets SIGTERM at the gate, and then a later one; gives the exit codes of both."""
+    gate.act = lambda: os.kill(os.getpid(), signal.SIGTERM)
+    code = wait(start(gate))
+    return [code, NEVER if code == DONE else wait(start(kills.Reaper()))]
+
+
+ACTS: dict[str, Callable[[Start, Gate], list[int]]] = {
+    "overlapping": overlap,
+    "delayed": hold_up,
+    "frozen": hold_up,
+    "stopped": stop,
+}
+ENDINGS = {"overlapping": (FENCED, DONE), "delayed": (FENCED,), "frozen": (FENCED,), "stopped": (128 + signal.SIGTERM,)}
+"""How the first attempt may end; one beside which another began is done if it saw its end first."""
+
+
+def run_one(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
+    """One run; gives what happened."""
+    phase, place, retries = chance.choice(WHERE[kind]), chance.randint(1, MAX_PLACE), chance.random() < 0.5
+    while True:
+        config, admitted, going = job_in(folder), folder / "admitted", Going(retry_errors=retries)
+
+        def start(gate: kills.Reaper) -> int:
+            return fork(config, admitted, gate, going)  # noqa: B023
+
+        if retries:  # there are error rows, which are made again and taken out of their files
+            assert wait(start(kills.Reaper())) == DONE
+        codes = ACTS[kind](start, Gate(phase, place, lambda: None))
+        if codes[1] != NEVER:
+            break
+        assert codes[0] == DONE, f"the attempt ended with {codes[0]}"
+        assert place > 1, f"there is no phase {phase!r}"
+        place //= 2  # the phase did not come so often
+        shutil.rmtree(folder)
+    allowed = (*ENDINGS[kind], DONE) if phase == "looked" else ENDINGS[kind]  # after the last look it is done
+    assert codes[0] in allowed, f"the first attempt ended with {codes[0]}: {kind}, {phase} {place}"
+    assert codes[1] == DONE, f"the later attempt ended with {codes[1]}: {kind}, {phase} {place}"
+    judge(folder)
+    assert wait(start(kills.Reaper())) == DONE  # what the first one spooled late is removed
+    at_rest(folder / "out")
+    judge(folder)
+    problems = audit(OutputDir(config.sink.path)).problems
+    assert problems == [], problems
+    return {"kind": kind, "phase": phase, "place": place, "retries": retries, "exit_codes": codes}
+
+
+def job_in(folder: Path, path: str = "") -> CaptionJob:
+    """The job in a folder: rows in two files, of which some fail."""
+    (folder / "in").mkdir(parents=True)
+    for file in range(2):
+        lines = "".join(f"row {row} of {file}\n" for row in range(NUM_ROWS // 2))
+        (folder / f"in/{file}.txt").write_text(lines)
+    source = {"kind": "text", "path": str(folder / "in"), "span_max_rows": SPAN_ROWS}
+    return job(source, path or folder / "out", sink={"rows_per_file": ROWS_PER_FILE})
+
+
+def every_id() -> set[str]:
+    return {f"{file}.txt#{row}" for file in range(2) for row in range(NUM_ROWS // 2)}
+
+
+def judge(folder: Path) -> None:
+    """Every id is there exactly once, as a reader of `data/` and `errors/` finds it."""
+    good, bad = rows_in(folder / "out/data"), rows_in(folder / "out/errors")
+    assert not good.keys() & bad.keys(), "ids are in both folders"
+    assert good.keys() | bad.keys() == every_id(), f"{len(every_id() - good.keys() - bad.keys())} ids are lost"
+    assert {own for own in every_id() if own.endswith("77")} == bad.keys()
+
+
+def run_unconditional(folder: Path) -> dict[str, Any]:
+    """A store that lets a file be created twice is refused at the start, with nothing written; then it is mended."""
+    store, filesystem = running(), make_bucket(BUCKET)
+    config = job_in(folder, f"s3://{BUCKET}/out")
+    refused = ""
+    with store.without_conditional_put():
+        try:
+            check_plan(plan_of(config), probe_output=True)
+        except ConfigError as error:
+            refused = str(error)
+    assert "has no conditional put" in refused, refused or "it was not refused"
+    assert filesystem.find(BUCKET) == []
+    check_plan(plan_of(config), probe_output=True)
+    kills.attempt(config, folder / "admitted", kills.Reaper())
+    filesystem.get(f"{BUCKET}/out", str(folder / "out"), recursive=True)
+    judge(folder)
+    return {"kind": "unconditional", "exit_codes": [2, DONE]}
+
+
+def run(root: Path, num_runs: int, seed: int) -> dict[str, Any]:
+    """So many runs, of every kind in turn."""
+    chance = random.Random(seed)
+    runs: list[dict[str, Any]] = []
+    began_s = time.monotonic()
+    for number in range(num_runs):
+        kind = KINDS[number * 7 % len(KINDS)]
+        folder = root / str(number)
+        runs.append(run_unconditional(folder) if kind == "unconditional" else run_one(folder, kind, chance))
+        shutil.rmtree(folder)
+    return {
+        "num_rows": NUM_ROWS,
+        "num_runs": num_runs,
+        "runs_by_kind": dict(sorted(Counter(one["kind"] for one in runs).items())),
+        "num_fenced": sum(one["exit_codes"][0] == FENCED for one in runs),
+        "num_stopped": sum(one["exit_codes"][0] == 128 + signal.SIGTERM for one in runs),
+        "seed": seed,
+        "wall_s": round(time.monotonic() - began_s, 1),
+        "runs": runs,
+    }
+
+
+def main(arguments: list[str]) -> int:
+    num_runs = int(arguments[0]) if arguments else 100
+    with tempfile.TemporaryDirectory() as folder:
+        found = run(Path(folder), num_runs, seed=2026)
+    print(json.dumps({key: value for key, value in found.items() if key != "runs"}, indent=1))
+    if num_runs == 100:
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
