@@ -7,7 +7,8 @@
 # make bench-peers  this engine beside transformers and vLLM on a CPU, in an environment that it makes (about an hour)
 # make test-all   also the full product of the conformance suite
 # make test-cluster  a node killed, a node drained, a fleet that grows and shrinks (six minutes; not beside another Ray)
-# make chaos      fifty kills of a job's driver in every phase, and fifty under Ray of each kind of process (a quarter of an hour)
+# make chaos      fifty kills of a job's driver in every phase, a hundred runs with attempts that overlap, and fifty kills
+#                 under Ray of each kind of process (a quarter of an hour)
 #
 # TORCH_INDEX=https://…   take torch from this index instead of choosing a build for the machine
 
@@ -42,6 +43,7 @@ check: .venv/.installed
 
 chaos: .venv/.installed
 	@$(PY) -m tests.chaos.kills
+	@$(PY) -m tests.chaos.overlaps
 	@$(PY) -m tests.chaos.deaths
 
 bench: .venv/.installed

@@ -17,10 +17,13 @@ import pytest
 import ray
 import yaml
 from ray._private import ray_constants
+from ray.dashboard.modules.job import job_supervisor
 
 from configs.load import load_job
 from jobs import caption
+from jobs.submit import STOP_WAIT_VARIABLE
 from pipeline import shipping
+from pipeline.stopping import CLUSTER_WAIT_S, GRACE_S
 from tests.deploy.rayjob_fields import CRD_SHA256, CRD_URL, RAY_JOB, RELEASE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,7 +99,7 @@ def test_pods_have_no_privileges_and_no_credentials_in_the_text(manifest: dict[s
         assert pod["securityContext"]["runAsNonRoot"] is True, name
         (container,) = pod["containers"]
         assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
-        assert {variable["name"] for variable in container.get("env", [])} <= {"HF_HOME", DRAIN}
+        assert {variable["name"] for variable in container.get("env", [])} <= {"HF_HOME", DRAIN, STOP_WAIT_VARIABLE}
         mounted = {mount["name"] for mount in container.get("volumeMounts", [])}
         assert mounted == {volume["name"] for volume in pod.get("volumes", [])}, name
         assert container["ports"][-1]["containerPort"] == 8080  # where the annotation sends Prometheus
@@ -108,6 +111,15 @@ def test_a_pod_that_is_to_go_drains_as_long_as_it_may_take(manifest: dict[str, A
         (drain_s,) = [float(one["value"]) for one in pod["containers"][0].get("env", []) if one["name"] == DRAIN] or [0]
         assert (drain_s > 0) == (name != "head"), name
         assert drain_s + 5 <= pod.get("terminationGracePeriodSeconds", 30), f"{name} is killed before it has drained"
+
+
+def test_the_driver_is_left_the_time_to_save_when_it_is_stopped(manifest: dict[str, Any]) -> None:
+    head = pods(manifest)["head"]
+    variables = {one["name"]: one["value"] for one in head["containers"][0]["env"]}
+    assert int(variables[STOP_WAIT_VARIABLE]) == CLUSTER_WAIT_S > GRACE_S
+    assert head["terminationGracePeriodSeconds"] >= CLUSTER_WAIT_S + 5
+    supervisor = Path(job_supervisor.__file__).read_text()
+    assert STOP_WAIT_VARIABLE in supervisor, "Ray reads it by another name"
 
 
 def test_all_nodes_run_one_image_and_the_ray_that_it_holds(manifest: dict[str, Any], launcher: dict[str, Any]) -> None:

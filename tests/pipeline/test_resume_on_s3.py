@@ -76,6 +76,20 @@ def test_a_store_that_fails_while_the_job_is_brought_to_rest_is_gone_on_with(s3:
     assert sorted(ids(OutputDir(config.sink.path))) == EVERY
 
 
+def test_a_torn_file_on_a_store_is_copied_aside_and_its_place_stays_taken(s3: S3, config: CaptionJob) -> None:
+    run(config)
+    output = OutputDir(config.sink.path)
+    output.write_bytes("data/part-000001.parquet", b"torn")
+    output.write_bytes("data/notes.txt", b"mine")
+    run(config)
+    assert sorted(ids(OutputDir(config.sink.path))) == EVERY  # reads part 1 as well, which is empty
+    assert "part-000001.parquet" in output.list_files("data")
+    assert "notes.txt" not in output.list_files("data")
+    aside = output.list_files("_job/aside/data")
+    assert [name.rpartition(".")[0] for name in aside] == ["notes.txt", "part-000001.parquet"]
+    assert output.read_bytes(f"_job/aside/data/{aside[1]}") == b"torn"
+
+
 def test_the_check_reads_an_object_store(s3: S3, config: CaptionJob, capsys: pytest.CaptureFixture[str]) -> None:
     run(config)
     output = OutputDir(config.sink.path)

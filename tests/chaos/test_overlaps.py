@@ -1,0 +1,34 @@
+"""A few of the runs of `make chaos` with attempts that overlap, and what its recorded hundred came to."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.chaos import overlaps
+
+
+@pytest.mark.parametrize("kind", overlaps.WHERE)
+def test_an_attempt_that_meets_another_ends_with_every_id_once(tmp_path: Path, kind: str) -> None:
+    done = overlaps.run_one(tmp_path / "run", kind, random.Random(len(kind)))
+    assert done["exit_codes"][1] == overlaps.DONE
+
+
+def test_a_store_that_lost_its_conditional_put_is_refused_at_the_start(tmp_path: Path) -> None:
+    assert overlaps.run_unconditional(tmp_path / "run")["exit_codes"] == [2, overlaps.DONE]
+
+
+def test_the_recorded_hundred_are_of_every_kind_and_most_overtaken_attempts_were_shut_out() -> None:
+    found = json.loads(overlaps.RESULTS.read_text())
+    assert found["num_runs"] == len(found["runs"]) == 100
+    kinds = {"delayed": 30, "frozen": 20, "overlapping": 30, "stopped": 15, "unconditional": 5}
+    assert found["runs_by_kind"] == kinds
+    assert found["num_stopped"] == kinds["stopped"]
+    held_up = [one for one in found["runs"] if one["kind"] in ("delayed", "frozen")]
+    others = [one for one in held_up if one["exit_codes"][0] != overlaps.FENCED]
+    assert all(one["exit_codes"][0] in overlaps.EXCEPTIONS[one["phase"]] for one in others)
+    assert len(others) <= 5
+    assert all(one["exit_codes"][1] == overlaps.DONE for one in found["runs"])

@@ -1,0 +1,101 @@
+"""How a command ends when its job is overtaken or stopped: one clear message, and an exit status of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from configs.load import ConfigError
+from configs.schema import CaptionJob
+from jobs.command import FAILED, REFUSED, Command
+from pipeline.graph import caption_dataset
+from pipeline.publishing import Fenced
+from tests.pipeline.attempts import job, plan_of
+
+
+def command(run: Callable[[Any], Any], make_plan: Callable[..., Any] = plan_of) -> Command[Any, Any]:
+    return Command(
+        module="jobs.caption",
+        verb="captioning",
+        doc="",
+        model=CaptionJob,
+        make_plan=lambda config, limit, _, going: make_plan(config, going, limit),
+        describe=lambda _: [],
+        run=run,
+        build=caption_dataset,
+    )
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/a.txt").write_text("one\ntwo\n")
+    config = job({"kind": "text", "path": str(tmp_path / "in")}, tmp_path / "out")
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(config.resolved()))
+    return tmp_path / "job.yaml"
+
+
+def interrupted(number: int, then: type[Exception] | None = None) -> Callable[..., Any]:
+    """A job that gets a signal while it runs, and fails of something else because of it."""
+
+    def run(*_: Any) -> Any:
+        try:
+            os.kill(os.getpid(), number)
+        except KeyboardInterrupt:
+            if then is not None:
+                raise then("Ray went away") from None
+            raise
+
+    return run
+
+
+def test_an_overtaken_job_fails_with_one_line(job_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def overtaken(_: Any) -> Any:
+        raise Fenced("attempt 2 of out has taken over from attempt 1")
+
+    assert command(overtaken).main(["--config", str(job_file)]) == FAILED
+    told = capsys.readouterr().err
+    assert told.startswith("the job was ended: attempt 2 of out has taken over from attempt 1")
+    assert told.count("\n") == 1
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("then", [None, RuntimeError])
+def test_a_stopped_job_has_its_own_status_and_names_the_command_that_goes_on(
+    job_file: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    status: int,
+    then: Any,
+) -> None:
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)  # a runner in the background ignores it
+    try:
+        assert command(interrupted(number, then)).main(["--config", str(job_file)]) == status
+    finally:
+        signal.signal(signal.SIGINT, former)
+    told = capsys.readouterr().err
+    assert f"the job was stopped by {signal.Signals(number).name}; what it finished is kept in" in told
+    assert f"this goes on: python -m jobs.caption --config {job_file}" in told
+    assert ("Ray went away" in told) == (then is not None)
+
+
+def test_a_job_that_is_stopped_while_it_is_planned_has_begun_nothing(
+    job_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = command(lambda _: None, interrupted(signal.SIGTERM)).main(["--config", str(job_file)])
+    assert (code, capsys.readouterr().err) == (143, "stopped by SIGTERM before the job began\n")
+    assert not (job_file.parent / "out").exists()
+
+
+def test_a_refusal_is_still_a_refusal(job_file: Path) -> None:
+    def refuse(*_: Any) -> Any:
+        raise ConfigError("source.path: no")
+
+    assert command(lambda _: None, refuse).main(["--config", str(job_file)]) == REFUSED
