@@ -25,6 +25,7 @@ from pipeline.inventory import Spooled
 from pipeline.layout import DATA, ERRORS, OutputDir
 from pipeline.result_files import (
     Format,
+    checksum_name,
     list_published,
     note_checksum,
     parts,
@@ -74,7 +75,7 @@ class Press:
             Fenced: a later attempt has taken over.
             OSError: nothing has been published.
         """
-        return self.create(folder, number, pa.concat_tables([self._read(one) for one in spooled]))
+        return self._create(folder, number, pa.concat_tables([self._read(one) for one in spooled]))
 
     def _read(self, spooled: Spooled) -> pa.Table:
         try:
@@ -97,7 +98,7 @@ class Press:
         """
         numbers = [published_number(name) for name in list_published(self.output, folder)]
         first = max((number + 1 for number in numbers if number is not None), default=0)
-        return self.create(folder, first, self.format.schema.empty_table()) + 1
+        return self._create(folder, first, self.format.schema.empty_table()) + 1
 
     def check_alone(self) -> None:
         """End here when a later attempt has been taken.
@@ -161,13 +162,30 @@ class Press:
         fingerprint = str(self.output.read_attempt(first).get("config_fingerprint")) if attempts else self.fingerprint
         return self.format.serialise(self.format.schema.empty_table(), first, fingerprint)
 
-    def create(self, folder: str, number: int, table: pa.Table) -> int:
-        """Create a published file with these rows under the first free number from this one on; gives that number.
+    def publish_rows(self, folder: str, number: int, table: pa.Table) -> int:
+        """Publish rows that are in no spool file, as they are, under the first free number from this one on.
 
         Raises:
             Fenced: a later attempt has taken over.
             OSError: nothing has been published.
         """
+        return self._create(folder, number, table)
+
+    def rewrite(self, relative: str, table: pa.Table) -> None:
+        """Replace a published file; its checksum is taken away first, so that none is ever wrong.
+
+        Prefer `publish_rows` and `empty`: what this puts there late may bring rows back that a later attempt removed.
+
+        Raises:
+            Fenced: a later attempt has taken over; nothing was touched.
+        """
+        self.check_alone()
+        self.output.remove(checksum_name(relative))
+        data = self.format.serialise(table, self.attempt, self.fingerprint)
+        self.output.write_bytes(relative, data)
+        write_checksum(self.output, relative, data, table.num_rows)
+
+    def _create(self, folder: str, number: int, table: pa.Table) -> int:
         data = self.format.serialise(table, self.attempt, self.fingerprint)
         while True:
             relative = published_name(folder, number)

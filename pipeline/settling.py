@@ -47,7 +47,7 @@ def settle(plan: JobPlan, press: Press, fingerprints: Mapping[int, str], next_nu
     output = press.output
     press.check_alone()
     if not next_numbers[DATA]:  # without one good row: readable all the same, and empty
-        press.create(DATA, 0, press.format.schema.empty_table())
+        press.publish_rows(DATA, 0, press.format.schema.empty_table())
     manifest = with_counts(plan.manifest, output)
     found = take_inventory(output, manifest, plan.rows_per_sample, fingerprints)
     for relative in found.spent:
@@ -79,7 +79,7 @@ def drop_superseded(press: Press, found: Inventory, next_number: int) -> None:
     def flush() -> None:
         nonlocal next_number
         for rows in parts(pa.concat_tables(kept), press.rows_per_file) if kept else []:
-            next_number = press.create(ERRORS, next_number, rows) + 1
+            next_number = press.publish_rows(ERRORS, next_number, rows) + 1
         for relative in read:
             press.empty(relative)
         kept.clear()

@@ -104,8 +104,7 @@ def fork(config: CaptionJob, admitted: Path, gate: kills.Reaper, going: Going = 
             except Fenced:
                 code = FENCED
             except ConfigError as error:
-                assert "another job has taken attempt" in str(error)
-                code = REFUSED
+                code = REFUSED if "another job has taken attempt" in str(error) else FAILED
             except KeyboardInterrupt:
                 code = stop.status
     except BaseException:

@@ -240,7 +240,7 @@ def test_a_file_that_is_set_aside_leaves_no_hole_for_an_older_attempt(tmp_path: 
     OutputDir(config.sink.path).write_bytes("data/part-000000.parquet", b"torn")
     run(config)
     with pytest.raises(Fenced):
-        old.press.create("data", 0, batches[0])
+        old.press.publish_rows("data", 0, batches[0])
     assert len(at_rest(tmp_path / "out")[0]) == NUM_ROWS
     assert len([path for path in (tmp_path / "out/_job/aside").rglob("*") if path.is_file()]) == 1
 
@@ -258,6 +258,17 @@ def test_an_emptied_file_whose_checksum_is_the_former_one_is_noted_again(tmp_pat
     (tmp_path / "in/b.txt").write_text("one more\n")
     run(config)
     assert audit(output).problems == []
+
+
+def test_an_overtaken_attempt_rewrites_nothing(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    plan, begun = start(plan_of(config))
+    save(plan, begun, make_rows(plan, 1))
+    take_over(config)
+    left = snapshot(tmp_path / "out")
+    with pytest.raises(Fenced):
+        begun.press.rewrite("data/part-000000.parquet", plan.schema.empty_table())
+    assert snapshot(tmp_path / "out") == left
 
 
 def test_the_audit_reads_the_newest_attempts_configuration(tmp_path: Path) -> None:

@@ -118,9 +118,10 @@ def test_rows_that_finished_before_a_signal_are_spooled_before_the_error_goes_on
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = Sink(path=str(tmp_path), rows_per_file=4, max_unsaved_seconds=80_000.0)
-    press, stopped = press_at(tmp_path), threading.Event()
+    press, writing, stopped = press_at(tmp_path), threading.Event(), threading.Event()
 
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
+        writing.set()
         assert stopped.wait(LONG_S)  # the first file is being written all the while
         return function(*arguments)
 
@@ -140,6 +141,7 @@ def test_rows_that_finished_before_a_signal_are_spooled_before_the_error_goes_on
             try:
                 for table in tables:
                     saver.add([table], table.num_rows, table.nbytes)
+                    assert writing.wait(LONG_S)
             finally:
                 stopped.set()
 
