@@ -106,7 +106,11 @@ class Manifest:
         return {}
 
     def write(self, output: OutputDir) -> None:
-        """Write the files that are in no part yet as the next part, whole or not at all."""
+        """Create the next part from the files that are in no part yet, whole or not at all; a part never changes.
+
+        Raises:
+            FileExistsError: another attempt has created this part with other files.
+        """
         if self.written == self.num_files:
             return
         metadata = {
@@ -116,7 +120,7 @@ class Manifest:
         }
         sink = pa.BufferOutputStream()
         pq.write_table(self.files.slice(self.written).replace_schema_metadata(metadata), sink, compression="zstd")
-        output.write_bytes(f"{PARTS}/part-{self.num_parts:05d}.parquet", sink.getvalue())
+        output.create_bytes(f"{PARTS}/part-{self.num_parts:05d}.parquet", sink.getvalue())
 
 
 def needs_of(source: Source, asking: Asking, keep_columns: Sequence[str] | Mapping[str, str]) -> Needs:

@@ -66,6 +66,48 @@ def reopen(needs: Needs, output: OutputDir) -> Reopened:
     return Reopened(replace(known, files=files), gone)
 
 
+def write_parts(manifest: Manifest, output: OutputDir) -> Manifest:
+    """Write the manifest's new files as a part behind those of all other attempts; returns the manifest of the output.
+
+    Two attempts that were planned at the same time, while the source grew, may both have new files. Parts are created
+    and never replaced; the attempt that comes second keeps the other one's part and adds only what is not in it.
+
+    Raises:
+        ConfigError: the other attempt saw another state of the same file, or other column types.
+    """
+    while True:
+        manifest = _behind_others(manifest, output)
+        try:
+            manifest.write(output)
+        except FileExistsError:
+            continue
+        return manifest
+
+
+def _behind_others(manifest: Manifest, output: OutputDir) -> Manifest:
+    """The manifest with the parts that were created since it was planned, and its own new files behind them."""
+    if len(output.list_files(PARTS)) <= manifest.num_parts:
+        return manifest
+    known = read_parts(output)
+    assert known is not None
+    index = PathIndex(known.files["path"])
+    paths = manifest.files["path"].combine_chunks()
+    starts = range(0, len(paths), _CHUNK)
+    places = np.concatenate([index.find(paths.slice(start, _CHUNK)) for start in starts])
+    there = np.flatnonzero(places >= 0)
+    # The first files are those of the parts that both know; they were compared when this attempt was planned.
+    shared = there[there >= manifest.written]
+    _refuse_changed(known.files.take(pa.array(places[shared])), manifest.files.take(pa.array(shared)), output)
+    new = manifest.files.take(pa.array(np.flatnonzero(places < 0)))
+    if new.num_rows and not manifest.keep.equals(known.keep):
+        raise ConfigError(
+            f"sink.keep_columns: new files of the source have the types {_types(manifest.keep)}, and those before them "
+            f"{_types(known.keep)}; give them an output of their own"
+        )
+    files = pa.concat_tables([known.files, new]).combine_chunks()
+    return replace(known, files=files, root=manifest.root)
+
+
 def _refuse_changed(before: pa.Table, now: pa.Table, output: OutputDir) -> None:
     changed = np.zeros(before.num_rows, bool)
     for name in ("size_bytes", "token"):

@@ -71,6 +71,15 @@ class Press:
         """
         return self._create(folder, number, pa.concat_tables([self._read(one) for one in spooled]))
 
+    def publish_table(self, folder: str, number: int, table: pa.Table) -> int:
+        """Publish rows that are in no spool file under the first free number from this one on; returns that number.
+
+        Raises:
+            Fenced: a later attempt has taken over.
+            OSError: nothing has been published.
+        """
+        return self._create(folder, number, self.format.check(table))
+
     def _read(self, spooled: Spooled) -> pa.Table:
         table = pq.read_table(pa.BufferReader(self.output.read_bytes(spooled.relative)))
         if spooled.drop:

@@ -17,7 +17,7 @@ from pipeline import spans
 from pipeline.doneset import DoneSet, Ints
 from pipeline.inventory import Inventory, take_inventory
 from pipeline.layout import JOB, OutputDir
-from pipeline.manifest_parts import with_counts
+from pipeline.manifest_parts import with_counts, write_parts
 from pipeline.publishing import FOLDERS, Press
 from pipeline.result_files import Format
 
@@ -159,7 +159,7 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     kept = frozenset(plan.config.sink.keep_columns)
     form = Format(plan.schema, kept, plan.config.sink.compression, rows_per_group)
     press = Press(output, form, attempt, plan.fingerprint, plan.config.sink.rows_per_file)
-    plan.manifest.write(output)
+    plan = replace(plan, manifest=write_parts(plan.manifest, output))
     output.make_folders()
     if attempt == 1:
         return plan, Begun(press, dict.fromkeys(FOLDERS, 0))
