@@ -81,7 +81,8 @@ class Press:
         return self._create(folder, number, self.format.check(table))
 
     def _read(self, spooled: Spooled) -> pa.Table:
-        table = pq.read_table(pa.BufferReader(self.output.read_bytes(spooled.relative)))
+        data = pa.BufferReader(self.output.read_bytes(spooled.relative))
+        table = pq.read_table(data, page_checksum_verification=True)
         if spooled.drop:
             table = table.filter(pc.invert(pc.is_in(table["sample_id"], value_set=pa.array(sorted(spooled.drop)))))
         if table.num_rows != spooled.num_rows:

@@ -50,8 +50,31 @@ def is_media(kind: pa.DataType) -> bool:
 
 
 def unpacked(kind: pa.DataType) -> pa.DataType:
-    """The type of a dictionary's values; any other type as it is."""
-    return kind.value_type if pt.is_dictionary(kind) else kind
+    """The type of a dictionary's values; any other type as it is; views become plain types."""
+    return without_views(kind.value_type if pt.is_dictionary(kind) else kind)
+
+
+def without_views(kind: pa.DataType) -> pa.DataType:
+    """The same type without Arrow's view layouts (`string_view`, `binary_view`, `list_view`), at any depth: most of
+    Arrow's functions do not take them."""
+    if pt.is_string_view(kind):
+        return pa.string()
+    if pt.is_binary_view(kind):
+        return pa.binary()
+    if pt.is_struct(kind):
+        return pa.struct([field.with_type(without_views(field.type)) for field in kind.fields])
+    for is_kind, make in _LISTS:
+        if is_kind(kind):
+            return make(kind.value_field.with_type(without_views(kind.value_type)))
+    return kind
+
+
+_LISTS = (
+    (pt.is_list, pa.list_),
+    (pt.is_list_view, pa.list_),
+    (pt.is_large_list, pa.large_list),
+    (pt.is_large_list_view, pa.large_list),
+)
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
