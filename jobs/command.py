@@ -90,8 +90,8 @@ class Command(Generic[Config, AnyPlan]):
         parser.add_argument(
             "--accept-touched",
             action="store_true",
-            help="go on although files of the source have other times or etags, where sizes and row counts are the same: "
-            "the source was copied",
+            help="go on although files of the source have other times or etags, where sizes and row counts are the "
+            "same: the source was copied",
         )
         parser.add_argument(
             "--skip-digests",

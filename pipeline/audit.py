@@ -141,12 +141,8 @@ def _wrong_files(output: OutputDir, verified: Verified) -> Iterator[str]:
                 yield f"{relative}: {verified.problems[relative]}"
                 continue
             if relative not in verified.sound:
-                lost = (
-                    "the note of its checksum is damaged"
-                    if relative in verified.unreadable
-                    else "no checksum was noted"
-                )
-                yield f"{relative}: {lost}"
+                is_there = relative in verified.unreadable
+                yield f"{relative}: {'the note of its checksum is damaged' if is_there else 'no checksum was noted'}"
                 continue
             with storage.open_file(output.filesystem, output.path(relative)) as file:
                 schema = pa.parquet.read_schema(file)

@@ -126,8 +126,8 @@ class OutputDir:
             record = None
         if not isinstance(record, dict):
             raise ConfigError(
-                f"sink.path: {self.shown(relative)} is damaged; remove it and start the job again, which makes the rows "
-                "of that attempt anew, or choose another path"
+                f"sink.path: {self.shown(relative)} is damaged; remove it and start the job again, which makes the "
+                "rows of that attempt anew, or choose another path"
             )
         return record
 

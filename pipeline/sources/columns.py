@@ -69,6 +69,24 @@ def without_views(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
+def plain_values(values: pa.Array) -> pa.Array:
+    """The values with the type `without_views` of theirs."""
+    kind = without_views(values.type)
+    if kind.equals(values.type):
+        return values
+    if _has_list_view(values.type):  # Arrow's own cast fails where some of the lists are null
+        return pa.array(values.to_pylist(), kind)
+    return values.cast(kind)
+
+
+def _has_list_view(kind: pa.DataType) -> bool:
+    if pt.is_list_view(kind) or pt.is_large_list_view(kind):
+        return True
+    if pt.is_struct(kind):
+        return any(_has_list_view(field.type) for field in kind.fields)
+    return is_list(kind) and _has_list_view(kind.value_type)
+
+
 _LISTS = (
     (pt.is_list, pa.list_),
     (pt.is_list_view, pa.list_),

@@ -66,8 +66,7 @@ def chunk_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int)
             return pa.array([partitions[name]] * batch.num_rows, pa.string())
         values: pa.Array = batch.column(index)
         values = values.dictionary_decode() if pt.is_dictionary(values.type) else values
-        kind = columns.without_views(values.type)
-        return values if kind.equals(values.type) else values.cast(kind)
+        return columns.plain_values(values)
 
     def usable(name: str) -> tuple[pa.Array, set[int]]:
         values = column(name)

@@ -60,7 +60,8 @@ def check_repeats(config: CaptionJob) -> None:
     assert rows_in(output / "data")["a"]["source"] == "0.tar"
     (output / "_job/config.yaml").write_text(yaml.safe_dump(config.resolved()))
     found = audit(OutputDir(str(output)))
-    assert found.is_complete and not found.problems
+    assert found.is_complete
+    assert not found.problems
 
 
 def repeating(folder: Path) -> dict[str, Any]:
@@ -505,7 +506,8 @@ def test_a_tar_damaged_in_the_middle_says_about_how_many_rows_are_missing(tmp_pa
     data[1024 * 10 : 1024 * 10 + 512] = b"\xff" * 512
     (tmp_path / "tars/a.tar").write_bytes(bytes(data))
     message = broken(tmp_path / "tars")
-    assert "rows missing: about 3" in message and "bytes not read" in message
+    assert "rows missing: about 3" in message
+    assert "bytes not read" in message
 
 
 def test_a_cut_gzip_says_so_too(tmp_path: Path) -> None:
