@@ -91,7 +91,8 @@ def _judge(output: OutputDir, relative: str, by_size: bool) -> tuple[str | None,
         size = int(retried(lambda: output.filesystem.info(output.path(relative)))["size"])
         problem, num_bytes = "", 0
         if size != note["num_bytes"]:
-            problem = f"it has {size:,} bytes, and {note['num_bytes']:,} were written"
+            torn = "it is torn: " if size < note["num_bytes"] else ""
+            problem = f"{torn}it has {size:,} bytes, and {note['num_bytes']:,} were written"
         elif not by_size:
             num_bytes = size
             problem = "" if digest_of(output, relative) == note["sha256"] else OTHER_BYTES

@@ -71,10 +71,10 @@ def take_inventory(
 
     damaged = damaged or {}
 
-    def enter(names: list[str], act: Callable[[Found, Rows], None], whole: bool = False) -> None:
+    def enter(names: list[str], act: Callable[[Found, Rows], None], every_page: bool = False) -> None:
         found.strange += [Found(name, problem=damaged[name]) for name in names if name in damaged]
         names = [name for name in names if name not in damaged]
-        for batch in _batches(read_all_found(output, names, COLUMNS, whole)):
+        for batch in _batches(read_all_found(output, names, COLUMNS, every_page)):
             whole = [one for one in batch if not _judge(one, fingerprints, found)]
             for one, rows in zip(whole, locate([one.table for one in whole if one.table is not None], paths)):
                 counts = found.accounts.good.counts[rows.files]
@@ -108,9 +108,9 @@ def take_inventory(
         return act
 
     enter(list_published(output, DATA), data)
-    enter(list_spooled(output, DATA), waiting(DATA), whole=True)
+    enter(list_spooled(output, DATA), waiting(DATA), every_page=True)
     # Newest first: of several errors of one row the last one counts.
-    enter(list_spooled(output, ERRORS)[::-1], waiting(ERRORS), whole=True)
+    enter(list_spooled(output, ERRORS)[::-1], waiting(ERRORS), every_page=True)
     enter(list_published(output, ERRORS)[::-1], errors)
     known = {*list_spooled(output, DATA), *list_spooled(output, ERRORS)}
     for name in output.list_files(SPOOL):

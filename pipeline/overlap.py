@@ -21,13 +21,13 @@ from pipeline.listing import is_file
 Parts = tuple[str, ...]
 
 
-def refuse_overlap(source: Source, sink: str) -> None:
-    """Check all paths of a source against the path of the output.
+def refuse_overlap(source: Source, sink: str, dotted: str = "sink.path") -> None:
+    """Check all paths of a source against the path of the output, which the job file calls `dotted`.
 
     Raises:
         ConfigError: one is inside the other, or they are the same; names both.
     """
-    sink_filesystem, sink_path = storage.open_url(sink, "sink.path")
+    sink_filesystem, sink_path = storage.open_url(sink, dotted)
     for path in source.paths:
         filesystem, source_path = storage.open_url(path, "source.path")
         if not _same_store(filesystem, sink_filesystem):
@@ -36,15 +36,15 @@ def refuse_overlap(source: Source, sink: str) -> None:
         names, pattern = _resolved(filesystem, source_path)
         output = _parts(sink_filesystem, sink_path)
         if not pattern and output == names:
-            raise ConfigError(f"sink.path: {pair} are the same folder; choose a folder outside the source")
+            raise ConfigError(f"{dotted}: {pair} are the same folder; choose a folder outside the source")
         if _reaches(filesystem, source_path, names, pattern, output):
             raise ConfigError(
-                f"sink.path: the output is inside the source ({pair}), and its files would be read as samples; choose "
+                f"{dotted}: the output is inside the source ({pair}), and its files would be read as samples; choose "
                 "a folder outside the source, and move there what an earlier attempt has written"
             )
         if names[: len(output)] == output:
             raise ConfigError(
-                f"sink.path: the source is inside the output ({pair}); choose a folder that does not hold the source"
+                f"{dotted}: the source is inside the output ({pair}); choose a folder that does not hold the source"
             )
 
 

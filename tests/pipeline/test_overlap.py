@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -12,6 +13,7 @@ from configs.load import ConfigError
 from configs.schema import Source
 from pipeline.overlap import refuse_overlap
 from pipeline.plan import open_output
+from pipeline.training_output import claim_output
 from tests.pipeline.attempts import job
 
 
@@ -95,6 +97,14 @@ def test_one_bucket_under_two_names_of_the_scheme_is_one() -> None:
     with pytest.raises(ConfigError, match="inside the source"):
         refuse_overlap(source("s3://bucket/imgs"), "s3a://bucket/imgs/out")
     refuse_overlap(source("s3://bucket/imgs"), "s3://bucket/imgs-out")
+
+
+def test_a_training_run_is_refused_by_the_name_of_its_own_field(root: Path) -> None:
+    training: Any = SimpleNamespace(source=source(root / "in"), output=SimpleNamespace(path=str(root / "in/head")))
+    nothing: Any = None
+    with pytest.raises(ConfigError, match=r"^output\.path: the output is inside the source"):
+        claim_output(training, nothing, "main")
+    assert not (root / "in/head").exists()
 
 
 def test_a_job_is_refused_before_its_output_exists(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

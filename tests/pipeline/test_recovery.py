@@ -15,9 +15,10 @@ import yaml
 
 from configs.load import ConfigError
 from configs.schema import CaptionJob, Prompt, Source
-from pipeline import digests, listing, repeated_ids
+from pipeline import digests, image_rows, listing, repeated_ids
 from pipeline.asking import Asking
 from pipeline.audit import audit
+from pipeline.doneset import PathIndex
 from pipeline.layout import OutputDir
 from pipeline.listing import Skipped
 from pipeline.manifest import freeze
@@ -155,6 +156,18 @@ def test_of_a_sample_of_several_rows_all_become_errors(tmp_path: Path) -> None:
     run(config)
     assert at_rest(tmp_path / "out") == ({"a#0", "a#1"}, {"1.tar#0#0", "1.tar#0#1"})
     assert plan_of(config).datasource.num_spans == 0
+
+
+def test_rows_of_images_become_errors_without_an_image(tmp_path: Path) -> None:
+    schema = image_rows.result_schema()
+    row = {"sample_id": "a#1", "prompt_id": "a", "source": "1.tar", "row_index": 3, "replica": 1, "error_type": ""}
+    row |= {"image": {"bytes": RED, "path": None}, "codes": [1], "status": "success", "num_generated_tokens": 4}
+    table = pa.Table.from_pylist([row], schema)
+    repeats = repeated_ids.Repeats({(0, 3): "a#1"})
+    taken = repeated_ids._Names(OutputDir(str(tmp_path)))
+    [found] = repeated_ids.renamed(table, repeats, PathIndex(pa.chunked_array([["1.tar"]])), taken).to_pylist()
+    assert (found["sample_id"], found["prompt_id"]) == ("1.tar#3#1", "1.tar#3")
+    assert (found["status"], found["error_type"], found["image"], found["codes"]) == ("error", "duplicate_id", None, None)
 
 
 def test_repeats_are_found_by_place_whatever_file_of_the_output_they_are_in(tmp_path: Path) -> None:
