@@ -278,7 +278,8 @@ def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) 
     except Exception as error:  # decoders of damaged files raise what they like; the row says what it was
         known = piece.num_samples if piece.stop is None else piece.stop
         message = f"{piece.path}: cannot be read from row {next_row} on: {storage.reason_of(error)}"
-        message += f"; {missing_rows(piece, next_row, known, byte_of(error))}"
+        if known is None:
+            message += f"; {missing_rows(piece, next_row, byte_of(error))}"
         broken = RowError("broken_shard", message)
         lost = range(next_row, next_row + 1 if known is None else known)
         samples = [Sample(row_index, fields=dict.fromkeys(spec.fields), error=broken) for row_index in lost]
@@ -290,14 +291,9 @@ def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) 
     return tables
 
 
-def missing_rows(piece: FilePiece, next_row: int, known: int | None, byte: int | None) -> str:
-    """How many rows are missing of a file that cannot be read from `next_row` on, as far as that can be known.
-
-    `known` is the row that the piece ends before, `byte` the byte of the file (compressed, where it is) up to which it
-    was read.
-    """
-    if known is not None:
-        return f"rows missing: {known - next_row:,}"
+def missing_rows(piece: FilePiece, next_row: int, byte: int | None) -> str:
+    """How many rows are missing of a file of unknown length that cannot be read from `next_row` on, as far as that can
+    be known; `byte` is the byte of the file (compressed, where it is) up to which it was read."""
     if byte is not None and byte >= piece.size_bytes:
         return "the file ends there, so at least one row is missing; it does not say how many more"
     if byte and next_row:
