@@ -61,9 +61,8 @@ class Source(Section):
     id_column: str | None = None
     """The user's own unique id; without it the id is the path relative to the source root and the row's index."""
     check_ids: bool = True
-    """Read all ids before the job starts, so that a row whose id an earlier row has is an error row. Tars are checked
-    by
-    the output alone, when the job is done."""
+    """Read all ids before the job starts, so that a row whose id an earlier row has is an error row. In
+    tars the later row becomes one when the job is done."""
     delimiter: Annotated[str, Field(pattern=r"^[^\"\r\n]$")] | None = None
     """What separates the fields of CSV; by default a tab in `.tsv` files and a comma in others."""
     span_max_rows: Annotated[int, Field(ge=1)] = 1000

@@ -95,12 +95,23 @@ class Command(Generic[Config, AnyPlan]):
         parser.add_argument(
             "--allow-mixed", action="store_true", help="go on with an output that was begun with another configuration"
         )
+        parser.add_argument(
+            "--accept-touched",
+            action="store_true",
+            help="go on although files of the source have other times or etags, where sizes and row counts are the "
+            "same: the source was copied",
+        )
+        parser.add_argument(
+            "--skip-digests",
+            action="store_true",
+            help="go on with an output and compare only sizes and footers of its files, not their SHA-256",
+        )
         return parser.parse_intermixed_args(argv)
 
     def _dry_run(self, config: Config, arguments: argparse.Namespace) -> int:
         """Print the plan and the first rendered prompt; write nothing and start nothing."""
         plan = self.make_plan(config, arguments.limit, False, going(arguments))
-        for part in (*resume.told(plan), *self.describe(plan)):
+        for part in (*resume.told(plan), *resume.verified_lines(plan), *self.describe(plan)):
             print(part)
         return DONE
 
@@ -130,6 +141,7 @@ class Command(Generic[Config, AnyPlan]):
         plan = self.make_plan(config, arguments.limit, True, going(arguments))
         if resume.is_complete(plan):
             print(f"nothing is missing in {plan.output.shown()}")
+            print(*resume.verified_lines(plan), sep="\n")
             return DONE
         print(f"{self.verb} {plan.manifest.num_files:,} files into {plan.output.shown()}", flush=True)
         try:
@@ -175,15 +187,14 @@ class Command(Generic[Config, AnyPlan]):
 
     def _command(self, arguments: argparse.Namespace, overrides: Sequence[str]) -> list[str]:
         limit = ["--limit", str(arguments.limit)] if arguments.limit is not None else []
-        switches = [
-            f"--{name}" for name in ("retry-errors", "allow-mixed") if getattr(arguments, name.replace("-", "_"))
-        ]
+        names = ("retry-errors", "allow-mixed", "accept-touched", "skip-digests")
+        switches = [f"--{name}" for name in names if getattr(arguments, name.replace("-", "_"))]
         return ["python", "-m", self.module, "--config", str(arguments.config), *overrides, *limit, *switches]
 
 
 def going(arguments: argparse.Namespace) -> Going:
     """How the command line asks a job to go on."""
-    return Going(arguments.allow_mixed, arguments.retry_errors)
+    return Going(arguments.allow_mixed, arguments.retry_errors, arguments.accept_touched, arguments.skip_digests)
 
 
 def _price(text: str) -> float:

@@ -5,8 +5,6 @@ Reads only the output: the manifest, `data/`, `errors/`, the spool, checksums. K
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -15,13 +13,14 @@ import pyarrow as pa
 import yaml
 
 from configs.load import ConfigError
-from pipeline import spans
+from pipeline import spans, storage
+from pipeline.digests import Verified, verify
 from pipeline.identity import repeated_ids
 from pipeline.inventory import Inventory, take_inventory
 from pipeline.layout import DATA, ERRORS, OutputDir
 from pipeline.manifest import Manifest
 from pipeline.manifest_parts import read_parts, with_counts
-from pipeline.result_files import checksum_name, list_published, read_all_found, read_found
+from pipeline.result_files import list_published, read_all_found, read_found
 from pipeline.resume import fingerprints_of
 from pipeline.rows import SCHEMA_VERSION, SCHEMA_VERSION_KEY
 
@@ -40,6 +39,8 @@ class Audit:
     """The first of them, as `path#row`."""
     problems: list[str] = field(default_factory=list)
     waiting: list[str] = field(default_factory=list)
+    verified: str = ""
+    """How much was read to compare digests, and how long it took."""
 
     @property
     def is_complete(self) -> bool:
@@ -56,6 +57,7 @@ class Audit:
             f"missing   {missing if self.num_missing is None else f'{self.num_missing:,}'}",
         ]
         told += [f"  {name}" for name in self.missing]
+        told += [self.verified] if self.verified else []
         for label, lines in (("waiting", self.waiting), ("problems", self.problems)):
             told.append(f"{label:<9} {len(lines):,}")
             told += [f"  {line}" for line in lines[:MAX_NAMED]]
@@ -85,7 +87,9 @@ def audit(output: OutputDir) -> Audit:
     for name, ids in found.doubled.items():
         audited.problems.append(f"{name}: {len(ids)} rows are in another file too: {', '.join(ids[:5])}")
     audited.problems += _ids_twice(output)
-    audited.problems += _wrong_files(output)
+    verified = verify(output)
+    audited.verified = verified.line()
+    audited.problems += _wrong_files(output, verified)
     return audited
 
 
@@ -127,23 +131,22 @@ def _ids_twice(output: OutputDir) -> Iterator[str]:
             yield f"{folder}/: {len(twice)} ids are there more than once: {', '.join(twice[:5])}"
 
 
-def _wrong_files(output: OutputDir) -> Iterator[str]:
+def _wrong_files(output: OutputDir, verified: Verified) -> Iterator[str]:
     """Published files whose bytes are not those that were written, or whose columns differ from the first one's."""
     first: pa.Schema | None = None
     for folder in (DATA, ERRORS):
         for relative in list_published(output, folder):
             if read_found(output, relative, ()).problem:
                 continue
-            data = output.read_bytes(relative)
-            try:
-                note = json.loads(output.read_bytes(checksum_name(relative)))
-            except FileNotFoundError:
-                yield f"{relative}: no checksum was noted"
+            if relative in verified.problems:
+                yield f"{relative}: {verified.problems[relative]}"
                 continue
-            if hashlib.sha256(data).hexdigest() != note["sha256"]:
-                yield f"{relative}: its bytes are not those that were written"
+            if relative not in verified.sound:
+                is_there = relative in verified.unreadable
+                yield f"{relative}: {'the note of its checksum is damaged' if is_there else 'no checksum was noted'}"
                 continue
-            schema = pa.parquet.read_schema(pa.BufferReader(data))
+            with storage.open_file(output.filesystem, output.path(relative)) as file:
+                schema = pa.parquet.read_schema(file)
             version = (schema.metadata or {}).get(SCHEMA_VERSION_KEY, b"").decode()
             if version != str(SCHEMA_VERSION):
                 yield f"{relative}: schema version {version or 'none'}, not {SCHEMA_VERSION}"

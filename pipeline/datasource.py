@@ -27,7 +27,7 @@ from pipeline.manifest_parts import counts_of
 from pipeline.prompts import whole_text
 from pipeline.rows import RowError
 from pipeline.sources import kind_of
-from pipeline.sources.kind import Chunk, Entry, FilePiece, ReadSpec, Sample, max_bytes_of
+from pipeline.sources.kind import Chunk, Entry, FilePiece, ReadSpec, Sample, byte_of, max_bytes_of
 
 if TYPE_CHECKING:
     from ray.data import DataContext
@@ -278,6 +278,8 @@ def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) 
     except Exception as error:  # decoders of damaged files raise what they like; the row says what it was
         known = piece.num_samples if piece.stop is None else piece.stop
         message = f"{piece.path}: cannot be read from row {next_row} on: {storage.reason_of(error)}"
+        if known is None:
+            message += f"; {missing_rows(piece, next_row, byte_of(error))}"
         broken = RowError("broken_shard", message)
         lost = range(next_row, next_row + 1 if known is None else known)
         samples = [Sample(row_index, fields=dict.fromkeys(spec.fields), error=broken) for row_index in lost]
@@ -287,6 +289,18 @@ def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) 
     if note_count is not None and piece.stop is None and piece.num_samples is None:
         note_count(piece.ordinal, next_row, is_broken)
     return tables
+
+
+def missing_rows(piece: FilePiece, next_row: int, byte: int | None) -> str:
+    """How many rows are missing of a file of unknown length that cannot be read from `next_row` on, as far as that can
+    be known; `byte` is the byte of the file (compressed, where it is) up to which it was read."""
+    if byte is not None and byte >= piece.size_bytes:
+        return "the file ends there, so at least one row is missing; it does not say how many more"
+    if byte and next_row:
+        rest = piece.size_bytes - byte
+        about = max(1, round(rest * next_row / byte))
+        return f"rows missing: about {about:,}, judged by the {rest:,} of {piece.size_bytes:,} bytes not read"
+    return "at least one row is missing; how many more is not known"
 
 
 def _without_done(chunk: Chunk, piece: FilePiece) -> Chunk:

@@ -54,9 +54,17 @@ class Inventory:
 
 
 def take_inventory(
-    output: OutputDir, manifest: Manifest, rows_per_sample: int | None, fingerprints: Mapping[int, str]
+    output: OutputDir,
+    manifest: Manifest,
+    rows_per_sample: int | None,
+    fingerprints: Mapping[int, str],
+    damaged: Mapping[str, str] | None = None,
 ) -> Inventory:
-    """Look at every file; `fingerprints` are those of the attempts that were taken.
+    """Look at every file; `fingerprints` are those of the attempts that were taken, `damaged` says of published files
+    what is wrong with them.
+
+    Of published files the columns are read that tell which rows they hold. Spool files have no digests; they are read
+    whole.
 
     Raises:
         OSError: the store does not answer.
@@ -64,8 +72,12 @@ def take_inventory(
     found = Inventory(Accounts(counts_of(manifest), rows_per_sample))
     paths = PathIndex(manifest.files["path"])
 
-    def enter(names: list[str], act: Callable[[Found, Rows], None]) -> None:
-        for batch in _batches(read_all_found(output, names, COLUMNS)):
+    damaged = damaged or {}
+
+    def enter(names: list[str], act: Callable[[Found, Rows], None], every_page: bool = False) -> None:
+        found.strange += [Found(name, problem=damaged[name]) for name in names if name in damaged]
+        names = [name for name in names if name not in damaged]
+        for batch in _batches(read_all_found(output, names, COLUMNS, every_page)):
             whole = [one for one in batch if not _judge(one, fingerprints, found)]
             for one, rows in zip(whole, locate([one.table for one in whole if one.table is not None], paths)):
                 counts = found.accounts.good.counts[rows.files]
@@ -101,10 +113,10 @@ def take_inventory(
         return act
 
     enter(list_published(output, DATA), data)
-    enter(list_spooled(output, DATA), waiting(DATA))
+    enter(list_spooled(output, DATA), waiting(DATA), every_page=True)
     # Newest first: of several errors of one row the last one counts.
     for names, is_published in _errors_newest_first(output):
-        enter(names, errors if is_published else waiting(ERRORS))
+        enter(names, errors if is_published else waiting(ERRORS), every_page=not is_published)
     known = {*list_spooled(output, DATA), *list_spooled(output, ERRORS)}
     for name in output.list_files(SPOOL):
         if f"{SPOOL}/{name}" not in known:

@@ -164,7 +164,10 @@ class OutputDir:
         except ValueError:
             record = None
         if not isinstance(record, dict):
-            raise ConfigError(f"sink.path: {self.shown(relative)} is damaged; choose another path")
+            raise ConfigError(
+                f"sink.path: {self.shown(relative)} is damaged; remove it and start the job again, which makes the "
+                "rows of that attempt anew, or choose another path"
+            )
         return record
 
     # --- files ---

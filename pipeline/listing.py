@@ -5,9 +5,12 @@ Knows fsspec and names; opens no file.
 
 from __future__ import annotations
 
+import functools
 import os
+import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -21,6 +24,37 @@ NUM_LISTING_THREADS = 16
 _TOKEN_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "generation", "LastModified", "last_modified", "mtime", "created")
 
 
+MAX_SKIPPED_SUFFIXES = 20
+"""So many suffixes of files that are not taken are told apart; all further ones are counted together."""
+HIDDEN, HIDDEN_FOLDERS = "hidden files (. or _)", "hidden folders (. or _)"
+NO_SUFFIX, OTHER_SUFFIXES = "files without a suffix", "files with other suffixes"
+
+
+class Skipped:
+    """Counts files that a listing leaves out, by suffix, and hidden ones."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def add(self, relative: str, is_folder: bool = False) -> None:
+        """Count one file that is not taken, or one folder that is not entered."""
+        name = posixpath.basename(relative)
+        suffix = posixpath.splitext(name)[1].lower()
+        if _hidden(name):
+            label = HIDDEN_FOLDERS if is_folder else HIDDEN
+        else:
+            label = f"*{suffix}" if suffix else NO_SUFFIX
+        if label not in self.counts and len(self.counts) >= MAX_SKIPPED_SUFFIXES and label.startswith("*"):
+            label = OTHER_SUFFIXES
+        self.counts[label] += 1
+
+
+def told_skipped(counts: Mapping[str, int], kind: str) -> str:
+    """The counts in words, the most frequent first."""
+    told = [f"{count:,} {label}" for label, count in sorted(counts.items(), key=lambda one: (-one[1], one[0]))]
+    return f"{', '.join(told)} (source.kind {kind!r} does not read them)"
+
+
 class Listed(NamedTuple):
     """One file of a listing: `path` relative to the root, and a `token` that changes when the content does."""
 
@@ -29,8 +63,10 @@ class Listed(NamedTuple):
     token: str
 
 
-def list_paths(filesystem: Any, paths: Sequence[str], suffixes: tuple[str, ...]) -> tuple[str, Iterator[Listed]]:
-    """The source root, and the files below it, each once.
+def list_paths(
+    filesystem: Any, paths: Sequence[str], suffixes: tuple[str, ...], skipped: Skipped | None = None
+) -> tuple[str, Iterator[Listed]]:
+    """The source root, and the files below it, each once; files that are not taken are counted in `skipped`.
 
     One path is the root itself, or the folder of a file, or the fixed part of a glob; several have the folder that they
     share.
@@ -42,7 +78,7 @@ def list_paths(filesystem: Any, paths: Sequence[str], suffixes: tuple[str, ...])
     found = []
     for path in paths:
         try:
-            found.append(_list(filesystem, path, suffixes))
+            found.append(_list(filesystem, path, suffixes, skipped))
         except OSError as error:
             error.filename = error.filename or path
             raise
@@ -67,23 +103,25 @@ def _merged(shared: str, found: Sequence[tuple[str, Iterable[Listed]]]) -> Itera
                 yield Listed(path, one.size_bytes, one.token)
 
 
-def _list(filesystem: Any, path: str, suffixes: tuple[str, ...]) -> tuple[str, Iterator[Listed]]:
+def _list(
+    filesystem: Any, path: str, suffixes: tuple[str, ...], skipped: Skipped | None
+) -> tuple[str, Iterator[Listed]]:
     """One path; a file's name may hold glob characters, so a file that exists comes first."""
     if is_file(filesystem, path):
         root, _, name = path.rpartition("/")
         root = root or path[: path.startswith("/")]
         return root, iter([describe(filesystem, path, name)])
     if is_folder(filesystem, path):
-        return path, list_folder(filesystem, path, suffixes)
+        return path, list_folder(filesystem, path, suffixes, skipped=skipped)
     if has_magic(path):
         parts = path.split("/")
         fixed = next(index for index, part in enumerate(parts) if has_magic(part))
         root = "/".join(parts[:fixed]) or path[: path.startswith("/")]
-        return root, _matches(filesystem, root, parts[fixed:])
+        return root, _matches(filesystem, root, parts[fixed:], skipped)
     raise FileNotFoundError(2, "it does not exist")
 
 
-def _matches(filesystem: Any, root: str, pattern: Sequence[str]) -> Iterator[Listed]:
+def _matches(filesystem: Any, root: str, pattern: Sequence[str], skipped: Skipped | None) -> Iterator[Listed]:
     """Files below the root whose relative path fits a glob; folders that cannot hold any are not listed."""
     whole = re.compile(glob_translate("/".join(pattern)))
     steps = [re.compile(glob_translate(part)) for part in pattern]
@@ -96,7 +134,21 @@ def _matches(filesystem: Any, root: str, pattern: Sequence[str]) -> Iterator[Lis
                 return False
         return True
 
-    return (found for found in list_folder(filesystem, root, ("",), enter) if whole.match(found.path))
+    named = None if skipped is None else _Named(skipped, whole)  # who gives a glob asks for no other files
+    return (found for found in list_folder(filesystem, root, ("",), enter, named) if whole.match(found.path))
+
+
+class _Named(Skipped):
+    """Counts only what fits a glob: hidden files, which no glob takes."""
+
+    def __init__(self, skipped: Skipped, pattern: re.Pattern[str]) -> None:
+        self.counts = skipped.counts
+        self._pattern = pattern
+
+    def add(self, relative: str, is_folder: bool = False) -> None:
+        """Count one file or folder that the glob names."""
+        if self._pattern.match(relative):
+            super().add(relative, is_folder)
 
 
 def is_file(filesystem: Any, path: str) -> bool:
@@ -119,17 +171,24 @@ def _type_of(filesystem: Any, path: str) -> str:
 
 
 def list_folder(
-    filesystem: Any, root: str, suffixes: tuple[str, ...], enter: Callable[[str], bool] | None = None
+    filesystem: Any,
+    root: str,
+    suffixes: tuple[str, ...],
+    enter: Callable[[str], bool] | None = None,
+    skipped: Skipped | None = None,
 ) -> Iterator[Listed]:
     """All files below `root` with one of the suffixes (lower case); names that begin with `.` or `_` are left out.
 
     `enter` says of a folder's relative path whether it is looked into.
     """
     enter = enter or (lambda folder: True)
-    walk = _walk_local(root, enter) if storage.is_local(filesystem) else _walk_remote(filesystem, root, enter)
-    for found in walk:
+    skipped = Skipped() if skipped is None else skipped
+    walk_it = _walk_local if storage.is_local(filesystem) else functools.partial(_walk_remote, filesystem)
+    for found in walk_it(root, enter, skipped):
         if found.path.lower().endswith(suffixes):
             yield found
+        else:
+            skipped.add(found.path)
 
 
 def describe(filesystem: Any, path: str, relative: str) -> Listed:
@@ -156,17 +215,18 @@ def _hidden(name: str) -> bool:
     return name.startswith((".", "_"))
 
 
-def _walk_local(root: str, enter: Callable[[str], bool]) -> Iterator[Listed]:
+def _walk_local(root: str, enter: Callable[[str], bool], skipped: Skipped) -> Iterator[Listed]:
     """Streams, so that a folder of ten million files never becomes ten million Python objects at once."""
     stack: list[tuple[str, str, tuple[str, ...]]] = [(root, "", (os.path.realpath(root),))]
     while stack:
         folder, prefix, ancestors = stack.pop()
         with os.scandir(folder) as entries:
             for entry in entries:
-                if _hidden(entry.name):
-                    continue
                 relative = prefix + entry.name
                 try:
+                    if _hidden(entry.name):
+                        skipped.add(relative, entry.is_dir())
+                        continue
                     if entry.is_dir():
                         real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
                         # A link to a folder above would go round for ever.
@@ -180,7 +240,7 @@ def _walk_local(root: str, enter: Callable[[str], bool]) -> Iterator[Listed]:
                     yield Listed(relative, 0, "unreadable")
 
 
-def _walk_remote(filesystem: Any, root: str, enter: Callable[[str], bool]) -> Iterator[Listed]:
+def _walk_remote(filesystem: Any, root: str, enter: Callable[[str], bool], skipped: Skipped) -> Iterator[Listed]:
     """Folder by folder, several at once. fsspec's own walk leaves out folders that it cannot list; this raises."""
     above = root.rstrip("/")
     folders = [above or root]
@@ -197,7 +257,10 @@ def _walk_remote(filesystem: Any, root: str, enter: Callable[[str], bool]) -> It
                     path = str(info["name"]).rstrip("/")
                     relative = path[len(above) :].lstrip("/")
                     # Object stores show a folder's own marker as a key that is the folder's name.
-                    if path == folder.rstrip("/") or not relative or _hidden(relative.rpartition("/")[2]):
+                    if path == folder.rstrip("/") or not relative:
+                        continue
+                    if _hidden(relative.rpartition("/")[2]):
+                        skipped.add(relative, info["type"] == "directory")
                         continue
                     if info["type"] == "directory":
                         if enter(relative):

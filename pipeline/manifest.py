@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -24,7 +24,7 @@ from pipeline import prompts, storage
 from pipeline.asking import Asking
 from pipeline.identity import find_repeats
 from pipeline.layout import OutputDir
-from pipeline.listing import Listed, list_paths
+from pipeline.listing import Listed, Skipped, list_paths, told_skipped
 from pipeline.rows import SCHEMA_VERSION, SCHEMA_VERSION_KEY, find_read, find_reserved
 from pipeline.sources import kind_of
 from pipeline.sources.kind import Entry, FilePiece, Kind, Needs, ReadSpec, no_row_groups
@@ -67,6 +67,8 @@ class Manifest:
     keep: pa.Schema
     written: int = 0
     num_parts: int = 0
+    skipped: Mapping[str, int] = field(default_factory=dict)
+    """How many files of the source's folders are not listed, by suffix."""
 
     @property
     def num_files(self) -> int:
@@ -106,7 +108,11 @@ class Manifest:
         return {}
 
     def write(self, output: OutputDir) -> None:
-        """Write the files that are in no part yet as the next part, whole or not at all."""
+        """Create the next part from the files that are in no part yet, whole or not at all; a part never changes.
+
+        Raises:
+            FileExistsError: another attempt has created this part with other files.
+        """
         if self.written == self.num_files:
             return
         metadata = {
@@ -116,7 +122,7 @@ class Manifest:
         }
         sink = pa.BufferOutputStream()
         pq.write_table(self.files.slice(self.written).replace_schema_metadata(metadata), sink, compression="zstd")
-        output.write_bytes(f"{PARTS}/part-{self.num_parts:05d}.parquet", sink.getvalue())
+        output.create_bytes(f"{PARTS}/part-{self.num_parts:05d}.parquet", sink.getvalue())
 
 
 def needs_of(source: Source, asking: Asking, keep_columns: Sequence[str] | Mapping[str, str]) -> Needs:
@@ -157,8 +163,9 @@ def freeze(
 
 def freeze_for(needs: Needs, output: OutputDir | None = None) -> Manifest:
     """As `freeze`, for needs that have been put together elsewhere."""
-    filesystem, root, files = list_source(needs.source)
-    manifest = survey_files(filesystem, root, files, needs)
+    skipped = Skipped()
+    filesystem, root, files = list_source(needs.source, skipped)
+    manifest = replace(survey_files(filesystem, root, files, needs), skipped=dict(skipped.counts))
     if manifest.num_samples == 0:
         raise ConfigError(f"source.path: the files at {_told(needs.source)} hold no rows")
     if output is not None:
@@ -166,16 +173,19 @@ def freeze_for(needs: Needs, output: OutputDir | None = None) -> Manifest:
     return manifest
 
 
-def list_source(source: Source) -> tuple[Any, str, pa.Table]:
+def list_source(source: Source, skipped: Skipped | None = None) -> tuple[Any, str, pa.Table]:
     """The source's file system, its root in it, and the sorted listing: path, size and token of every file.
+
+    Files of the source's folders that its kind does not read are counted in `skipped`.
 
     Raises:
         ConfigError: the source is missing or empty.
     """
     kind = kind_of(source.kind)
     filesystem, paths = _open_paths(source)
+    skipped = Skipped() if skipped is None else skipped
     try:
-        list_units = kind.list_units or functools.partial(list_paths, suffixes=kind.suffixes)
+        list_units = kind.list_units or functools.partial(list_paths, suffixes=kind.suffixes, skipped=skipped)
         root, listing = list_units(filesystem, paths)
         files = _table(listing)
     except ConfigError:
@@ -189,6 +199,7 @@ def list_source(source: Source) -> tuple[Any, str, pa.Table]:
         raise ConfigError(
             f"source.path: nothing to read at {_told(source)}; source.kind {source.kind!r} reads "
             f"{', '.join('*' + suffix for suffix in kind.suffixes)} in folders, and whatever a glob or a file names"
+            + (f"; there are {told_skipped(skipped.counts, source.kind)}" if skipped.counts else "")
         )
     return filesystem, root, files
 

@@ -26,9 +26,11 @@ from pipeline import ray_session, storage, weights
 from pipeline.asking import Asking
 from pipeline.datasource import SpanDatasource, read_first
 from pipeline.layout import OutputDir
+from pipeline.listing import told_skipped
 from pipeline.manifest import Manifest, needs_of
 from pipeline.manifest_parts import NoteCount, reopen
 from pipeline.media import DecodeOptions, decode_table
+from pipeline.overlap import refuse_overlap
 from pipeline.resume import AS_BEFORE, Earlier, Going, look_back
 from pipeline.rows import result_schema
 from pipeline.video import checks
@@ -161,7 +163,8 @@ def make_plan(
 
     config, pair = weights.check(config, actors.pair.check, runs_here(config))
     checks.check(config.source, pair.front_end.takes_videos, config.model.target.path)
-    reopened = reopen(needs_of(config.source, Asking.of(config), config.sink.keep_columns), output)
+    needs = needs_of(config.source, Asking.of(config), config.sink.keep_columns)
+    reopened = reopen(needs, output, going.accept_touched)
     plan = look_back(Plan(config, pair, reopened.manifest, output, limit, going), reopened.gone)
     check_plan(plan, probe_output)
     return plan
@@ -171,10 +174,12 @@ def open_output(config: CaptionJob | SynthesizeJob) -> OutputDir:
     """The job's output directory, not used yet or by a job alone.
 
     Raises:
-        ConfigError: a path would mean another folder than the user sees, or the output holds what no job has begun.
+        ConfigError: a path would mean another folder than the user sees, the output and the source are inside each
+            other, or the output holds what no job has begun.
     """
     _check_paths(config)
     output = OutputDir(_absolute(config.sink.path))
+    refuse_overlap(config.source, output.url)
     if not output.list_attempts():
         output.refuse_if_used()
     return output
@@ -244,6 +249,7 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
         "job": f"{plan.job_id}, seed {config.job.seed}",
         "source": f"{config.source.kind} {storage.shown(manifest.root)}: {manifest.num_files:,} files, "
         f"{manifest.num_bytes / 1e6:,.1f} MB, {rows}, {plan.datasource.num_spans:,} spans",
+        **({"skipped": told_skipped(manifest.skipped, config.source.kind)} if manifest.skipped else {}),
     }
 
 

@@ -83,7 +83,7 @@ class Press:
         except FileNotFoundError:
             self.check_alone()  # a later attempt has published and removed it
             raise
-        table = pq.read_table(pa.BufferReader(data))
+        table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
         if spooled.drop:
             table = table.filter(pc.invert(pc.is_in(table["sample_id"], value_set=pa.array(sorted(spooled.drop)))))
         if table.num_rows != spooled.num_rows:

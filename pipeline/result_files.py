@@ -27,6 +27,7 @@ SPOOL = f"{JOB}/spool"
 CHECKSUMS = f"{JOB}/files"
 ATTEMPT_KEY, FINGERPRINT_KEY = b"draftfleet.attempt", b"draftfleet.config_fingerprint"
 NUM_READ_THREADS = 8
+_BATCH_ROWS = 1024
 _PUBLISHED = re.compile(r"part-(\d{6,})\.parquet")
 _SPOOLED = re.compile(r"a(\d{4,})/(\d{6,})-(\d\d+)-(data|errors)\.parquet")
 
@@ -59,7 +60,13 @@ class Format:
         stamp = {ATTEMPT_KEY: str(attempt).encode(), FINGERPRINT_KEY: fingerprint.encode()}
         table = table.replace_schema_metadata({**(self.schema.metadata or {}), **stamp})
         sink = pa.BufferOutputStream()
-        pq.write_table(table, sink, compression=self.compression, row_group_size=self.rows_per_group)
+        pq.write_table(
+            table,
+            sink,
+            compression=self.compression,
+            row_group_size=self.rows_per_group,
+            write_page_checksum=True,
+        )
         buffer = sink.getvalue()
         metadata = pq.read_metadata(pa.BufferReader(buffer))
         if metadata.num_rows != table.num_rows:
@@ -134,8 +141,8 @@ class Found:
     problem: str = ""
 
 
-def read_found(output: OutputDir, relative: str, columns: Sequence[str]) -> Found:
-    """Look at one file, which may be anything.
+def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: bool = False) -> Found:
+    """Look at one file, which may be anything; with `whole` every page of every column is decoded, not only `columns`.
 
     Raises:
         OSError: the store does not answer; whether the file is whole is not known then.
@@ -144,8 +151,10 @@ def read_found(output: OutputDir, relative: str, columns: Sequence[str]) -> Foun
         return Found(relative, problem="it is no Parquet file by its name")
     try:
         with storage.open_file(output.filesystem, output.path(relative)) as file:
-            parquet = pq.ParquetFile(file)
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
             footer = parquet.schema_arrow.metadata or {}
+            for _ in parquet.iter_batches(_BATCH_ROWS) if whole and ATTEMPT_KEY in footer else ():
+                pass
             there = [name for name in columns if name in parquet.schema_arrow.names]
             table = parquet.read(columns=there) if ATTEMPT_KEY in footer else None
     except FileNotFoundError:
@@ -162,12 +171,14 @@ def read_found(output: OutputDir, relative: str, columns: Sequence[str]) -> Foun
     return Found(relative, table, int(attempt) if attempt.isdecimal() else 0, footer[FINGERPRINT_KEY].decode())
 
 
-def read_all_found(output: OutputDir, names: Sequence[str], columns: Sequence[str]) -> Iterable[Found]:
+def read_all_found(
+    output: OutputDir, names: Sequence[str], columns: Sequence[str], whole: bool = False
+) -> Iterable[Found]:
     """`read_found` of many files in order, some of them at once."""
     with ThreadPoolExecutor(NUM_READ_THREADS) as pool:
         for start in range(0, len(names), 4 * NUM_READ_THREADS):
             yield from pool.map(
-                lambda name: read_found(output, name, columns), names[start : start + 4 * NUM_READ_THREADS]
+                lambda name: read_found(output, name, columns, whole), names[start : start + 4 * NUM_READ_THREADS]
             )
 
 

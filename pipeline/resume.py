@@ -14,12 +14,13 @@ import numpy as np
 
 from configs.load import ConfigError
 from pipeline import spans
+from pipeline.digests import Verified, verify
 from pipeline.doneset import DoneSet, Ints
 from pipeline.inventory import Inventory, take_inventory
 from pipeline.layout import JOB, OutputDir
-from pipeline.manifest_parts import with_counts
+from pipeline.manifest_parts import with_counts, write_parts
 from pipeline.publishing import FOLDERS, Press
-from pipeline.result_files import Format
+from pipeline.result_files import Format, checksum_name
 
 if TYPE_CHECKING:
     from pipeline.plan import JobPlan
@@ -37,6 +38,10 @@ class Going:
 
     allow_mixed: bool = False
     retry_errors: bool = False
+    accept_touched: bool = False
+    """Files of the source with another time or etag and the same size are the same ones (`manifest_parts.reopen`)."""
+    skip_digests: bool = False
+    """Compare sizes and footers of published files, and not their digests."""
 
 
 AS_BEFORE = Going()
@@ -52,6 +57,8 @@ class Earlier:
     done: DoneSet
     present_ids: frozenset[str] = frozenset()
     gone: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    verified: Verified = field(default_factory=Verified)
+    """Published files whose bytes are those that were written."""
 
 
 # --- before anything is changed ------------------------------------------------------------------------------------
@@ -79,9 +86,10 @@ def fingerprints_of(output: OutputDir) -> dict[int, str]:
 def _with_inventory(plan: AnyPlan, fingerprints: Mapping[int, str], gone: Ints) -> AnyPlan:
     retry = plan.going.retry_errors
     manifest = with_counts(plan.manifest, plan.output, forget_broken=retry)
-    inventory = take_inventory(plan.output, manifest, plan.rows_per_sample, fingerprints)
+    verified = verify(plan.output, plan.going.skip_digests, plan.earlier.verified if plan.earlier else None)
+    inventory = take_inventory(plan.output, manifest, plan.rows_per_sample, fingerprints, verified.problems)
     done = inventory.done(retry)
-    earlier = Earlier(fingerprints, inventory, done, inventory.accounts.present_ids(retry), gone)
+    earlier = Earlier(fingerprints, inventory, done, inventory.accounts.present_ids(retry), gone, verified)
     _refuse_gone(plan, earlier)
     return replace(plan, manifest=manifest, earlier=earlier)
 
@@ -159,7 +167,7 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     kept = frozenset(plan.config.sink.keep_columns)
     form = Format(plan.schema, kept, plan.config.sink.compression, rows_per_group)
     press = Press(output, form, attempt, plan.fingerprint, plan.config.sink.rows_per_file)
-    plan.manifest.write(output)
+    plan = replace(plan, manifest=write_parts(plan.manifest, output))
     output.make_folders()
     if attempt == 1:
         return plan, Begun(press, dict.fromkeys(FOLDERS, 0))
@@ -169,6 +177,8 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     inventory = plan.earlier.inventory
     for one in inventory.strange:
         press.set_aside(one.relative)
+    for relative in plan.earlier.verified.unreadable:
+        press.remove(checksum_name(relative))  # settling notes it anew
     for relative in inventory.spent:
         press.remove(relative)
     return plan, Begun(press, numbers)
@@ -187,6 +197,11 @@ def told(plan: JobPlan) -> list[str]:
     ]
     lines += [f"  set aside: {one.relative}: {one.problem}" for one in inventory.strange[:10]]
     return lines
+
+
+def verified_lines(plan: JobPlan) -> list[str]:
+    """How the files of earlier attempts were verified, and what that cost; none for a first attempt."""
+    return [] if plan.earlier is None else [plan.earlier.verified.line()]
 
 
 def is_complete(plan: JobPlan) -> bool:

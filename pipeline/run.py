@@ -21,10 +21,12 @@ from actors.results import Stamp, Tally
 from pipeline import draining, flight_log, flow, progress, ray_session
 from pipeline.flight_log import FlightLog
 from pipeline.layout import JOB, as_json
+from pipeline.listing import told_skipped
+from pipeline.manifest_parts import broken_files
 from pipeline.plan import JobPlan
 from pipeline.provenance import code_revision, versions
 from pipeline.publishing import Press
-from pipeline.resume import SUMMARY, Begun, begin, fingerprints_of, told
+from pipeline.resume import SUMMARY, Begun, begin, fingerprints_of, told, verified_lines
 from pipeline.saving import Saver, call_in_ray
 from pipeline.settling import settle
 from pipeline.summary import Summary
@@ -48,7 +50,7 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
     """
     plan, begun = begin(plan, opening_record(plan), rows_per_group)
     write_provenance(plan, begun.press)
-    for line in told(plan):
+    for line in (*told(plan), *verified_lines(plan)):
         print(line, flush=True)
     events = Events(plan.stamp(begun.press.attempt), plan.config.job.log == "json")
     with _said(plan, events):
@@ -125,6 +127,8 @@ def close(plan: JobPlan, done: Summary, preview: Callable[[], str], press: Press
         Fenced: a later attempt has taken over, whose summary is the one to keep.
     """
     done.max_rows_in_flight, done.max_unsaved_seconds = rows_in_flight(plan), plan.config.sink.max_unsaved_seconds
+    done.skipped_files = told_skipped(skipped, plan.config.source.kind) if (skipped := plan.manifest.skipped) else ""
+    done.num_broken_files = len(broken_files(plan.output))
     if plan.limit is not None:
         press.write_job_file("_job/preview.html", preview().encode())
     press.write_job_file(f"{JOB}/{SUMMARY}", as_json(done.to_json()))

@@ -76,6 +76,10 @@ class Summary:
     draft_ms: float = 0.0
     verify_ms: float = 0.0
     depths: ChosenDepths = field(default_factory=ChosenDepths)
+    skipped_files: str = ""
+    """Files of the source's folders that were not read, in words."""
+    num_broken_files: int = 0
+    """Files that are damaged or cut short, and of which nobody knows how many rows they should have."""
     attempt: int = 0
     num_made: int = 0
     """Rows with a result that this attempt made."""
@@ -168,6 +172,11 @@ class Summary:
         ]
         if len(self.by_method) > 1 or self.waits.choices:
             lines[1:1] = [("decoded by", _listing(self.by_method)), *trial_lines(self.waits.choices)]
+        if self.skipped_files:
+            lines.insert(3, ("skipped", self.skipped_files))
+        if self.num_broken_files:
+            told = f"{self.num_broken_files:,}, each one error row for all rows behind the damage (broken_shard)"
+            lines.insert(3, ("damaged files", told))
         if self.num_degraded:
             lines.append(("without drafter", f"{self.num_degraded:,} rows, because it failed on them"))
         for position, share in enumerate(self.acceptance_by_position, start=1):

@@ -121,7 +121,7 @@ def make_plan(
     import actors.image_pair  # torch and transformers, which a refusal above need not wait for
 
     config, pair = weights.check(config, actors.image_pair.check, runs_here(config))
-    reopened = reopen(needs_of(config), output)
+    reopened = reopen(needs_of(config), output, going.accept_touched)
     manifest = reopened.manifest
     if config.columns.features is not None:
         check_features_type(manifest.keep.field(config.columns.features).type, config.columns.features)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from models.head_training import key_of
 from pipeline import storage
 from pipeline.layout import OutputDir
 from pipeline.manifest import Manifest
+from pipeline.overlap import refuse_overlap
 
 RUN, LOCK = "_job/run.json", "_job/lock"
 DONE = "training.json"
@@ -32,6 +34,7 @@ def claim_output(job: TrainDrafterJob, manifest: Manifest, target_revision: str)
     """
     if storage.uri_scheme(job.output.path):
         raise ConfigError(f"output.path: {storage.shown(job.output.path)} must be a folder that all workers can open")
+    refuse_overlap(job.source, os.path.abspath(os.path.expanduser(job.output.path)), "output.path")
     record = {"config": job.resolved(), "target_revision": target_revision, "source": describe(manifest)}
     try:
         return _claim(Path(job.output.path).expanduser().resolve(), json.loads(json.dumps(record)))

@@ -50,8 +50,49 @@ def is_media(kind: pa.DataType) -> bool:
 
 
 def unpacked(kind: pa.DataType) -> pa.DataType:
-    """The type of a dictionary's values; any other type as it is."""
-    return kind.value_type if pt.is_dictionary(kind) else kind
+    """The type of a dictionary's values; any other type as it is; views become plain types."""
+    return without_views(kind.value_type if pt.is_dictionary(kind) else kind)
+
+
+def without_views(kind: pa.DataType) -> pa.DataType:
+    """The same type without Arrow's view layouts (`string_view`, `binary_view`, `list_view`), at any depth: most of
+    Arrow's functions do not take them."""
+    if pt.is_string_view(kind):
+        return pa.string()
+    if pt.is_binary_view(kind):
+        return pa.binary()
+    if pt.is_struct(kind):
+        return pa.struct([field.with_type(without_views(field.type)) for field in kind.fields])
+    for is_kind, make in _LISTS:
+        if is_kind(kind):
+            return make(kind.value_field.with_type(without_views(kind.value_type)))
+    return kind
+
+
+def plain_values(values: pa.Array) -> pa.Array:
+    """The values with the type `without_views` of theirs."""
+    kind = without_views(values.type)
+    if kind.equals(values.type):
+        return values
+    if _has_list_view(values.type):  # Arrow's own cast fails where some of the lists are null
+        return pa.array(values.to_pylist(), kind)
+    return values.cast(kind)
+
+
+def _has_list_view(kind: pa.DataType) -> bool:
+    if pt.is_list_view(kind) or pt.is_large_list_view(kind):
+        return True
+    if pt.is_struct(kind):
+        return any(_has_list_view(field.type) for field in kind.fields)
+    return is_list(kind) and _has_list_view(kind.value_type)
+
+
+_LISTS = (
+    (pt.is_list, pa.list_),
+    (pt.is_list_view, pa.list_),
+    (pt.is_large_list, pa.large_list),
+    (pt.is_large_list_view, pa.large_list),
+)
 
 
 def plain(kind: pa.DataType) -> pa.DataType:

@@ -13,7 +13,11 @@ from pipeline import storage
 from pipeline.rows import RowError
 from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, no_row_groups
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".jp2", ".avif")
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".jfif", ".jpe", ".jif", ".jfi", ".pjpeg", ".pjp", ".mpo", ".png", ".apng", ".webp", ".gif"),
+    *(".bmp", ".dib", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".jpf", ".jpx", ".avif"),
+)
+"""Suffixes of all formats that are decoded (`media.FORMATS`), other names of JPEG files among them. HEIC is not one."""
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:

@@ -7,6 +7,7 @@ format.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -193,6 +194,25 @@ class Kind:
 def max_bytes_of(spec: ReadSpec, piece: FilePiece) -> int:
     """What a piece may take in memory: one that takes more has been packed, and is cut off."""
     return max(MAX_EXPANSION * max(spec.source.span_max_bytes, MIN_SPAN_BYTES), 2 * piece.size_bytes)
+
+
+_BYTE = "draftfleet_byte"
+
+
+@contextmanager
+def noting_byte(position: Callable[[], int]) -> Iterator[None]:
+    """Note on an error that passes how far a file was read, by the position then."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(Exception):  # neither a closed file nor an error without attributes may hide the error itself
+            setattr(error, _BYTE, position())
+        raise
+
+
+def byte_of(error: Exception) -> int | None:
+    """The byte up to which a damaged file was read, None where its reader does not tell."""
+    return getattr(error, _BYTE, None)
 
 
 def no_row_groups(num_files: int) -> pa.Array:

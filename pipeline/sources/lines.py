@@ -17,7 +17,7 @@ import pyarrow as pa
 from configs.schema import Source
 from pipeline import storage
 from pipeline.rows import RowError
-from pipeline.sources.kind import FilePiece, Survey
+from pipeline.sources.kind import FilePiece, Survey, noting_byte
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 """Suffix to Arrow's name of the codec."""
@@ -83,7 +83,8 @@ def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
                 if not passed:
                     raise ValueError("the file ends before the place where its rows should begin")
                 offset -= passed
-            yield stream
+            with noting_byte(file.tell):
+                yield stream
 
 
 def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Iterator[Record]:

@@ -65,7 +65,8 @@ def chunk_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int)
         if index < 0:
             return pa.array([partitions[name]] * batch.num_rows, pa.string())
         values: pa.Array = batch.column(index)
-        return values.dictionary_decode() if pt.is_dictionary(values.type) else values
+        values = values.dictionary_decode() if pt.is_dictionary(values.type) else values
+        return columns.plain_values(values)
 
     def usable(name: str) -> tuple[pa.Array, set[int]]:
         values = column(name)

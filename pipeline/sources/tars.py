@@ -17,7 +17,7 @@ from pipeline import storage
 from pipeline.prompts import whole_text
 from pipeline.rows import RowError
 from pipeline.sources import images, videos
-from pipeline.sources.kind import TEXT_MAX_BYTES, VideoRef
+from pipeline.sources.kind import TEXT_MAX_BYTES, VideoRef, noting_byte
 from pipeline.sources.lines import MAX_EXPANSION, Index
 
 TEXT_EXTENSIONS = ("txt", "text", "caption", "transcript", "cls", "id")
@@ -120,7 +120,11 @@ def read_runs(file: IO[bytes], wanted: Wanted, offset: int = 0) -> Iterator[Run]
     file.seek(offset)
     mode = "r|" if offset or stream is not file else "r|*"
     run: Run | None = None
-    with tarfile.open(fileobj=stream, mode=mode, tarinfo=Header, errors="surrogateescape") as tar:  # type: ignore[call-overload]
+    is_plain = False
+    with (
+        tarfile.open(fileobj=stream, mode=mode, tarinfo=Header, errors="surrogateescape") as tar,  # type: ignore[call-overload]
+        noting_byte(lambda: offset + tar.offset if is_plain else file.tell()),
+    ):
         is_plain = stream is file and getattr(tar.fileobj, "comptype", "") == "tar"
         max_bytes = None if is_plain else max(MIN_EXPANDED_BYTES, MAX_EXPANSION * size)
         for member in tar:

@@ -56,7 +56,7 @@ def plan_of(config: CaptionJob, going: Going = AS_BEFORE, limit: int | None = No
     info: Any = PairInfo(revision)
     output = OutputDir(config.sink.path)
     needs = needs_of(config.source, Plan(config, info, None, output).asking, config.sink.keep_columns)  # type: ignore[arg-type]
-    reopened = reopen(needs, output)
+    reopened = reopen(needs, output, going.accept_touched)
     return look_back(Plan(config, info, reopened.manifest, output, limit, going), reopened.gone)
 
 
