@@ -5,6 +5,7 @@ Knows fsspec and names; opens no file.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -29,20 +30,26 @@ class Listed(NamedTuple):
     token: str
 
 
-def list_paths(filesystem: Any, paths: Sequence[str], suffixes: tuple[str, ...]) -> tuple[str, Iterator[Listed]]:
+def list_paths(
+    filesystem: Any, paths: Sequence[str], suffixes: tuple[str, ...], local_roots: Sequence[str] = ()
+) -> tuple[str, Iterator[Listed]]:
     """The source root, and the files below it, each once.
 
     One path is the root itself, or the folder of a file, or the fixed part of a glob; several have the folder that they
     share.
 
+    Local links are followed below the given paths and `local_roots`, and nowhere else.
+
     Raises:
         OSError: a path does not exist or cannot be listed; its `filename` says which.
+        storage.OutsideRoots: while files are listed: a link leaves these folders.
     """
+    roots = tuple(os.path.realpath(place) for place in (*map(_fixed, paths), *local_roots))
     filesystem.invalidate_cache()
     found = []
     for path in paths:
         try:
-            found.append(_list(filesystem, path, suffixes))
+            found.append(_list(filesystem, path, suffixes, roots))
         except OSError as error:
             error.filename = error.filename or path
             raise
@@ -67,23 +74,31 @@ def _merged(shared: str, found: Sequence[tuple[str, Iterable[Listed]]]) -> Itera
                 yield Listed(path, one.size_bytes, one.token)
 
 
-def _list(filesystem: Any, path: str, suffixes: tuple[str, ...]) -> tuple[str, Iterator[Listed]]:
+def _fixed(path: str) -> str:
+    """The folders of a path before its first glob character."""
+    if not has_magic(path) or os.path.exists(path):
+        return path
+    parts = path.split("/")
+    return "/".join(parts[: next(index for index, part in enumerate(parts) if has_magic(part))]) or "/"
+
+
+def _list(filesystem: Any, path: str, suffixes: tuple[str, ...], roots: Sequence[str]) -> tuple[str, Iterator[Listed]]:
     """One path; a file's name may hold glob characters, so a file that exists comes first."""
     if is_file(filesystem, path):
         root, _, name = path.rpartition("/")
         root = root or path[: path.startswith("/")]
         return root, iter([describe(filesystem, path, name)])
     if is_folder(filesystem, path):
-        return path, list_folder(filesystem, path, suffixes)
+        return path, list_folder(filesystem, path, suffixes, roots=roots)
     if has_magic(path):
         parts = path.split("/")
         fixed = next(index for index, part in enumerate(parts) if has_magic(part))
         root = "/".join(parts[:fixed]) or path[: path.startswith("/")]
-        return root, _matches(filesystem, root, parts[fixed:])
+        return root, _matches(filesystem, root, parts[fixed:], roots)
     raise FileNotFoundError(2, "it does not exist")
 
 
-def _matches(filesystem: Any, root: str, pattern: Sequence[str]) -> Iterator[Listed]:
+def _matches(filesystem: Any, root: str, pattern: Sequence[str], roots: Sequence[str]) -> Iterator[Listed]:
     """Files below the root whose relative path fits a glob; folders that cannot hold any are not listed."""
     whole = re.compile(glob_translate("/".join(pattern)))
     steps = [re.compile(glob_translate(part)) for part in pattern]
@@ -96,7 +111,7 @@ def _matches(filesystem: Any, root: str, pattern: Sequence[str]) -> Iterator[Lis
                 return False
         return True
 
-    return (found for found in list_folder(filesystem, root, ("",), enter) if whole.match(found.path))
+    return (found for found in list_folder(filesystem, root, ("",), enter, roots) if whole.match(found.path))
 
 
 def is_file(filesystem: Any, path: str) -> bool:
@@ -119,14 +134,22 @@ def _type_of(filesystem: Any, path: str) -> str:
 
 
 def list_folder(
-    filesystem: Any, root: str, suffixes: tuple[str, ...], enter: Callable[[str], bool] | None = None
+    filesystem: Any,
+    root: str,
+    suffixes: tuple[str, ...],
+    enter: Callable[[str], bool] | None = None,
+    roots: Sequence[str] | None = None,
 ) -> Iterator[Listed]:
     """All files below `root` with one of the suffixes (lower case); names that begin with `.` or `_` are left out.
 
-    `enter` says of a folder's relative path whether it is looked into.
+    `enter` says of a folder's relative path whether it is looked into. Local links may lead below the resolved `roots`,
+    by default below `root`.
+
+    Raises:
+        storage.OutsideRoots: a link leads elsewhere.
     """
     enter = enter or (lambda folder: True)
-    walk = _walk_local(root, enter) if storage.is_local(filesystem) else _walk_remote(filesystem, root, enter)
+    walk = _walk_local(root, enter, roots) if storage.is_local(filesystem) else _walk_remote(filesystem, root, enter)
     for found in walk:
         if found.path.lower().endswith(suffixes):
             yield found
@@ -156,8 +179,9 @@ def _hidden(name: str) -> bool:
     return name.startswith((".", "_"))
 
 
-def _walk_local(root: str, enter: Callable[[str], bool]) -> Iterator[Listed]:
+def _walk_local(root: str, enter: Callable[[str], bool], roots: Sequence[str] | None) -> Iterator[Listed]:
     """Streams, so that a folder of ten million files never becomes ten million Python objects at once."""
+    allowed = (os.path.realpath(root),) if roots is None else roots
     stack: list[tuple[str, str, tuple[str, ...]]] = [(root, "", (os.path.realpath(root),))]
     while stack:
         folder, prefix, ancestors = stack.pop()
@@ -166,6 +190,8 @@ def _walk_local(root: str, enter: Callable[[str], bool]) -> Iterator[Listed]:
                 if _hidden(entry.name):
                     continue
                 relative = prefix + entry.name
+                if entry.is_symlink():
+                    _check_link(entry.path, allowed)
                 try:
                     if entry.is_dir():
                         real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
@@ -178,6 +204,12 @@ def _walk_local(root: str, enter: Callable[[str], bool]) -> Iterator[Listed]:
                         yield Listed(relative, 0, "dangling link")
                 except OSError:
                     yield Listed(relative, 0, "unreadable")
+
+
+def _check_link(path: str, roots: Sequence[str]) -> None:
+    if os.path.exists(path) and not storage.is_below(os.path.realpath(path), roots):
+        reason = "it is a link that leaves the source root; source.local_roots allows other folders"
+        raise storage.OutsideRoots(errno.EACCES, reason, path)
 
 
 def _walk_remote(filesystem: Any, root: str, enter: Callable[[str], bool]) -> Iterator[Listed]:

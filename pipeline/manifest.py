@@ -175,7 +175,9 @@ def list_source(source: Source) -> tuple[Any, str, pa.Table]:
     kind = kind_of(source.kind)
     filesystem, paths = _open_paths(source)
     try:
-        list_units = kind.list_units or functools.partial(list_paths, suffixes=kind.suffixes)
+        list_units = kind.list_units or functools.partial(
+            list_paths, suffixes=kind.suffixes, local_roots=source.local_roots
+        )
         root, listing = list_units(filesystem, paths)
         files = _table(listing)
     except ConfigError:
