@@ -16,6 +16,10 @@ from pydantic import BaseModel, ValidationError
 
 JobModel = TypeVar("JobModel", bound=BaseModel)
 
+MAX_YAML_CHARS = 1_000_000
+MAX_YAML_NODES = 100_000
+"""With every alias counted as often as it stands for its value."""
+
 # Numbers to everyone but YAML 1.1, which wants a point and the exponent's sign.
 _EXPONENT = re.compile(r"([-+]?\d+\.?\d*)[eE]([-+]?)(\d+)")
 
@@ -45,7 +49,9 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 def _parse(text: str, what: str) -> Any:
     """Text as YAML; a refusal repeats nothing of it, because it may hold what nobody should see."""
     try:
-        return yaml.safe_load(text)
+        if len(text) > MAX_YAML_CHARS:
+            raise ValueError(f"it has {len(text):,} characters, more than {MAX_YAML_CHARS:,}")
+        return _construct(yaml.SafeLoader(text))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" (line {mark.line + 1}, column {mark.column + 1})" if mark else ""
@@ -57,6 +63,50 @@ def _parse(text: str, what: str) -> Any:
     except ValueError as error:  # dates that are none, numbers of too many digits
         reason = str(error)
     raise ConfigError(f"{what} is not valid YAML: {reason}")
+
+
+def _construct(loader: yaml.SafeLoader) -> Any:
+    """The document's value, as `yaml.safe_load` gives it, with its size and its keys checked before it is built."""
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return None
+        _count_nodes(node, {})
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
+
+
+def _count_nodes(node: yaml.Node, counted: dict[int, int]) -> int:
+    """Nodes of a tree in which every alias is replaced by its value, and no mapping has a key twice.
+
+    Raises:
+        yaml.MarkedYAMLError: there are too many, a node holds itself, or a key stands twice in one mapping.
+    """
+    if (known := counted.get(id(node))) is not None:
+        if known < 0:
+            raise _problem("a value holds itself", node)
+        return known
+    counted[id(node)] = -1
+    total = 1
+    if isinstance(node, yaml.MappingNode):
+        keys: set[tuple[str, str]] = set()
+        for key, value in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if (key.tag, key.value) in keys:
+                    raise _problem("a key is there twice in one section", key)
+                keys.add((key.tag, key.value))
+            total += _count_nodes(key, counted) + _count_nodes(value, counted)
+    elif isinstance(node, yaml.SequenceNode):
+        total += sum(_count_nodes(one, counted) for one in node.value)
+    if total > MAX_YAML_NODES:
+        raise _problem(f"its aliases stand for more than {MAX_YAML_NODES:,} values", node)
+    counted[id(node)] = total
+    return total
+
+
+def _problem(problem: str, node: yaml.Node) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def _kind(value: Any) -> str:

@@ -69,6 +69,8 @@ class Source(Section):
     span_max_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
     uri_schemes: tuple[Annotated[str, AfterValidator(_known_scheme)], ...] = ("file",)
     """Schemes that URIs inside rows may use; a path without a scheme is relative to the source root."""
+    local_roots: tuple[Annotated[str, Field(pattern="^/")], ...] = ()
+    """Folders besides the source root in which rows and links may name files of the machine; absolute paths."""
     fetch: Fetch = Fetch()
     max_image_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
     max_image_pixels: Annotated[int, Field(ge=1)] = 64_000_000

@@ -26,7 +26,7 @@ from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
 from jobs.command import DONE, FAILED, REFUSED, positive
-from pipeline import shipping
+from pipeline import shipping, storage
 from pipeline.cluster_jobs import ADDRESS_VARIABLES, Cluster, Known
 from pipeline.plan import refuse_relative
 from pipeline.provenance import REVISION_VARIABLE, code_revision
@@ -36,7 +36,6 @@ PASSED_ON = ("--retry-errors", "--allow-mixed")
 ON_A_CLUSTER = "the job runs on a cluster"
 STOP_WAIT_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"
 """Seconds that Ray's Jobs API leaves a driver between SIGTERM and SIGKILL; 3 by default."""
-_CREDENTIAL = re.compile(r"token|secret|passw|credential|(^|_)key|key$|auth", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"://[^/?#\s]*@")
 
 
@@ -245,7 +244,7 @@ def environment(names: Sequence[str], mine: Mapping[str, str]) -> dict[str, str]
         value = mine.get(name)
         if value is None:
             raise ConfigError(f"--env {name}: there is no such variable")
-        if _CREDENTIAL.search(name) or _USER_IN_URL.search(value):
+        if storage.is_secret_name(name) or _USER_IN_URL.search(value):
             raise ConfigError(
                 f"--env {name}: looks like a credential, and a job's variables can be read by everyone who sees the "
                 "cluster's jobs; set it where the nodes start (in Kubernetes a Secret), as its driver reads it"

@@ -6,6 +6,7 @@ Knows transformers' loaders. Does not know which of the two models a checkpoint 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.models.auto.video_processing_auto import get_video_processor_config
 
+from models.names import is_plain_name
 from models.placement import spread
 from models.quantized import quantise, why_not
 from models.video import VIDEO_PART, VideoProcessor, VideoSettingsError, video_part, without_torchvision
@@ -213,8 +215,25 @@ def _quantise(ref: CheckpointRef, decoder: nn.Module, device: torch.device, kind
         raise CheckpointError(f"{ref.path}: quantization: its weights cannot be {kind}: {reason}")
 
 
+def check_index(where: str, index: Path) -> None:
+    """Refuse an index of shards that names anything but plain file names beside it.
+
+    Raises:
+        CheckpointError: it is no index, or names a path.
+    """
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{where}: {index.name} is damaged: it maps no tensors to files") from error
+    for name in names:
+        if not is_plain_name(name):
+            raise CheckpointError(f"{where}: {index.name} names {str(name)[:100]!r}, which is no plain file name")
+
+
 def _check_weight_files(folder: Path) -> None:
     """Look at the names and headers of a folder's weights, so that what is wrong with a file is said with its name."""
+    for index in sorted(folder.glob("*.index.json")):
+        check_index(str(folder), index)
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickles = sorted(file.name for suffix in PICKLE_SUFFIXES for file in folder.glob(f"*{suffix}"))

@@ -15,12 +15,15 @@ from transformers import AttentionInterface
 from models.checkpoints import CheckpointError
 
 IMPLEMENTATION = "draftfleet_inspection"
+LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
+"""Types of rotary tables that transformers computes from the longest row of a batch."""
 SUPPORTED_LAYERS = frozenset({"full_attention"})
 LEFT_OUT = {
     "sliding_window": "a sliding window",
     "softcap": "soft-capped scores",
     "s_aux": "attention sinks",
     "position_bias": "a position bias",
+    "attention_mask": "a mask of its own",
 }
 """Keyword arguments by which transformers' layers ask attention for more than plain causal mixing."""
 
@@ -38,6 +41,11 @@ def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: s
         CheckpointError: what the engine would leave out; names `name`.
     """
     config: Any = decoder.config
+    if kinds := sorted(_rotary_kinds(decoder) & LENGTH_DEPENDENT):
+        raise CheckpointError(
+            f"{name}: cannot be run: its rotary positions are of type {' and '.join(kinds)}, whose table "
+            "depends on the longest row of a batch"
+        )
     layers = set(getattr(config, "layer_types", None) or SUPPORTED_LAYERS)
     if not layers <= SUPPORTED_LAYERS:
         raise _refusal(name, f"it has layers of type {', '.join(sorted(layers - SUPPORTED_LAYERS))}")
@@ -62,6 +70,36 @@ def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: s
     difference = (ours - theirs).abs()[finite]
     if difference.numel() and float(difference.max()) > 1e-2 * float(theirs[finite].abs().max()):
         raise CheckpointError(f"{name}: cannot be run: its logits are not its output embedding over its last states")
+
+
+def parts_of(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
+    """The decoder and the output embedding of a model.
+
+    Raises:
+        CheckpointError: transformers does not give both, or the decoder has no embeddings or no layers of its own.
+    """
+    try:
+        decoder: Any = model.get_decoder()  # type: ignore[operator]
+        head: Any = model.get_output_embeddings()  # type: ignore[operator]
+        ready = decoder.get_input_embeddings() is not None and decoder.config.num_hidden_layers > 0
+        ready = ready and head is not None and head.weight.dim() == 2
+    except (AttributeError, NotImplementedError, TypeError):
+        ready = False
+    if not ready:
+        raise CheckpointError(
+            f"{name}: cannot be run: transformers shows no decoder with input embeddings and layers behind one output "
+            f"embedding in {type(model).__name__}"
+        )
+    return decoder, head
+
+
+def _rotary_kinds(decoder: nn.Module) -> set[str]:
+    """Types of rotary tables, by layer types where they differ."""
+    kinds: set[str] = set()
+    for module in decoder.modules():
+        kind = getattr(module, "rope_type", None)
+        kinds |= {str(one) for one in kind.values()} if isinstance(kind, dict) else {str(kind)} if kind else set()
+    return kinds
 
 
 def _states(decoder: nn.Module, ids: Tensor, notes: _Notes) -> Tensor:
@@ -89,6 +127,8 @@ def _note(
     if notes is not None:
         notes.layers.append(int(module.layer_idx))  # type: ignore[arg-type]
         notes.asked |= {word for word in LEFT_OUT if asked.get(word) is not None}
+        if attention_mask is not None:  # none was handed in
+            notes.asked.add("attention_mask")
     batch, heads, nodes, _ = query.shape
     return value.new_zeros(batch, nodes, heads, value.shape[3]), None
 

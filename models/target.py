@@ -21,8 +21,9 @@ from models.content import Content
 from models.contract import Condition
 from models.features import FeatureCache
 from models.front_end import FrontEnd, PromptError
-from models.inspection import check_decoder
+from models.inspection import check_decoder, parts_of
 from models.prefix import Prefix, capture
+from models.proof import prove
 
 TIMES = ("second_per_grid_ts",)
 """Processor outputs that count seconds."""
@@ -43,9 +44,9 @@ class Target(CompilableModel):
         self.model = model
         self.name = name
         self.front_end = front_end
-        self.decoder: nn.Module = model.get_decoder()  # type: ignore[operator]
-        self.head: nn.Module = model.get_output_embeddings()  # type: ignore[operator]
-        check_decoder(model, self.decoder, self.head, name or type(model).__name__)
+        shown = name or type(model).__name__
+        self.decoder, self.head = parts_of(model, shown)
+        check_decoder(model, self.decoder, self.head, shown)
         self.device = next(self.decoder.parameters()).device
         self.dtype = next(self.decoder.parameters()).dtype
         self.vocab_size = int(self.head.weight.shape[0])
@@ -54,6 +55,7 @@ class Target(CompilableModel):
         names = ("image_token_id", "video_token_id")
         self.visual_ids = frozenset(int(i) for i in (getattr(config, name, None) for name in names) if i is not None)
         self.video_id: int | None = getattr(config, "video_token_id", None)
+        prove(model, self.decoder, self.head, front_end, self.visual_ids, shown)
         self._features = FeatureCache(model, 0)
         special = getattr(front_end.tokenizer, "all_special_ids", None) or []
         self.special_ids = self.eos_ids | self.visual_ids | frozenset(int(i) for i in special)

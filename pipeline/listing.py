@@ -5,6 +5,7 @@ Knows fsspec and names; opens no file.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import posixpath
@@ -64,21 +65,29 @@ class Listed(NamedTuple):
 
 
 def list_paths(
-    filesystem: Any, paths: Sequence[str], suffixes: tuple[str, ...], skipped: Skipped | None = None
+    filesystem: Any,
+    paths: Sequence[str],
+    suffixes: tuple[str, ...],
+    skipped: Skipped | None = None,
+    local_roots: Sequence[str] = (),
 ) -> tuple[str, Iterator[Listed]]:
     """The source root, and the files below it, each once; files that are not taken are counted in `skipped`.
 
     One path is the root itself, or the folder of a file, or the fixed part of a glob; several have the folder that they
     share.
 
+    Local links are followed below the given paths and `local_roots`, and nowhere else.
+
     Raises:
         OSError: a path does not exist or cannot be listed; its `filename` says which.
+        storage.OutsideRoots: while files are listed: a link leaves these folders.
     """
+    roots = tuple(os.path.realpath(place) for place in (*map(_fixed, paths), *local_roots))
     filesystem.invalidate_cache()
     found = []
     for path in paths:
         try:
-            found.append(_list(filesystem, path, suffixes, skipped))
+            found.append(_list(filesystem, path, suffixes, skipped, roots))
         except OSError as error:
             error.filename = error.filename or path
             raise
@@ -103,8 +112,16 @@ def _merged(shared: str, found: Sequence[tuple[str, Iterable[Listed]]]) -> Itera
                 yield Listed(path, one.size_bytes, one.token)
 
 
+def _fixed(path: str) -> str:
+    """The folders of a path before its first glob character."""
+    if not has_magic(path) or os.path.exists(path):
+        return path
+    parts = path.split("/")
+    return "/".join(parts[: next(index for index, part in enumerate(parts) if has_magic(part))]) or "/"
+
+
 def _list(
-    filesystem: Any, path: str, suffixes: tuple[str, ...], skipped: Skipped | None
+    filesystem: Any, path: str, suffixes: tuple[str, ...], skipped: Skipped | None, roots: Sequence[str]
 ) -> tuple[str, Iterator[Listed]]:
     """One path; a file's name may hold glob characters, so a file that exists comes first."""
     if is_file(filesystem, path):
@@ -112,16 +129,18 @@ def _list(
         root = root or path[: path.startswith("/")]
         return root, iter([describe(filesystem, path, name)])
     if is_folder(filesystem, path):
-        return path, list_folder(filesystem, path, suffixes, skipped=skipped)
+        return path, list_folder(filesystem, path, suffixes, skipped=skipped, roots=roots)
     if has_magic(path):
         parts = path.split("/")
         fixed = next(index for index, part in enumerate(parts) if has_magic(part))
         root = "/".join(parts[:fixed]) or path[: path.startswith("/")]
-        return root, _matches(filesystem, root, parts[fixed:], skipped)
+        return root, _matches(filesystem, root, parts[fixed:], skipped, roots)
     raise FileNotFoundError(2, "it does not exist")
 
 
-def _matches(filesystem: Any, root: str, pattern: Sequence[str], skipped: Skipped | None) -> Iterator[Listed]:
+def _matches(
+    filesystem: Any, root: str, pattern: Sequence[str], skipped: Skipped | None, roots: Sequence[str]
+) -> Iterator[Listed]:
     """Files below the root whose relative path fits a glob; folders that cannot hold any are not listed."""
     whole = re.compile(glob_translate("/".join(pattern)))
     steps = [re.compile(glob_translate(part)) for part in pattern]
@@ -135,7 +154,7 @@ def _matches(filesystem: Any, root: str, pattern: Sequence[str], skipped: Skippe
         return True
 
     named = None if skipped is None else _Named(skipped, whole)  # who gives a glob asks for no other files
-    return (found for found in list_folder(filesystem, root, ("",), enter, named) if whole.match(found.path))
+    return (found for found in list_folder(filesystem, root, ("",), enter, named, roots) if whole.match(found.path))
 
 
 class _Named(Skipped):
@@ -176,14 +195,21 @@ def list_folder(
     suffixes: tuple[str, ...],
     enter: Callable[[str], bool] | None = None,
     skipped: Skipped | None = None,
+    roots: Sequence[str] | None = None,
 ) -> Iterator[Listed]:
     """All files below `root` with one of the suffixes (lower case); names that begin with `.` or `_` are left out.
 
-    `enter` says of a folder's relative path whether it is looked into.
+    `enter` says of a folder's relative path whether it is looked into. Local links may lead below the resolved `roots`,
+    by default below `root`.
+
+    Raises:
+        storage.OutsideRoots: a link leads elsewhere.
     """
     enter = enter or (lambda folder: True)
     skipped = Skipped() if skipped is None else skipped
-    walk_it = _walk_local if storage.is_local(filesystem) else functools.partial(_walk_remote, filesystem)
+    walk_it = functools.partial(_walk_remote, filesystem)
+    if storage.is_local(filesystem):
+        walk_it = functools.partial(_walk_local, (os.path.realpath(root),) if roots is None else roots)
     for found in walk_it(root, enter, skipped):
         if found.path.lower().endswith(suffixes):
             yield found
@@ -215,7 +241,7 @@ def _hidden(name: str) -> bool:
     return name.startswith((".", "_"))
 
 
-def _walk_local(root: str, enter: Callable[[str], bool], skipped: Skipped) -> Iterator[Listed]:
+def _walk_local(roots: Sequence[str], root: str, enter: Callable[[str], bool], skipped: Skipped) -> Iterator[Listed]:
     """Streams, so that a folder of ten million files never becomes ten million Python objects at once."""
     stack: list[tuple[str, str, tuple[str, ...]]] = [(root, "", (os.path.realpath(root),))]
     while stack:
@@ -223,6 +249,8 @@ def _walk_local(root: str, enter: Callable[[str], bool], skipped: Skipped) -> It
         with os.scandir(folder) as entries:
             for entry in entries:
                 relative = prefix + entry.name
+                if entry.is_symlink() and not _hidden(entry.name):
+                    _check_link(entry.path, roots)
                 try:
                     if _hidden(entry.name):
                         skipped.add(relative, entry.is_dir())
@@ -238,6 +266,12 @@ def _walk_local(root: str, enter: Callable[[str], bool], skipped: Skipped) -> It
                         yield Listed(relative, 0, "dangling link")
                 except OSError:
                     yield Listed(relative, 0, "unreadable")
+
+
+def _check_link(path: str, roots: Sequence[str]) -> None:
+    if os.path.exists(path) and not storage.is_below(os.path.realpath(path), roots):
+        reason = "it is a link that leaves the source root; source.local_roots allows other folders"
+        raise storage.OutsideRoots(errno.EACCES, reason, path)
 
 
 def _walk_remote(filesystem: Any, root: str, enter: Callable[[str], bool], skipped: Skipped) -> Iterator[Listed]:

@@ -185,7 +185,9 @@ def list_source(source: Source, skipped: Skipped | None = None) -> tuple[Any, st
     filesystem, paths = _open_paths(source)
     skipped = Skipped() if skipped is None else skipped
     try:
-        list_units = kind.list_units or functools.partial(list_paths, suffixes=kind.suffixes, skipped=skipped)
+        list_units = kind.list_units or functools.partial(
+            list_paths, suffixes=kind.suffixes, skipped=skipped, local_roots=source.local_roots
+        )
         root, listing = list_units(filesystem, paths)
         files = _table(listing)
     except ConfigError:

@@ -10,7 +10,10 @@ import errno
 import io
 import os
 import re
-from typing import Any
+import stat
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, BinaryIO
 
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
@@ -70,15 +73,20 @@ def shown(url: str) -> str:
 
 
 _URLS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s'\"<>|)\]}]+")
-_SECRET_NAMES = re.compile(r"SECRET|TOKEN|PASSW|CREDENTIAL|_KEY|ACCOUNT_KEY|SAS|CONNECTION_STRING", re.IGNORECASE)
+_SECRET_NAMES = re.compile(r"SECRET|TOKEN|PASSW|CREDENTIAL|(^|_)KEY|KEY$|AUTH|SAS|CONNECTION_STRING", re.IGNORECASE)
 _MIN_SECRET_CHARS = 8
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether the name of an environment variable says that its value is a secret."""
+    return _SECRET_NAMES.search(name) is not None
 
 
 def scrubbed(text: str) -> str:
     """The text without credentials: URLs as `shown`, and no value of a variable whose name says that it is a secret."""
     text = _URLS.sub(lambda match: shown(match.group()), text)
     for name, value in os.environ.items():
-        if len(value) >= _MIN_SECRET_CHARS and _SECRET_NAMES.search(name) and value in text:
+        if len(value) >= _MIN_SECRET_CHARS and is_secret_name(name) and value in text:
             text = text.replace(value, "***")
     return text
 
@@ -180,13 +188,65 @@ class RemoteFile(io.RawIOBase):
         super().close()
 
 
+class OutsideRoots(PermissionError):
+    """A path that, with its links resolved, is below none of the folders that a job may read."""
+
+
+@lru_cache(maxsize=1)
+def _kernel_devices() -> frozenset[int]:
+    """Device numbers of file systems whose files show the kernel and its processes, not data."""
+    return frozenset(os.stat(place).st_dev for place in ("/proc", "/sys") if os.path.isdir(place))
+
+
+def is_below(path: str, roots: Sequence[str]) -> bool:
+    """Whether a resolved path is one of the resolved roots or below one."""
+    return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
+
+
+def open_regular(path: str, roots: Sequence[str] | None = None) -> BinaryIO:
+    """Open a regular file of this machine for reading; with `roots`, only below one of these resolved folders.
+
+    The opened file itself is checked, not its name, so a link that changes meanwhile gains nothing. Opening a FIFO or a
+    device does not block.
+
+    Raises:
+        OutsideRoots: it is below none of `roots`.
+        OSError: it is a FIFO, a socket, a device or a file of the kernel's (`/proc`, `/sys`), or cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if roots is not None:
+            own = f"/proc/self/fd/{descriptor}"
+            real = os.readlink(own) if os.path.exists("/proc/self/fd") else os.path.realpath(path)
+            if not is_below(real, roots):
+                raise OutsideRoots(errno.EACCES, "it leaves the source root; source.local_roots allows other folders")
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if not stat.S_ISREG(status.st_mode) or status.st_dev in _kernel_devices():
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
 def open_file(filesystem: Any, path: str) -> Any:
-    """A file for reading, as a context manager; remote ones outlive transient failures."""
-    return filesystem.open(path, "rb") if is_local(filesystem) else RemoteFile(filesystem, path)
+    """A file for reading, as a context manager; local ones are regular, remote ones outlive transient failures."""
+    return open_regular(path) if is_local(filesystem) else RemoteFile(filesystem, path)
 
 
-def read_bounded(filesystem: Any, path: str, max_bytes: int, patience: Patience | None = None) -> bytes | None:
-    """A file's bytes, or None when it has more than `max_bytes` (no more than that is ever read)."""
+def read_bounded(
+    filesystem: Any, path: str, max_bytes: int, patience: Patience | None = None, roots: Sequence[str] | None = None
+) -> bytes | None:
+    """A file's bytes, or None when it has more than `max_bytes` (no more than that is ever read).
+
+    `roots` as for `open_regular`; remote files have none.
+    """
+    if is_local(filesystem):
+        with open_regular(path, roots) as local:
+            data = local.read(max_bytes + 1)
+        return data if len(data) <= max_bytes else None
 
     def once() -> bytes:
         with filesystem.open(path, "rb") as file:
@@ -196,7 +256,7 @@ def read_bounded(filesystem: Any, path: str, max_bytes: int, patience: Patience 
                 raise CutShort(f"{len(data)} bytes came of {size}")
         return data
 
-    data = once() if is_local(filesystem) else retried(once, patience)
+    data = retried(once, patience)
     return data if len(data) <= max_bytes else None
 
 

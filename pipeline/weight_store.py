@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.load import ConfigError
+from models.names import is_plain_name
 from pipeline import listing, storage
 from pipeline.listing import Listed
 from pipeline.patience import CutShort, retried
@@ -39,6 +40,7 @@ MAX_HEADER_BYTES = 100 * 1000**2
 """Of safetensors, as its own reader has it."""
 OUTLINE_BYTES = 1024**2
 """What an outline holds of each end of a weight file: headers, and the table of contents of torch's own format."""
+INDEX_NAME = "model.safetensors.index.json"
 PART_BYTES = 32 * 1024**2
 NUM_THREADS = 8
 SPARE_DISK_BYTES = 1024**3
@@ -119,12 +121,18 @@ def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
             files = [listing.describe(filesystem, path, name), *beside]
             found = StoredCheckpoint(where, url, root, name, tuple(files))
         else:
-            every = _web_files(filesystem, path) if scheme in ("http", "https") else _folder_files(filesystem, path)
+            every = (
+                _web_files(found, filesystem, path) if scheme in ("http", "https") else _folder_files(filesystem, path)
+            )
             found = StoredCheckpoint(where, url, path, "", tuple(chosen(every, with_code)))
+    except ConfigError:
+        raise
     except FileNotFoundError:
         raise found.refusal("there is no such checkpoint, or it cannot be listed with these credentials") from None
     except Exception as error:  # drivers raise their own families
         raise found.refusal(f"it cannot be listed: {storage.reason_of(error)}") from None
+    for file in found.files:
+        check_name(found, file.path)
     if not any(file.path.endswith(suffixes) for file in found.files):
         raise found.refusal("there are no weights: neither .safetensors nor a .pt file")
     if unknown := [file.path for file in found.files if not file.size_bytes]:
@@ -152,13 +160,31 @@ def _folder_files(filesystem: Any, path: str) -> list[Listed]:
     return files
 
 
-def _web_files(filesystem: Any, path: str) -> list[Listed]:
+def _web_files(found: StoredCheckpoint, filesystem: Any, path: str) -> list[Listed]:
     files = _present(filesystem, path, WEB_NAMES)
-    index = "model.safetensors.index.json"
-    if any(file.path == index for file in files):
-        told = json.loads(_read(filesystem, f"{path}/{index}", None))
-        files += _present(filesystem, path, sorted({str(name) for name in told["weight_map"].values()}))
+    index = next((file for file in files if file.path == INDEX_NAME), None)
+    if index is not None:
+        if index.size_bytes > MAX_SETTINGS_BYTES:
+            raise found.refusal(f"{INDEX_NAME} has {_gb(index.size_bytes)}, which no index has")
+        try:
+            told = json.loads(_read(filesystem, f"{path}/{INDEX_NAME}", index.size_bytes or MAX_SETTINGS_BYTES))
+            names = sorted(set(told["weight_map"].values()))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            raise found.refusal(f"{INDEX_NAME} is damaged: it maps no tensors to files") from None
+        for name in names:
+            check_name(found, name)
+        files += _present(filesystem, path, names)
     return files
+
+
+def check_name(found: StoredCheckpoint, name: object) -> None:
+    """Refuse a file of a checkpoint whose name is no plain name: copies are written under these names.
+
+    Raises:
+        ConfigError: it is empty or a path, or holds control characters.
+    """
+    if not is_plain_name(name):
+        raise found.refusal(f"it names the file {str(name)[:100]!r}, which is no plain file name")
 
 
 def _present(filesystem: Any, root: str, names: Iterable[str]) -> list[Listed]:

@@ -7,6 +7,7 @@ and records carry are those of the job as it was written, pinned. Knows the sect
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import re
@@ -28,7 +29,8 @@ from pipeline.weight_store import StoredCheckpoint
 AnyJob = TypeVar("AnyJob", bound=Section)
 Info = TypeVar("Info")
 
-HUB_TIMEOUT_S = 20.0
+HUB_TIMEOUT_S = 8.0
+"""For one answer of the hub; where it gives none, a job goes on with what this machine has kept, or is refused."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+")
 
@@ -128,6 +130,7 @@ def check(job: AnyJob, look_at: Callable[[AnyJob], Info], runs_here: bool) -> tu
         ConfigError: a checkpoint is missing, refused, torn, of another revision than asked for, or does not fit.
     """
     outlined = job
+    is_unreachable = False
     for site in sites(job):
         if site.is_stored:
             found = site.look()
@@ -137,10 +140,20 @@ def check(job: AnyJob, look_at: Callable[[AnyJob], Info], runs_here: bool) -> tu
             outlined = replaced(outlined, site.steps, {"path": str(weight_store.outline(found)), "revision": None})
             _tell(site, len(found.files), found.num_bytes, found.revision)
         elif site.is_on_hub:
-            commit = _look_at_hub(site)
+            commit = None if is_unreachable else _look_at_hub(site)
+            if commit is None:  # it is not asked again: each question would wait through the library's own retries
+                is_unreachable = True
+                continue
             job = replaced(job, site.steps, {"revision": commit})
             outlined = replaced(outlined, site.steps, {"revision": commit})
-    info = _by_own_name(job, outlined, lambda: look_at(outlined))
+    with _offline() if is_unreachable else contextlib.nullcontext():
+        try:
+            info = _by_own_name(job, outlined, lambda: look_at(outlined))
+        except ConfigError:
+            for site in sites(outlined):
+                if is_unreachable and site.is_on_hub:
+                    _refuse_not_kept(site)
+            raise
     for site in sites(job):
         told, asked = getattr(info, "revisions", {}).get(site.name), site.section.revision
         if site.is_stored or told is None:
@@ -168,7 +181,7 @@ def _tell(site: Site, num_files: int, num_bytes: int, revision: str) -> None:
 
 
 def _look_at_hub(site: Site) -> str | None:
-    """The commit of a hub id, access and weights checked; the revision as it is where the hub cannot be asked.
+    """The commit of a hub id, access and weights checked; None if the hub does not answer.
 
     Raises:
         ConfigError: there is no such repository or revision, it is not open to this user, or holds no weights.
@@ -194,10 +207,39 @@ def _look_at_hub(site: Site) -> str | None:
                 f"{'' if revision is None else f' ({revision})'}, or it is not open to you; HF_TOKEN in the "
                 "environment names you"
             ) from None
-        # HF_HUB_OFFLINE, or nobody answers: what this machine has kept may do, and says so itself where it does not.
-        return revision
+        # HF_HUB_OFFLINE is set, or there is no answer: the copy that this machine has kept is used, if there is one.
+        return None
     _tell(site, len(sizes), sum(sizes[name] for name in weights), str(info.sha))
-    return info.sha
+    return str(info.sha)
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Have the hub's client read only what this machine has kept, as HF_HUB_OFFLINE does for a whole process."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _refuse_not_kept(site: Site) -> None:
+    """Refuse a hub id of which this machine has kept no configuration.
+
+    Raises:
+        ConfigError: says that the hub does not answer.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    path, revision = site.section.path, site.section.revision
+    names = ("config.json", "adapter_config.json")
+    if not any(isinstance(try_to_load_from_cache(path, name, revision=revision), str) for name in names):
+        raise ConfigError(
+            f"{site.where}: {path}: {_why_no_hub()}, and this machine has not kept it; connect the machine to the hub, "
+            "or name a folder that holds the checkpoint"
+        )
 
 
 def _why_no_hub() -> str:

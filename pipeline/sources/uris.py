@@ -1,12 +1,14 @@
 """Media that rows name by URI: which URIs are allowed, and fetching them, several at once. Knows no row and no format.
 
-A scheme must be in `source.uri_schemes`; a URI without one is a path below the source root.
+A scheme must be in `source.uri_schemes`; a URI without one is a path below the source root. Files of this machine are
+below the source root or a folder of `source.local_roots`, with links resolved.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
+import os
 import posixpath
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -61,6 +63,13 @@ class Fetcher:
         return self._read(filesystem, path, uri, max_bytes)
 
     @property
+    def roots(self) -> tuple[str, ...]:
+        """The resolved folders of this machine below which URIs may name files."""
+        filesystem, root = storage.open_url(self.root, "source.path")
+        own = (root,) if storage.is_local(filesystem) else ()
+        return tuple(os.path.realpath(place) for place in (*own, *self.source.local_roots))
+
+    @property
     def _patience(self) -> Patience:
         return Patience(self.source.fetch.max_attempts, FIRST_WAIT_S)
 
@@ -93,9 +102,12 @@ class Fetcher:
 
     def _read(self, filesystem: Any, path: str, uri: str, max_bytes: int) -> bytes:
         try:
-            data = storage.read_bounded(filesystem, path, max_bytes, self._patience)
+            roots = self.roots if storage.is_local(filesystem) else None
+            data = storage.read_bounded(filesystem, path, max_bytes, self._patience, roots)
         except FileNotFoundError:
             raise RowError("missing_image", f"{storage.shown(uri)} does not exist") from None
+        except storage.OutsideRoots as refusal:
+            raise _refused(uri, storage.reason_of(refusal)) from None
         except Exception as error:  # drivers raise what they like: any failure is this row's, and only this row's
             message = f"{storage.shown(uri)} cannot be read: {storage.reason_of(error)}"
             raise RowError("unreadable_image", message) from None

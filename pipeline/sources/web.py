@@ -1,18 +1,22 @@
 """Fetching over http and https without being led astray: addresses are checked before a connection, on every redirect.
 
 A URI inside a row may come from anybody. So a host has to be public, or named by the job file; the address that was
-checked is the one that is connected to; time, bytes and redirects are bounded. Knows no row.
+checked is the one that is connected to; bytes and redirects are bounded, and one deadline bounds an attempt from name
+resolution to the last byte. Knows no row.
 """
 
 from __future__ import annotations
 
 import http.client
+import io
 import ipaddress
 import socket
 import ssl
+import threading
 import time
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from pipeline.patience import CutShort
@@ -20,6 +24,18 @@ from pipeline.patience import CutShort
 MAX_REDIRECTS = 5
 CHUNK_BYTES = 64 * 1024
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_SPECIAL_PURPOSE = tuple(
+    ipaddress.ip_network(one)
+    for one in (
+        *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
+        *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16"),
+        *("192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
+        *("64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "2001::/23", "2001:db8::/32", "2002::/16"),
+        *("2620:4f:8000::/48", "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8"),
+    )
+)
+"""The IANA registries of special-purpose addresses (IPv4 and IPv6), with multicast and reserved ranges. The
+interpreter's own tables follow older editions of these registries."""
 _PUBLIC_ONLY_IN_NAME = frozenset({"168.63.129.16"})
 """Addresses of a cloud's inside that no registry lists as private: Azure's host."""
 _HEADERS = {"User-Agent": "draftfleet", "Accept": "*/*", "Accept-Encoding": "identity"}
@@ -71,7 +87,7 @@ def fetch(url: str, limits: Limits) -> bytes:
                 continue
             if response.status != 200:
                 raise StatusError(response.status)
-            return _body(connection, response, limits.max_bytes, deadline)
+            return _body(response, limits.max_bytes)
         finally:
             if response is not None:
                 response.close()  # it keeps the socket where the server ends the connection
@@ -100,11 +116,7 @@ def _connect(parts: SplitResult, limits: Limits, deadline: float) -> http.client
     """A connection to an address of the host that has been checked; several are tried in the resolver's order."""
     assert parts.hostname
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    try:
-        found = socket.getaddrinfo(parts.hostname, port, type=socket.SOCK_STREAM)
-    except UnicodeError:
-        raise Refused("its host is no name") from None
-    addresses = list(dict.fromkeys(str(one[4][0]) for one in found))
+    addresses = _resolve(parts.hostname, port, deadline)
     if not _is_named(parts.hostname, port, limits.private_hosts):
         for address in addresses:
             if not is_public(address):
@@ -117,17 +129,85 @@ def _connect(parts: SplitResult, limits: Limits, deadline: float) -> http.client
             failure = error
             continue
         try:
+            connection: http.client.HTTPConnection
             if parts.scheme == "http":
                 connection = http.client.HTTPConnection(parts.hostname, port)
-                connection.sock = plain
+                connection.sock = _BoundedSocket(plain, deadline)
             else:
                 connection = http.client.HTTPSConnection(parts.hostname, port, context=_tls())
-                connection.sock = _tls().wrap_socket(plain, server_hostname=parts.hostname)
+                plain.settimeout(_left(deadline))  # bounds the whole handshake, not each of its reads
+                connection.sock = _BoundedSocket(_tls().wrap_socket(plain, server_hostname=parts.hostname), deadline)
         except BaseException:
             plain.close()
             raise
         return connection
     raise failure
+
+
+def _resolve(host: str, port: int, deadline: float) -> list[str]:
+    """The addresses of a host, in the resolver's order; the resolver runs in a thread, because it has no timeout."""
+    found: list[str] = []
+    failure: list[Exception] = []
+
+    def look_up() -> None:
+        try:
+            answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found.extend(dict.fromkeys(str(one[4][0]) for one in answers))
+        except Exception as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=look_up, daemon=True)
+    thread.start()
+    thread.join(_left(deadline))
+    if thread.is_alive():
+        raise TimeoutError("the name of its host is not resolved in time")
+    if failure:
+        if isinstance(failure[0], UnicodeError):
+            raise Refused("its host is no name") from None
+        raise failure[0]
+    return found
+
+
+class _BoundedSocket:
+    """A socket as `http.client` uses it, whose every read and write ends at one deadline.
+
+    `http.client` reads status lines, 1xx answers, headers, chunk sizes and trailers through the file that `makefile`
+    returns, so no part of an answer can take longer, however slowly its bytes come.
+    """
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        self._sock, self._deadline = sock, deadline
+
+    def sendall(self, data: bytes) -> None:
+        self._sock.settimeout(_left(self._deadline))
+        self._sock.sendall(data)
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        assert mode == "rb"
+        return io.BufferedReader(_BoundedReader(self._sock, self._deadline))
+
+    def close(self) -> None:
+        self._sock.close()
+
+
+class _BoundedReader(io.RawIOBase):
+    """The bytes of a socket until a deadline; the socket stays open until this file is closed."""
+
+    def __init__(self, sock: socket.socket, deadline: float) -> None:
+        super().__init__()
+        self._sock, self._deadline = sock, deadline
+        self._file = sock.makefile("rb", buffering=0)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._sock.settimeout(_left(self._deadline))
+        return self._file.readinto(buffer) or 0
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 @lru_cache(maxsize=1)
@@ -144,29 +224,21 @@ def is_public(address: str) -> bool:
     """Whether an address belongs to the public internet, also inside what maps IPv4 into IPv6."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        inner = [ip.ipv4_mapped, ip.sixtofour, *(ip.teredo or ())]
-        if ip in _NAT64 or ip.packed[:12] == bytes(12):
-            inner.append(ipaddress.IPv4Address(ip.packed[12:]))
-        if any(one is not None and not is_public(str(one)) for one in inner):
-            return False
-        if ip.ipv4_mapped is not None or ip in _NAT64:
-            return True
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved and str(ip) not in _PUBLIC_ONLY_IN_NAME
+        if ip.ipv4_mapped is not None:
+            return is_public(str(ip.ipv4_mapped))
+        if ip in _NAT64:
+            return is_public(str(ipaddress.IPv4Address(ip.packed[12:])))
+    special = any(ip in network for network in _SPECIAL_PURPOSE if network.version == ip.version)
+    return ip.is_global and not special and not ip.is_reserved and str(ip) not in _PUBLIC_ONLY_IN_NAME
 
 
-def _body(
-    connection: http.client.HTTPConnection, response: http.client.HTTPResponse, max_bytes: int, deadline: float
-) -> bytes:
+def _body(response: http.client.HTTPResponse, max_bytes: int) -> bytes:
     if response.length is not None and response.length > max_bytes:
         raise TooLarge
     expected = response.length
     parts: list[bytes] = []
     size = 0
-    while True:
-        _set_timeout(connection, response, _left(deadline))
-        chunk = response.read1(CHUNK_BYTES)
-        if not chunk:
-            break
+    while chunk := response.read1(CHUNK_BYTES):
         parts.append(chunk)
         size += len(chunk)
         if size > max_bytes:
@@ -174,13 +246,6 @@ def _body(
     if expected is not None and size < expected:
         raise CutShort(f"{size} bytes came of {expected}")
     return b"".join(parts)
-
-
-def _set_timeout(connection: http.client.HTTPConnection, response: http.client.HTTPResponse, left_s: float) -> None:
-    """Bound the next read; a response that closes its connection keeps the socket for itself."""
-    sock = connection.sock or getattr(getattr(response.fp, "raw", None), "_sock", None)
-    if sock is not None:
-        sock.settimeout(left_s)
 
 
 def _left(deadline: float) -> float:

@@ -131,8 +131,8 @@ def opened(ref: Mapping[str, Any], options: VideoOptions) -> Iterator[str]:
             return
         filesystem, where = _located(ref, options)
         if storage.is_local(filesystem) and ref["offset"] is None:
-            _check_file(where, options.max_video_bytes)
-            yield where
+            # The decoder opens the resolved path, which holds no link that may be changed meanwhile.
+            yield _checked_file(where, options, named_by_row=ref["uri"] is not None)
             return
         with _copied(filesystem, where, ref["offset"], ref["size"], options.max_video_bytes) as path:
             yield path
@@ -153,20 +153,24 @@ def _located(ref: Mapping[str, Any], options: VideoOptions) -> tuple[Any, str]:
     return options.fetcher.locate(ref["uri"])
 
 
-def _check_file(path: str, max_bytes: int) -> None:
+def _checked_file(path: str, options: VideoOptions, named_by_row: bool) -> str:
+    """The resolved path of a regular file that may be read and is not too large."""
     try:
-        if not os.path.isfile(path):  # a pipe or a device would never end
-            code = "unreadable_video" if os.path.exists(path) else "missing_video"
-            raise RowError(code, f"{storage.shown(path)} is no file")
-        size = os.path.getsize(path)
-        with open(path, "rb"):
-            pass
+        with storage.open_regular(path, options.fetcher.roots if named_by_row else None) as file:
+            size = os.fstat(file.fileno()).st_size
+    except storage.OutsideRoots as refusal:
+        raise RowError("uri_refused", f"{storage.shown(path)!r}: {storage.reason_of(refusal)}") from None
+    except FileNotFoundError:
+        raise RowError("missing_video", f"{storage.shown(path)} does not exist") from None
     except OSError as error:
         raise RowError(
             "unreadable_video", f"{storage.shown(path)} cannot be read: {storage.reason_of(error)}"
         ) from None
-    if size > max_bytes:
-        raise RowError("video_too_large", f"{storage.shown(path)} has {size} bytes, more than {max_bytes}")
+    if size > options.max_video_bytes:
+        raise RowError(
+            "video_too_large", f"{storage.shown(path)} has {size} bytes, more than {options.max_video_bytes}"
+        )
+    return os.path.realpath(path)
 
 
 @contextlib.contextmanager

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from configs.load import ConfigError, apply_override, load_job
+from configs.load import ConfigError, apply_override, load_job, read_yaml
 from configs.schema import CaptionJob
 
 JOB = "configs/demo_caption.yaml"
@@ -114,7 +114,7 @@ def test_the_fingerprint_follows_what_decides_the_output_and_nothing_else() -> N
         ('prompt: {text: "\\ud800 {q}"}', ": prompt.text: holds half of a surrogate pair"),
         ('sink: [{"\\udc00": 1}]', ": sink.0: holds half of a surrogate pair"),
         ('"\\udc00": 1', ": (whole file): holds half of a surrogate pair"),
-        ("source: &a [*a]", ": holds itself, or is nested too deeply"),
+        ("source: &a [*a]", "it is not valid YAML: a value holds itself"),
         ("source: 2026-01-01", ": holds a value that is neither text, number, list nor mapping"),
     ],
 )
@@ -129,3 +129,32 @@ def test_a_whole_surrogate_pair_is_a_character() -> None:
     job = load_job(CaptionJob, JOB, ('prompt="\\ud83d\\ude00 {question}"',))
     assert job.prompt is not None
     assert job.prompt.text == "\U0001f600 {question}"
+
+
+def bomb(depth: int, width: int) -> str:
+    lines = ["a0: &a0 [x]"]
+    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * width)}]" for n in range(1, depth)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (bomb(30, 9), "its aliases stand for more than 100,000 values (line "),
+        ("a: &a [" + "x," * 60_000 + "]\nb: *a", "its aliases stand for more than 100,000 values"),
+        ("sink: {path: a}\nsource: {}\nsink: {path: b}", "a key is there twice in one section (line 3, column 1)"),
+        ("sink: {path: a, path: b}", "a key is there twice in one section (line 1, column 17)"),
+        ("x: " + "y" * 1_000_000, "it has 1,000,003 characters, more than 1,000,000"),
+    ],
+)
+def test_yaml_that_says_too_much_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(ConfigError) as refused:
+        read_yaml(tmp_path / "job.yaml")
+    assert f"it is not valid YAML: {said}" in str(refused.value)
+
+
+def test_aliases_and_merge_keys_of_ordinary_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("a: &a {x: 1, y: 2}\nb: *a\nc: {<<: *a, y: 3}\nd: [" + "1," * 99_000 + "]")
+    data = read_yaml(tmp_path / "job.yaml")
+    assert (data["b"], data["c"], len(data["d"])) == ({"x": 1, "y": 2}, {"x": 1, "y": 3}, 99_000)

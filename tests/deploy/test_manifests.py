@@ -219,9 +219,10 @@ def test_the_launchers_groups_hold_together(launcher: dict[str, Any]) -> None:
     from ray.scripts.scripts import start
 
     known = {option for parameter in start.params for option in parameter.opts}
+    [token_file] = launcher["file_mounts"]
     for words in starts:
-        assert words[:2] == ["ray", "start"]
-        assert {word.split("=")[0] for word in words[2:]} <= known
+        assert words[:4] == ["RAY_AUTH_MODE=token", f"RAY_AUTH_TOKEN_PATH={token_file}", "ray", "start"]
+        assert {word.split("=")[0] for word in words[4:]} <= known
 
 
 # --- the image -----------------------------------------------------------------------------------------------------

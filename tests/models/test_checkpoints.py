@@ -96,6 +96,18 @@ def a_shard_is_missing(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": shards}))
 
 
+def an_index_names_a_path(folder: Path) -> None:
+    a_shard_is_missing(folder)
+    (folder / "model-00002-of-00002.safetensors").touch()
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    index["weight_map"]["lm_head.weight"] = "../other/model.safetensors"
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def an_index_is_torn(folder: Path) -> None:
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": [')
+
+
 def tokenizer_is_missing(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer_config.json").unlink()
@@ -122,6 +134,11 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (weights_lack_a_layer, "its weights lack 9 tensors, e.g. model.layers.2."),
     (weights_are_of_another_size, "their shapes are not those that config.json asks for"),
     (a_shard_is_missing, "model-00002-of-00002.safetensors"),
+    (
+        an_index_names_a_path,
+        "model.safetensors.index.json names '../other/model.safetensors', which is no plain file name",
+    ),
+    (an_index_is_torn, "model.safetensors.index.json is damaged"),
     (tokenizer_is_missing, "it holds no tokenizer"),
     (tokenizer_is_torn, "its processor cannot be read: "),
 ]

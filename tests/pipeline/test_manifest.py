@@ -72,15 +72,29 @@ def test_globs_and_files_at_the_top_of_a_store_have_a_root_too() -> None:
         assert list(outcomes(read_all(images(path))).items()) == [(id_, "") for id_ in ids]
 
 
-def test_links_are_followed_and_never_in_a_circle(tmp_path) -> None:
-    make(tmp_path, "root/a.jpg", "other/b.jpg")
+def test_links_are_followed_below_named_folders_and_never_in_a_circle(tmp_path) -> None:
+    make(tmp_path, "root/a.jpg", "root/sub/c.jpg", "other/b.jpg")
     (tmp_path / "root" / "link").symlink_to(tmp_path / "other")
     (tmp_path / "root" / "up").symlink_to(tmp_path / "root")
     (tmp_path / "other" / "back").symlink_to(tmp_path / "root")
     (tmp_path / "root" / "gone.jpg").symlink_to(tmp_path / "nowhere.jpg")
-    source = images(tmp_path / "root")
-    assert paths(source) == ["a.jpg", "gone.jpg", "link/b.jpg"]
-    assert outcomes(read_all(source)) == {"a.jpg#0": "", "gone.jpg#0": "missing_image", "link/b.jpg#0": ""}
+    (tmp_path / "root" / "twice.jpg").symlink_to(tmp_path / "root" / "sub" / "c.jpg")
+    source = images(tmp_path / "root", local_roots=(str(tmp_path / "other"),))
+    assert paths(source) == ["a.jpg", "gone.jpg", "link/b.jpg", "sub/c.jpg", "twice.jpg"]
+    bad = {"gone.jpg#0": "missing_image"}
+    good = {f"{name}#0": "" for name in ("a.jpg", "link/b.jpg", "sub/c.jpg", "twice.jpg")}
+    assert outcomes(read_all(source)) == bad | good
+
+
+@pytest.mark.parametrize("target", ["other", "other/b.jpg", "/etc/passwd"])
+@pytest.mark.parametrize("pattern", ["", "/*.jpg", "/**"])
+def test_a_link_that_leaves_the_source_root_is_refused_by_name(tmp_path, target, pattern) -> None:
+    make(tmp_path, "root/a.jpg", "other/b.jpg")
+    (tmp_path / "root" / "link.jpg").symlink_to(tmp_path / target)
+    with pytest.raises(
+        ConfigError, match=r"^source\.path: .*root/link\.jpg .*leaves the source root; source\.local_roots"
+    ):
+        paths(images(f"{tmp_path}/root{pattern}"))
 
 
 def test_a_name_that_is_not_utf8_is_refused_by_name(tmp_path) -> None:

@@ -327,3 +327,28 @@ def test_a_folder_of_the_web_is_found_by_name_and_its_shards_by_their_index(web:
     assert all(file.token for file in found.files)
     outline(found)
     assert {path.name: path.read_bytes() for path in copy(found).iterdir()} == named
+
+
+@pytest.mark.parametrize(
+    "name", ["/tmp/draftfleet-planted", "../planted", "a/b.safetensors", "..", "", "a\\b", "a\nb", "x" * 256, 3, None]
+)
+def test_an_index_that_names_anything_but_plain_names_writes_nothing(
+    web: tuple[str, dict[str, bytes]], folder: Path, name: object
+) -> None:
+    address, held = web
+    shard = save({"w1": torch.ones(5)})
+    index = {"weight_map": {"w1": "model-00001-of-00001.safetensors", "w2": name}}
+    files = {"config.json": b"{}", "model.safetensors.index.json": json.dumps(index).encode()}
+    files |= {"model-00001-of-00001.safetensors": shard, "planted": shard}
+    held.update({f"/m/{own}": data for own, data in files.items()} | {"/planted": shard, "/m//tmp/x": shard})
+    with pytest.raises(ConfigError, match=r"^model\.target: http://.*(no plain file name|maps no tensors)"):
+        outline(look(f"{address}/m/", "model.target"))
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("index", [b"[]", b"{", b'{"weight_map": 3}', b'{"weight_map": {"w": ["a"]}}', b"\xff"])
+def test_a_damaged_index_is_refused_by_name(web: tuple[str, dict[str, bytes]], index: bytes) -> None:
+    address, held = web
+    held.update({"/m/config.json": b"{}", "/m/model.safetensors.index.json": index})
+    with pytest.raises(ConfigError, match=r"model\.safetensors\.index\.json is damaged"):
+        look(f"{address}/m/", "model.target")

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import pickle
+import re
+import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +33,7 @@ from pipeline.weights import Known, check, fetched, replaced, sites
 from tests import toys
 from tests.toys.image_checkpoints import ImageFolders, write_checkpoints
 
+ROOT = Path(__file__).resolve().parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SOURCE = {"kind": "parquet", "path": "in"}
 
@@ -270,3 +278,50 @@ def test_without_the_hub_a_commit_is_taken_and_a_branch_is_refused(monkeypatch: 
     kept = {"target": COMMIT}
     job, _ = check(caption_job("owner/name"), lambda own: Known(kept), True)
     assert job.model.target.revision == COMMIT
+
+
+def test_a_hub_that_does_not_answer_is_asked_once_and_refused_in_one_line(
+    tmp_path: Path,
+) -> None:
+    """Against a server that ends every connection; the hub's client would try each file of both models many times."""
+    asked = 0
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            nonlocal asked
+            while not over.is_set():
+                try:
+                    client = server.accept()[0]
+                except OSError:
+                    return
+                asked += not over.is_set()
+                client.close()
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        arguments = ["--config", str(ROOT / "configs/zoo_sd_chain.yaml"), "--dry-run", f"sink.path={tmp_path}/out"]
+        arguments += ["model.target.path=owner/target", "model.drafter.path=owner/drafter"]
+        (tmp_path / "in").mkdir()
+        (tmp_path / "in/a.png").touch()
+        arguments += ["source.kind=images", f"source.path={tmp_path}/in"]
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        done = subprocess.run(
+            [sys.executable, "-m", "jobs.caption", *arguments],
+            cwd=ROOT,
+            env={**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "0"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        over.set()
+        with contextlib.suppress(OSError):
+            socket.create_connection(server.getsockname()).close()
+        thread.join()
+    assert done.returncode == 2, done.stderr
+    lines = done.stderr.strip().splitlines()
+    assert len(lines) == 1, done.stderr
+    assert re.search(
+        r"model\.target: owner/target: the hub does not answer, and this machine has not kept it", lines[0]
+    )
+    assert 1 <= asked <= 2  # the client connects again once, when a connection of its pool ends

@@ -1,0 +1,98 @@
+"""Every text architecture of transformers that can be made tiny, and what the engine makes of each.
+
+python -m tests.models.architectures [NAME ...]    # prints a line for each; 1 if an accepted one differs
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from decoding import Engine, Method, Request, Sampling
+from decoding.acceptance import Exact
+from decoding.contexts import Full
+from decoding.drafters import ModelDrafter
+from decoding.trees import Chain
+from models.checkpoints import CheckpointError
+from models.target import Target
+from tests import toys
+
+NUM_TOKENS = 12
+LENGTHS = (3, 9, 14)
+SIZES: dict[str, Any] = {
+    **dict.fromkeys(("vocab_size", "decoder_vocab_size"), toys.VOCAB_SIZE),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "word_embed_proj_dim", "embedding_size"), 32),
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "decoder_ffn_dim", "n_inner", "moe_intermediate_size"), 48),
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "decoder_layers", "num_layers", "n_layers"), 2),
+    **dict.fromkeys(("num_attention_heads", "n_head", "decoder_attention_heads", "n_heads", "num_heads"), 4),
+    **dict.fromkeys(("num_key_value_heads", "num_kv_heads", "encoder_layers", "num_experts_per_tok"), 2),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 4),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "seq_length"), 512),
+    **{"head_dim": 8, "rotary_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "is_decoder": True},
+    **{"decoder_start_token_id": 1, "tie_word_embeddings": False, "encoder_attention_heads": 4, "encoder_ffn_dim": 48},
+}
+
+
+def make(kind: str, **changes: Any) -> nn.Module:
+    """A tiny random model of an architecture; raises what its classes raise where it cannot be made so."""
+    default = AutoConfig.for_model(kind)
+    sizes = {name: value for name, value in SIZES.items() if hasattr(default, name)}
+    config = AutoConfig.for_model(kind, **{**sizes, **changes})
+    model: nn.Module = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32).eval()
+    if sum(parameter.numel() for parameter in model.parameters()) > 3_000_000:
+        raise ValueError("it does not become tiny")
+    toys.randomise(model, 0)
+    return model
+
+
+def generated(model: Any, ids: torch.Tensor) -> list[int]:
+    """The tokens of transformers' own greedy `generate`, without the prompt."""
+    out = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=2
+    )
+    return [int(token) for token in out[0, ids.shape[1] :]]
+
+
+def outcome(kind: str, **changes: Any) -> str:
+    """`refused: reason`, `equal`, or `DIFFERENT: tokens`; of engine and `generate` over ragged prompts, with drafts."""
+    model, same, third = (make(kind, **changes) for _ in range(3))
+    prompts = [" ".join(["<s>", *(f"w{5 + (7 * i + 11 * length) % 40}" for i in range(length))]) for length in LENGTHS]
+    front_end = toys.front_end("llama")
+    wanted = []
+    for text in prompts:
+        wanted.append(generated(same, front_end.encode(text, ())["input_ids"]))
+    try:
+        target = Target(model, front_end, kind)
+    except CheckpointError as error:
+        return f"refused: {str(error).removeprefix(kind + ': ')}"
+    drafter = ModelDrafter(Target(third, front_end, kind), [Full()], toys.VOCAB_SIZE)
+    engine = Engine(target, Method(drafter, Chain(3), Exact()), 2, 64)
+    requests = [Request(str(n), text, (), Sampling(max_new_tokens=NUM_TOKENS)) for n, text in enumerate(prompts)]
+    done = {int(one.sample_id): list(one.token_ids) for one in engine.run(requests)}
+    got = [done[number] for number in range(len(prompts))]
+    return "equal" if got == wanted else f"DIFFERENT: {got} for {wanted}"
+
+
+def main(names: list[str]) -> int:
+    """Print what becomes of each architecture; 1 if an accepted one gives other tokens."""
+    wrong = 0
+    for kind in names or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found = outcome(kind)
+        except Exception as error:  # not made tiny, or not generated from, by its own code
+            found = f"not made: {type(error).__name__}: {(str(error) or ' ').splitlines()[0][:80]}"
+        wrong += found.startswith("DIFFERENT")
+        print(f"{kind:28} {found}", flush=True)
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
