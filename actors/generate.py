@@ -21,7 +21,7 @@ from actors.engine_thread import EngineThread, ReportWaits, SteppedEngine, Suspe
 from actors.engines import make_engine
 from actors.events import Events
 from actors.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Holder, Journal, row_keys, told_of_deaths
-from actors.media import Media
+from actors.media import Media, without_fillers
 from actors.metrics import engine_metrics
 from actors.results import (
     Stamp,
@@ -118,7 +118,8 @@ class Generate:
         )
 
     async def __call__(self, table: pa.Table) -> AsyncIterator[pa.Table]:
-        """Decode one table of the stage `decoded` and yield one table of results."""
+        """Decode one table of the stage `decoded` and yield one table of results, without what fills the table up."""
+        table = without_fillers(table)
         keys = row_keys(table)
         # Elsewhere, as all that waits for an answer: this loop serves every batch in flight.
         deaths = await asyncio.to_thread(self._holder.begin, keys)

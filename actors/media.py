@@ -9,7 +9,25 @@ from numpy.typing import NDArray
 
 from models.clip import Clip
 
+FILLER_INDEX = -1
+"""The `row_index` of a filler row, by which `pipeline.weighing` steers where Ray cuts; samples count from 0."""
 _SAMPLE = ("source", "row_index", "clip_index")
+
+
+def without_fillers(table: pa.Table) -> pa.Table:
+    """A table's rows that are samples."""
+    indices = table["row_index"]
+    if not pc.any(pc.equal(indices, FILLER_INDEX)).as_py():
+        return table
+    # Slices, and not `filter`, which would copy the media.
+    places = [place for place, index in enumerate(indices.to_pylist()) if index != FILLER_INDEX]
+    runs: list[list[int]] = []
+    for place in places:
+        if runs and runs[-1][1] == place:
+            runs[-1][1] += 1
+        else:
+            runs.append([place, place + 1])
+    return pa.concat_tables([table.slice(0, 0), *(table.slice(start, stop - start) for start, stop in runs)])
 
 
 def media_rows(table: pa.Table) -> list[int]:

@@ -44,8 +44,9 @@ from actors.paint import LoadPainter, Paint, load_painter
 from actors.results import Stamp, Tally
 from configs.schema import ActorPool, CaptionJob, EnginePool
 from configs.synthesis import SynthesizeJob
+from pipeline.asking import MAX_PROMPTS
 from pipeline.flight_log import FlightLog, journalled
-from pipeline.weighing import Weighed, Weigher, unpadded
+from pipeline.weighing import Weighed, Weigher, padded
 
 MAX_ACTOR_RESTARTS = 100
 """Of one actor over the whole job; losing its machine counts too."""
@@ -94,16 +95,24 @@ def caption_dataset(
     With a weigher, decoding tasks are cut by what their rows weigh; without, by rows alone.
     """
     pool, cuts_videos = config.pool, config.source.video.clip_s is not None
+    shares_media = config.columns.prompts is not None and not cuts_videos
+    assert weigher is not None or not shares_media, "rows that share pixels travel in one block"
     # One video may become hundreds of clips: then each is a task of its own.
     decode_rows = 1 if cuts_videos else pool.batch_rows
     source = Weighed(datasource, weigher) if weigher is not None and not cuts_videos else datasource
     batches = read_batches(source, num_spans, decode_rows, pool.max_ahead_bytes, pool.decode_label_selector)
     labels = pool.decode_label_selector
-    decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, log, labels, weigher is not None)
+    block_rows = pool.batch_rows
+    pad_to = None
+    if weigher is not None and not cuts_videos:
+        # Ray joins blocks until they have the rows of a batch: each has them by itself.
+        pad_to = block_rows = pool.batch_rows + (MAX_PROMPTS if shares_media else 0)
+    decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, log, labels, pad_to)
     if cuts_videos:
-        decoded = cut(decoded, pool.batch_rows if weigher is None else weigher.rows_of_clips)
+        block_rows = pool.batch_rows if weigher is None else weigher.rows_of_clips
+        decoded = cut(decoded, block_rows)
     arguments = {"load": load, "tally": tally, "flow": flow}
-    return map_actors(decoded, Generate, (config, schema, stamp), arguments, pool, log, joins_blocks=False)
+    return map_actors(decoded, Generate, (config, schema, stamp), arguments, pool, log, block_rows)
 
 
 def synthesis_dataset(
@@ -173,17 +182,17 @@ def map_tasks(
     num_cpus: float,
     log: FlightLog | None = None,
     labels: dict[str, str] | None = None,
-    is_padded: bool = False,
+    pad_to: int | None = None,
 ) -> Dataset:
     """A function of tables on CPUs, one task for a batch, under the name that Ray shows.
 
-    With a log the rows are READ rows, and what kills the function's process is one of them. If the tables are padded,
-    the function gets them without their filler rows.
+    With a log the rows are READ rows, and what kills the function's process is one of them. With `pad_to`, the function
+    gets tables without their filler rows, and what it makes of them is filled up to so many rows.
     """
     if log is not None:
         function = journalled(function, log.of(name))
-    if is_padded:
-        function = unpadded(function)
+    if pad_to is not None:
+        function = padded(function, pad_to)
     with warnings.catch_warnings():
         # Ray 2.60 means to drop free remote arguments in 2.64, and has no other way yet to bound retries.
         warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
@@ -206,11 +215,11 @@ def map_actors(
     keywords: dict[str, Any],
     pool: ActorPool,
     log: FlightLog | None = None,
-    joins_blocks: bool = True,
+    batch_rows: int | None = None,
 ) -> Dataset:
     """A pool of actors that each hold a model; with a log they write down which rows they hold.
 
-    An actor gets `pool.batch_rows` rows at a time, or, unless it `joins_blocks`, each block as it comes.
+    An actor gets `batch_rows` rows at a time, by default `pool.batch_rows`.
     """
     if log is not None:
         keywords = {**keywords, "journal": log.of("engine")}
@@ -221,7 +230,7 @@ def map_actors(
             actor,
             fn_constructor_args=arguments,
             fn_constructor_kwargs=keywords,
-            batch_size=pool.batch_rows if joins_blocks else None,
+            batch_size=batch_rows or pool.batch_rows,
             batch_format="pyarrow",
             zero_copy_batch=True,
             compute=pool_strategy(pool),

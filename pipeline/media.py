@@ -28,6 +28,7 @@ from pipeline.video.clips import (
     Span,
     VideoOptions,
     clip_column,
+    close_worker,
     decode_videos,
     image_worker,
     span_columns,
@@ -82,6 +83,10 @@ class DecodeOptions:
     def row_bytes(self) -> int:
         """Most bytes of one row's images, encoded and decoded."""
         return share_of(self.max_decoded_bytes)
+
+
+close_decoder = close_worker
+"""End this process's decoders' process, if it has one."""
 
 
 def decode_image(data: bytes, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:

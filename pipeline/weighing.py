@@ -15,9 +15,9 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from ray.data import Datasource, ReadTask
 
+from actors.media import FILLER_INDEX, without_fillers
 from configs.schema import Source
 from pipeline.asking import Asking
 from pipeline.image_size import size_of
@@ -29,8 +29,6 @@ SHARES = 6
 """Into which `source.max_decoded_bytes` is divided. Encoded rows, their pixels, and the copy of the pixels that Ray
 makes: two shares each, because a task holds rows of one share and one row beyond that, which has a share at most."""
 CHANNELS = 3
-FILLER_INDEX = -1
-"""The `row_index` of a filler row; those of samples count from 0."""
 
 
 def share_of(max_decoded_bytes: int) -> int:
@@ -148,23 +146,19 @@ def _cells(cell: pa.ListScalar) -> list[dict[str, Any]]:
 
 def _fillers(schema: pa.Schema, count: int) -> pa.Table:
     own: dict[str, Any] = {"sample_id": "", "source": "", "row_index": FILLER_INDEX, "fields": "{}"}
-    own |= {"images": [], "videos": [], "error_type": "", "error_message": ""}
+    own |= {"images": [], "videos": [], "messages": "", "sampling": "", "error_type": "", "error_message": ""}
     return pa.table({field.name: pa.array([own.get(field.name)] * count, field.type) for field in schema}, schema)
 
 
-def without_fillers(table: pa.Table) -> pa.Table:
-    """The samples of a READ table."""
-    indices = table["row_index"]
-    if not pc.any(pc.equal(indices, FILLER_INDEX)).as_py():
-        return table
-    # Slices, and not `filter`, which would copy the encoded media.
-    places = [place for place, index in enumerate(indices.to_pylist()) if index != FILLER_INDEX]
-    return pa.concat_tables([table.slice(0, 0), *(table.slice(place, 1) for place in places)])
+def padded(function: Callable[[pa.Table], pa.Table], num_rows: int) -> Callable[[pa.Table], pa.Table]:
+    """The same function for tables with fillers, which it is not shown; what it makes gets fillers up to `num_rows`."""
 
+    def stage(table: pa.Table) -> pa.Table:
+        made = function(without_fillers(table))
+        missing = num_rows - made.num_rows
+        return made if missing <= 0 else pa.concat_tables([made, _fillers(made.schema, missing)])
 
-def unpadded(function: Callable[[pa.Table], pa.Table]) -> Callable[[pa.Table], pa.Table]:
-    """The same function for tables with fillers, which it is not shown."""
-    return lambda table: function(without_fillers(table))
+    return stage
 
 
 class Weighed(Datasource):  # type: ignore[misc]
