@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
 
-import numpy as np
 import pyarrow as pa
 
 import decoding.errors
@@ -22,6 +21,7 @@ from actors.engine_thread import EngineThread, ReportWaits, SteppedEngine, Suspe
 from actors.engines import make_engine
 from actors.events import Events
 from actors.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Holder, Journal, row_keys, told_of_deaths
+from actors.media import Media, without_fillers
 from actors.metrics import engine_metrics
 from actors.results import (
     Stamp,
@@ -37,7 +37,6 @@ from actors.results import (
 from configs.method import Method
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request, Sampling
-from models.clip import Clip
 
 
 class Pair(Protocol):
@@ -119,7 +118,8 @@ class Generate:
         )
 
     async def __call__(self, table: pa.Table) -> AsyncIterator[pa.Table]:
-        """Decode one table of the stage `decoded` and yield one table of results."""
+        """Decode one table of the stage `decoded` and yield one table of results, without what fills the table up."""
+        table = without_fillers(table)
         keys = row_keys(table)
         # Elsewhere, as all that waits for an answer: this loop serves every batch in flight.
         deaths = await asyncio.to_thread(self._holder.begin, keys)
@@ -147,7 +147,7 @@ class Generate:
         completions: dict[int, Completion] = {}
         names = ("sample_id", "messages", "sampling", "error_type")
         columns = {name: table.column(name).to_pylist() for name in names}
-        images, videos = table.column("images"), table.column("videos")
+        media = Media(table)
         for index, sample_id in enumerate(columns["sample_id"]):
             if columns["error_type"][index]:
                 continue
@@ -161,11 +161,12 @@ class Generate:
                 message = f"the target's chat template refuses this conversation: {error}"
                 completions[index] = failed(sample_id, decoding.errors.PROMPT_REFUSED, message)
                 continue
+            images, videos = media.of(index)
             requests[index] = Request(
                 sample_id=sample_id,
                 prompt=prompt,
-                images=rgb_images(images[index]),
-                videos=clips(videos[index]),
+                images=images,
+                videos=videos,
                 **self._drawn(columns["sampling"][index]),
             )
         return requests, completions
@@ -219,26 +220,3 @@ def result_values(completion: Completion) -> dict[str, Any]:
 def unrun_values(error_type: str, error_message: str) -> dict[str, Any]:
     """The columns of a row that failed before it reached the engine."""
     return result_values(failed("", error_type, error_message))
-
-
-def rgb_images(cell: pa.ListScalar) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], ...]:
-    """The images of one row, uint8 of shape (height, width, 3); copies, because Arrow's memory is read-only."""
-    if cell.values is None:
-        return ()
-    images = []
-    for image in cell.values:
-        shape = (image["height"].as_py(), image["width"].as_py(), 3)
-        images.append(np.frombuffer(image["rgb"].as_buffer(), dtype=np.uint8).reshape(shape).copy())
-    return tuple(images)
-
-
-def clips(cell: pa.ListScalar) -> tuple[Clip, ...]:
-    """The clips of one row, each with frames uint8 (T, height, width, 3); copies as well."""
-    if cell.values is None:
-        return ()
-    made = []
-    for clip in cell.values:
-        shape = (clip["num_frames"].as_py(), clip["height"].as_py(), clip["width"].as_py(), 3)
-        frames = np.frombuffer(clip["rgb"].as_buffer(), dtype=np.uint8).reshape(shape).copy()
-        made.append(Clip(frames, tuple(clip["timestamps_s"].as_py()), clip["fps"].as_py()))
-    return tuple(made)

@@ -39,7 +39,7 @@ from pipeline.media import DecodeOptions, decode_image, decode_table
 from pipeline.ray_session import session
 from pipeline.rows import result_schema
 from pipeline.video.sampling import Sampling
-from pipeline.video.worker import Limits, VideoWorker, resident_bytes
+from pipeline.video.worker import DecoderWorker, Limits, resident_bytes
 
 RESULTS = Path(__file__).parent / "results" / "decode.json"
 SIDE_PX = 336
@@ -69,7 +69,9 @@ def throughput(folder: Path, num_rows: int) -> dict[str, Any]:
 
 
 def _video_rate(path: str, decoder: str, num_rows: int) -> dict[str, float]:
-    worker = VideoWorker(decoder, Sampling(num_frames=NUM_FRAMES), Limits(max_side_px=SIDE_PX, worker_max_videos=NEVER))
+    worker = DecoderWorker(
+        decoder, Sampling(num_frames=NUM_FRAMES), Limits(max_side_px=SIDE_PX, worker_max_videos=NEVER)
+    )
     worker.decode(path)  # starts the process and loads the libraries
     began_s = time.process_time() + _child_cpu_s(worker)
     for _ in range(num_rows):
@@ -79,7 +81,7 @@ def _video_rate(path: str, decoder: str, num_rows: int) -> dict[str, float]:
     return _rate(num_rows, spent_s)
 
 
-def _child_cpu_s(worker: VideoWorker) -> float:
+def _child_cpu_s(worker: DecoderWorker) -> float:
     """CPU seconds of the decoders' process so far."""
     assert worker.pid is not None, "the process has been started"
     fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
@@ -118,7 +120,7 @@ def memory(folder: Path, num_short: int, num_long: int, long_s: int) -> dict[str
 def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> dict[str, Any]:
     """Peaks of resident memory over a run, of the decoders' process and of the one that it answers."""
     limits = Limits(max_side_px=224, worker_max_videos=worker_max_videos, timeout_s=600.0)
-    worker = VideoWorker(decoder, Sampling(num_frames=NUM_FRAMES, clip_s=WINDOW_S), limits)
+    worker = DecoderWorker(decoder, Sampling(num_frames=NUM_FRAMES, clip_s=WINDOW_S), limits)
     resident, parent, num_clips = [], [], 0
     for path in plan:
         num_clips += len(worker.decode(path))
@@ -280,7 +282,7 @@ def _decoder_rate(folder: Path) -> float:
     """Rows per second of wall time that one decoders' process gives here and now."""
     path = folder / "rate.mp4"
     write_video(path, 0, 96, 854, 480, 48)
-    worker = VideoWorker("auto", Sampling(num_frames=NUM_FRAMES), Limits(max_side_px=SIDE_PX))
+    worker = DecoderWorker("auto", Sampling(num_frames=NUM_FRAMES), Limits(max_side_px=SIDE_PX))
     worker.decode(str(path))
     began_s = time.monotonic()
     for _ in range(20):

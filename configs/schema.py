@@ -51,6 +51,10 @@ class Fetch(Section):
     """Hosts, with or without a port, that may have addresses of private networks; all others must be public."""
 
 
+MAX_IMAGES_PER_ROW = 64
+MAX_DECODED_BYTES = 1536 * 1024**2
+
+
 class Source(Section):
     """Where samples come from."""
 
@@ -74,8 +78,14 @@ class Source(Section):
     fetch: Fetch = Fetch()
     max_image_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
     max_image_pixels: Annotated[int, Field(ge=1)] = 64_000_000
-    max_side_px: Annotated[int, Field(ge=16)] | None = None
-    """Images and frames with a longer side are shrunk to it, before they travel to the actor."""
+    max_images_per_row: Annotated[int, Field(ge=1, le=10_000)] = MAX_IMAGES_PER_ROW
+    """A row with more images is a row error."""
+    max_side_px: Annotated[int, Field(ge=16)] | Literal["auto"] | None = "auto"
+    """Images and frames with a longer side are shrunk to it while they are decoded. `auto` takes a bound beyond what
+    the target's processor makes use of; null shrinks nothing."""
+    max_decoded_bytes: Annotated[int, Field(ge=16 * 1024**2)] = MAX_DECODED_BYTES
+    """Memory of one decoding task: its rows' images, encoded and decoded. Rows beyond it go to other tasks; the images
+    of one row may take a sixth of it. Videos have `video.max_decoded_bytes`."""
     video: Video = Video()
 
     @property
@@ -390,7 +400,7 @@ class CaptionJob(Section):
 
 def without_circumstances(content: dict[str, Any]) -> dict[str, Any]:
     """A job's content without the fields of its sections that say how it is had and on what it is made."""
-    for name in ("span_max_rows", "span_max_bytes", "fetch"):
+    for name in ("span_max_rows", "span_max_bytes", "fetch", "max_decoded_bytes"):
         del content["source"][name]
     for name in ("worker_max_videos", "worker_max_bytes"):
         del content["source"]["video"][name]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from ray.data import Dataset
 
 from actors.engine_thread import ReportWaits
+from actors.media import media_rows
 from actors.results import Stamp, Tally
 from configs.schema import CaptionJob
 from jobs.command import DONE, FAILED, REFUSED, Command
@@ -27,6 +28,8 @@ from pipeline.video.clips import some_frames
 
 NUM_FRAMES = preview.MAX_IMAGES_PER_ROW
 """Shown of a row's clips in the preview."""
+PREVIEW_AT_ONCE = 8
+"""Samples of the preview that are decoded together."""
 
 __all__ = ["DONE", "FAILED", "REFUSED", "main", "run"]
 
@@ -64,16 +67,20 @@ def results(plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits, lo
         tally=tally,
         flow=flow,
         log=log,
+        weigher=plan.weigher,
     )
 
 
 def preview_page(plan: Plan) -> str:
     """The page over the samples of a limited run, in the order of the source."""
-    decoded = plan.decode_first(min(plan.limit or preview.MAX_ROWS, preview.MAX_ROWS))
-    ids = decoded.column("sample_id").to_pylist()
-    cells = zip(ids, decoded.column("images").to_pylist(), decoded.column("videos").to_pylist(), strict=True)
-    images = {sample_id: (*pixels(cell), *some_frames(clips, NUM_FRAMES)) for sample_id, cell, clips in cells}
-    place = {sample_id: index for index, sample_id in enumerate(ids)}
+    images = {}
+    limit = min(plan.limit or preview.MAX_ROWS, preview.MAX_ROWS)
+    for decoded in plan.decode_first(limit, PREVIEW_AT_ONCE, preview.SIDE_PX):
+        shown, clips = decoded.column("images").to_pylist(), decoded.column("videos").to_pylist()
+        for sample_id, row in zip(decoded.column("sample_id").to_pylist(), media_rows(decoded), strict=True):
+            both = (*pixels(shown[row]), *some_frames(clips[row], NUM_FRAMES))
+            images[sample_id] = both[: preview.MAX_IMAGES_PER_ROW]
+    place = {sample_id: index for index, sample_id in enumerate(images)}
     columns = [name for name in plan.schema.names if name not in plan.manifest.keep.names]
     rows = [row for table in summary.read_tables(plan.output, (DATA, ERRORS), columns) for row in table.to_pylist()]
     rows.sort(key=lambda row: place.get(row["sample_id"], len(place)))

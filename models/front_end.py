@@ -19,6 +19,7 @@ from models import video
 from models.clip import Clip
 from models.content import Content
 from models.recent import Recent
+from models.useful_side import useful_side_px
 
 ELSEWHERE = frozenset(
     ("name_or_path", "vocab_file", "tokenizer_file", "merges_file", "is_local", "local_files_only", "chat_template")
@@ -60,6 +61,15 @@ class FrontEnd:
             return None
         options = {name: str(value) for name, value in self.tokenizer.init_kwargs.items() if name not in ELSEWHERE}
         return core.to_str(), options, self.processor.to_dict() if self.takes_images else None
+
+    @property
+    def useful_side_px(self) -> int | None:
+        """The longer side beyond which the processor has no use for an image or a frame; None where that is unknown.
+
+        See `models.useful_side`.
+        """
+        parts = (getattr(self.processor, name, None) for name in ("image_processor", video.VIDEO_PART))
+        return useful_side_px([part for part in parts if part is not None]) if self.takes_images else None
 
     @property
     def special_tokens(self) -> tuple[str, ...]:

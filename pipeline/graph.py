@@ -8,9 +8,11 @@ So every task makes one block, rows in input order, or the very same blocks agai
 switched off for that, and rows bound the size of a block instead:
 
     read      one span of the manifest, still encoded: `source.span_max_rows` rows or `source.span_max_bytes`
-    cut       slices of `pool.batch_rows` rows, still encoded: the driver decides where, so a retry cuts there again
-    decode    those rows as RGB, one block; `source.max_side_px` bounds it further. One row at a time where
-              `source.video.clip_s` makes many of each; what rows were made of one are then cut again
+    cut       slices of `pool.batch_rows` rows, still encoded: the driver decides where, so a retry cuts there again.
+              Rows that are heavy once decoded, or have several prompts, count for several (`pipeline.weighing`), so
+              that `source.max_decoded_bytes` bounds a decoding task
+    decode    those rows as RGB, one block. One row at a time where `source.video.clip_s` makes many of each; what rows
+              were made of one are then cut again
     generate  those rows as text, one block
     prepare   rows of `pool.batch_rows` prompts, their ready features with them
     draw      those prompts' images as codes, one block of `sampling.num_images_per_prompt` rows for each
@@ -42,7 +44,9 @@ from actors.paint import LoadPainter, Paint, load_painter
 from actors.results import Stamp, Tally
 from configs.schema import ActorPool, CaptionJob, EnginePool
 from configs.synthesis import SynthesizeJob
+from pipeline.asking import MAX_PROMPTS
 from pipeline.flight_log import FlightLog, journalled
+from pipeline.weighing import Weighed, Weigher, padded
 
 MAX_ACTOR_RESTARTS = 100
 """Of one actor over the whole job; losing its machine counts too."""
@@ -84,17 +88,31 @@ def caption_dataset(
     tally: Tally | None = None,
     flow: ReportWaits | None = None,
     log: FlightLog | None = None,
+    weigher: Weigher | None = None,
 ) -> Dataset:
-    """The lazy dataset of results: everything but the write. `decode` maps a READ table to a DECODED table."""
-    pool = config.pool
+    """The lazy dataset of results: everything but the write. `decode` maps a READ table to a DECODED table.
+
+    With a weigher, decoding tasks are cut by what their rows weigh; without, by rows alone.
+    """
+    pool, cuts_videos = config.pool, config.source.video.clip_s is not None
+    shares_media = config.columns.prompts is not None and not cuts_videos
+    assert weigher is not None or not shares_media, "rows that share pixels travel in one block"
     # One video may become hundreds of clips: then each is a task of its own.
-    decode_rows = pool.batch_rows if config.source.video.clip_s is None else 1
-    batches = read_batches(datasource, num_spans, decode_rows, pool.max_ahead_bytes, pool.decode_label_selector)
-    decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, log, pool.decode_label_selector)
-    if config.multiplies_rows:
-        decoded = cut(decoded, pool.batch_rows)
+    decode_rows = 1 if cuts_videos else pool.batch_rows
+    source = Weighed(datasource, weigher) if weigher is not None and not cuts_videos else datasource
+    batches = read_batches(source, num_spans, decode_rows, pool.max_ahead_bytes, pool.decode_label_selector)
+    labels = pool.decode_label_selector
+    block_rows = pool.batch_rows
+    pad_to = None
+    if weigher is not None and not cuts_videos:
+        # Ray joins blocks until they have the rows of a batch: each has them by itself.
+        pad_to = block_rows = pool.batch_rows + (MAX_PROMPTS if shares_media else 0)
+    decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, log, labels, pad_to)
+    if cuts_videos:
+        block_rows = pool.batch_rows if weigher is None else weigher.rows_of_clips
+        decoded = cut(decoded, block_rows)
     arguments = {"load": load, "tally": tally, "flow": flow}
-    return map_actors(decoded, Generate, (config, schema, stamp), arguments, pool, log)
+    return map_actors(decoded, Generate, (config, schema, stamp), arguments, pool, log, block_rows)
 
 
 def synthesis_dataset(
@@ -164,13 +182,17 @@ def map_tasks(
     num_cpus: float,
     log: FlightLog | None = None,
     labels: dict[str, str] | None = None,
+    pad_to: int | None = None,
 ) -> Dataset:
     """A function of tables on CPUs, one task for a batch, under the name that Ray shows.
 
-    With a log the rows are READ rows, and what kills the function's process is one of them.
+    With a log the rows are READ rows, and what kills the function's process is one of them. With `pad_to`, the function
+    gets tables without their filler rows, and what it makes of them is filled up to so many rows.
     """
     if log is not None:
         function = journalled(function, log.of(name))
+    if pad_to is not None:
+        function = padded(function, pad_to)
     with warnings.catch_warnings():
         # Ray 2.60 means to drop free remote arguments in 2.64, and has no other way yet to bound retries.
         warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
@@ -193,8 +215,12 @@ def map_actors(
     keywords: dict[str, Any],
     pool: ActorPool,
     log: FlightLog | None = None,
+    batch_rows: int | None = None,
 ) -> Dataset:
-    """A pool of actors that each hold a model; with a log they write down which rows they hold."""
+    """A pool of actors that each hold a model; with a log they write down which rows they hold.
+
+    An actor gets `batch_rows` rows at a time, by default `pool.batch_rows`.
+    """
     if log is not None:
         keywords = {**keywords, "journal": log.of("engine")}
     with warnings.catch_warnings():
@@ -204,7 +230,7 @@ def map_actors(
             actor,
             fn_constructor_args=arguments,
             fn_constructor_kwargs=keywords,
-            batch_size=pool.batch_rows,
+            batch_size=batch_rows or pool.batch_rows,
             batch_format="pyarrow",
             zero_copy_batch=True,
             compute=pool_strategy(pool),

@@ -1,222 +1,147 @@
 """Media: encoded images and videos to uint8 RGB pixels, and prompts filled, row by row; errors stay in their row.
 
-A plain function on Arrow tables (READ to DECODED), so that it runs wherever CPUs are. Knows Pillow and the prompt; no
-model's sizes or normalisation, and videos only as `pipeline.video.clips` has them.
+A plain function on Arrow tables (READ to DECODED), so that it runs wherever CPUs are. Images and videos are decoded in
+the one process of `pipeline.video.worker`; this one reads stores, holds credentials and opens no image itself. Knows
+the prompt; no model's sizes or normalisation, and videos only as `pipeline.video.clips` has them.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import logging
-import os
-import threading
-import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from PIL import ExifTags, Image, UnidentifiedImageError
 
-from configs.schema import Source
+from configs.schema import MAX_DECODED_BYTES, MAX_IMAGES_PER_ROW, Source
+from pipeline import pixels as image_pixels
 from pipeline import prompts, rows
 from pipeline.asking import Asked, Asking
+from pipeline.pixel_column import PixelColumn
 from pipeline.rows import RowError
 from pipeline.sources.uris import Fetcher
-from pipeline.video.clips import NO_SPAN, Span, VideoOptions, clip_column, decode_videos, span_columns
+from pipeline.video.clips import (
+    NO_SPAN,
+    Span,
+    VideoOptions,
+    clip_column,
+    close_worker,
+    decode_videos,
+    image_worker,
+    span_columns,
+)
 from pipeline.video.worker import DecodedClip
-
-# Pillow logs some damage as errors; what is wrong with an image is told by its row.
-logging.getLogger("PIL").setLevel(logging.CRITICAL)
+from pipeline.weighing import media_of, share_of
 
 MAX_MESSAGE_CHARS = 500
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
-"""What is taken for an image; formats that run interpreters or embed files (EPS, PDF, ICO, …) are left out."""
-
-MAX_ASPECT = 200
-"""Processors that bring the shorter side to a fixed size would make gigabytes of a thread; Qwen's refuse the same."""
-
-_TURNS = {
-    2: (Image.Transpose.FLIP_LEFT_RIGHT,),
-    3: (Image.Transpose.ROTATE_180,),
-    4: (Image.Transpose.FLIP_TOP_BOTTOM,),
-    5: (Image.Transpose.TRANSPOSE,),
-    6: (Image.Transpose.ROTATE_270,),
-    7: (Image.Transpose.TRANSVERSE,),
-    8: (Image.Transpose.ROTATE_90,),
-}
-"""EXIF orientation to what puts the picture upright (Exif 2.3, tag 0x0112)."""
+FETCHED_AT_ONCE = 32
+"""URIs that are fetched together at most, unless one row names more: each may then have 8 MiB by default before it has
+to be fetched alone."""
 
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How rows are decoded: what they are asked, the pixel limit, the longer side that images are shrunk to (None: as
-    is), who fetches images that rows name by URI, and how videos are decoded."""
+    """How rows are decoded: what they are asked, the limits on images, the longer side that images are shrunk to (None:
+    as is), who fetches images that rows name by URI, and how videos are decoded."""
 
     asking: Asking
     max_image_pixels: int = 64_000_000
     max_side_px: int | None = None
     fetcher: Fetcher | None = None
     videos: VideoOptions | None = None
+    max_images_per_row: int = MAX_IMAGES_PER_ROW
+    max_decoded_bytes: int = MAX_DECODED_BYTES
 
     @classmethod
     def of(cls, source: Source, root: str, asking: Asking) -> DecodeOptions:
-        """The options of a job on this source, whose root is `root` as a URL."""
-        fetcher, videos = Fetcher(source, root), VideoOptions.of(source, root)
-        return cls(asking, source.max_image_pixels, source.max_side_px, fetcher, videos)
+        """The options of a job on this source, whose root is `root` as a URL.
+
+        `source.max_side_px` has been resolved (`pipeline.plan.resolve_side`); `auto` that has not keeps everything.
+        """
+        return cls(
+            asking,
+            source.max_image_pixels,
+            source.max_side_px if isinstance(source.max_side_px, int) else None,
+            Fetcher(source, root),
+            VideoOptions.of(source, root),
+            source.max_images_per_row,
+            source.max_decoded_bytes,
+        )
+
+    def shrunk_to(self, side_px: int) -> DecodeOptions:
+        """The same options with a longer side of `side_px` at most."""
+        side = side_px if self.max_side_px is None else min(side_px, self.max_side_px)
+        videos = self.videos
+        if videos is not None:
+            videos = replace(videos, limits=replace(videos.limits, max_side_px=side))
+        return replace(self, max_side_px=side, videos=videos)
+
+    @property
+    def row_bytes(self) -> int:
+        """Most bytes of one row's images, encoded and decoded."""
+        return share_of(self.max_decoded_bytes)
+
+
+close_decoder = close_worker
+"""End this process's decoders' process, if it has one."""
 
 
 def decode_image(data: bytes, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
-    """One encoded image as uint8 RGB (height, width, 3): upright, alpha over white, first frame of several.
+    """One encoded image as uint8 RGB (height, width, 3), decoded in this process: for images that this job has made.
 
     Raises:
-        RowError: `not_an_image`, `image_too_large` (known before any pixel is decoded), `broken_image`,
-            `unsupported_image`.
+        RowError: see `pipeline.pixels.decode`.
     """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        image = _open(data, max_pixels)
-        try:
-            with _LIBTIFF if image.format == "TIFF" else nullcontext():
-                image.load()
-            upright = _to_rgb(image)
-            for turn in _TURNS.get(_orientation(image), ()):
-                upright = upright.transpose(turn)
-        except RowError:
-            raise
-        except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, …
-            raise RowError("broken_image", f"the {image.format} image cannot be decoded: {error}") from None
-    if max_side_px is not None and max(upright.size) > max_side_px:
-        scale = max_side_px / max(upright.size)
-        size = (max(1, round(upright.width * scale)), max(1, round(upright.height * scale)))
-        upright = upright.resize(size, Image.Resampling.LANCZOS)
-    return np.asarray(upright)
-
-
-def _open(data: bytes, max_pixels: int) -> Image.Image:
-    """The image with its header read and its size judged; Pillow's own pixel limit is replaced by ours meanwhile."""
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
-        image = Image.open(io.BytesIO(data), formats=_installed_formats())
-    except UnidentifiedImageError:
-        raise RowError("not_an_image", f"{len(data)} bytes that are no image of a known format") from None
-    except Exception as error:  # a header that is recognised and then makes no sense
-        raise RowError("broken_image", f"the image's header cannot be read: {error}") from None
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
-    if image.width * image.height > max_pixels:
-        raise RowError(
-            "image_too_large",
-            f"{image.width} x {image.height} pixels are more than source.max_image_pixels ({max_pixels})",
-        )
-    if max(image.size) > MAX_ASPECT * min(image.size):
-        raise RowError(
-            "unsupported_image", f"sides of {image.width} and {image.height} pixels are more than {MAX_ASPECT} to 1"
-        )
-    return image
-
-
-class _SilentStderr:
-    """Sends file descriptor 2 to nowhere: libtiff writes there by itself about damaged files. One thread at a time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._saved: int | None = None
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        try:
-            self._saved = os.dup(2)
-        except OSError:  # closed already: nothing to silence
-            self._saved = None
-            return
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
-
-    def __exit__(self, *_: object) -> None:
-        if self._saved is not None:
-            os.dup2(self._saved, 2)
-            os.close(self._saved)
-        self._lock.release()
-
-
-_LIBTIFF = _SilentStderr()
-
-
-def _installed_formats() -> list[str]:
-    Image.init()
-    return [name for name in FORMATS if name in Image.OPEN]
-
-
-def _to_rgb(image: Image.Image) -> Image.Image:
-    """The loaded image in mode RGB, alpha over white.
-
-    Raises:
-        RowError: `unsupported_image` for pixels whose range or colour is not defined.
-    """
-    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
-        # 65535 is white; Pillow's own conversion would cut everything above 255 off.
-        grey = np.asarray(image).astype(np.int64).clip(0, 65535)
-        return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")
-    if image.mode in ("I", "F", "LAB", "HSV"):
-        message = f"pixels of mode {image.mode!r} ({image.format}) have no agreed range or colour"
-        raise RowError("unsupported_image", message)
-    if image.has_transparency_data:
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
-    return image.convert("RGB")
-
-
-def _orientation(image: Image.Image) -> int:
-    """EXIF orientation 1 to 8; 1 where the EXIF block is damaged, which is no reason to lose the picture."""
-    try:
-        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:
-        return 1
+        return image_pixels.decode(data, max_pixels, max_side_px)
+    except image_pixels.PixelError as error:
+        raise RowError(error.code, error.message) from None
 
 
 @dataclass(frozen=True)
 class _Decoded:
-    """One row as decoded: `of` is the index of the row that it was made of."""
+    """One row as decoded, without its images: `of` is the index of the row that it was made of."""
 
     of: int
     sample_id: str
     span: Span = NO_SPAN
-    images: Sequence[NDArray[np.uint8]] = ()
     videos: Sequence[DecodedClip] = ()
     asked: Asked | None = None
     error: tuple[str, str] = ("", "")
 
 
-def decode_table(table: pa.Table, options: DecodeOptions) -> pa.Table:
+def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[str] = frozenset()) -> pa.Table:
     """Decode every row's images and videos and fill its prompt: READ to DECODED, in the same order.
 
-    As many rows, unless videos are cut into clips or rows have several prompts. A row that arrives with an error
-    passes; one that fails here gets its code, no pixels and no messages.
+    As many rows, unless videos are cut into clips or rows have several prompts. Of several prompts about the same media
+    only the first row holds them (see `actors.media.media_rows`). A row that arrives with an error passes; one that
+    fails here gets its code, no pixels and no messages. Rows whose ids are `present` are left out.
     """
     keep = rows.kept_fields(table.schema)
-    codes = table["error_type"].to_pylist()
-    asked: list[_Asked | RowError | None] = [
-        None if code else _ask(table, index, options) for index, code in enumerate(codes)
-    ]
-    fetched = _fetch_all([row.images for row in asked if isinstance(row, _Asked)], options)
+    column = PixelColumn(options.row_bytes)
     decoded: list[_Decoded] = []
-    for index, (sample_id, row) in enumerate(zip(table["sample_id"].to_pylist(), asked, strict=True)):
-        asked[index] = None  # what is decoded need not stay encoded
+    codes, sample_ids = table["error_type"].to_pylist(), table["sample_id"].to_pylist()
+    for index, row, fetched in _asked_rows(table, codes, options):
+        sample_id = sample_ids[index]
         if row is None:
-            decoded.append(_Decoded(index, sample_id, error=(codes[index], table["error_message"][index].as_py())))
-            continue
-        try:
-            if isinstance(row, RowError):
-                raise row
-            decoded += _decode_row(index, sample_id, row, fetched, options)
-        except RowError as error:
-            message = prompts.whole_text(error.message)[:MAX_MESSAGE_CHARS]
-            decoded.append(_Decoded(index, sample_id, error=(error.code, message)))
+            made = [_Decoded(index, sample_id, error=(codes[index], table["error_message"][index].as_py()))]
+        else:
+            try:
+                if isinstance(row, RowError):
+                    raise row
+                made = _decode_row(index, sample_id, row, fetched, column, options, present)
+                decoded += made
+                continue
+            except RowError as error:
+                message = prompts.whole_text(error.message)[:MAX_MESSAGE_CHARS]
+                made = [_Decoded(index, sample_id, error=(error.code, message))]
+        column.forget_row()
+        if sample_id not in present:
+            decoded += made
+            column.end_row()
     taken = pa.array([row.of for row in decoded], pa.int64())
     questions = [row.asked for row in decoded]
     columns = {
@@ -225,7 +150,7 @@ def decode_table(table: pa.Table, options: DecodeOptions) -> pa.Table:
         **span_columns([row.span for row in decoded]),
         "prompt_index": pa.array([one and one.index for one in questions], pa.int32()),
         "num_prompts": pa.array([one and one.num_asked for one in questions], pa.int32()),
-        "images": image_column([row.images for row in decoded]),
+        "images": column.finish(),
         "videos": clip_column([row.videos for row in decoded]),
         "messages": pa.array(
             [json.dumps(one.messages, ensure_ascii=False) if one else "" for one in questions], pa.string()
@@ -240,11 +165,7 @@ def decode_table(table: pa.Table, options: DecodeOptions) -> pa.Table:
 
 def decode_missing(table: pa.Table, options: DecodeOptions, present: frozenset[str] = frozenset()) -> pa.Table:
     """`decode_table` without rows that an earlier attempt has made: of one sample some may be there."""
-    decoded = decode_table(table, options)
-    if not present:
-        return decoded
-    missing = [sample_id not in present for sample_id in decoded["sample_id"].to_pylist()]
-    return decoded.filter(pa.array(missing, pa.bool_()))
+    return decode_table(table, options, present)
 
 
 @dataclass(frozen=True)
@@ -255,75 +176,142 @@ class _Asked:
     images: Sequence[dict[str, Any]]
     videos: Sequence[dict[str, Any]]
 
+    @property
+    def uris(self) -> list[str]:
+        """Of its images that are fetched."""
+        return [image["uri"] for image in self.images if image["bytes"] is None]
+
+
+Fetched = Mapping[str, bytes | RowError]
+
+
+def _asked_rows(
+    table: pa.Table, codes: Sequence[str], options: DecodeOptions
+) -> Iterator[tuple[int, _Asked | RowError | None, Fetched]]:
+    """The rows in order, each with its index and what was fetched of its images; those with an error are None.
+
+    Images are fetched for a few rows at a time, so that what is held encoded does not grow with the table.
+    """
+    at_once = FETCHED_AT_ONCE if options.fetcher is None else options.fetcher.source.fetch.max_parallel
+    at_once = min(at_once, FETCHED_AT_ONCE)
+    window: list[tuple[int, _Asked | RowError | None]] = []
+    uris: list[str] = []
+    for index, code in enumerate(codes):
+        row = None if code else _ask(table, index, options)
+        window.append((index, row))
+        uris += row.uris if isinstance(row, _Asked) else []
+        if len(uris) >= at_once or not uris or index + 1 == len(codes):
+            fetched = _fetch(list(dict.fromkeys(uris)), options)
+            for place, one in window:
+                yield place, one, fetched
+            window, uris = [], []
+
 
 def _ask(table: pa.Table, index: int, options: DecodeOptions) -> _Asked | RowError:
     try:
         fields = json.loads(table["fields"][index].as_py())
-        own = table["images"][index].as_py(), table["videos"][index].as_py()
-        questions, *media = options.asking.ask(fields, *own)
+        questions, *media = options.asking.ask(fields, *media_of(table, index))
+        images, videos = ([_NAMED | {"uri": one} if isinstance(one, str) else one for one in cell] for cell in media)
+        _check_row(images, options)
     except RowError as error:
         return error
-    by_uri = [[_NAMED | {"uri": one} if isinstance(one, str) else one for one in cell] for cell in media]
-    return _Asked(questions, *by_uri)
+    return _Asked(questions, images, videos)
 
 
 _NAMED: dict[str, Any] = dict.fromkeys(("bytes", "uri", "path", "offset", "size"))
 
 
+def _check_row(images: Sequence[dict[str, Any]], options: DecodeOptions) -> None:
+    if len(images) > options.max_images_per_row:
+        limit = f"source.max_images_per_row ({options.max_images_per_row})"
+        raise RowError("too_many_images", f"the row has {len(images)} images, more than {limit}")
+    encoded = sum(image["bytes"].size for image in images if image["bytes"] is not None)
+    if encoded > options.row_bytes:
+        raise RowError("row_too_large", f"the row's encoded images have {encoded} bytes, more than {_limit(options)}")
+
+
+def _limit(options: DecodeOptions) -> str:
+    return f"{options.row_bytes} bytes, the share of one row in source.max_decoded_bytes ({options.max_decoded_bytes})"
+
+
 def _decode_row(
-    index: int, sample_id: str, row: _Asked, fetched: Mapping[str, bytes | RowError], options: DecodeOptions
+    index: int,
+    sample_id: str,
+    row: _Asked,
+    fetched: Fetched,
+    column: PixelColumn,
+    options: DecodeOptions,
+    present: Collection[str],
 ) -> list[_Decoded]:
     """The rows that one row makes: itself, or one for each clip of its video and each of its prompts."""
-    pixels = _decode_all(row.images, fetched, options)
+    cuts = bool(row.videos) and options.videos is not None and options.videos.sampling.clip_s is not None
+    if not cuts and all(question.name(sample_id) in present for question in row.questions):
+        return []
+    _decode_images(row.images, fetched, column, options)
     clips: Sequence[tuple[Span, Sequence[DecodedClip]]] = [(NO_SPAN, ())]
-    cuts = False
     if row.videos:
         assert options.videos is not None, "rows have videos, and nobody decodes them"
         clips = decode_videos(row.videos, options.videos)
-        cuts = options.videos.sampling.clip_s is not None
-    return [
-        _Decoded(index, question.name(span.name(sample_id) if cuts else sample_id), span, pixels, frames, question)
-        for span, frames in clips
-        for question in row.questions
-    ]
+    made: list[_Decoded] = []
+    for span, frames in clips:
+        for question in row.questions:
+            name = question.name(span.name(sample_id) if cuts else sample_id)
+            if name in present:
+                continue
+            if made and cuts:  # rows of clips are cut apart afterwards, so each holds its own
+                for image in column.last_row():
+                    column.add_copy(image)
+            column.end_row()
+            shown = frames if cuts or not made else ()
+            made.append(_Decoded(index, name, span, shown, question))
+    if not made:
+        column.forget_row()
+    return made
 
 
-def _fetch_all(cells: Sequence[Sequence[dict[str, Any]]], options: DecodeOptions) -> dict[str, bytes | RowError]:
-    """Bytes or error by URI of all the images that rows name by URI."""
-    uris = [image["uri"] for cell in cells for image in cell if image["bytes"] is None]
+def _fetch(uris: Sequence[str], options: DecodeOptions) -> dict[str, bytes | RowError]:
+    """Bytes or error by URI; together at most `row_bytes`. Larger ones are fetched one by one when their turn comes."""
     if not uris:
         return {}
     assert options.fetcher is not None, "rows name images by URI, and nobody fetches them"
-    return options.fetcher.fetch(uris)
+    most = options.fetcher.source.max_image_bytes
+    each = min(most, options.row_bytes // len(uris))
+    fetched = options.fetcher.fetch(list(uris), each)
+    if each == most:
+        return fetched
+    return {uri: data for uri, data in fetched.items() if not _is_too_large(data)}
 
 
-def _decode_all(
-    cell: Sequence[dict[str, Any]], fetched: Mapping[str, bytes | RowError], options: DecodeOptions
-) -> list[NDArray[np.uint8]]:
-    decoded = []
+def _is_too_large(data: bytes | RowError) -> bool:
+    return isinstance(data, RowError) and data.code == "image_too_large"
+
+
+def _decode_images(
+    cell: Sequence[dict[str, Any]], fetched: Fetched, column: PixelColumn, options: DecodeOptions
+) -> None:
+    """Decode one row's images into the column."""
+    if not cell:
+        return
+    worker = image_worker(options.videos, options.max_image_pixels, options.max_side_px)
     for number, image in enumerate(cell, start=1):
         try:
-            data = fetched[image["uri"]] if image["bytes"] is None else image["bytes"]
+            data = image["bytes"]
+            if data is None:
+                data = fetched[image["uri"]] if image["uri"] in fetched else _fetch_one(image["uri"], options)
             if isinstance(data, RowError):
                 raise data
-            decoded.append(decode_image(data, options.max_image_pixels, options.max_side_px))
+            left = options.row_bytes - column.row_bytes
+            column.add_image(*worker.decode_image(data, column.take, left, _limit(options)))
         except RowError as error:
             if len(cell) == 1:
                 raise
             raise RowError(error.code, f"image {number} of {len(cell)}: {error.message}") from None
-    return decoded
 
 
-def image_column(cells: Sequence[Sequence[NDArray[np.uint8]]]) -> pa.Array:
-    """Rows of RGB images (height, width, 3) as a column `list<struct<height, width, rgb>>`."""
-    flat = [image for cell in cells for image in cell]
-    parts = [
-        pa.array([image.shape[0] for image in flat], pa.int32()),
-        pa.array([image.shape[1] for image in flat], pa.int32()),
-        pa.array([image.tobytes() for image in flat], pa.large_binary()),
-    ]
-    offsets = np.concatenate([[0], np.cumsum([len(cell) for cell in cells])]).astype(np.int32)
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.StructArray.from_arrays(parts, fields=list(rows.PIXELS)))
+def _fetch_one(uri: str, options: DecodeOptions) -> bytes | RowError:
+    assert options.fetcher is not None, "the URI was tried before"
+    [data] = options.fetcher.fetch([uri], min(options.fetcher.source.max_image_bytes, options.row_bytes)).values()
+    return data
 
 
 def pixels(cell: Sequence[dict[str, Any]]) -> tuple[NDArray[np.uint8], ...]:

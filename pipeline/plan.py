@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,10 +34,12 @@ from pipeline.overlap import refuse_overlap
 from pipeline.resume import AS_BEFORE, Earlier, Going, look_back
 from pipeline.rows import result_schema
 from pipeline.video import checks
+from pipeline.weighing import Weigher
 
 if TYPE_CHECKING:
     from actors.image_pair import ImagePairInfo
     from actors.pair import PairInfo
+    from models.front_end import FrontEnd
 
 NUM_ROWS_LOOKED_AT = 20
 
@@ -143,10 +145,19 @@ class Plan(JobPlan):
         """What the decoding stage needs to know."""
         return DecodeOptions.of(self.config.source, self.manifest.root, self.asking)
 
-    def decode_first(self, limit: int) -> pa.Table:
-        """The first rows, read and decoded in this process."""
+    @property
+    def weigher(self) -> Weigher:
+        """What cuts decoding tasks."""
+        return Weigher.of(self.config.source, self.config.pool.batch_rows, self.asking)
+
+    def decode_first(self, limit: int, at_once: int = 1, max_side_px: int | None = None) -> Iterator[pa.Table]:
+        """The first rows, read by this process, in tables of `at_once` samples; shrunk to `max_side_px` where given."""
         rows = read_first(self.config.source, self.manifest, self.fields, limit)
-        return decode_table(rows, self.decode_options)
+        options = self.decode_options
+        if max_side_px is not None:
+            options = options.shrunk_to(max_side_px)
+        for start in range(0, rows.num_rows, at_once):
+            yield decode_table(rows.slice(start, at_once), options)
 
 
 def make_plan(
@@ -162,12 +173,21 @@ def make_plan(
     import actors.pair  # torch and transformers, which a refusal above need not wait for
 
     config, pair = weights.check(config, actors.pair.check, runs_here(config))
+    config = resolve_side(config, pair.front_end)
     checks.check(config.source, pair.front_end.takes_videos, config.model.target.path)
     needs = needs_of(config.source, Asking.of(config), config.sink.keep_columns)
     reopened = reopen(needs, output, going.accept_touched)
     plan = look_back(Plan(config, pair, reopened.manifest, output, limit, going), reopened.gone)
     check_plan(plan, probe_output)
     return plan
+
+
+def resolve_side(config: CaptionJob, front_end: FrontEnd) -> CaptionJob:
+    """The job with a number, or null, in place of `source.max_side_px: auto`."""
+    if config.source.max_side_px != "auto":
+        return config
+    source = config.source.model_copy(update={"max_side_px": front_end.useful_side_px})
+    return config.model_copy(update={"source": source})
 
 
 def open_output(config: CaptionJob | SynthesizeJob) -> OutputDir:
@@ -324,11 +344,12 @@ def _sampling(config: CaptionJob) -> str:
 
 def first_prompt(plan: Plan) -> str:
     """The first rendered prompt, with its sample's id; says what is wrong when no row looked at can be rendered."""
-    table = plan.decode_first(NUM_ROWS_LOOKED_AT if plan.limit is None else min(plan.limit, NUM_ROWS_LOOKED_AT))
-    columns = [table.column(name).to_pylist() for name in ("sample_id", "messages", "error_type", "error_message")]
+    limit = NUM_ROWS_LOOKED_AT if plan.limit is None else min(plan.limit, NUM_ROWS_LOOKED_AT)
     problems = []
-    for sample_id, messages, error_type, error_message in zip(*columns, strict=True):
-        if not error_type:
-            return f"first prompt ({sample_id}):\n{plan.pair.render(json.loads(messages))}"
-        problems.append(f"  {sample_id}: {error_type}: {error_message}")
+    for table in plan.decode_first(limit):
+        columns = [table.column(name).to_pylist() for name in ("sample_id", "messages", "error_type", "error_message")]
+        for sample_id, messages, error_type, error_message in zip(*columns, strict=True):
+            if not error_type:
+                return f"first prompt ({sample_id}):\n{plan.pair.render(json.loads(messages))}"
+            problems.append(f"  {sample_id}: {error_type}: {error_message}")
     return "\n".join([f"none of the first {len(problems)} rows can be used:", *problems[:5]])

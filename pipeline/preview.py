@@ -19,6 +19,8 @@ from PIL import Image
 MAX_ROWS = 500
 MAX_IMAGES_PER_ROW = 4
 THUMBNAIL_PX = 224
+SIDE_PX = 2 * THUMBNAIL_PX
+"""Longer side of the images that a page is made of."""
 MAX_TEXT_CHARS = 20_000
 
 _PAGE = """<!doctype html>
@@ -100,7 +102,7 @@ def _acceptance(row: Mapping[str, Any]) -> str:
 def thumbnail_uri(image: NDArray[np.uint8]) -> str:
     """A small JPEG of an RGB image (height, width, 3) as a data URI."""
     picture = Image.fromarray(image)
-    picture.thumbnail((2 * THUMBNAIL_PX, 2 * THUMBNAIL_PX))
+    picture.thumbnail((SIDE_PX, SIDE_PX))
     buffer = io.BytesIO()
     picture.save(buffer, format="JPEG", quality=80)
     return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")

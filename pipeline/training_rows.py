@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from actors.generate import clips, rgb_images
+from actors.media import clips, rgb_images
 from actors.teaching import Row
 from configs.training import ImageColumns, TrainDrafterJob
 from models.head_training import key_of

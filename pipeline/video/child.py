@@ -1,9 +1,12 @@
-"""The decoders' process: takes one video after the other and answers with clips. Started by `pipeline.video.worker`.
+"""The decoders' process: decodes images and videos one after the other. Started by `pipeline.video.worker`.
 
-Native decoders of hostile files crash, leak and hang. So nothing else lives here: no credentials in the environment, no
-Ray, no result that is not sent; memory is bounded by the system, and a video that takes too long ends the process.
+Native decoders of hostile files crash, leak and hang. So nothing else runs here: no credentials in the environment, no
+Ray, no store and no network; memory is bounded by the system, and a file that takes too long ends the process. The
+bytes of an image come over the pipe; a video comes as a path of this machine.
 
     python -m pipeline.video.child REQUESTS_FD ANSWERS_FD MAX_BYTES DECODER
+
+DECODER is a value of `source.video.decoder`, or `none` for a process that is sent images only.
 """
 
 from __future__ import annotations
@@ -14,21 +17,32 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline import pixels
 from pipeline.video import messages
-from pipeline.video.container import Video, VideoError, probe
-from pipeline.video.decode import import_decoders, read_frames
+from pipeline.video.errors import VideoError
 from pipeline.video.sampling import Sampling, SamplingError, Window, windows
 
+if TYPE_CHECKING:
+    from pipeline.video.container import Video
+
+NO_VIDEOS = "none"
 NUM_NEEDED_FRAMES = 2
 """With room for fewer frames than this left at the worst moment, a failure was for want of memory."""
 GRACE_S = 5.0
 """How long after its time limit a video may go on before the system ends the process: the supervisor is faster, but it
 may be gone."""
+
+
+def probe(path: str, max_pixels: int) -> Video:
+    """See `pipeline.video.container.probe`; a process for images alone loads no video library."""
+    from pipeline.video import container
+
+    return container.probe(path, max_pixels)
 
 
 def main() -> None:
@@ -38,7 +52,11 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with os.fdopen(requests, "rb") as source, os.fdopen(answers, "wb") as sink:
         try:
-            import_decoders(decoder)
+            if decoder != NO_VIDEOS:
+                from pipeline.video.decode import import_decoders
+
+                import_decoders(decoder)
+            pixels.installed_formats()
         except ImportError as error:
             sink.write(messages.pack({"kind": "failed", "message": str(error)}))
             return
@@ -47,13 +65,14 @@ def main() -> None:
         sink.flush()
         while True:
             try:
-                request, _ = messages.receive(lambda count: _exactly(source, count))
+                request, data = messages.receive(lambda count: _exactly(source, count))
             except EOFError:
                 return
             signal.setitimer(signal.ITIMER_REAL, request["timeout_s"] + GRACE_S)
-            for part in _answer(request):
+            for part in _answer_image(request, data) if request.get("kind") == "image" else _answer(request):
                 sink.write(part)
             sink.flush()
+            del data
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
@@ -80,6 +99,25 @@ def _bound_memory(max_bytes: int) -> None:
     if statm.exists():
         used = int(statm.read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (used + max_bytes, used + max_bytes))
+
+
+def _answer_image(request: dict[str, Any], data: bytes | bytearray) -> Iterator[bytes | memoryview]:
+    """The messages for one image: its pixels and an end, or an error."""
+    try:
+        rgb = pixels.decode(data, request["max_pixels"], request["max_side_px"])
+        height, width = rgb.shape[:2]
+        if rgb.nbytes > request["max_decoded_bytes"]:
+            message = f"with its image of {width} x {height} the row takes more than {request['row_limit']}"
+            yield messages.pack({"kind": "error", "code": "row_too_large", "message": message})
+            return
+        yield messages.pack({"kind": "image", "height": height, "width": width}, rgb.nbytes)
+        yield np.ascontiguousarray(rgb).data.cast("B")
+        yield messages.pack({"kind": "end"})
+    except pixels.PixelError as error:
+        yield messages.pack({"kind": "error", "code": error.code, "message": error.message})
+    except MemoryError:
+        message = "decoding takes more than source.video.worker_max_bytes of memory"
+        yield messages.pack({"kind": "error", "code": "image_too_large", "message": message})
 
 
 def _answer(request: dict[str, Any]) -> Iterator[bytes]:
@@ -111,6 +149,8 @@ def _clips(request: dict[str, Any]) -> Iterator[bytes]:
 
 
 def _clips_of(video: Video, request: dict[str, Any]) -> Iterator[bytes]:
+    from pipeline.video.decode import read_frames
+
     sampling = Sampling(**{**request["sampling"], "timestamps_s": tuple(request["sampling"]["timestamps_s"])})
     times_s = video.times_s
     clips = windows(times_s, video.end_s, sampling)

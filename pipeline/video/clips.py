@@ -23,7 +23,7 @@ from pipeline import rows, storage
 from pipeline.rows import RowError
 from pipeline.sources.uris import Fetcher, scheme_of
 from pipeline.video.sampling import Sampling
-from pipeline.video.worker import DecodedClip, Limits, VideoWorker
+from pipeline.video.worker import NO_VIDEOS, DecodedClip, DecoderWorker, Limits
 
 COPY_BYTES = 8 * 1024 * 1024
 CODES = {"missing_image": "missing_video", "unreadable_image": "unreadable_video", "image_too_large": "video_too_large"}
@@ -50,7 +50,7 @@ class VideoOptions:
             sampling=Sampling(counted, video.fps, video.timestamps_s, video.max_frames, video.clip_s),
             limits=Limits(
                 max_pixels=source.max_image_pixels,
-                max_side_px=source.max_side_px,
+                max_side_px=source.max_side_px if isinstance(source.max_side_px, int) else None,
                 max_decoded_bytes=video.max_decoded_bytes,
                 timeout_s=video.timeout_s,
                 worker_max_videos=video.worker_max_videos,
@@ -205,15 +205,25 @@ def _copied(filesystem: Any, path: str, offset: int | None, size: int | None, ma
 
 # --- the worker of this process --------------------------------------------------------------------------------------
 
-_running: dict[tuple[str, Sampling, Limits], VideoWorker] = {}
+_running: dict[tuple[str, Sampling, Limits], DecoderWorker] = {}
 
 
-def _worker(options: VideoOptions) -> VideoWorker:
+def image_worker(videos: VideoOptions | None, max_pixels: int, max_side_px: int | None) -> DecoderWorker:
+    """The worker of this process for images: the one that decodes the job's videos, where there may be some."""
+    if videos is not None:
+        return _worker(videos)
+    return _worker_of((NO_VIDEOS, Sampling(num_frames=1), Limits(max_pixels=max_pixels, max_side_px=max_side_px)))
+
+
+def _worker(options: VideoOptions) -> DecoderWorker:
+    return _worker_of((options.decoder, options.sampling, options.limits))
+
+
+def _worker_of(key: tuple[str, Sampling, Limits]) -> DecoderWorker:
     """The one worker of this process; jobs of other options end the one before."""
-    key = (options.decoder, options.sampling, options.limits)
     if key not in _running:
         close_worker()
-        _running[key] = VideoWorker(*key)
+        _running[key] = DecoderWorker(*key)
     return _running[key]
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import av
 
+from pipeline.video.errors import VideoError as VideoError
+
 FORMATS = (
     *("mov", "mp4", "m4a", "3gp", "3g2", "mj2"),
     *("matroska", "webm", "avi", "mpegts", "mpeg", "flv", "asf", "ogg", "ivf", "gif"),
@@ -25,15 +27,6 @@ KNOWN_STARTS = {
     0: (b"\x1aE\xdf\xa3", b"RIFF", b"FLV", b"OggS", b"GIF8"),
 }
 IDR = 5
-
-
-class VideoError(ValueError):
-    """A video that cannot be shown: one of the row's error codes, and a message for people."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """What the decoders' process and its supervisor say to each other: JSON headers, each followed by bytes.
 
-Knows nothing of videos. No pickle: what comes back from a process that has read hostile files is only ever data.
+Knows nothing of images and videos. No pickle: what comes back from a process that has read hostile files is only ever
+data.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ def pack(header: dict[str, Any], num_bytes: int = 0) -> bytes:
     return LENGTH.pack(len(text)) + text
 
 
-def receive(read: Callable[[int], bytes | bytearray]) -> tuple[dict[str, Any], bytes | bytearray]:
-    """One message; `read(n)` gives exactly n bytes.
+Bytes = bytes | bytearray | memoryview
+
+
+def receive(
+    read: Callable[[int], bytes | bytearray], read_payload: Callable[[int], Bytes] | None = None
+) -> tuple[dict[str, Any], Any]:
+    """One message; `read(n)` gives exactly n bytes, and so does `read_payload` for what follows the header.
 
     Raises:
         EOFError: the other side is gone.
@@ -33,4 +39,4 @@ def receive(read: Callable[[int], bytes | bytearray]) -> tuple[dict[str, Any], b
     header = json.loads(read(length))
     if not isinstance(header, dict):
         raise ValueError("a header that is no object")
-    return header, read(int(header["num_bytes"]))
+    return header, (read_payload or read)(int(header["num_bytes"]))

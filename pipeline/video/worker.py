@@ -1,11 +1,13 @@
-"""The supervisor of the decoders' process: a crash, a hang or a bomb costs one video.
+"""The supervisor of the decoders' process: a crash, a hang or a bomb costs one image or video.
 
-A process decodes at most so many videos and is replaced when it has grown, because native decoders leak. Knows what
-is said over its pipes; no codec and no row.
+A process decodes at most so many files and is replaced when it has grown, because native decoders leak. Knows the
+messages on its pipes; no codec and no row.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import resource
 import select
@@ -13,9 +15,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
 
 from pipeline.rows import RowError
 from pipeline.video import messages
@@ -25,17 +30,24 @@ ROOT = Path(__file__).resolve().parents[2]
 MODULE = "pipeline.video.child"
 START_TIMEOUT_S = 60.0
 GRACE_S = 0.5
+NO_VIDEOS = "none"
+"""The decoder of a process that is sent images only: it loads no video library."""
+WORKER_MAX_IMAGES = 20_000
+"""After so many images the process is replaced."""
+PIPE_BYTES = 1 << 20
+"""Asked for each pipe's buffer where the system lets one choose: fewer switches between the processes."""
+_SET_PIPE_BYTES = 1031  # F_SETPIPE_SZ of Linux, which `fcntl` names from Python 3.10 on there only
 KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV")
 """What the child inherits of the environment: whatever reads hostile files gets no credentials."""
 
 
 class WorkerError(RuntimeError):
-    """The decoders' process cannot be had at all; no video is to blame."""
+    """The decoders' process cannot be started; no image or video is to blame."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one video and one process may take; see the fields of `source.video`."""
+    """What one file and one process may take; see the fields of `source` and `source.video`."""
 
     max_pixels: int = 64_000_000
     max_side_px: int | None = None
@@ -61,8 +73,13 @@ class DecodedClip:
     rgb: bytes | bytearray
 
 
-class VideoWorker:
-    """Owns one decoders' process at a time, started when the first video comes."""
+Take = Callable[[int], memoryview]
+"""Gives writable memory for so many bytes of pixels."""
+
+
+class DecoderWorker:
+    """Owns one decoders' process at a time, started when the first file comes; a process that was started for images
+    alone is replaced when a video comes."""
 
     def __init__(self, decoder: str, sampling: Sampling, limits: Limits, command: Sequence[str] | None = None) -> None:
         self._request = {
@@ -77,10 +94,11 @@ class VideoWorker:
         self._command = list(command or (sys.executable, "-m", MODULE))
         self._process: subprocess.Popen[bytes] | None = None
         self._requests = self._answers = -1
-        self._num_videos = 0
+        self._num_videos = self._num_images = 0
+        self._takes_videos = False
         self.num_started = 0
         self.held_bytes = 0
-        """What the process had in memory after the last video; 0 where it is gone or the system does not say."""
+        """What the process had in memory after the last file; 0 where it is gone or the system does not say."""
 
     def decode(self, path: str) -> list[DecodedClip]:
         """The clips of the video at `path`.
@@ -90,25 +108,71 @@ class VideoWorker:
                 `decode_timeout`.
             WorkerError: no process can be started.
         """
-        process = self._running()
-        deadline = time.monotonic() + self._limits.timeout_s
+        process = self._running(takes_videos=True)
         self._num_videos += 1
         clips: list[DecodedClip] = []
+
+        def keep(header: dict[str, Any], rgb: bytes | bytearray | memoryview) -> None:
+            assert not isinstance(rgb, memoryview), "clips have memory of their own"
+            clips.append(DecodedClip(rgb=rgb, **header))
+
+        self._ask(process, self._request | {"path": path}, b"", keep)
+        return clips
+
+    def decode_image(
+        self, data: bytes | pa.Buffer, take: Take, max_decoded_bytes: int, row_limit: str = ""
+    ) -> tuple[int, int]:
+        """Decode one encoded image; its pixels go into the memory that `take` gives. Height and width.
+
+        `max_decoded_bytes` bounds its pixels; `row_limit` is what the error calls that bound.
+
+        Raises:
+            RowError: the codes of `pipeline.pixels.PixelError`, `row_too_large`, `decoder_died`, `decode_timeout`.
+            WorkerError: no process can be started.
+        """
+        process = self._running(takes_videos=False)
+        self._num_images += 1
+        sizes: list[tuple[int, int]] = []
+        request = {
+            "kind": "image",
+            "max_pixels": self._limits.max_pixels,
+            "max_side_px": self._limits.max_side_px,
+            "max_decoded_bytes": max_decoded_bytes,
+            "row_limit": row_limit,
+            "timeout_s": self._limits.timeout_s,
+        }
+        self._ask(process, request, data, lambda header, _: sizes.append((header["height"], header["width"])), take)
+        [size] = sizes
+        return size
+
+    def _ask(
+        self,
+        process: subprocess.Popen[bytes],
+        request: dict[str, Any],
+        data: bytes | pa.Buffer,
+        keep: Callable[[dict[str, Any], bytes | bytearray | memoryview], None],
+        take: Take | None = None,
+    ) -> None:
+        """Send one file and hand what comes back to `keep`, until the process says that this was all."""
+        what = "image" if request.get("kind") == "image" else "video"
+        deadline = time.monotonic() + self._limits.timeout_s
+        payload = memoryview(data)
         try:
-            os.write(self._requests, messages.pack(self._request | {"path": path}))
+            self._write(memoryview(messages.pack(request, payload.nbytes)), deadline)
+            self._write(payload, deadline)
             while True:
-                header, payload = messages.receive(lambda count: self._read(count, deadline))
+                header, got = messages.receive(lambda count: self._read(count, deadline), self._filled(take, deadline))
                 kind = header.pop("kind")
                 header.pop("num_bytes")
-                if kind == "clip":
-                    clips.append(DecodedClip(rgb=payload, **header))
+                if kind in ("clip", "image"):
+                    keep(header, got)
                     continue
                 self._recycle(process)
                 if kind == "error":
                     raise RowError(header["code"], header["message"])
-                return clips
+                return
         except (EOFError, BrokenPipeError):
-            raise RowError("decoder_died", f"the decoder's process {self._end()} while it had this video") from None
+            raise RowError("decoder_died", f"the decoder's process {self._end()} while it had this {what}") from None
         except TimeoutError:
             self._end()
             raise RowError("decode_timeout", f"decoding took more than {self._limits.timeout_s:g} s") from None
@@ -124,16 +188,23 @@ class VideoWorker:
 
     # --- the process -----------------------------------------------------------------------------------------------
 
-    def _running(self) -> subprocess.Popen[bytes]:
-        if self._process is not None and self._process.poll() is None:
+    def _running(self, takes_videos: bool = True) -> subprocess.Popen[bytes]:
+        fits = self._takes_videos or not takes_videos
+        if fits and self._process is not None and self._process.poll() is None:
             return self._process
         self._end()
         child_reads, self._requests = os.pipe()
         self._answers, child_writes = os.pipe()
+        os.set_blocking(self._requests, False)
+        for pipe in (self._requests, self._answers):
+            with contextlib.suppress(OSError):  # a smaller buffer is slower and right
+                fcntl.fcntl(pipe, _SET_PIPE_BYTES, PIPE_BYTES)
+        self._takes_videos = takes_videos
         environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
         paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         environment |= {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "OMP_NUM_THREADS": "1"}
-        arguments = [child_reads, child_writes, self._limits.worker_max_bytes, self._request["decoder"]]
+        decoder = self._request["decoder"] if takes_videos else NO_VIDEOS
+        arguments = [child_reads, child_writes, self._limits.worker_max_bytes, decoder]
         try:
             self._process = subprocess.Popen(
                 [*self._command, *map(str, arguments)],
@@ -147,7 +218,7 @@ class VideoWorker:
             os.close(child_reads)
             os.close(child_writes)
         self.num_started += 1
-        self._num_videos = 0
+        self._num_videos = self._num_images = 0
         deadline = time.monotonic() + START_TIMEOUT_S
         try:
             header, _ = messages.receive(lambda count: self._read(count, deadline))
@@ -161,9 +232,34 @@ class VideoWorker:
     def _read(self, count: int, deadline: float) -> bytearray:
         """Exactly `count` bytes of the answer."""
         data = bytearray(count)
+        self._fill(memoryview(data), deadline)
+        return data
+
+    def _filled(self, take: Take | None, deadline: float) -> Callable[[int], bytearray | memoryview]:
+        """Reads the bytes that follow a header, into memory of `take` where that is given."""
+
+        def read(count: int) -> bytearray | memoryview:
+            if take is None or count == 0:
+                return self._read(count, deadline)
+            view = take(count)
+            self._fill(view, deadline)
+            return view
+
+        return read
+
+    def _write(self, data: memoryview, deadline: float) -> None:
+        """Send all of it; a process that no longer reads must not hold us up."""
+        data = data.cast("B") if data.nbytes else data
+        while data.nbytes:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([], [self._requests], [], left)[1]:
+                raise TimeoutError
+            data = data[os.write(self._requests, data) :]
+
+    def _fill(self, view: memoryview, deadline: float) -> None:
+        """The next bytes of the answer, as many as the view holds."""
         filled = 0
-        view = memoryview(data)
-        while filled < count:
+        while filled < view.nbytes:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError
@@ -174,12 +270,12 @@ class VideoWorker:
             if got == 0:
                 raise EOFError
             filled += got
-        return data
 
     def _recycle(self, process: subprocess.Popen[bytes]) -> None:
-        """End a process that has decoded its share of videos or holds half of what it may."""
+        """End a process that has decoded its share of files or holds half of what it may."""
         self.held_bytes = resident_bytes(process.pid)
-        if self.held_bytes > self._limits.worker_max_bytes // 2 or self._num_videos >= self._limits.worker_max_videos:
+        has_had_its_share = self._num_videos >= self._limits.worker_max_videos or self._num_images >= WORKER_MAX_IMAGES
+        if has_had_its_share or self.held_bytes > self._limits.worker_max_bytes // 2:
             self._end()
 
     def _end(self) -> str:

@@ -123,8 +123,18 @@ def test_slots_are_refilled_from_the_next_batch_before_the_first_has_finished() 
     batches = [decoded_table(rows(5)), decoded_table(rows(5, start=5)), decoded_table(rows(5, start=10))]
 
     async def all_in_flight() -> list[list[pa.Table]]:
+        handed_over = asyncio.Semaphore(0)
+        decode = actor._engine.decode
+
+        def noted(*arguments: Any) -> Any:
+            future = decode(*arguments)
+            handed_over.release()
+            return future
+
+        actor._engine.decode = noted
         calls = [asyncio.ensure_future(call(actor, batch)) for batch in batches]
-        await asyncio.sleep(0)  # every call has handed its batch over
+        for _ in batches:
+            await handed_over.acquire()
         gate.release(1000)
         return await asyncio.gather(*calls)
 

@@ -23,7 +23,7 @@ from pipeline.graph import caption_dataset
 from pipeline.plan import make_plan
 from pipeline.summary import Summary
 from pipeline.video import clips
-from pipeline.video.worker import VideoWorker
+from pipeline.video.worker import DecoderWorker
 from tests.actors.fakes import FakeEngine, FakePair, decoded_table
 
 
@@ -99,6 +99,7 @@ class LoadFake:
 class _FakeFrontEnd:
     special_tokens = ("<image>", "</s>")
     takes_videos = True
+    useful_side_px = 1024
 
 
 class FakePairInfo:
@@ -156,7 +157,7 @@ def decode_mortally(table: pa.Table, decode: partial[pa.Table], peaks: Path) -> 
     key = (videos.decoder, videos.sampling, videos.limits)
     if key not in clips._running:
         clips.close_worker()
-        clips._running[key] = VideoWorker(*key, [sys.executable, "-c", MORTAL])
+        clips._running[key] = DecoderWorker(*key, [sys.executable, "-c", MORTAL])
     try:
         return decode(table)
     finally:

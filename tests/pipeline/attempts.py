@@ -26,6 +26,7 @@ from pipeline.settling import settle
 
 class _FrontEnd:
     special_tokens = ("<image>",)
+    useful_side_px = None
 
 
 class PairInfo:

@@ -7,6 +7,7 @@ import json
 import pyarrow as pa
 import pytest
 
+from actors.media import Media
 from configs.load import ConfigError, validate
 from configs.schema import CaptionJob, Prompt, RowColumns, Source, SourceColumns
 from pipeline import media
@@ -50,11 +51,15 @@ def test_each_of_several_prompts_is_a_row_with_its_number_in_the_id(tmp_path) ->
     assert texts(table) == ["Q: one? (a)", "Q: two? (a)", "Q: three? (b)", None, None, None]
     assert table["error_type"].to_pylist() == [""] * 3 + ["missing_column_value"] * 2 + ["not_an_image"]
     assert table["id"].to_pylist() == ["a", "a", "b", "c", "d", "e"]
+    # Pixels are stored once for all prompts of a sample, and all of its rows see them.
     assert [[image.shape for image in media.pixels(cell)] for cell in table["images"].to_pylist()] == [
-        *[[(6, 8, 3)]] * 2,
+        [(6, 8, 3)],
+        [],
         [(2, 4, 3)],
         *[[]] * 3,
     ]
+    shown = [Media(table).of(index)[0] for index in range(table.num_rows)]
+    assert [[image.shape for image in images] for images in shown] == [*[[(6, 8, 3)]] * 2, [(2, 4, 3)], *[[]] * 3]
 
 
 @pytest.mark.parametrize(

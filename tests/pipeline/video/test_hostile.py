@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.rows import RowError
 from pipeline.video.sampling import Sampling
-from pipeline.video.worker import Limits, VideoWorker
+from pipeline.video.worker import DecoderWorker, Limits
 from tests.pipeline.video.damaged import CODES, DAMAGED, HEADER_ONLY, MP4, NONE
 from tests.pipeline.video.files import encode_video
 
@@ -17,12 +17,12 @@ LIMITS = Limits(max_pixels=4096 * 4096, timeout_s=20.0, worker_max_bytes=512 << 
 
 @pytest.fixture(scope="module")
 def worker():
-    made = VideoWorker("auto", Sampling(num_frames=4), LIMITS)
+    made = DecoderWorker("auto", Sampling(num_frames=4), LIMITS)
     yield made
     made.close()
 
 
-def outcome(worker: VideoWorker, data: bytes, folder: Path) -> str:
+def outcome(worker: DecoderWorker, data: bytes, folder: Path) -> str:
     path = folder / "video"
     path.write_bytes(data)
     refusal = None
@@ -85,6 +85,6 @@ def test_flat_and_wide_videos_are_shown(worker, tmp_path) -> None:
 def test_a_video_whose_frames_need_more_memory_than_allowed_is_too_large(decoder, tmp_path) -> None:
     data = encode_video(2, codec="libx264", size=(2048, 2048), options={"preset": "ultrafast"})
     assert len(data) < 500_000
-    poor = VideoWorker(decoder, Sampling(num_frames=2), Limits(max_side_px=64, worker_max_bytes=8 << 20))
+    poor = DecoderWorker(decoder, Sampling(num_frames=2), Limits(max_side_px=64, worker_max_bytes=8 << 20))
     assert outcome(poor, data, tmp_path) == "video_too_large"
     poor.close()

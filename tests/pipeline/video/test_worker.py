@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.rows import RowError
 from pipeline.video.sampling import Sampling
-from pipeline.video.worker import Limits, VideoWorker, WorkerError
+from pipeline.video.worker import DecoderWorker, Limits, WorkerError
 from tests.pipeline.video import files
 from tests.pipeline.video.files import encode_video, number_in
 
@@ -22,15 +22,15 @@ WIDE = Limits()
 @pytest.fixture
 def worker_of():
     """Makes workers and ends them."""
-    made: list[VideoWorker] = []
+    made: list[DecoderWorker] = []
 
-    def make(sampling: Sampling = FOUR, limits: Limits = WIDE, decoder: str = "auto", code: str = "") -> VideoWorker:
+    def make(sampling: Sampling = FOUR, limits: Limits = WIDE, decoder: str = "auto", code: str = "") -> DecoderWorker:
         """A worker; with `code`, that is run in its process after the decoders' module is imported."""
         command = None
         if code:
             script = "from pipeline.video import child\n" + textwrap.dedent(code) + "\nchild.main()\n"
             command = [sys.executable, "-c", script]
-        made.append(VideoWorker(decoder, sampling, limits, command))
+        made.append(DecoderWorker(decoder, sampling, limits, command))
         return made[-1]
 
     yield make
@@ -49,7 +49,7 @@ def frames_of(clip) -> np.ndarray:
     return np.frombuffer(clip.rgb, np.uint8).reshape(clip.num_frames, clip.height, clip.width, 3)
 
 
-def code_of(worker: VideoWorker, path: str) -> str:
+def code_of(worker: DecoderWorker, path: str) -> str:
     with pytest.raises(RowError) as caught:
         worker.decode(path)
     return caught.value.code
@@ -146,7 +146,7 @@ def test_the_system_ends_a_process_whose_supervisor_is_gone(worker_of, good) -> 
     assert process.wait(timeout=20) == -signal.SIGALRM
 
 
-def child_request(worker: VideoWorker, path: str) -> bytes:
+def child_request(worker: DecoderWorker, path: str) -> bytes:
     from pipeline.video import messages
 
     return messages.pack(worker._request | {"path": path})
