@@ -73,10 +73,10 @@ class Console:
         died = _WORKER_DIED.search(text)
         if died:
             # The process number makes each death a line of its own.
-            self.show(f"worker process {died[1]} died; its rows are run again", "worker_died", process=int(died[1]))
+            self.show(f"worker process {died[1]} died; its work is run again", "worker_died", process=int(died[1]))
         elif _LOW_MEMORY.search(text):
             self.show(
-                "a worker process was killed because the node is low on memory; its rows are run again", "low_memory"
+                "a worker process was killed because the node is low on memory; its work is run again", "low_memory"
             )
         elif not _RETRIED.search(text):
             self.show_once(text)

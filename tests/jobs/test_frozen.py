@@ -61,6 +61,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         )
     try:
         stopped = until(driver, folder, lambda: deaths.num_saved(folder) and one(driver, deaths.VICTIMS["actor"]))
+        until(driver, folder, lambda: not unguarded(driver))
         os.kill(driver.pid, signal.SIGSTOP)
         until(driver, folder, lambda: "T" in state_of(driver.pid))
         os.kill(driver.pid, signal.SIGCONT)
@@ -86,6 +87,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def one(driver: subprocess.Popen[bytes], is_it: Callable[[int, str], bool]) -> int:
     """A process of Ray below the driver; 0 where there is none."""
     return next((pid for pid, told in deaths.children_of(driver.pid).items() if is_it(pid, told)), 0)
+
+
+def unguarded(driver: subprocess.Popen[bytes]) -> list[str]:
+    """Workers of Ray that do something, actors and tasks alike, and that nothing guards."""
+    found = deaths.children_of(driver.pid)
+    workers = [pid for pid, told in found.items() if told.startswith("ray::") and not told.startswith("ray::IDLE")]
+    return [found[pid] for pid in workers if not any(" -I -S -c" in told for told in deaths.children_of(pid).values())]
 
 
 def state_of(pid: int) -> str:
