@@ -39,6 +39,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBERS = re.compile(r"\b[0-9a-f]{8,}\b|\d+")
 # Reports of Ray's own bookkeeping that nobody waited for; no row depends on them.
 _UNHANDLED = "Unhandled error"
+_JSON_EVENT = '{"time": '
 
 
 class Console:
@@ -48,6 +49,7 @@ class Console:
         self._path, self._shown_path, self._events = path, shown_path, events
         self._lock = threading.Lock()
         self._num_bytes = 0
+        self._is_closed = False
         self._seen: set[str] = set()
 
     @property
@@ -61,6 +63,8 @@ class Console:
         name = data.get("actor_name") or data.get("task_name") or ""
         who = str(pid) if pid in ("raylet", "autoscaler") else f"{name} pid={pid}, ip={data.get('ip')}".strip()
         for line in lines:
+            if line.startswith(_JSON_EVENT):
+                continue  # written for the collectors of the nodes; see `actors.events`
             self.log(f"({who}) {line}")
             if pid == "raylet":
                 self._take_of_raylet(line)
@@ -119,14 +123,19 @@ class Console:
     def log(self, text: str) -> None:
         """Append to the log file."""
         line = f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n".encode(errors="replace")
-        with self._lock:
-            if self._num_bytes >= MAX_LOG_BYTES:
-                return
-            is_full = self._num_bytes + len(line) > MAX_LOG_BYTES
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("ab") as file:
-                file.write(_CUT if is_full else line)
-            self._num_bytes = MAX_LOG_BYTES if is_full else self._num_bytes + len(line)
+        try:
+            with self._lock:
+                if self._is_closed:
+                    return
+                self._is_closed = self._num_bytes + len(line) > MAX_LOG_BYTES
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("ab") as file:
+                    file.write(_CUT if self._is_closed else line)
+                self._num_bytes += len(line)
+        except OSError as error:  # ends no thread of Ray; a full disk ends the job where rows are written
+            with self._lock:
+                self._is_closed = True
+            self.show(f"the log cannot be written and ends here: {error}", "log_failed")
 
 
 class _Handler(logging.Handler):
@@ -135,10 +144,7 @@ class _Handler(logging.Handler):
         self._take = take
 
     def emit(self, record: logging.LogRecord) -> None:
-        try:
-            self._take(record)
-        except OSError:  # a full disk ends the job where rows are written, not here
-            self.handleError(record)
+        self._take(record)
 
 
 @contextlib.contextmanager
@@ -158,7 +164,10 @@ def kept(output: OutputDir, attempt: int, events: Events) -> Iterator[Console]:
     finally:
         if folder is not None:
             if not console.is_empty:
-                output.write_bytes(relative, path.read_bytes())
+                try:
+                    output.write_bytes(relative, path.read_bytes())
+                except Exception as error:  # drivers of stores raise what they like; rows do not depend on the log
+                    console.show(f"the log cannot be uploaded: {storage.reason_of(error)}", "log_failed")
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -62,7 +62,11 @@ def test_errors_of_ray_are_shown_once_and_those_nobody_waits_for_are_not(
 
 
 def test_in_a_json_log_events_are_said_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Console(tmp_path / "log", "LOG", JSON).take(worker_lines(DIED.format(12), pid="raylet"))
+    found = Console(tmp_path / "log", "LOG", JSON)
+    JSON.say("batch_done", num_rows=3)
+    found.take(worker_lines(capsys.readouterr().err))
+    assert found.is_empty, "events of workers are for the collectors of their nodes"
+    found.take(worker_lines(DIED.format(12), pid="raylet"))
     said = json.loads(capsys.readouterr().err)
     assert (said["event"], said["process"], said["log"]) == ("worker_died", 12, "LOG")
 
@@ -102,3 +106,27 @@ def test_the_log_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     lines = (tmp_path / "log").read_text().splitlines()
     assert len(lines) == 2
     assert lines[-1].endswith("dropped" if is_cut else "other")
+
+
+def test_a_log_that_cannot_be_written_is_named_once_and_ends_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "folder").write_text("a file")
+    found = Console(tmp_path / "folder/log", "LOG", TEXT)
+    for pid in (12, 13):
+        found.take(worker_lines(DIED.format(pid), pid="raylet"))
+    told = capsys.readouterr().err.splitlines()
+    assert ["cannot be written" in line for line in told] == [True, False, False]
+    assert found.is_empty
+
+
+def test_a_log_that_cannot_be_uploaded_ends_no_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("read only")
+
+    monkeypatch.setattr(OutputDir, "write_bytes", refuse)
+    with kept(OutputDir("memory://console-refused"), 2, TEXT) as found:
+        found.log("a word")
+    assert "the log cannot be uploaded" in capsys.readouterr().err
