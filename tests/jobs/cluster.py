@@ -137,7 +137,7 @@ def _wait_until_up(cluster: LocalCluster, node: subprocess.Popen[bytes]) -> None
     )
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 assert answer.status == 200
                 return
         except (OSError, urllib.error.URLError):
