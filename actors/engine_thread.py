@@ -281,7 +281,8 @@ def end_process(error: BaseException) -> None:
 
     `sys.exit` or Ray's `exit_actor` would count as intended, and the rows in flight would not be run again.
     """
-    logger.critical("the engine failed and its actor ends, to be replaced", exc_info=error)
+    reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+    logger.critical("the engine failed and its actor ends, to be replaced: %s", reason, exc_info=error)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     time.sleep(0.2)  # the log monitor of Ray reads what the process wrote

@@ -309,6 +309,8 @@ class Job(Section):
     """End the job, resumable, when a larger share of its rows has failed."""
     error_share_min_rows: Annotated[int, Field(ge=1)] = 1000
     """Rows that must be done before their share of errors counts."""
+    max_silence_s: Annotated[float, Field(ge=1.0)] | None = 300.0
+    """A worker process that is stopped or frozen for so long is killed and replaced; `null` waits for ever."""
     log: Literal["text", "json"] = "text"
     """`json`: every process says what happens as one JSON object per line; the driver prints no other process's."""
 

@@ -99,6 +99,8 @@ def _watch(
         last_round = stop.wait(TERMINAL_INTERVAL_S if terminal else QUIET_INTERVAL_S)
         try:
             counts = Counts(*ray.get(actor.read.remote(), timeout=10))
+        except ray.exceptions.GetTimeoutError:
+            continue  # a busy or stopped process; the next round asks again
         except ray.exceptions.RayError:
             return  # the cluster is going away; its own error is the one to show
         if not terminal and counts.num_rows == num_rows_shown:

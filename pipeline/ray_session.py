@@ -13,11 +13,13 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actors import heartbeat
 from configs.schema import Job
+from pipeline import console as terminal
 from pipeline import shipping, stopping
 
 if TYPE_CHECKING:
@@ -39,11 +41,12 @@ _OWN_PROGRESS = re.compile(r"^Progress bars (for operators )?disabled")
 
 
 @contextlib.contextmanager
-def session(job: Job, log_to_driver: bool = True) -> Iterator[None]:
+def session(job: Job, log_to_driver: bool = True, console: terminal.Console | None = None) -> Iterator[None]:
     """Have Ray up inside the block: private and local, or joined at `job.ray_address`.
 
-    With `log_to_driver` what workers print is printed here, unless the job's log is to be JSON alone. A Ray that this
-    very process has already initialised is used as it is and left running.
+    With a `console`, it gets what Ray and workers print. Without one and with `log_to_driver`, what workers print is
+    printed here, unless the job's log is to be JSON alone. A Ray that this very process has already initialised is used
+    as it is and left running, its processes unguarded.
     """
     import ray
 
@@ -52,9 +55,14 @@ def session(job: Job, log_to_driver: bool = True) -> Iterator[None]:
         yield
         return
     is_local = job.ray_address == "local"
-    log_to_driver = log_to_driver and job.log == "text"
-    with _private_local_ray(job, log_to_driver) if is_local else _joined_ray(job.ray_address, log_to_driver):
+    log_to_driver = console is not None or (log_to_driver and job.log == "text")
+    with contextlib.ExitStack() as stack:
+        if console is not None:
+            stack.enter_context(terminal.connected(console))
+        stack.enter_context(_private_local_ray(job, log_to_driver) if is_local else _joined_ray(job, log_to_driver))
         _quiet_console()
+        if console is not None:
+            stack.enter_context(terminal.records_taken(console, _keep_line))
         yield
 
 
@@ -75,6 +83,7 @@ def _private_local_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
                     include_dashboard=False,
                     logging_level=logging.WARNING,
                     log_to_driver=log_to_driver,
+                    runtime_env={"worker_process_setup_hook": _worker_setup(job)},
                     _temp_dir=str(folder),
                     **_object_store(folder),
                 )
@@ -87,11 +96,12 @@ def _private_local_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _joined_ray(address: str, log_to_driver: bool) -> Iterator[None]:
+def _joined_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
     """Join a running cluster; from a checkout, ship the working directory with the job."""
     import ray
 
-    with _shipped_environment() as runtime_env:
+    with _shipped_environment() as shipped:
+        runtime_env = {**(shipped or {}), "worker_process_setup_hook": _worker_setup(job)}
         with stopping.handlers_kept():
             ray.init(
                 address=address, runtime_env=runtime_env, logging_level=logging.WARNING, log_to_driver=log_to_driver
@@ -100,6 +110,16 @@ def _joined_ray(address: str, log_to_driver: bool) -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
+
+
+def _worker_setup(job: Job) -> Callable[[], None]:
+    """What every worker process of Ray calls first."""
+    max_silence_s = job.max_silence_s
+
+    def draftfleet_worker_setup() -> None:
+        heartbeat.set_up_worker(max_silence_s)
+
+    return draftfleet_worker_setup
 
 
 @contextlib.contextmanager

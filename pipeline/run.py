@@ -18,6 +18,7 @@ from actors.engine_thread import ReportWaits, Waits
 from actors.events import Events
 from actors.journal import ErrorBudgetSpent
 from actors.results import Stamp, Tally
+from pipeline import console as terminal
 from pipeline import draining, flight_log, flow, progress, ray_session
 from pipeline.flight_log import FlightLog
 from pipeline.layout import JOB, as_json
@@ -92,7 +93,13 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
             return 0.0, Waits()
     shown = progress.shown(plan.num_results, config.job.progress, events=events)
     budget = (config.job.max_error_share, config.job.error_share_min_rows)
-    with ray_session.session(config.job), flow.measured() as waits, flight_log.kept(*budget) as log, shown as tally:
+    with (
+        terminal.kept(plan.output, begun.press.attempt, events) as console,
+        ray_session.session(config.job, console=console),
+        flow.measured() as waits,
+        flight_log.kept(*budget) as log,
+        shown as tally,
+    ):
         dataset = build(plan, plan.stamp(begun.press.attempt), tally, waits.report, log)
         began_s = time.monotonic()
         with (

@@ -4,8 +4,11 @@ examples of properties that are the same in every run."""
 from __future__ import annotations
 
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
-settings.register_profile("repeatable", derandomize=True, database=None)
+# Hypothesis limits the seconds of an example and of drawing it, which a busy machine exceeds.
+settings.register_profile(
+    "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("repeatable")

@@ -104,6 +104,6 @@ class Life:
         if died.is_set():
             return None
         for batch, given_up, future in zip(batches, results, futures, strict=True):
-            given_up |= {completion.sample_id: completion.text for completion in future.result(timeout=30)}
+            given_up |= {completion.sample_id: completion.text for completion in future.result(timeout=600)}
             holder.end([request.sample_id for request in batch], len(batch), {})
         return results

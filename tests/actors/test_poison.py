@@ -122,7 +122,7 @@ def test_rows_without_a_past_are_never_written_down_one_by_one() -> None:
 
 def in_a_process(program: str) -> subprocess.CompletedProcess[str]:
     program = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\n{textwrap.dedent(program)}"
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=900, check=False)
 
 
 @pytest.mark.parametrize("hangs", ["threading.Event().wait()", "ctypes.PyDLL(None).pause()"], ids=["python", "native"])
@@ -141,7 +141,7 @@ def test_a_step_that_never_returns_ends_its_process_and_says_where_it_was(hangs:
                     {hangs}
                 return super().step()
 
-        thread = EngineThread(HangingEngine(1), max_step_s=0.5)
+        thread = EngineThread(HangingEngine(1), max_step_s=3.0)
         thread.decode([Request(f"s{{i}}", "x") for i in range(9)]).result()
         print("survived")
         """

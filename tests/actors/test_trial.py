@@ -307,7 +307,7 @@ def test_under_an_engine_thread_suspects_and_lonely_rows_come_to_their_end() -> 
     batches = [
         thread.decode([request(index) for index in range(start, start + 200)], suspects) for start in (0, 200, 400)
     ]
-    found = [one.sample_id for batch in batches for one in batch.result(timeout=60)]
+    found = [one.sample_id for batch in batches for one in batch.result(timeout=600)]
     assert found == [f"s{index}" for index in range(600)]
     assert thread.waits.choices == trial.choices != ()
     thread.close()

@@ -25,7 +25,7 @@ def running(slots: int) -> tuple[FakeEngine, EngineThread]:
 def test_time_between_batches_is_idle_and_time_before_the_first_and_after_the_last_is_not_counted() -> None:
     _, thread = running(slots=4)
     for name in ("a", "b", "c"):
-        thread.decode([request(name)]).result(timeout=30)
+        thread.decode([request(name)]).result(timeout=600)
     thread.close()
     steps = sum(num_steps_of(name) for name in ("a", "b", "c"))
     # A step reads the clock before and after; an arrival after idleness reads it once: each is one tick.
@@ -35,7 +35,7 @@ def test_time_between_batches_is_idle_and_time_before_the_first_and_after_the_la
 def test_rows_that_have_no_slot_are_waited_with() -> None:
     engine, thread = running(slots=1)
     names = ("a", "b", "c")
-    thread.decode([request(name) for name in names]).result(timeout=30)
+    thread.decode([request(name) for name in names]).result(timeout=600)
     thread.close()
     assert engine.num_waiting == 0
     steps = [num_steps_of(name) for name in names]
@@ -49,7 +49,7 @@ def test_a_slow_engine_with_batches_in_flight_never_waits() -> None:
     futures = [thread.decode([request(f"{batch}-{row}") for row in range(3)]) for batch in range(4)]
     gate.release(1000)
     for future in futures:
-        future.result(timeout=30)
+        future.result(timeout=600)
     thread.close()
     assert thread.waits.actors_waited == 0.0
     assert 0.0 < thread.waits.input_waited <= 1.0

@@ -48,7 +48,7 @@ def test_a_peer_that_is_paused_does_not_run_and_goes_on_when_it_may(tmp_path: Pa
         (pid,) = group_members(peer._process.pid)
         assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
         peer.resume()
-        assert peer._receive(60.0)["outcome"]["seconds"] == 0.5
+        assert peer._receive(900.0)["outcome"]["seconds"] == 0.5
 
 
 @pytest.mark.parametrize(("mode", "said"), [("fail", "RuntimeError: out of toys"), ("die", "it has ended")])
@@ -73,7 +73,7 @@ def test_a_peer_that_hangs_is_given_up_and_ended_even_while_it_is_paused(tmp_pat
             peer.ask("run", 1, 1, limit_s=0.2)
         peer.pause()
         begun = time.monotonic()
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - begun < 900
     assert group_members(peer._process.pid) == []
     peer.close()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-import time
+import threading
 
 from benchmarks.peer_process import Outcome, Work, serve
 
@@ -31,7 +31,7 @@ class ToyRunner:
         if self._mode == "die":
             sys.exit(3)
         if self._mode == "hang":
-            time.sleep(600)
+            threading.Event().wait()
         # Written to, so that it is resident.
         self._ballast = b"x" * (batch << 20)
         return Outcome(0.5, [ids[::-1] for ids in self._work.prompt_ids[:num_requests]], 4, 6)

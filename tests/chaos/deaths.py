@@ -30,7 +30,7 @@ from tests.pipeline.attempts import at_rest, rows_in
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = Path(__file__).parent / "deaths.json"
 NUM_ROWS = 2_000
-PATIENCE_S = 240.0
+PATIENCE_S = 900.0
 MAX_IN_FLIGHT = 2 * 2 * fleet.BATCH_ROWS
 """Batches in the actor, and as many that are finished and being saved."""
 MAX_ACTOR_KILLS = 2

@@ -23,7 +23,7 @@ from tests.jobs.cluster import free_ports
 
 MARK = "DRAFTFLEET_TEST_FLEET"
 """In the environment of every process of such a cluster."""
-START_TIMEOUT_S = 120
+START_TIMEOUT_S = 900
 IDLE_S = 6.0
 MAX_NODES = 3
 

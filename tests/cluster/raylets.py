@@ -18,7 +18,7 @@ from tests.chaos import fleet
 from tests.pipeline.attempts import job
 
 NUM_FILES, ROWS_PER_FILE, BATCH_ROWS = 2, 200, 10
-PATIENCE_S = 120.0
+PATIENCE_S = 900.0
 WORKERS = {"place": "worker"}
 EVERY = {f"{file}.txt#{row}" for file in range(NUM_FILES) for row in range(ROWS_PER_FILE)}
 MAX_COST_ROWS = 2 * 2 * 2 * BATCH_ROWS

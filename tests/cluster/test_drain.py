@@ -28,7 +28,7 @@ MAX_GIVEN_ROWS = 2 * 2 * BATCH_ROWS
 """What the node may still be given after its notice: the batches on their way to the actor, and as many before the
 driver has seen that it drains. An actor that stays works off four times as many in that time."""
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 
 class Reclaimer(threading.Thread):

@@ -23,7 +23,7 @@ from tests.pipeline.attempts import at_rest, rows_in
 
 STEP_S, DECODE_S = 0.05, 0.2
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
 
 def decode_slowly(table: pa.Table, *options: Any) -> pa.Table:

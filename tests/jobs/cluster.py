@@ -23,8 +23,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-START_TIMEOUT_S = 120
-METRICS_TIMEOUT_S = 60
+START_TIMEOUT_S = 900
+METRICS_TIMEOUT_S = 600
 MARK = "DRAFTFLEET_TEST_CLUSTER"
 """In the environment of every process of such a cluster."""
 
@@ -47,7 +47,7 @@ class LocalCluster:
         """Values of the metrics `ray_<prefix>…`, by name and own label, as soon as there is one named `until`."""
         deadline_s = time.monotonic() + METRICS_TIMEOUT_S
         while True:
-            with urllib.request.urlopen(self.metrics_url, timeout=30) as answer:
+            with urllib.request.urlopen(self.metrics_url, timeout=300) as answer:
                 text = answer.read().decode()
             found = {}
             for name, labels, value in re.findall(rf"^(ray_{prefix}\w+){{(.*)}} (\S+)$", text, re.MULTILINE):
@@ -137,7 +137,7 @@ def _wait_until_up(cluster: LocalCluster, node: subprocess.Popen[bytes]) -> None
     )
     while True:
         try:
-            with urllib.request.urlopen(request, timeout=5) as answer:
+            with urllib.request.urlopen(request, timeout=300) as answer:
                 assert answer.status == 200
                 return
         except (OSError, urllib.error.URLError):

@@ -24,7 +24,7 @@ from tests.jobs.cluster import LocalCluster, local_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_PICTURES = 6
-pytestmark = pytest.mark.timeout(600)  # a cluster and three processes that import torch, beside other tests
+pytestmark = pytest.mark.timeout(1800)  # a cluster and three processes that import torch, beside other tests
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Submitted]:
             env={**mine, "HOME": str(cluster.home), "RAY_ADDRESS": "127.0.0.1:1"},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=1500,
             check=False,
         )
         yield Submitted(cluster, arguments, folder / "out", done)

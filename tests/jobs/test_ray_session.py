@@ -73,7 +73,7 @@ def test_a_job_from_the_command_line_is_quiet_and_leaves_nothing_behind(tmp_path
         *("pool={slots: 4, max_context_tokens: 256}", "sampling.max_new_tokens=5"),
     ]
     environment = {**os.environ, "HOME": str(home), "RAY_ADDRESS": "127.0.0.1:1", "PYTHONPATH": ""}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr
     assert "3 (3 truncated)" in done.stdout
     for word in ("WARNING", "ERROR", "Warning", " W ", " E ", "Traceback"):

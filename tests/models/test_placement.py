@@ -79,7 +79,7 @@ def test_layers_go_to_their_devices_and_everything_else_to_the_first() -> None:
 
 def run_pretended(how: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "tests.models.two_devices", how]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=250)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900)
 
 
 def test_a_forward_over_two_devices_mixes_no_tensors_of_both_and_ends_where_it_began() -> None:

@@ -113,7 +113,9 @@ def test_a_file_whose_header_is_damaged_is_error_rows(tmp_path) -> None:
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8)
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=20), st.integers(1, 9), st.integers(1, 60), st.booleans())
 def test_what_is_written_is_what_is_read_whatever_the_cut(rows, span_rows, span_bytes, quote_all) -> None:
     buffer = io.StringIO(newline="")
@@ -127,7 +129,9 @@ def test_what_is_written_is_what_is_read_whatever_the_cut(rows, span_rows, span_
     assert set(outcomes(table).values()) == {""}
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(st.lists(st.sampled_from(['"', ",", "\n", "x", '""', "\r"]), max_size=40), st.integers(1, 4))
 def test_whatever_the_quotes_every_cut_gives_the_same_rows(parts, span_rows) -> None:
     fsspec.filesystem("memory").pipe_file("/csv/y.csv", ("a,b\n1,2\n" + "".join(parts)).encode())

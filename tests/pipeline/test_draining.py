@@ -58,7 +58,7 @@ def test_the_nodes_are_looked_after_until_the_block_ends() -> None:
         return {"a": 0}
 
     with watched(told.drains(), look, every_s=0.001):
-        assert seen.wait(30)
+        assert seen.wait(600)
     assert told.words == [True, ["a"]]
     assert "drains" not in {thread.name for thread in threading.enumerate()}
 

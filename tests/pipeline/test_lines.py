@@ -178,7 +178,9 @@ def test_a_long_line_is_never_held_whole(tmp_path, monkeypatch) -> None:
 LINES = st.lists(st.binary(max_size=12).filter(lambda line: b"\n" not in line), max_size=30)
 
 
-@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     LINES, st.sampled_from([b"\n", b"\r\n"]), st.booleans(), st.integers(1, 9), st.integers(1, 40), st.integers(1, 9)
 )

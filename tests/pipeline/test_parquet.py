@@ -42,7 +42,9 @@ def test_ids_are_the_relative_path_and_the_row_over_row_groups_and_files(tmp_pat
     assert table["source"].to_pylist() == ["a/deep.parquet"] * 7 + ["b.parquet"] * 2
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     st.lists(
         st.lists(st.text(st.characters(codec="utf-8"), max_size=5), min_size=1, max_size=30), min_size=1, max_size=4

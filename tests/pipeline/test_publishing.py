@@ -172,7 +172,9 @@ def add(saver: Saver, ids: list[str], bad: tuple[str, ...] = ()) -> None:
     saver.add([table], table.num_rows, table.nbytes)
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @example([[True] * 5, [], [False] * 9, [True]], 3, 0.0)
 @example([[False] * 2, [False] * 7, [True] * 2], 4, 80_000.0)
 @given(st.lists(st.lists(st.booleans(), max_size=9), max_size=6), st.integers(1, 7), st.sampled_from([0.0, 80_000.0]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import os
 import socket
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -79,10 +81,14 @@ def test_what_a_server_may_answer(server: WebServer, path: str, expected: bytes 
 
 
 def test_a_server_that_stalls_costs_its_time_and_no_more(server: WebServer) -> None:
-    found = fetcher(private=(server.host,), timeout_s=0.05)
+    found = fetcher(private=(server.host,), timeout_s=1.0)
     error = found.fetch([f"http://{server.host}/stalls/x"]).popitem()[1]
     assert isinstance(error, RowError)
-    assert (error.code, server.asked["/stalls/x"]) == ("unreadable_image", 4)
+    assert error.code == "unreadable_image"
+    last_s = time.monotonic() + 600  # a server on a busy machine counts a request after its client has given up
+    while server.asked["/stalls/x"] < 4 and time.monotonic() < last_s:
+        threading.Event().wait(0.01)
+    assert server.asked["/stalls/x"] == 4
 
 
 def test_the_request_says_who_asks_and_sends_no_credentials(server: WebServer) -> None:

@@ -339,7 +339,9 @@ def memory_tar(data: bytes) -> Source:
     return tar_source("memory://tars/x.tar")
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(SAMPLES)
 def test_what_is_written_is_what_is_read(written) -> None:
     members: Members = []
