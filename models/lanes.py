@@ -161,6 +161,16 @@ class LaneModel:
             tuple(reader.received[first] for first in source) if probe_attention else (),
         )
 
+    def empty(self, slots: SlotBatch) -> None:
+        """Let slots hold no columns, as if an empty prompt had been read."""
+        rows = self.rows(slots)
+        self.cache.wipe(rows, 0, self._num_used_columns)
+        self.delta[rows] = 0
+        if self.axes is not None:
+            self.axes[rows] = 0
+        for slot in slots.ids:
+            self._prefix_lengths[slot] = 0
+
     def _note_axes(self, rows: Tensor, offsets: Sequence[Tensor | None]) -> None:
         """Keep by how much the axes of these rows (r,) differ after their prompts."""
         if self.axes is None and any(one is not None for one in offsets):
