@@ -89,6 +89,8 @@ class Engine:
         method.acceptance.open(spec)
         self._needs_hidden = method.drafter.needs_hidden or method.acceptance.needs_hidden
         self._needs_attention = method.drafter.needs_attention
+        # In half precision the last bits of a row depend on kernels and batches.
+        self._names_kernels = target.dtype in (torch.bfloat16, torch.float16)
 
     @property
     def has_work(self) -> bool:
@@ -237,6 +239,8 @@ class Engine:
         self._slots.release(slot)
         self.stats.num_generated_tokens += len(one.token_ids)
         one.stats.extras = self.method.drafter.extras(slot) | self.method.tree.extras(slot) | one.stats.choices.extras()
+        if self._names_kernels:
+            one.stats.extras["kernels"] = self.target.kernels
         if one.why_plain:
             one.stats.extras["drafter_error"] = one.why_plain
         return [one.completion(self.target.decode)]

@@ -123,7 +123,7 @@ def run_twice(family: str) -> tuple[CompiledDecoder, list[list[Tensor]], list[in
     went through the decoder's own code."""
     target = toys.target(family)
     prefixes = [target.encode(one.prompt, one.images, one.videos) for one in checks.requests(family, 4)]
-    assert target.compile(0.0)
+    assert target.compile()
     lanes = target.lanes(4, 1, 200)
     own = 0
 
@@ -167,7 +167,7 @@ def test_positions_of_one_axis_and_of_three_are_learned_apart() -> None:
 def test_inputs_that_are_not_dense_are_read_as_what_they_are() -> None:
     target = toys.target("llama")
     prefixes = [target.encode(one.prompt, one.images, one.videos) for one in checks.requests("llama", 4)]
-    assert target.compile(0.0)
+    assert target.compile()
     lanes = target.lanes(4, 1, 200)
     slots = SlotBatch(torch.arange(4), (0, 1, 2, 3), (1,) * 4)
     wide = torch.randn(4, 6, 64, generator=torch.Generator().manual_seed(0))[:, ::2, ::2]
