@@ -67,7 +67,7 @@ class EngineRunner:
         }
 
     def warm(self, batch: int, num_requests: int) -> Outcome:
-        """One full batch, because a memory's first forwards are not compiled; then two, which fill slots that fall free
+        """One full batch, which makes the memory and compiles; then two, which fill slots that fall free
         and drain, as a pass does."""
         self.run(batch, min(batch, num_requests))
         return self.run(batch, min(2 * batch, num_requests))

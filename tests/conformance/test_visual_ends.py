@@ -10,11 +10,15 @@ import torch
 
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
+from decoding.drafters import NoDrafter
+from decoding.trees import Chain
+from models.captured import CapturedDecoder
 from models.prefix import Prefix
 from models.teacher import extend
 from tests import toys
 from tests.conformance import checks, sharing
 from tests.conformance.sharing import small_savings
+from tests.models.test_captured import captured
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 SAMPLED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
@@ -150,3 +154,13 @@ def test_a_planted_fault_is_caught(
     fault(monkeypatch)
     with pytest.raises(AssertionError):
         test_greedy_rows_equal_generate("qwen2_5_vl", "ragged", "perturbed", 9)
+
+
+def test_recorded_steps_keep_each_rows_axes() -> None:
+    made = toys.target("qwen2_5_vl")
+    run = captured(made)
+    wanted = requests("qwen2_5_vl")
+    done = checks.run(Engine(made, Method(NoDrafter(), Chain(1), Exact()), 4, 128), wanted)
+    for one in wanted:
+        assert done[one.sample_id].token_ids == checks.generated("qwen2_5_vl", one, made.eos_ids), one.sample_id
+    assert isinstance(run, CapturedDecoder)

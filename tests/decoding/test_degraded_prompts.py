@@ -147,6 +147,14 @@ def drafting(family: str, contexts: list[Context], model: Target | None = None) 
     return Method(ModelDrafter(made, contexts, toys.VOCAB_SIZE, merge), Chain(4), Exact())
 
 
+@pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
+def test_pooling_where_nothing_tells_the_grid(family: str) -> None:
+    wanted = checks.requests(family, 9)
+    failed = {one.sample_id for one in wanted if one.images or (family == "llava_next" and one.videos)}
+    assert 0 < len(failed) < 9
+    check(run(drafting(family, [Pooled()]), family, wanted), family, wanted, failed, "the context 'pooled' needs")
+
+
 class Odd:
     """A captioner that fails on tall pictures, or says too much of them."""
 
