@@ -24,7 +24,7 @@ from models.prefix import Prefix
 NOT_THE_DRAFTERS: tuple[type[Exception], ...] = (PromptError, DrafterError)
 
 
-class DrafterOutOfMemory(DrafterError, torch.OutOfMemoryError):  # type: ignore[misc]
+class DrafterOutOfMemory(DrafterError, torch.OutOfMemoryError):
     """The device has no memory for what the drafter was to do; the target may still have enough."""
 
 
