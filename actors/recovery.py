@@ -1,9 +1,9 @@
 """What an engine's failure costs, where it need not cost the process: slots, or speculation.
 
 Out of device memory, the engine is made again with half the slots and its rows are run again; their noise is their own,
-so their tokens are the same. A drafter's exception costs its drafts the row that brings it about alone: an engine with
-the drafter `none` decodes it. Anything else is passed on. Knows how engines are made and stepped; nothing of what is in
-them.
+so their tokens are the same. A drafter's exception, or a lack of memory for it in the only slot, costs its drafts the
+row that brings it about alone: an engine with the drafter `none` decodes it. Anything else is passed on. Knows how
+engines are made and stepped; nothing of what is in them.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class RecoveringEngine:
         """One step of every engine that has rows; returns the rows that finished."""
         self._feed()
         reason: str | None = None
-        blames_drafter = False
+        blames_drafter = lacks_memory = False
         done: list[Completion] = []
         try:
             if self._plain_row is not None:
@@ -98,13 +98,16 @@ class RecoveringEngine:
             if self._inside:
                 done += self._step_engine()
         except Exception as error:
-            blames_drafter = isinstance(error, decoding.errors.DrafterError)
-            if not blames_drafter and not is_out_of_memory(error):
+            # Without memory for a drafter, fewer slots are tried first.
+            lacks_memory = is_out_of_memory(error)
+            is_drafters = isinstance(error, decoding.errors.DrafterError)
+            blames_drafter = is_drafters and not (lacks_memory and self._slots > 1)
+            if not (lacks_memory or is_drafters):
                 raise
             reason = str(error)
         # Outside the block above, whose exception holds on to the failed engine's memory.
         if reason is not None and blames_drafter:
-            self._do_without_drafter(reason)
+            self._do_without_drafter(reason, lacks_memory)
         elif reason is not None:
             done += self._do_with_less(reason)
         return done
@@ -150,12 +153,15 @@ class RecoveringEngine:
             self._plain_row = None
         return done
 
-    def _do_without_drafter(self, reason: str) -> None:
-        """The engine is not to be trusted: its rows are tried one by one, and one that was alone goes without."""
+    def _do_without_drafter(self, reason: str, lacks_memory: bool) -> None:
+        """The engine is not to be trusted: its rows are tried one by one, and one that was alone goes without. If that
+        one lacked memory in the only slot, the slots return."""
         rows = list(self._inside.values())
         if len(rows) == 1:
             logger.warning("the row %s is decoded without its drafter: %s", rows[0].sample_id, reason)
             self._degraded.extend(rows)
+            if lacks_memory:
+                self._slots = self._full_slots
         else:
             self._tried.extend(rows)
         self._drop_engines(keep_plain=True)

@@ -59,8 +59,7 @@ def measure_cell(bench: Bench, cell: Cell, reference: list[dict[str, Any]]) -> l
     forwards: list[dict[str, float]] = []
     requests = bench.requests(cell)
     for _ in range(2):
-        # Two fillings of all slots, so that there are refills and last rows; twice, because a memory's first forwards
-        # are never compiled.
+        # Two fillings of all slots, so that there are refills and last rows; twice, because the first one compiles.
         run_side_by_side(engines, MODES, requests[: 2 * cell.batch])
     for order in turns(MODES, cell.repeats):
         for mode, made in run_side_by_side(engines, order, requests).items():

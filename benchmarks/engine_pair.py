@@ -43,7 +43,7 @@ class Bench:
 
     def _load(self, folder: str) -> Target:
         model = load_target(Checkpoint(path=folder, dtype=self.work.dtype, device="cpu"), folder)
-        model.compile(0.0)
+        model.compile()
         return model
 
     def requests(self, cell: Cell) -> list[Request]:

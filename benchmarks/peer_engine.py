@@ -33,18 +33,19 @@ def choose_method(mode: str, gamma: int) -> Method:
 class EngineRunner:
     """One pair, and an engine for each batch size, made when it is first asked for.
 
-    Forwards of a kind are compiled once they have taken `compile_after_s`.
+    Its models are compiled, unless it `is_eager`.
     """
 
-    def __init__(self, work: Work, mode: str, compile_after_s: float = 0.0) -> None:
+    def __init__(self, work: Work, mode: str, is_eager: bool = False) -> None:
         torch.set_num_threads(work.threads)
         self._work = work
         self._target = load_target(Checkpoint(path=work.target, dtype=work.dtype, device="cpu"), "target")
         self._drafter: Target | None = None
         if mode != "plain":
             self._drafter = load_target(Checkpoint(path=work.drafter, dtype=work.dtype, device="cpu"), "drafter")
-        can_be = [model.compile(compile_after_s) for model in (self._target, self._drafter) if model is not None]
-        self._step = "compiled" if all(can_be) else "eager"
+        models = [model for model in (self._target, self._drafter) if model is not None]
+        can_be = [] if is_eager else [model.compile() for model in models]
+        self._step = "compiled" if can_be and all(can_be) else "eager"
         self._choice = choose_method(mode, work.gamma)
         self._engines: dict[int, Engine] = {}
         sampling = Sampling(max_new_tokens=work.max_new_tokens, ignore_eos=work.ignore_eos)
@@ -66,7 +67,7 @@ class EngineRunner:
         }
 
     def warm(self, batch: int, num_requests: int) -> Outcome:
-        """One full batch, because a memory's first forwards are not compiled; then two, which fill slots that fall free
+        """One full batch, which makes the memory and compiles; then two, which fill slots that fall free
         and drain, as a pass does."""
         self.run(batch, min(batch, num_requests))
         return self.run(batch, min(2 * batch, num_requests))

@@ -282,7 +282,7 @@ def main(arguments: list[str] | None = None) -> int:
     for name, shape in (("text_target", options.target_shape), ("text_drafter", options.drafter_shape)):
         folder = str(inflated(CHECKPOINTS / name, shape, options.dtype, options.scratch))
         models.append(load_target(Checkpoint(path=folder, dtype=options.dtype, device="cpu"), folder))
-        models[-1].compile(0.0)
+        models[-1].compile()
     rows, left_out = measure(size, *models)
     found = {
         "synthetic": "acceptance is forced and visual columns are random numbers; outputs mean nothing, and equality "

@@ -246,9 +246,8 @@ class EnginePool(ActorPool):
     max_row_s: Annotated[float, Field(gt=0.0)] | None = None
     """A row that is in its slot for longer becomes an error row."""
     compile: Literal["auto", "always", "never"] = "auto"
-    """On a CPU: compile what has run for `compile_after_s` seconds, in an eighth of the time at most, or all at first
-    use."""
-    compile_after_s: Annotated[float, Field(ge=0.0)] = 10.0
+    """On a CPU: compile every kind of forward at its first use. `auto` decides when an actor starts, by the size of the
+    weights, and compiles where the machine can."""
     capture: bool = False
     """On one GPU: record steps as CUDA graphs and replay them. Not tried on a GPU yet."""
 

@@ -183,7 +183,15 @@ class Drafter(Protocol):
         ...
 
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
-        """Read the prompts `prefixes[i][lane]` of samples that were admitted before, and not drafted for yet."""
+        """Read the prompts `prefixes[i][lane]` of samples that were admitted before, and not drafted for yet.
+
+        May be called again, with fewer samples, after it has failed.
+        """
+        ...
+
+    def skip(self, slots: SlotBatch) -> None:
+        """Samples that were admitted and whose prompts cannot be read: until others are admitted to these slots, they
+        take part in steps, and none of their drafts is used."""
         ...
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:

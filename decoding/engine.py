@@ -89,6 +89,8 @@ class Engine:
         method.acceptance.open(spec)
         self._needs_hidden = method.drafter.needs_hidden or method.acceptance.needs_hidden
         self._needs_attention = method.drafter.needs_attention
+        # In half precision the last bits of a row depend on kernels and batches.
+        self._names_kernels = target.dtype in (torch.bfloat16, torch.float16)
 
     @property
     def has_work(self) -> bool:
@@ -217,19 +219,15 @@ class Engine:
             one.stats.prefill_ms = 1000 * spent / len(progress)
         if going and not self.method.controller.is_off:
             # Otherwise a sample that ends before drafting begins again never has its prompt read.
-            finished += self._read(admitted, [one for _, one, _ in going])
+            self._read(admitted, [one for _, one, _ in going])
         return finished
 
-    def _read(self, slots: SlotBatch, progress: list[Progress]) -> list[Completion]:
-        """Have the drafter read what it has not read of these prompts; releases those that it refuses."""
-        spent, refused = self._prompts.read(slots, progress)
+    def _read(self, slots: SlotBatch, progress: list[Progress]) -> None:
+        """Have the drafter read what it has not read of these prompts; nothing is drafted for those that it cannot."""
+        spent, failed = self._prompts.read(slots, progress)
         self.stats.prefill_s += spent
-        finished = []
-        for slot, one in zip(slots.ids, progress, strict=True):
-            if slot in refused:
-                self._slots.release(slot)
-                finished.append(one.failure(refused[slot]))
-        return finished
+        for slot, reason in failed.items():
+            self._slots.stop_drafting(slot, reason)
 
     def _collect(self, slot: int, one: Progress, new_logprobs: list[float]) -> list[Completion]:
         """Release the slot if its request is done."""
@@ -241,6 +239,10 @@ class Engine:
         self._slots.release(slot)
         self.stats.num_generated_tokens += len(one.token_ids)
         one.stats.extras = self.method.drafter.extras(slot) | self.method.tree.extras(slot) | one.stats.choices.extras()
+        if self._names_kernels:
+            one.stats.extras["kernels"] = self.target.kernels
+        if one.why_plain:
+            one.stats.extras["drafter_error"] = one.why_plain
         return [one.completion(self.target.decode)]
 
     # --- decoding --------------------------------------------------------------------------------------------------
@@ -258,14 +260,15 @@ class Engine:
         num_unread = sum(one.prefix_length for one in progress if one.unread is not None)
         choice = self.method.controller.choose(len(ids), most, num_missed, num_unread)
         if choice.levels and num_unread:
-            # Whoever has ended needs no prompt read, and is refused none.
+            # Requests that have ended need no prompt read.
             finished += self._land_all()
-            ids = self._slots.going
-            finished += self._read(self._slots.batch(ids), [self._slots.at(slot) for slot in ids])
             ids = self._slots.going
             if not ids:
                 return finished, None
             progress = [self._slots.at(slot) for slot in ids]
+            self._read(self._slots.batch(ids), progress)
+            if all(one.why_plain for one in progress):
+                choice = self.method.controller.choose(len(ids), 0, 0, 0)
         slots = self._slots.batch(ids)
         before = self.method.drafter.num_forwards
         result = run_step(self.method, self._lanes, self._slots, slots, self._slots.sampling(slots), choice.levels)
@@ -292,7 +295,8 @@ class Engine:
         ended_prompts: list[int] = []
         for row, (slot, one) in enumerate(zip(flight.slots.ids, flight.progress, strict=True)):
             has_ended = self._slots.progress[slot] is not one
-            offered.append(0 if has_ended else min(flight.choice.levels, one.remaining - 1))
+            is_offered = not (has_ended or one.why_plain)
+            offered.append(min(flight.choice.levels, one.remaining - 1) if is_offered else 0)
             if has_ended:
                 continue
             one.num_ahead -= flight.choice.levels + 1
@@ -301,7 +305,7 @@ class Engine:
             kept = one.take(step.tokens[row][:n], new_logprobs, self.target.eos_ids, self.target.decode)
             flight.count(row, look, kept)
             if step.levels is not None and self._drafts:
-                one.levels = step.levels[row]
+                one.levels = 0 if one.why_plain else step.levels[row]
                 # The next trees' depth follows from this step: nothing is gained by launching them without it.
                 self._reads_late = False
             done = self._collect(slot, one, new_logprobs[:kept])

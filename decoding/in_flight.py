@@ -51,7 +51,7 @@ class InFlight:
         """Note in its rows that they may have become longer than the host knows."""
         for one in self.progress:
             one.num_ahead += self.choice.levels + 1
-            one.num_missed = 0 if self.choice.levels else one.num_missed + 1
+            one.num_missed = 0 if self.choice.levels or one.why_plain else one.num_missed + 1
 
     def look(self, since_s: float) -> Look:
         """Wait for the step's numbers. It took the device from `since_s` on, if it had another one before."""

@@ -37,6 +37,8 @@ class Progress:
     """What the drafter's side of its prompt is made from, until the drafter has read it."""
     num_missed: int = 0
     """Tokens of steps without drafts, which the drafter has to catch up on before it drafts."""
+    why_plain: str = ""
+    """Why nothing is drafted for it, where the drafter's side of its prompt failed."""
     num_ahead: int = 0
     """Most tokens that launched steps have made and the host has not seen."""
     token_ids: list[int] = field(default_factory=list)
@@ -107,6 +109,8 @@ class SlotTable:
         self._keys = torch.zeros(num_slots, 2, dtype=torch.long, device=device)
         self._temperature, self._top_p, self._penalty = floats.clone(), floats.clone(), floats.clone()
         self._top_k = integers.clone()
+        # Made when drafting stops for the first row.
+        self._is_plain: Tensor | None = None
         self.guidance = Guidance(self._position)
         # Made when the first request with a repetition penalty arrives: (S, V) is large and seldom needed.
         self._seen: Tensor | None = None
@@ -161,6 +165,16 @@ class SlotTable:
             if self._seen is not None:
                 self._seen[slot] = False
                 self._seen[slot, prefix.token_ids] = True
+            if self._is_plain is not None:
+                self._is_plain[slot] = False
+
+    def stop_drafting(self, slot: int, reason: str) -> None:
+        """Let the slot's sample have no drafts from now on: the drafter's side of it has failed for this reason."""
+        one = self.at(slot)
+        one.levels, one.why_plain, one.stats.degraded = 0, reason, True
+        if self._is_plain is None:
+            self._is_plain = torch.zeros_like(self.root, dtype=torch.bool)
+        self._is_plain[slot] = True
 
     def release(self, slot: int) -> None:
         self.progress[slot] = None
@@ -192,7 +206,8 @@ class SlotTable:
 
     def max_depth(self, slots: SlotBatch) -> Tensor:
         """Deepest useful draft of each row (b,): the last token of a text is the target's own, never a draft."""
-        return slots.of(self._remaining) - 1
+        deepest = slots.of(self._remaining) - 1
+        return deepest if self._is_plain is None else deepest.masked_fill(slots.of(self._is_plain), 0)
 
     def advance(self, slots: SlotBatch, tokens: Tensor, count: Tensor) -> None:
         """Follow a verdict: the first `count` (b,) of `tokens` (b, P) were produced, the last of them is pending."""

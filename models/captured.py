@@ -98,12 +98,12 @@ class CapturedDecoder:
         made = self._recordings.setdefault(step.cache, {})
         # Kernels that know lengths do not see the window.
         sees = (window,) if step.parts is None else tuple(part.shape[-1] for part in step.parts.changing)
-        key = (size, num_nodes, *sees)
+        key = (size, num_nodes, positions.dim(), *sees)
         if key not in made:
             made[key] = self._record(embeds, positions, step, size, window)
         one = made[key]
         one.embeds[:num_rows].copy_(embeds)
-        one.positions[:num_rows].copy_(positions)
+        one.positions[..., :num_rows, :].copy_(positions)
         one.columns[:num_rows].copy_(step.columns)
         # Rows that are not in use: nobody reads the column behind the last.
         one.columns[num_rows:].fill_(step.cache.capacity)
@@ -121,7 +121,7 @@ class CapturedDecoder:
         num_nodes, width = embeds.shape[1:]
         # Each recording has buffers of its own. Rows that are not in use look at the first column, for want of numbers.
         inputs = embeds.new_zeros(size, num_nodes, width)
-        places = positions.new_zeros(size, num_nodes)
+        places = positions.new_zeros(*positions.shape[:-2], size, num_nodes)
         columns = step.columns.new_full((size, num_nodes), step.cache.capacity)
         mask = None
         if step.mask is not None:

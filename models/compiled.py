@@ -2,14 +2,13 @@
 
 Fusing what lies between the matrices, and merging those that read the same input, saves what an eager forward spends
 on launching kernels and passing over memory. Layers of one make share a graph that is given their weights, so compiling
-takes seconds however deep the model is; still it waits until a kind of forward has run for a while, so that short jobs
-never pay for it. Knows nothing of slots, trees or methods.
+takes seconds however deep the model is. A kind of forward is compiled at its first use: which kernels a forward runs
+follows from what it is, never from the clock. Knows nothing of slots, trees or methods.
 """
 
 from __future__ import annotations
 
 import logging
-import math
 import time
 import weakref
 from typing import Any, NamedTuple
@@ -32,8 +31,6 @@ logger = logging.getLogger(__name__)
 
 
 NOT_COMPILED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
-MAX_SHARE = 0.125
-"""Of the time that a decoder has run, what compiling more than one kind of forward may take."""
 ROOM = 1.25
 """Memory that has to be free before weights are packed, in sizes of the weights."""
 
@@ -49,18 +46,14 @@ class Kind(NamedTuple):
 class CompiledDecoder:
     """Runs `decoder` as `models.running.run_decoder` does; stands for it in any number of `LaneModel`s.
 
-    A kind of forward is compiled once it has run for `after_s` seconds uncompiled, the second and later ones only while
-    compiling stays below `MAX_SHARE` of the time that the decoder has run, so that it never costs a job much more than
-    it can give back; with an `after_s` of 0 at once. Prefills that record attention, that
-    add features in their layers or that leave out padding are never compiled, nor is the first forward of a memory.
+    A kind of forward is compiled at its first use. Prefills that record attention, that add features in their layers or
+    that leave out padding are never compiled. `has_failed` says that compiling has failed: all forwards since then run
+    uncompiled.
     """
 
-    def __init__(self, decoder: nn.Module, after_s: float) -> None:
+    def __init__(self, decoder: nn.Module) -> None:
         self._decoder = decoder
-        self._after_s = after_s
-        self._spent_s: dict[Kind, float] = {}
-        self._run_s = 0.0
-        self._compiling_s: list[float] = []
+        self.has_failed = False
         self.compiled: set[Kind] = set()
         take_over(decoder)
         layers: list[nn.Module] = list(decoder.layers)  # type: ignore[arg-type]
@@ -73,24 +66,15 @@ class CompiledDecoder:
     def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
         kind = Kind(step.num_leading_rows is None, embeds.shape[0] == 1, embeds.shape[1] == 1)
         is_odd = bool(extra) or step.probe is not None or (kind.is_prefill and step.mask is not None)
-        started = time.perf_counter()
-        if is_odd or not step.cache.is_made or not (kind in self.compiled or self._is_due(kind)):
-            hidden = run_decoder(self._decoder, embeds, positions, step, extra)
-            self._spent_s[kind] = self._spent_s.get(kind, 0.0) + time.perf_counter() - started
-        elif kind in self.compiled:
-            hidden = self._run(kind, embeds, positions, step)
-        else:
-            return self._compile(kind, embeds, positions, step)
-        self._run_s += time.perf_counter() - started
-        return hidden
-
-    def _is_due(self, kind: Kind) -> bool:
-        if self._spent_s.get(kind, 0.0) < self._after_s:
-            return False
-        if self._after_s == 0.0 or not self._compiling_s:
-            return True
-        # The next one takes as long as the last one did, most likely.
-        return sum(self._compiling_s) + self._compiling_s[-1] <= MAX_SHARE * self._run_s
+        if is_odd or self.has_failed:
+            return run_decoder(self._decoder, embeds, positions, step, extra)
+        if not step.cache.is_made:
+            # Graphs read a memory that exists: an uncompiled forward makes it, and the compiled one writes the same
+            # columns again, so that no forward rounds otherwise because it is the first.
+            run_decoder(self._decoder, embeds, positions, step, {})
+        if kind in self.compiled:
+            return self._run(kind, embeds, positions, step)
+        return self._compile(kind, embeds, positions, step)
 
     def _run(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
         """A compiled forward. Torch may compile at any of them, for lengths that it tells apart, and may fail."""
@@ -136,15 +120,14 @@ class CompiledDecoder:
             torch._dynamo.mark_static(memory, 3)
         torch._dynamo.mark_static(embeds, 2)
         hidden = self._run(kind, embeds, positions, step)
-        if self._after_s < math.inf:
+        if not self.has_failed:
             self.compiled.add(kind)
-            self._compiling_s.append(time.perf_counter() - started)
-            logger.info("compiled %s in %.1f s", kind, self._compiling_s[-1])
+            logger.info("compiled %s in %.1f s", kind, time.perf_counter() - started)
         return hidden
 
     def _give_up(self, reason: str, forward: tuple[Tensor, Tensor, AttentionStep]) -> Tensor:
         logger.warning("forwards stay uncompiled, which is slower: %s", reason)
-        self._after_s = math.inf
+        self.has_failed = True
         self.compiled.clear()
         return run_decoder(self._decoder, *forward, {})
 
@@ -212,11 +195,26 @@ class CompilableModel:
         head = pack_head(self.head) if isinstance(self._run, CompiledDecoder) else self.head
         return LaneModel(self.decoder, head, num_slots, num_lanes, capacity, self._run)
 
-    def compile(self, after_s: float) -> bool:
-        """Compile kinds of forward from now on that have taken `after_s` seconds; says whether this model can be."""
+    def compile(self) -> bool:
+        """Compile every kind of forward at its first use from now on; returns whether this model can be compiled."""
         if self._run is None and can_compile(self.decoder):
-            self._run = CompiledDecoder(self.decoder, after_s)
+            self._run = CompiledDecoder(self.decoder)
         return isinstance(self._run, CompiledDecoder)
+
+    @property
+    def kernels(self) -> str:
+        """The kernel path of this model's forwards: type of the weights, device, and what runs them."""
+        weight = next(self.decoder.parameters())
+        if weight.device.type == "cuda":
+            device = torch.cuda.get_device_name(weight.device)
+        else:
+            device = f"{weight.device.type} {torch.backends.cpu.get_cpu_capability()}"
+        how = "eager"
+        if isinstance(self._run, CapturedDecoder):
+            how = "captured"
+        elif isinstance(self._run, CompiledDecoder):
+            how = "eager, compiling failed" if self._run.has_failed else "compiled"
+        return f"{str(weight.dtype).removeprefix('torch.')}, {device}, {how}, torch {torch.__version__}"
 
     def capture(self) -> bool:
         """Replay steps as CUDA graphs from now on; says whether this model can, which takes one CUDA device."""

@@ -65,8 +65,13 @@ class TargetModel(Protocol):
         """Memory for `num_slots` samples of `num_lanes` rows and `capacity` columns."""
         ...
 
-    def compile(self, after_s: float) -> bool:
-        """Compile kinds of forward from now on that have taken `after_s` seconds; says whether this model can be."""
+    @property
+    def kernels(self) -> str:
+        """The kernel path of this model's forwards, for the provenance of rows in half precision."""
+        ...
+
+    def compile(self) -> bool:
+        """Compile every kind of forward at its first use from now on; returns whether this model can be compiled."""
         ...
 
     def capture(self) -> bool:

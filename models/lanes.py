@@ -23,6 +23,8 @@ from models.reading import PromptReader
 from models.running import RunDecoder, run_decoder, take_over
 from models.two_part import FirstPart, first_part, split
 
+NUM_AXES = 3
+"""Rotary axes of multimodal models: time, height and width."""
 WINDOW_STEP = 64
 """Attention windows are rounded up to this many columns, so that few different shapes occur."""
 
@@ -100,6 +102,8 @@ class LaneModel:
         config: Any = decoder.config
         self.cache = RaggedCache(num_slots * num_lanes, capacity, config.num_hidden_layers, device)
         self.delta = torch.zeros(num_slots * num_lanes, dtype=torch.long, device=device)
+        # By row, what each of three axes (rows, 3) adds to positions; None until a prompt has positions of three axes.
+        self.axes: Tensor | None = None
         self._prefix_lengths = [0] * num_slots
         self._num_used_columns = 0
         # What attends to committed columns, where that is a kernel of its own; known once memory is made.
@@ -147,6 +151,7 @@ class LaneModel:
         self._first = first_part(self.cache.keys, self.cache.values)
         self.cache.lens[rows] = torch.tensor([prefix.num_kept for prefix in flat], device=self.device)
         self.delta[rows] = torch.stack([prefix.position_offset for prefix in flat])
+        self._note_axes(rows, [prefix.axis_offsets for prefix in flat])
         for slot, lanes in zip(slots.ids, prefixes, strict=True):
             self._prefix_lengths[slot] = max(prefix.num_kept for prefix in lanes)
         return Prefill(
@@ -155,6 +160,24 @@ class LaneModel:
             tuple(reader.states[first] for first in source) if keep_hidden else (),
             tuple(reader.received[first] for first in source) if probe_attention else (),
         )
+
+    def empty(self, slots: SlotBatch) -> None:
+        """Let slots hold no columns, as if an empty prompt had been read."""
+        rows = self.rows(slots)
+        self.cache.wipe(rows, 0, self._num_used_columns)
+        self.delta[rows] = 0
+        if self.axes is not None:
+            self.axes[rows] = 0
+        for slot in slots.ids:
+            self._prefix_lengths[slot] = 0
+
+    def _note_axes(self, rows: Tensor, offsets: Sequence[Tensor | None]) -> None:
+        """Keep by how much the axes of these rows (r,) differ after their prompts."""
+        if self.axes is None and any(one is not None for one in offsets):
+            self.axes = self.delta.new_zeros(self.delta.shape[0], NUM_AXES)
+        if self.axes is not None:
+            none = self.axes.new_zeros(NUM_AXES)
+            self.axes[rows] = torch.stack([none if one is None else one for one in offsets])
 
     def forward(self, slots: SlotBatch, tokens: Tensor, depth: Tensor, visible: Tensor, offset: int = 0) -> Tensor:
         """Run N nodes of every slot: `tokens`, `depth` (b, N), `visible` (b, N, M) → hidden (b, R, N, D).
@@ -195,6 +218,8 @@ class LaneModel:
             else:
                 num_heads: int = self.decoder.config.num_attention_heads  # type: ignore[union-attr, assignment]
                 parts = split(self._first, lens, visible, offset, self.cache.layer(0)[0], num_heads)
+        if self.axes is not None:
+            positions = positions + self.axes[:num_rows].T[:, :, None]
         step = AttentionStep(self.cache, rows, columns, bias, window, num_rows, parts=parts)
         hidden = self._run(embeds, positions, step, {}).view(b, self.num_lanes, num_nodes, -1)
         return hidden[self._blocks[slots.index]] if is_mixed else hidden
@@ -220,7 +245,7 @@ class LaneModel:
             slice(self._block_of[slot] * self.num_lanes, (self._block_of[slot] + 1) * self.num_lanes)
             for slot in (one, other)
         )
-        for memory in (*self.cache.keys, *self.cache.values, self.cache.lens, self.delta):
+        for memory in (*self.cache.keys, *self.cache.values, self.cache.lens, self.delta, self.axes):
             if memory is not None:
                 kept = memory[here].clone()
                 memory[here] = memory[there]

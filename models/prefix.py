@@ -70,9 +70,18 @@ class Prefix:
 
     @property
     def next_position(self) -> Tensor:
-        """The rotary position of the first token behind the prompt: one after its last column's. Frames of a video may
-        have later ones, as `generate` leaves them."""
+        """The rotary position of the first token behind the prompt: one after its last column's, on the axis where that
+        is highest. Frames of a video may have later ones, as `generate` leaves them."""
         return self.positions[..., -1].max() + 1
+
+    @property
+    def axis_offsets(self) -> Tensor | None:
+        """What each axis (3,) adds to `next_position`: `generate` counts every axis on from the last column, whose axes
+        differ if it is visual. None for positions of one axis."""
+        if self.positions.dim() == 1:
+            return None
+        last = self.positions[:, -1]
+        return last - last.max()
 
     @property
     def position_offset(self) -> Tensor:

@@ -48,11 +48,12 @@ class States:
 def extend(prefix: Prefix, token_ids: Tensor, embeds: Tensor) -> Prefix:
     """A prompt followed by `token_ids` (T,) with their `embeds` (T, D), at the positions that decoding gives them."""
     later = prefix.next_position + torch.arange(token_ids.shape[0], device=prefix.positions.device)
+    axes = prefix.axis_offsets
     return replace(
         prefix,
         token_ids=torch.cat([prefix.token_ids, token_ids]),
         embeds=torch.cat([prefix.embeds, embeds.to(prefix.embeds.dtype)]),
-        positions=torch.cat([prefix.positions, later.expand(*prefix.positions.shape[:-1], -1)], dim=-1),
+        positions=torch.cat([prefix.positions, later if axes is None else later + axes[:, None]], dim=-1),
         visual=torch.cat([prefix.visual, torch.zeros_like(later, dtype=torch.bool)]),
         padding=None
         if prefix.padding is None

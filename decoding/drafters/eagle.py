@@ -72,6 +72,7 @@ class EagleDrafter:
         self._num_missed = torch.zeros(spec.num_slots, dtype=torch.long, device=weight.device)
         self._most_missed = [0] * spec.num_slots
         self._prompts: dict[int, tuple[Probe, Tensor]] = {}
+        self._skipped: set[int] = set()
 
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
         # One pair per column of the target's prompt: no prompt of its own whose length would have to be checked.
@@ -82,17 +83,27 @@ class EagleDrafter:
         self._num_missed[slots.index] = 0
         for slot in slots.ids:
             self._most_missed[slot] = 0
+        self._skipped -= set(slots.ids)
         self.merge.reset(slots)
 
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         self._read(slots)
 
+    def skip(self, slots: SlotBatch) -> None:
+        self.lanes.empty(slots)
+        self._skipped |= set(slots.ids)
+        for slot in slots.ids:
+            self._prompts.pop(slot, None)
+        self._output[slots.index] = 0.0
+
     def _read(self, slots: SlotBatch) -> None:
         unread = slots.some([slot for slot in slots.ids if slot in self._prompts])
         if not unread.ids:
             return
-        pairs = [self._pairs(*self._prompts.pop(slot)) for slot in unread.ids]
+        pairs = [self._pairs(*self._prompts[slot]) for slot in unread.ids]
         filled = self.lanes.admit(unread, pairs, keep_hidden=False, max_tokens=self._max_prefill_tokens)
+        for slot in unread.ids:
+            del self._prompts[slot]
         self._output[unread.index] = filled.last
         self.num_forwards += filled.num_forwards
 
@@ -176,6 +187,13 @@ class EagleDrafter:
 
     def _miss(self, slots: SlotBatch, tokens: Tensor, features: Tensor) -> None:
         """Remember one pair of each row, `tokens` (b,) and `features` (b, R, D_h), to be encoded later."""
+        if self._skipped.intersection(slots.ids):
+            # These never catch up.
+            places = [place for place, slot in enumerate(slots.ids) if slot not in self._skipped]
+            if not places:
+                return
+            rows = torch.tensor(places, dtype=torch.long, device=tokens.device)
+            slots, tokens, features = slots.some([slots.ids[one] for one in places]), tokens[rows], features[rows]
         if self._missed_features is None:
             num_slots, width = self._missed_tokens.shape
             self._missed_features = features.new_zeros(num_slots, self.num_lanes, width, features.shape[2])

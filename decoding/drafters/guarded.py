@@ -21,7 +21,11 @@ from models.front_end import PromptError
 from models.lanes import SlotBatch
 from models.prefix import Prefix
 
-NOT_THE_DRAFTERS: tuple[type[Exception], ...] = (PromptError, DrafterError, torch.OutOfMemoryError)
+NOT_THE_DRAFTERS: tuple[type[Exception], ...] = (PromptError, DrafterError)
+
+
+class DrafterOutOfMemory(DrafterError, torch.OutOfMemoryError):
+    """The device has no memory for what the drafter was to do; the target may still have enough."""
 
 
 class Guarded:
@@ -52,6 +56,10 @@ class Guarded:
         with blamed():
             self.inner.prefill(slots, prefixes)
 
+    def skip(self, slots: SlotBatch) -> None:
+        with blamed():
+            self.inner.skip(slots)
+
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         with blamed():
             return self.inner.draft(slots, frontier)
@@ -72,11 +80,13 @@ def guarded(method: Method) -> Method:
 
 @contextlib.contextmanager
 def blamed() -> Iterator[None]:
-    """Turn what the block raises into a `DrafterError`, unless it is a refused prompt or the device's."""
+    """Turn what the block raises into a `DrafterError`, unless it is a refused prompt or a fault of the device."""
     try:
         yield
     except NOT_THE_DRAFTERS:
         raise
+    except torch.OutOfMemoryError as error:
+        raise DrafterOutOfMemory(str(error)) from error
     except Exception as error:
         if is_device_fault(error):
             raise

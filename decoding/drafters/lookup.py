@@ -75,6 +75,9 @@ class LookupDrafter:
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         pass
 
+    def skip(self, slots: SlotBatch) -> None:
+        pass
+
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         if frontier.depth == 0:
             text, length = self._text[slots.index], self._length[slots.index]

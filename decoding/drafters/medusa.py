@@ -61,6 +61,9 @@ class MedusaDrafter:
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         pass
 
+    def skip(self, slots: SlotBatch) -> None:
+        pass
+
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         width = frontier.tokens.shape[1]
         if frontier.depth == 0:

@@ -69,6 +69,7 @@ class ModelDrafter:
         self._pending_first = self._pending[:, :CATCH_UP]
         self._num_pending = torch.zeros(num_slots, dtype=torch.long, device=device)
         self._most_pending = [0] * num_slots
+        self._skipped: set[int] = set()
         self._causal = torch.ones(widest, widest, dtype=torch.bool, device=device).tril()
         self._numbers = torch.arange(max(widest, self._max_scratch), device=device)
         self._itself = torch.eye(self._max_scratch, dtype=torch.bool, device=device)
@@ -90,11 +91,16 @@ class ModelDrafter:
         self._num_pending[slots.index] = 1
         for slot in slots.ids:
             self._most_pending[slot] = 1
+        self._skipped -= set(slots.ids)
         self.merge.reset(slots)
 
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         filled = self.lanes.admit(slots, prefixes, keep_hidden=False, max_tokens=self._max_prefill_tokens)
         self.num_forwards += filled.num_forwards
+
+    def skip(self, slots: SlotBatch) -> None:
+        self.lanes.empty(slots)
+        self._skipped |= set(slots.ids)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         hidden = self._catch_up(slots) if frontier.depth == 0 else self._extend(slots, frontier)
@@ -170,8 +176,12 @@ class ModelDrafter:
         slots, tree = judgement.slots, judgement.tree
         if tree.num_levels == 0:
             # Nothing was drafted: the target's token waits behind those that wait already.
+            said = verdict.next
+            if self._skipped.intersection(slots.ids):
+                # These never catch up.
+                slots, said = self._without_skipped(slots, said)
             count = self._num_pending[slots.index]
-            self._pending[slots.index, count] = verdict.next
+            self._pending[slots.index, count] = said
             self._num_pending[slots.index] = count + 1
             for slot in slots.ids:
                 self._most_pending[slot] += 1
@@ -197,6 +207,12 @@ class ModelDrafter:
         slots.put(self._num_pending, verdict.n - has)
         for slot in slots.ids:
             self._most_pending[slot] = CATCH_UP
+
+    def _without_skipped(self, slots: SlotBatch, values: Tensor) -> tuple[SlotBatch, Tensor]:
+        """The slots that are drafted for, and their part of `values` (b, …)."""
+        places = [place for place, slot in enumerate(slots.ids) if slot not in self._skipped]
+        rest = slots.some([slots.ids[place] for place in places])
+        return rest, values[torch.tensor(places, dtype=torch.long, device=values.device)]
 
     def _columns_of(self, grown: Tensor) -> Tensor:
         """The scratch columns (b, D) of grown nodes (b, D); −1 for those that were never run."""

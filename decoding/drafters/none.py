@@ -34,6 +34,9 @@ class NoDrafter:
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         pass
 
+    def skip(self, slots: SlotBatch) -> None:
+        pass
+
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         raise AssertionError("the engine asked the drafter 'none' for drafts")
 

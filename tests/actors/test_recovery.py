@@ -222,3 +222,18 @@ def test_rows_on_which_the_drafter_raises_are_decoded_without_it(where: str) -> 
     assert degraded == {"sample-1", "sample-6"}
     assert all(found[name].telemetry.num_draft_tokens == 0 for name in degraded)
     assert sum(one.telemetry.num_accepted_draft_tokens for one in found.values()) > 0
+
+
+@pytest.mark.parametrize("where", ["prefixes", "prefill", "draft"])
+def test_a_row_whose_drafter_lacks_memory_even_alone_is_decoded_without_it(where: str) -> None:
+    requests = checks.requests("llava", 8, SAMPLED)
+    expected = undisturbed(requests)
+    inner = checks.make_drafter("perturbed", "llava")
+    sick = SickDrafter(
+        inner, lambda request: request.sample_id == "sample-3", raises_in=where, error=torch.OutOfMemoryError
+    )
+    engine = recovering(sick, slots=4)
+    found = run(engine, requests)
+    assert tokens_of(found) == expected
+    assert {name for name, one in found.items() if one.telemetry.degraded} == {"sample-3"}
+    assert engine.num_slots == 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +25,7 @@ PROMPTS = ["w5 w6", "w7 w8 w9 w10 w11", "w12", "w40 w41 w42", "w6 w6 w6", "w13 w
 NUM_NEW_TOKENS = 12
 ENDS = (2, 44)
 """The second occurs in what the toy says."""
-NEVER = math.inf
+IS_EAGER = True
 """Compiling takes longer than all that toys say."""
 
 
@@ -76,7 +75,7 @@ def test_the_reference_is_the_targets_own_greedy_output(work: Work, reference: l
 def test_this_engine_says_what_the_target_says(
     work: Work, reference: list[dict[str, list[float]]], mode: str, batch: int
 ) -> None:
-    runner = EngineRunner(work, mode, NEVER)
+    runner = EngineRunner(work, mode, IS_EAGER)
     first, again = runner.warm(batch, len(PROMPTS)), runner.run(batch, len(PROMPTS))
     assert judge(again.outputs, reference, "float32") == Verdict(6, 6, 0, 0, 0.0)
     assert len(first.outputs) == min(2 * batch, len(PROMPTS))
@@ -114,8 +113,8 @@ def test_ends_can_be_ignored_by_all_alike(work: Work) -> None:
     reference = make_reference(endless)
     assert {len(told["tokens"]) for told in reference} == {NUM_NEW_TOKENS}
     for runner in (
-        EngineRunner(endless, "plain", NEVER),
-        EngineRunner(endless, "chain", NEVER),
+        EngineRunner(endless, "plain", IS_EAGER),
+        EngineRunner(endless, "chain", IS_EAGER),
         GenerateRunner(endless, "eager"),
     ):
         assert judge(runner.run(4, 6).outputs, reference, "float32").num_equal == 6
@@ -123,7 +122,7 @@ def test_ends_can_be_ignored_by_all_alike(work: Work) -> None:
 
 def test_an_engine_that_reads_other_prompts_is_no_peer(work: Work) -> None:
     with pytest.raises(ValueError, match="the other peers as"):
-        EngineRunner(replace(work, prompt_ids=[[9], *work.prompt_ids[1:]]), "plain", NEVER)
+        EngineRunner(replace(work, prompt_ids=[[9], *work.prompt_ids[1:]]), "plain", IS_EAGER)
 
 
 def test_a_reference_belongs_to_its_prompts_limits_and_weights(

@@ -241,10 +241,8 @@ def compare_row(lanes: LaneModel, row: int, prefix: Prefix, tokens: Sequence[int
     more = torch.tensor(tokens, dtype=torch.long)
     with torch.inference_mode():
         embeds = torch.cat([prefix.embeds, lanes.decoder.get_input_embeddings()(more)])
-    start = int(prefix.next_position)
-    positions = torch.cat(
-        [prefix.positions, (start + torch.arange(len(tokens))).expand(*prefix.positions.shape[:-1], -1)], dim=-1
-    )
+    later = prefix.positions[..., -1:] + 1 + torch.arange(len(tokens))
+    positions = torch.cat([prefix.positions, later], dim=-1)
     visual = torch.cat([prefix.visual, torch.zeros(len(tokens), dtype=torch.bool)])
     whole = Prefix(torch.cat([prefix.token_ids, more]), embeds, positions, visual, prefix.deepstack)
     with torch.inference_mode():

@@ -107,7 +107,7 @@ def test_steps_go_on_while_a_prompt_is_inside_the_models_own_front_end(slots: in
     """With two slots one of them stays empty meanwhile."""
     target = toys.target("llava")
     if compiled:
-        assert target.compile(0.0)
+        assert target.compile()
     target.make_prompts_ahead()
     wanted = [one for one in shown(9) if one.images and not one.videos][:3]
     held = Held(target, 2, 5)

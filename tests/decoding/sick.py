@@ -48,10 +48,15 @@ class SickDrafter:
         if self.value is None and where == self.raises_in and any(self._sick(slots)):
             raise self.error("index 7 is out of range")
 
+    def _strike_alone(self, where: str, request: Request) -> None:
+        if self.value is None and where == self.raises_in and self.is_sick(request):
+            raise self.error("index 7 is out of range")
+
     def open(self, spec: EngineSpec) -> None:
         self.inner.open(spec)
 
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
+        self._strike_alone("prefixes", request)
         return self.inner.prefixes(request, probe)
 
     def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
@@ -59,7 +64,11 @@ class SickDrafter:
         self.inner.admit(slots, first, probes)
 
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
+        self._strike("prefill", slots)
         self.inner.prefill(slots, prefixes)
+
+    def skip(self, slots: SlotBatch) -> None:
+        self.inner.skip(slots)
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         self._strike("draft", slots)

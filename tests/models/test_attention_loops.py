@@ -249,7 +249,7 @@ def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
         assert len(caplog.records) == 1
         assert not without.is_at_work
         target = Target.load(CheckpointRef(str(CHECKPOINTS / "text_target")), "float32", "cpu")
-        assert target.compile(0.0)
+        assert target.compile()
         lanes = target.lanes(2, 1, 200)
         prompts = [[target.encode(prompt, ())] for prompt in held_out_prompts(2, 0)]
         slots = SlotBatch(torch.arange(2), (0, 1), (0, 0))

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from decoding import Completion, Engine, Method
+from decoding import Completion, Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
-from decoding.drafters import ModelDrafter
-from decoding.trees import StaticTree, branching_paths
+from decoding.drafters import ModelDrafter, NoDrafter
+from decoding.trees import Chain, StaticTree, branching_paths
 from models import layer_graph, packing
 from models.checkpoints import CheckpointRef
 from models.compiled import CompiledDecoder, Kind, can_compile
@@ -77,7 +77,7 @@ def test_forwards_of_all_shapes_equal_uncompiled_ones_with_one_graph_a_kind(
     graphs: list[Any] = []
     merge = packing.merge_linears
     monkeypatch.setattr("models.layer_graph.merge_linears", lambda graph: graphs.append(merge(graph)))
-    assert target.compile(0.0)
+    assert target.compile()
     got = states_of(target.lanes(6, 1, 200), prefixes, shapes)
     for shape, mine, theirs in zip((one for one in shapes for _ in range(2)), got, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4, msg=lambda text, shape=shape: f"{shape}: {text}")
@@ -103,16 +103,37 @@ def test_heads_that_the_loops_take_run_in_them_and_equal_uncompiled_ones() -> No
     target = Target.load(CheckpointRef(str(CHECKPOINTS / "text_target")), "float32", "cpu")
     prefixes = [target.encode(prompt, ()) for prompt in held_out_prompts(6, 0)]
     wanted = states_of(LaneModel(target.decoder, target.head, 6, 1, 220), prefixes, SHAPES)
-    assert target.compile(0.0)
+    assert target.compile()
     states_of(target.lanes(6, 1, 220), prefixes, SHAPES)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         got = states_of(target.lanes(6, 1, 220), prefixes, SHAPES)
     for shape, mine, theirs in zip((one for one in SHAPES for _ in range(2)), got, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-4, rtol=1e-4, msg=lambda text, shape=shape: f"{shape}: {text}")
     calls = {event.key: event.count for event in profile.key_averages()}
-    # The first forward of a memory is not compiled; all others are, prompts as well.
+    # All forwards are compiled, prompts and the first of a memory as well.
     num_layers = target.decoder.config.num_hidden_layers  # type: ignore[union-attr]
-    assert calls["draftfleet::attend_rows"] == num_layers * (2 * len(SHAPES) - 1)
+    assert calls["draftfleet::attend_rows"] == num_layers * 2 * len(SHAPES)
+
+
+def test_in_half_precision_the_first_forward_of_a_memory_and_every_run_round_alike() -> None:
+    target = Target.load(CheckpointRef(str(CHECKPOINTS / "text_target")), "bfloat16", "cpu")
+    assert target.compile()
+    assert target.kernels.startswith("bfloat16, cpu ")
+    assert ", compiled, torch " in target.kernels
+    prompts = held_out_prompts(3, 0)
+    prefixes = [[target.encode(prompt, ())] for prompt in prompts]
+    slots = SlotBatch(torch.arange(3), (0, 1, 2), (0,) * 3)
+    lanes = target.lanes(3, 1, 220)
+    with torch.inference_mode():
+        first, second = (lanes.admit(slots, prefixes, max_tokens=None) for _ in range(2))
+    assert torch.equal(first.last, second.last)
+    wanted = [Request(str(i), prompt, (), Sampling(max_new_tokens=6)) for i, prompt in enumerate(prompts)]
+    runs = []
+    for _ in range(2):
+        done = checks.run(Engine(target, Method(NoDrafter(), Chain(1), Exact()), 3, 220), wanted)
+        runs.append({name: (one.token_ids, one.mean_logprob) for name, one in done.items()})
+        assert {one.telemetry.extras["kernels"] for one in done.values()} == {target.kernels}
+    assert runs[0] == runs[1]
 
 
 def engine_of(target: Target, drafter: Target) -> Engine:
@@ -130,39 +151,13 @@ def test_a_compiled_pair_says_what_the_same_pair_says_uncompiled() -> None:
     for compiles in (False, True):
         target, drafter = toys.target("llava"), toys.perturbed("llava", 0.02)
         if compiles:
-            assert target.compile(0.0)
-            assert drafter.compile(0.0)
+            assert target.compile()
+            assert drafter.compile()
         said.append(outcome(checks.run(engine_of(target, drafter), wanted)))
         if compiles:
             assert target._run is not None
             assert Kind(False, False, False) in target._run.compiled
     assert said[0] == said[1]
-
-
-def test_nothing_is_compiled_before_its_kind_has_taken_long_enough() -> None:
-    target = toys.target("llava")
-    assert target.compile(3600.0)
-    checks.run(engine_of(target, toys.perturbed("llava", 0.02)), checks.requests("llava", 4))
-    assert target._run is not None
-    assert target._run.compiled == set()
-
-
-def test_compiling_stays_within_its_share_of_the_time_run() -> None:
-    decoder = CompiledDecoder(toys.target("llava").decoder, 5.0)
-    one, other = (Kind(False, False, is_single) for is_single in (False, True))
-    decoder._spent_s = {one: 5.0, other: 4.0}
-    assert decoder._is_due(one), "the first kind waits for nothing else"
-    assert not decoder._is_due(other), "it has not run for long enough"
-    decoder._spent_s[other] = 5.0
-    decoder._compiling_s, decoder._run_s = [2.0], 31.0
-    assert not decoder._is_due(other), "two and two more are more than an eighth of 31"
-    decoder._run_s = 32.0
-    assert decoder._is_due(other)
-    decoder._compiling_s = [2.0, 3.0]
-    assert not decoder._is_due(other)
-    always = CompiledDecoder(toys.target("llava").decoder, 0.0)
-    always._compiling_s = [100.0]
-    assert always._is_due(one), "what is to be compiled always is compiled at once"
 
 
 def test_without_a_working_compiler_the_model_runs_uncompiled_and_says_so(
@@ -175,7 +170,7 @@ def test_without_a_working_compiler_the_model_runs_uncompiled_and_says_so(
     expected = outcome(checks.run(engine_of(toys.target("llava"), toys.perturbed("llava", 0.02)), wanted))
     monkeypatch.setattr("models.layer_graph.merge_linears", broken)
     target = toys.target("llava")
-    assert target.compile(0.0)
+    assert target.compile()
     with caplog.at_level(logging.WARNING, logger="models.compiled"):
         got = outcome(checks.run(engine_of(target, toys.perturbed("llava", 0.02)), wanted))
     assert got == expected
@@ -183,6 +178,7 @@ def test_without_a_working_compiler_the_model_runs_uncompiled_and_says_so(
     assert "no compiler here" in caplog.text
     assert target._run is not None
     assert target._run.compiled == set()
+    assert ", eager, compiling failed, " in target.kernels
 
 
 def test_more_graphs_than_torch_makes_are_no_error(
@@ -194,7 +190,7 @@ def test_more_graphs_than_torch_makes_are_no_error(
     prefixes = [target.encode(one.prompt, one.images, one.videos) for one in checks.requests("llava", 6)]
     shapes = [(2, 4, 1), (2, 1, 5), (2, 4, 3)]
     wanted = states_of(LaneModel(target.decoder, target.head, 6, 1, 200), prefixes, shapes)
-    assert target.compile(0.0)
+    assert target.compile()
     with caplog.at_level(logging.WARNING, logger="models.compiled"):
         got = states_of(target.lanes(6, 1, 200), prefixes, shapes)
     for mine, theirs in zip(got, wanted, strict=True):
@@ -210,7 +206,7 @@ def test_weights_are_not_packed_where_memory_is_short(
 ) -> None:
     monkeypatch.setattr("models.compiled.free_bytes", lambda: 1000)
     target = toys.target("llava")
-    assert target.compile(0.0)
+    assert target.compile()
     with caplog.at_level(logging.WARNING, logger="models.compiled"):
         checks.run(engine_of(target, toys.perturbed("llava", 0.02)), checks.requests("llava", 2))
     assert "0.0 GiB of memory are free" in caplog.text
@@ -259,7 +255,7 @@ def test_layers_of_two_makes_and_weights_without_kernels_are_not_compiled() -> N
 def test_a_layer_in_its_wrapper_is_still_itself() -> None:
     target = toys.target("llava")
     first = target.decoder.layers[0]  # type: ignore[index]
-    CompiledDecoder(target.decoder, 0.0)
+    CompiledDecoder(target.decoder)
     wrapped = target.decoder.layers[0]  # type: ignore[index]
     assert wrapped.self_attn is first.self_attn
     with pytest.raises(AttributeError, match="no_such_part"):

@@ -241,7 +241,7 @@ def test_the_rounded_model_is_another_than_the_stored_one(rounding: str) -> None
 def test_a_rounded_decoder_is_not_compiled(rounding: str) -> None:
     target, _ = rounded_pair("llama", rounding)
     assert not can_compile(target.decoder)
-    assert not target.compile(0.0)
+    assert not target.compile()
 
 
 # --- jobs ----------------------------------------------------------------------------------------------------------

@@ -41,8 +41,8 @@ def test_a_pass_that_has_come_before_compiles_nothing(monkeypatch: pytest.Monkey
         Target.load(CheckpointRef(str(CHECKPOINTS / name)), "float32", "cpu")
         for name in ("text_target", "text_drafter")
     )
-    assert target.compile(0.0)
-    assert drafter.compile(0.0)
+    assert target.compile()
+    assert drafter.compile()
     method = Method(
         ModelDrafter(drafter, [Full()], target.vocab_size), Chain(max(DEPTHS)), Exact(), controller=Erratic(0, DEPTHS)
     )
