@@ -401,7 +401,7 @@ class CaptionJob(Section):
 
 def without_circumstances(content: dict[str, Any]) -> dict[str, Any]:
     """A job's content without the fields of its sections that say how it is had and on what it is made."""
-    for name in ("span_max_rows", "span_max_bytes", "fetch", "max_decoded_bytes"):
+    for name in ("span_max_rows", "span_max_bytes", "fetch", "local_roots", "max_decoded_bytes"):
         del content["source"][name]
     for name in ("worker_max_videos", "worker_max_bytes"):
         del content["source"]["video"][name]

@@ -104,7 +104,10 @@ def _joined_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
         runtime_env = {**(shipped or {}), "worker_process_setup_hook": _worker_setup(job)}
         with stopping.handlers_kept():
             ray.init(
-                address=address, runtime_env=runtime_env, logging_level=logging.WARNING, log_to_driver=log_to_driver
+                address=job.ray_address,
+                runtime_env=runtime_env,
+                logging_level=logging.WARNING,
+                log_to_driver=log_to_driver,
             )
         try:
             yield
