@@ -28,7 +28,7 @@ from benchmarks.lantern_rows import DELTAS, row_named, rows_of
 from benchmarks.lantern_sheets import draw_sheets
 from benchmarks.lantern_store import Store
 from benchmarks.lantern_tables import TABLES, draw_trade_off
-from benchmarks.lantern_world import Asked, World, codes_of
+from benchmarks.lantern_world import Asked, OtherDrafter, World, codes_of
 from decoding import Sampling
 from decoding.acceptance import Exact
 from decoding.contracts import Judgement, Method
@@ -38,6 +38,7 @@ from decoding.trees import DynamicTree
 from models.llamagen.neighbours import Proximity, nearest_codes
 from models.llamagen.shape import VqShape
 from models.llamagen.vq import Vq
+from models.medusa import MedusaHeads, MedusaShape
 from tests.toys import images
 from zoo.image_quality import Seen
 from zoo.world.scene import Thing
@@ -77,7 +78,15 @@ def world(kind: str) -> World:
         ToyJudge(),
         sampling,
         {"a": "b"},
+        others=others(kind),
     )
+
+
+def others(kind: str) -> dict[str, OtherDrafter]:
+    torch.manual_seed(1)
+    heads = MedusaHeads(MedusaShape(32, images.CODES, 3, 1)).eval().requires_grad_(False)
+    smaller = OtherDrafter(images.target(kind, noise=0.1), "smaller")
+    return {"model": smaller, "medusa": OtherDrafter(heads, "heads")} if kind == "text" else {}
 
 
 @pytest.fixture
