@@ -80,7 +80,7 @@ def _no_single_winner(results: Results) -> tuple[Holds, str]:
                  for key in SCENARIOS]  # fmt: skip
         if any(other.above(own) for own, other in pairs):
             return True
-        return False if all(own.value >= other.value - TIE for own, other in pairs) else None
+        return False if all(own.above(other, slack=TIE) for own, other in pairs) else None
 
     best = {key: max(lengths[name, key].value for name in SINGLE_CONTEXTS) for key in SCENARIOS}
     everywhere = [n for n in SINGLE_CONTEXTS if all(lengths[n, key].value >= best[key] - TIE for key in SCENARIOS)]
@@ -108,7 +108,8 @@ def _tabed_never_third(results: Results) -> tuple[Holds, str]:
 def _tabed_trees(results: Results) -> tuple[Holds, str]:
     """TABED on token trees of width 2 and 3 is best or second best, on benchmarks and out of distribution (TABED,
     Table 2)."""
-    verdicts, told = [], []
+    verdicts: list[Holds] = []
+    told = []
     for width, last in ((2, "tree"), (3, "tree3")):
         for group, keys in (("benchmarks", IN_DISTRIBUTION), ("OOD", OUT_OF_DISTRIBUTION)):
             names = (f"tabed_m_{last}", f"tabed_t_{last}")
@@ -122,7 +123,8 @@ SINGLES = {"M": "sd_chain", "T": "sd_chain_text", "C": "sd_chain_caption", "P": 
 
 
 def _beats(results: Results, own: str, others: tuple[str, ...]) -> tuple[Holds, str]:
-    verdicts, told = [], []
+    verdicts: list[Holds] = []
+    told = []
     for turn, keys in TURNS.items():
         one = mean_length(results["methods"], own, keys)
         rest = {letter: mean_length(results["methods"], SINGLES[letter], keys) for letter in others}
@@ -192,7 +194,8 @@ def _lvspec_video(results: Results) -> tuple[Holds, str]:
 
 def _lvspec_keeps(results: Results) -> tuple[Holds, str]:
     """LVSpec keeps at least 98 % of the quality, parsed and by F1 of attribute words (LVSpec, Table 1)."""
-    verdicts, told = [], []
+    verdicts: list[Holds] = []
+    told = []
     for what, label in (("accuracy", "parsed"), ("attribute_f1", "F1")):
         own, plain = (_quality(results["methods"], name, what) for name in ("lvspec", "plain"))
         verdicts.append(own.above(plain, 0.98))
@@ -202,7 +205,8 @@ def _lvspec_keeps(results: Results) -> tuple[Holds, str]:
 
 def _lvspec_beats_its_drafter(results: Results) -> tuple[Holds, str]:
     """LVSpec's captions are better than those its pruned drafter writes alone, parsed and by F1 of attribute words."""
-    verdicts, told = [], []
+    verdicts: list[Holds] = []
+    told = []
     for what, label in (("accuracy", "parsed"), ("attribute_f1", "F1")):
         own, alone = (_quality(results["methods"], name, what) for name in ("lvspec", "pruned_drafter_alone"))
         verdicts.append(own.above(alone))
@@ -214,7 +218,8 @@ def _lvspec_beats_its_drafter(results: Results) -> tuple[Holds, str]:
 def _lvspec_keeps_videos(results: Results) -> tuple[Holds, str]:
     """LVSpec keeps at least 98 % of the attributes on videos, and more than its pruned drafter alone."""
     methods = results["video"]["methods"]
-    verdicts, told = [], []
+    verdicts: list[Holds] = []
+    told = []
     for key in VIDEO:
         own, plain, alone = (
             _quality(methods, name, "accuracy", key)

@@ -15,7 +15,7 @@ from actors.pair import load
 from benchmarks.scenarios import Case
 from configs.schema import CaptionJob
 from decoding import Engine, Request, Sampling
-from decoding.contracts import Probe
+from decoding.contracts import Context, Probe
 from decoding.drafters import ModelDrafter
 from models.prefix import Prefix
 from models.target import Target
@@ -27,13 +27,13 @@ SLOTS, MAX_CONTEXT_TOKENS = 16, 768
 class Watched:
     """A pruned context that notes which visual columns of each prompt it keeps, found by their rotary positions."""
 
-    def __init__(self, context: object) -> None:
+    def __init__(self, context: Context) -> None:
         self.context = context
-        self.needs_attention = bool(getattr(context, "needs_attention", False))
+        self.needs_attention = context.needs_attention
         self.kept: dict[str, list[int]] = {}
 
     def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
-        pruned: Prefix = self.context.build(request, probe, model)  # type: ignore[attr-defined]
+        pruned = self.context.build(request, probe, model)
         whole = model.encode(request.prompt, request.images, request.videos)
         self.kept[request.sample_id] = columns_left(whole, pruned)
         return pruned

@@ -282,8 +282,9 @@ TABLES = {
     "lantern_claims": claims_table,
     "lantern_naive": naive_table,
     "lantern_guidance": guidance_table,
-    "lantern_guidance_line": guidance_line,
 }
+LINES = {"lantern_guidance_line": guidance_line}
+"""Sentences, by the same marks."""
 
 
 def draw_trade_off(results: Results) -> str:

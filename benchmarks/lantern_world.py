@@ -147,7 +147,7 @@ NAMES = {
     "class": {"target": "image_class_target", "vq": "image_vq"},
 }
 DRAFTERS = {"text": "image_eagle", "class": "image_class_eagle"}
-OTHERS = {"text": {"model": "image_drafter", "medusa": "image_medusa"}, "class": {}}
+OTHERS: dict[str, dict[str, str]] = {"text": {"model": "image_drafter", "medusa": "image_medusa"}, "class": {}}
 TOP_K = {"text": 1000, "class": 0}
 """The paper's top-k, of its codebook (0: off); guidance is what the zoo's models were found to need."""
 

@@ -117,7 +117,7 @@ METHOD_TABLES = {
 }
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("methods", make) for name, make in METHOD_TABLES.items()},
-    **{name: ("lantern", make) for name, make in lantern_tables.TABLES.items()},
+    **{name: ("lantern", make) for name, make in {**lantern_tables.TABLES, **lantern_tables.LINES}.items()},
     **{name: ("decode", make) for name, make in decode_tables.TABLES.items()},
     **{name: (name, make) for name, make in fleet_tables.TABLES.items()},
     **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},

@@ -24,10 +24,10 @@ from benchmarks.lantern_quality import (
     signal_to_noise,
 )
 from benchmarks.lantern_recorder import Setting, pick, record
-from benchmarks.lantern_rows import DELTAS, row_named, rows_of
+from benchmarks.lantern_rows import DELTAS, GUIDANCE, row_named, rows_of
 from benchmarks.lantern_sheets import draw_sheets
 from benchmarks.lantern_store import Store
-from benchmarks.lantern_tables import TABLES, draw_trade_off
+from benchmarks.lantern_tables import TABLES, draw_trade_off, guidance_line
 from benchmarks.lantern_world import Asked, OtherDrafter, World, codes_of
 from decoding import Sampling
 from decoding.acceptance import Exact
@@ -114,6 +114,7 @@ def test_a_whole_run_on_toys_fills_every_table_and_every_claim_is_decided(result
         lines = make(data).splitlines()
         assert len(lines) > 2
         assert len({line.count("|") for line in lines}) == 1
+    assert all(f"{scale:g} (" in guidance_line(data) for scale in GUIDANCE)
     assert draw_trade_off(data).startswith("<svg")
 
 

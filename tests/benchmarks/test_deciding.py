@@ -77,13 +77,13 @@ def thin_out(data: Any, key: str) -> Any:
     return [thin_out(one, key) for one in data] if isinstance(data, list) else data
 
 
-def test_with_too_few_samples_no_claim_is_said_to_hold() -> None:
+def test_with_too_few_samples_no_claim_is_decided() -> None:
     committed = json.loads(methods.RESULTS.read_text())
-    assert any(claim["holds"] for claim in check_claims(committed))
-    assert not [claim for claim in check_claims(thin_out(committed, "num_cases")) if claim["holds"]]
+    assert {True, False} <= {claim["holds"] for claim in check_claims(committed)}
+    assert {claim["holds"] for claim in check_claims(thin_out(committed, "num_cases"))} == {None}
     kinds = json.loads(lantern.RESULTS.read_text())["kinds"]
-    assert any(claim["holds"] for claim in lantern_claims.check_claims(kinds))
-    assert not [claim for claim in lantern_claims.check_claims(thin_out(kinds, "num_images")) if claim["holds"]]
+    assert {True, False} <= {claim["holds"] for claim in lantern_claims.check_claims(kinds)}
+    assert {claim["holds"] for claim in lantern_claims.check_claims(thin_out(kinds, "num_images"))} == {None}
 
 
 def test_a_wide_interval_leaves_a_claim_open() -> None:

@@ -18,6 +18,7 @@ from decoding.contexts import Full
 from decoding.contracts import Method
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
+from models.target import Target
 
 NUM_CASES = 3
 
@@ -28,9 +29,10 @@ def test_a_followed_drafter_writes_what_it_would_write_alone_behind_the_targets_
     cases = build_scenarios(NUM_CASES, 0)["single"]
     sampling = Sampling(max_new_tokens=30)
     # A model that drafts for itself writes its own text, whatever the rule; a chain that ends in mid-text shows it.
-    drafter = replace(pair, target=pair.drafter)
     second = load(job).drafter
-    assert second is not None
+    assert isinstance(pair.drafter, Target)
+    assert isinstance(second, Target)
+    drafter = replace(pair, target=pair.drafter)
     followed = Method(ModelDrafter(second, [Full()], pair.target.vocab_size), Chain(4), FollowDrafter())
     alone = methods.run_cases(drafter, Engine(pair.drafter, followed, 4, 512), cases, sampling, 0)
     plain = build_method(methods.presets()["plain"].method, None, pair.drafter)
