@@ -29,7 +29,19 @@ from torch import Tensor
 from benchmarks.lantern_claims import check_claims
 from benchmarks.lantern_quality import draw_neighbours, measure_quality, replace_codes, signal_to_noise
 from benchmarks.lantern_recorder import record
-from benchmarks.lantern_rows import DELTAS, KS, METRICS, PLAIN, STATIC_TREE, TREE, Row, rows_of
+from benchmarks.lantern_rows import (
+    DELTAS,
+    GUIDANCE,
+    GUIDED_ROWS,
+    KS,
+    METRICS,
+    PLAIN,
+    STATIC_TREE,
+    TREE,
+    Row,
+    row_named,
+    rows_of,
+)
 from benchmarks.lantern_sheets import draw_sheets
 from benchmarks.lantern_store import Store
 from benchmarks.lantern_world import DRAFTERS, KINDS, World, codes_of, load_world, missing_checkpoints
@@ -87,19 +99,22 @@ class Bench:
 
     # --- cells -----------------------------------------------------------------------------------------------------
 
-    def run_row(self, row: Row, temperature: float) -> None:
-        """One line: acceptance, cost, equality, quality, and for some what other settings would have accepted."""
-        key, world = f"{temperature:g}/{row.name}", self.world
-        drafter = "" if row.acceptance is None else world.drafter_revision
-        if self.store.has("rows", key, drafter):
-            return
-        if row.acceptance is not None and world.drafter is None:
+    def run_row(self, row: Row, temperature: float, section: str = "rows", group: str = "") -> None:
+        """One line: acceptance, cost, equality, quality, and for some what other settings would have accepted.
+
+        Written to `section` under `group` (the temperature, unless another is given) and the row's name.
+        """
+        key, world = f"{group or format(temperature, 'g')}/{row.name}", self.world
+        drafter = "" if row.acceptance is None else world.revision(row.drafter)
+        if drafter is None:
             print(f"{world.kind} {row.label}: there is no drafter", file=sys.stderr)
+            return
+        if self.store.has(section, key, drafter):
             return
         start = time.perf_counter()
         choice = row.method(world.share)
         method, recorder = world.build(choice), None
-        if temperature > 0 and row.name in RECORDED:
+        if section == "rows" and temperature > 0 and row.name in RECORDED:
             recorder = record(method.acceptance, self.tables, [world.share(k) for k in KS], DELTAS)
             method = Method(method.drafter, method.tree, recorder)
         if row.acceptance is None:
@@ -117,8 +132,9 @@ class Bench:
             cell["drafter"] = drafter
         if recorder is not None:
             cell["record"] = recorder.means()
-        self.store.put("rows", key, cell)
-        tell(f"{world.kind} T = {temperature:g} {row.label}", start, cell)
+        self.store.put(section, key, cell)
+        scale = f" guidance {world.sampling.guidance_scale:g}" if section == "guidance" else ""
+        tell(f"{world.kind} T = {temperature:g}{scale} {row.label}", start, cell)
 
     def run_bounds(self) -> None:
         """The ceilings: real images, and what the VQ model makes of them."""
@@ -229,7 +245,23 @@ def run_kind(world: World, seed: int, store: Store, only: Sequence[str] = ()) ->
     if not only and world.kind == "text":
         # The classes' model draws from the same codebook.
         bench.run_premise()
+        run_guidance(world, seed, store)
     store.change(lambda data: data.update(conclude(data)))
+
+
+def run_guidance(world: World, seed: int, store: Store) -> None:
+    """Some rows at every scale of guidance, each with plain decoding at that scale beside it; those at the scale of all
+    other rows are theirs."""
+    for scale in GUIDANCE:
+        if scale == world.sampling.guidance_scale:
+            known = store.read()["kinds"][world.kind]["rows"]
+            for name in GUIDED_ROWS:
+                if f"1/{name}" in known:
+                    store.put("guidance", f"{scale:g}/{name}", known[f"1/{name}"])
+            continue
+        bench = Bench(replace(world, sampling=replace(world.sampling, guidance_scale=scale)), seed, store)
+        for name in GUIDED_ROWS:
+            bench.run_row(row_named(name), 1.0, "guidance", f"{scale:g}")
 
 
 def conclude(results: dict[str, Any]) -> dict[str, Any]:

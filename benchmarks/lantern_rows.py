@@ -18,8 +18,16 @@ METRICS: tuple[Metric, ...] = ("l2", "cosine", "random")
 # As many drafts as LANTERN++'s smaller static tree has, so that all trees cost the same; the paper's has 59.
 TREE = {"kind": "dynamic", "top_k": 8, "depth": 4, "total_tokens": 26}
 STATIC_TREE = {"kind": "static", "name": "mc_sim_7b_63"}
-# LANTERN++ (arXiv 2502.06352) looks at so few neighbours that a share of a smaller codebook would be none.
+# LANTERN++ as its public code runs it (run.sh): k neighbours besides the draft. One row has the published k, one its
+# share of the codebook.
 STATIC_K, STATIC_LAMBDA = 10, 5.0
+TREES: dict[str, dict[str, Any]] = {
+    "dynamic": TREE,
+    "static": STATIC_TREE,
+    "chain": {"kind": "chain", "length": 5},
+    # 21 drafts, three heads deep.
+    "heads": {"kind": "static", "branching": (3, 2, 2)},
+}
 PLAIN = "plain"
 PLAIN_AGAIN = "plain_other_seed"
 
@@ -27,40 +35,55 @@ PLAIN_AGAIN = "plain_other_seed"
 @dataclass(frozen=True)
 class Row:
     """One line of the tables: `acceptance` None is plain decoding; `other_seed` draws its images anew; `k` is the
-    paper's where it is to be scaled."""
+    paper's, and is scaled to the codebook unless `published_k`."""
 
     name: str
     label: str
     acceptance: dict[str, Any] | None = None
     tree: str = "dynamic"
     other_seed: bool = False
+    drafter: str = "eagle"
+    published_k: bool = False
 
     def method(self, share: Callable[[int], int]) -> Method:
         """The configured method for a codebook that `share` scales k to."""
         if self.acceptance is None:
             return Method()
         acceptance = dict(self.acceptance)
-        if "k" in acceptance and self.tree == "dynamic":
+        if "k" in acceptance and not self.published_k:
             acceptance["k"] = share(acceptance["k"])
-        return Method.model_validate(
-            {
-                "drafter": {"kind": "eagle"},
-                "tree": TREE if self.tree == "dynamic" else STATIC_TREE,
-                "acceptance": acceptance,
-            }
-        )
+        parts = {"drafter": {"kind": self.drafter}, "tree": TREES[self.tree], "acceptance": acceptance}
+        return Method.model_validate(parts)
 
 
 def _lantern(name: str, label: str, draw: str, k: int = 1000, delta: float = 0.1, **more: Any) -> Row:
-    return Row(name, label, {"kind": "lantern", "draw": draw, "k": k, "delta": delta, **more})
+    # The public code looks at k neighbours besides the draft; the paper counts the draft among the k.
+    return Row(
+        name, label, {"kind": "lantern", "draw": draw, "k": k, "k_counts_draft": draw != "code", "delta": delta, **more}
+    )
 
 
-def _static(name: str, label: str, acceptance: dict[str, Any]) -> Row:
-    return Row(name, label, acceptance, tree="static")
+def _static(name: str, label: str, acceptance: dict[str, Any], published_k: bool = False) -> Row:
+    return Row(name, label, acceptance, tree="static", published_k=published_k)
 
 
-_MULTIPLICATIVE = {"kind": "lantern", "divergence": "multiplicative", "k": STATIC_K, "delta": STATIC_LAMBDA}
-_PLUS = f"LANTERN++, k = {STATIC_K}, λ = {STATIC_LAMBDA:g}"
+_PLUS_RULE = {
+    "kind": "lantern",
+    "divergence": "multiplicative",
+    "k": STATIC_K,
+    "k_counts_draft": False,
+    "delta": STATIC_LAMBDA,
+    "draw": "code",
+}
+_PLUS = (
+    _static(
+        "lantern_pp",
+        f"LANTERN++, k = {STATIC_K} as published, λ = {STATIC_LAMBDA:g}",
+        _PLUS_RULE,
+        published_k=True,
+    ),
+    _static("lantern_pp_scaled", f"LANTERN++, k = {STATIC_K} scaled, λ = {STATIC_LAMBDA:g}", _PLUS_RULE),
+)
 _NAMES = {"coupled": "coupled", "paper": "residual of the paper", "code": "residual of the code"}
 
 MAIN: dict[float, tuple[Row, ...]] = {
@@ -74,17 +97,28 @@ MAIN: dict[float, tuple[Row, ...]] = {
             for draw, delta in (("coupled", 0.1), ("coupled", 0.4), ("paper", 0.1), ("paper", 0.4), ("code", 0.4))
         ),
         _static("static_rejection", "static tree, rejection sampling", {"kind": "rejection"}),
-        _static("lantern_pp", _PLUS, {**_MULTIPLICATIVE, "draw": "code"}),
+        *_PLUS,
     ),
     0.0: (
         Row(PLAIN, "plain"),
         Row("eagle2", "EAGLE-2", {"kind": "exact"}),
         *(_lantern(f"lantern_{delta}", f"LANTERN, δ = {delta}", "coupled", delta=delta) for delta in (0.05, 0.2)),
         _static("static_exact", "static tree, exact", {"kind": "exact"}),
-        _static("lantern_pp", _PLUS, {**_MULTIPLICATIVE, "draw": "coupled"}),
+        *_PLUS,
     ),
 }
 """What every kind of model is asked at each temperature."""
+
+NAIVE = (
+    Row("sd", "speculative decoding, chain of 5", {"kind": "exact"}, tree="chain", drafter="model"),
+    Row("medusa", "Medusa, 3 heads", {"kind": "exact"}, tree="heads", drafter="medusa"),
+)
+"""The paper's Table 1 beside EAGLE-2, greedy: what drafters of texts are worth on images."""
+
+GUIDANCE = (1.0, 2.0, 4.0, 7.5)
+"""Scales of guidance; the paper samples with 7.5, the zoo's models draw best at 2."""
+GUIDED_ROWS = (PLAIN, "eagle2_coupled", "lantern_paper_0.4", "eagle2_rejection", "lantern_paper_0.1")
+"""Rows at temperature 1 that are measured at every scale of guidance, on the text-conditional model."""
 
 SWEEP = tuple(
     _lantern(f"sweep_{k}_{delta}", f"k = {k}, δ = {delta}", "coupled", k=k, delta=delta)
@@ -103,10 +137,12 @@ ABLATIONS = (
 
 
 def rows_of(kind: str) -> list[tuple[float, Row]]:
-    """All rows of a kind with their temperature, what matters most first; the settings of one method are varied on the
-    text-conditional model only."""
+    """All rows of a kind with their temperature, what matters most first; the settings of one method are varied, and
+    other drafters are tried, on the text-conditional model only."""
     main = [(temperature, row) for temperature, rows in MAIN.items() for row in rows]
-    return main + [(1.0, row) for row in (*SWEEP, *ABLATIONS) if kind == "text"]
+    if kind != "text":
+        return main
+    return [*main, *((0.0, row) for row in NAIVE), *((1.0, row) for row in (*SWEEP, *ABLATIONS))]
 
 
 def row_named(name: str) -> Row:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-SECTIONS = ("bounds", "premise", "rows")
+SECTIONS = ("bounds", "premise", "rows", "guidance")
 
 
 class Store:
@@ -32,7 +32,9 @@ class Store:
             if there is None or there["settings"] != settings:
                 if there is not None:
                     print(f"{self.kind}: the settings have changed; its cells are made anew", file=sys.stderr)
-                data["kinds"][self.kind] = {"settings": settings, **{name: {} for name in SECTIONS}}
+                data["kinds"][self.kind] = {"settings": settings}
+            for name in SECTIONS:
+                data["kinds"][self.kind].setdefault(name, {})
 
         self.change(begin)
 

@@ -7,7 +7,7 @@ no rows of tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +28,7 @@ from models.llamagen.eagle import load_image_eagle
 from models.llamagen.target import LlamaGenTarget
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
+from models.medusa import MedusaHeads, load_medusa
 from zoo.image_gpt import NUM_CLASSES, class_of
 from zoo.image_quality import load_reader
 from zoo.image_vq import images_of, pixels_of
@@ -58,11 +59,20 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class OtherDrafter:
+    """A drafter besides the EAGLE head, and what names its content."""
+
+    model: LlamaGenTarget | MedusaHeads
+    revision: str
+
+
+@dataclass(frozen=True)
 class World:
     """Models of one kind of condition. `real` are true images of what is `asked`, one for one; `reference` are others.
 
     Without a `drafter` nothing can be drafted, and everything else can be measured. `sampling` holds the guidance and
-    the filters of all its rows; `revisions` and `drafter_revision` name each checkpoint's content.
+    the filters of all its rows; `revisions` and `drafter_revision` name each checkpoint's content. `others` are further
+    drafters by the method's `drafter.kind`.
     """
 
     kind: str
@@ -76,6 +86,13 @@ class World:
     sampling: Sampling
     revisions: dict[str, str]
     drafter_revision: str = ""
+    others: dict[str, OtherDrafter] = field(default_factory=dict)
+
+    def revision(self, drafter: str) -> str | None:
+        """The revision of what drafts, by the method's `drafter.kind`; None where the kind has no such drafter."""
+        if drafter == "eagle":
+            return self.drafter_revision if self.drafter is not None else None
+        return self.others[drafter].revision if drafter in self.others else None
 
     def share(self, k: int) -> int:
         """The paper's `k` of its 16,384 codes as the same share of this codebook."""
@@ -88,7 +105,9 @@ class World:
 
     def build(self, choice: MethodChoice) -> Method:
         """The parts of a configured method; each engine needs its own."""
-        return build_method(choice, self.drafter, self.target, self.vq.codebook)
+        kind = choice.drafter.kind
+        drafter = self.others[kind].model if kind in self.others else self.drafter
+        return build_method(choice, drafter, self.target, self.vq.codebook)
 
     def decode(self, method: Method, requests: Sequence[Request]) -> list[Completion]:
         """All completions, in the order of `requests`.
@@ -128,6 +147,7 @@ NAMES = {
     "class": {"target": "image_class_target", "vq": "image_vq"},
 }
 DRAFTERS = {"text": "image_eagle", "class": "image_class_eagle"}
+OTHERS: dict[str, dict[str, str]] = {"text": {"model": "image_drafter", "medusa": "image_medusa"}, "class": {}}
 TOP_K = {"text": 1000, "class": 0}
 """The paper's top-k, of its codebook (0: off); guidance is what the zoo's models were found to need."""
 
@@ -166,7 +186,19 @@ def load_world(kind: str, num_images: int, seed: int, folder: Path = CHECKPOINTS
         sampling=sampling,
         revisions={role: revision_of(ref) for role, ref in refs.items()},
         drafter_revision=revision_of(drafter) if own is not None else "",
+        others={
+            name: _load_other(name, CheckpointRef(str(folder / place)))
+            for name, place in OTHERS[kind].items()
+            if (folder / place).is_dir()
+        },
     )
+
+
+def _load_other(kind: str, ref: CheckpointRef) -> OtherDrafter:
+    if kind == "medusa":
+        return OtherDrafter(load_medusa(ref, "float32", _CPU), revision_of(ref))
+    gpt = load_gpt(ref, "float32", _CPU)
+    return OtherDrafter(LlamaGenTarget(gpt, name=Path(ref.path).name), revision_of(ref))
 
 
 def _ask_texts(num: int, seed: int, text_encoder: T5Condition | None) -> tuple[list[Asked], Pictures]:

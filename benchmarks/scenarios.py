@@ -1,7 +1,8 @@
 """The zoo's scenarios as engine requests with a judge each: what a method is asked, and how its answer is scored.
 
 In distribution: single images, two images, a second turn, text only, clips of three frames. Out of distribution, as
-TABED's PororoSV and VIST are to its pair: stories of five unrelated images, and clips of six frames.
+TABED's PororoSV and VIST are to its pair: stories of five unrelated images, and clips of six frames. The video pair has
+scenarios of its own, one for each question about a clip.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from models.clip import Clip
 from zoo.quality import ATTRIBUTE_WORDS, Question, ask, count_attributes, mask_fillers, other_questions
-from zoo.world import dialogue, grammar, sample_scenes
+from zoo.video_quality import attributes_right, held_out_clips
+from zoo.world import dialogue, grammar, motion, sample_scenes
 from zoo.world.render import render_scene
 from zoo.world.scene import draw_clip, draw_scene, scene_rng
 
@@ -24,13 +27,15 @@ Score = Callable[[str], tuple[int, int]]
 """Text → (attributes right, attributes stated); all-or-nothing scenarios count one attribute."""
 IN_DISTRIBUTION = ("single", "two_images", "second_turn", "text_only", "clip")
 OUT_OF_DISTRIBUTION = ("story", "long_clip")
+VIDEO = tuple(motion.PROMPTS)
+"""Scenarios of the video pair."""
 STORY_IMAGES = 5
 LONG_CLIP_FRAMES = 6
 
 
 @dataclass(frozen=True)
 class Case:
-    """One question: `messages` and uint8 RGB `images`; `score` is None where there is no single right answer.
+    """One question: `messages`, uint8 RGB `images`, `videos`; `score` is None where there is no single right answer.
 
     `truth` is a caption that would be right, where words can be compared with it.
     """
@@ -40,6 +45,7 @@ class Case:
     images: tuple[NDArray[np.uint8], ...]
     score: Score | None
     truth: str = ""
+    videos: tuple[Clip, ...] = ()
 
 
 def attribute_overlap(text: str, truth: str) -> tuple[int, int, int]:
@@ -68,6 +74,21 @@ def build_scenarios(num_cases: int, seed: int) -> dict[str, list[Case]]:
         frames = [render_scene(frame) for frame in draw_clip(rng, "held_out", LONG_CLIP_FRAMES)]
         long_clip = ask(dialogue.CLIP_PROMPT, frames, "")
         found["long_clip"].append(_from_question(f"long_clip-{index}", long_clip, judged=False))
+    return found
+
+
+def build_video_scenarios(num_cases: int, seed: int) -> dict[str, list[Case]]:
+    """`num_cases` held-out clips for each question, scored by the attributes that the true caption states."""
+    found: dict[str, list[Case]] = {name: [] for name in VIDEO}
+    # Questions take turns over clips.
+    for index, (moved, phrasing, clip) in enumerate(held_out_clips(num_cases * len(VIDEO), seed)):
+        content = [{"type": "video"}, {"type": "text", "text": motion.PROMPTS[phrasing]}]
+
+        def score(text: str, moved: motion.Motion = moved, phrasing: str = phrasing) -> tuple[int, int]:
+            return attributes_right(moved, phrasing, text)
+
+        case = Case(f"{phrasing}-{index}", ({"role": "user", "content": content},), (), score, videos=(clip,))
+        found[phrasing].append(case)
     return found
 
 

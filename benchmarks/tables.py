@@ -16,6 +16,7 @@ from typing import Any
 
 from benchmarks import (
     auto_tables,
+    deciding,
     decode_tables,
     engine_tables,
     fleet_tables,
@@ -26,7 +27,8 @@ from benchmarks import (
     speed_plots,
     synthetic_tables,
 )
-from benchmarks.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION
+from benchmarks.claims import length_error
+from benchmarks.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, VIDEO
 
 RESULTS = Path(__file__).parent / "results"
 DOCUMENTS = (
@@ -45,7 +47,8 @@ def acceptance_table(results: dict[str, Any]) -> str:
     keys = (*IN_DISTRIBUTION, *OUT_OF_DISTRIBUTION)
     lines = ["| method | " + " | ".join(key.replace("_", " ") for key in keys) + " |", "|---" * (len(keys) + 1) + "|"]
     for name, result in results["methods"].items():
-        cells = [f"{result['scenarios'][key]['mean_acceptance_length']:.2f}" for key in keys]
+        found = [result["scenarios"].get(key) for key in keys]
+        cells = ["–" if cell is None else f"{cell['mean_acceptance_length']:.2f}" for cell in found]
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -72,16 +75,49 @@ def cost_table(results: dict[str, Any]) -> str:
 
 def claims_table(results: dict[str, Any]) -> str:
     """The papers' claims and whether they hold here."""
-    lines = ["| claim | holds here | numbers |", "|---|---|---|"]
-    for claim in results.get("claims", []):
-        lines.append(f"| {claim['claim']} | {'yes' if claim['holds'] else '**no**'} | {claim['numbers']} |")
+    return deciding.claims_table(results.get("claims", []))
+
+
+def video_table(results: dict[str, Any]) -> str:
+    """Acceptance length, nodes and attributes of every method on the video pair, by question."""
+    columns = "".join(f" {key}: length | attributes right |" for key in VIDEO)
+    lines = [f"| method | mode | drafted per step |{columns} equal to plain |"]
+    lines.append("|---" * (4 + 2 * len(VIDEO)) + "|")
+    for name, result in results["video"]["methods"].items():
+        cells = [result["scenarios"][key] for key in VIDEO]
+        told = "".join(
+            f" {cell['mean_acceptance_length']:.2f} ± {cell['acceptance_length_se']:.2f} "
+            f"| {cell['accuracy']:.3f} ± {cell['accuracy_se']:.3f} |"
+            for cell in cells
+        )
+        equal = 100 * sum(cell["equal_share"] for cell in cells) / len(cells)
+        lines.append(f"| {name} | {result['verify_mode']} | {cells[0]['drafted_per_step']:.1f} |{told} {equal:.0f} % |")
     return "\n".join(lines)
 
 
-METHOD_TABLES = {"acceptance": acceptance_table, "cost": cost_table, "claims": claims_table}
+def pruning_table(results: dict[str, Any]) -> str:
+    """Guided against uniform pruning: acceptance length, and the share of the pictures' cells that the drafter sees."""
+    lines = ["| scenario | guided | uniform | cells seen, guided | uniform |", "|---|---|---|---|---|"]
+    for key in (*IN_DISTRIBUTION, *OUT_OF_DISTRIBUTION):
+        names = ("specvlm", "specvlm_uniform")
+        cells = [results["methods"][name]["scenarios"][key] for name in names]
+        lengths = [f"{cell['mean_acceptance_length']:.2f} ± {length_error(cell):.2f}" for cell in cells]
+        seen = [results["pruning"][name].get(key) for name in names]
+        shares = ["–" if share is None else f"{share:.2f}" for share in seen]
+        lines.append(f"| {key.replace('_', ' ')} | {' | '.join((*lengths, *shares))} |")
+    return "\n".join(lines)
+
+
+METHOD_TABLES = {
+    "acceptance": acceptance_table,
+    "cost": cost_table,
+    "claims": claims_table,
+    "video_methods": video_table,
+    "pruning": pruning_table,
+}
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("methods", make) for name, make in METHOD_TABLES.items()},
-    **{name: ("lantern", make) for name, make in lantern_tables.TABLES.items()},
+    **{name: ("lantern", make) for name, make in {**lantern_tables.TABLES, **lantern_tables.LINES}.items()},
     **{name: ("decode", make) for name, make in decode_tables.TABLES.items()},
     **{name: (name, make) for name, make in fleet_tables.TABLES.items()},
     **{name: ("peers", make) for name, make in peer_tables.TABLES.items()},

@@ -34,6 +34,8 @@ class SageTree(Section):
     """A child on level l needs a probability above threshold_scale · l / D."""
     threshold: Literal["cumulative", "node"] = "cumulative"
     """Which probability: that of the whole path (the paper's definition), or of the node alone (its text)."""
+    threshold_gates: Literal["inclusion", "expansion"] = "inclusion"
+    """What it decides: which nodes are in the tree (the paper's definition), or which get children (its text)."""
     parent_probability: Literal["conditional", "cumulative"] = "conditional"
     """Which probability of the parent widens a level."""
     width_rounding: Literal["nearest", "floor"] = "nearest"

@@ -24,11 +24,11 @@ from benchmarks.lantern_quality import (
     signal_to_noise,
 )
 from benchmarks.lantern_recorder import Setting, pick, record
-from benchmarks.lantern_rows import DELTAS, row_named, rows_of
+from benchmarks.lantern_rows import DELTAS, GUIDANCE, row_named, rows_of
 from benchmarks.lantern_sheets import draw_sheets
 from benchmarks.lantern_store import Store
-from benchmarks.lantern_tables import TABLES, draw_trade_off
-from benchmarks.lantern_world import Asked, World, codes_of
+from benchmarks.lantern_tables import TABLES, draw_trade_off, guidance_line
+from benchmarks.lantern_world import Asked, OtherDrafter, World, codes_of
 from decoding import Sampling
 from decoding.acceptance import Exact
 from decoding.contracts import Judgement, Method
@@ -38,6 +38,7 @@ from decoding.trees import DynamicTree
 from models.llamagen.neighbours import Proximity, nearest_codes
 from models.llamagen.shape import VqShape
 from models.llamagen.vq import Vq
+from models.medusa import MedusaHeads, MedusaShape
 from tests.toys import images
 from zoo.image_quality import Seen
 from zoo.world.scene import Thing
@@ -77,7 +78,15 @@ def world(kind: str) -> World:
         ToyJudge(),
         sampling,
         {"a": "b"},
+        others=others(kind),
     )
+
+
+def others(kind: str) -> dict[str, OtherDrafter]:
+    torch.manual_seed(1)
+    heads = MedusaHeads(MedusaShape(32, images.CODES, 3, 1)).eval().requires_grad_(False)
+    smaller = OtherDrafter(images.target(kind, noise=0.1), "smaller")
+    return {"model": smaller, "medusa": OtherDrafter(heads, "heads")} if kind == "text" else {}
 
 
 @pytest.fixture
@@ -105,6 +114,7 @@ def test_a_whole_run_on_toys_fills_every_table_and_every_claim_is_decided(result
         lines = make(data).splitlines()
         assert len(lines) > 2
         assert len({line.count("|") for line in lines}) == 1
+    assert all(f"{scale:g} (" in guidance_line(data) for scale in GUIDANCE)
     assert draw_trade_off(data).startswith("<svg")
 
 

@@ -37,7 +37,7 @@ EMPTY, TOO_LONG = "prompt-empty", "prompt-long"
 """The rows that no image can be made from."""
 BROKEN = {EMPTY: "empty_prompt", TOO_LONG: "prompt_too_long"}
 """Their codes."""
-CONFIGS = {"lantern": "configs/zoo_images_lantern.yaml", "plain": "configs/zoo_images_plain.yaml"}
+CONFIGS = {"lantern": "configs/zoo_images_lantern_coupled.yaml", "plain": "configs/zoo_images_plain.yaml"}
 SIDE_PX = 192
 
 

@@ -34,6 +34,7 @@ class SageSettings:
     max_expanded: int = 6
     threshold_scale: float = 0.1
     threshold: Literal["cumulative", "node"] = "cumulative"
+    threshold_gates: Literal["inclusion", "expansion"] = "inclusion"
     parent_probability: Literal["conditional", "cumulative"] = "conditional"
     width_rounding: Literal["nearest", "floor"] = "nearest"
     min_children: int = 1
@@ -93,7 +94,8 @@ def level_width(width: Tensor, level: int, parent_probability: Tensor, settings:
 
 
 def level_threshold(level: int, depth: Tensor, settings: SageSettings) -> Tensor:
-    """θ_l = 0.1 · l / D(α), with the real D; what a node's probability must exceed."""
+    """θ_l = 0.1 · l / D(α), with the real D; what a node's probability must exceed to be in the tree, or, where the
+    threshold gates expansion, to have children."""
     return settings.threshold_scale * level / depth
 
 

@@ -104,12 +104,14 @@ class Beam:
 
 @dataclass(frozen=True)
 class Children:
-    """All k children of a beam (b, F, k): the fields of `Beam` and whether each keeps the rules."""
+    """All k children of a beam (b, F, k): the fields of `Beam`, whether each keeps the rules, and whether it may have
+    children of its own."""
 
     cumulative: Tensor
     conditional: Tensor
     order: Tensor
     admissible: Tensor
+    expandable: Tensor
 
 
 def admissible_children(
@@ -117,8 +119,9 @@ def admissible_children(
 ) -> Children:
     """Children of `beam` on `level`, whose ranks have conditional probabilities `probs` (b, F or 1, k).
 
-    A child is admissible where its rank is below W_l, its probability above θ_l and the level within D; the root's best
-    child always is, so that no row ends up without a draft and without anything to learn from.
+    A child is admissible if its rank is below W_l, its probability above θ_l and the level within D; the root's best
+    child always is, so that no row ends up without a draft and without anything to learn from. If the threshold gates
+    expansion only (the paper's prose), a child below θ_l is admissible and has no children itself.
     """
     num_ranks = probs.shape[-1]
     rank = torch.arange(num_ranks, device=probs.device)
@@ -128,17 +131,18 @@ def admissible_children(
     parent = beam.conditional if settings.parent_probability == "conditional" else beam.cumulative
     width = level_width(real_width(alpha, settings)[:, None], level, parent, settings)
     tested = cumulative if settings.threshold == "cumulative" else conditional
-    keeps_rules = (
-        (rank < width[:, :, None])
-        & (tested > level_threshold(level, depth, settings)[:, None, None])
-        & (level <= whole_depth(depth, settings))[:, None, None]
-    )
+    likely = tested > level_threshold(level, depth, settings)[:, None, None]
+    keeps_rules = (rank < width[:, :, None]) & (level <= whole_depth(depth, settings))[:, None, None]
+    gates_expansion = settings.threshold_gates == "expansion"
+    if not gates_expansion:
+        keeps_rules = keeps_rules & likely
     if level == 1:
         keeps_rules = keeps_rules | (rank == 0)
     # Digits of the path, so that ascending numbers are a walk in depth-first order.
     scale = (num_ranks + 1) ** (settings.depth_cap - level)
     order = beam.order[:, :, None] + (rank + 1) * scale
-    return Children(cumulative, conditional, order, keeps_rules & beam.admissible[:, :, None])
+    admissible = keeps_rules & beam.admissible[:, :, None]
+    return Children(cumulative, conditional, order, admissible, admissible & likely if gates_expansion else admissible)
 
 
 def priority(children: Children, settings: SageSettings) -> Tensor:
@@ -203,8 +207,9 @@ def plan_tree(probs: Tensor, alpha: Tensor, max_depth: Tensor, settings: SageSet
 
 
 def next_beam(children: Children, first: Tensor, width: int, start: int) -> Beam:
-    """The `width` children of highest priority `first` (b, F · k); `start` is the first one's number in the pool."""
-    values, index = best_of(first, width)
+    """The `width` expandable children of highest priority `first` (b, F · k); `start` is the first one's number in the
+    pool."""
+    values, index = best_of(torch.where(children.expandable.flatten(1), first, -torch.inf), width)
     return Beam(
         children.cumulative.flatten(1).gather(1, index),
         children.conditional.flatten(1).gather(1, index),

@@ -83,8 +83,9 @@ class OnlineSageTree:
         probs = torch.where(has_any, (drawn - likely.logsumexp(dim=-1, keepdim=True)).exp(), 0.0)
         children = admissible_children(beam, probs, frontier.depth + 1, self._alpha, self._depth, settings)
         # The root's best child is admissible whatever its probability, but not where a filter left none.
-        admissible = children.admissible & (drawn > -torch.inf)
-        children = Children(children.cumulative, children.conditional, children.order, admissible)
+        exists = drawn > -torch.inf
+        admissible, expandable = children.admissible & exists, children.expandable & exists
+        children = Children(children.cumulative, children.conditional, children.order, admissible, expandable)
         first = priority(children, settings)
         start = sum(values.shape[1] for values in self._priority)
         self._tokens.append(best.indices.flatten(1))

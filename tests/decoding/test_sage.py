@@ -172,6 +172,7 @@ def test_the_first_tree_has_the_levels_of_the_static_one() -> None:
     rules=st.builds(
         SageSettings,
         threshold=st.sampled_from(["cumulative", "node"]),
+        threshold_gates=st.sampled_from(["inclusion", "expansion"]),
         order=st.sampled_from(["best_first", "depth_first"]),
         parent_probability=st.sampled_from(["conditional", "cumulative"]),
         max_nodes=st.sampled_from([1, 7, 25, 64]),
@@ -202,14 +203,63 @@ def test_every_plan_is_a_tree_within_its_rules(weights: list[list[float]], rules
             assert level <= int(whole_depth(depth, rules)[row])
             chance = math.prod(float(probs[row, rank]) for rank in path)
             tested = chance if rules.threshold == "cumulative" else float(probs[row, path[-1]])
-            assert path == (0,) or tested > float(level_threshold(level, depth, rules)[row]) - 1e-6
+            if rules.threshold_gates == "expansion":
+                # What the threshold asks is asked of those that have children.
+                is_tested, path_tested = len(path) > 1, path[:-1]
+                level, tested = level - 1, 1.0
+                if is_tested:
+                    chance = math.prod(float(probs[row, rank]) for rank in path_tested)
+                    tested = chance if rules.threshold == "cumulative" else float(probs[row, path_tested[-1]])
+            else:
+                is_tested = path != (0,)
+            assert not is_tested or tested > float(level_threshold(level, depth, rules)[row]) - 1e-6
     alone = [plan_tree(probs[row : row + 1], alpha[row : row + 1], torch.tensor([max_depth]), rules) for row in
              range(len(weights))]  # fmt: skip
     assert torch.equal(tree.parents, torch.cat([one.parents for one in alone])), "a row depends on the others"
 
 
-def test_the_cumulative_threshold_needs_fewer_places_than_the_defaults_give() -> None:
-    # What the settings' default of six expanded nodes per level, and the advice of 25 nodes, rest on.
+def test_a_threshold_that_gates_expansion_keeps_children_below_it_and_gives_them_none() -> None:
+    # P̃ = 0.6, 0.3, 0.1: α = 0.61 (k = 10), D = 6.05, W = 5.1. θ_1 = 0.0165, θ_2 = 0.033, θ_3 = 0.0496.
+    probs = torch.tensor([0.6, 0.3, 0.1] + [0.0] * 7)
+    included = paths(plan(probs))
+    gated = paths(plan(probs, replace(PAPER, threshold_gates="expansion", max_expanded=10)))
+    assert set(included) < set(gated)
+    # The fourth and fifth children have no probability, but are within the width; nothing is below them.
+    assert {(3,), (4,)} <= set(gated) - set(included)
+    assert not [path for path in gated if path[:1] in ((3,), (4,)) and len(path) > 1]
+    # W_2 = 2.55 · (0.5 + 0.6) = 2.8 → 3 below (0,), and (0, 2) has 0.06; below (2,) with 0.1 there is (2, 0), 0.06 too.
+    # Of the third level below (0, 1), 0.18, two are in: 0.108, and 0.054 only just above θ_3.
+    assert (0, 0, 0) in gated
+    cumulative = {path: math.prod(float(probs[rank]) for rank in path) for path in gated}
+    depth = real_depth(confidence(probs[None]), torch.tensor([8]), PAPER)
+    for path in gated:
+        if path[:-1]:
+            assert cumulative[path[:-1]] > float(level_threshold(len(path) - 1, depth, PAPER)[0])
+    below = [path for path in gated if cumulative[path] <= float(level_threshold(len(path), depth, PAPER)[0])]
+    assert set(below) == set(gated) - set(included), "what is new stands below the threshold"
+
+
+def test_certainty_leaves_a_chain_whichever_way_the_threshold_gates() -> None:
+    rules = replace(PAPER, threshold_gates="expansion")
+    chain = [tuple([0] * depth) for depth in range(1, 9)]
+    assert paths(plan(CERTAIN)) == chain
+    # W(1) = 2: the second child of the root is within the width, and a leaf.
+    assert paths(plan(CERTAIN, rules)) == sorted([*chain, (1,), (0, 1)], key=lambda path: (len(path), path))
+
+
+def test_25_nodes_hold_every_plan_that_64_hold() -> None:
+    probs = many_distributions()
+    wide, narrow = (
+        plan_tree(probs, confidence(probs), torch.full((len(probs),), 8), replace(PAPER, max_nodes=nodes))
+        for nodes in (64, 25)
+    )
+    for name in ("parents", "ranks", "depth", "valid", "expanded", "place"):
+        assert torch.equal(getattr(wide, name)[:, :26], getattr(narrow, name)), name
+    assert not wide.valid[:, 26:].any()
+
+
+def many_distributions() -> Tensor:
+    """From flat to peaked, of several shapes."""
     generator = torch.Generator().manual_seed(0)
     rank = torch.arange(10)
     share = torch.linspace(0.05, 1, 200)[:, None]
@@ -221,7 +271,12 @@ def test_the_cumulative_threshold_needs_fewer_places_than_the_defaults_give() ->
         *(torch.rand(400, 10, generator=generator).pow(power) for power in (0.5, 1, 2, 4, 8, 16, 32)),
     ]
     probs = torch.cat(shapes).sort(dim=1, descending=True).values
-    probs = probs / probs.sum(dim=1, keepdim=True)
+    return probs / probs.sum(dim=1, keepdim=True)
+
+
+def test_the_cumulative_threshold_needs_fewer_places_than_the_defaults_give() -> None:
+    # What the settings' default of six expanded nodes per level, and the advice of 25 nodes, rest on.
+    probs = many_distributions()
     wide = plan_tree(probs, confidence(probs), torch.full((len(probs),), 8), replace(PAPER, max_expanded=32))
     expanded = [int(((wide.depth == depth) & wide.expanded).sum(1).max()) for depth in range(1, 9)]
     assert max(expanded) == 6 == PAPER.max_expanded

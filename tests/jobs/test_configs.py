@@ -10,11 +10,13 @@ from typing import get_args
 import pytest
 from pydantic import BaseModel
 
+from configs.acceptance import LanternAcceptance
 from configs.load import load_job
 from configs.schema import CaptionJob, Weights
 from configs.section import Section
 from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
+from configs.trees import SageTree
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINING = sorted((ROOT / "configs").glob("train_*.yaml"))
@@ -55,9 +57,53 @@ def test_there_are_files_for_the_papers_image_methods_on_every_kind_of_prompts()
     assert {
         (job.sampling.guidance_scale, job.sampling.top_k) for name, job in papers.items() if "class" not in name
     } == {(7.5, 1000)}
-    for name in ("plain", "eagle2", "lantern", "lantern_pp"):
+    for name in ("plain", "eagle2", "lantern", "lantern_coupled", "lantern_pp"):
         paper, twin = jobs[f"synthesize_llamagen_{name}"].method, jobs[f"zoo_images_{name}"].method
         assert (paper.drafter, paper.tree, paper.name) == (twin.drafter, twin.tree, twin.name)
+
+
+def lantern_of(preset: str) -> dict[str, object]:
+    rule = load_job(SynthesizeJob, ROOT / f"configs/{preset}.yaml").method.acceptance
+    assert isinstance(rule, LanternAcceptance)
+    return {name: getattr(rule, name) for name in ("k", "k_counts_draft", "delta", "divergence", "draw")}
+
+
+def test_lantern_is_run_as_published_and_the_coupled_draw_is_a_preset_of_its_own() -> None:
+    published = {"k": 1000, "k_counts_draft": True, "delta": 0.1, "divergence": "tvd", "draw": "paper"}
+    assert lantern_of("synthesize_llamagen_lantern") == published
+    assert lantern_of("synthesize_llamagen_lantern_coupled") == {**published, "draw": "coupled"}
+    for kind in ("images", "images_class"):
+        # 1,000 of 16,384 codes are 250 of 4,096.
+        assert lantern_of(f"zoo_{kind}_lantern") == {**published, "k": 250}
+        assert lantern_of(f"zoo_{kind}_lantern_coupled") == {**published, "k": 250, "draw": "coupled"}
+    text = (ROOT / "configs/synthesize_llamagen_lantern.yaml").read_text()
+    assert "Table 3" in text
+    assert "Table 1" not in text
+
+
+def test_lantern_pp_is_run_as_its_code_runs_it() -> None:
+    published = {"k": 10, "k_counts_draft": False, "delta": 5.0, "divergence": "multiplicative", "draw": "code"}
+    assert lantern_of("synthesize_llamagen_lantern_pp") == lantern_of("zoo_images_lantern_pp") == published
+
+
+def test_sage_verifies_no_more_columns_than_its_plans_need() -> None:
+    for name in ("caption_llava_ov_sage", "caption_qwen25vl_sage", "zoo_sage", "zoo_video_sage"):
+        tree = load_job(CaptionJob, ROOT / f"configs/{name}.yaml").method.tree
+        assert isinstance(tree, SageTree)
+        assert (tree.max_nodes, tree.threshold, tree.threshold_gates) == (25, "cumulative", "inclusion")
+
+
+WEIGHTS_GB = {"72b": 146, "32b": 67, "8b": 17, "7b": 16.6}
+"""Of the published checkpoints with two bytes a parameter."""
+GPU_GB = 80
+
+
+def test_presets_have_the_gpus_that_their_weights_need() -> None:
+    for path in FILES:
+        job = load_job(CaptionJob, path)
+        named = [weights.path.lower() for weights in (job.model.target, job.model.drafter) if weights is not None]
+        need_gb = sum(gb for name in named for size, gb in WEIGHTS_GB.items() if f"-{size}" in name)
+        assert need_gb <= max(1, job.pool.num_gpus) * GPU_GB, path.stem
 
 
 @pytest.mark.parametrize("section", list(CaptionJob.model_fields))

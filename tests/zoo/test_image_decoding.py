@@ -26,8 +26,11 @@ SMALL_TREE = ("method.tree.total_tokens=16", "method.tree.top_k=5")
 LOSSLESS = {
     "eagle2": ("zoo_images_eagle2", SMALL_TREE),
     "sd-chain": ("zoo_images_sd_chain", ()),
-    "lantern without a share": ("zoo_images_lantern", (*SMALL_TREE, "method.acceptance.delta=0.0")),
-    "class, lantern without a share": ("zoo_images_class_lantern", (*SMALL_TREE, "method.acceptance.delta=0.0")),
+    "lantern without a share": ("zoo_images_lantern_coupled", (*SMALL_TREE, "method.acceptance.delta=0.0")),
+    "class, lantern without a share": (
+        "zoo_images_class_lantern_coupled",
+        (*SMALL_TREE, "method.acceptance.delta=0.0"),
+    ),
 }
 
 
@@ -72,8 +75,16 @@ def test_whole_images_equal_plain_ones_code_for_code(case: str) -> None:
     assert num_forwards < 0.85 * len(drawn) * CODES, "a drafter that saves nothing proves nothing"
 
 
-def test_with_its_share_lantern_draws_other_codes_and_says_so() -> None:
-    drawn = draw("zoo_images_lantern", *SMALL_TREE)
+def test_medusa_heads_draw_plain_images_in_fewer_forwards() -> None:
+    drawn = draw("zoo_images_medusa")
+    for name, completion in drawn.items():
+        assert torch.equal(torch.tensor(completion.token_ids), plain("zoo_images_plain")[name]), name
+        assert completion.telemetry.target_forwards < CODES
+
+
+@pytest.mark.parametrize("preset", ["zoo_images_lantern", "zoo_images_lantern_coupled"])
+def test_with_its_share_lantern_draws_other_codes_and_says_so(preset: str) -> None:
+    drawn = draw(preset, *SMALL_TREE)
     relaxed = {name: completion.telemetry.num_relaxed_accepts for name, completion in drawn.items()}
     assert min(relaxed.values()) > 0
     for name, completion in drawn.items():

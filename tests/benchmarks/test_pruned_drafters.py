@@ -1,0 +1,89 @@
+"""What a pruned drafter writes alone, and how much of the pictures it sees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from actors.method import build_method
+from actors.pair import load
+from benchmarks import methods
+from benchmarks.follow_drafter import FollowDrafter
+from benchmarks.kept_columns import count_seen_cells, seen_cells
+from benchmarks.scenarios import VIDEO, build_scenarios, build_video_scenarios
+from decoding import Engine, Sampling
+from decoding.contexts import Full
+from decoding.contracts import Method
+from decoding.drafters import ModelDrafter
+from decoding.trees import Chain
+from models.target import Target
+
+NUM_CASES = 3
+
+
+def test_a_followed_drafter_writes_what_it_would_write_alone_behind_the_targets_first_token() -> None:
+    job = methods.presets()["sd_chain"]
+    pair = load(job)
+    cases = build_scenarios(NUM_CASES, 0)["single"]
+    sampling = Sampling(max_new_tokens=30)
+    # A model that drafts for itself writes its own text, whatever the rule; a chain that ends in mid-text shows it.
+    second = load(job).drafter
+    assert isinstance(pair.drafter, Target)
+    assert isinstance(second, Target)
+    drafter = replace(pair, target=pair.drafter)
+    followed = Method(ModelDrafter(second, [Full()], pair.target.vocab_size), Chain(4), FollowDrafter())
+    alone = methods.run_cases(drafter, Engine(pair.drafter, followed, 4, 512), cases, sampling, 0)
+    plain = build_method(methods.presets()["plain"].method, None, pair.drafter)
+    expected = methods.run_cases(drafter, Engine(pair.drafter, plain, 4, 512), cases, sampling, 0)
+    assert {name: one.token_ids for name, one in alone.items()} == {
+        name: one.token_ids for name, one in expected.items()
+    }
+    # Under another target it is still the drafter's text behind the first token, not the target's.
+    followed = Method(ModelDrafter(pair.drafter, [Full()], pair.target.vocab_size), Chain(4), FollowDrafter())
+    under = methods.run_cases(pair, Engine(pair.target, followed, 4, 512), cases, sampling, 0)
+    target = build_method(methods.presets()["plain"].method, None, pair.target)
+    own = methods.run_cases(pair, Engine(pair.target, target, 4, 512), cases, sampling, 0)
+    for name, one in under.items():
+        if one.token_ids[0] == expected[name].token_ids[0]:
+            # Nothing is drafted for the last token that the limit leaves.
+            assert one.token_ids[:-1] == expected[name].token_ids[:-1]
+    assert any(under[name].token_ids != own[name].token_ids for name in own)
+
+
+def test_only_chains_can_be_followed() -> None:
+    job = methods.presets()["sd_tree"]
+    pair = load(job)
+    built = build_method(job.method, pair.drafter, pair.target)
+    engine = Engine(pair.target, Method(built.drafter, built.tree, FollowDrafter()), 4, 512)
+    with pytest.raises((ValueError, RuntimeError), match="along chains only"):
+        methods.run_cases(pair, engine, build_scenarios(1, 0)["single"], Sampling(max_new_tokens=8), 0)
+
+
+def test_cells_are_squares_of_a_picture() -> None:
+    # Two pictures of 6 × 6 columns: columns 0, 1, 6 and 7 lie in one cell, 2 in the next, 36 in the other picture.
+    assert seen_cells([0, 1, 6, 7], 72, 2) == pytest.approx(1 / 18)
+    assert seen_cells([0, 2, 36], 72, 2) == pytest.approx(3 / 18)
+    assert seen_cells(list(range(36)), 36, 1) == 1.0
+
+
+def test_uniform_pruning_shows_more_of_several_pictures_than_guided_pruning() -> None:
+    cases = build_scenarios(NUM_CASES, 0)
+    scenarios = {name: cases[name] for name in ("clip", "text_only")}
+    found = {name: count_seen_cells(methods.presets()[name], scenarios) for name in methods.PRUNINGS}
+    assert all(set(shares) == {"clip"} for shares in found.values())
+    assert found["specvlm"]["clip"] < found["specvlm_uniform"]["clip"] <= 10 / 27 + 1e-9
+
+
+def test_video_scenarios_take_turns_and_their_truth_is_all_right() -> None:
+    found = build_video_scenarios(2, 0)
+    assert {name: len(cases) for name, cases in found.items()} == dict.fromkeys(VIDEO, 2)
+    for cases in found.values():
+        for case in cases:
+            assert len(case.videos) == 1
+            assert case.score is not None
+            right, stated = case.score("nothing of the kind")
+            assert right < stated
+    one, other = (build_video_scenarios(1, seed)[VIDEO[0]][0].videos[0].frames for seed in (0, 1))
+    assert not torch.equal(torch.from_numpy(one), torch.from_numpy(other))
