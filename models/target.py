@@ -49,8 +49,8 @@ class Target(CompilableModel):
         check_decoder(model, self.decoder, self.head, shown)
         self.device = next(self.decoder.parameters()).device
         self.dtype = next(self.decoder.parameters()).dtype
-        self.vocab_size = int(self.head.weight.shape[0])
-        self.hidden_size = int(self.head.weight.shape[1])
+        output: Any = self.head.weight
+        self.vocab_size, self.hidden_size = int(output.shape[0]), int(output.shape[1])
         self.eos_ids = _eos_ids(model, front_end)
         names = ("image_token_id", "video_token_id")
         self.visual_ids = frozenset(int(i) for i in (getattr(config, name, None) for name in names) if i is not None)
