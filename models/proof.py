@@ -44,7 +44,7 @@ def prove(
     before = decoder.config._attn_implementation  # type: ignore[union-attr]
     owner: Any = getattr(model, "model", model)
     deltas = getattr(owner, "rope_deltas", None)
-    vocab_size = int(head.weight.shape[0])  # type: ignore[union-attr, index, operator]
+    vocab_size = int(head.weight.shape[0])  # type: ignore[index]
     reserved = visual_ids | set(getattr(front_end.tokenizer, "all_special_ids", None) or [])
     plain = [token for token in range(vocab_size) if token not in reserved][: 1 << 16]
     if not plain:
