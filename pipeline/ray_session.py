@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from actors import heartbeat
 from configs.schema import Job
 from pipeline import console as terminal
 from pipeline import shipping
@@ -114,10 +113,19 @@ def _joined_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
 
 
 def _worker_setup(job: Job) -> Callable[[], None]:
-    """What every worker process of Ray calls first."""
-    max_silence_s = job.max_silence_s
+    """What every worker process of Ray calls first.
+
+    Ray calls it before it adds the driver's folder to the import path, so the function brings that path itself. A
+    worker whose call fails is replaced for ever.
+    """
+    max_silence_s, root = job.max_silence_s, str(Path(__file__).resolve().parents[1])
 
     def draftfleet_worker_setup() -> None:
+        import sys
+
+        sys.path.append(root)
+        from actors import heartbeat
+
         heartbeat.set_up_worker(max_silence_s)
 
     return draftfleet_worker_setup

@@ -92,7 +92,8 @@ def one(driver: subprocess.Popen[bytes], is_it: Callable[[int, str], bool]) -> i
 def unguarded(driver: subprocess.Popen[bytes]) -> list[str]:
     """Workers of Ray that do something, actors and tasks alike, and that nothing guards."""
     found = deaths.children_of(driver.pid)
-    workers = [pid for pid, told in found.items() if told.startswith("ray::") and not told.startswith("ray::IDLE")]
+    others = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
+    workers = [pid for pid, told in found.items() if told.startswith("ray::") and not told.startswith(others)]
     return [found[pid] for pid in workers if not any(" -I -S -c" in told for told in deaths.children_of(pid).values())]
 
 
