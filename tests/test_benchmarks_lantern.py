@@ -84,7 +84,11 @@ def world(kind: str) -> World:
 
 def others(kind: str) -> dict[str, OtherDrafter]:
     torch.manual_seed(1)
-    heads = MedusaHeads(MedusaShape(32, images.CODES, 3, 1)).eval().requires_grad_(False)
+    heads = (
+        MedusaHeads(MedusaShape(num_heads=3, num_blocks=1, hidden_size=32, vocab_size=images.CODES))
+        .eval()
+        .requires_grad_(False)
+    )
     smaller = OtherDrafter(images.target(kind, noise=0.1), "smaller")
     return {"model": smaller, "medusa": OtherDrafter(heads, "heads")} if kind == "text" else {}
 
