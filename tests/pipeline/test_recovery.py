@@ -95,7 +95,7 @@ def test_a_kill_while_repeated_ids_are_settled_is_recovered_by_the_next_attempt(
     plan, begun = start(plan_of(config))
     save(plan, begun, make_rows(plan, 1))
     with monkeypatch.context() as patched:
-        patched.setattr(Press, "publish_table", dying(Press.publish_table))
+        patched.setattr(Press, "publish_rows", dying(Press.publish_rows))
         patched.setattr(Press, "rewrite", dying(Press.rewrite))
         try:
             end(plan, begun)
@@ -463,9 +463,9 @@ def test_files_that_a_kind_does_not_take_are_counted_in_the_plan(tmp_path: Path)
     )
     run(config)
     assert source_lines(plan_of(config))["skipped"] == told_of  # of an output that was begun as well
-    plan = plan_of(config)
+    plan, begun = start(plan_of(config))
     done = Summary("j", "m", "v", 1.0)
-    close(plan, done, lambda: "")
+    close(plan, done, lambda: "", begun.press)
     assert ("skipped", told_of) in done.lines()
 
 
@@ -538,7 +538,8 @@ def test_files_cut_short_are_counted_in_the_summary(tmp_path: Path) -> None:
     config = job({"kind": "webdataset", "path": str(tmp_path / "tars")}, tmp_path / "out")
     run(config)
     done = Summary("j", "m", "v", 1.0)
-    close(plan_of(config), done, lambda: "")
+    plan, begun = start(plan_of(config))
+    close(plan, done, lambda: "", begun.press)
     assert done.num_broken_files == 1
     assert "damaged files" in dict(done.lines())
 

@@ -13,7 +13,7 @@ import pytest
 
 from pipeline.sources import web
 
-TIMEOUT_S = 1.0
+ATTEMPT_S = 1.0
 FAR_TOO_LATE_S = 60.0
 DRIP_S = 0.02
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -60,7 +60,7 @@ def dripping(head: bytes, drops: Iterator[bytes]) -> Iterator[str]:
 @pytest.mark.parametrize("part", ENDLESS)
 def test_one_deadline_bounds_every_part_of_an_answer(part: str) -> None:
     with dripping(*ENDLESS[part]) as host:
-        limits = web.Limits(("http",), (host,), 10_000_000, TIMEOUT_S)
+        limits = web.Limits(("http",), (host,), 10_000_000, ATTEMPT_S)
         began_s = time.monotonic()
         # The line limits of http.client may end an answer earlier on a fast machine; never later than the deadline.
         with pytest.raises((TimeoutError, web.http.client.HTTPException)):
@@ -71,7 +71,7 @@ def test_one_deadline_bounds_every_part_of_an_answer(part: str) -> None:
 def test_a_handshake_that_drips_ends_at_the_deadline() -> None:
     head = b"\x16\x03\x03\x20\x00"  # a TLS record of 8,192 bytes begins
     with dripping(head, itertools.repeat(b"\x00")) as host:
-        limits = web.Limits(("https",), (host,), 10_000_000, TIMEOUT_S)
+        limits = web.Limits(("https",), (host,), 10_000_000, ATTEMPT_S)
         with pytest.raises(OSError):
             web.fetch(f"https://{host}/picture", limits)
 
