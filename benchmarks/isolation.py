@@ -156,9 +156,7 @@ def _parquet() -> tuple[int, Way, Way, Callable[[], None]]:
                     reader.stdin.flush()
 
     def end() -> None:
-        assert reader.stdin is not None
-        reader.stdin.close()
-        reader.wait()
+        reader.communicate()  # ends its input, waits, and closes both pipes
         folder.cleanup()
 
     return os.path.getsize(path), here, child, end
