@@ -89,15 +89,22 @@ def _end_at_once(number: int, reason: str) -> None:
 
 @contextlib.contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Keep the handlers of `caught` while Ray connects, which sets one of its own that exits with status 15."""
+    """Keep the handlers of `caught` while Ray connects.
+
+    Ray's Python side sets a handler of its own that exits with status 15. Its native side sets one that prints a trace
+    and ends the process three seconds later, whatever it does; setting Python's handlers once more takes it away.
+    """
     if not _active or threading.current_thread() is not threading.main_thread():
         yield
         return
     from ray._private import utils
 
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     own = utils.set_sigterm_handler
     utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
         utils.set_sigterm_handler = own
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -262,6 +262,8 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
 def test_a_planted_fault_is_caught(
     fault: Callable[[Patch], None], check: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # Some faults are seen when a model is loaded, too; here the check has to see them.
+    monkeypatch.setattr("models.target.prove", lambda *_: None)
     fault(monkeypatch)
     try:
         check()

@@ -224,6 +224,8 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
 def test_a_planted_fault_is_caught(fault: Callable[[Patch], None], check: Callable[[], object]) -> None:
     check()
     with pytest.MonkeyPatch.context() as patch:
+        # Some faults are seen when a model is loaded, too; here the check has to see them.
+        patch.setattr("models.target.prove", lambda *_: None)
         fault(patch)
         try:
             check()
