@@ -14,5 +14,6 @@ from tests import object_store
 @pytest.fixture(scope="session")
 def local_ray() -> Iterator[None]:
     object_store.running()  # workers get their environment when Ray starts, and some tests keep files in that store
-    with session(Job(num_cpus=2)):
+    # What workers print comes when it likes, and would end up in what other tests capture.
+    with session(Job(num_cpus=2), log_to_driver=False):
         yield
