@@ -37,7 +37,7 @@ _LOW_MEMORY = re.compile(r"running low on memory|memory usage threshold", re.IGN
 _RETRIED = re.compile(r"failed\. There are \S+ retries remaining")
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBERS = re.compile(r"\b[0-9a-f]{8,}\b|\d+")
-# Reports of Ray's own bookkeeping that nobody waited for; no row depends on them.
+# Errors of Ray's own bookkeeping tasks; no row depends on them.
 _UNHANDLED = "Unhandled error"
 _JSON_EVENT = '{"time": '
 

@@ -26,7 +26,7 @@ _TOKEN_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "generation", "LastModified"
 
 
 MAX_SKIPPED_SUFFIXES = 20
-"""So many suffixes of files that are not taken are told apart; all further ones are counted together."""
+"""The number of suffixes of skipped files that are counted separately; all further ones are counted together."""
 HIDDEN, HIDDEN_FOLDERS = "hidden files (. or _)", "hidden folders (. or _)"
 NO_SUFFIX, OTHER_SUFFIXES = "files without a suffix", "files with other suffixes"
 

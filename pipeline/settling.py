@@ -103,8 +103,8 @@ def _num_rows(tables: list[pa.Table]) -> int:
 
 
 def complete_checksums(press: Press, found: Inventory) -> None:
-    """Note the checksums of published files that lack one, and of emptied ones that have a former one: whoever wrote
-    them was killed before.
+    """Note the checksums of published files that lack one, and of emptied ones that have a former one, because their
+    writer was killed before it noted them.
 
     Raises:
         Fenced: a later attempt has taken over.

@@ -79,7 +79,7 @@ class Summary:
     skipped_files: str = ""
     """Files of the source's folders that were not read, in words."""
     num_broken_files: int = 0
-    """Files that are damaged or cut short, and of which nobody knows how many rows they should have."""
+    """Files that are damaged or cut short, whose number of rows is unknown."""
     attempt: int = 0
     num_made: int = 0
     """Rows with a result that this attempt made."""

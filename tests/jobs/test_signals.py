@@ -1,4 +1,4 @@
-"""A job under Ray that is told to stop: what is finished is saved, its exit status is of its own, and it goes on."""
+"""A job under Ray that receives SIGTERM or SIGINT saves finished rows, exits with 143 or 130, and can be resumed."""
 
 from __future__ import annotations
 

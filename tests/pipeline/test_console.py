@@ -43,7 +43,7 @@ def test_each_death_is_one_line_and_its_details_are_in_the_log(
     assert "(MapWorker pid=7, ip=10.0.0.1) KeyError: 3" in log
 
 
-def test_errors_of_ray_are_shown_once_and_those_nobody_waits_for_are_not(
+def test_errors_of_ray_are_shown_once_and_those_of_bookkeeping_are_not(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = Console(tmp_path / "log", "LOG", TEXT)
