@@ -117,8 +117,8 @@ def _joined_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
 def _worker_setup(job: Job) -> Callable[[], None]:
     """What every worker process of Ray calls first.
 
-    Ray calls it before it adds the driver's folder to the import path, so the function brings that path itself. A
-    worker whose call fails is replaced for ever.
+    Ray calls it before it adds the driver's folder to the import path, so the function brings that path itself. Ray
+    replaces a worker whose call fails without end, so a worker that finds no code there prints why and runs unguarded.
     """
     max_silence_s, root = job.max_silence_s, str(Path(__file__).resolve().parents[1])
 
@@ -126,8 +126,11 @@ def _worker_setup(job: Job) -> Callable[[], None]:
         import sys
 
         sys.path.append(root)
-        from actors import heartbeat
-
+        try:
+            from actors import heartbeat
+        except ImportError as error:
+            print(f"draftfleet: job.max_silence_s does not guard this worker: {error}", file=sys.stderr)
+            return
         heartbeat.set_up_worker(max_silence_s)
 
     return draftfleet_worker_setup
