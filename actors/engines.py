@@ -8,9 +8,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from actors.engine_thread import SteppedEngine
-from actors.recovery import RecoveringEngine
-from actors.trial import Candidate, Trial
+from actors.auto.trial import Candidate, Trial
+from actors.serving.engine_thread import SteppedEngine
+from actors.serving.recovery import RecoveringEngine
 from configs.method import Method
 
 Make = Callable[..., SteppedEngine]

@@ -17,10 +17,8 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 import decoding.errors
-from actors.engine_thread import EngineThread, ReportWaits, SteppedEngine, Suspect
 from actors.engines import make_engine
 from actors.events import Events
-from actors.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Holder, Journal, row_keys, told_of_deaths
 from actors.media import Media, without_fillers
 from actors.metrics import engine_metrics
 from actors.results import (
@@ -34,13 +32,15 @@ from actors.results import (
     result_table,
     torch_threads,
 )
+from actors.serving.engine_thread import EngineThread, ReportWaits, SteppedEngine, Suspect
+from actors.serving.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Holder, Journal, row_keys, told_of_deaths
 from configs.method import Method
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request, Sampling
 
 
 class Pair(Protocol):
-    """What the actor needs of `actors.pair.Pair`."""
+    """What the actor needs of `actors.loading.pair.Pair`."""
 
     @property
     def target_id(self) -> str: ...
@@ -64,10 +64,10 @@ def load_pair(config: CaptionJob, num_threads: int | None) -> Pair:
     """Load drafter and target; torch is first imported here, inside the actor's process."""
     from transformers.utils.logging import disable_progress_bar
 
-    import actors.pair
+    import actors.loading.pair
 
     disable_progress_bar()  # one bar per shard of every actor's weights is no news to whoever runs the job
-    return actors.pair.load(config, torch_threads=num_threads)
+    return actors.loading.pair.load(config, torch_threads=num_threads)
 
 
 class Generate:

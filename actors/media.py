@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from models.clip import Clip
+from models.inputs.clip import Clip
 
 FILLER_INDEX = -1
-"""The `row_index` of a filler row, by which `pipeline.weighing` steers where Ray cuts; samples count from 0."""
+"""`row_index` of a filler row (`pipeline.media.row_weights`); samples count from 0."""
 _SAMPLE = ("source", "row_index", "clip_index")
 
 

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from actors.engine_thread import Waits
 from actors.results import Stamp
+from actors.serving.engine_thread import Waits
 from decoding.types import Completion
 
 ACCEPTANCE_BOUNDARIES = [1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0, 24.0]

@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from actors.engine_thread import end_process
 from actors.results import torch_threads
+from actors.serving.engine_thread import end_process
 from configs.synthesis import SynthesizeJob
 
 NON_FINITE_PIXELS = "non_finite_pixels"
 
 
 class Painter(Protocol):
-    """What the actor needs of `actors.image_pair.VqPainter`."""
+    """What the actor needs of `actors.loading.image_pair.VqPainter`."""
 
     def paint(self, codes: NDArray[np.int32]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """Codes (b, grid²) in raster order → RGB pixels (b, H, W, 3), and which images have finite ones (b,)."""
@@ -33,9 +33,9 @@ LoadPainter = Callable[[SynthesizeJob, int | None], Painter]
 
 def load_painter(config: SynthesizeJob, num_threads: int | None) -> Painter:
     """Load the VQ model; torch is first imported here, inside the actor's process."""
-    import actors.image_pair
+    import actors.loading.image_pair
 
-    return actors.image_pair.load_painter(config, torch_threads=num_threads)
+    return actors.loading.image_pair.load_painter(config, torch_threads=num_threads)
 
 
 class Paint:

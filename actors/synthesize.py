@@ -19,10 +19,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from actors.engine_thread import EngineThread, ReportWaits, SteppedEngine, Suspect, end_process
 from actors.engines import make_engine
 from actors.events import Events
-from actors.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Holder, Journal, row_keys, told_of_deaths
 from actors.metrics import engine_metrics
 from actors.results import (
     Stamp,
@@ -35,6 +33,8 @@ from actors.results import (
     result_table,
     torch_threads,
 )
+from actors.serving.engine_thread import EngineThread, ReportWaits, SteppedEngine, Suspect, end_process
+from actors.serving.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Holder, Journal, row_keys, told_of_deaths
 from configs.method import Method
 from configs.synthesis import SynthesizeJob
 from decoding.types import Completion, Request, Sampling
@@ -56,7 +56,7 @@ class ConditionError(ValueError):
 
 
 class ImagePair(Protocol):
-    """What the actor needs of `actors.image_pair.ImagePair`."""
+    """What the actor needs of `actors.loading.image_pair.ImagePair`."""
 
     @property
     def target_id(self) -> str: ...
@@ -89,10 +89,10 @@ def load_pair(config: SynthesizeJob, num_threads: int | None) -> ImagePair:
     """Load target, drafter and text encoder; torch is first imported here, inside the actor's process."""
     from transformers.utils.logging import disable_progress_bar
 
-    import actors.image_pair
+    import actors.loading.image_pair
 
     disable_progress_bar()
-    return actors.image_pair.load(config, torch_threads=num_threads)
+    return actors.loading.image_pair.load(config, torch_threads=num_threads)
 
 
 class Synthesize:

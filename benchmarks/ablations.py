@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from actors.method import build_method
-from actors.pair import Pair, load
+from actors.loading.method import build_method
+from actors.loading.pair import Pair, load
 from benchmarks.methods import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, PRESETS, run_cases, run_method
 from benchmarks.plots import trade_off, weight_traces
 from benchmarks.scenarios import Case, build_scenarios

@@ -30,12 +30,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils.logging import disable_progress_bar
 
+from actors.auto.comparison import Comparison
+from actors.auto.trial import Trial
 from actors.choice import WITHIN
-from actors.comparison import Comparison
 from actors.engines import make_engine
-from actors.method import plain_method
-from actors.pair import Pair, load
-from actors.trial import Trial
+from actors.loading.method import plain_method
+from actors.loading.pair import Pair, load
 from benchmarks.auto_alone import MAX_CONTEXT_TOKENS, Alone, Tokens, check_equal, requests
 from benchmarks.auto_tables import (
     ANOTHER,

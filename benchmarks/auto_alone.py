@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 
-from actors.comparison import Block, Comparison
-from actors.pair import Pair
+from actors.auto.comparison import Block, Comparison
+from actors.loading.pair import Pair
 from decoding import Request, Sampling
 from zoo.text_samples import held_out_prompts
 

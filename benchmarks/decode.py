@@ -30,16 +30,16 @@ from actors.results import Stamp
 from benchmarks.media_files import FPS, encode_jpeg, photograph, write_video
 from configs.schema import CaptionJob, Job
 from decoding.types import Completion, Request
-from pipeline import flow
-from pipeline.asking import Asking
-from pipeline.datasource import SpanDatasource
-from pipeline.graph import caption_dataset
-from pipeline.manifest import freeze
-from pipeline.media import DecodeOptions, decode_image, decode_table
-from pipeline.ray_session import session
-from pipeline.rows import result_schema
-from pipeline.video.sampling import Sampling
-from pipeline.video.worker import DecoderWorker, Limits, resident_bytes
+from pipeline.cluster.ray_session import session
+from pipeline.media.image_decoding import DecodeOptions, decode_image, decode_table
+from pipeline.media.video.sampling import Sampling
+from pipeline.media.video.worker import DecoderWorker, Limits, resident_bytes
+from pipeline.prompts.row_options import Asking
+from pipeline.rows.schemas import result_schema
+from pipeline.run import wait_times
+from pipeline.run.graph import caption_dataset
+from pipeline.source.datasource import SpanDatasource
+from pipeline.source.manifest import freeze
 
 RESULTS = Path(__file__).parent / "results" / "decode.json"
 SIDE_PX = 336
@@ -227,7 +227,7 @@ def _run_graph(videos: Path, row_s: float) -> dict[str, Any]:
     frozen = freeze(job.source, asking)
     source = SpanDatasource(job.source, frozen, ())
     decode = partial(decode_table, options=DecodeOptions.of(job.source, frozen.root, asking))
-    with session(Job(num_cpus=2)), flow.measured() as measured:
+    with session(Job(num_cpus=2)), wait_times.measured() as measured:
         stamp = Stamp("waits", 1, "0")
         dataset = caption_dataset(
             job, source, source.num_spans, decode, result_schema(), stamp, load=LoadTimed(row_s), flow=measured.report

@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from actors.method import build_method
-from actors.pair import load_target
+from actors.loading.method import build_method
+from actors.loading.pair import load_target
 from benchmarks.engine_tables import MODES
 from benchmarks.forward_clock import ForwardClock, time_forwards
 from benchmarks.peer_engine import choose_method
 from benchmarks.peer_process import Work
 from configs.schema import Checkpoint
 from decoding import Engine, Request, Sampling
-from models.lanes import LaneModel
+from models.kv.lanes import LaneModel
 from models.target import Target
 
 

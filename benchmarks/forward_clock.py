@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from models.lanes import LaneModel, SlotBatch
+from models.kv.lanes import LaneModel, SlotBatch
 
 MAX_FORWARDS, MIN_FORWARDS = 25, 3
 """Timed forwards of each kind; their medians count."""

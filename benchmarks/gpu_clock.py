@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from models.captured import Recorder
-from models.lanes import LaneModel, SlotBatch
+from models.backends.cuda.graphs import Recorder
+from models.kv.lanes import LaneModel, SlotBatch
 
 
 class Mark(Protocol):
@@ -96,7 +96,7 @@ class WatchedRecorder:
         self._spans: list[tuple[Mark, Mark]] = []
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """See `models.captured.Recorder`."""
+        """See `models.backends.cuda.graphs.Recorder`."""
         out, replay = self._recorder.record(run)
 
         def watched() -> None:

@@ -22,7 +22,7 @@ from benchmarks.peer_process import Outcome
 from benchmarks.peer_rounds import turns
 from benchmarks.peer_verdict import make_row
 from decoding import Completion, Engine, Request, Sampling
-from models.lanes import LaneModel
+from models.kv.lanes import LaneModel
 
 CONTENDERS = {
     "plain, eager": ("plain", EAGER),

@@ -1,7 +1,7 @@
 """The device itself, and attention alone: how fast it copies, and a step's attention in two parts beside one mask.
 
-Attention runs through the function that models run, `models.attention.attend`, writes to memory included, and recorded
-as steps are. Two parts have no time where they differ from the mask by more than rounding.
+Attention runs through the function that models run, `models.backends.attention.attend`, writes to memory included, and
+recorded as steps are. Two parts have no time where they differ from the mask by more than rounding.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from benchmarks.gpu_clock import seconds_of
 from benchmarks.gpu_models import SEED, lengths_between, recorder
 from benchmarks.gpu_sizes import Heads, Sizes
-from models.attention import AttentionStep, attend, mask_bias, tree_mask
-from models.cache import RaggedCache
-from models.checkpoints import DTYPES
-from models.two_part import first_part, split
+from models.backends.attention import AttentionStep, attend, mask_bias, tree_mask
+from models.backends.cache import RaggedCache
+from models.backends.cuda.tree_attention import first_part, split
+from models.loading.checkpoints import DTYPES
 
 REPEATS = 10
 TOLERANCE_EPS = 8

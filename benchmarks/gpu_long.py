@@ -18,7 +18,7 @@ from benchmarks.forced_acceptance import Forced
 from benchmarks.gpu_models import CAPTURED, SEED, TextPair, drafted, plain
 from benchmarks.gpu_sizes import Sizes
 from decoding import Engine, Request, Sampling
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
 from models.target import Target
 
 ALL, TEXT = "all columns", "the text"

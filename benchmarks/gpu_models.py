@@ -30,13 +30,13 @@ from decoding.contexts import Full
 from decoding.contracts import Acceptance, Method
 from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.trees import Chain
-from models.captured import CapturedDecoder, CudaRecorder, Recorder
-from models.checkpoints import DTYPES, CheckpointRef, read_config, read_processor
-from models.compiled import CompilableModel
-from models.front_end import FrontEnd
+from models.backends.cpu.compiled import CompilableModel
+from models.backends.cuda.graphs import CapturedDecoder, CudaRecorder, Recorder
+from models.inputs.processing import FrontEnd
 from models.llamagen.checkpoints import load_gpt
 from models.llamagen.gpt import Gpt
 from models.llamagen.target import LlamaGenTarget
+from models.loading.checkpoints import DTYPES, CheckpointRef, read_config, read_processor
 from models.target import Target
 from zoo.pair import CHECKPOINTS
 from zoo.text_samples import held_out_prompts

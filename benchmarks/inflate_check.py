@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from models.checkpoints import CheckpointRef, read_config, read_processor
-from models.front_end import FrontEnd
+from models.inputs.processing import FrontEnd
+from models.loading.checkpoints import CheckpointRef, read_config, read_processor
 from zoo.text_samples import held_out_prompts
 from zoo.world import sample_scenes
 

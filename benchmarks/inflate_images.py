@@ -17,10 +17,10 @@ from torch import Tensor
 from benchmarks.inflate import Inflation
 from benchmarks.inflate_check import Difference, summarise
 from benchmarks.inflate_shapes import InflationError, Shape, check_growth
-from models.checkpoints import CheckpointRef
 from models.llamagen.checkpoints import load_gpt, save_gpt
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GPT_TYPE
+from models.loading.checkpoints import CheckpointRef
 
 
 def is_image_model(folder: str | Path) -> bool:

@@ -27,9 +27,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from pipeline.media import decode_image
-from pipeline.video.sampling import Sampling
-from pipeline.video.worker import NO_VIDEOS, DecoderWorker, Limits
+from pipeline.media.image_decoding import decode_image
+from pipeline.media.video.sampling import Sampling
+from pipeline.media.video.worker import NO_VIDEOS, DecoderWorker, Limits
 
 RESULTS = Path(__file__).parent / "results" / "isolation.json"
 NUM_ROUNDS = 5

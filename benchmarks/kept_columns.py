@@ -10,14 +10,14 @@ import math
 
 from torch import Tensor
 
-from actors.method import build_method
-from actors.pair import load
+from actors.loading.method import build_method
+from actors.loading.pair import load
 from benchmarks.scenarios import Case
 from configs.schema import CaptionJob
 from decoding import Engine, Request, Sampling
 from decoding.contracts import Context, Probe
 from decoding.drafters import ModelDrafter
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
 from models.target import Target
 from zoo.world.scene import GRID
 

@@ -17,7 +17,7 @@ from decoding.acceptance.neighbourhood import Divergence, Neighbourhood
 from decoding.contracts import Acceptance, EngineSpec, Judgement, Probe
 from decoding.noise import Stream
 from decoding.tree import Verdict
-from models.lanes import SlotBatch
+from models.kv.lanes import SlotBatch
 
 TOPS = (1, 10)
 DRAFTER_TOPS = (1, 3)

@@ -1,6 +1,6 @@
 """Pictures for the documents: the same prompts and seeds by plain decoding and by LANTERN, on a sheet each.
 
-Knows which images are shown and where the sheets lie; how sheets are laid out is `pipeline.contact_sheet`'s.
+Knows which images are shown and where the sheets lie; how sheets are laid out is `pipeline.reports.contact_sheet`'s.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.lantern_rows import PLAIN, Row, row_named
 from benchmarks.lantern_world import World, codes_of
-from pipeline.contact_sheet import contact_sheet
+from pipeline.reports.contact_sheet import contact_sheet
 
 DOCS = Path("docs")
 SHOWN = {PLAIN: "plain", "lantern_coupled_0.1": "lantern"}

@@ -14,21 +14,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.method import build_method
+from actors.loading.method import build_method
 from benchmarks.lantern_quality import Judge, Score, ZooJudge, count_class, count_prompt
 from configs.method import Method as MethodChoice
 from decoding import Completion, Engine, Request, Sampling
 from decoding.contracts import Method
-from models.checkpoints import CheckpointRef
 from models.contract import Condition
-from models.eagle import EagleNetwork
+from models.heads.eagle import EagleNetwork
+from models.heads.medusa import MedusaHeads, load_medusa
 from models.llamagen.checkpoints import load_gpt, revision_of
 from models.llamagen.condition import T5Condition, load_t5
 from models.llamagen.eagle import load_image_eagle
 from models.llamagen.target import LlamaGenTarget
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
-from models.medusa import MedusaHeads, load_medusa
+from models.loading.checkpoints import CheckpointRef
 from zoo.image_gpt import NUM_CLASSES, class_of
 from zoo.image_quality import load_reader
 from zoo.image_vq import images_of, pixels_of

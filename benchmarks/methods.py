@@ -23,8 +23,8 @@ from typing import Any
 
 import torch
 
-from actors.method import build_method
-from actors.pair import Pair, load
+from actors.loading.method import build_method
+from actors.loading.pair import Pair, load
 from benchmarks.claims import check_claims
 from benchmarks.deciding import ratio_error
 from benchmarks.follow_drafter import FollowDrafter

@@ -12,8 +12,8 @@ import time
 import torch
 import transformers
 
-from actors.method import build_method
-from actors.pair import load_target
+from actors.loading.method import build_method
+from actors.loading.pair import load_target
 from benchmarks.peer_process import Outcome, Work, serve
 from configs.controllers import MeasuredController, NoController
 from configs.method import ChainTree, Method, ModelDrafter

@@ -43,8 +43,8 @@ from benchmarks.peer_reference import key_of
 from benchmarks.peer_rounds import Timed, measure_batch, turns
 from benchmarks.peer_tables import peers_table, show_row
 from benchmarks.peer_verdict import TOLERANCE_ULPS
-from models.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor
-from models.front_end import FrontEnd
+from models.inputs.processing import FrontEnd
+from models.loading.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor
 from zoo.pair import CHECKPOINTS
 from zoo.text_samples import held_out_prompts
 

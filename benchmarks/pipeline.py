@@ -26,10 +26,10 @@ from benchmarks.pipeline_tables import pipeline_table
 from configs.load import load_job
 from configs.schema import CaptionJob, Job
 from jobs import caption
-from pipeline import ray_session
-from pipeline.layout import DATA, OutputDir
-from pipeline.plan import make_plan
-from pipeline.summary import read_tables
+from pipeline.cluster import ray_session
+from pipeline.reports.summary import read_tables
+from pipeline.run.plan import make_plan
+from pipeline.storage.output_dir import DATA, OutputDir
 from zoo.demo import NO_QUESTION, NOT_AN_IMAGE, TRUNCATED, draw_rows, write_parquet
 
 RESULTS = Path(__file__).parent / "results" / "pipeline.json"

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from configs.schema import Source
-from pipeline import manifest, manifest_parts
-from pipeline.asking import Asking
-from pipeline.datasource import SpanDatasource
-from pipeline.doneset import DoneSet
-from pipeline.listing import Listed
+from pipeline.prompts.row_options import Asking
+from pipeline.source import manifest, manifest_parts
+from pipeline.source.datasource import SpanDatasource
+from pipeline.source.done_bitmap import DoneSet
 from pipeline.sources import kind_of
+from pipeline.storage.listing import Listed
 
 RESULTS = Path(__file__).parent / "results/planning.json"
 MAX_SECONDS, MAX_BYTES = 60.0, 2 * 1024**3

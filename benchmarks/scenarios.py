@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from models.clip import Clip
+from models.inputs.clip import Clip
 from zoo.quality import ATTRIBUTE_WORDS, Question, ask, count_attributes, mask_fillers, other_questions
 from zoo.video_quality import attributes_right, held_out_clips
 from zoo.world import dialogue, grammar, motion, sample_scenes

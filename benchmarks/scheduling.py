@@ -31,13 +31,13 @@ from benchmarks.decode import TimedEngine, TimedPair
 from benchmarks.fleet_tables import scheduling_table
 from configs.schema import CaptionJob, Job
 from decoding.types import Completion
-from pipeline.asking import Asking
-from pipeline.datasource import SpanDatasource
-from pipeline.graph import caption_dataset
-from pipeline.manifest import freeze
-from pipeline.media import DecodeOptions, decode_table
-from pipeline.ray_session import available_cpus, session
-from pipeline.rows import result_schema
+from pipeline.cluster.ray_session import available_cpus, session
+from pipeline.media.image_decoding import DecodeOptions, decode_table
+from pipeline.prompts.row_options import Asking
+from pipeline.rows.schemas import result_schema
+from pipeline.run.graph import caption_dataset
+from pipeline.source.datasource import SpanDatasource
+from pipeline.source.manifest import freeze
 
 RESULTS = Path(__file__).parent / "results" / "scheduling.json"
 NUM_ACTORS = (1, 2, 4, 8)

@@ -28,8 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actors.method import plain_method
-from actors.pair import load_target
+from actors.loading.method import plain_method
+from actors.loading.pair import load_target
 from benchmarks.forced_acceptance import Forced
 from benchmarks.peer_rounds import turns
 from benchmarks.peer_verdict import spread
@@ -41,8 +41,8 @@ from decoding.contexts import Full
 from decoding.contracts import Method
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
-from models.free_memory import free_bytes
-from models.lanes import LaneModel
+from models.kv.free_memory import free_bytes
+from models.kv.lanes import LaneModel
 from models.target import Target
 from zoo.pair import CHECKPOINTS
 from zoo.text_samples import held_out_prompts

@@ -1,7 +1,7 @@
 """The method section: four choices, and which of them go together.
 
 A method is drafter × contexts × tree × acceptance. Adding a choice is one class here and its name in its family's
-tuple; how it is built is `actors.method`'s business.
+tuple; how it is built is `actors.loading.method`'s business.
 """
 
 from __future__ import annotations

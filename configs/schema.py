@@ -1,6 +1,7 @@
 """The schema of a job file: one YAML is one job, strict in every key, refused before anything expensive starts.
 
-Knows the legal values and which choices go together; knows nothing of how a choice is built (that is `actors.pair`).
+Knows the legal values and which choices go together; knows nothing of how a choice is built (that is
+`actors.loading.pair`).
 """
 
 from __future__ import annotations

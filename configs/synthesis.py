@@ -1,6 +1,7 @@
 """The schema of a synthesis job: prompts in, images out, with the method section of every other job.
 
-Knows the legal values and which choices go together for images; sizes of checkpoints are for `actors.image_pair`.
+Knows the legal values and which choices go together for images; sizes of checkpoints are for
+`actors.loading.image_pair`.
 """
 
 from __future__ import annotations

@@ -13,14 +13,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from decoding.controller import Controller, Fixed
+from decoding.controllers.base import Controller, Fixed
 from decoding.guidance import Guidance
 from decoding.noise import Noise, Stream
 from decoding.sampling import RowSampling
 from decoding.tree import DraftTree, Frontier, Verdict
 from decoding.types import Request
-from models.lanes import SlotBatch
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
+from models.kv.lanes import SlotBatch
 
 
 class StepNoise:

@@ -14,20 +14,20 @@ from itertools import islice
 
 import torch
 
-from decoding.admission import MAX_PREFILL_TOKENS, Admission
 from decoding.contracts import EngineSpec, Method, Probe, StepNoise
-from decoding.drafter_prompts import DrafterPrompts
 from decoding.errors import non_finite_logits, row_timeout
-from decoding.in_flight import InFlight
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
-from decoding.slots import Progress, SlotTable
+from decoding.scheduling.admission import MAX_PREFILL_TOKENS, Admission
+from decoding.scheduling.drafter_prefill import DrafterPrompts
+from decoding.scheduling.in_flight import InFlight
+from decoding.scheduling.slots import Progress, SlotTable
 from decoding.stats import EngineStats, RequestStats
 from decoding.step import run_step
 from decoding.types import Completion, Request
 from models.contract import TargetModel
-from models.lanes import SlotBatch
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
+from models.kv.lanes import SlotBatch
 
 
 class Engine:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decoding.types import Sampling
-from models.lanes import SlotBatch
+from models.kv.lanes import SlotBatch
 
 ALWAYS = torch.iinfo(torch.long).max
 

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from decoding.controller import Choice, Reason, batch_class
+from decoding.controllers.base import Choice, Reason, batch_class
 from decoding.types import Telemetry
 
 

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from decoding.contracts import Judgement, Method, StepNoise
-from decoding.growth import grow_tree
 from decoding.sampling import RowSampling, warp
-from decoding.slots import SlotTable
+from decoding.scheduling.slots import SlotTable
 from decoding.tree import DraftTree, Verdict
-from models.lanes import LaneModel, SlotBatch
+from decoding.tree_growth import grow_tree
+from models.kv.lanes import LaneModel, SlotBatch
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from models.attention import ancestors
+from models.backends.attention import ancestors
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from models.clip import Clip
+    from models.inputs.clip import Clip
 
 FINISH_REASONS = ("stop", "length", "stop_string", "error")
 

@@ -12,19 +12,20 @@ from collections.abc import Sequence
 
 from ray.data import Dataset
 
-from actors.engine_thread import ReportWaits
 from actors.media import media_rows
 from actors.results import Stamp, Tally
+from actors.serving.engine_thread import ReportWaits
 from configs.schema import CaptionJob
 from jobs.command import DONE, FAILED, REFUSED, Command
-from pipeline import preview, summary, weights
-from pipeline.flight_log import FlightLog
-from pipeline.graph import caption_dataset
-from pipeline.layout import DATA, ERRORS
-from pipeline.media import decode_missing, pixels
-from pipeline.plan import Plan, describe, first_prompt, make_plan
-from pipeline.run import close, run_graph
-from pipeline.video.clips import some_frames
+from pipeline.media.image_decoding import decode_missing, pixels
+from pipeline.media.video.clips import some_frames
+from pipeline.reports import preview, summary
+from pipeline.run.crash_ledger import FlightLog
+from pipeline.run.execution import close, run_graph
+from pipeline.run.graph import caption_dataset
+from pipeline.run.plan import Plan, describe, first_prompt, make_plan
+from pipeline.storage import checkpoints
+from pipeline.storage.output_dir import DATA, ERRORS
 
 NUM_FRAMES = preview.MAX_IMAGES_PER_ROW
 """Shown of a row's clips in the preview."""
@@ -63,7 +64,7 @@ def results(plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits, lo
         functools.partial(decode_missing, options=plan.decode_options, present=plan.present_ids),
         plan.schema,
         stamp,
-        load=weights.load_pair,
+        load=checkpoints.load_pair,
         tally=tally,
         flow=flow,
         log=log,

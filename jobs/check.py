@@ -11,9 +11,9 @@ import sys
 from collections.abc import Sequence
 
 from configs.load import ConfigError
-from pipeline import storage
-from pipeline.audit import audit
-from pipeline.layout import OutputDir
+from pipeline.run.audit import audit
+from pipeline.storage import access
+from pipeline.storage.output_dir import OutputDir
 
 COMPLETE, INCOMPLETE, REFUSED, UNSOUND = 0, 1, 2, 3
 
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
     except Exception as error:  # drivers raise what they like, from PermissionError to HTTP errors
-        print(f"refused: {storage.shown(arguments.output)} cannot be read: {storage.reason_of(error)}", file=sys.stderr)
+        print(f"refused: {access.shown(arguments.output)} cannot be read: {access.reason_of(error)}", file=sys.stderr)
         return REFUSED
     for line in found.lines():
         print(line)

@@ -19,16 +19,18 @@ from typing import Generic, TypeVar
 from pydantic import BaseModel
 from ray.data import Dataset
 
-from actors.journal import ErrorBudgetSpent
 from actors.results import torch_threads
+from actors.serving.journal import ErrorBudgetSpent
 from configs.load import ConfigError, load_job
-from pipeline import estimate, resume, stopping, summary
-from pipeline.pilot import run_pilot
-from pipeline.plan import JobPlan
-from pipeline.publishing import Fenced
-from pipeline.resume import Going
-from pipeline.stopping import Stop
-from pipeline.summary import Summary
+from pipeline.cluster import signals
+from pipeline.cluster.signals import Stop
+from pipeline.output.publishing import Fenced
+from pipeline.reports import summary
+from pipeline.reports.summary import Summary
+from pipeline.run import estimate, resume
+from pipeline.run.pilot import run_pilot
+from pipeline.run.plan import JobPlan
+from pipeline.run.resume import Going
 
 DONE, FAILED, REFUSED, TOO_MANY_ERRORS = 0, 1, 2, 3
 
@@ -56,7 +58,7 @@ class Command(Generic[Config, AnyPlan]):
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run one job from the command line and return the exit status."""
         arguments = self.parse(sys.argv[1:] if argv is None else argv)
-        with stopping.caught() as stop:
+        with signals.caught() as stop:
             try:
                 config = load_job(self.model, arguments.config, tuple(arguments.overrides))
                 if arguments.estimate is not None:

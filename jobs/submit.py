@@ -26,11 +26,12 @@ from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
 from jobs.command import DONE, FAILED, REFUSED, positive
-from pipeline import shipping, storage
-from pipeline.cluster_jobs import ADDRESS_VARIABLES, Cluster, Known
-from pipeline.plan import refuse_relative
-from pipeline.provenance import REVISION_VARIABLE, code_revision
-from pipeline.stopping import CLUSTER_WAIT_S
+from pipeline.cluster import code_archive
+from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, Known
+from pipeline.cluster.signals import CLUSTER_WAIT_S
+from pipeline.output.provenance import REVISION_VARIABLE, code_revision
+from pipeline.run.plan import refuse_relative
+from pipeline.storage import access
 
 PASSED_ON = ("--retry-errors", "--allow-mixed")
 ON_A_CLUSTER = "the job runs on a cluster"
@@ -162,7 +163,7 @@ def run(arguments: argparse.Namespace) -> int:
     submission_id = f"{submission.stem}-{next_number(earlier, arguments.again)}"
     with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
         archive = Path(folder, "checkout.zip")
-        entrypoint = submission.entrypoint(shipping.pack(archive, submission.job_file))
+        entrypoint = submission.entrypoint(code_archive.pack(archive, submission.job_file))
         runtime_env = {"working_dir": str(archive), "env_vars": variables}
         cluster.submit(submission_id, entrypoint, runtime_env, **resources)
     print(f"submitted {submission_id} to {cluster.address}\n  {entrypoint}", flush=True)
@@ -225,10 +226,10 @@ def _refuse_left_behind(value: Any, where: str = "") -> None:
     for name, inner in value.items():
         dotted = f"{where}.{name}" if where else name
         is_model = name == "path" and {"revision", "dtype"} <= set(value)
-        if is_model and not os.path.isabs(inner) and Path(inner).exists() and not shipping.is_shipped(inner):
+        if is_model and not os.path.isabs(inner) and Path(inner).exists() and not code_archive.is_shipped(inner):
             raise ConfigError(
                 f"{dotted}: {inner} lies on this machine and is not uploaded, as only "
-                f"{', '.join(shipping.SHIPPED_FOLDERS)} are; name a path that every node has, or a hub id"
+                f"{', '.join(code_archive.SHIPPED_FOLDERS)} are; name a path that every node has, or a hub id"
             )
         _refuse_left_behind(inner, dotted)
 
@@ -244,7 +245,7 @@ def environment(names: Sequence[str], mine: Mapping[str, str]) -> dict[str, str]
         value = mine.get(name)
         if value is None:
             raise ConfigError(f"--env {name}: there is no such variable")
-        if storage.is_secret_name(name) or _USER_IN_URL.search(value):
+        if access.is_secret_name(name) or _USER_IN_URL.search(value):
             raise ConfigError(
                 f"--env {name}: looks like a credential, and a job's variables can be read by everyone who sees the "
                 "cluster's jobs; set it where the nodes start (in Kubernetes a Secret), as its driver reads it"

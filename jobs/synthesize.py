@@ -13,20 +13,22 @@ from typing import Any
 
 from ray.data import Dataset
 
-from actors.engine_thread import ReportWaits
 from actors.results import Stamp, Tally
+from actors.serving.engine_thread import ReportWaits
 from configs.synthesis import SynthesizeJob
 from jobs.command import Command
-from pipeline import image_rows, preview, summary, weights
-from pipeline.flight_log import FlightLog
-from pipeline.graph import synthesis_dataset
-from pipeline.image_files import encode_table
-from pipeline.image_prompts import prepare_table
-from pipeline.image_summary import ImageSummary
-from pipeline.layout import DATA, ERRORS
-from pipeline.media import decode_image
-from pipeline.run import close, run_graph
-from pipeline.synthesis_plan import SynthesisPlan, describe, first_prompt, make_plan
+from pipeline.media.image_decoding import decode_image
+from pipeline.reports import preview, summary
+from pipeline.run.crash_ledger import FlightLog
+from pipeline.run.execution import close, run_graph
+from pipeline.run.graph import synthesis_dataset
+from pipeline.storage import checkpoints
+from pipeline.storage.output_dir import DATA, ERRORS
+from pipeline.synthesis import rows
+from pipeline.synthesis.files import encode_table
+from pipeline.synthesis.plan import SynthesisPlan, describe, first_prompt, make_plan
+from pipeline.synthesis.prompts import prepare_table
+from pipeline.synthesis.summary import ImageSummary
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,7 +45,7 @@ def run(plan: SynthesisPlan) -> ImageSummary:
         RuntimeError: rows are missing from the output.
     """
     method = plan.config.method
-    wall_s, waits, press = run_graph(plan, results, image_rows.ROWS_PER_GROUP)
+    wall_s, waits, press = run_graph(plan, results, rows.ROWS_PER_GROUP)
     empty = ImageSummary(plan.job_id, method.label, method.verify_mode, max(wall_s, 1e-9), waits)
     done = summary.count(plan.output, empty)
     close(plan, done, functools.partial(preview_page, plan), press)
@@ -61,10 +63,10 @@ def results(
         plan.datasource.num_spans,
         functools.partial(prepare_table, options=plan.prepare_options),
         functools.partial(encode_table, file=config.image, keep_codes=config.sink.keep_codes),
-        (image_rows.coded_schema(plan.kept), image_rows.painted_schema(plan.kept)),
+        (rows.coded_schema(plan.kept), rows.painted_schema(plan.kept)),
         stamp,
-        load=weights.load_image_pair,
-        load_painter=weights.load_painter,
+        load=checkpoints.load_image_pair,
+        load_painter=checkpoints.load_painter,
         tally=tally,
         flow=flow,
         log=log,

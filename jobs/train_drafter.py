@@ -15,16 +15,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from actors.learner import check_target
+from actors.training.learner import check_target
 from configs.load import ConfigError, load_job
 from configs.training import TrainDrafterJob
-from pipeline import stopping, weights
-from pipeline.training import Run, Worker
-from pipeline.training_output import DONE as RESULT
-from pipeline.training_output import claim_output, sole_run
-from pipeline.training_rows import freeze_source
-from pipeline.training_workers import train_on_workers
-from pipeline.weights import Known
+from pipeline.cluster import signals
+from pipeline.storage import checkpoints
+from pipeline.storage.checkpoints import Known
+from pipeline.training.output import DONE as RESULT
+from pipeline.training.output import claim_output, sole_run
+from pipeline.training.rows import freeze_source
+from pipeline.training.run import Run, Worker
+from pipeline.training.workers import train_on_workers
 
 DONE, FAILED, REFUSED = 0, 1, 2
 
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     again = ["python", "-m", "jobs.train_drafter", "--config", str(arguments.config), *arguments.overrides]
     go_on = f"from its last checkpoint it goes on with: {shlex.join(again)}"
     try:
-        with stopping.caught() as stop:
+        with signals.caught() as stop:
             job = load_job(TrainDrafterJob, arguments.config, tuple(arguments.overrides))
             measured = run(job)
     except ConfigError as error:
@@ -65,7 +66,7 @@ def run(job: TrainDrafterJob) -> dict[str, Any]:
         ConfigError: the output is another run's, or the target or the source cannot be used.
     """
     source = freeze_source(job)
-    job, found = weights.check(job, lambda own: Known({"target": check_target(own)}), job.workers.count == 1)
+    job, found = checkpoints.check(job, lambda own: Known({"target": check_target(own)}), job.workers.count == 1)
     output = claim_output(job, source, found.revisions["target"])
     with sole_run(output):
         if job.workers.count > 1:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.load import ConfigError
-from models.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor
-from models.front_end import FrontEnd
-from models.vocabulary import write_tokens
-from pipeline.token_counts import SHARES, Counted, count_tokens, texts_of
+from models.inputs.processing import FrontEnd
+from models.loading.checkpoints import CheckpointError, CheckpointRef, read_config, read_processor
+from models.loading.vocabulary import write_tokens
+from pipeline.training.token_counts import SHARES, Counted, count_tokens, texts_of
 
 DONE, REFUSED = 0, 2
 

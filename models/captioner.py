@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
-from models.checkpoints import CheckpointRef, load_weights, read_config, read_processor
+from models.loading.checkpoints import CheckpointRef, load_weights, read_config, read_processor
 
 
 class Captioner:

@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from models.clip import Clip
-from models.lanes import LaneModel
-from models.prefix import Prefix
-from models.prompt_thread import PromptThread
+from models.backends.cuda.prompt_prefetch import PromptThread
+from models.inputs.clip import Clip
+from models.inputs.prefix import Prefix
+from models.kv.lanes import LaneModel
 
 Condition = NDArray[np.float32] | int | None
 """What an image is made from where it is not the prompt's text: ready text features (L, D), or a class label."""

@@ -14,16 +14,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.checkpoints import CheckpointError, CheckpointRef, load_weights, read_config, read_processor
-from models.clip import Clip
-from models.compiled import CompilableModel
-from models.content import Content
+from models.backends.cpu.compiled import CompilableModel
 from models.contract import Condition
-from models.features import FeatureCache
-from models.front_end import FrontEnd, PromptError
-from models.inspection import check_decoder, parts_of
-from models.prefix import Prefix, capture
-from models.proof import prove
+from models.forward_check import prove
+from models.inputs.clip import Clip
+from models.inputs.content import Content
+from models.inputs.features import FeatureCache
+from models.inputs.prefix import Prefix, capture
+from models.inputs.processing import FrontEnd, PromptError
+from models.loading.checkpoints import CheckpointError, CheckpointRef, load_weights, read_config, read_processor
+from models.loading.inspection import check_decoder, parts_of
 
 TIMES = ("second_per_grid_ts",)
 """Processor outputs that count seconds."""

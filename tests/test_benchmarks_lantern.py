@@ -35,10 +35,10 @@ from decoding.contracts import Judgement, Method
 from decoding.drafters import EagleDrafter
 from decoding.tree import Verdict
 from decoding.trees import DynamicTree
+from models.heads.medusa import MedusaHeads, MedusaShape
 from models.llamagen.neighbours import Proximity, nearest_codes
 from models.llamagen.shape import VqShape
 from models.llamagen.vq import Vq
-from models.medusa import MedusaHeads, MedusaShape
 from tests.toys import images
 from zoo.image_quality import Seen
 from zoo.world.scene import Thing

@@ -22,8 +22,7 @@ from configs.load import load_job
 from configs.method import Method
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
-from pipeline import image_rows
-from pipeline.rows import ERROR_CODES, STATUS_VALUES, TELEMETRY, result_schema
+from pipeline.rows.schemas import ERROR_CODES, STATUS_VALUES, TELEMETRY, result_schema
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("configs", "jobs", "pipeline", "actors", "decoding", "models", "zoo", "benchmarks", "tests")
@@ -157,7 +156,7 @@ def test_the_readme_names_the_type_of_every_output_column() -> None:
 
 def test_the_page_on_synthesis_explains_every_output_column_in_order() -> None:
     rows = table_rows(section("## What comes out", read("docs/synthesis.md")))
-    schema = image_rows.result_schema()
+    schema = rows.result_schema()
     assert [(name_of(row[0]), row[1]) for row in rows] == [
         (field.name, "struct" if field.name == "telemetry" else type_name(field.type)) for field in schema
     ]

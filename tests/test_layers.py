@@ -59,9 +59,9 @@ def test_below_the_actors_nothing_knows_ray_or_files_of_rows(layer: str) -> None
 
 def test_the_check_sees_an_import_that_points_the_wrong_way(tmp_path: Path) -> None:
     planted = tmp_path / "planted.py"
-    planted.write_text("def f():\n    from pipeline.rows import RowError\n    import ray.data\n")
+    planted.write_text("def f():\n    from pipeline.rows.schemas import RowError\n    import ray.data\n")
     assert tops_of(planted) == {"pipeline", "ray"}
-    assert imports_of(planted) == {"pipeline.rows.RowError", "ray.data"}
+    assert imports_of(planted) == {"pipeline.rows.schemas.RowError", "ray.data"}
 
 
 def dotted_names(*packages: str) -> list[str]:
@@ -108,6 +108,6 @@ assert not ray.is_initialized()
 def test_the_driver_side_of_the_actor_needs_no_torch() -> None:
     run_python("""
 import sys
-import actors.generate, pipeline.graph
+import actors.generate, pipeline.run.graph
 assert "torch" not in sys.modules
 """)

@@ -16,13 +16,13 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast
 
-from models.checkpoints import CheckpointRef
-from models.eagle import save_eagle
-from models.head_files import keep_as_safetensors
-from models.head_training import Pace, Trainer, fresh_eagle, fresh_medusa
-from models.medusa import save_medusa
+from models.heads.eagle import save_eagle
+from models.heads.files import keep_as_safetensors
+from models.heads.medusa import save_medusa
+from models.heads.teacher import Lesson
+from models.heads.training import Pace, Trainer, fresh_eagle, fresh_medusa
+from models.loading.checkpoints import CheckpointRef
 from models.target import Target
-from models.teacher import Lesson
 from zoo.allocation import keep_memory
 from zoo.pair import (
     ARCHITECTURES,

@@ -16,10 +16,10 @@ import torch
 from torch import nn
 from transformers import AutoModelForImageTextToText
 
-from models.checkpoints import CheckpointRef
 from models.llamagen.checkpoints import save_gpt
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq, save_vq
+from models.loading.checkpoints import CheckpointRef
 from zoo.allocation import keep_memory
 from zoo.image_gpt import SHAPES_OF, build_gpt, draw_scenes, encode_scenes, train_gpt
 from zoo.image_text import load_t5, save_t5, train_t5

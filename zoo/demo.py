@@ -24,9 +24,10 @@ import pyarrow.parquet as pq
 from configs.load import ConfigError, load_job
 from configs.schema import CaptionJob, Job
 from jobs import caption
-from pipeline import ray_session, summary
-from pipeline.layout import DATA, ERRORS, OutputDir
-from pipeline.plan import make_plan
+from pipeline.cluster import ray_session
+from pipeline.reports import summary
+from pipeline.run.plan import make_plan
+from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 from zoo import demo_images, demo_videos
 from zoo.world import Scene, demo_scenes, parse_caption
 

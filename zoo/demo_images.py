@@ -21,11 +21,11 @@ from transformers.utils.logging import disable_progress_bar
 from configs.load import load_job
 from configs.synthesis import SynthesizeJob
 from jobs import synthesize
-from pipeline import summary
-from pipeline.contact_sheet import contact_sheet
-from pipeline.image_summary import ImageSummary
-from pipeline.layout import DATA, ERRORS, OutputDir
-from pipeline.synthesis_plan import make_plan
+from pipeline.reports import summary
+from pipeline.reports.contact_sheet import contact_sheet
+from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
+from pipeline.synthesis.plan import make_plan
+from pipeline.synthesis.summary import ImageSummary
 from zoo.image_gpt import class_of
 from zoo.image_quality import Reader, load_reader, measure_described
 from zoo.world.grain import draw_grainy_scene, write_prompt

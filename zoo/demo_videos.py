@@ -16,9 +16,9 @@ from PIL import Image
 from configs.load import load_job
 from configs.schema import CaptionJob
 from jobs import caption
-from pipeline import summary
-from pipeline.layout import DATA, ERRORS, OutputDir
-from pipeline.plan import make_plan
+from pipeline.reports import summary
+from pipeline.run.plan import make_plan
+from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 from zoo.world.motion import Motion, draw_motion, render_motion, states, write_motion
 from zoo.world.scene import scene_rng
 

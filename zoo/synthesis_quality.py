@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from models.checkpoints import CheckpointRef
 from models.llamagen.checkpoints import load_gpt
 from models.llamagen.gpt import Gpt
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
+from models.loading.checkpoints import CheckpointRef
 from zoo.allocation import keep_memory
 from zoo.image_gpt import Codes, code_logits, draw_scenes, encode_scenes, pick
 from zoo.image_quality import (

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import torch
 from PIL import Image
 
-from models.checkpoints import CheckpointRef
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
+from models.loading.checkpoints import CheckpointRef
 from zoo.allocation import keep_memory
 from zoo.image_gpt import class_of, draw_scenes
 from zoo.image_vq import pixels_of

@@ -21,7 +21,7 @@ from transformers import (
     Qwen2VLImageProcessorPil,
 )
 
-from models.video import VideoProcessor, without_torchvision
+from models.inputs.video import VideoProcessor, without_torchvision
 from zoo.world import motion
 from zoo.world.scene import scene_rng
 

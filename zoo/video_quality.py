@@ -18,8 +18,8 @@ from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.trees import Chain
-from models.checkpoints import CheckpointRef
-from models.clip import Clip
+from models.inputs.clip import Clip
+from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from zoo.allocation import keep_memory
 from zoo.pair import CHECKPOINTS

@@ -16,7 +16,7 @@ from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from models.video import VideoProcessor
+from models.inputs.video import VideoProcessor
 from zoo.samples import FILLER_WEIGHT
 from zoo.video_pair import FRAME_PX, NUM_FRAMES, TEMPORAL
 from zoo.world.grammar import FILLER_ODDS

@@ -13,7 +13,7 @@ from decoding.acceptance.choice import target_choice
 from decoding.acceptance.walk import walk_choices
 from decoding.contracts import Judgement, StatelessRule
 from decoding.tree import Verdict
-from models.line_walk import WALK, can_walk
+from models.backends.cpu.verify_chain import WALK, can_walk
 
 
 class Exact(StatelessRule):

@@ -19,7 +19,7 @@ from torch import Tensor
 from decoding.acceptance.relaxed import Mismatches, RelaxedRule
 from decoding.acceptance.relevance import VisualMemory
 from decoding.contracts import EngineSpec, Judgement, Probe
-from models.lanes import SlotBatch
+from models.kv.lanes import SlotBatch
 
 
 class LVSpec(RelaxedRule):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from decoding.contracts import EngineSpec, Probe
-from models.lanes import SlotBatch
+from models.kv.lanes import SlotBatch
 
 COLUMN_STEP = 64
 """Memory grows by this many columns."""

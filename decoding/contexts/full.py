@@ -5,7 +5,7 @@ from __future__ import annotations
 from decoding.contracts import Probe
 from decoding.types import Request
 from models.contract import TargetModel
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
 
 
 class Full:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from decoding.contracts import Probe
 from decoding.types import Request
-from models.front_end import PromptError
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
+from models.inputs.processing import PromptError
 from models.target import Target
 
 

@@ -9,7 +9,7 @@ from decoding.contexts.tokens import newline_id, prompt_tokens, replace_pictures
 from decoding.contracts import Probe
 from decoding.types import Request
 from models.captioner import Captioner
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
 from models.target import Target
 
 

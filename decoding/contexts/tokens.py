@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 
 from decoding.types import Request
-from models.front_end import PromptError
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
+from models.inputs.processing import PromptError
 from models.target import Target
 
 

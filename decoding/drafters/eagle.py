@@ -26,9 +26,9 @@ from decoding.drafters.merge import Merge, SingleLane
 from decoding.drafters.missed import WIDEST, catch_up_widths
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
-from models.eagle import EagleNetwork
-from models.lanes import LaneModel, SlotBatch
-from models.prefix import Prefix
+from models.heads.eagle import EagleNetwork
+from models.inputs.prefix import Prefix
+from models.kv.lanes import LaneModel, SlotBatch
 
 
 class EagleDrafter:

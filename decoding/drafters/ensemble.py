@@ -17,7 +17,7 @@ from decoding.contracts import EngineSpec, Judgement
 from decoding.drafters.weights import adaboost, inverse_error, pick_candidate, random_weights, simplex_grid
 from decoding.noise import Stream
 from decoding.tree import Verdict
-from models.lanes import SlotBatch
+from models.kv.lanes import SlotBatch
 
 Policy = Literal["static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost"]
 Distance = Literal["kl", "tvd"]

@@ -17,9 +17,9 @@ from decoding.contracts import Drafter, EngineSpec, Judgement, Method, Probe
 from decoding.errors import DrafterError
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
-from models.front_end import PromptError
-from models.lanes import SlotBatch
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
+from models.inputs.processing import PromptError
+from models.kv.lanes import SlotBatch
 
 NOT_THE_DRAFTERS: tuple[type[Exception], ...] = (PromptError, DrafterError)
 

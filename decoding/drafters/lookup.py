@@ -22,8 +22,8 @@ from torch import Tensor
 from decoding.contracts import EngineSpec, Judgement, Probe
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
-from models.lanes import SlotBatch
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
+from models.kv.lanes import SlotBatch
 
 NO_TOKEN = -1
 """Stands for visual columns and for places beyond the text: equals nothing and is never proposed."""

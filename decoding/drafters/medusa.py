@@ -17,9 +17,9 @@ from decoding.contracts import EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
-from models.lanes import SlotBatch
-from models.medusa import MedusaHeads
-from models.prefix import Prefix
+from models.heads.medusa import MedusaHeads
+from models.inputs.prefix import Prefix
+from models.kv.lanes import SlotBatch
 
 
 class MedusaDrafter:

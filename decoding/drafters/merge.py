@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decoding.contracts import EngineSpec, Judgement
 from decoding.tree import Verdict
-from models.lanes import SlotBatch
+from models.kv.lanes import SlotBatch
 
 
 class Merge(Protocol):

@@ -19,8 +19,8 @@ from decoding.drafters.missed import catch_up_widths
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
 from models.contract import TargetModel
-from models.lanes import SlotBatch
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
+from models.kv.lanes import SlotBatch
 
 CATCH_UP = 2
 """Tokens of the catch-up forward after a step with drafts: a leaf that was accepted, and the pending token."""

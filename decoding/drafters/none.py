@@ -10,8 +10,8 @@ from torch import Tensor
 from decoding.contracts import EngineSpec, Judgement, Probe
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
-from models.lanes import SlotBatch
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
+from models.kv.lanes import SlotBatch
 
 
 class NoDrafter:

@@ -10,8 +10,8 @@ from torch import Tensor
 from decoding.contracts import Level, StatelessTree
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier
-from models.lanes import SlotBatch
-from models.line_walk import CUT, can_walk
+from models.backends.cpu.verify_chain import CUT, can_walk
+from models.kv.lanes import SlotBatch
 
 
 class _Line(NamedTuple):

@@ -18,7 +18,7 @@ from torch import Tensor
 from decoding.contracts import EngineSpec, Level, StatelessTree
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier
-from models.lanes import SlotBatch
+from models.kv.lanes import SlotBatch
 
 
 @dataclass(frozen=True)

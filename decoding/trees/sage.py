@@ -26,7 +26,7 @@ from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier, Verdict
 from decoding.trees.confidence import SageSettings, bounded_depth, confidence
 from decoding.trees.index_tree import IndexTree, frontier_widths, plan_tree
-from models.lanes import SlotBatch
+from models.kv.lanes import SlotBatch
 
 # Level by level: 4, 8, 8, 3 and 2 paths.
 SPECVLM_PATHS: tuple[tuple[int, ...], ...] = (

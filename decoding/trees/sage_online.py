@@ -28,7 +28,7 @@ from decoding.trees.index_tree import (
     with_root,
 )
 from decoding.trees.sage import Confidence
-from models.lanes import SlotBatch
+from models.kv.lanes import SlotBatch
 
 
 class OnlineSageTree:

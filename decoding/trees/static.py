@@ -16,7 +16,7 @@ from torch import Tensor
 from decoding.contracts import Level, StatelessTree
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier
-from models.lanes import SlotBatch
+from models.kv.lanes import SlotBatch
 
 
 def branching_paths(branching: Sequence[int]) -> list[tuple[int, ...]]:

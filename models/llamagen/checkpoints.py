@@ -21,8 +21,7 @@ from huggingface_hub import hf_hub_download
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.checkpoints import DTYPES, CheckpointError, CheckpointRef
-from models.head_files import expect_shapes, head_folder, read_json, read_shapes, read_tensors
+from models.heads.files import expect_shapes, head_folder, read_json, read_shapes, read_tensors
 from models.llamagen.gpt import Gpt
 from models.llamagen.layouts import (
     LANTERN,
@@ -35,6 +34,7 @@ from models.llamagen.layouts import (
     to_official,
 )
 from models.llamagen.shape import GPT_TYPE, GptShape
+from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
 WRAPPERS = ("model", "module", "state_dict")
 """Keys under which a published `.pt` file may keep its weights (DDP, DeepSpeed, Lightning); FSDP's has none."""

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from transformers import T5EncoderModel
 
-from models.checkpoints import DTYPES, CheckpointError, CheckpointRef, read_config, read_processor
-from models.front_end import PromptError
-from models.head_files import read_shapes
+from models.heads.files import read_shapes
+from models.inputs.processing import PromptError
 from models.llamagen.shape import MAX_TEXT_TOKENS, GptShape
+from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef, read_config, read_processor
 
 MAX_CHARACTERS = 4096
 """Longest prompt that is looked at. Cleaning takes time that grows with its square, and 120 tokens are far fewer."""

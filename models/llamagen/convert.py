@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from models.checkpoints import DTYPES, CheckpointError, CheckpointRef
-from models.head_files import read_shapes
+from models.heads.files import read_shapes
 from models.llamagen.checkpoints import WRAPPERS, find_files, load_gpt, save_gpt
 from models.llamagen.layouts import layout_of
 from models.llamagen.vq_files import WRAPPERS as VQ_WRAPPERS
 from models.llamagen.vq_files import load_vq, save_vq
+from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
 _CPU = torch.device("cpu")
 _WRITTEN = ("config.json", "model.safetensors")

@@ -1,7 +1,7 @@
 """EAGLE drafters of LlamaGen: the EAGLE network over a grid's rotary positions, and LANTERN's files of it.
 
-The network is `models.eagle`'s. What differs: positions turn by row and column, with zeros at the condition; files keep
-a head's rotary pairs side by side. Jang et al. 2024 (arXiv 2410.03355). Knows nothing of lanes and guidance.
+The network is `models.heads.eagle`'s. What differs: positions turn by row and column, with zeros at the condition;
+files keep a head's rotary pairs side by side. Jang et al. 2024 (arXiv 2410.03355). Knows nothing of lanes and guidance.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.checkpoints import CheckpointError, CheckpointRef
-from models.eagle import WEIGHT_NAMES, EagleNetwork, EagleShape, load_eagle, read_eagle_shape, save_eagle
-from models.head_files import head_folder, read_json
+from models.heads.eagle import WEIGHT_NAMES, EagleNetwork, EagleShape, load_eagle, read_eagle_shape, save_eagle
+from models.heads.files import head_folder, read_json
 from models.llamagen.rotary import GridRotary, join_pairs, split_pairs
 from models.llamagen.shape import GptShape
+from models.loading.checkpoints import CheckpointError, CheckpointRef
 
 _TURNED = ("layers.0.self_attn.q_proj.", "layers.0.self_attn.k_proj.")
 # What LANTERN's `input_type` stands for: condition and grid.
@@ -53,7 +53,7 @@ def read_image_eagle_shape(ref: CheckpointRef, gpt: GptShape) -> EagleShape:
     """What a checkpoint claims to be, where it drafts for a GPT of shape `gpt`.
 
     Raises:
-        CheckpointError: as `models.eagle.read_eagle_shape`, or it was made for another GPT.
+        CheckpointError: as `models.heads.eagle.read_eagle_shape`, or it was made for another GPT.
     """
     shape = read_eagle_shape(ref)
     config = read_json(head_folder(ref, WEIGHT_NAMES, weights=False))

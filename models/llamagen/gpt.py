@@ -1,7 +1,7 @@
 """The GPT: a Llama over codes of an image, after columns that carry a text's features or a class.
 
 Built from transformers' own layers. Owns the network only; files are `models.llamagen.checkpoints`, memory is
-`models.lanes`, guidance is the caller's.
+`models.kv.lanes`, guidance is the caller's.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TextCondition(nn.Module):
 
 
 class Gpt(nn.Module):
-    """LlamaGen's GPT; runs under `models.lanes.LaneModel`, or under "sdpa" with a mask (r, 1, N, N) to be trained."""
+    """LlamaGen's GPT. Runs under `models.kv.lanes.LaneModel`; for training under "sdpa" with a mask (r, 1, N, N)."""
 
     def __init__(self, shape: GptShape) -> None:
         super().__init__()

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.checkpoints import CheckpointError
 from models.llamagen.rotary import join_pairs, split_pairs
 from models.llamagen.shape import NAMED, GptShape
+from models.loading.checkpoints import CheckpointError
 
 OFFICIAL, LANTERN = "LlamaGen", "LANTERN"
 

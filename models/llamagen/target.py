@@ -15,14 +15,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.clip import Clip
-from models.compiled import CompilableModel
+from models.backends.cpu.compiled import CompilableModel
 from models.contract import Condition
-from models.front_end import PromptError
+from models.inputs.clip import Clip
+from models.inputs.prefix import Prefix
+from models.inputs.processing import PromptError
 from models.llamagen.condition import pad_left
 from models.llamagen.features import FeaturesError, check_features
 from models.llamagen.gpt import Gpt
-from models.prefix import Prefix
 
 
 class TextEncoder(Protocol):

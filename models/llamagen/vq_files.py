@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.checkpoints import DTYPES, CheckpointError, CheckpointRef
-from models.head_files import expect_shapes, read_shapes, read_tensors
+from models.heads.files import expect_shapes, read_shapes, read_tensors
 from models.llamagen.checkpoints import FoundFiles, find_files
 from models.llamagen.shape import VQ_TYPE, VqShape
 from models.llamagen.vq import NUM_USED, Vq
+from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
 WRAPPERS = ("ema", "model", "state_dict")
 """Keys under which a published `.pt` file may keep its weights; averaged ones come first, as in LlamaGen itself."""

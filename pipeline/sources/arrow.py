@@ -12,10 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline import storage
 from pipeline.sources.kind import Chunk, FilePiece, Needs, ReadSpec, Survey
 from pipeline.sources.lines import Index, survey_of
 from pipeline.sources.tables import KeptTypes, chunk_of, needed_columns
+from pipeline.storage import access
 
 FILE_MAGIC = b"ARROW1"
 BATCH_ROWS = 128
@@ -25,10 +25,10 @@ BATCH_ROWS = 128
 def open_batches(filesystem: Any, path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     """The schema and the record batches of a file, which are checked only when they are used."""
     with ExitStack() as stack:
-        if storage.is_local(filesystem):
+        if access.is_local(filesystem):
             source: Any = stack.enter_context(pa.memory_map(path, "r"))
         else:
-            source = stack.enter_context(pa.PythonFile(stack.enter_context(storage.open_file(filesystem, path)), "r"))
+            source = stack.enter_context(pa.PythonFile(stack.enter_context(access.open_file(filesystem, path)), "r"))
         if source.read(len(FILE_MAGIC)) == FILE_MAGIC:
             file = stack.enter_context(pa.ipc.open_file(source))
             yield file.schema, (file.get_batch(index) for index in range(file.num_record_batches))
@@ -48,8 +48,8 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     found: list[Index | None] = []
     for path in files["path"].to_pylist():
         try:
-            with open_batches(filesystem, storage.join(root, path)) as (schema, batches):
-                index = _index(batches) if storage.is_local(filesystem) else None
+            with open_batches(filesystem, access.join(root, path)) as (schema, batches):
+                index = _index(batches) if access.is_local(filesystem) else None
         except Exception:  # what is wrong with it is told by its read task
             found.append(None)
             continue
@@ -74,7 +74,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     """
     names = needed_columns(spec)
     position = 0
-    with open_batches(filesystem, storage.join(spec.root, piece.path)) as (schema, batches):
+    with open_batches(filesystem, access.join(spec.root, piece.path)) as (schema, batches):
         there = [name for name in names if name in schema.names]
         for batch in batches:
             end = position + batch.num_rows
@@ -109,7 +109,7 @@ def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
     """The rows of a file whose count the survey left open; damage counts as the one row that it becomes."""
     found = 0
     try:
-        with open_batches(filesystem, storage.join(spec.root, path)) as (_, batches):
+        with open_batches(filesystem, access.join(spec.root, path)) as (_, batches):
             for batch in batches:
                 found += batch.num_rows
                 if found >= at_most:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from pipeline.prompts import whole_text
-from pipeline.rows import RowError
+from pipeline.prompts.templates import whole_text
+from pipeline.rows.schemas import RowError
 from pipeline.sources.kind import ReadSpec, Sample, VideoRef
 
 

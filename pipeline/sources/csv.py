@@ -17,12 +17,12 @@ import pyarrow as pa
 
 from configs.load import ConfigError
 from configs.schema import Source
-from pipeline import storage
-from pipeline.rows import RowError
+from pipeline.rows.schemas import RowError
 from pipeline.sources import lines
 from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Survey
 from pipeline.sources.lines import Record
 from pipeline.sources.records import Row, chunks_of, keep_schema
+from pipeline.storage import access
 
 MAX_RECORD_BYTES = 1024 * 1024
 """A quote that is still open after so many bytes is taken for a stray one: its line is an error row, and the next line
@@ -159,7 +159,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """
     for path in files["path"].to_pylist() if needs.columns() else ():
         try:
-            names = read_header(filesystem, storage.join(root, path), delimiter_of(needs.source, path))
+            names = read_header(filesystem, access.join(root, path), delimiter_of(needs.source, path))
         except Exception:  # what is wrong with the file is told by its read task
             continue
         if names is None:
@@ -181,7 +181,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     Raises:
         Exception: the file is damaged or no longer the one that the manifest lists.
     """
-    path = storage.join(spec.root, piece.path)
+    path = access.join(spec.root, piece.path)
     delimiter = delimiter_of(spec.source, piece.path)
     header = read_header(filesystem, path, delimiter) or []
     records = lines.read_records(filesystem, path, piece, _split(spec.source, piece.path), MAX_RECORD_BYTES)
@@ -192,7 +192,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
 def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
     """The rows of a file that could not be indexed."""
     split = _split(spec.source, path)
-    return lines.count_records(filesystem, storage.join(spec.root, path), split, MAX_RECORD_BYTES, at_most)
+    return lines.count_records(filesystem, access.join(spec.root, path), split, MAX_RECORD_BYTES, at_most)
 
 
 KIND = Kind("csv", lines.suffixes(".csv", ".tsv"), survey, read, count)

@@ -20,10 +20,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.load import ConfigError
-from pipeline import storage
 from pipeline.sources import arrow, csv, jsonl, parquet
 from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, VideoRef
 from pipeline.sources.uris import scheme_of
+from pipeline.storage import access
 
 METADATA = "metadata."
 FILE_NAME = "file_name"
@@ -62,7 +62,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
         )
     if needs.with_images and needs.source.columns.image is None and needs.source.columns.video is None and formats:
         first = next(path for path, own in zip(paths, used, strict=True) if own)
-        media = [FILE_NAME] if is_folder else media_features(filesystem, storage.join(root, first))
+        media = [FILE_NAME] if is_folder else media_features(filesystem, access.join(root, first))
         if media:
             raise ConfigError(
                 f"source.columns.image: the dataset has {' and '.join(map(repr, media))}, and no column is named for "
@@ -99,7 +99,7 @@ def media_features(filesystem: Any, path: str) -> list[str]:
             with arrow.open_batches(filesystem, path) as (schema, _):
                 return features_of(schema)
         if _suffix(path) == ".parquet":
-            with storage.open_file(filesystem, path) as file:
+            with access.open_file(filesystem, path) as file:
                 return features_of(pq.read_schema(file))
     except Exception:  # what is wrong with it is told by its read task
         return []

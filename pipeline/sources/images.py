@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 
 from configs.load import ConfigError
-from pipeline import storage
-from pipeline.rows import RowError
+from pipeline.rows.schemas import RowError
 from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, no_row_groups
+from pipeline.storage import access
 
 SUFFIXES = (
     *(".jpg", ".jpeg", ".jfif", ".jpe", ".jif", ".jfi", ".pjpeg", ".pjp", ".mpo", ".png", ".apng", ".webp", ".gif"),
@@ -37,7 +37,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     """The file's bytes as one sample; a file that cannot be had is a row error."""
     sample = Sample(0)
     try:
-        sample.images = [fetch(filesystem, storage.join(spec.root, piece.path), spec.source.max_image_bytes)]
+        sample.images = [fetch(filesystem, access.join(spec.root, piece.path), spec.source.max_image_bytes)]
     except RowError as error:
         sample.error = error
     yield Chunk([sample], [])
@@ -50,14 +50,14 @@ def fetch(filesystem: Any, path: str, max_bytes: int) -> bytes:
         RowError: `missing_image`, `unreadable_image` or `image_too_large`.
     """
     try:
-        data = storage.read_bounded(filesystem, path, max_bytes)
+        data = access.read_bounded(filesystem, path, max_bytes)
     except FileNotFoundError:
-        raise RowError("missing_image", f"{storage.shown(path)} does not exist") from None
+        raise RowError("missing_image", f"{access.shown(path)} does not exist") from None
     except Exception as error:  # drivers raise what they like: any failure is this row's, and only this row's
-        message = f"{storage.shown(path)} cannot be read: {storage.reason_of(error)}"
+        message = f"{access.shown(path)} cannot be read: {access.reason_of(error)}"
         raise RowError("unreadable_image", message) from None
     if data is None:
-        raise RowError("image_too_large", f"{storage.shown(path)} has more than {max_bytes} bytes")
+        raise RowError("image_too_large", f"{access.shown(path)} has more than {max_bytes} bytes")
     return data
 
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline import storage
-from pipeline.rows import RowError
+from pipeline.rows.schemas import RowError
 from pipeline.sources import lines
 from pipeline.sources.kind import TEXT_MAX_BYTES, Chunk, FilePiece, Kind, Needs, ReadSpec, Survey
 from pipeline.sources.records import Row, chunks_of, keep_schema
+from pipeline.storage import access
 
 NUM_PEEKED_ROWS = 100
 """How many rows tell which columns a source has."""
@@ -29,7 +29,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """
     if needs.columns():
         for path in files["path"].to_pylist():
-            names = _peek(filesystem, storage.join(root, path))
+            names = _peek(filesystem, access.join(root, path))
             if names:
                 needs.require(names, f"the first {NUM_PEEKED_ROWS} rows of {path}")
                 break
@@ -74,14 +74,14 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     Raises:
         Exception: the file is damaged or no longer the one that the manifest lists.
     """
-    path = storage.join(spec.root, piece.path)
+    path = access.join(spec.root, piece.path)
     records = lines.read_records(filesystem, path, piece, lines.each_line, TEXT_MAX_BYTES)
     yield from chunks_of(spec, ((row_index, parse(record)) for row_index, record in records))
 
 
 def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
     """The lines of a file that could not be indexed."""
-    return lines.count_records(filesystem, storage.join(spec.root, path), lines.each_line, TEXT_MAX_BYTES, at_most)
+    return lines.count_records(filesystem, access.join(spec.root, path), lines.each_line, TEXT_MAX_BYTES, at_most)
 
 
 KIND = Kind("jsonl", lines.suffixes(".jsonl", ".ndjson"), survey, read, count)

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from configs.load import ConfigError
 from configs.schema import Source
-from pipeline.listing import Listed
-from pipeline.rows import RowError
+from pipeline.rows.schemas import RowError
+from pipeline.storage.listing import Listed
 
 MIN_SPAN_BYTES = 16 * 1024 * 1024
 MAX_EXPANSION = 8

@@ -12,13 +12,13 @@ from typing import Any
 import pyarrow as pa
 
 from configs.load import ConfigError
-from pipeline import storage
-from pipeline.listing import Listed, is_folder
-from pipeline.patience import retried
 from pipeline.sources.arrow import check_batch
 from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey
 from pipeline.sources.lines import Index, survey_of
 from pipeline.sources.tables import KeptTypes, chunk_of, needed_columns
+from pipeline.storage import access
+from pipeline.storage.listing import Listed, is_folder
+from pipeline.storage.retries import retried
 
 SUFFIX = ".lance"
 BATCH_ROWS = 128
@@ -62,17 +62,17 @@ def list_datasets(filesystem: Any, paths: Sequence[str]) -> tuple[str, Iterator[
     def described() -> Iterator[Listed]:
         for name in names:
             try:
-                dataset = lance.dataset(storage.unstripped(filesystem, storage.join(root, name)))
+                dataset = lance.dataset(access.unstripped(filesystem, access.join(root, name)))
                 sizes = [file.file_size_bytes or 0 for part in dataset.get_fragments() for file in part.data_files()]
             except Exception as error:
-                raise ConfigError(f"source.path: {name} cannot be opened: {storage.reason_of(error)}") from None
+                raise ConfigError(f"source.path: {name} cannot be opened: {access.reason_of(error)}") from None
             yield Listed(name, sum(sizes), str(dataset.version))
 
     return root, described()
 
 
 def _open(filesystem: Any, root: str, path: str, version: str) -> Any:
-    return library().dataset(storage.unstripped(filesystem, storage.join(root, path)), version=int(version))
+    return library().dataset(access.unstripped(filesystem, access.join(root, path)), version=int(version))
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:

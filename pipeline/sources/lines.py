@@ -15,9 +15,9 @@ from typing import IO, Any, NamedTuple
 import pyarrow as pa
 
 from configs.schema import Source
-from pipeline import storage
-from pipeline.rows import RowError
+from pipeline.rows.schemas import RowError
 from pipeline.sources.kind import FilePiece, Survey, noting_byte
+from pipeline.storage import access
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 """Suffix to Arrow's name of the codec."""
@@ -70,12 +70,12 @@ class _Limited:
 def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
     """A file's content as a stream of bytes, decompressed where its name says so, from `offset` of the content on."""
     codec = codec_of(path)
-    with storage.open_file(filesystem, path) as file:
+    with access.open_file(filesystem, path) as file:
         if codec is None:
             file.seek(offset)
             yield file
             return
-        max_bytes = MAX_EXPANSION * max(storage.size_of(file), CHUNK_BYTES)
+        max_bytes = MAX_EXPANSION * max(access.size_of(file), CHUNK_BYTES)
         with pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec) as plain:
             stream = _Limited(plain, max_bytes)
             while offset:
@@ -205,7 +205,7 @@ def survey_files(
 
     def one(path: str) -> Index | None:
         try:
-            with open_bytes(filesystem, storage.join(root, path)) as stream:
+            with open_bytes(filesystem, access.join(root, path)) as stream:
                 records = split_of(path)(split_lines(stream, max_bytes))
                 return index_records(records, source.span_max_rows, source.span_max_bytes)
         except Exception:  # damaged, or gone: its read task says why

@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline import storage
 from pipeline.sources import columns
 from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, no_row_groups
 from pipeline.sources.tables import KeptTypes, chunk_of, needed_columns
+from pipeline.storage import access
 
 NUM_FOOTER_THREADS = 16
 BATCH_ROWS = 128
@@ -38,8 +38,8 @@ SUSPICIOUS_RATIO = 50
 def _footer(filesystem: Any, path: str) -> tuple[pq.FileMetaData, pa.Schema] | None:
     """Metadata and Arrow schema, or None for a file that cannot be read: its read task will say why."""
     try:
-        with storage.open_file(filesystem, path) as file, pq.ParquetFile(file) as parquet:
-            check_footer(parquet.metadata, storage.size_of(file))
+        with access.open_file(filesystem, path) as file, pq.ParquetFile(file) as parquet:
+            check_footer(parquet.metadata, access.size_of(file))
             return parquet.metadata, parquet.schema_arrow
     except Exception:  # a damaged footer raises whatever the decoder met
         return None
@@ -70,7 +70,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     kept = KeptTypes(needs)
     names = files["path"].to_pylist()
     with ThreadPoolExecutor(NUM_FOOTER_THREADS) as pool:
-        footers = pool.map(lambda path: _footer(filesystem, storage.join(root, path)), names)
+        footers = pool.map(lambda path: _footer(filesystem, access.join(root, path)), names)
         for path, footer in zip(names, footers, strict=True):
             if footer is None:
                 num_samples.append(None)
@@ -103,7 +103,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         Exception: the file is damaged or no longer the one that the manifest lists.
     """
     names = needed_columns(spec)
-    path = storage.join(spec.root, piece.path)
+    path = access.join(spec.root, piece.path)
     key = (spec.root, piece.path, piece.num_samples, tuple(names))
     rows = _LEFT.take(key, piece.start) or RowsOfFile(filesystem, path, names, piece)
     try:
@@ -127,13 +127,13 @@ class RowsOfFile:
     """The needed columns of a file from one row on, batch by batch; can be left and gone on with."""
 
     def __init__(self, filesystem: Any, path: str, names: list[str], piece: FilePiece) -> None:
-        self._file = storage.open_file(filesystem, path)
+        self._file = access.open_file(filesystem, path)
         self._parquet: pq.ParquetFile | None = None
         try:
             # Without checksums a flipped byte inside a compressed page can pass as other values.
             self._parquet = pq.ParquetFile(self._file, page_checksum_verification=True, buffer_size=BUFFER_BYTES)
             metadata = self._parquet.metadata
-            check_footer(metadata, storage.size_of(self._file))
+            check_footer(metadata, access.size_of(self._file))
             self.num_rows: int = metadata.num_rows
             if piece.num_samples is not None and self.num_rows != piece.num_samples:
                 raise ValueError(f"the file has {self.num_rows} rows and had {piece.num_samples} when the job began")
@@ -254,7 +254,7 @@ _LEFT = _LeftOpen()
 
 def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
     """A file without a readable footer gives one row, its error; a footer that has come back gives its rows."""
-    footer = _footer(filesystem, storage.join(spec.root, path))
+    footer = _footer(filesystem, access.join(spec.root, path))
     return 1 if footer is None else min(at_most, footer[0].num_rows)
 
 

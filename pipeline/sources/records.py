@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.prompts import whole_text
-from pipeline.rows import RowError
+from pipeline.prompts.templates import whole_text
+from pipeline.rows.schemas import RowError
 from pipeline.sources.cells import add_images, add_videos
 from pipeline.sources.kind import Chunk, Needs, ReadSpec, Sample, resolve_id
 

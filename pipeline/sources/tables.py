@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-from pipeline.rows import RowError
+from pipeline.rows.schemas import RowError
 from pipeline.sources import columns
 from pipeline.sources.cells import add_images, add_videos
 from pipeline.sources.kind import Chunk, Needs, ReadSpec, Sample, resolve_id

@@ -13,12 +13,12 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from pipeline import storage
-from pipeline.prompts import whole_text
-from pipeline.rows import RowError
+from pipeline.prompts.templates import whole_text
+from pipeline.rows.schemas import RowError
 from pipeline.sources import images, videos
 from pipeline.sources.kind import TEXT_MAX_BYTES, VideoRef, noting_byte
 from pipeline.sources.lines import MAX_EXPANSION, Index
+from pipeline.storage import access
 
 TEXT_EXTENSIONS = ("txt", "text", "caption", "transcript", "cls", "id")
 MAX_HEADER_BYTES = 1024 * 1024
@@ -111,7 +111,7 @@ def read_runs(file: IO[bytes], wanted: Wanted, offset: int = 0) -> Iterator[Run]
     Raises:
         tarfile.TarError, OSError, EOFError and what the decompressors raise: the archive is damaged or cut short.
     """
-    size = storage.size_of(file)
+    size = access.size_of(file)
     file.seek(offset)
     stream: Any = file
     if not offset and file.read(len(ZSTD_MAGIC)) == ZSTD_MAGIC:
@@ -153,7 +153,7 @@ def _add(
     run: Run, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, wanted: Wanted, offset: int | None
 ) -> None:
     """Take one member; `offset` is where a plain archive was entered."""
-    name = storage.shown(whole_text(member.name))
+    name = access.shown(whole_text(member.name))
     kept: dict[str, Any] = run.images
     if _is_image(extension):
         kept, max_bytes, code = run.images, wanted.max_image_bytes, "image_too_large"
@@ -221,7 +221,7 @@ def index_runs(file: IO[bytes], max_rows: int, max_bytes: int) -> Index | None:
                 return None
     except Exception:  # what is wrong with it is told by its read task
         return None
-    end = storage.size_of(file)
+    end = access.size_of(file)
     close_before(end)
     if rows or not index.rows:
         index.add(rows, end - begin, 0)

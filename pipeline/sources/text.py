@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline import storage
-from pipeline.rows import RowError
+from pipeline.rows.schemas import RowError
 from pipeline.sources import lines
 from pipeline.sources.kind import TEXT_MAX_BYTES, Chunk, FilePiece, Kind, Needs, ReadSpec, Survey
 from pipeline.sources.records import Row, chunks_of, keep_schema
+from pipeline.storage import access
 
 FIELD = "text"
 
@@ -32,7 +32,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     Raises:
         Exception: the file is damaged or no longer the one that the manifest lists.
     """
-    path = storage.join(spec.root, piece.path)
+    path = access.join(spec.root, piece.path)
     records = lines.read_records(filesystem, path, piece, lines.each_line, TEXT_MAX_BYTES)
     yield from chunks_of(spec, ((row_index, _row(record)) for row_index, record in records))
 
@@ -44,7 +44,7 @@ def _row(record: lines.Record) -> Row:
 
 def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
     """The lines of a file that could not be indexed."""
-    return lines.count_records(filesystem, storage.join(spec.root, path), lines.each_line, TEXT_MAX_BYTES, at_most)
+    return lines.count_records(filesystem, access.join(spec.root, path), lines.each_line, TEXT_MAX_BYTES, at_most)
 
 
 KIND = Kind("text", lines.suffixes(".txt", ".text", ".prompts"), survey, read, count)

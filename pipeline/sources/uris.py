@@ -18,10 +18,10 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from configs.load import ConfigError
 from configs.schema import Source
-from pipeline import storage
-from pipeline.patience import Patience, retried
-from pipeline.rows import RowError
+from pipeline.rows.schemas import RowError
 from pipeline.sources import web
+from pipeline.storage import access
+from pipeline.storage.retries import Patience, retried
 
 FIRST_WAIT_S = 0.5
 
@@ -65,8 +65,8 @@ class Fetcher:
     @property
     def roots(self) -> tuple[str, ...]:
         """The resolved folders of this machine below which URIs may name files."""
-        filesystem, root = storage.open_url(self.root, "source.path")
-        own = (root,) if storage.is_local(filesystem) else ()
+        filesystem, root = access.open_url(self.root, "source.path")
+        own = (root,) if access.is_local(filesystem) else ()
         return tuple(os.path.realpath(place) for place in (*own, *self.source.local_roots))
 
     @property
@@ -81,15 +81,15 @@ class Fetcher:
         """
         if scheme_of(uri):
             try:
-                return storage.open_url(uri, "source.uri_schemes")
+                return access.open_url(uri, "source.uri_schemes")
             except ConfigError as error:
                 raise RowError("unreadable_image", str(error)) from None
             except Exception as error:
-                message = f"{storage.shown(uri)!r} cannot be opened: {storage.reason_of(error)}"
+                message = f"{access.shown(uri)!r} cannot be opened: {access.reason_of(error)}"
                 raise RowError("unreadable_image", message) from None
-        filesystem, root = storage.open_url(self.root, "source.path")
+        filesystem, root = access.open_url(self.root, "source.path")
         if uri.startswith("/"):
-            if "file" in self.source.uri_schemes and storage.is_local(filesystem):
+            if "file" in self.source.uri_schemes and access.is_local(filesystem):
                 return filesystem, uri
             raise _refused(uri, "it is absolute; paths are relative to the source root")
         relative = posixpath.normpath(uri)
@@ -98,21 +98,21 @@ class Fetcher:
         for place in (relative, posixpath.normpath(unquote(relative)) if is_web else relative):
             if place == ".." or place.startswith(("../", "/")):
                 raise _refused(uri, "it leaves the source root")
-        return filesystem, storage.join(root, relative)
+        return filesystem, access.join(root, relative)
 
     def _read(self, filesystem: Any, path: str, uri: str, max_bytes: int) -> bytes:
         try:
-            roots = self.roots if storage.is_local(filesystem) else None
-            data = storage.read_bounded(filesystem, path, max_bytes, self._patience, roots)
+            roots = self.roots if access.is_local(filesystem) else None
+            data = access.read_bounded(filesystem, path, max_bytes, self._patience, roots)
         except FileNotFoundError:
-            raise RowError("missing_image", f"{storage.shown(uri)} does not exist") from None
-        except storage.OutsideRoots as refusal:
-            raise _refused(uri, storage.reason_of(refusal)) from None
+            raise RowError("missing_image", f"{access.shown(uri)} does not exist") from None
+        except access.OutsideRoots as refusal:
+            raise _refused(uri, access.reason_of(refusal)) from None
         except Exception as error:  # drivers raise what they like: any failure is this row's, and only this row's
-            message = f"{storage.shown(uri)} cannot be read: {storage.reason_of(error)}"
+            message = f"{access.shown(uri)} cannot be read: {access.reason_of(error)}"
             raise RowError("unreadable_image", message) from None
         if data is None:
-            raise RowError("image_too_large", f"{storage.shown(uri)} has more than {max_bytes} bytes")
+            raise RowError("image_too_large", f"{access.shown(uri)} has more than {max_bytes} bytes")
         return data
 
     def _fetch_web(self, uri: str, max_bytes: int) -> bytes:
@@ -123,16 +123,16 @@ class Fetcher:
         except web.Refused as refusal:
             raise _refused(uri, str(refusal)) from None
         except web.TooLarge:
-            raise RowError("image_too_large", f"{storage.shown(uri)} has more than {max_bytes} bytes") from None
+            raise RowError("image_too_large", f"{access.shown(uri)} has more than {max_bytes} bytes") from None
         except Exception as error:
             missing = isinstance(error, web.StatusError) and error.status in (404, 410)
             code = "missing_image" if missing else "unreadable_image"
-            raise RowError(code, f"{storage.shown(uri)} cannot be read: {storage.reason_of(error)}") from None
+            raise RowError(code, f"{access.shown(uri)} cannot be read: {access.reason_of(error)}") from None
 
 
 def scheme_of(uri: str) -> str:
     """The scheme of a URI, `data` included; empty for a path."""
-    return "data" if uri[:5].lower() == "data:" else storage.uri_scheme(uri)
+    return "data" if uri[:5].lower() == "data:" else access.uri_scheme(uri)
 
 
 def read_data_uri(uri: str, max_bytes: int) -> bytes:
@@ -160,4 +160,4 @@ def read_data_uri(uri: str, max_bytes: int) -> bytes:
 
 
 def _refused(uri: str, why: str) -> RowError:
-    return RowError("uri_refused", f"{storage.shown(uri)!r}: {why}")
+    return RowError("uri_refused", f"{access.shown(uri)!r}: {why}")

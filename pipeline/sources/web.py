@@ -19,7 +19,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
-from pipeline.patience import CutShort
+from pipeline.storage.retries import CutShort
 
 MAX_REDIRECTS = 5
 CHUNK_BYTES = 64 * 1024

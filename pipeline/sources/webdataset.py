@@ -14,13 +14,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline import storage
-from pipeline.prompts import whole_text
-from pipeline.rows import RowError
+from pipeline.prompts.templates import whole_text
+from pipeline.rows.schemas import RowError
 from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, max_bytes_of, resolve_id
 from pipeline.sources.lines import Index, survey_of
 from pipeline.sources.records import kept_text
 from pipeline.sources.tars import Run, Wanted, index_runs, read_runs
+from pipeline.storage import access
 
 NUM_PEEKED_SAMPLES = 16
 """How many samples tell which fields a shard has."""
@@ -42,18 +42,18 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     paths = files["path"].to_pylist()
     if needs.columns():
         for path in paths:
-            names = _peek(filesystem, storage.join(root, path))
+            names = _peek(filesystem, access.join(root, path))
             if names is not None:
                 needs.require(names, f"the first {NUM_PEEKED_SAMPLES} samples of {path}")
                 break
     source = needs.source
-    min_bytes = source.span_max_bytes * (1 if storage.is_local(filesystem) else REMOTE_INDEX_FACTOR)
+    min_bytes = source.span_max_bytes * (1 if access.is_local(filesystem) else REMOTE_INDEX_FACTOR)
 
     def index(path: str, size_bytes: int) -> Index | None:
         if size_bytes <= min_bytes:
             return None
         try:
-            with storage.open_file(filesystem, storage.join(root, path)) as file:
+            with access.open_file(filesystem, access.join(root, path)) as file:
                 return index_runs(file, source.span_max_rows, source.span_max_bytes)
         except Exception:  # what is wrong with it is told by its read task
             return None
@@ -67,7 +67,7 @@ def _peek(filesystem: Any, path: str) -> set[str] | None:
     """The fields of the first samples; None when the shard has not one whole sample."""
     names: set[str] | None = None
     try:
-        with storage.open_file(filesystem, path) as file:
+        with access.open_file(filesystem, path) as file:
             for number, run in enumerate(read_runs(file, Wanted(with_text=True))):
                 if number >= NUM_PEEKED_SAMPLES:
                     break
@@ -84,7 +84,7 @@ def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
     """The samples of a tar by its headers, reading no further than needed; damage counts as the one row it becomes."""
     keys: set[str] = set()
     try:
-        with storage.open_file(filesystem, storage.join(spec.root, path)) as file:
+        with access.open_file(filesystem, access.join(spec.root, path)) as file:
             for run in read_runs(file, Wanted(with_text=False)):
                 keys.add(run.key)
                 if len(keys) >= at_most:
@@ -113,7 +113,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     failure: Exception | None = None
     num_bytes, max_bytes = 0, max_bytes_of(spec, piece)
     try:
-        with storage.open_file(filesystem, storage.join(spec.root, piece.path)) as file:
+        with access.open_file(filesystem, access.join(spec.root, piece.path)) as file:
             for run in read_runs(file, _wanted(spec, piece), piece.entry.offset):
                 if run.key in places:
                     message = f"other samples stand between the members of {whole_text(run.key)!r}"

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import decoding.errors
-from actors.recovery import RecoveringEngine
-from actors.trial import Candidate
+from actors.auto.trial import Candidate
+from actors.serving.recovery import RecoveringEngine
 from decoding.types import Completion, Request, Telemetry
 
 TOKENS_AT_ONCE = 100

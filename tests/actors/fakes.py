@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request, RequestError, Telemetry
-from pipeline.rows import PROMPT, SPAN, decoded_schema
+from pipeline.rows.schemas import PROMPT, SPAN, decoded_schema
 
 
 def text_of(request: Request) -> str:

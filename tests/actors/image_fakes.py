@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from actors.synthesize import ConditionError
 from configs.synthesis import SynthesizeJob
 from decoding.types import Completion, Request, RequestError, Telemetry
-from pipeline.image_rows import prepared_schema
+from pipeline.synthesis.rows import prepared_schema
 from tests.actors.fakes import FakeEngine, num_steps_of
 
 NUM_TOKENS = 4

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 
-from actors.engine_thread import EngineThread, Suspect
-from actors.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, Holder
+from actors.serving.engine_thread import EngineThread, Suspect
+from actors.serving.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, Holder
 from decoding.types import Completion, Request
-from pipeline.flight_log import Book
+from pipeline.run.crash_ledger import Book
 from tests.actors.fakes import FakeEngine
 
 

@@ -7,17 +7,17 @@ from collections import Counter
 
 import pyarrow as pa
 
+from actors.auto.trial import Trial
 from actors.choice import Choice
-from actors.engine_thread import Waits
 from actors.engines import make_engine
 from actors.generate import Generate
-from actors.recovery import RecoveringEngine
 from actors.results import Stamp
-from actors.trial import Trial
+from actors.serving.engine_thread import Waits
+from actors.serving.recovery import RecoveringEngine
 from configs.method import Method
 from configs.schema import CaptionJob
 from decoding.types import Request
-from pipeline.rows import result_schema
+from pipeline.rows.schemas import result_schema
 from tests.actors.fakes import FakeEngine, FakePair, decoded_table, fake_job, text_of
 
 AUTO = {

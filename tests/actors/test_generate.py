@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from actors.engine_thread import EngineThread
 from actors.generate import Generate
 from actors.results import Stamp
+from actors.serving.engine_thread import EngineThread
 from decoding.types import Completion, Request, Sampling
-from pipeline.rows import ERROR_CODES, result_schema
+from pipeline.rows.schemas import ERROR_CODES, result_schema
 from tests.actors.fakes import FakeEngine, FakePair, decoded_table, fake_job, num_steps_of
 
 ROOT = Path(__file__).resolve().parents[2]

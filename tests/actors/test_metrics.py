@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from actors import metrics
-from actors.engine_thread import Waits
 from actors.results import Stamp
-from decoding.controller import Choice
+from actors.serving.engine_thread import Waits
+from decoding.controllers.base import Choice
 from decoding.stats import Choices
 from decoding.types import Completion, Telemetry
 

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from actors.paint import Paint
-from pipeline.image_rows import coded_schema, painted_schema
-from pipeline.rows import ERROR_CODES
+from pipeline.rows.schemas import ERROR_CODES
+from pipeline.synthesis.rows import coded_schema, painted_schema
 from tests.actors.image_fakes import SIDE_PX, FakePainter, image_job
 
 KEEP = (pa.field("mine", pa.int32()),)

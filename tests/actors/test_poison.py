@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from actors.engine_thread import EngineThread, Suspect
+from actors.serving.engine_thread import EngineThread, Suspect
 from decoding.types import Request
-from pipeline.flight_log import Book
+from pipeline.run.crash_ledger import Book
 from tests.actors.fakes import FakePair, text_of
 from tests.actors.poison import Life
 
@@ -193,7 +193,7 @@ def rows_that_are_done_stay_marked(patch: pytest.MonkeyPatch) -> None:
 
 
 def nobody_runs_alone(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr("actors.engine_thread.ALONE_FROM_DEATHS", 100)
+    patch.setattr("actors.serving.engine_thread.ALONE_FROM_DEATHS", 100)
 
 
 @pytest.mark.parametrize("fault", [rows_that_wait_are_blamed, rows_that_are_done_stay_marked, nobody_runs_alone])

@@ -12,8 +12,8 @@ import pytest
 from actors.results import Stamp
 from actors.synthesize import Synthesize
 from decoding.types import Request
-from pipeline.image_rows import coded_schema
-from pipeline.rows import ERROR_CODES
+from pipeline.rows.schemas import ERROR_CODES
+from pipeline.synthesis.rows import coded_schema
 from tests.actors.image_fakes import FakeImagePair, codes_of, image_job, prepared_table
 
 STAMP = Stamp(job_id="job-1", attempt=3, config_fingerprint="f00d")

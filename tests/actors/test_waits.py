@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from actors.engine_thread import EngineThread, Waits
+from actors.serving.engine_thread import EngineThread, Waits
 from decoding import Request
 from tests.actors.fakes import FakeEngine, num_steps_of
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from actors.comparison import Block, Comparison
+from actors.auto.comparison import Block, Comparison
 from benchmarks import auto
 from benchmarks.auto_alone import MIN_ROWS, Alone, Tokens, check_equal
 from benchmarks.auto_tables import auto_claims_table, auto_table, claims

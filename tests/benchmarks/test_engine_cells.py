@@ -12,8 +12,8 @@ from benchmarks.engine_pair import Bench, Cell
 from benchmarks.forward_clock import ForwardClock
 from benchmarks.peer_process import Work
 from benchmarks.peer_reference import make_reference
-from models.checkpoints import CheckpointRef, read_config, read_processor
-from models.front_end import FrontEnd
+from models.inputs.processing import FrontEnd
+from models.loading.checkpoints import CheckpointRef, read_config, read_processor
 from models.target import Target
 from zoo.pair import CHECKPOINTS
 from zoo.text_samples import held_out_prompts

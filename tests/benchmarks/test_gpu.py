@@ -25,9 +25,9 @@ from benchmarks.peer_verdict import spread
 from benchmarks.tables import fill
 from decoding import Completion, Request, Sampling
 from decoding.types import RequestError
-from models.captured import CapturedDecoder
-from models.lanes import LaneModel, SlotBatch
-from models.two_part import FirstPart
+from models.backends.cuda.graphs import CapturedDecoder
+from models.backends.cuda.tree_attention import FirstPart
+from models.kv.lanes import LaneModel, SlotBatch
 from tests.models.plain_first_part import plain as plain_first_part
 
 ROOT = Path(__file__).resolve().parents[2]

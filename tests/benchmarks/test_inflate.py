@@ -19,7 +19,7 @@ from benchmarks.inflate import Inflation, inflate, inflated_config, main
 from benchmarks.inflate_check import Inputs, compare
 from benchmarks.inflate_files import inflate_folder
 from benchmarks.inflate_shapes import SHAPES, InflationError, Shape, drafter_shape, named_shape, shape_of
-from models.checkpoints import CheckpointRef
+from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from tests.toys.weights import randomise
 from zoo.pair import CHECKPOINTS

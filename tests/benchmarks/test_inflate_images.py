@@ -11,10 +11,10 @@ import torch
 from benchmarks.inflate import Inflation, main
 from benchmarks.inflate_images import compare_gpts, inflate_gpt, inflate_image_folder
 from benchmarks.inflate_shapes import InflationError, Shape
-from models.checkpoints import CheckpointRef
 from models.llamagen.checkpoints import load_gpt
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GptShape
+from models.loading.checkpoints import CheckpointRef
 from zoo.pair import CHECKPOINTS
 
 SHAPE = Shape(hidden=256, layers=3, heads=32, kv_heads=32, ffn=48)

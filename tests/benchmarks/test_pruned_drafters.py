@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from actors.method import build_method
-from actors.pair import load
+from actors.loading.method import build_method
+from actors.loading.pair import load
 from benchmarks import methods
 from benchmarks.follow_drafter import FollowDrafter
 from benchmarks.kept_columns import count_seen_cells, seen_cells

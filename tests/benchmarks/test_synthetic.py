@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from actors.pair import load_target
+from actors.loading.pair import load_target
 from benchmarks import synthetic
 from benchmarks.forced_acceptance import Forced
 from benchmarks.synthetic import Contender, Filled, Size
@@ -126,7 +126,7 @@ def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
 
 
 def test_forced_acceptance_is_nobodys_lossless_rule_and_no_job_can_choose_it() -> None:
-    from actors import method
+    from actors.loading import method
 
     assert not Forced(0.5).lossless
     assert all("forced" not in kind.__name__.lower() for kind in method.ACCEPTANCES)

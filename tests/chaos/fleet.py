@@ -20,11 +20,11 @@ import yaml
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request
 from jobs.command import Command
-from pipeline import summary
-from pipeline.graph import caption_dataset
-from pipeline.media import decode_missing
-from pipeline.plan import Plan
-from pipeline.run import close, run_graph
+from pipeline.media.image_decoding import decode_missing
+from pipeline.reports import summary
+from pipeline.run.execution import close, run_graph
+from pipeline.run.graph import caption_dataset
+from pipeline.run.plan import Plan
 from tests.actors.fakes import FakeEngine, FakePair
 from tests.pipeline.attempts import job, plan_of
 

@@ -24,10 +24,10 @@ from typing import Any
 import pyarrow as pa
 
 from configs.schema import CaptionJob
-from pipeline.layout import OutputDir
-from pipeline.media import decode_missing
-from pipeline.resume import AS_BEFORE, Going
-from pipeline.saving import Saver
+from pipeline.media.image_decoding import decode_missing
+from pipeline.output.writer import Saver
+from pipeline.run.resume import AS_BEFORE, Going
+from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.attempts import answered, at_rest, end, job, plan_of, rows_in, start
 
 NUM_ROWS, BATCH_ROWS, ROWS_PER_FILE = 2_000, 50, 200

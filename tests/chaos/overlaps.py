@@ -26,12 +26,12 @@ from typing import Any
 
 from configs.load import ConfigError
 from configs.schema import CaptionJob
-from pipeline import stopping
-from pipeline.audit import audit
-from pipeline.layout import OutputDir
-from pipeline.plan import check_plan
-from pipeline.publishing import Fenced, Press
-from pipeline.resume import AS_BEFORE, Going
+from pipeline.cluster import signals
+from pipeline.output.publishing import Fenced, Press
+from pipeline.run.audit import audit
+from pipeline.run.plan import check_plan
+from pipeline.run.resume import AS_BEFORE, Going
+from pipeline.storage.output_dir import OutputDir
 from tests.chaos import kills
 from tests.object_store import make_bucket, running
 from tests.pipeline.attempts import at_rest, job, plan_of, rows_in
@@ -97,7 +97,7 @@ def fork(config: CaptionJob, admitted: Path, gate: kills.Reaper, going: Going = 
         return child
     code = FAILED
     try:
-        with stopping.caught() as stop:
+        with signals.caught() as stop:
             try:
                 attempt(config, admitted, gate, going)
                 code = DONE

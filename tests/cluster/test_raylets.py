@@ -15,7 +15,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from pipeline.media import decode_missing
+from pipeline.media.image_decoding import decode_missing
 from tests.chaos import fleet
 from tests.chaos.deaths import children_of, num_saved
 from tests.cluster.raylets import EVERY, MAX_COST_ROWS, comparable, config_in, four_raylets

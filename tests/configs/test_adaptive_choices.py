@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from actors.method import build_tree
+from actors.loading.method import build_tree
 from configs.drafters import LookupDrafter
 from configs.method import Method, ModelDrafter
 from configs.trees import SageTree

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from actors.method import build_method
+from actors.loading.method import build_method
 from configs.controllers import MeasuredController
 from configs.method import Method
-from decoding.controller import Fixed
-from decoding.measured import Measured
+from decoding.controllers.base import Fixed
+from decoding.controllers.goodput import Measured
 from tests import toys
 
 MEASURED = {"kind": "measured"}

@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from actors.method import build_lantern, build_method, build_tree
+from actors.loading.method import build_lantern, build_method, build_tree
 from configs.acceptance import LanternAcceptance
 from configs.method import NAMED_TREE_LEVELS, Method, StaticTree
 from configs.schema import CaptionJob

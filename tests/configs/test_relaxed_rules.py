@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from actors.method import ACCEPTANCES
+from actors.loading.method import ACCEPTANCES
 from configs.load import load_job
 from configs.method import Method
 from configs.schema import CaptionJob

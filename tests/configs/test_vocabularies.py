@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from actors import pair
-from actors.method import build_method
+from actors.loading import pair
+from actors.loading.method import build_method
 from configs.drafters import DraftVocabulary
 from configs.load import ConfigError, load_job
 from configs.method import Method
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from decoding.drafters import EagleDrafter, MedusaDrafter, ModelDrafter
-from models.vocabulary import SlicedHead, TokenCount, write_tokens
+from models.loading.vocabulary import SlicedHead, TokenCount, write_tokens
 from tests import toys
 from tests.conformance import heads
 

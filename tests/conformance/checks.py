@@ -20,8 +20,8 @@ from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.reference import next_logits, reference_tokens
 from decoding.tree import Verdict
 from decoding.trees import Chain, StaticTree, branching_paths
-from models.lanes import LaneModel, SlotBatch
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
+from models.kv.lanes import LaneModel, SlotBatch
 from tests import toys
 
 RAGGED_PATHS = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (2, 0), (0, 0, 0), (1, 0, 0), (0, 0, 0, 0)]

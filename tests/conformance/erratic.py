@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from decoding import Method
-from decoding.controller import Choice, Outcome
+from decoding.controllers.base import Choice, Outcome
 
 
 class Erratic:

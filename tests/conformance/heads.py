@@ -20,13 +20,13 @@ from decoding.contracts import Acceptance, Drafter, Judgement, TreePolicy
 from decoding.drafters import EagleDrafter, MedusaDrafter
 from decoding.tree import DraftTree, Verdict
 from decoding.trees import DynamicTree
-from models.eagle import EagleNetwork
-from models.head_training import HeadTask, Pace, Trainer, fresh_eagle, fresh_medusa
-from models.lanes import LaneModel, SlotBatch
-from models.medusa import MedusaHeads
-from models.prefix import Prefix
+from models.heads.eagle import EagleNetwork
+from models.heads.medusa import MedusaHeads
+from models.heads.teacher import Lesson
+from models.heads.training import HeadTask, Pace, Trainer, fresh_eagle, fresh_medusa
+from models.inputs.prefix import Prefix
+from models.kv.lanes import LaneModel, SlotBatch
 from models.target import Target
-from models.teacher import Lesson
 from tests import toys
 from tests.conformance import checks
 

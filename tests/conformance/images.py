@@ -17,9 +17,9 @@ from decoding.contracts import Drafter
 from decoding.drafters import MedusaDrafter, NoDrafter
 from decoding.noise import Noise, Stream, key_of
 from decoding.trees import Chain, DynamicTree, StaticTree, branching_paths
+from models.heads.medusa import MedusaHeads, MedusaShape
 from models.llamagen.neighbours import Proximity, nearest_codes
 from models.llamagen.target import LlamaGenTarget
-from models.medusa import MedusaHeads, MedusaShape
 from tests.conformance import checks
 from tests.llamagen_reference import greedy
 from tests.toys import images

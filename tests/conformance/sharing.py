@@ -15,9 +15,9 @@ from torch import Tensor
 from decoding import Engine, Request, Sampling
 from decoding.contracts import Probe
 from decoding.drafters import ModelDrafter
-from models import prefill
-from models.lanes import LaneModel, SlotBatch
-from models.reading import PromptReader
+from models.kv import prefill_batching
+from models.kv.lanes import LaneModel, SlotBatch
+from models.kv.prefill import PromptReader
 from tests import toys
 from tests.conformance import checks, images
 from tests.conformance.methods import METHODS
@@ -153,7 +153,7 @@ def check_pictures_alone(family: str) -> None:
 def small_savings() -> Iterator[None]:
     """Lets prompts as short as toys' share what they begin with."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(prefill, "MIN_SAVING", 1)
+        patch.setattr(prefill_batching, "MIN_SAVING", 1)
         yield
 
 

@@ -19,8 +19,8 @@ from decoding.contracts import Probe
 from decoding.drafters import LookupDrafter, ModelDrafter
 from decoding.drafters.missed import catch_up_widths
 from decoding.trees import Chain
-from models.front_end import PromptError
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
+from models.inputs.processing import PromptError
 from tests import toys
 from tests.conformance import checks, heads
 from tests.conformance.erratic import Erratic, unsettled

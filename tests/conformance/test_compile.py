@@ -16,8 +16,8 @@ from decoding.contracts import Acceptance, Judgement, StepNoise, TreePolicy
 from decoding.drafters import ModelDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import SingleLane
-from decoding.growth import grow_tree
 from decoding.sampling import warp
+from decoding.tree_growth import grow_tree
 from decoding.trees import Chain, DynamicTree, SageTree, StaticTree, branching_paths
 from tests import toys
 from tests.conformance import checks

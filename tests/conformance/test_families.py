@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-import models.lanes as lanes
-import models.reading as reading
+import models.kv.lanes as lanes
+import models.kv.prefill as reading
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.drafters import NoDrafter
-from models.checkpoints import CheckpointRef
-from models.front_end import PromptError
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
+from models.inputs.processing import PromptError
+from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from tests import toys
 from tests.conformance import checks

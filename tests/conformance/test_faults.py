@@ -16,17 +16,17 @@ from torch import Tensor
 import decoding.acceptance.rejection as rejection
 import decoding.drafters.model as drafter_model
 import decoding.engine as engine
-import decoding.slots as slots_module
+import decoding.scheduling.slots as slots_module
 import decoding.step as step
-import models.lanes as lanes
+import models.kv.lanes as lanes
 from decoding import Sampling
 from decoding.acceptance import Rejection
 from decoding.contracts import StepNoise
 from decoding.drafters import ModelDrafter
 from decoding.noise import Noise, Stream
-from decoding.slots import Progress, SlotTable
-from models.cache import RaggedCache
-from models.lanes import LaneModel
+from decoding.scheduling.slots import Progress, SlotTable
+from models.backends.cache import RaggedCache
+from models.kv.lanes import LaneModel
 from tests.conformance import checks
 
 Patch = pytest.MonkeyPatch

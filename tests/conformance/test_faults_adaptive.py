@@ -17,7 +17,8 @@ from decoding.drafters import LookupDrafter
 from decoding.tree import DraftTree
 from decoding.trees import SageTree
 from tests.conformance import checks, test_adaptive
-from tests.decoding import test_adaptive_steps, test_sage
+from tests.decoding import test_adaptive_steps
+from tests.decoding.trees import test_sage
 
 Patch = pytest.MonkeyPatch
 

@@ -15,9 +15,9 @@ from decoding import Sampling
 from decoding.acceptance import Rejection
 from decoding.drafters import EagleDrafter, MedusaDrafter
 from decoding.trees import DynamicTree
-from models.medusa import MedusaHeads
+from models.heads.medusa import MedusaHeads
 from tests.conformance import checks, heads
-from tests.decoding import test_dynamic_tree as trees
+from tests.decoding.trees import test_dynamic as trees
 
 Patch = pytest.MonkeyPatch
 

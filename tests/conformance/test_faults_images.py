@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+import models.kv.prefill as reading
 import models.llamagen.rotary as rotary
 import models.llamagen.target as target_module
-import models.reading as reading
 from decoding.drafters.merge import Guided
 from decoding.guidance import Guidance
-from models.lanes import LaneModel
+from models.inputs.prefix import Prefix
+from models.kv.lanes import LaneModel
 from models.llamagen.target import LlamaGenTarget
-from models.prefix import Prefix
 from tests.conformance import images as contract
 from tests.conformance import test_images
 

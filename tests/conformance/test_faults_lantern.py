@@ -21,9 +21,9 @@ from decoding.acceptance.relaxed import RelaxedRule
 from models.llamagen import neighbours
 from models.llamagen.neighbours import Proximity, neighbour_table
 from tests.conformance import test_lantern_images as on_images
-from tests.decoding import test_lantern as coupled
-from tests.decoding import test_lantern_residual as residuals
-from tests.decoding import test_neighbourhood as by_hand
+from tests.decoding.acceptance import test_lantern as coupled
+from tests.decoding.acceptance import test_lantern_residual as residuals
+from tests.decoding.acceptance import test_neighbourhood as by_hand
 from tests.models.llamagen import test_neighbours as tables
 
 Patch = pytest.MonkeyPatch

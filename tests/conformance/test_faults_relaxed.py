@@ -16,7 +16,7 @@ from decoding.acceptance.relevance import VisualMemory
 from decoding.tree import Verdict
 from tests.conformance import relaxation
 from tests.conformance.relaxation import LOOSE, SAMPLED, ZERO
-from tests.decoding import test_lvspec as by_hand
+from tests.decoding.acceptance import test_lvspec as by_hand
 
 Patch = pytest.MonkeyPatch
 

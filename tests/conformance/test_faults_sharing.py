@@ -11,13 +11,14 @@ import torch
 
 from decoding import Engine, Method, Sampling
 from decoding.acceptance import Exact
-from decoding.admission import Admission
 from decoding.drafters import NoDrafter
+from decoding.scheduling.admission import Admission
 from decoding.trees import Chain
-from models import content, prefill, reading
-from models.cache import RaggedCache
-from models.lanes import LaneModel
-from models.prefix import Prefix
+from models.backends.cache import RaggedCache
+from models.inputs import content
+from models.inputs.prefix import Prefix
+from models.kv import prefill, prefill_batching
+from models.kv.lanes import LaneModel
 from tests import toys
 from tests.conformance import checks, heads, sharing
 
@@ -71,7 +72,7 @@ def pictures_are_left_out_of_the_key(patch: Patch) -> None:
 
 
 def states_are_those_of_the_first_prompt(patch: Patch) -> None:
-    patch.setattr(reading, "first_of_each", lambda prefixes: [0] * len(prefixes))
+    patch.setattr(prefill, "first_of_each", lambda prefixes: [0] * len(prefixes))
 
 
 def a_request_is_lost_between_two_groups(patch: Patch) -> None:
@@ -87,16 +88,18 @@ def a_request_is_lost_between_two_groups(patch: Patch) -> None:
 
 
 def a_stem_is_one_column_too_long(patch: Patch) -> None:
-    common = prefill._common_length
+    common = prefill_batching._common_length
     patch.setattr(
-        prefill, "_common_length", lambda some: min(common(some) + 1, min(prefix.length for prefix in some) - 1)
+        prefill_batching,
+        "_common_length",
+        lambda some: min(common(some) + 1, min(prefix.length for prefix in some) - 1),
     )
 
 
 def _behind(patch: Patch, wrong: Callable[[list[Prefix], list[int]], tuple[list[Prefix], list[int]]]) -> None:
-    run_behind = reading.PromptReader._run_behind
+    run_behind = prefill.PromptReader._run_behind
     patch.setattr(
-        reading.PromptReader,
+        prefill.PromptReader,
         "_run_behind",
         lambda self, rows, rests, starts: run_behind(self, rows, *wrong(list(rests), list(starts))),
     )
@@ -117,9 +120,9 @@ def what_follows_is_at_positions_of_columns(patch: Patch) -> None:
 
 
 def what_follows_does_not_see_the_stem(patch: Patch) -> None:
-    inner = reading.tree_mask
+    inner = prefill.tree_mask
     patch.setattr(
-        reading,
+        prefill,
         "tree_mask",
         lambda lens, visible, window: (
             inner(lens, visible, window) & (torch.arange(window) >= lens[:, None])[:, None, None]
@@ -128,8 +131,8 @@ def what_follows_does_not_see_the_stem(patch: Patch) -> None:
 
 
 def stems_are_not_copied(patch: Patch) -> None:
-    copy = reading.PromptReader._copy
-    patch.setattr(reading.PromptReader, "_copy", lambda self, sources, places, n: copy(self, places, places, n))
+    copy = prefill.PromptReader._copy
+    patch.setattr(prefill.PromptReader, "_copy", lambda self, sources, places, n: copy(self, places, places, n))
 
 
 def all_prompts_are_of_one_origin(patch: Patch) -> None:
@@ -141,8 +144,10 @@ of = Prefix.of
 
 def features_of_layers_may_come_later(patch: Patch) -> None:
     # As if no layer added any: the first words of a prompt are a stem though its picture comes behind them.
-    common = prefill._common_length
-    patch.setattr(prefill, "_common_length", lambda some: common([replace(prefix, deepstack=()) for prefix in some]))
+    common = prefill_batching._common_length
+    patch.setattr(
+        prefill_batching, "_common_length", lambda some: common([replace(prefix, deepstack=()) for prefix in some])
+    )
 
 
 def pairs_of_all_samples_are_taken_for_the_firsts(patch: Patch) -> None:
@@ -151,7 +156,7 @@ def pairs_of_all_samples_are_taken_for_the_firsts(patch: Patch) -> None:
 
 
 def states_of_the_stem_are_left_out(patch: Patch) -> None:
-    follow = reading.PromptReader._follow
+    follow = prefill.PromptReader._follow
 
     def wrong(self: Any, prefixes: Any, stems: Any) -> None:
         follow(self, prefixes, stems)
@@ -161,7 +166,7 @@ def states_of_the_stem_are_left_out(patch: Patch) -> None:
                 if states is not None:
                     self.states[place] = torch.cat([states[stem.length :], states[: stem.length]])
 
-    patch.setattr(reading.PromptReader, "_follow", wrong)
+    patch.setattr(prefill.PromptReader, "_follow", wrong)
 
 
 def outputs(family: str = "qwen2_5_vl") -> Callable[[], object]:

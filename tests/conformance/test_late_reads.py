@@ -15,7 +15,7 @@ from decoding import Completion, Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.drafters import NoDrafter
 from decoding.trees import Chain
-from models.front_end import PromptError
+from models.inputs.processing import PromptError
 from tests import toys
 from tests.conformance import checks, images, methods, resting
 from tests.conformance.erratic import Erratic, unsettled

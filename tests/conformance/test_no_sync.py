@@ -22,13 +22,13 @@ from decoding.contexts import Full
 from decoding.contracts import Acceptance, Drafter, EngineSpec, Probe, TreePolicy
 from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
-from decoding.slots import Progress, SlotTable
+from decoding.scheduling.slots import Progress, SlotTable
 from decoding.stats import RequestStats
 from decoding.step import run_step
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
-from models.eagle import EagleNetwork, EagleShape
-from models.medusa import MedusaHeads, MedusaShape
-from models.prefix import Prefix
+from models.heads.eagle import EagleNetwork, EagleShape
+from models.heads.medusa import MedusaHeads, MedusaShape
+from models.inputs.prefix import Prefix
 from models.target import Target
 from tests import toys
 from tests.conformance.relaxation import NEIGHBOURS

@@ -12,17 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from actors.recovery import RecoveringEngine
+from actors.serving.recovery import RecoveringEngine
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.trees import Chain
-from models.front_end import FrontEnd, PromptError
+from models.inputs.processing import FrontEnd, PromptError
 from models.target import Target
 from tests import toys
 from tests.conformance import checks, images, methods
-from tests.models.test_features import check_answers, keeping
+from tests.models.inputs.test_features import check_answers, keeping
 
 MAX_WAIT_S = 600.0
 """Nothing takes so long but what waits in vain."""

@@ -8,8 +8,8 @@ import pytest
 from torch import Tensor
 
 from decoding import Sampling
-from models.prefix import Prefix
-from models.reading import PromptReader
+from models.inputs.prefix import Prefix
+from models.kv.prefill import PromptReader
 from tests.conformance import heads, sharing
 from tests.conformance.methods import EVERY, VISUAL
 from tests.conformance.sharing import LIVELY, NUM_PROMPTS, SAMPLED

@@ -12,13 +12,13 @@ from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.drafters import NoDrafter
 from decoding.trees import Chain
-from models.captured import CapturedDecoder
-from models.prefix import Prefix
-from models.teacher import extend
+from models.backends.cuda.graphs import CapturedDecoder
+from models.heads.teacher import extend
+from models.inputs.prefix import Prefix
 from tests import toys
 from tests.conformance import checks, sharing
 from tests.conformance.sharing import small_savings
-from tests.models.test_captured import captured
+from tests.models.backends.cuda.test_graphs import captured
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 SAMPLED = Sampling(temperature=0.9, top_k=20, top_p=0.9, repetition_penalty=1.3)
@@ -135,7 +135,7 @@ def axes_are_made_equal(patch: pytest.MonkeyPatch) -> None:
 
 
 def axes_stay_in_their_place(patch: pytest.MonkeyPatch) -> None:
-    from models.lanes import LaneModel
+    from models.kv.lanes import LaneModel
 
     swap = LaneModel._swap
 

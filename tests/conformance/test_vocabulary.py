@@ -18,7 +18,7 @@ from decoding.drafters import EagleDrafter, MedusaDrafter, ModelDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.tree import Verdict
 from decoding.trees import DynamicTree, SageTree
-from models.vocabulary import SlicedHead
+from models.loading.vocabulary import SlicedHead
 from tests import toys
 from tests.conformance import checks, heads
 

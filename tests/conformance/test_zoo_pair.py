@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from actors.pair import Pair, load
+from actors.loading.pair import Pair, load
 from configs.load import load_job
 from configs.schema import CaptionJob
 from decoding import Engine, Method, Request, Sampling

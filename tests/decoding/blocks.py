@@ -11,8 +11,8 @@ from decoding.contracts import EngineSpec, Judgement, Probe, StepNoise
 from decoding.noise import Noise
 from decoding.sampling import RowSampling
 from decoding.tree import DraftTree
-from models.lanes import SlotBatch
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
+from models.kv.lanes import SlotBatch
 
 VOCAB_SIZE = 40
 EOS = 2

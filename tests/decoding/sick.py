@@ -11,8 +11,8 @@ from torch import Tensor
 from decoding import Engine, Request
 from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
 from decoding.tree import Frontier, Verdict
-from models.lanes import SlotBatch
-from models.prefix import Prefix
+from models.inputs.prefix import Prefix
+from models.kv.lanes import SlotBatch
 
 
 class SickDrafter:

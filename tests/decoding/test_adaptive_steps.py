@@ -17,7 +17,7 @@ from decoding.drafters import LookupDrafter
 from decoding.drafters.lookup import NO_TOKEN, find_match
 from decoding.tree import DraftTree, Frontier, Verdict
 from decoding.trees import Chain, OnlineSageTree, SageSettings, SageTree
-from models.lanes import SlotBatch
+from models.kv.lanes import SlotBatch
 from tests.decoding import blocks
 
 FLAT, SURE, LINE = 10, 11, 12

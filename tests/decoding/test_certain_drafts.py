@@ -9,7 +9,7 @@ from decoding.contracts import Judgement, StepNoise
 from decoding.noise import Noise
 from decoding.sampling import RowSampling
 from decoding.tree import DraftTree
-from models.lanes import SlotBatch
+from models.kv.lanes import SlotBatch
 
 NUM_ROWS, VOCAB = 20_000, 4
 TOKENS = [0, 1, 3, 2, 0]

@@ -18,7 +18,7 @@ from decoding.drafters import ModelDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.guarded import guarded
 from decoding.trees import Chain
-from models.front_end import FrontEnd, PromptError
+from models.inputs.processing import FrontEnd, PromptError
 from models.target import Target
 from tests import toys
 from tests.conformance import checks

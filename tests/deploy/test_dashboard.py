@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from actors.metrics import LABELS, METRICS
-from pipeline.rows import ERROR_CODES
+from pipeline.rows.schemas import ERROR_CODES
 
 ROOT = Path(__file__).resolve().parents[2]
 HISTOGRAM_PARTS = ("_bucket", "_sum", "_count")

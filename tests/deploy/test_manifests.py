@@ -22,8 +22,8 @@ from ray.dashboard.modules.job import job_supervisor
 from configs.load import load_job
 from jobs import caption
 from jobs.submit import STOP_WAIT_VARIABLE
-from pipeline import shipping
-from pipeline.stopping import CLUSTER_WAIT_S, GRACE_S
+from pipeline.cluster import code_archive
+from pipeline.cluster.signals import CLUSTER_WAIT_S, GRACE_S
 from tests.deploy.rayjob_fields import CRD_SHA256, CRD_URL, RAY_JOB, RELEASE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -142,7 +142,7 @@ def test_the_manifests_command_is_a_real_one_with_a_job_file_of_the_image(manife
     arguments = caption.COMMAND.parse(command[3:])
     workdir = instruction(docker_steps(), "WORKDIR")[-1]
     inside = arguments.config.relative_to(workdir)
-    assert inside.as_posix() in dict(shipping.shipped_files())
+    assert inside.as_posix() in dict(code_archive.shipped_files())
     job = load_job(caption.COMMAND.model, ROOT / inside, tuple(arguments.overrides))
     assert job.job.ray_address == "auto"
     assert job.pool.num_gpus == 1
@@ -242,7 +242,7 @@ def instruction(steps: list[tuple[str, str]], word: str) -> list[str]:
 def test_the_image_holds_what_a_job_needs_and_nothing_else_of_the_checkout() -> None:
     copied = [rest.split() for rest in instruction(docker_steps(), "COPY")]
     sources = [words[0] for words in copied if not words[0].startswith("--from")]
-    assert sorted(set(sources)) == sorted({*shipping.SHIPPED_FOLDERS, *shipping.SHIPPED_FILES})
+    assert sorted(set(sources)) == sorted({*code_archive.SHIPPED_FOLDERS, *code_archive.SHIPPED_FILES})
     assert all((ROOT / source).exists() for source in sources)
     assert all(words[-1] in ("./", f"./{words[0]}") for words in copied if not words[0].startswith("--from"))
     sent = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()

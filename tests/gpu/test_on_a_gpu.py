@@ -27,10 +27,10 @@ from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
-from models.captured import CapturedDecoder
-from models.quantized import KINDS, why_not
+from models.backends.cuda.graphs import CapturedDecoder
+from models.backends.cuda.tree_attention import flash
+from models.loading.quantization import KINDS, why_not
 from models.target import Target
-from models.two_part import flash
 from tests import toys
 from tests.conformance import checks
 from tests.models.two_ways import BUSH, CHAIN, FOREST, both_ways, tree

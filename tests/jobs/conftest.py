@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from configs.schema import Job
-from pipeline.ray_session import session
+from pipeline.cluster.ray_session import session
 from tests import object_store
 
 

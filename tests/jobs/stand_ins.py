@@ -15,15 +15,15 @@ import pyarrow as pa
 from ray.data import Dataset, Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
-import actors.pair
+import actors.loading.pair
 from configs.schema import CaptionJob
 from decoding.types import Completion
 from jobs import caption
-from pipeline.graph import caption_dataset
-from pipeline.plan import make_plan
-from pipeline.summary import Summary
-from pipeline.video import clips
-from pipeline.video.worker import DecoderWorker
+from pipeline.media.video import clips
+from pipeline.media.video.worker import DecoderWorker
+from pipeline.reports.summary import Summary
+from pipeline.run.graph import caption_dataset
+from pipeline.run.plan import make_plan
 from tests.actors.fakes import FakeEngine, FakePair, decoded_table
 
 
@@ -131,7 +131,7 @@ def run_fake(source: dict[str, Any], sink_path: str, prompt: str = "What?", arou
         read, decode = around(datasource, decode) if around else (datasource, decode)
         return caption_dataset(config, read, num_spans, decode, *rest, **{**named, "load": LoadFake()})
 
-    checked = mock.patch.object(actors.pair, "check", return_value=FakePairInfo())
+    checked = mock.patch.object(actors.loading.pair, "check", return_value=FakePairInfo())
     with checked, mock.patch.object(caption, "caption_dataset", faked):
         return caption.run(make_plan(CaptionJob.model_validate_json(json.dumps(sections))))
 

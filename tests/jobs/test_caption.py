@@ -16,7 +16,7 @@ import pytest
 from configs.load import load_job
 from configs.schema import CaptionJob
 from jobs import caption
-from pipeline.rows import ERROR_CODES, SCHEMA_VERSION_KEY
+from pipeline.rows.schemas import ERROR_CODES, SCHEMA_VERSION_KEY
 from zoo import demo
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,7 +19,7 @@ from PIL import Image
 
 from actors.metrics import METRICS
 from jobs import submit
-from pipeline.provenance import code_revision
+from pipeline.output.provenance import code_revision
 from tests.jobs.cluster import LocalCluster, local_cluster
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,7 +100,7 @@ def test_the_revision_travels_with_the_job_because_git_does_not(submitted: Submi
 def test_neither_the_token_nor_the_users_variables_are_in_what_the_cluster_tells_of_the_job(
     submitted: Submitted, as_client: pytest.MonkeyPatch
 ) -> None:
-    from pipeline.cluster_jobs import Cluster
+    from pipeline.cluster.jobs import Cluster
 
     told = [str(job) for job in Cluster(submitted.cluster.address)._client.list_jobs()]
     assert len(told) == 1

@@ -14,8 +14,8 @@ import yaml
 from configs.load import ConfigError
 from configs.schema import CaptionJob
 from jobs.command import FAILED, REFUSED, Command
-from pipeline.graph import caption_dataset
-from pipeline.publishing import Fenced
+from pipeline.output.publishing import Fenced
+from pipeline.run.graph import caption_dataset
 from tests.pipeline.attempts import job, plan_of
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from actors.journal import ErrorBudgetSpent
+from actors.serving.journal import ErrorBudgetSpent
 from configs.load import ConfigError, validate
 from configs.schema import CaptionJob
 from jobs import caption

@@ -7,14 +7,14 @@ import math
 import pytest
 from ray.data import DataContext
 
-from actors.engine_thread import Waits
-from pipeline import flow
-from pipeline.graph import configure
+from actors.serving.engine_thread import Waits
+from pipeline.run import wait_times
+from pipeline.run.graph import configure
 
 
 @pytest.mark.usefixtures("local_ray")
 def test_the_last_report_of_each_actor_counts() -> None:
-    with flow.measured() as measured:
+    with wait_times.measured() as measured:
         assert measured.total() == Waits()
         measured.report("a", Waits(1.0, 1.0, 4.0))
         measured.report("b", Waits(0.0, 3.0, 3.0))

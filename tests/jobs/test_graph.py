@@ -14,8 +14,8 @@ from ray.data import Dataset
 from ray.data._internal.logical.optimizers import get_execution_plan
 
 from actors.results import Stamp
-from pipeline.graph import caption_dataset, pool_strategy
-from pipeline.rows import result_schema
+from pipeline.rows.schemas import result_schema
+from pipeline.run.graph import caption_dataset, pool_strategy
 from tests.actors.fakes import fake_job
 from tests.jobs.stand_ins import LoadFake, RowsInMemory, as_it_is, seven_of_each
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.rows import ERROR_CODES
+from pipeline.rows.schemas import ERROR_CODES
 from tests.jobs.stand_ins import Noted, decode_mortally, run_fake
 from tests.pipeline import corpus
 

@@ -11,12 +11,12 @@ import pytest
 import ray
 from ray.exceptions import RayError
 
-from actors.journal import ErrorBudgetSpent
 from actors.results import Stamp
-from pipeline.flight_log import FlightLog, kept
-from pipeline.graph import caption_dataset
-from pipeline.rows import result_schema
-from pipeline.run import told_why_it_ended
+from actors.serving.journal import ErrorBudgetSpent
+from pipeline.rows.schemas import result_schema
+from pipeline.run.crash_ledger import FlightLog, kept
+from pipeline.run.execution import told_why_it_ended
+from pipeline.run.graph import caption_dataset
 from tests.actors.fakes import fake_job, num_steps_of
 from tests.jobs.poison import LoadPoisoned, decode_or_die
 from tests.jobs.stand_ins import RowsInMemory

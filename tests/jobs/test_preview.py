@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pipeline.preview import MAX_ROWS, render_page, thumbnail_uri
+from pipeline.reports.preview import MAX_ROWS, render_page, thumbnail_uri
 
 HOSTILE = "</p><script>alert(1)</script><img src=x onerror=alert(2)> \" ' & {title} \x00"
 

@@ -10,8 +10,8 @@ import ray
 
 from actors.events import Events
 from actors.results import Stamp
-from pipeline import progress
-from pipeline.progress import Counts, bar, progress_line, shown
+from pipeline.reports import progress
+from pipeline.reports.progress import Counts, bar, progress_line, shown
 
 
 def test_a_line_holds_rows_rates_and_the_acceptance_length() -> None:

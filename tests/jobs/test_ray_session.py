@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from configs.schema import Job
-from pipeline import ray_session
+from pipeline.cluster import ray_session
 
 ROOT = Path(__file__).resolve().parents[2]
 

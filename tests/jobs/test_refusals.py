@@ -16,7 +16,7 @@ import yaml
 from PIL import Image
 
 from jobs import caption
-from pipeline import ray_session
+from pipeline.cluster import ray_session
 
 ROOT = Path(__file__).resolve().parents[2]
 TARGET, DRAFTER = ROOT / "zoo/checkpoints/caption_target", ROOT / "zoo/checkpoints/caption_drafter"

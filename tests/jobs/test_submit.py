@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import pipeline.cluster_jobs
+import pipeline.cluster.jobs
 from configs.load import ConfigError
 from jobs import submit
-from pipeline.cluster_jobs import Known, dashboard_url
-from pipeline.provenance import REVISION_VARIABLE, code_revision
-from pipeline.stopping import CLUSTER_WAIT_S
+from pipeline.cluster.jobs import Known, dashboard_url
+from pipeline.cluster.signals import CLUSTER_WAIT_S
+from pipeline.output.provenance import REVISION_VARIABLE, code_revision
 
 CAPTION = ["--config", "configs/zoo_sd_chain.yaml", "source.path=/data", "sink.path=/out"]
 TRAINING = ["--config", "configs/train_llamagen_eagle.yaml", "output.path=/head"]
@@ -72,9 +72,9 @@ class Client:
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     standing_in = Client()
-    monkeypatch.setattr(pipeline.cluster_jobs, "_connect", lambda address: standing_in)
-    monkeypatch.setattr(pipeline.cluster_jobs, "POLL_INTERVAL_S", 0.0)
-    for name in pipeline.cluster_jobs.ADDRESS_VARIABLES:
+    monkeypatch.setattr(pipeline.cluster.jobs, "_connect", lambda address: standing_in)
+    monkeypatch.setattr(pipeline.cluster.jobs, "POLL_INTERVAL_S", 0.0)
+    for name in pipeline.cluster.jobs.ADDRESS_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return standing_in
 
@@ -169,7 +169,7 @@ def test_the_log_is_shown_once_whole_also_when_the_connection_is_cut(
 
 def test_a_cluster_that_is_gone_ends_following(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     client.num_cuts = 10**6
-    monkeypatch.setattr(pipeline.cluster_jobs, "MAX_LOST_CONNECTIONS", 3)
+    monkeypatch.setattr(pipeline.cluster.jobs, "MAX_LOST_CONNECTIONS", 3)
     assert submit.main([*CAPTION, *ADDRESS]) == submit.FAILED
 
 

@@ -8,15 +8,15 @@ import pyarrow as pa
 import pytest
 
 from actors.choice import CHOSEN, SLOWER, Choice, Standing
-from actors.engine_thread import Waits
 from actors.generate import result_values, unrun_values
 from actors.results import telemetry_values
+from actors.serving.engine_thread import Waits
 from decoding.types import Completion, Telemetry
-from pipeline import summary
-from pipeline.layout import OutputDir
-from pipeline.publishing import Press
-from pipeline.result_files import Format
-from pipeline.rows import TELEMETRY, result_schema
+from pipeline.output.files import Format
+from pipeline.output.publishing import Press
+from pipeline.reports import summary
+from pipeline.rows.schemas import TELEMETRY, result_schema
+from pipeline.storage.output_dir import OutputDir
 
 
 def result_table(completions: list[Completion], errors: list[str]) -> pa.Table:

@@ -19,9 +19,9 @@ from ray.data.block import BlockMetadata
 from actors.results import Stamp
 from configs.synthesis import ImageFile, SynthesizeJob
 from decoding.types import Completion
-from pipeline.graph import synthesis_dataset
-from pipeline.image_files import encode_table
-from pipeline.image_rows import coded_schema, painted_schema, result_schema
+from pipeline.run.graph import synthesis_dataset
+from pipeline.synthesis.files import encode_table
+from pipeline.synthesis.rows import coded_schema, painted_schema, result_schema
 from tests.actors.image_fakes import FakeImageEngine, FakeImagePair, FakePainter, image_job, prepared_table
 
 pytestmark = pytest.mark.usefixtures("local_ray")

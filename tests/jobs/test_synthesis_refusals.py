@@ -18,7 +18,7 @@ from models.llamagen.checkpoints import save_gpt
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GptShape
 from models.llamagen.vq_files import save_vq
-from pipeline import ray_session
+from pipeline.cluster import ray_session
 from tests.toys import images
 from tests.toys.image_checkpoints import ImageFolders, vq_model, write_checkpoints, write_t5
 

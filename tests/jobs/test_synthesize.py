@@ -18,15 +18,15 @@ import torch
 import yaml
 from PIL import Image
 
-from actors.image_pair import VqPainter
+from actors.loading.image_pair import VqPainter
 from configs.load import load_job
 from configs.synthesis import SynthesizeJob
 from jobs import synthesize
-from models.checkpoints import CheckpointRef
 from models.llamagen.condition import load_t5
 from models.llamagen.vq_files import load_vq
-from pipeline.image_rows import IMAGE
-from pipeline.rows import ERROR_CODES
+from models.loading.checkpoints import CheckpointRef
+from pipeline.rows.schemas import ERROR_CODES
+from pipeline.synthesis.rows import IMAGE
 from tests.toys import images
 from tests.toys.image_checkpoints import IMAGE_PX, MAX_WORDS, ImageFolders, write_checkpoints
 

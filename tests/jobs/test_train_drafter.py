@@ -19,18 +19,18 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file
 
-from actors.pair import load
+from actors.loading.pair import load
 from configs.load import load_job
 from configs.schema import CaptionJob
 from decoding import Request, Sampling
 from jobs.train_drafter import DONE, FAILED, REFUSED, main
-from models.checkpoints import CheckpointRef
-from models.head_training import Trainer
+from models.heads.training import Trainer
 from models.llamagen.checkpoints import save_gpt
 from models.llamagen.eagle import load_image_eagle
 from models.llamagen.shape import VqShape
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import save_vq
+from models.loading.checkpoints import CheckpointRef
 from tests import toys
 from tests.toys import images as image_toys
 from zoo.world import sample_scenes
@@ -264,7 +264,7 @@ def test_a_run_that_was_cut_goes_on_to_bitwise_the_same_head(
 def test_a_killed_process_goes_on(source: Path, tmp_path: Path) -> None:
     """SIGKILL right behind a checkpoint, whatever was open."""
     program = (
-        "import os, sys, pipeline.training as t\n"
+        "import os, sys, pipeline.training.run as t\n"
         "save = t.Run._save\n"
         "def kill(self):\n    save(self)\n    os.kill(os.getpid(), 9)\n"
         "t.Run._save = kill\n"

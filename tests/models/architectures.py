@@ -19,7 +19,7 @@ from decoding.acceptance import Exact
 from decoding.contexts import Full
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
-from models.checkpoints import CheckpointError
+from models.loading.checkpoints import CheckpointError
 from models.target import Target
 from tests import toys
 

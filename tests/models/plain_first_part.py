@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from models.two_part import TwoParts
+from models.backends.cuda.tree_attention import TwoParts
 
 
 def plain(query: Tensor, keys: Tensor, values: Tensor, parts: TwoParts, scale: float) -> tuple[Tensor, Tensor]:
-    """See `models.two_part.FirstPart`."""
+    """See `models.backends.cuda.tree_attention.FirstPart`."""
     scores = query.float() @ keys.float().transpose(2, 3) * scale
     is_there = torch.arange(keys.shape[2], device=keys.device) < parts.lens[:, :, None, None]
     total = scores.masked_fill(~is_there, -torch.inf).logsumexp(dim=-1)

@@ -16,11 +16,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from transformers import LlamaForCausalLM
 
-from models.attention import AttentionStep
-from models.cache import RaggedCache
-from models.lanes import LaneModel, SlotBatch
-from models.placement import connect
-from models.prefix import Prefix
+from models.backends.attention import AttentionStep
+from models.backends.cache import RaggedCache
+from models.inputs.prefix import Prefix
+from models.kv.lanes import LaneModel, SlotBatch
+from models.loading.placement import connect
 from tests import toys
 
 real_tensor = torch.tensor

@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention import ancestors, tree_mask
-from models.cache import RaggedCache
-from models.two_part import FirstPart, attend_in_parts, split
+from models.backends.attention import ancestors, tree_mask
+from models.backends.cache import RaggedCache
+from models.backends.cuda.tree_attention import FirstPart, attend_in_parts, split
 from tests.models.plain_first_part import plain
 
 CAPACITY = 40

@@ -21,9 +21,9 @@ from transformers import (
     Qwen3VLProcessor,
 )
 
-from models.clip import Clip
-from models.front_end import FrontEnd
-from models.video import KIND_OF, VideoProcessor, without_torchvision
+from models.inputs.clip import Clip
+from models.inputs.processing import FrontEnd
+from models.inputs.video import KIND_OF, VideoProcessor, without_torchvision
 
 RECORDED = Path(__file__).with_name("official_videos.safetensors")
 MAX_VALUES = 2000

@@ -11,17 +11,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.schema import CaptionJob
-from pipeline.inventory import Inventory
-from pipeline.layout import OutputDir
-from pipeline.manifest import needs_of
-from pipeline.manifest_parts import reopen
-from pipeline.media import decode_missing
-from pipeline.plan import Plan
-from pipeline.resume import AS_BEFORE, Begun, Going, begin, fingerprints_of, look_back
-from pipeline.rows import result_schema
-from pipeline.run import opening_record
-from pipeline.saving import Saver
-from pipeline.settling import settle
+from pipeline.media.image_decoding import decode_missing
+from pipeline.output.inventory import Inventory
+from pipeline.output.writer import Saver
+from pipeline.rows.schemas import result_schema
+from pipeline.run.execution import opening_record
+from pipeline.run.finalize import settle
+from pipeline.run.plan import Plan
+from pipeline.run.resume import AS_BEFORE, Begun, Going, begin, fingerprints_of, look_back
+from pipeline.source.manifest import needs_of
+from pipeline.source.manifest_parts import reopen
+from pipeline.storage.output_dir import OutputDir
 
 
 class _FrontEnd:

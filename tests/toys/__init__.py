@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.clip import Clip
-from models.front_end import FrontEnd
+from models.inputs.clip import Clip
+from models.inputs.processing import FrontEnd
 from models.target import Target
 from tests.toys import llava_family, qwen_vl, text
 from tests.toys.llava_family import IMAGE_SIZE_PX, PATCH_PX, llava, llava_processor

@@ -12,12 +12,12 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
+from models.heads.medusa import MedusaHeads, MedusaShape, save_medusa
 from models.llamagen.checkpoints import save_gpt
 from models.llamagen.eagle import save_image_eagle
 from models.llamagen.shape import VqShape
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import save_vq
-from models.medusa import MedusaHeads, MedusaShape, save_medusa
 from tests.toys import images
 
 FACTOR = 4

@@ -19,7 +19,7 @@ from decoding.contexts import Full, Unconditional
 from decoding.contracts import Drafter
 from decoding.drafters import EagleDrafter, ModelDrafter
 from decoding.drafters.merge import Guided, Merge, SingleLane
-from models.eagle import EagleNetwork, EagleShape
+from models.heads.eagle import EagleNetwork, EagleShape
 from models.llamagen.gpt import Gpt
 from models.llamagen.layouts import OFFICIAL, to_gpt
 from models.llamagen.rotary import GridRotary

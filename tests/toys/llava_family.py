@@ -22,7 +22,7 @@ from transformers import (
     SiglipVisionConfig,
 )
 
-from models.video import VideoProcessor, without_torchvision
+from models.inputs.video import VideoProcessor, without_torchvision
 from tests.toys.text import SIZES, text_config
 from tests.toys.weights import IMAGE_ID, VIDEO_ID, VOCAB_SIZE, make_multimodal_tokenizer, make_tokenizer, randomise
 

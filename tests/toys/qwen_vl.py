@@ -17,7 +17,7 @@ from transformers import (
     Qwen3VLProcessor,
 )
 
-from models.video import VideoProcessor, without_torchvision
+from models.inputs.video import VideoProcessor, without_torchvision
 from tests.toys.text import SIZES
 from tests.toys.weights import IMAGE_ID, VIDEO_ID, VOCAB_SIZE, make_multimodal_tokenizer, randomise
 

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText
 
-from models.checkpoints import CheckpointRef
+from models.heads.teacher import teach_states
+from models.loading.checkpoints import CheckpointRef
 from models.target import Target
-from models.teacher import teach_states
 from zoo.build import Recipe, build_head, build_one, lessons_of, main
 from zoo.pair import CHECKPOINTS, build_tokenizer
 from zoo.samples import FILLER_WEIGHT, FILLER_WORDS, draw_batches

@@ -10,9 +10,9 @@ import torch
 
 from configs.load import load_job
 from configs.synthesis import SynthesizeJob
-from models.checkpoints import CheckpointRef
 from models.llamagen.checkpoints import read_gpt_shape
 from models.llamagen.condition import EmptyPrompt, PromptTooLong, load_t5
+from models.loading.checkpoints import CheckpointRef
 from zoo import demo_images
 from zoo.demo_images import BROKEN, EMPTY, NUM_PROMPTS, SEED, TOO_LONG, check, draw_prompts, write_prompts
 from zoo.image_gpt import NUM_CLASSES

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from actors.image_pair import ImagePair, load
+from actors.loading.image_pair import ImagePair, load
 from configs.load import load_job
 from configs.synthesis import SynthesizeJob
 from decoding import Completion, Request, Sampling

@@ -12,14 +12,14 @@ import torch
 
 from configs.load import load_job
 from configs.training import TrainDrafterJob
-from models.checkpoints import CheckpointRef
-from models.head_training import EagleTask, count_right
+from models.heads.teacher import make_lesson
+from models.heads.training import EagleTask, count_right
 from models.llamagen.checkpoints import load_gpt
 from models.llamagen.condition import load_t5
 from models.llamagen.eagle import load_image_eagle
 from models.llamagen.target import LlamaGenTarget
 from models.llamagen.vq_files import load_vq
-from models.teacher import make_lesson
+from models.loading.checkpoints import CheckpointRef
 from zoo.pair import CHECKPOINTS
 from zoo.synthesis_rows import draw_tables
 

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from models.checkpoints import CheckpointRef
 from models.llamagen.checkpoints import load_gpt
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GptShape
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
+from models.loading.checkpoints import CheckpointRef
 from zoo import build_images
 from zoo.build_images import Recipe
 from zoo.image_gpt import (

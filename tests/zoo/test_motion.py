@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from models.clip import Clip
-from models.front_end import FrontEnd
+from models.inputs.clip import Clip
+from models.inputs.processing import FrontEnd
 from zoo.video_pair import NUM_FRAMES, build_processor, build_tokenizer
 from zoo.video_quality import attributes_right
 from zoo.video_samples import IGNORED, draw_batches, encode, label_tokens

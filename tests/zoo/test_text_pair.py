@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from models.checkpoints import CheckpointRef, read_config, read_processor
-from models.front_end import FrontEnd
+from models.inputs.processing import FrontEnd
+from models.loading.checkpoints import CheckpointRef, read_config, read_processor
 from zoo import build_text, text_quality
 from zoo.build_text import TextRecipe, build_one
 from zoo.pair import CHECKPOINTS

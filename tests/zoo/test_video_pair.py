@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.checkpoints import CheckpointRef
-from models.clip import Clip
+from models.inputs.clip import Clip
+from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from zoo import build_videos, video_quality
 from zoo.build_videos import VideoRecipe, build_one

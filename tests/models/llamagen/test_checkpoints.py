@@ -13,10 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.checkpoints import CheckpointError, CheckpointRef
 from models.llamagen.checkpoints import load_gpt, read_gpt_shape, revision_of, save_gpt
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GPT_TYPE, GptShape
+from models.loading.checkpoints import CheckpointError, CheckpointRef
 from tests.llamagen_reference import LlamaGenReference
 from tests.models.llamagen.layouts import (
     CLASSES,

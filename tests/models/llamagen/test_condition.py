@@ -11,8 +11,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast, T5Config, T5EncoderModel, T5ForConditionalGeneration
 
-from models.checkpoints import CheckpointError, CheckpointRef
-from models.front_end import PromptError
+from models.inputs.processing import PromptError
 from models.llamagen.condition import (
     MAX_CHARACTERS,
     NUM_REMEMBERED,
@@ -24,6 +23,7 @@ from models.llamagen.condition import (
     pad_left,
 )
 from models.llamagen.shape import GptShape
+from models.loading.checkpoints import CheckpointError, CheckpointRef
 from tests.models.llamagen.test_checkpoints import Bomb
 
 CPU = torch.device("cpu")

@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.checkpoints import CheckpointError, CheckpointRef
 from models.llamagen.checkpoints import load_gpt
 from models.llamagen.convert import convert, main
 from models.llamagen.shape import GPT_TYPE, VQ_TYPE, VqShape
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
+from models.loading.checkpoints import CheckpointError, CheckpointRef
 from tests.models.llamagen.layouts import GRID, HEADS, official_weights
 from tests.models.llamagen.test_checkpoints import expect_the_published_model, publish_lantern
 

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.checkpoints import CheckpointError, CheckpointRef
 from models.llamagen.eagle import (
     image_eagle,
     image_eagle_shape,
@@ -23,6 +22,7 @@ from models.llamagen.eagle import (
 )
 from models.llamagen.rotary import GridRotary
 from models.llamagen.shape import GptShape
+from models.loading.checkpoints import CheckpointError, CheckpointRef
 from tests.llamagen_reference import turn, turns
 from tests.models.llamagen.layouts import COLUMNS, DIM, FFN, GRID, HEADS, VOCAB
 from tests.models.llamagen.test_checkpoints import SHAPES

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.lanes import LaneModel, SlotBatch
+from models.inputs.prefix import Prefix
+from models.kv.lanes import LaneModel, SlotBatch
 from models.llamagen.checkpoints import gpt_from_weights
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GptShape
-from models.prefix import Prefix
 from tests.llamagen_reference import LlamaGenReference
 from tests.models.llamagen.layouts import CLASSES, COLUMNS, DIM, FEATURES, GRID, HEADS, official_weights
 from tests.models.llamagen.test_checkpoints import CODES, SHAPES, states

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.checkpoints import CheckpointError, CheckpointRef
 from models.llamagen.shape import VQ_NAMED, VqShape
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq, read_vq_shape, save_vq
+from models.loading.checkpoints import CheckpointError, CheckpointRef
 
 CPU = torch.device("cpu")
 # Two of LlamaGen's own ladders at a 16th of their width, one with groups of several channels, one with one block.

@@ -1,0 +1,96 @@
+"""Liveness from outside the process: a process that is stopped or frozen is killed, and its rows run elsewhere.
+
+`actors.serving.watchdog` ends a process whose engine hangs, but it is a thread of that process and stops with it. Here
+a thread writes heartbeats into a pipe, and a small process of its own session reads them. It kills the writer with
+SIGKILL when no heartbeat has arrived for `max_silence_s`. Ray then starts a fresh process and runs the rows again.
+
+The reader counts only time in which it ran itself, so a machine or a container that was suspended as a whole kills
+nothing. Knows nothing of Ray or engines.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+
+OWN_PREFIX = "draftfleet: "
+"""Begins every line that a worker writes for the job's terminal; see `pipeline.cluster.worker_logs`."""
+OWN_LOGGERS = ("actors", "decoding", "models", "pipeline")
+BEATS_PER_LIMIT = 20
+"""Heartbeats in one `max_silence_s`, so that one late heartbeat is no silence."""
+MAX_BEAT_INTERVAL_S = 1.0
+
+_READER = """
+import os, select, signal, sys, time
+
+pid, limit_s, tick_s = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])
+silent_s, last_s = 0.0, time.monotonic()
+while os.getppid() == pid:
+    ready, _, _ = select.select([0], [], [], tick_s)
+    if ready and not os.read(0, 65536):
+        break
+    now_s = time.monotonic()
+    silent_s = 0.0 if ready else silent_s + min(now_s - last_s, 2 * tick_s)
+    last_s = now_s
+    if silent_s >= limit_s and os.getppid() == pid:
+        sys.stderr.write(
+            f"draftfleet: process {pid} sent no heartbeat for {limit_s:g} s (job.max_silence_s): it is stopped or "
+            "frozen, and is killed to be replaced\\n"
+        )
+        sys.stderr.flush()
+        os.kill(pid, signal.SIGKILL)
+        break
+"""
+
+_lock = threading.Lock()
+_handler = logging.StreamHandler()
+_handler.setFormatter(logging.Formatter(f"{OWN_PREFIX}%(message)s"))
+_guarded: int | None = None
+
+
+def set_up_worker(max_silence_s: float | None) -> None:
+    """Guard a worker's process, and mark the messages of this program's loggers for the job's terminal."""
+    for name in OWN_LOGGERS:
+        logger = logging.getLogger(name)
+        if _handler not in logger.handlers:
+            logger.addHandler(_handler)
+            logger.propagate = False
+    start(max_silence_s)
+
+
+def start(max_silence_s: float | None) -> None:
+    """Guard this process from now on; once per process, further calls change nothing. None: no guard.
+
+    Raises:
+        OSError: the reader's process could not be started.
+    """
+    global _guarded
+    with _lock:
+        if max_silence_s is None or _guarded == os.getpid():
+            return
+        interval_s = min(max_silence_s / BEATS_PER_LIMIT, MAX_BEAT_INTERVAL_S)
+        reader = _start_reader(max_silence_s, interval_s)
+        _guarded = os.getpid()
+        threading.Thread(target=_beat, args=(reader, max_silence_s, interval_s), name="heartbeat", daemon=True).start()
+
+
+def _start_reader(max_silence_s: float, tick_s: float) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", "-S", "-c", _READER, str(os.getpid()), str(max_silence_s), str(tick_s)]
+    # In a session of its own, so that a signal to the process group does not stop both.
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+
+
+def _beat(reader: subprocess.Popen[bytes], max_silence_s: float, interval_s: float) -> None:
+    while True:
+        assert reader.stdin is not None
+        try:
+            os.write(reader.stdin.fileno(), b".")
+        except BrokenPipeError:  # the reader was killed, for example by the kernel when memory ran out
+            reader.stdin.close()
+            reader.wait()
+            reader = _start_reader(max_silence_s, interval_s)
+        time.sleep(interval_s)

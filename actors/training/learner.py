@@ -1,0 +1,139 @@
+"""A target with the head that learns from it, loaded for one worker.
+
+The only place that knows which families can be taught and what each needs beside its weights. Knows no rows' files and
+no optimisation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from actors.loading.image_drafters import load_gpt_target, load_text_encoder, place_of, read_at
+from actors.loading.pair import load_target
+from actors.training.samples import ImageLessons, Lessons, TextLessons
+from configs.load import ConfigError
+from configs.schema import Weights
+from configs.training import ImageTeaching, MedusaHead, TrainDrafterJob
+from models.contract import TargetModel
+from models.heads.eagle import save_eagle
+from models.heads.medusa import save_medusa
+from models.heads.training import EagleTask, HeadTask, MedusaTask, fresh_eagle, fresh_medusa
+from models.llamagen import checkpoints as gpt_files
+from models.llamagen.condition import check_t5
+from models.llamagen.eagle import image_eagle, image_eagle_shape, save_image_eagle
+from models.llamagen.pictures import square_pixels
+from models.llamagen.shape import GptShape
+from models.llamagen.target import LlamaGenTarget
+from models.llamagen.vq import Vq
+from models.llamagen.vq_files import load_vq, read_vq_shape
+from models.loading import checkpoints
+from models.target import Target
+
+
+@dataclass(frozen=True)
+class Learner:
+    """What one worker teaches with."""
+
+    target: TargetModel
+    task: HeadTask
+    lessons: Lessons
+    shape: GptShape | None = None
+    """Of targets that make images."""
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Texts that columns must not bring in; none where a prompt is read by another model."""
+        return self.target.front_end.special_tokens if isinstance(self.target, Target) else ()
+
+    def round(self, dtype: torch.dtype) -> None:
+        """Give the head the values that a file of this type will hold."""
+        with torch.no_grad():
+            for parameter in self.task.module.parameters():
+                parameter.copy_(parameter.to(dtype))
+
+    def save(self, folder: Path, dtype: torch.dtype) -> None:
+        """Write the head in the public layout."""
+        if isinstance(self.task, MedusaTask):
+            save_medusa(self.task.heads, folder, dtype)
+            return
+        assert isinstance(self.task, EagleTask)
+        if isinstance(self.target, LlamaGenTarget):
+            save_image_eagle(self.task.network, self.target.gpt.shape, folder, dtype)
+        else:
+            save_eagle(self.task.network, folder, dtype)
+
+
+def check_target(job: TrainDrafterJob) -> str:
+    """Look at the job's checkpoints without reading weights; gives the target's revision.
+
+    Raises:
+        ConfigError: one is missing or unreadable, or does not fit the others; names the dotted path.
+    """
+    if job.image is None:
+        return read_at("target", job.target, lambda ref: checkpoints.revision_of(ref, checkpoints.read_config(ref)))
+    shape = read_at("target", job.target, gpt_files.read_gpt_shape)
+    revision = read_at("target", job.target, gpt_files.revision_of)
+    is_class = job.image.columns.label is not None
+    if is_class != (shape.condition == "class"):
+        needed = "image.columns.label" if shape.condition == "class" else "a prompt or image.columns.features"
+        raise ConfigError(f"target: {job.target.path} is {shape.condition}-conditional, so it is taught with {needed}")
+    if job.image.condition is not None:
+        read_at("image.condition", job.image.condition, lambda ref: check_t5(ref, shape))
+    if job.image.vq is not None:
+        codebook_size = read_at("image.vq", job.image.vq, read_vq_shape).codebook_size
+        if codebook_size != shape.vocab_size:
+            raise ConfigError(f"image.vq: it has {codebook_size} codes, and the target writes {shape.vocab_size}")
+    return revision
+
+
+def load_learner(job: TrainDrafterJob) -> Learner:
+    """Load the target, make a fresh head for it, and what turns rows into lessons.
+
+    Raises:
+        ConfigError: a checkpoint is missing, torn or of an unsupported kind; names the dotted path.
+    """
+    if job.image is None:
+        target = load_target(job.target, "target")
+        return Learner(target, fresh_head(job, target), TextLessons(target, job))
+    return _image_learner(job, job.image)
+
+
+def fresh_head(job: TrainDrafterJob, target: TargetModel) -> HeadTask:
+    """The configured head, untrained, of the target's sizes."""
+    seed = job.training.seed
+    if isinstance(job.head, MedusaHead):
+        return fresh_medusa(target, seed, job.head.num_heads)
+    if isinstance(target, LlamaGenTarget):
+        shape = target.gpt.shape
+        return fresh_eagle(target, seed, lambda: image_eagle(image_eagle_shape(shape), shape))
+    return fresh_eagle(target, seed)
+
+
+def _image_learner(job: TrainDrafterJob, image: ImageTeaching) -> Learner:
+    gpt = load_gpt_target("target", job.target, guided=True).gpt
+    encoder = None if image.condition is None else load_text_encoder("image.condition", image.condition, gpt.shape)
+    target = LlamaGenTarget(gpt, encoder, guided=True, name=job.target.path)
+    codes_of = None if image.vq is None else _ImageCodes(_load_vq(image.vq), gpt.shape.grid)
+    return Learner(target, fresh_head(job, target), ImageLessons(target, job, codes_of), gpt.shape)
+
+
+def _load_vq(weights: Weights) -> Vq:
+    return read_at("image.vq", weights, lambda ref: load_vq(ref, weights.dtype, place_of(weights)))
+
+
+@dataclass(frozen=True)
+class _ImageCodes:
+    """See `actors.training.samples.CodesOf`."""
+
+    vq: Vq
+    grid: int
+
+    def __call__(self, image: NDArray[np.uint8]) -> NDArray[np.int64]:
+        pixels = square_pixels(image, self.grid * self.vq.shape.factor)
+        codes: NDArray[np.int64] = self.vq.encode(pixels[None].to(self.vq.codebook.device)).flatten().cpu().numpy()
+        return codes

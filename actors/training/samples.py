@@ -1,0 +1,224 @@
+"""From decoded rows to lessons, and from a taught head to what is reported of it.
+
+Owns what one row means to a target: a text's answer, or an image's codes after its condition. Knows no sources, no
+workers and no losses (`models.heads.training`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from configs import training as schema
+from decoding import Engine, Method, Request, Sampling
+from decoding.acceptance import Exact
+from decoding.contracts import Drafter, TreePolicy
+from decoding.drafters import EagleDrafter, MedusaDrafter
+from decoding.drafters.merge import Guided, Merge, SingleLane
+from decoding.trees import DynamicTree, StaticTree, branching_paths
+from models.contract import Condition, TargetModel
+from models.heads.teacher import Lesson, make_lesson
+from models.heads.training import EagleTask, HeadTask, MedusaTask, Pace, count_right, key_of
+from models.inputs.clip import Clip
+from models.inputs.processing import PromptError
+from models.target import Target
+
+LESSON_CODES = {
+    "missing_answer": "the answer column has no value in this row",
+    "prompt_refused": "the processor, the chat template or the text encoder refuses the row",
+    "too_long": "prompt and answer together have more tokens than training.max_tokens",
+    "wrong_codes": "the codes are no whole numbers, not as many as an image has, or lie beyond the codebook",
+    "wrong_image": "an image target learns from rows with exactly one image each",
+}
+"""Why a row that was decoded teaches nothing, beside the codes of `pipeline.rows.schemas`."""
+
+
+class LessonError(Exception):
+    """A row that teaches nothing: a code from `LESSON_CODES`."""
+
+    def __init__(self, code: str) -> None:
+        assert code in LESSON_CODES, code
+        super().__init__(LESSON_CODES[code])
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Row:
+    """One decoded row: chat `messages`, `images` as uint8 RGB (height, width, 3), `videos`, and what else was asked
+    for: a text's `answer`, an image's `codes`, its `condition`."""
+
+    sample_id: str
+    messages: list[dict[str, Any]]
+    images: tuple[NDArray[np.uint8], ...]
+    videos: tuple[Clip, ...] = ()
+    answer: str | None = None
+    codes: NDArray[np.int64] | None = None
+    condition: Condition = None
+
+
+class Lessons(Protocol):
+    """What rows mean to one target."""
+
+    def lesson(self, row: Row, ordinal: int | None) -> Lesson:
+        """A row to learn from; `ordinal` keys what is drawn for it, None draws nothing (held-out rows).
+
+        Raises:
+            LessonError: it teaches nothing.
+        """
+        ...
+
+    def request(self, row: Row, sampling: Sampling) -> Request:
+        """The same row's prompt, to be decoded."""
+        ...
+
+
+class TextLessons:
+    """Prompts with images, answered in text; any family that `models.target` runs."""
+
+    def __init__(self, target: Target, job: schema.TrainDrafterJob) -> None:
+        assert job.answer_column is not None
+        self._target = target
+        self._prefix = job.answer_prefix
+        self._max_tokens = job.training.max_tokens
+        tokenizer = target.front_end.tokenizer
+        own = getattr(tokenizer, "eos_token_id", None)
+        # Of several ends the tokenizer's own is what closes a turn.
+        self._eos = [own] if own in target.eos_ids else sorted(target.eos_ids)[:1]
+
+    def lesson(self, row: Row, ordinal: int | None) -> Lesson:
+        if row.answer is None or not row.answer.strip():
+            raise LessonError("missing_answer")
+        try:
+            prompt = self._target.front_end.render(row.messages)
+            prefix = self._target.encode(prompt, row.images, row.videos)
+        except PromptError:
+            raise LessonError("prompt_refused") from None
+        tokenizer = self._target.front_end.tokenizer
+        said = tokenizer(f"{self._prefix}{row.answer}", add_special_tokens=False)["input_ids"]
+        if prefix.length + len(said) + len(self._eos) > self._max_tokens:
+            raise LessonError("too_long")
+        return make_lesson(self._target, prefix, [*said, *self._eos])
+
+    def request(self, row: Row, sampling: Sampling) -> Request:
+        prompt = self._target.front_end.render(row.messages)
+        return Request(row.sample_id, prompt, row.images, videos=row.videos, sampling=sampling)
+
+
+class CodesOf(Protocol):
+    """Turns a picture into VQ codes."""
+
+    def __call__(self, image: NDArray[np.uint8]) -> NDArray[np.int64]:
+        """uint8 RGB (height, width, 3) → codes (grid²,) in raster order."""
+        ...
+
+
+class ImageLessons:
+    """Conditions followed by an image's codes; of `null_share` of the rows the condition is taken away.
+
+    It is taken away as guidance does it: the lesson is the row's *second* lane, which has the null embeddings under the
+    padding of the first (LANTERN's data has them under none, which no decoding ever shows a drafter). `target` has to
+    have both lanes.
+    """
+
+    def __init__(self, target: TargetModel, job: schema.TrainDrafterJob, codes_of: CodesOf | None) -> None:
+        assert job.image is not None
+        assert target.num_lanes == 2, "taking a condition away needs a target with an unconditional lane"
+        assert target.max_new_tokens is not None
+        self._target = target
+        self._image = job.image
+        self._seed = job.training.seed
+        self._num_codes = target.max_new_tokens
+        self._codes_of = codes_of
+
+    def lesson(self, row: Row, ordinal: int | None) -> Lesson:
+        codes = self._codes(row)
+        try:
+            lanes = self._target.encode_lanes(_text(row.messages), (), row.condition)
+        except PromptError:
+            raise LessonError("prompt_refused") from None
+        # The target itself says the first token; drafting begins behind it.
+        num_known = 1 if self._image.teach_first_draft else 2
+        return make_lesson(self._target, lanes[self.is_null(ordinal)], codes, num_known)
+
+    def is_null(self, ordinal: int | None) -> bool:
+        """Whether the row of this ordinal loses its condition."""
+        if ordinal is None:
+            return False
+        return key_of(self._seed, "null", ordinal) < self._image.null_share * 2**63
+
+    def _codes(self, row: Row) -> list[int]:
+        codes = row.codes
+        if self._codes_of is not None:
+            if len(row.images) != 1:
+                raise LessonError("wrong_image")
+            codes = self._codes_of(row.images[0])
+        if codes is None or codes.shape != (self._num_codes,):
+            raise LessonError("wrong_codes")
+        if codes.min() < 0 or codes.max() >= self._target.vocab_size:
+            raise LessonError("wrong_codes")
+        found: list[int] = codes.tolist()
+        return found
+
+    def request(self, row: Row, sampling: Sampling) -> Request:
+        return Request(row.sample_id, _text(row.messages), condition=row.condition, sampling=sampling)
+
+
+def _text(messages: Sequence[dict[str, Any]]) -> str:
+    """What the user's turns say."""
+    parts = [part for turn in messages if turn["role"] == "user" for part in turn["content"]]
+    return "".join(part["text"] for part in parts if part["type"] == "text")
+
+
+def pace_of(teaching: schema.Teaching) -> Pace:
+    """The optimisation that a job asks for."""
+    return Pace(
+        num_steps=teaching.num_steps,
+        learning_rate=teaching.learning_rate,
+        seed=teaching.seed,
+        warmup_steps=teaching.warmup_steps,
+        schedule=teaching.schedule,
+        betas=(teaching.beta1, teaching.beta2),
+        weight_decay=teaching.weight_decay,
+        clip=teaching.clip,
+        clip_limit=teaching.clip_limit,
+        feature_noise=teaching.feature_noise,
+        noise_tokens=teaching.noise_tokens,
+    )
+
+
+def accuracy(task: HeadTask, target: TargetModel, batches: Iterable[Sequence[Lesson]]) -> dict[str, float]:
+    """The share of drafts for which the head has the target's likeliest token first, and among its first three."""
+    first = three = total = 0
+    for lessons in batches:
+        found = count_right(task, target, lessons)
+        first, three, total = first + found[0], three + found[1], total + found[2]
+    return {"top1_accuracy": first / max(1, total), "top3_accuracy": three / max(1, total)}
+
+
+def acceptance(
+    task: HeadTask, target: TargetModel, requests: Sequence[Request], slots: int, max_context_tokens: int
+) -> dict[str, float]:
+    """Mean acceptance length (bonus included) over requests that are decoded with the head, and target forwards."""
+    drafter: Drafter
+    tree: TreePolicy
+    merge: Merge = SingleLane() if target.num_lanes == 1 else Guided()
+    if isinstance(task, MedusaTask):
+        widths = [3, 2, 1, 1][: task.heads.shape.num_heads]
+        drafter, tree = MedusaDrafter(task.heads, target.num_lanes, merge), StaticTree(branching_paths(widths))
+    else:
+        assert isinstance(task, EagleTask)
+        drafter, tree = EagleDrafter(task.network, task.head, target.num_lanes, merge), DynamicTree(4, 4, 25)
+    engine = Engine(target, Method(drafter, tree, Exact()), min(slots, len(requests)), max_context_tokens)
+    with torch.inference_mode():
+        told = [done.telemetry for done in engine.run(requests) if done.error is None]
+    if isinstance(task, EagleTask):
+        # The engine runs the layer under its own attention; a lesson runs it under transformers'.
+        task.network.set_attn_implementation("sdpa")
+    steps = sum(one.num_spec_steps for one in told)
+    accepted = sum(one.num_accepted_draft_tokens for one in told)
+    return {"mean_acceptance_length": 1 + accepted / max(1, steps), "num_decoded": len(told)}

@@ -1,0 +1,222 @@
+"""Who sits in which slot: per-slot sampling state on the device, per-request progress on the host.
+
+Knows requests, tokens and when a text ends. Does not know drafts, trees or models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from decoding.contracts import Probe
+from decoding.guidance import Guidance
+from decoding.noise import Noise, key_of
+from decoding.sampling import RowSampling
+from decoding.stats import RequestStats
+from decoding.types import Completion, Request, RequestError
+from models.inputs.prefix import Prefix
+from models.kv.lanes import SlotBatch
+
+
+@dataclass
+class Progress:
+    """One request in its slot: the tokens kept so far and how it ended, if it did."""
+
+    request: Request
+    prefix_length: int
+    num_visual_tokens: int
+    stats: RequestStats
+    started_s: float = 0.0
+    """When it was taken in, by the host's clock."""
+    levels: int = 0
+    """Levels that the sample's next tree wants."""
+    unread: Probe | None = None
+    """What the drafter's side of its prompt is made from, until the drafter has read it."""
+    num_missed: int = 0
+    """Tokens of steps without drafts, which the drafter has to catch up on before it drafts."""
+    why_plain: str = ""
+    """Why nothing is drafted for it, where the drafter's side of its prompt failed."""
+    num_ahead: int = 0
+    """Most tokens that launched steps have made and the host has not seen."""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = ""
+    text: str | None = None
+
+    @property
+    def remaining(self) -> int:
+        return self.request.sampling.max_new_tokens - len(self.token_ids)
+
+    def take(
+        self, tokens: Sequence[int], logprobs: Sequence[float], eos_ids: frozenset[int], decode: Callable[..., str]
+    ) -> int:
+        """Append tokens until the text ends; returns how many were kept."""
+        sampling = self.request.sampling
+        for kept, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start=1):
+            self.token_ids.append(token)
+            self.logprobs.append(logprob)
+            if token in eos_ids and not sampling.ignore_eos:
+                self.finish_reason = "stop"
+            elif sampling.stop and (cut := _cut_at_stop(decode(self.token_ids), sampling.stop)) is not None:
+                self.finish_reason, self.text = "stop_string", cut
+            elif self.remaining == 0:
+                self.finish_reason = "length"
+            if self.finish_reason:
+                return kept
+        return len(tokens)
+
+    def completion(self, decode: Callable[..., str]) -> Completion:
+        """The finished request; probabilities are under the target before temperature and filters."""
+        return Completion(
+            sample_id=self.request.sample_id,
+            token_ids=tuple(self.token_ids),
+            text=decode(self.token_ids) if self.text is None else self.text,
+            mean_logprob=sum(self.logprobs) / len(self.logprobs),
+            finish_reason=self.finish_reason,
+            num_input_tokens=self.prefix_length,
+            num_visual_tokens=self.num_visual_tokens,
+            telemetry=self.stats.telemetry(),
+        )
+
+    def failure(self, error: RequestError) -> Completion:
+        """The request with an error instead of a text."""
+        return failed(self.request, error)
+
+
+def failed(request: Request, error: RequestError) -> Completion:
+    """A completion that carries nothing but its error."""
+    return Completion(sample_id=request.sample_id, finish_reason="error", error=error)
+
+
+def _cut_at_stop(text: str, stop: Sequence[str]) -> str | None:
+    places = [place for place in (text.find(word) for word in stop) if place >= 0]
+    return text[: min(places)] if places else None
+
+
+class SlotTable:
+    """State of all S slots: `root` (S,) pending tokens, sampling parameters, noise keys, seen tokens (S, V)."""
+
+    def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
+        self.progress: list[Progress | None] = [None] * num_slots
+        self.vocab_size = vocab_size
+        self.device = device
+        integers = torch.zeros(num_slots, dtype=torch.long, device=device)
+        floats = torch.ones(num_slots, dtype=torch.float32, device=device)
+        self.root, self._position, self._remaining = integers.clone(), integers.clone(), integers.clone()
+        self._keys = torch.zeros(num_slots, 2, dtype=torch.long, device=device)
+        self._temperature, self._top_p, self._penalty = floats.clone(), floats.clone(), floats.clone()
+        self._top_k = integers.clone()
+        # Made when drafting stops for the first row.
+        self._is_plain: Tensor | None = None
+        self.guidance = Guidance(self._position)
+        # Made when the first request with a repetition penalty arrives: (S, V) is large and seldom needed.
+        self._seen: Tensor | None = None
+        # Those of the last batch, which the next one mostly repeats.
+        self._index: tuple[tuple[int, ...], Tensor] | None = None
+        self._rows: tuple[tuple[int, ...], RowSampling] | None = None
+
+    @property
+    def free(self) -> list[int]:
+        """Empty slots, lowest first, so that active slots tend to be the leading ones."""
+        return [slot for slot, progress in enumerate(self.progress) if progress is None]
+
+    @property
+    def active(self) -> list[int]:
+        return [slot for slot, progress in enumerate(self.progress) if progress is not None]
+
+    @property
+    def going(self) -> list[int]:
+        """Slots whose text has not reached its full length even if all that was not seen of it was made."""
+        return [slot for slot in self.active if self.at(slot).remaining > self.at(slot).num_ahead]
+
+    def batch(self, ids: Sequence[int]) -> SlotBatch:
+        """The given occupied slots as one batch."""
+        ids = tuple(ids)
+        counts = tuple(len(self.at(slot).token_ids) + self.at(slot).num_ahead for slot in ids)
+        if self._index is None or self._index[0] != ids:
+            self._index = ids, torch.tensor(ids, dtype=torch.long, device=self.device)
+        return SlotBatch(self._index[1], ids, counts)
+
+    def at(self, slot: int) -> Progress:
+        progress = self.progress[slot]
+        assert progress is not None, f"slot {slot} is empty"
+        return progress
+
+    def occupy(self, ids: Sequence[int], progress: Sequence[Progress], prefixes: Sequence[Prefix]) -> None:
+        """Put fresh requests into free slots."""
+        self._rows = None
+        for slot, one, prefix in zip(ids, progress, prefixes, strict=True):
+            assert self.progress[slot] is None, f"slot {slot} is taken"
+            self.progress[slot] = one
+            sampling, request = one.request.sampling, one.request
+            self._position[slot] = 0
+            self._remaining[slot] = sampling.max_new_tokens
+            self._keys[slot] = torch.tensor(key_of(request.seed, request.sample_id, request.replica))
+            self._temperature[slot] = sampling.temperature
+            self._top_k[slot] = sampling.top_k
+            self._top_p[slot] = sampling.top_p
+            self._penalty[slot] = sampling.repetition_penalty
+            self.guidance.occupy(slot, sampling)
+            if sampling.repetition_penalty != 1.0 and self._seen is None:
+                self._seen = torch.zeros(len(self.progress), self.vocab_size, dtype=torch.bool, device=self.device)
+            if self._seen is not None:
+                self._seen[slot] = False
+                self._seen[slot, prefix.token_ids] = True
+            if self._is_plain is not None:
+                self._is_plain[slot] = False
+
+    def stop_drafting(self, slot: int, reason: str) -> None:
+        """Let the slot's sample have no drafts from now on: the drafter's side of it has failed for this reason."""
+        one = self.at(slot)
+        one.levels, one.why_plain, one.stats.degraded = 0, reason, True
+        if self._is_plain is None:
+            self._is_plain = torch.zeros_like(self.root, dtype=torch.bool)
+        self._is_plain[slot] = True
+
+    def release(self, slot: int) -> None:
+        self.progress[slot] = None
+
+    def sampling(self, slots: SlotBatch) -> RowSampling:
+        """Sampling parameters of the batch."""
+        if self._rows is not None and self._rows[0] == slots.ids:
+            return self._rows[1]
+        used = [self.at(slot).request.sampling for slot in slots.ids]
+        index = slots.index
+        penalised = any(one.repetition_penalty != 1.0 for one in used)
+        rows = RowSampling(
+            temperature=self._temperature[index],
+            top_k=self._top_k[index],
+            top_p=self._top_p[index],
+            penalty=self._penalty[index],
+            seen=self._seen[index] if penalised and self._seen is not None else None,
+            any_sampled=any(one.temperature > 0 for one in used),
+            max_top_k=max((one.top_k for one in used if one.temperature > 0), default=0),
+            any_top_p=any(one.top_p < 1.0 and one.temperature > 0 for one in used),
+        )
+        # Which tokens were seen changes with every step.
+        self._rows = None if rows.seen is not None else (slots.ids, rows)
+        return rows
+
+    def noise(self, slots: SlotBatch) -> Noise:
+        """Noise of the batch, from each sample's next position on."""
+        return Noise(slots.of(self._keys), slots.of(self._position))
+
+    def max_depth(self, slots: SlotBatch) -> Tensor:
+        """Deepest useful draft of each row (b,): the last token of a text is the target's own, never a draft."""
+        deepest = slots.of(self._remaining) - 1
+        return deepest if self._is_plain is None else deepest.masked_fill(slots.of(self._is_plain), 0)
+
+    def advance(self, slots: SlotBatch, tokens: Tensor, count: Tensor) -> None:
+        """Follow a verdict: the first `count` (b,) of `tokens` (b, P) were produced, the last of them is pending."""
+        index = slots.index
+        slots.put(self.root, tokens.gather(1, (count - 1)[:, None])[:, 0])
+        slots.add(self._position, count)
+        slots.add(self._remaining, count, sign=-1)
+        if self._seen is not None:
+            real = torch.arange(tokens.shape[1], device=tokens.device)[None] < count[:, None]
+            rows = index[:, None].expand_as(tokens)
+            # Places beyond the count repeat the first token, so that the write needs no mask.
+            self._seen[rows, torch.where(real, tokens, tokens[:, :1])] = True

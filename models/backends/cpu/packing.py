@@ -1,0 +1,126 @@
+"""Matrix products on a CPU with weights laid out once for its kernels: our own (`models.backends.cpu.gemm`) or
+oneDNN's.
+
+`merge_linears` rewrites a traced graph: linear layers that read the same input (query, key and value; gate and up)
+become one product, and weights are handed over unpacked. What they look like packed is kept here, so that graphs of
+all shapes, and all layers that share a graph, have one packed copy of each weight. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.backends.cpu.gemm import BLOCK, can_multiply, lay_out, multiply_rows
+from models.backends.cpu.huge_pages import ask_for_large_pages
+
+PACKABLE = (torch.bfloat16, torch.float32)
+"""Weight types that oneDNN has packed kernels for on every CPU torch supports; others stay as they are."""
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """Several layers' weights below one another, in the kernel's own layout, and their biases.
+
+    The weights themselves are held on to: a packed copy is found by their address, which must stay theirs.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    originals: tuple[Tensor, ...]
+    num_outputs: int
+    in_loops: bool
+
+
+_packed: dict[int, _Packed] = {}
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether there are packed kernels for weights of a type on a device."""
+    if device.type != "cpu" or dtype not in PACKABLE or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def merge_linears(graph: torch.fx.Graph) -> int:
+    """Replace linear layers of a graph by packed products, one for all that read the same input; returns how many
+    products are left."""
+    readers: dict[Any, list[torch.fx.Node]] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and node.target is F.linear:
+            readers.setdefault(node.args[0], []).append(node)
+    for source, nodes in readers.items():
+        weights = [_argument(node, 1, "weight") for node in nodes]
+        biases = [_argument(node, 2, "bias") for node in nodes]
+        with graph.inserting_before(nodes[0]):
+            whole = graph.call_function(OPERATION.default, (source, weights, biases))
+            parts = [whole]
+            if len(nodes) > 1:
+                sizes = [int(weight.meta["example_value"].shape[0]) for weight in weights]
+                split = graph.call_function(torch.split, (whole, sizes, -1))
+                parts = [graph.call_function(operator.getitem, (split, place)) for place in range(len(nodes))]
+        for node, part in zip(nodes, parts, strict=True):
+            node.replace_all_uses_with(part)
+            graph.erase_node(node)
+    graph.lint()
+    return len(readers)
+
+
+def _argument(node: torch.fx.Node, place: int, name: str) -> Any:
+    return node.args[place] if len(node.args) > place else node.kwargs.get(name)
+
+
+def multiply(input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
+    """`input` (…, D) times each of `weights` (O, D), plus `biases` (O,), side by side: (…, sum of O)."""
+    # All weights of one product are packed together, so the first one's address stands for them.
+    one = _packed.get(weights[0].data_ptr())
+    if one is None:
+        one = _pack(weights, biases)
+    if one.in_loops:
+        return multiply_rows(input, one.weight, one.bias, one.num_outputs)
+    out: Tensor = _KERNEL(input, one.weight, one.bias, "none", [], "")
+    return out
+
+
+def _pack(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> _Packed:
+    with torch.no_grad():
+        bias = None
+        if any(one is not None for one in biases):
+            given = zip(biases, weights, strict=True)
+            bias = torch.cat([w.new_zeros(w.shape[0]) if one is None else one for one, w in given])
+        # A copy of a large weight less, where one stands alone.
+        weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
+        num_outputs, in_loops = weight.shape[0], can_multiply(weight)
+        if in_loops:
+            weight = lay_out(weight)
+            bias = None if bias is None else F.pad(bias.float(), (0, -num_outputs % BLOCK))
+        else:
+            weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+            ask_for_large_pages(torch.ops.mkldnn.data_ptr(weight), torch.ops.mkldnn._nbytes(weight))
+    one = _Packed(weight, bias, tuple(weights), num_outputs, in_loops)
+    _packed[weights[0].data_ptr()] = one
+    return one
+
+
+def forget(weights: Iterable[int]) -> None:
+    """Give back the packed copies of weights at these addresses, and the weights."""
+    for address in weights:
+        _packed.pop(address, None)
+
+
+def _shape(input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
+    return input.new_empty(*input.shape[:-1], sum(weight.shape[0] for weight in weights))
+
+
+_KERNEL = torch.ops.mkldnn._linear_pointwise.default
+_library = torch.library.Library("draftfleet", "DEF")  # type: ignore[no-untyped-call]
+_library.define("packed_linear(Tensor input, Tensor[] weights, Tensor?[] biases) -> Tensor")  # type: ignore[no-untyped-call]
+_library.impl("packed_linear", multiply, "CPU")  # type: ignore[no-untyped-call]
+torch.library.register_fake("draftfleet::packed_linear", _shape, lib=_library)
+OPERATION = torch.ops.draftfleet.packed_linear

@@ -1,0 +1,134 @@
+"""Forwards recorded once and replayed: a decoder over static buffers, for devices on which launching kernels costs more
+than running them.
+
+A recording reads and writes fixed addresses, so inputs are copied into buffers of a few sizes: rows and windows are
+rounded up, and rows that are not in use write to the column behind the memory's last. Recorded when a size first
+occurs. Knows nothing of slots, trees or methods. Unmeasured: no GPU has run it yet.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from models.backends.attention import AttentionStep
+from models.backends.cache import RaggedCache
+from models.backends.cuda.tree_attention import TwoParts
+from models.backends.forward import run_decoder, take_over
+
+ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Rows that recordings are made for; more rows than the last run unrecorded."""
+WINDOW_STEP = 256
+WARM_UPS = 2
+"""Runs before a recording, in which libraries choose kernels and take their workspaces."""
+
+
+class Recorder(Protocol):
+    """What records a function's work on the device."""
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        """The tensor that `run` gives, and what does the same work into it once more; it is not filled yet."""
+        ...
+
+
+class CudaRecorder:
+    """CUDA graphs on one device, which share a pool of memory: they never run at the same time."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool: Any = None
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        current = torch.cuda.current_stream(self._stream.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARM_UPS):
+                run()
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        # What the thread for prompts does meanwhile is no part of it, and allowed.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+            out = run()
+        self._pool = self._pool or graph.pool()
+        return out, graph.replay
+
+
+@dataclass(frozen=True)
+class _Recording:
+    """One size: its input buffers, its output, and its replay."""
+
+    embeds: Tensor
+    positions: Tensor
+    columns: Tensor
+    mask: Tensor | None
+    parts: TwoParts | None
+    out: Tensor
+    replay: Callable[[], None]
+
+
+class CapturedDecoder:
+    """Runs `decoder` as `models.backends.forward.run_decoder` does, steps by replay and prefills as they are."""
+
+    def __init__(self, decoder: nn.Module, recorder: Recorder) -> None:
+        take_over(decoder)
+        self._decoder = decoder
+        self._recorder = recorder
+        self._recordings: weakref.WeakKeyDictionary[RaggedCache, dict[tuple[int, ...], _Recording]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    @property
+    def num_recordings(self) -> int:
+        """Recordings over all memories."""
+        return sum(len(one) for one in self._recordings.values())
+
+    def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
+        num_rows, num_nodes, _ = embeds.shape
+        size = next((rows for rows in ROWS if rows >= num_rows), None)
+        is_prefill = step.mask is None and step.parts is None
+        if step.num_leading_rows is None or is_prefill or not step.cache.is_made or size is None:
+            return run_decoder(self._decoder, embeds, positions, step, extra)
+        size = min(size, step.cache.num_rows)
+        window = min(-(-step.window // WINDOW_STEP) * WINDOW_STEP, step.cache.capacity)
+        made = self._recordings.setdefault(step.cache, {})
+        # Kernels that know lengths do not see the window.
+        sees = (window,) if step.parts is None else tuple(part.shape[-1] for part in step.parts.changing)
+        key = (size, num_nodes, positions.dim(), *sees)
+        if key not in made:
+            made[key] = self._record(embeds, positions, step, size, window)
+        one = made[key]
+        one.embeds[:num_rows].copy_(embeds)
+        one.positions[..., :num_rows, :].copy_(positions)
+        one.columns[:num_rows].copy_(step.columns)
+        # Rows that are not in use: nobody reads the column behind the last.
+        one.columns[num_rows:].fill_(step.cache.capacity)
+        if step.mask is not None and one.mask is not None:
+            one.mask[:num_rows, :, :, : step.window].copy_(step.mask)
+            one.mask[:num_rows, :, :, step.window :].fill_(-torch.inf)
+        if step.parts is not None and one.parts is not None:
+            for buffer, part in zip(one.parts.changing, step.parts.changing, strict=True):
+                buffer[:num_rows].copy_(part)
+            one.parts.lens[num_rows:].fill_(0)
+        one.replay()
+        return one.out[:num_rows].clone()
+
+    def _record(self, embeds: Tensor, positions: Tensor, step: AttentionStep, size: int, window: int) -> _Recording:
+        num_nodes, width = embeds.shape[1:]
+        # Each recording has buffers of its own. Rows that are not in use look at the first column, for want of numbers.
+        inputs = embeds.new_zeros(size, num_nodes, width)
+        places = positions.new_zeros(*positions.shape[:-2], size, num_nodes)
+        columns = step.columns.new_full((size, num_nodes), step.cache.capacity)
+        mask = None
+        if step.mask is not None:
+            mask = inputs.new_full((size, 1, num_nodes, window), -torch.inf)
+            mask[..., 0] = 0.0
+        parts = None if step.parts is None else step.parts.idle(size)
+        rows = torch.arange(size, device=embeds.device)
+        static = AttentionStep(step.cache, rows, columns, mask, window, size, parts=parts)
+        out, replay = self._recorder.record(lambda: run_decoder(self._decoder, inputs, places, static, {}))
+        return _Recording(inputs, places, columns, mask, parts, out, replay)

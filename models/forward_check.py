@@ -1,0 +1,218 @@
+"""Whether the engine's forward is a model's own: both run at load, on text and on a small picture, and are compared.
+
+The engine's side is the very code that decodes: a ragged prefill of two prompts into a KV cache, and then a step of
+several nodes behind them. The model's side is its own `forward` over the same tokens. Knows no architecture by name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.inputs.prefix import Prefix, capture
+from models.inputs.processing import FrontEnd, PromptError
+from models.kv.lanes import LaneModel, SlotBatch
+from models.loading.checkpoints import CheckpointError
+
+NUM_NODES = 4
+"""Nodes of the step behind the prompts."""
+TEXT_LENGTHS = (13, 5)
+"""Tokens of the two text prompts, which share one ragged prefill."""
+PICTURE_SIDES_PX = (64, 96)
+"""Height and width of the picture; processors bring it to their own sizes."""
+BOUNDS = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
+"""Largest relative difference of logits, |ours − theirs| / |theirs − mean| over all columns of a forward (Frobenius).
+
+Both sides multiply the same weights, but in other kernels and batch shapes, so they differ by rounding: about 1e-6 in
+fp32, 2e-3 in fp16 and 2e-2 in bf16 after tens of layers. A wrong mask or position moves logits by about their own
+spread, 0.3 and more.
+"""
+
+
+def prove(
+    model: nn.Module, decoder: nn.Module, head: nn.Module, front_end: FrontEnd, visual_ids: frozenset[int], name: str
+) -> None:
+    """Compare the engine's forward with the model's own.
+
+    Raises:
+        CheckpointError: they differ, or the model looks at later tokens; the reason names the difference.
+    """
+    device = next(decoder.parameters()).device
+    before = decoder.config._attn_implementation  # type: ignore[union-attr]
+    owner: Any = getattr(model, "model", model)
+    deltas = getattr(owner, "rope_deltas", None)
+    vocab_size = int(head.weight.shape[0])  # type: ignore[index]
+    reserved = visual_ids | set(getattr(front_end.tokenizer, "all_special_ids", None) or [])
+    plain = [token for token in range(vocab_size) if token not in reserved][: 1 << 16]
+    if not plain:
+        raise _refusal(name, "its vocabulary holds special tokens alone")
+    prompts = {"text": [{"input_ids": _tokens(plain, length, length, device)} for length in TEXT_LENGTHS]}
+    if front_end.takes_images:
+        dtype = next(decoder.parameters()).dtype
+        shown = {
+            key: value.to(device, dtype if value.is_floating_point() else None)
+            for key, value in _picture_prompt(front_end, name).items()
+        }
+        prompts["a picture"] = [shown, prompts["text"][1]]
+    try:
+        with torch.inference_mode():
+            for kind, inputs in prompts.items():
+                _compare(model, decoder, head, inputs, plain, visual_ids, kind, name)
+    except CheckpointError:
+        raise
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # an unknown architecture may refuse positions, masks or pictures, each its way
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        raise _refusal(name, f"it does not run over a KV cache of the engine ({first_line})") from error
+    finally:
+        decoder.set_attn_implementation(before)  # type: ignore[operator]
+        if hasattr(owner, "rope_deltas"):
+            owner.rope_deltas = deltas
+
+
+def _compare(
+    model: nn.Module,
+    decoder: nn.Module,
+    head: nn.Module,
+    prompts: list[dict[str, Tensor]],
+    plain: list[int],
+    visual_ids: frozenset[int],
+    kind: str,
+    name: str,
+) -> None:
+    device = prompts[0]["input_ids"].device
+    before = decoder.config._attn_implementation  # type: ignore[union-attr]
+    nodes = _tokens(plain, NUM_NODES, 7, device)
+    masks: list[Any] = []
+    handle = decoder.register_forward_pre_hook(
+        lambda _module, _args, kwargs: masks.append(kwargs.get("attention_mask")), with_kwargs=True
+    )
+    try:
+        whole = [_own(model, _longer(inputs, nodes)) for inputs in prompts]
+        changed = [_own(model, _longer(inputs, nodes.flip(1))) for inputs in prompts]
+        alone = [_own(model, inputs) for inputs in prompts]
+    finally:
+        handle.remove()
+    if any(_looks_ahead(mask) for mask in masks):
+        raise _refusal(name, f"with {kind}, its decoder receives a mask that is not causal: tokens look at later ones")
+    bound = BOUNDS.get(next(decoder.parameters()).dtype, BOUNDS[torch.bfloat16])
+    for long, other, short in zip(whole, changed, alone, strict=True):
+        length = short.shape[0]
+        if not long.isfinite().all():
+            raise _refusal(name, f"with {kind}, its own logits are not finite")
+        if _difference(short, long[:length]) > bound or _difference(other[:length], long[:length]) > bound:
+            raise _refusal(name, f"with {kind}, logits of earlier tokens change with later ones")
+    prefixes = [capture(model, decoder, inputs, visual_ids) for inputs in prompts]
+    prefilled, stepped = _ours(decoder, head, prefixes, nodes)
+    decoder.set_attn_implementation(before)  # type: ignore[operator]
+    for long, short, first, then in zip(whole, alone, prefilled, stepped, strict=True):
+        length = short.shape[0]
+        if _difference(first, long[:length]) > bound:
+            raise _refusal(
+                name, f"with {kind}, full causal attention over a prompt gives other logits than its own forward"
+            )
+        if _difference(then, long[length:]) > bound:
+            raise _refusal(
+                name,
+                f"with {kind}, tokens behind a prompt get other logits than in its own forward: it ignores the "
+                "positions that it is given, or counts them its own way",
+            )
+
+
+def _ours(
+    decoder: nn.Module, head: nn.Module, prefixes: list[Prefix], nodes: Tensor
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The engine's logits: for each prompt those of its columns (L, V), and those of the nodes (N, V) behind it."""
+    capacity = max(prefix.length for prefix in prefixes) + NUM_NODES
+    lanes = LaneModel(decoder, head, len(prefixes), 1, capacity)
+    index = torch.arange(len(prefixes), device=nodes.device)
+    slots = SlotBatch(index, tuple(range(len(prefixes))), (1,) * len(prefixes))
+    prefill = lanes.admit(slots, [[prefix] for prefix in prefixes])
+    first = [lanes.logits(states) for states in prefill.states]
+    depth = torch.arange(NUM_NODES, device=nodes.device).expand(len(prefixes), -1)
+    visible = (
+        torch.ones(NUM_NODES, NUM_NODES, dtype=torch.bool, device=nodes.device).tril().expand(len(prefixes), -1, -1)
+    )
+    hidden = lanes.forward(slots, nodes.expand(len(prefixes), -1), depth, visible)
+    return first, list(lanes.logits(hidden[:, 0]))
+
+
+def _own(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    """The model's own logits (L, V) in fp32."""
+    owner: Any = getattr(model, "model", model)
+    if hasattr(owner, "rope_deltas"):
+        owner.rope_deltas = None  # of the prompt before this one
+    out: Tensor = model(**inputs, use_cache=False).logits[0]
+    return out.float()
+
+
+def _longer(inputs: dict[str, Tensor], nodes: Tensor) -> dict[str, Tensor]:
+    """The same prompt with more text behind it; what the processor says of each token is continued as for text."""
+    length = inputs["input_ids"].shape[1]
+    longer = dict(inputs)
+    for key, value in inputs.items():
+        if value.dim() == 2 and value.shape == (1, length) and not value.is_floating_point():
+            more = (
+                nodes if key == "input_ids" else torch.full_like(nodes, int(key == "attention_mask"), dtype=value.dtype)
+            )
+            longer[key] = torch.cat([value, more.to(value.dtype)], dim=1)
+    return longer
+
+
+def _difference(ours: Tensor, theirs: Tensor) -> float:
+    """Relative to the spread of `theirs` (L, V); infinite where a number is not finite."""
+    if not (ours.isfinite().all() and theirs.isfinite().all()):
+        return float("inf")
+    theirs = theirs.to(ours.device)
+    spread = float((theirs - theirs.mean(-1, keepdim=True)).norm())
+    return float((ours - theirs).norm()) / max(spread, 1e-30)
+
+
+def _looks_ahead(mask: Any) -> bool:
+    """Whether a mask that a decoder received shows a token anything behind it; other kinds of masks count as such."""
+    if mask is None:
+        return False
+    if isinstance(mask, dict):
+        return any(_looks_ahead(one) for one in mask.values())
+    if not isinstance(mask, Tensor):
+        return True
+    if mask.dim() < 3:
+        return False
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    queries, keys = seen.shape[-2:]
+    later = torch.ones(queries, keys, dtype=torch.bool, device=seen.device).triu(1 + keys - queries)
+    return bool((seen & later).any())
+
+
+def _tokens(plain: list[int], length: int, seed: int, device: torch.device) -> Tensor:
+    """Different ordinary tokens (1, length), the same at every load."""
+    places = [(seed + 1) * 7919 + 104_729 * step for step in range(length)]
+    return torch.tensor([[plain[place % len(plain)] for place in places]], device=device)
+
+
+def _picture_prompt(front_end: FrontEnd, name: str) -> dict[str, Tensor]:
+    """What the processor makes of a picture and a word: by the chat template, or with the picture's token alone."""
+    height, width = PICTURE_SIDES_PX
+    picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    content = [{"type": "image"}, {"type": "text", "text": "What is this?"}]
+    token = getattr(front_end.processor, "image_token", "")
+    texts = [f"{token}What is this?", "What is this?"]
+    failure: Exception | None = None
+    try:
+        texts.insert(0, front_end.render([{"role": "user", "content": content}]))
+    except PromptError as error:
+        failure = error
+    for text in texts:
+        try:
+            return front_end.encode(text, [picture])
+        except PromptError as error:
+            failure = error
+    raise _refusal(name, f"its processor refuses a picture of {height} x {width} pixels ({failure})")
+
+
+def _refusal(name: str, reason: str) -> CheckpointError:
+    return CheckpointError(f"{name}: cannot be run: {' '.join(reason.split())}")

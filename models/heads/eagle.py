@@ -1,0 +1,263 @@
+"""The EAGLE-1/2 network: one decoder layer that continues a target's own features.
+
+Input is the pair (feature of token t, embedding of token t + 1), output the guessed feature of token t + 1, which the
+target's own head turns into logits for token t + 2. Li et al. 2024 (arXiv 2401.15077), section 4. Owns the network and
+the public checkpoints' layout. Knows nothing of caches, trees or the target's weights.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from models.heads.files import expect_shapes, head_folder, read_json, read_shapes, read_tensors, weight_file
+from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
+
+WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_OPTIONAL = (
+    "num_key_value_heads",
+    "head_dim",
+    "rms_norm_eps",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "hidden_act",
+    "max_position_embeddings",
+)
+Arrange = Callable[[dict[str, Tensor]], dict[str, Tensor]]
+"""Turns a file's tensors into the network's or back, for a family whose files keep another order inside them."""
+# Buffers that old files carry beside the weights; they follow from the configuration.
+_IGNORED = ("rotary_emb.inv_freq",)
+
+
+@dataclass(frozen=True)
+class EagleShape:
+    """What a head's `config.json` says of it; `bias` is that of `fc`, `qkv_bias` that of the attention's inputs."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_eps: float
+    bias: bool
+    qkv_bias: bool
+    llama: LlamaConfig
+
+    @staticmethod
+    def of(data: dict[str, Any], where: str) -> EagleShape:
+        """Read a `config.json`.
+
+        Raises:
+            CheckpointError: a size is missing, or it describes another architecture.
+        """
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+        for name in sizes:
+            if not isinstance(data.get(name), int) or data[name] < 1:
+                raise CheckpointError(f"{where}: config.json must give {name} as a positive whole number")
+        if data.get("num_hidden_layers", 1) != 1:
+            raise CheckpointError(f"{where}: an EAGLE head has one layer, not {data['num_hidden_layers']}")
+        given = {name: data[name] for name in (*sizes, *_OPTIONAL) if data.get(name) is not None}
+        try:
+            llama = LlamaConfig(num_hidden_layers=1, **given)
+        except Exception as error:  # transformers' own strict checks
+            raise CheckpointError(f"{where}: config.json describes no Llama layer: {error}") from None
+        bias, qkv_bias = data.get("bias", True), data.get("qkv_bias", False)
+        if not isinstance(bias, bool) or not isinstance(qkv_bias, bool):
+            raise CheckpointError(f"{where}: bias and qkv_bias in config.json must be true or false")
+        return EagleShape(
+            vocab_size=llama.vocab_size,
+            hidden_size=llama.hidden_size,
+            intermediate_size=llama.intermediate_size,
+            num_heads=llama.num_attention_heads,
+            num_kv_heads=llama.num_key_value_heads,
+            head_dim=llama.head_dim,
+            rms_eps=llama.rms_norm_eps,
+            bias=bias,
+            qkv_bias=qkv_bias,
+            llama=llama,
+        )
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the public layout: no norm before attention, none at the end, no output head."""
+        hidden, inner = self.hidden_size, self.intermediate_size
+        heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        shapes: dict[str, tuple[int, ...]] = {
+            "embed_tokens.weight": (self.vocab_size, hidden),
+            "fc.weight": (hidden, 2 * hidden),
+            "layers.0.self_attn.q_proj.weight": (heads, hidden),
+            "layers.0.self_attn.k_proj.weight": (kv_heads, hidden),
+            "layers.0.self_attn.v_proj.weight": (kv_heads, hidden),
+            "layers.0.self_attn.o_proj.weight": (hidden, heads),
+            "layers.0.mlp.gate_proj.weight": (inner, hidden),
+            "layers.0.mlp.up_proj.weight": (inner, hidden),
+            "layers.0.mlp.down_proj.weight": (hidden, inner),
+            "layers.0.post_attention_layernorm.weight": (hidden,),
+        }
+        if self.bias:
+            shapes["fc.bias"] = (hidden,)
+        if self.qkv_bias:
+            for name, size in zip(_PROJECTIONS, (heads, kv_heads, kv_heads), strict=True):
+                shapes[f"layers.0.self_attn.{name}.bias"] = (size,)
+        return shapes
+
+
+class EagleNetwork(nn.Module):
+    """Embedding, fusion and one Llama layer; runs under `models.kv.lanes.LaneModel` as any decoder does.
+
+    `rotary` gives (cos, sin) for positions; a family with another position scheme passes its own.
+    """
+
+    def __init__(self, shape: EagleShape, rotary: nn.Module | None = None) -> None:
+        super().__init__()
+        self.shape = shape
+        self.config = shape.llama
+        self.config._attn_implementation = "sdpa"
+        self.vocab_size, self.hidden_size = shape.vocab_size, shape.hidden_size
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
+        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=shape.bias)
+        layer = LlamaDecoderLayer(self.config, 0)
+        layer.input_layernorm = nn.Identity()
+        if shape.qkv_bias:
+            for name in _PROJECTIONS:
+                plain = getattr(layer.self_attn, name)
+                setattr(layer.self_attn, name, nn.Linear(plain.in_features, plain.out_features, bias=True))
+        self.layers = nn.ModuleList([layer])
+        self.rotary = LlamaRotaryEmbedding(self.config) if rotary is None else rotary
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_attn_implementation(self, name: str) -> None:
+        """Switch the layer's attention, as transformers' models do."""
+        self.config._attn_implementation = name
+
+    def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
+        """Token embeddings (…, D) and features of the tokens before them (…, D) → the layer's input (…, D)."""
+        dtype = self.fc.weight.dtype
+        fused: Tensor = self.fc(torch.cat([embeds.to(dtype), features.to(dtype)], dim=-1))
+        return fused
+
+    def forward(
+        self,
+        inputs_embeds: Tensor,
+        position_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        use_cache: bool = False,
+        **kwargs: Any,
+    ) -> BaseModelOutput:
+        """Fused inputs (r, N, D) at `position_ids` (r, N) → `last_hidden_state` (r, N, D), the guessed features."""
+        positions = self.rotary(inputs_embeds, position_ids)
+        hidden = self.layers[0](
+            inputs_embeds, attention_mask=attention_mask, position_embeddings=positions, use_cache=use_cache, **kwargs
+        )
+        return BaseModelOutput(last_hidden_state=hidden)
+
+
+def read_eagle_shape(ref: CheckpointRef) -> EagleShape:
+    """What a checkpoint claims to be, compared with its weights' names and shapes where they lie in a folder.
+
+    Raises:
+        CheckpointError: a file is missing or unreadable, or claim and weights differ.
+    """
+    folder = head_folder(ref, WEIGHT_NAMES, weights=False)
+    shape = EagleShape.of(_config(folder), ref.path)
+    if ref.is_folder:
+        found = read_shapes(weight_file(folder, WEIGHT_NAMES))
+        _refuse_eagle3(found, ref.path)
+        expect_shapes(ref.path, {n: s for n, s in found.items() if not n.endswith(_IGNORED)}, shape.weight_shapes())
+    return shape
+
+
+def load_eagle(
+    ref: CheckpointRef,
+    dtype: str,
+    device: torch.device,
+    rotary: nn.Module | None = None,
+    arrange: Arrange | None = None,
+) -> EagleNetwork:
+    """Load a head in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
+
+    `rotary` is the network's; `arrange` turns the file's tensors into the network's order.
+
+    Raises:
+        CheckpointError: as `read_eagle_shape`.
+    """
+    folder = head_folder(ref, WEIGHT_NAMES)
+    shape = EagleShape.of(_config(folder), ref.path)
+    weights = {
+        name: value
+        for name, value in read_tensors(weight_file(folder, WEIGHT_NAMES)).items()
+        if not name.endswith(_IGNORED)
+    }
+    _refuse_eagle3(weights, ref.path)
+    expect_shapes(ref.path, {name: tuple(value.shape) for name, value in weights.items()}, shape.weight_shapes())
+    network = EagleNetwork(shape, rotary)
+    network.load_state_dict(arrange(weights) if arrange else weights, strict=True)
+    network.to(device=device, dtype=DTYPES.get(dtype, weights["fc.weight"].dtype))
+    for parameter in network.parameters():
+        parameter.requires_grad_(False)
+    return network.eval()
+
+
+def save_eagle(
+    network: EagleNetwork,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    arrange: Arrange | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write `config.json` and `pytorch_model.bin` as the public checkpoints have them.
+
+    `arrange` turns the network's tensors into the file's order; `extra` joins the configuration.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    shape, llama = network.shape, network.shape.llama
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "vocab_size": shape.vocab_size,
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.intermediate_size,
+        "num_attention_heads": shape.num_heads,
+        "num_key_value_heads": shape.num_kv_heads,
+        "head_dim": shape.head_dim,
+        "num_hidden_layers": 1,
+        "rms_norm_eps": shape.rms_eps,
+        "hidden_act": llama.hidden_act,
+        "max_position_embeddings": llama.max_position_embeddings,
+        "rope_parameters": llama.rope_parameters,
+        "bias": shape.bias,
+        "qkv_bias": shape.qkv_bias,
+    }
+    config |= extra or {}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    state = {name: value.detach() for name, value in network.state_dict().items()}
+    weights = {
+        name: value.to("cpu", dtype or value.dtype).contiguous()
+        for name, value in (arrange(state) if arrange else state).items()
+    }
+    torch.save(weights, folder / "pytorch_model.bin")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    data = read_json(folder)
+    if not data:
+        raise CheckpointError(f"{folder}: an EAGLE head needs its config.json")
+    return data
+
+
+def _refuse_eagle3(names: Any, where: str) -> None:
+    if any(name.startswith("midlayer.") or name in {"d2t", "t2d"} for name in names):
+        raise CheckpointError(f"{where}: this is an EAGLE-3 head, which reads other features; use an EAGLE-1/2 head")

@@ -1,0 +1,165 @@
+"""Files of small heads that ride on a target (EAGLE, Medusa): `config.json` beside one file of weights.
+
+Owns finding them and reading them safely: safetensors, or torch's own format with `weights_only`, never a pickle of
+anything but tensors. Does not know what the tensors are for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from models.loading.checkpoints import CheckpointError, CheckpointRef
+
+MAX_CONFIG_BYTES = 1 << 20
+
+
+def head_folder(ref: CheckpointRef, weight_names: Sequence[str], weights: bool = True) -> Path:
+    """The local folder of a head; from the hub, only its config and, with `weights`, the files named are fetched.
+
+    Raises:
+        CheckpointError: there is no such folder, or the hub does not give it.
+    """
+    ref.options()  # refuses a path that is neither a folder nor a hub id
+    if ref.is_folder:
+        return Path(ref.path)
+    wanted = ["config.json", *(weight_names if weights else ())]
+    try:
+        return Path(snapshot_download(ref.path, revision=ref.revision, allow_patterns=wanted))
+    except Exception as error:  # the hub's errors, the network's and the disk's mean the same to the user
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(f"{ref.path}: it cannot be fetched from the hub: {reason}") from error
+
+
+def read_json(folder: Path) -> dict[str, Any]:
+    """The folder's `config.json`; empty where there is none.
+
+    Raises:
+        CheckpointError: it is not a JSON object.
+    """
+    file = folder / "config.json"
+    if not file.is_file():
+        return {}
+    if file.stat().st_size > MAX_CONFIG_BYTES:
+        raise CheckpointError(f"{file}: larger than {MAX_CONFIG_BYTES} bytes, which no configuration is")
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise CheckpointError(f"{file}: not valid JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise CheckpointError(f"{file}: it must hold a JSON object")
+    return data
+
+
+def weight_file(folder: Path, names: Sequence[str]) -> Path:
+    """The first of `names` that the folder holds.
+
+    Raises:
+        CheckpointError: it holds none of them.
+    """
+    for name in names:
+        if (folder / name).is_file():
+            return folder / name
+    raise CheckpointError(f"{folder}: it holds none of {', '.join(names)}")
+
+
+def read_tensors(file: Path, wrappers: Sequence[str] = ()) -> dict[str, Tensor]:
+    """All tensors of a weight file, on the CPU; torch's own format may keep them under one of the keys `wrappers`.
+
+    Raises:
+        CheckpointError: it is torn, or holds anything but tensors.
+    """
+    if file.suffix != ".safetensors":
+        return _tensors(file, _unpickle(file, "cpu", wrappers))
+    try:
+        found: Any = load_file(file)
+    except Exception as error:  # bad header, torn end, unknown type: the file cannot be used
+        raise CheckpointError(f"{file}: {_reason(error)}") from error
+    return _tensors(file, found)
+
+
+def read_shapes(file: Path, wrappers: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of a weight file's tensors, without reading their numbers; `wrappers` as for `read_tensors`.
+
+    Raises:
+        CheckpointError: as `read_tensors`.
+    """
+    if file.suffix == ".safetensors":
+        try:
+            with safe_open(file, framework="pt") as opened:
+                return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+        except Exception as error:
+            raise CheckpointError(f"{file}: {_reason(error)}") from error
+    return {name: tuple(value.shape) for name, value in _tensors(file, _unpickle(file, "meta", wrappers)).items()}
+
+
+def fingerprint(folder: Path, ref: CheckpointRef) -> str:
+    """What identifies a head's weights: the hub commit, or a hash over all of its files."""
+    if not ref.is_folder:
+        return folder.name
+    digest = hashlib.sha256()
+    for file in sorted(folder.iterdir()):
+        if file.suffix in {".json", ".safetensors", ".bin", ".pt"}:
+            with file.open("rb") as stream:
+                digest.update(f"{file.name}:{file.stat().st_size}:".encode())
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+    return digest.hexdigest()[:16]
+
+
+def keep_as_safetensors(folder: Path) -> None:
+    """Rewrite a head's weights, saved in the public layout, as safetensors: nothing that is kept needs unpickling."""
+    for file in (*folder.glob("*.bin"), *folder.glob("*.pt")):
+        name = "model" if file.suffix == ".bin" else file.stem
+        save_file(torch.load(file, weights_only=True), folder / f"{name}.safetensors")
+        file.unlink()
+
+
+def expect_shapes(where: str, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare a weight file with what it has to hold.
+
+    Raises:
+        CheckpointError: a tensor is missing, unknown or of another shape; all such are counted, the first is named.
+    """
+    wrong = [f"{name} is missing" for name in expected if name not in found]
+    wrong += [f"{name} is not known" for name in found if name not in expected]
+    wrong += [
+        f"{name} has shape {list(found[name])} instead of {list(shape)}"
+        for name, shape in expected.items()
+        if name in found and tuple(found[name]) != tuple(shape)
+    ]
+    if wrong:
+        raise CheckpointError(f"{where}: {len(wrong)} tensor(s) do not fit, the first: {wrong[0]}")
+
+
+def _unpickle(file: Path, place: str, wrappers: Sequence[str]) -> Any:
+    # Trainings keep their command line beside the weights; a namespace is a bag of values and runs nothing.
+    try:
+        with torch.serialization.safe_globals([Namespace] if wrappers else []):
+            found: Any = torch.load(file, map_location=place, weights_only=True)
+    except Exception as error:  # torn zip, forbidden pickle: the file cannot be used
+        raise CheckpointError(f"{file}: {_reason(error)}") from error
+    if isinstance(found, dict):
+        return next((found[name] for name in wrappers if isinstance(found.get(name), dict)), found)
+    return found
+
+
+def _tensors(file: Path, found: Any) -> dict[str, Tensor]:
+    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+        raise CheckpointError(f"{file}: it must hold a plain state dict of tensors")
+    return {str(name): value for name, value in found.items()}
+
+
+def _reason(error: BaseException) -> str:
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    line = line.partition(". In PyTorch")[0]  # what follows advises to run the pickle after all
+    return f"it cannot be read (tensors only, no other pickled objects): {line}"

@@ -1,0 +1,152 @@
+"""Medusa heads: every head guesses one more token ahead from the same hidden state of the target.
+
+Head i is residual blocks x + SiLU(W x + b), then a linear map to the vocabulary, for the token at distance i + 2 from
+the state's own. Cai et al. 2024 (arXiv 2401.10774), equation 1. Owns the heads and the public checkpoints' layouts.
+Knows nothing of trees or of the target's weights.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.heads.files import expect_shapes, head_folder, read_shapes, read_tensors, weight_file
+from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
+
+WEIGHT_NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
+_PREFIX = "medusa_head."
+"""How the heads are named inside a whole model's file (Medusa-2)."""
+_Value = TypeVar("_Value")
+_BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
+
+
+@dataclass(frozen=True)
+class MedusaShape:
+    """Sizes that a weight file itself tells: the published configurations are wrong about the number of heads."""
+
+    num_heads: int
+    num_blocks: int
+    hidden_size: int
+    vocab_size: int
+
+    @staticmethod
+    def of(shapes: Mapping[str, tuple[int, ...]], where: str) -> MedusaShape:
+        """Read names and shapes of a weight file.
+
+        Raises:
+            CheckpointError: they are not those of Medusa heads.
+        """
+        blocks = [tuple(map(int, match.groups())) for name in shapes if (match := _BLOCK.fullmatch(name))]
+        if not blocks:
+            raise CheckpointError(f"{where}: it holds no tensor named like 0.0.linear.weight, so no Medusa head")
+        num_heads, num_blocks = (1 + max(numbers) for numbers in zip(*blocks, strict=True))
+        last = shapes.get(f"0.{num_blocks}.weight", ())
+        if len(last) != 2:
+            raise CheckpointError(f"{where}: head 0 has {num_blocks} block(s), so 0.{num_blocks}.weight must be (V, D)")
+        found = MedusaShape(num_heads, num_blocks, last[1], last[0])
+        expect_shapes(where, shapes, found.weight_shapes())
+        return found
+
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the public layout."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for head in range(self.num_heads):
+            for block in range(self.num_blocks):
+                shapes[f"{head}.{block}.linear.weight"] = (self.hidden_size, self.hidden_size)
+                shapes[f"{head}.{block}.linear.bias"] = (self.hidden_size,)
+            shapes[f"{head}.{self.num_blocks}.weight"] = (self.vocab_size, self.hidden_size)
+        return shapes
+
+
+class ResBlock(nn.Module):
+    """x + SiLU(W x + b); W starts at zero, so that a fresh head is its last layer on a shifted state."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + F.silu(self.linear(x))
+
+
+class MedusaHeads(nn.ModuleList):
+    """All heads; names of parameters are those of the public files."""
+
+    def __init__(self, shape: MedusaShape) -> None:
+        super().__init__(
+            nn.Sequential(
+                *(ResBlock(shape.hidden_size) for _ in range(shape.num_blocks)),
+                nn.Linear(shape.hidden_size, shape.vocab_size, bias=False),
+            )
+            for _ in range(shape.num_heads)
+        )
+        self.shape = shape
+
+    def with_outputs(self, outputs: Sequence[nn.Module]) -> MedusaHeads:
+        """The same blocks under other output layers, one for each head."""
+        other = MedusaHeads.__new__(MedusaHeads)
+        pairs = zip(self, outputs, strict=True)
+        nn.ModuleList.__init__(other, (nn.Sequential(*list(own.children())[:-1], output) for own, output in pairs))
+        other.shape = self.shape
+        return other
+
+    def logits(self, head: int, hidden: Tensor) -> Tensor:
+        """States (…, D) → logits (…, V), fp32, of the token `head` + 2 places after the state's own."""
+        own = self[head]
+        out: Tensor = own(hidden.to(next(own.parameters()).dtype))
+        return out.float()
+
+
+def read_medusa_shape(ref: CheckpointRef) -> MedusaShape | None:
+    """Sizes of the heads in a folder, from their file's header; None for a hub id, which `load_medusa` looks into.
+
+    Raises:
+        CheckpointError: there is no such file, or it is unreadable, or holds no Medusa heads.
+    """
+    folder = head_folder(ref, WEIGHT_NAMES, weights=False)
+    if not ref.is_folder:
+        return None
+    return MedusaShape.of(_own(read_shapes(weight_file(folder, WEIGHT_NAMES))), ref.path)
+
+
+def load_medusa(ref: CheckpointRef, dtype: str, device: torch.device) -> MedusaHeads:
+    """Load all heads that the file holds; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
+
+    Raises:
+        CheckpointError: as `read_medusa_shape`.
+    """
+    folder = head_folder(ref, WEIGHT_NAMES[:2])
+    weights = _own(read_tensors(weight_file(folder, WEIGHT_NAMES)))
+    shape = MedusaShape.of({name: tuple(value.shape) for name, value in weights.items()}, ref.path)
+    heads = MedusaHeads(shape)
+    heads.load_state_dict(weights, strict=True)
+    heads.to(device=device, dtype=DTYPES.get(dtype, weights["0.0.linear.weight"].dtype))
+    for parameter in heads.parameters():
+        parameter.requires_grad_(False)
+    return heads.eval()
+
+
+def save_medusa(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write `config.json` and `medusa_lm_head.pt` as the public checkpoints have them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"medusa_num_heads": heads.shape.num_heads, "medusa_num_layers": heads.shape.num_blocks}
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    weights = {
+        name: value.detach().to("cpu", dtype or value.dtype).contiguous() for name, value in heads.state_dict().items()
+    }
+    torch.save(weights, folder / "medusa_lm_head.pt")
+
+
+def _own(found: Mapping[str, _Value]) -> dict[str, _Value]:
+    """The heads' own tensors, under the names they have in a file of their own."""
+    inside = {name.removeprefix(_PREFIX): value for name, value in found.items() if name.startswith(_PREFIX)}
+    return inside or dict(found)

@@ -1,0 +1,99 @@
+"""Teacher forcing: whole samples run through a target by the very prefill that decoding uses.
+
+Owns what a head is taught from: tokens, what the target received for them, its last states, and which tokens are its to
+say. Works for every target behind `models.contract`: padding, image features, three-dimensional positions and deepstack
+features are the prefill's business. Knows no losses and no rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from models.contract import TargetModel
+from models.inputs.prefix import Prefix
+from models.kv.lanes import SlotBatch
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One whole sample as the target receives it: a prompt with what is said after it, in one `prefix` of L columns.
+
+    `wanted` (L,) bool, on the CPU, marks the tokens that a head has to learn to draft.
+    """
+
+    prefix: Prefix
+    wanted: Tensor
+
+
+@dataclass(frozen=True)
+class States:
+    """A batch of lessons after the target has run, padded on the right.
+
+    `tokens`, `visual` and `wanted` are (b, L); `received` (b, L, D) are the target's inputs and `hidden` (b, L, D) its
+    last states, both fp32; `lengths` are those of the rows.
+    """
+
+    tokens: Tensor
+    visual: Tensor
+    received: Tensor
+    hidden: Tensor
+    wanted: Tensor
+    lengths: tuple[int, ...]
+
+
+def extend(prefix: Prefix, token_ids: Tensor, embeds: Tensor) -> Prefix:
+    """A prompt followed by `token_ids` (T,) with their `embeds` (T, D), at the positions that decoding gives them."""
+    later = prefix.next_position + torch.arange(token_ids.shape[0], device=prefix.positions.device)
+    axes = prefix.axis_offsets
+    return replace(
+        prefix,
+        token_ids=torch.cat([prefix.token_ids, token_ids]),
+        embeds=torch.cat([prefix.embeds, embeds.to(prefix.embeds.dtype)]),
+        positions=torch.cat([prefix.positions, later if axes is None else later + axes[:, None]], dim=-1),
+        visual=torch.cat([prefix.visual, torch.zeros_like(later, dtype=torch.bool)]),
+        padding=None
+        if prefix.padding is None
+        else torch.cat([prefix.padding, torch.zeros_like(later, dtype=torch.bool)]),
+    )
+
+
+@torch.no_grad()
+def make_lesson(target: TargetModel, prompt: Prefix, said: Sequence[int], num_known: int = 0) -> Lesson:
+    """A prompt and the tokens said after it, of which the first `num_known` need not be drafted."""
+    token_ids = torch.tensor(said, dtype=torch.long, device=target.device)
+    embeds = target.decoder.get_input_embeddings()(token_ids)  # type: ignore[operator]
+    wanted = torch.zeros(prompt.length + len(said), dtype=torch.bool)
+    wanted[prompt.length + num_known :] = True
+    return Lesson(extend(prompt, token_ids, embeds), wanted)
+
+
+@torch.no_grad()
+def teach_states(target: TargetModel, lessons: Sequence[Lesson]) -> States:
+    """Run the target over whole lessons."""
+    lengths = tuple(lesson.prefix.length for lesson in lessons)
+    longest = max(lengths)
+    index = torch.arange(len(lessons), device=target.device)
+    slots = SlotBatch(index, tuple(range(len(lessons))), (0,) * len(lessons))
+    lanes = target.lanes(len(lessons), 1, longest)
+    hidden = lanes.admit(slots, [[lesson.prefix] for lesson in lessons]).hidden[:, 0]
+    prefixes = [lesson.prefix for lesson in lessons]
+    return States(
+        tokens=_stack([prefix.token_ids for prefix in prefixes], longest),
+        visual=_stack([prefix.visual for prefix in prefixes], longest),
+        received=_stack([prefix.embeds for prefix in prefixes], longest).float(),
+        hidden=hidden.float(),
+        wanted=_stack([lesson.wanted for lesson in lessons], longest).to(target.device),
+        lengths=lengths,
+    )
+
+
+def _stack(rows: Sequence[Tensor], length: int) -> Tensor:
+    """Rows (L_i, …) → (b, L, …), zeros on the right."""
+    stacked = rows[0].new_zeros((len(rows), length, *rows[0].shape[1:]))
+    for place, row in enumerate(rows):
+        stacked[place, : row.shape[0]] = row
+    return stacked

@@ -1,0 +1,338 @@
+"""Training of EAGLE and Medusa heads on a frozen target's own states over teacher-forced samples.
+
+Owns the losses, the fresh heads and the optimisation: one `Trainer` is one run, alone or as one of several workers that
+add up their gradients. Everything random is keyed by seed and by a sample's ordinal, so a run that is taken up again,
+or shared among another number of workers, teaches the same. Knows nothing of how samples are read, nor of trees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.contract import TargetModel
+from models.heads.eagle import EagleNetwork, EagleShape
+from models.heads.medusa import MedusaHeads, MedusaShape
+from models.heads.teacher import Lesson, States, teach_states
+
+FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1
+"""Weights of the two terms of EAGLE's loss (Li et al. 2024, equation 7; the second is the public code's)."""
+
+Reduce = Callable[[Tensor], None]
+"""Adds a tensor up over all workers, in place."""
+
+
+def alone(_values: Tensor) -> None:
+    """The sum over the one worker there is."""
+
+
+def key_of(*parts: int | str) -> int:
+    """63 bits that depend on every part, for draws that must not depend on who makes them, or when."""
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 1
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a head is optimised: AdamW over `num_steps` batches, the rate rising for `warmup_steps` and then falling.
+
+    `clip` bounds every gradient by itself ("value", as LANTERN's code does) or their norm. Features are read with
+    uniform noise of width `feature_noise`, times `noise_tokens` / the sample's length where that is given, as EAGLE's
+    code has it.
+    """
+
+    num_steps: int
+    learning_rate: float
+    seed: int = 0
+    warmup_steps: int = 0
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = 0.01
+    clip: Literal["value", "norm", "none"] = "value"
+    clip_limit: float = 0.5
+    feature_noise: float = 0.2
+    noise_tokens: int | None = 512
+
+    def scale(self, step: int) -> float:
+        """The share of the learning rate at a step, counted from 0."""
+        if step < self.warmup_steps:
+            return (step + 1) / self.warmup_steps
+        done = (step - self.warmup_steps) / max(1, self.num_steps - self.warmup_steps)
+        if self.schedule == "linear":
+            return max(0.0, 1.0 - done)
+        return 0.5 * (1.0 + math.cos(math.pi * min(1.0, done))) if self.schedule == "cosine" else 1.0
+
+
+class HeadTask(Protocol):
+    """A head and what it has to learn; its loss has several terms, each a mean over positions of its own."""
+
+    module: nn.Module
+
+    def counts(self, wanted: Tensor) -> list[int]:
+        """How many positions of `wanted` (L,) each term counts."""
+        ...
+
+    def sums(self, states: States, noise: Tensor) -> Tensor:
+        """The terms (k,), each summed over its positions; `noise` (b, L, D) is added to what the head reads."""
+        ...
+
+    def logits(self, states: States) -> Tensor:
+        """What the head says of token t + 2 when the target has just said token t + 1: (b, L − 2, V), fp32."""
+        ...
+
+
+class EagleTask:
+    """SmoothL1 between guessed and true features plus 0.1 times the soft cross-entropy of the tokens they say.
+
+    Li et al. 2024 (arXiv 2401.15077), equations 5 to 7. Position t reads (feature t, embedding of token t + 1), guesses
+    feature t + 1, and with it token t + 2. `head` is the target's own output layer.
+    """
+
+    def __init__(self, network: EagleNetwork, head: nn.Module) -> None:
+        self.module: nn.Module = network
+        self.network = network
+        self.head = head
+
+    def counts(self, wanted: Tensor) -> list[int]:
+        return [int(wanted[2:].sum())]
+
+    def sums(self, states: States, noise: Tensor) -> Tensor:
+        use = states.wanted[:, 2:]
+        mine = self._guess(states, states.hidden + noise)[:, :-1][use]  # [used, D]
+        true = states.hidden[:, 1:-1][use]
+        features = F.smooth_l1_loss(mine, true, reduction="none").mean(dim=-1).sum()
+        with torch.no_grad():
+            said = self._say(true).softmax(dim=-1)
+        tokens = F.cross_entropy(self._say(mine), said, reduction="sum")
+        return (FEATURE_WEIGHT * features + TOKEN_WEIGHT * tokens)[None]
+
+    def logits(self, states: States) -> Tensor:
+        return self._say(self._guess(states, states.hidden)[:, :-1])
+
+    def _guess(self, states: States, features: Tensor) -> Tensor:
+        """Guessed features (b, L − 1, D), made of the same pairs as in decoding: see `decoding.drafters.eagle`."""
+        tokens = states.tokens[:, 1:]
+        embeds = self.network.embed_tokens(torch.where(tokens < self.network.vocab_size, tokens, 0))
+        embeds = torch.where(states.visual[:, 1:, None], states.received[:, 1:].to(embeds.dtype), embeds)
+        positions = torch.arange(tokens.shape[1], device=tokens.device)[None]
+        guessed: Tensor = self.network(self.network.fuse(embeds, features[:, :-1]), positions).last_hidden_state
+        return guessed
+
+    def _say(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.head(features.to(_dtype(self.head)))
+        return logits.float()
+
+
+class MedusaTask:
+    """The cross-entropy of every head: head i at position t says token t + 2 + i. Cai et al. 2024, equation 1."""
+
+    def __init__(self, heads: MedusaHeads) -> None:
+        self.module: nn.Module = heads
+        self.heads = heads
+
+    def counts(self, wanted: Tensor) -> list[int]:
+        return [int(wanted[head + 2 :].sum()) for head in range(self.heads.shape.num_heads)]
+
+    def sums(self, states: States, noise: Tensor) -> Tensor:
+        terms = []
+        for head in range(self.heads.shape.num_heads):
+            ahead = head + 2
+            use = states.wanted[:, ahead:]
+            said = self.heads.logits(head, states.hidden[:, :-ahead][use])
+            terms.append(F.cross_entropy(said, states.tokens[:, ahead:][use], reduction="sum"))
+        return torch.stack(terms)
+
+    def logits(self, states: States) -> Tensor:
+        return self.heads.logits(0, states.hidden[:, :-2])
+
+
+def fresh_eagle(target: TargetModel, seed: int, make: Callable[[], EagleNetwork] | None = None) -> EagleTask:
+    """A head drawn from a seed, but for its token embedding, which is the target's and stays frozen.
+
+    `make` gives the network where the target's family has its own; a text's has the target's sizes.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = EagleNetwork(_shape_like(target)) if make is None else make()
+    embedding: Tensor = target.decoder.get_input_embeddings().weight  # type: ignore[operator]
+    with torch.no_grad():
+        network.embed_tokens.weight.copy_(embedding)
+    network.embed_tokens.weight.requires_grad_(False)
+    return EagleTask(network.to(target.device), target.head)
+
+
+def _shape_like(target: TargetModel) -> EagleShape:
+    """Sizes of a head that is one layer of the target."""
+    config: Any = target.decoder.config
+    names: tuple[str, ...] = (
+        "hidden_size",
+        "intermediate_size",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+    )
+    names += ("rms_norm_eps", "hidden_act", "max_position_embeddings")
+    sizes = {name: getattr(config, name, None) for name in names}
+    # A head's positions count pairs, in one dimension: the sections of a three-dimensional rotary mean nothing to it.
+    rope = {name: value for name, value in config.rope_parameters.items() if not name.startswith("mrope")}
+    embedding: Tensor = target.decoder.get_input_embeddings().weight  # type: ignore[operator]
+    data = {"vocab_size": embedding.shape[0], **sizes, "rope_parameters": rope}
+    return EagleShape.of(data, "the target")
+
+
+def fresh_medusa(target: TargetModel, seed: int, num_heads: int) -> MedusaTask:
+    """Heads of one block each; a head starts as the target's own output layer, with a block that does nothing."""
+    head: Any = target.head
+    weight: Tensor = head.weight
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        heads = MedusaHeads(MedusaShape(num_heads, 1, weight.shape[1], weight.shape[0]))
+    with torch.no_grad():
+        for place in range(num_heads):
+            heads.get_parameter(f"{place}.0.linear.bias").zero_()
+            heads.get_parameter(f"{place}.1.weight").copy_(weight)
+    return MedusaTask(heads.to(target.device))
+
+
+class Trainer:
+    """One head being taught on one target, which is frozen; `step` counts the batches so far.
+
+    `reduce` adds up over all workers, of which each is given its own part of every batch; what they learn is what one
+    would learn from the whole. `max_rows` lessons are run at once.
+    """
+
+    def __init__(
+        self, target: TargetModel, task: HeadTask, pace: Pace, max_rows: int = 16, reduce: Reduce = alone
+    ) -> None:
+        self.target = target
+        self.task = task
+        self.pace = pace
+        self.step = 0
+        for parameter in (*target.decoder.parameters(), *target.head.parameters()):
+            parameter.requires_grad_(False)
+        self._max_rows = max_rows
+        self._reduce = reduce
+        self._learned = {name: value for name, value in task.module.named_parameters() if value.requires_grad}
+        self._optimizer = torch.optim.AdamW(
+            self._learned.values(), lr=pace.learning_rate, betas=pace.betas, weight_decay=pace.weight_decay
+        )
+
+    def learn(self, lessons: Sequence[tuple[int, Lesson]]) -> float | None:
+        """Take one step on this worker's part of a batch, of (ordinal, lesson); gives the loss over the whole batch.
+
+        A batch in which nobody has anything to learn leaves the head as it is, and its loss is None.
+
+        Raises:
+            FloatingPointError: the loss is not finite; the head is left as it was.
+        """
+        counts = self._add_up([self.task.counts(lesson.wanted) for _, lesson in lessons])
+        loss = self._update(lessons, counts.clamp_min(1)) if bool((counts > 0).any()) else None
+        self.step += 1
+        return loss
+
+    def _add_up(self, counts: list[list[int]]) -> Tensor:
+        """Positions of every term over all workers, (k,)."""
+        none = self.task.counts(torch.zeros(0, dtype=torch.bool))
+        total = torch.tensor([none, *counts], dtype=torch.float64, device=self.target.device).sum(dim=0)
+        self._reduce(total)
+        return total
+
+    @torch.enable_grad()
+    def _update(self, lessons: Sequence[tuple[int, Lesson]], counts: Tensor) -> float:
+        self.task.module.train()
+        loss = torch.zeros(1, device=self.target.device)
+        for value in self._learned.values():
+            value.grad = torch.zeros_like(value)
+        # Lessons of like length are run together: fewer pads.
+        ordered = sorted(lessons, key=lambda each: each[1].prefix.length)
+        for start in range(0, len(ordered), self._max_rows):
+            some = ordered[start : start + self._max_rows]
+            states = teach_states(self.target, [lesson for _, lesson in some])
+            terms = self.task.sums(states, self._noise(states, [ordinal for ordinal, _ in some]))
+            part = (terms / counts).sum().to(torch.float32)
+            part.backward()  # type: ignore[no-untyped-call]
+            loss += part.detach()
+        self._reduce_gradients(loss)
+        if not bool(loss.isfinite()):
+            raise FloatingPointError(
+                f"the loss of step {self.step + 1} is {float(loss)}: lower training.learning_rate, or load the target "
+                "in a type with more range (target.dtype)"
+            )
+        if self.pace.clip == "value":
+            torch.nn.utils.clip_grad_value_(self._learned.values(), self.pace.clip_limit)
+        elif self.pace.clip == "norm":
+            torch.nn.utils.clip_grad_norm_(self._learned.values(), self.pace.clip_limit)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.pace.learning_rate * self.pace.scale(self.step)
+        self._optimizer.step()
+        self.task.module.eval()
+        return float(loss)
+
+    def _reduce_gradients(self, loss: Tensor) -> None:
+        """Sum gradients and loss over all workers: in one message, because many small ones are slow."""
+        gradients = [value.grad for value in self._learned.values() if value.grad is not None]
+        flat = torch.cat([loss, *(each.flatten() for each in gradients)])
+        self._reduce(flat)
+        loss.copy_(flat[:1])
+        start = 1
+        for each in gradients:
+            each.copy_(flat[start : start + each.numel()].view_as(each))
+            start += each.numel()
+
+    def _noise(self, states: States, ordinals: Sequence[int]) -> Tensor:
+        """Uniform noise for the features of every lesson (b, L, D)."""
+        noise = torch.zeros_like(states.hidden)
+        if self.pace.feature_noise == 0.0:
+            return noise
+        for row, (ordinal, length) in enumerate(zip(ordinals, states.lengths, strict=True)):
+            generator = torch.Generator(noise.device).manual_seed(key_of(self.pace.seed, "noise", ordinal))
+            drawn = torch.rand((length, noise.shape[2]), generator=generator, device=noise.device)
+            scale = 1.0 if self.pace.noise_tokens is None else self.pace.noise_tokens / length
+            noise[row, :length] = (drawn - 0.5) * self.pace.feature_noise * scale
+        return noise
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of what is learned, on the CPU."""
+        return {name: value.detach().cpu().clone() for name, value in self._learned.items()}
+
+    def set_weights(self, weights: dict[str, Tensor]) -> None:
+        """Put back what `weights` gave."""
+        with torch.no_grad():
+            for name, value in self._learned.items():
+                value.copy_(weights[name])
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on, as tensors and numbers."""
+        return {"step": self.step, "weights": self.weights(), "optimizer": self._optimizer.state_dict()}
+
+    def resume(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.step = int(state["step"])
+        self.set_weights(state["weights"])
+        self._optimizer.load_state_dict(state["optimizer"])
+
+
+@torch.no_grad()
+def count_right(task: HeadTask, target: TargetModel, lessons: Sequence[Lesson]) -> tuple[int, int, int]:
+    """Of the drafts to be learned: how many the head has first, how many among its first three, how many there are.
+
+    Right is what the target itself finds likeliest at that place, as EAGLE's public code counts.
+    """
+    states = teach_states(target, lessons)
+    use = states.wanted[:, 2:]
+    best = task.logits(states)[use].topk(3, dim=-1).indices
+    head: Any = target.head
+    true = head(states.hidden[:, 1:-1][use].to(_dtype(head))).argmax(dim=-1)[:, None]
+    hits = best == true
+    return int(hits[:, 0].sum()), int(hits.sum()), int(use.sum())
+
+
+def _dtype(module: nn.Module) -> torch.dtype:
+    return next(module.parameters()).dtype

@@ -1,0 +1,150 @@
+"""From text, pictures and clips to model inputs: chat template, tokenizer, image and video processor.
+
+Knows the processor that ships with a checkpoint. Knows nothing of weights, slots or generation.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from models.inputs import video
+from models.inputs.clip import Clip
+from models.inputs.content import Content
+from models.inputs.lru import Recent
+from models.inputs.useful_side import useful_side_px
+
+ELSEWHERE = frozenset(
+    ("name_or_path", "vocab_file", "tokenizer_file", "merges_file", "is_local", "local_files_only", "chat_template")
+)
+"""Settings of a tokenizer that its token ids do not depend on: where it was found, and the template of prompts."""
+
+
+class PromptError(ValueError):
+    """A prompt that the processor refuses: wrong number of pictures, an unreadable template, no tokens."""
+
+
+class FrontEnd:
+    """A processor (vision-language) or a bare tokenizer (text), behind one surface."""
+
+    def __init__(self, processor: Any) -> None:
+        self.processor = processor
+        self.tokenizer = getattr(processor, "tokenizer", processor)
+        self.takes_images = self.tokenizer is not processor
+        self.takes_videos = isinstance(getattr(processor, video.VIDEO_PART, None), video.VideoProcessor)
+        self._recent: Recent[dict[str, Tensor]] = Recent(0)
+        # A target's prompts may be made on a thread of their own while its drafter's are made on another.
+        self._is_used = threading.Lock()
+
+    def keep(self, max_bytes: int) -> None:
+        """Keep what was made of the last prompts, up to so many bytes, as a second model reads them too."""
+        self._recent = Recent(max_bytes)
+
+    def reads_like(self, other: FrontEnd) -> bool:
+        """Whether both make the same of every prompt: equal processors, settings and tokenizers. False where a
+        tokenizer is not of the kind whose whole content can be told."""
+        if type(self.processor) is not type(other.processor):
+            return False
+        mine = self._settings()
+        return mine is not None and mine == other._settings()
+
+    def _settings(self) -> tuple[Any, ...] | None:
+        core = getattr(self.tokenizer, "backend_tokenizer", None)
+        if core is None:
+            return None
+        options = {name: str(value) for name, value in self.tokenizer.init_kwargs.items() if name not in ELSEWHERE}
+        return core.to_str(), options, self.processor.to_dict() if self.takes_images else None
+
+    @property
+    def useful_side_px(self) -> int | None:
+        """The longer side beyond which the processor has no use for an image or a frame; None where that is unknown.
+
+        See `models.inputs.useful_side`.
+        """
+        parts = (getattr(self.processor, name, None) for name in ("image_processor", video.VIDEO_PART))
+        return useful_side_px([part for part in parts if part is not None]) if self.takes_images else None
+
+    @property
+    def special_tokens(self) -> tuple[str, ...]:
+        """Texts that are read as one special token wherever they stand, the places of media among them."""
+        added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
+        places = (getattr(self.processor, f"{kind}_token", None) for kind in ("image", "video", "audio"))
+        found = {token.content for token in added if token.special} | {*self.tokenizer.all_special_tokens, *places}
+        return tuple(sorted(text for text in found if isinstance(text, str) and text))
+
+    def render(self, messages: Sequence[dict[str, Any]]) -> str:
+        """Messages → prompt text by the checkpoint's own chat template, with the turn to be answered opened.
+
+        Raises:
+            PromptError: there is no template, or it refuses these messages.
+        """
+        turns: list[dict[str, Any]] = list(messages)
+        if not self.takes_images:
+            turns = [{**turn, "content": _plain_text(turn["content"])} for turn in turns]
+        try:
+            text = self.processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates are programs: jinja errors, ValueErrors, KeyErrors alike
+            raise PromptError(f"the chat template refuses these messages: {error}") from error
+        return str(text)
+
+    def encode(
+        self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()
+    ) -> dict[str, Tensor]:
+        """Prompt, uint8 RGB images (height, width, 3) and clips → processor outputs for one sample (batch axis of 1).
+
+        Raises:
+            PromptError: the processor refuses them, or the model takes no images or no videos.
+        """
+        with self._is_used:
+            if not self._recent.max_bytes:
+                return self._encode(prompt, images, videos)
+            content = Content.shown(images, videos, prompt)
+            made = self._recent.get(content)
+            if made is None:
+                made = self._encode(prompt, images, videos)
+                self._recent.keep(content, made, sum(one.nbytes for one in made.values()))
+            # Whoever gets it may put other tensors in, but not write into these.
+            return dict(made)
+
+    def _encode(self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip]) -> dict[str, Tensor]:
+        bos = self.tokenizer.bos_token
+        # Templates that write the BOS themselves must not get a second one.
+        special = not (bos and prompt.startswith(bos))
+        if images and not self.takes_images:
+            raise PromptError(f"the model takes text only, but the sample has {len(images)} image(s)")
+        if videos and not self.takes_videos:
+            raise PromptError(f"the model takes no videos, but the sample has {len(videos)}")
+        shown: dict[str, Any] = {}
+        if images:
+            shown["images"] = [Image.fromarray(image) for image in images]
+        if videos:
+            shown["videos"] = [clip.frames for clip in videos]
+            shown["video_metadata"] = [video.metadata(clip) for clip in videos]
+        try:
+            if self.takes_images:
+                inputs = self.processor(text=prompt, add_special_tokens=special, return_tensors="pt", **shown)
+            else:
+                inputs = self.tokenizer(prompt, add_special_tokens=special, return_tensors="pt")
+        except Exception as error:  # third-party processors raise anything; the row, not the job, has to fail
+            raise PromptError(f"the processor refuses the prompt: {error}") from error
+        tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
+        if tensors["input_ids"].shape[1] == 0:
+            raise PromptError("the prompt holds no tokens")
+        return tensors
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Token ids → text without special tokens."""
+        return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+
+def _plain_text(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] for part in content if part["type"] == "text")

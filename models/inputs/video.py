@@ -1,0 +1,316 @@
+"""Clips as the vision towers of LLaVA-OneVision, Qwen2-VL, Qwen2.5-VL and Qwen3-VL want them, without torchvision.
+
+transformers' own video processors need torchvision, which does not import beside every build of torch, and decode
+files themselves. Here frames are at hand: what is left is their sizes, values and layout, in torch alone and equal to
+what those processors send. Knows settings and pixels; widening the placeholders in a text stays with each family's own
+processor, which takes a `VideoProcessor` for its video part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import BatchFeature, ProcessorMixin
+from transformers.image_utils import (
+    IMAGENET_STANDARD_MEAN,
+    IMAGENET_STANDARD_STD,
+    OPENAI_CLIP_MEAN,
+    OPENAI_CLIP_STD,
+    PILImageResampling,
+)
+from transformers.utils import PushToHubMixin
+from transformers.video_utils import VideoMetadata
+
+from models.inputs.clip import Clip
+
+VIDEO_PART = "video_processor"
+MODES = {PILImageResampling.BICUBIC: "bicubic", PILImageResampling.BILINEAR: "bilinear"}
+MAX_ASPECT_RATIO = 200
+
+COMMON = {
+    "do_resize": True,
+    "resample": int(PILImageResampling.BICUBIC),
+    "do_center_crop": None,
+    "crop_size": None,
+    "do_rescale": True,
+    "rescale_factor": 1 / 255,
+    "do_normalize": True,
+    "image_mean": OPENAI_CLIP_MEAN,
+    "image_std": OPENAI_CLIP_STD,
+}
+PATCHED = {**COMMON, "temporal_patch_size": 2, "merge_size": 2, "cap_pixels_per_frame": None}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "LlavaOnevisionVideoProcessor": {**COMMON, "size": {"height": 384, "width": 384}},
+    "Qwen2VLVideoProcessor": {
+        **PATCHED,
+        "patch_size": 14,
+        "size": {"shortest_edge": 128 * 28 * 28, "longest_edge": 28 * 28 * 768},
+        "max_video_tokens": 128_000,
+    },
+    "Qwen3VLVideoProcessor": {
+        **PATCHED,
+        "image_mean": IMAGENET_STANDARD_MEAN,
+        "image_std": IMAGENET_STANDARD_STD,
+        "patch_size": 16,
+        "size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768},
+        "max_video_tokens": 768,
+    },
+}
+"""What each of transformers' classes assumes where a checkpoint's settings say nothing (5.17 to 5.23)."""
+KIND_OF = {
+    "LlavaOnevisionProcessor": "LlavaOnevisionVideoProcessor",
+    "Qwen2VLProcessor": "Qwen2VLVideoProcessor",
+    "Qwen2_5_VLProcessor": "Qwen2VLVideoProcessor",
+    "Qwen3VLProcessor": "Qwen3VLVideoProcessor",
+}
+"""The video part of each processor class that has one we know."""
+
+
+class VideoSettingsError(ValueError):
+    """Settings of a video part that cannot be followed here; the message says which."""
+
+
+class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
+    """The video part of a processor; `kind` is the name of the class in transformers that it equals.
+
+    `settings` are that class's own, as they stand in `video_preprocessor_config.json` or under `video_processor` in
+    `processor_config.json`; what is not given is that class's default.
+
+    Raises:
+        VideoSettingsError: the class is not known here, or a setting asks for what it does not do.
+    """
+
+    _auto_class = None
+
+    def __init__(self, kind: str, **settings: Any) -> None:
+        if kind not in DEFAULTS:
+            raise VideoSettingsError(f"its video processor is {kind}; known are {', '.join(DEFAULTS)}")
+        self.kind = kind
+        self.given = settings
+        merged = {**DEFAULTS[kind], **{name: value for name, value in settings.items() if name in DEFAULTS[kind]}}
+        self.size = _size(kind, merged["size"], settings)
+        self.do_resize = bool(merged["do_resize"])
+        self.do_normalize = bool(merged["do_normalize"])
+        self.do_rescale = bool(merged["do_rescale"])
+        self.rescale_factor = float(merged["rescale_factor"])
+        self.image_mean = _channels("image_mean", merged["image_mean"])
+        self.image_std = _channels("image_std", merged["image_std"])
+        if self.do_resize and merged["resample"] not in MODES:
+            raise VideoSettingsError(
+                f"its video frames are resampled by filter {merged['resample']}, which is not done"
+            )
+        self.mode = MODES.get(merged["resample"], "")
+        if merged["do_center_crop"]:
+            raise VideoSettingsError("its video frames are cropped (do_center_crop), which is not done")
+        if self.is_patched:
+            self.patch_size = int(merged["patch_size"])
+            self.merge_size = int(merged["merge_size"])
+            self.temporal_patch_size = int(merged["temporal_patch_size"])
+            self.max_video_tokens = int(merged["max_video_tokens"])
+            self.cap_pixels_per_frame = bool(merged["cap_pixels_per_frame"])
+
+    @property
+    def is_patched(self) -> bool:
+        """Whether frames become flat patches with a grid beside them (the Qwen family)."""
+        return self.kind != "LlavaOnevisionVideoProcessor"
+
+    @property
+    def model_input_names(self) -> list[str]:
+        """What it sends to the model."""
+        return ["pixel_values_videos", "video_grid_thw"] if self.is_patched else ["pixel_values_videos"]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The settings as transformers writes them, so that its own class reads them back."""
+        return {**self.given, "video_processor_type": self.kind}
+
+    def __call__(
+        self, videos: Sequence[NDArray[np.uint8]], video_metadata: Sequence[VideoMetadata], **_options: Any
+    ) -> BatchFeature:
+        """Frames (T, height, width, 3) of each video and what `metadata` made of them → the model's inputs.
+
+        Raises:
+            ValueError: frames of a shape that the family refuses.
+        """
+        frames = [torch.from_numpy(np.ascontiguousarray(video)).permute(0, 3, 1, 2).contiguous() for video in videos]
+        if not self.is_patched:
+            shown = [self._values(self._resize(one)) for one in frames]
+            if len({tuple(one.shape) for one in shown}) > 1:
+                raise ValueError("all videos of one prompt must have the same number of frames for this model")
+            return BatchFeature({"pixel_values_videos": torch.stack(shown)})
+        patches, grids = zip(*(self._patches(self._values(self._resize(one))) for one in frames))
+        data: dict[str, Any] = {"pixel_values_videos": torch.cat(patches), "video_grid_thw": torch.tensor(grids)}
+        # Qwen3-VL writes times into its prompt as index / fps: with one index per second they are ours.
+        is_timed = self.kind == "Qwen3VLVideoProcessor"
+        data["video_metadata"] = [replace(one, fps=1.0) if is_timed else one for one in video_metadata]
+        return BatchFeature(data)
+
+    def _resize(self, frames: Tensor) -> Tensor:
+        """Frames (T, 3, H, W) uint8 in the family's size, by the same kernel of torch that torchvision calls."""
+        height, width = frames.shape[-2:]
+        new = self._target_size(frames.shape[0], height, width) if self.do_resize else (height, width)
+        if new == (height, width):
+            return frames
+        return F.interpolate(frames, new, mode=self.mode, align_corners=False, antialias=True)
+
+    def _target_size(self, num_frames: int, height: int, width: int) -> tuple[int, int]:
+        if not self.is_patched:
+            if "height" in self.size:
+                return self.size["height"], self.size["width"]
+            short, long = sorted((height, width))
+            new_short, new_long = self.size["shortest_edge"], int(self.size["shortest_edge"] * long / short)
+            return (new_short, new_long) if height <= width else (new_long, new_short)
+        factor = self.patch_size * self.merge_size
+        min_pixels, max_pixels = self.size["shortest_edge"], self.size["longest_edge"]
+        if self.kind == "Qwen2VLVideoProcessor":
+            if self.cap_pixels_per_frame:
+                budget = int(self.max_video_tokens * factor * factor * 0.9) * self.temporal_patch_size // num_frames
+                max_pixels = max(min(max_pixels, budget), int(min_pixels * 1.05))
+            return frame_size(height, width, factor, min_pixels, max_pixels)
+        if self.cap_pixels_per_frame:
+            share = min(self.max_video_tokens * factor * factor, max_pixels // num_frames)
+            max_pixels = max(share, int(min_pixels * 1.05)) * num_frames
+        return video_size(num_frames, height, width, self.temporal_patch_size, factor, min_pixels, max_pixels)
+
+    def _values(self, frames: Tensor) -> Tensor:
+        """uint8 → float32, rescaled and normalised in one go as transformers does."""
+        values = frames.to(torch.float32)
+        if self.do_normalize:
+            scale = 1.0 / self.rescale_factor if self.do_rescale else 1.0
+            mean = (torch.tensor(self.image_mean) * scale)[:, None, None]
+            std = (torch.tensor(self.image_std) * scale)[:, None, None]
+            return values.sub_(mean).div_(std)
+        return values.mul_(self.rescale_factor) if self.do_rescale else values
+
+    def _patches(self, frames: Tensor) -> tuple[Tensor, list[int]]:
+        """Frames (T, 3, H, W) → patches (t·h·w, 3·temporal·patch²) in merge order, and the grid [t, h, w]."""
+        temporal, patch, merge = self.temporal_patch_size, self.patch_size, self.merge_size
+        if missing := -frames.shape[0] % temporal:
+            frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
+        num_frames, channels, height, width = frames.shape
+        t, h, w = num_frames // temporal, height // patch, width // patch
+        cut = frames.view(t, temporal, channels, h // merge, merge, patch, w // merge, merge, patch)
+        flat = cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(t * h * w, channels * temporal * patch * patch)
+        return flat, [t, h, w]
+
+
+def metadata(clip: Clip) -> VideoMetadata:
+    """A clip's times in transformers' own words: frames that were all that there was, at the clip's sampled rate."""
+    return VideoMetadata(total_num_frames=len(clip.frames), fps=clip.fps, frames_indices=list(clip.timestamps_s))
+
+
+def frame_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """Qwen2-VL's size of a frame: sides divisible by `factor`, pixels within bounds, about the same shape.
+
+    Raises:
+        ValueError: one side is over 200 times the other.
+    """
+    _check_aspect(height, width)
+    h, w = round(height / factor) * factor, round(width / factor) * factor
+    if h * w > max_pixels:
+        return _shrink(height, width, factor, math.sqrt(height * width / max_pixels))
+    if h * w < min_pixels:
+        return _grow(height, width, factor, math.sqrt(min_pixels / (height * width)))
+    return h, w
+
+
+def video_size(
+    num_frames: int, height: int, width: int, temporal: int, factor: int, min_pixels: int, max_pixels: int
+) -> tuple[int, int]:
+    """Qwen3-VL's size of a frame, whose bounds count the pixels of all frames together.
+
+    Raises:
+        ValueError: fewer frames than one temporal patch, or one side is over 200 times the other.
+    """
+    if num_frames < temporal:
+        raise ValueError(f"a clip needs at least {temporal} frames for this model and has {num_frames}")
+    if height < factor or width < factor:
+        scale = max(factor / height, factor / width)
+        height, width = int(height * scale), int(width * scale)
+    _check_aspect(height, width)
+    h, w = round(height / factor) * factor, round(width / factor) * factor
+    pixels = round(num_frames / temporal) * temporal * h * w
+    if pixels > max_pixels:
+        return _shrink(height, width, factor, math.sqrt(num_frames * height * width / max_pixels))
+    if pixels < min_pixels:
+        return _grow(height, width, factor, math.sqrt(min_pixels / (num_frames * height * width)))
+    return h, w
+
+
+def _check_aspect(height: int, width: int) -> None:
+    if max(height, width) / min(height, width) > MAX_ASPECT_RATIO:
+        raise ValueError(f"frames of {width} x {height} are longer than {MAX_ASPECT_RATIO} times their shorter side")
+
+
+def _shrink(height: int, width: int, factor: int, beta: float) -> tuple[int, int]:
+    h, w = math.floor(height / beta / factor) * factor, math.floor(width / beta / factor) * factor
+    return max(factor, h), max(factor, w)
+
+
+def _grow(height: int, width: int, factor: int, beta: float) -> tuple[int, int]:
+    return math.ceil(height * beta / factor) * factor, math.ceil(width * beta / factor) * factor
+
+
+def _channels(name: str, value: Any) -> tuple[float, float, float]:
+    values = tuple(float(one) for one in (value if isinstance(value, (list, tuple)) else [value] * 3))
+    if len(values) != 3:
+        raise VideoSettingsError(f"{name} of its video processor has {len(values)} numbers and should have 3")
+    return values
+
+
+def _size(kind: str, size: Any, settings: Mapping[str, Any]) -> dict[str, int]:
+    """The size as a checked dict; old Qwen settings say `min_pixels` and `max_pixels` beside it."""
+    known = {name: int(value) for name, value in dict(size).items() if value is not None}
+    if kind == "Qwen2VLVideoProcessor":
+        for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
+            if settings.get(old) is not None:
+                known[new] = int(settings[old])
+    names = (
+        ({"shortest_edge", "longest_edge"},)
+        if kind != "LlavaOnevisionVideoProcessor"
+        else (
+            {"height", "width"},
+            {"shortest_edge"},
+        )
+    )
+    kept = {name: value for name, value in known.items() if name not in ("min_pixels", "max_pixels")}
+    if set(kept) not in names or min(kept.values()) < 1:
+        raise VideoSettingsError(f"the size of its video frames is {size}, which is not understood")
+    return kept
+
+
+# --- processors that hold one --------------------------------------------------------------------------------------
+
+
+class _OwnVideoPart(ProcessorMixin):  # type: ignore[misc]
+    """A processor whose video part is ours, or missing."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+        if argument_name == VIDEO_PART and (argument is None or isinstance(argument, VideoProcessor)):
+            return None
+        return super().check_argument_for_proper_class(argument_name, argument)
+
+
+def without_torchvision(processor_class: type[Any]) -> type[Any]:
+    """`processor_class`, which insists on a video part that needs torchvision, as a class that takes ours or none."""
+    return type(processor_class.__name__, (_OwnVideoPart, processor_class), {})
+
+
+def video_part(processor_class: type[Any], settings: Mapping[str, Any]) -> VideoProcessor:
+    """The video part of a checkpoint's processor by the settings in its files, which may be those for images.
+
+    Raises:
+        VideoSettingsError: it cannot be followed here.
+    """
+    kind = settings.get("video_processor_type") or KIND_OF.get(processor_class.__name__)
+    if kind is None:
+        raise VideoSettingsError(f"videos for a {processor_class.__name__} are not done")
+    names = {"video_processor_type", "image_processor_type", "feature_extractor_type", "processor_class", "auto_map"}
+    return VideoProcessor(kind, **{name: value for name, value in settings.items() if name not in names})

@@ -1,0 +1,275 @@
+"""A language model whose samples own slots of R cache rows: prefill, tree forwards, commits.
+
+Knows rows, positions and memory. Does not know what is drafted, accepted or sampled; target and drafter models are the
+same to it. Shapes: b active slots, R lanes, N nodes, D hidden, V vocabulary; r = b · R rows, slot-major.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.backends.attention import AttentionStep, mask_bias, tree_mask
+from models.backends.cache import RaggedCache
+from models.backends.cpu.attention import PLACE, can_place
+from models.backends.cuda.tree_attention import FirstPart, first_part, split
+from models.backends.forward import RunDecoder, run_decoder, take_over
+from models.inputs.prefix import Prefix
+from models.kv.prefill import PromptReader
+from models.kv.prefill_batching import Prefill
+
+NUM_AXES = 3
+"""Rotary axes of multimodal models: time, height and width."""
+WINDOW_STEP = 64
+"""Attention windows are rounded up to this many columns, so that few different shapes occur."""
+
+
+@dataclass(frozen=True)
+class SlotBatch:
+    """The active slots of one step, on the device and on the host.
+
+    `index` (b,) and `ids` are the same numbers; `num_generated` is how many tokens each has so far (the pending one
+    included), which bounds every row's length without asking the device.
+    """
+
+    index: Tensor
+    ids: tuple[int, ...]
+    num_generated: tuple[int, ...]
+    is_leading: bool = field(init=False)
+    """Whether the slots are exactly 0 … b − 1, so that what is kept per slot can be read as a view."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "is_leading", self.ids == tuple(range(len(self.ids))))
+
+    def of(self, memory: Tensor) -> Tensor:
+        """These slots' part (b, …) of what is kept per slot (S, …), to be read before any of it is written."""
+        return memory[: len(self.ids)] if self.is_leading else memory[self.index]
+
+    def put(self, memory: Tensor, values: Tensor) -> None:
+        """Write `values` (b, …) to these slots' part of what is kept per slot."""
+        if self.is_leading:
+            memory[: len(self.ids)] = values
+        else:
+            memory[self.index] = values
+
+    def add(self, memory: Tensor, values: Tensor, sign: int = 1) -> None:
+        """Add `values` (b,), or take them away, from these slots' part of what is kept per slot."""
+        if self.is_leading:
+            memory[: len(self.ids)].add_(values, alpha=sign)
+        else:
+            memory.index_add_(0, self.index, values, alpha=sign)
+
+    def some(self, ids: Collection[int]) -> SlotBatch:
+        """Those of its slots that `ids` names, in the batch's order."""
+        if len(ids) == len(self.ids):
+            return self
+        places = [place for place, slot in enumerate(self.ids) if slot in ids]
+        return SlotBatch(
+            self.index[torch.tensor(places, dtype=torch.long, device=self.index.device)],
+            tuple(self.ids[place] for place in places),
+            tuple(self.num_generated[place] for place in places),
+        )
+
+
+class LaneModel:
+    """One model with memory for `num_slots` samples of `num_lanes` rows and `capacity` columns each.
+
+    A slot's rows lie together in a block, at first in the slot's own place. Slots that decode together are moved to
+    the leading blocks, so that memory is always read as a view: where the blocks are is known here and nowhere else.
+    `run` stands for the decoder, and is the decoder itself by default.
+    """
+
+    def __init__(
+        self,
+        decoder: nn.Module,
+        head: nn.Module,
+        num_slots: int,
+        num_lanes: int,
+        capacity: int,
+        run: RunDecoder | None = None,
+    ) -> None:
+        self._run = run or partial(run_decoder, decoder)
+        self.decoder = decoder
+        self.head = head
+        self.num_lanes = num_lanes
+        device = next(decoder.parameters()).device
+        self.device = device
+        config: Any = decoder.config
+        self.cache = RaggedCache(num_slots * num_lanes, capacity, config.num_hidden_layers, device)
+        self.delta = torch.zeros(num_slots * num_lanes, dtype=torch.long, device=device)
+        # By row, what each of three axes (rows, 3) adds to positions; None until a prompt has positions of three axes.
+        self.axes: Tensor | None = None
+        self._prefix_lengths = [0] * num_slots
+        self._num_used_columns = 0
+        # What attends to committed columns, where that is a kernel of its own; known once memory is made.
+        self._first: FirstPart | None = None
+        self._block_of = list(range(num_slots))
+        self._blocks = torch.arange(num_slots, device=device)
+        self._numbers = torch.arange(max(num_slots * num_lanes, capacity), device=device)
+        take_over(decoder)
+
+    def rows(self, slots: SlotBatch) -> Tensor:
+        """Cache rows (b · R,) of the given slots."""
+        blocks = self._blocks[slots.index]
+        if self.num_lanes == 1:
+            return blocks
+        return (blocks[:, None] * self.num_lanes + self._numbers[: self.num_lanes]).flatten()
+
+    def first_row_of(self, slot: int) -> int:
+        """Where the slot's rows begin at present; a forward may move them."""
+        return self._block_of[slot] * self.num_lanes
+
+    def admit(
+        self,
+        slots: SlotBatch,
+        prefixes: Sequence[Sequence[Prefix]],
+        probe_attention: bool = False,
+        keep_hidden: bool = True,
+        max_tokens: int | None = None,
+    ) -> Prefill:
+        """Prefill fresh slots from `prefixes[i][lane]`; see `models.kv.prefill` for what is run how often.
+
+        `probe_attention` records attention to every column, `keep_hidden` keeps the states of all columns and not only
+        the last, and `max_tokens` bounds the columns of one forward; see `models.kv.prefill_batching.group_by_length`.
+        """
+        flat = [prefix for lanes in prefixes for prefix in lanes]
+        assert len(flat) == len(slots.ids) * self.num_lanes, (len(flat), len(slots.ids), self.num_lanes)
+        longest = max(prefix.length for prefix in flat)
+        assert longest <= self.cache.capacity, (longest, self.cache.capacity)
+        rows = self.rows(slots)
+        # A NaN that a former sample left in a masked column would still poison this one: 0 · NaN is NaN. Columns of
+        # the prompt itself are written anew.
+        self.cache.wipe(rows, min(prefix.length for prefix in flat), self._num_used_columns)
+        self._num_used_columns = max(self._num_used_columns, longest)
+        reader = PromptReader(self._run, self.cache, rows, probe_attention, keep_hidden, max_tokens)
+        source = reader.read(flat)
+        self._first = first_part(self.cache.keys, self.cache.values)
+        self.cache.lens[rows] = torch.tensor([prefix.num_kept for prefix in flat], device=self.device)
+        self.delta[rows] = torch.stack([prefix.position_offset for prefix in flat])
+        self._note_axes(rows, [prefix.axis_offsets for prefix in flat])
+        for slot, lanes in zip(slots.ids, prefixes, strict=True):
+            self._prefix_lengths[slot] = max(prefix.num_kept for prefix in lanes)
+        return Prefill(
+            torch.stack([reader.ends[first] for first in source]).view(len(slots.ids), self.num_lanes, -1),
+            reader.num_forwards,
+            tuple(reader.states[first] for first in source) if keep_hidden else (),
+            tuple(reader.received[first] for first in source) if probe_attention else (),
+        )
+
+    def empty(self, slots: SlotBatch) -> None:
+        """Let slots hold no columns, as if an empty prompt had been read."""
+        rows = self.rows(slots)
+        self.cache.wipe(rows, 0, self._num_used_columns)
+        self.delta[rows] = 0
+        if self.axes is not None:
+            self.axes[rows] = 0
+        for slot in slots.ids:
+            self._prefix_lengths[slot] = 0
+
+    def _note_axes(self, rows: Tensor, offsets: Sequence[Tensor | None]) -> None:
+        """Keep by how much the axes of these rows (r,) differ after their prompts."""
+        if self.axes is None and any(one is not None for one in offsets):
+            self.axes = self.delta.new_zeros(self.delta.shape[0], NUM_AXES)
+        if self.axes is not None:
+            none = self.axes.new_zeros(NUM_AXES)
+            self.axes[rows] = torch.stack([none if one is None else one for one in offsets])
+
+    def forward(self, slots: SlotBatch, tokens: Tensor, depth: Tensor, visible: Tensor, offset: int = 0) -> Tensor:
+        """Run N nodes of every slot: `tokens`, `depth` (b, N), `visible` (b, N, M) → hidden (b, R, N, D).
+
+        Node i is written to scratch column `offset + i` and reads the committed columns and the scratch columns that
+        `visible` marks. Its position is the row's next position plus `depth`.
+        """
+        embeds = self.decoder.get_input_embeddings()(self._spread(tokens))  # type: ignore[operator]
+        return self.forward_embeds(slots, embeds, depth, visible, offset)
+
+    def forward_embeds(
+        self, slots: SlotBatch, embeds: Tensor, depth: Tensor, visible: Tensor, offset: int = 0
+    ) -> Tensor:
+        """As `forward`, for nodes whose inputs are given: `embeds` (b · R, N, D), slot-major."""
+        b, num_nodes = depth.shape
+        is_mixed = self._lead(slots)
+        visible = self._spread(visible)
+        depth = self._spread(depth)
+        if is_mixed:
+            # Whose rows come when: inputs go into the order of the rows, states come back in that of the slots.
+            there = self._blocks[slots.index].argsort()
+            there = (there[:, None] * self.num_lanes + self._numbers[: self.num_lanes]).flatten()
+            embeds, depth, visible = embeds[there], depth[there], visible[there]
+        num_rows = b * self.num_lanes
+        rows, lens = self._numbers[:num_rows], self.cache.lens[:num_rows]
+        needed = max(self._prefix_lengths[s] + n for s, n in zip(slots.ids, slots.num_generated, strict=True))
+        window = min(-(-(needed + visible.shape[2]) // WINDOW_STEP) * WINDOW_STEP, self.cache.capacity)
+        self._num_used_columns = max(self._num_used_columns, window)
+        delta = self.delta[:num_rows]
+        bias = parts = None
+        if self._first is None and can_place(lens, embeds.dtype):
+            columns, positions, bias = PLACE(lens, delta, depth, visible, offset, window, embeds.dtype)
+        else:
+            columns = lens[:, None] + self._numbers[offset : offset + num_nodes]
+            positions = (lens + delta)[:, None] + depth
+            if self._first is None:
+                bias = mask_bias(tree_mask(lens, visible, window), embeds.dtype)
+            else:
+                num_heads: int = self.decoder.config.num_attention_heads  # type: ignore[union-attr, assignment]
+                parts = split(self._first, lens, visible, offset, self.cache.layer(0)[0], num_heads)
+        if self.axes is not None:
+            positions = positions + self.axes[:num_rows].T[:, :, None]
+        step = AttentionStep(self.cache, rows, columns, bias, window, num_rows, parts=parts)
+        hidden = self._run(embeds, positions, step, {}).view(b, self.num_lanes, num_nodes, -1)
+        return hidden[self._blocks[slots.index]] if is_mixed else hidden
+
+    def _lead(self, slots: SlotBatch) -> bool:
+        """Move the slots into the leading blocks; whether they come in another order there than in the batch."""
+        b = len(slots.ids)
+        holes = set(range(b)) - {self._block_of[slot] for slot in slots.ids}
+        if holes:
+            holder = {block: slot for slot, block in enumerate(self._block_of)}
+            for slot in slots.ids:
+                if self._block_of[slot] >= b:
+                    self._swap(slot, holder[holes.pop()])
+        return not self._are_leading(slots)
+
+    def _are_leading(self, slots: SlotBatch) -> bool:
+        """Whether each slot's block is its place in the batch."""
+        return all(self._block_of[slot] == place for place, slot in enumerate(slots.ids))
+
+    def _swap(self, one: int, other: int) -> None:
+        """Exchange the places of two slots."""
+        here, there = (
+            slice(self._block_of[slot] * self.num_lanes, (self._block_of[slot] + 1) * self.num_lanes)
+            for slot in (one, other)
+        )
+        for memory in (*self.cache.keys, *self.cache.values, self.cache.lens, self.delta, self.axes):
+            if memory is not None:
+                kept = memory[here].clone()
+                memory[here] = memory[there]
+                memory[there] = kept
+        self._block_of[one], self._block_of[other] = self._block_of[other], self._block_of[one]
+        self._blocks[one], self._blocks[other] = self._block_of[one], self._block_of[other]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Hidden states (…, D) → logits (…, V) in fp32."""
+        out: Tensor = self.head(hidden)
+        return out.float()
+
+    def commit(self, slots: SlotBatch, source: Tensor, keep: Tensor) -> None:
+        """Keep scratch columns `source` (b, P), the first `keep` (b,) of them, as each row's next columns; those that
+        stand there already where `source` has none."""
+        if source.shape[1] == 0 and self._are_leading(slots):
+            keep = self._spread(keep)
+            self.cache.lens[: keep.shape[0]].add_(keep)
+            return
+        rows = self.rows(slots)
+        source, keep = self._spread(source), self._spread(keep)
+        self.cache.compact(rows, source, keep)
+        self.cache.advance(rows, keep)
+
+    def _spread(self, values: Tensor) -> Tensor:
+        """(b, …) → (b · R, …)."""
+        return values if self.num_lanes == 1 else values.repeat_interleave(self.num_lanes, dim=0)

@@ -1,0 +1,169 @@
+"""Prompts into memory: each is run once, whole or from where it parts from its kin, and its columns lie in its row.
+
+Prompts of one origin that begin with the same tokens begin with the same columns: these are run for one of them, copied
+to the others, and what follows is run for all of them together, each behind its own copy. Knows prompts, rows and
+memory; no slots and nothing of what comes after a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.backends.attention import AttentionProbe, AttentionStep, mask_bias, tree_mask
+from models.backends.cache import RaggedCache
+from models.backends.forward import RunDecoder
+from models.inputs.prefix import Prefix
+from models.kv.prefill_batching import (
+    MAX_MASK,
+    Stem,
+    bounds_on,
+    find_stems,
+    first_of_each,
+    group_by_length,
+    mask_padding,
+    pad,
+    stack_deepstack,
+    stack_padding,
+    stack_positions,
+    text_after_images,
+)
+
+
+class PromptReader:
+    """Reads prompts into the emptied `rows` (r,) of a memory.
+
+    By place, for prompts that were run: `ends` (D,), the state at the end, `states` (L, D) of all columns where
+    `keep_hidden` asks for them, and `received` (L,), the mean attention to each column where `probe_attention` does.
+    """
+
+    def __init__(
+        self,
+        run: RunDecoder,
+        cache: RaggedCache,
+        rows: Tensor,
+        probe_attention: bool,
+        keep_hidden: bool,
+        max_tokens: int | None,
+    ) -> None:
+        self._run = run
+        self._cache = cache
+        self._rows = rows
+        self._probe_attention = probe_attention
+        self._keep_hidden = keep_hidden
+        self._max_tokens, self._max_padding = bounds_on(rows.device, max_tokens)
+        self.num_forwards = 0
+        self.ends: dict[int, Tensor] = {}
+        self.states: dict[int, Tensor] = {}
+        self.received: dict[int, Tensor] = {}
+
+    def read(self, prefixes: Sequence[Prefix]) -> list[int]:
+        """Fill every row with its prompt; returns the place of the prompt that was run for each."""
+        source = first_of_each(prefixes)
+        fresh = sorted(set(source))
+        # Attention to a column is a mean over the whole prompt's, so probed prompts are run whole.
+        stems = [] if self._probe_attention else find_stems(prefixes, fresh)
+        self._read_whole(prefixes, fresh, stems)
+        if stems:
+            self._follow(prefixes, stems)
+        copies = [place for place, first in enumerate(source) if place != first]
+        if copies:
+            self._copy([source[place] for place in copies], copies, max(prefix.length for prefix in prefixes))
+        return source
+
+    def _read_whole(self, prefixes: Sequence[Prefix], fresh: Sequence[int], stems: Sequence[Stem]) -> None:
+        """Run whole prompts, and of those with a stem the stem of the first."""
+        heads = {stem.places[0]: prefixes[stem.places[0]].head(stem.length) for stem in stems}
+        later = {place for stem in stems for place in stem.places[1:]}
+        places = [place for place in fresh if place not in later]
+        prompts = [heads.get(place, prefixes[place]) for place in places]
+        for group in group_by_length([prompt.length for prompt in prompts], self._max_tokens, self._max_padding):
+            some = [prompts[one] for one in group]
+            self._note([places[one] for one in group], some, *self._run_whole(self._at(places, group), some))
+
+    def _follow(self, prefixes: Sequence[Prefix], stems: Sequence[Stem]) -> None:
+        """Copy stems to the rows of their kin, and run what follows them."""
+        firsts = [stem.places[0] for stem in stems for _ in stem.places[1:]]
+        self._copy(firsts, [place for stem in stems for place in stem.places[1:]], max(stem.length for stem in stems))
+        starts = {place: stem.length for stem in stems for place in stem.places}
+        heads = {place: self.states.get(stem.places[0]) for stem in stems for place in stem.places}
+        places = list(starts)
+        rests = [prefixes[place].tail(starts[place]) for place in places]
+        # Masks are bounded too, which whole prompts do without.
+        widest = MAX_MASK // max(prefixes[place].length for place in places)
+        bound = widest if self._max_tokens is None else min(widest, self._max_tokens)
+        for group in group_by_length([rest.length for rest in rests], bound, self._max_padding):
+            some, behind = [rests[one] for one in group], [starts[places[one]] for one in group]
+            self._note([places[one] for one in group], some, self._run_behind(self._at(places, group), some, behind))
+        if self._keep_hidden:
+            for place in places:
+                head = heads[place]
+                assert head is not None
+                self.states[place] = torch.cat([head, self.states[place]])
+
+    def _run_whole(self, rows: Tensor, prefixes: Sequence[Prefix]) -> tuple[Tensor, Tensor | None]:
+        """One forward of whole prompts into `rows` (r,): states (r, L, D), and the attention that columns (r, L)
+        receive where it is asked for."""
+        longest = max(prefix.length for prefix in prefixes)
+        embeds = torch.stack([pad(prefix.embeds, longest) for prefix in prefixes])
+        padding = stack_padding(prefixes, longest)
+        assert padding is None or not self._probe_attention, "attention is not recorded over padded prompts"
+        probe = AttentionProbe(text_after_images(prefixes, longest)) if self._probe_attention else None
+        mask = None if padding is None else mask_bias(mask_padding(padding), embeds.dtype)
+        columns = torch.arange(longest, device=rows.device).repeat(len(prefixes), 1)
+        step = AttentionStep(self._cache, rows, columns, mask, longest, None, probe)
+        extra: dict[str, Any] = {}
+        if any(prefix.deepstack for prefix in prefixes):
+            extra["visual_pos_masks"] = torch.stack([pad(prefix.visual, longest) for prefix in prefixes])
+            extra["deepstack_visual_embeds"] = stack_deepstack(prefixes)
+        hidden = self._run(embeds, stack_positions(prefixes, longest), step, extra)
+        self.num_forwards += 1
+        if padding is not None:
+            # The columns that stay move to the front, in their order; what lies behind them is scratch.
+            kept = torch.tensor([prefix.num_kept for prefix in prefixes], device=rows.device)
+            self._cache.compact(rows, padding.to(torch.uint8).argsort(dim=1, stable=True), kept)
+        return hidden, None if probe is None else probe.mean()
+
+    def _run_behind(self, rows: Tensor, rests: Sequence[Prefix], starts: Sequence[int]) -> Tensor:
+        """One forward of what follows the first `starts` columns of `rows` (r,): states (r, N, D)."""
+        longest = max(rest.length for rest in rests)
+        embeds = torch.stack([pad(rest.embeds, longest) for rest in rests])
+        lens = torch.tensor(starts, device=rows.device)
+        place = torch.arange(longest, device=rows.device)
+        is_real = place < torch.tensor([rest.length for rest in rests], device=rows.device)[:, None]
+        # Nobody reads the column behind the last.
+        columns = torch.where(is_real, lens[:, None] + place, self._cache.capacity)
+        window = max(start + rest.length for start, rest in zip(starts, rests, strict=True))
+        causal = (place[:, None] >= place).expand(len(rests), -1, -1)
+        mask = mask_bias(tree_mask(lens, causal, window), embeds.dtype)
+        step = AttentionStep(self._cache, rows, columns, mask, window, None)
+        self.num_forwards += 1
+        return self._run(embeds, stack_positions(rests, longest), step, {})
+
+    def _note(
+        self, places: Sequence[int], run: Sequence[Prefix], hidden: Tensor, received: Tensor | None = None
+    ) -> None:
+        """Keep what one forward of `run` gave."""
+        last = torch.tensor([prefix.length - 1 for prefix in run], device=hidden.device)
+        ends = hidden[torch.arange(len(run), device=hidden.device), last]
+        for row, (place, prefix) in enumerate(zip(places, run, strict=True)):
+            self.ends[place] = ends[row]
+            if self._keep_hidden:
+                self.states[place] = hidden[row, : prefix.length]
+            if received is not None:
+                self.received[place] = received[row, : prefix.length]
+
+    def _at(self, places: Sequence[int], group: Sequence[int]) -> Tensor:
+        """The rows of `places[group]`; all of them in their order are what is at hand."""
+        wanted = [places[one] for one in group]
+        if wanted == list(range(self._rows.shape[0])):
+            return self._rows
+        return self._rows[torch.tensor(wanted, device=self._rows.device)]
+
+    def _copy(self, sources: Sequence[int], places: Sequence[int], num_columns: int) -> None:
+        """Copy the first columns of the rows of `sources` to those of `places`."""
+        there, here = torch.tensor([list(sources), list(places)], device=self._rows.device)
+        self._cache.copy(self._rows[there], self._rows[here], num_columns)

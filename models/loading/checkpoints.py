@@ -1,0 +1,279 @@
+"""Finding and loading checkpoints: a `save_pretrained` folder or a hub id, safetensors only, remote code off.
+
+Knows transformers' loaders. Does not know which of the two models a checkpoint is for, nor how it is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError, safe_open
+from torch import nn
+from transformers import (
+    AutoConfig,
+    AutoImageProcessor,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedConfig,
+)
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+from transformers.models.auto.video_processing_auto import get_video_processor_config
+
+from models.inputs.video import VIDEO_PART, VideoProcessor, VideoSettingsError, video_part, without_torchvision
+from models.loading.names import is_plain_name
+from models.loading.placement import spread
+from models.loading.quantization import quantise, why_not
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
+PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, unreadable or of a kind that cannot be run; the message names it."""
+
+
+@dataclass(frozen=True)
+class CheckpointRef:
+    """Where one model comes from: `path` is a folder or a hub id, `revision` a hub commit."""
+
+    path: str
+    revision: str | None = None
+    allow_remote_code: bool = False
+
+    # Not pathlib's, which raise for names that are too long or lie behind a closed door.
+    @property
+    def is_folder(self) -> bool:
+        return bool(self.path) and os.path.isdir(self.path)
+
+    @property
+    def is_file(self) -> bool:
+        return os.path.isfile(self.path)
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments that every transformers loader gets."""
+        if not self.is_folder and (self.path.startswith(("/", ".", "~")) or self.path.count("/") != 1):
+            raise CheckpointError(
+                f"{self.path or 'an empty path'}: no such folder (and not a hub id of the form owner/name)"
+            )
+        return {"revision": self.revision, "trust_remote_code": self.allow_remote_code}
+
+
+def read_config(ref: CheckpointRef) -> PreTrainedConfig:
+    """The checkpoint's `config.json`.
+
+    Raises:
+        CheckpointError: it is missing, cannot be understood, or names an architecture that would need remote code.
+    """
+    options = ref.options()
+    if ref.is_folder and not (Path(ref.path) / "config.json").is_file():
+        raise CheckpointError(f"{ref.path}: it holds no config.json, so it is not what save_pretrained writes")
+    try:
+        settings, _ = PreTrainedConfig.get_config_dict(ref.path, revision=ref.revision)
+        kind, brings_code = settings.get("model_type"), bool(settings.get("auto_map"))
+    except Exception as error:  # unreachable hubs, torn JSON and JSON that is no object raise three different families
+        reason = "it is no JSON object" if isinstance(error, AttributeError) else _first_line(error)
+        raise CheckpointError(f"{ref.path}: its config.json cannot be read: {reason}") from error
+    if not isinstance(kind, str | None):
+        raise CheckpointError(f"{ref.path}: model_type in its config.json must be text, not {kind!r}")
+    if kind not in CONFIG_MAPPING and not (brings_code and ref.allow_remote_code):
+        if brings_code:
+            raise CheckpointError(
+                f"{ref.path}: it brings code of its own, which runs only with allow_remote_code: true"
+            )
+        known_to = f"transformers {transformers.__version__}"
+        reason = f"{known_to} does not know its architecture {kind!r}" if kind else "its config.json has no model_type"
+        raise CheckpointError(f"{ref.path}: {reason}")
+    try:
+        return AutoConfig.from_pretrained(ref.path, **options)
+    except Exception as error:  # values of the wrong type are found by each configuration class in its own way
+        raise CheckpointError(f"{ref.path}: its config.json cannot be read: {_first_line(error)}") from error
+
+
+def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
+    """The processor of a vision-language checkpoint, or the tokenizer of a text one.
+
+    Raises:
+        CheckpointError: its files are missing or broken.
+    """
+    loader: Any = AutoProcessor if is_vision_language(config) else AutoTokenizer
+    own_class: Any = PROCESSOR_MAPPING.get(type(config), None)
+    if ref.is_folder and not any((Path(ref.path) / name).is_file() for name in TOKENIZER_FILES):
+        raise CheckpointError(f"{ref.path}: it holds no tokenizer: none of {', '.join(TOKENIZER_FILES)}")
+    try:
+        if loader is AutoProcessor and own_class is not None and VIDEO_PART in own_class.get_attributes():
+            return _read_with_own_video_part(ref, own_class)
+        return loader.from_pretrained(ref.path, **ref.options())
+    except Exception as error:  # the tokenizers library raises bare exceptions for a torn file
+        raise CheckpointError(f"{ref.path}: its processor cannot be read: {_first_line(error)}") from error
+
+
+def _read_with_own_video_part(ref: CheckpointRef, processor_class: Any) -> Any:
+    """The processor put together from its own files as transformers would, its video part ours.
+
+    A video part that we do not know is left out: such a checkpoint still reads images.
+    """
+    loaders: dict[str, Any] = {"image_processor": AutoImageProcessor, "tokenizer": AutoTokenizer}
+    options = ref.options()
+    parts = [
+        _read_video_part(ref, processor_class)
+        if part == VIDEO_PART
+        else loaders[part].from_pretrained(ref.path, **options)
+        for part in processor_class.get_attributes()
+    ]
+    settings, _ = processor_class.get_processor_dict(ref.path, **options)
+    return without_torchvision(processor_class).from_args_and_dict(parts, settings)
+
+
+def _read_video_part(ref: CheckpointRef, processor_class: Any) -> VideoProcessor | None:
+    try:
+        settings = get_video_processor_config(ref.path, revision=ref.revision)
+        return video_part(processor_class, settings)
+    except VideoSettingsError:
+        return None
+
+
+def load_weights(
+    ref: CheckpointRef,
+    config: PreTrainedConfig,
+    dtype: str,
+    device: torch.device,
+    others: Sequence[torch.device] = (),
+    reserved_bytes: int = 0,
+    quantization: str = "none",
+) -> nn.Module:
+    """Load a model in evaluation mode onto `device`; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
+
+    With `others` its layers are spread over those too; `reserved_bytes` of `device` are somebody else's. With a
+    `quantization` that is a key of `models.loading.quantization.KINDS` its decoder's weights are rounded before they
+    are placed.
+
+    Raises:
+        CheckpointError: weights are missing, torn, incomplete or not safetensors, or of no text or image-text model, or
+            cannot be rounded.
+    """
+    loader: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
+    options = ref.options()
+    known = is_vision_language(config) or config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    if not known and not ref.allow_remote_code:
+        raise CheckpointError(
+            f"{ref.path}: its architecture {config.model_type!r} generates no text from text or images"
+        )
+    if ref.is_folder:
+        _check_weight_files(Path(ref.path))
+    try:
+        model, report = loader.from_pretrained(
+            ref.path,
+            dtype=DTYPES.get(dtype, "auto"),
+            use_safetensors=True,
+            attn_implementation="sdpa",
+            output_loading_info=True,
+            **options,
+        )
+    except Exception as error:  # OSError, ValueError, RuntimeError: all mean the same to the user
+        reason = _first_line(error)
+        if "ignore_mismatched_sizes" in reason:
+            reason = "their shapes are not those that config.json asks for"
+        raise CheckpointError(f"{ref.path}: its weights cannot be loaded: {reason}") from error
+    if missing := sorted(report["missing_keys"]):
+        # transformers fills them with random numbers and says so in a warning only.
+        raise CheckpointError(f"{ref.path}: its weights lack {len(missing)} tensors, e.g. {missing[0]}")
+    for parameter in model.parameters():
+        parameter.requires_grad_(False)
+    placed: nn.Module = model.eval()
+    if quantization != "none":
+        _quantise(ref, placed.get_decoder(), device, quantization)  # type: ignore[operator]
+    if not others:
+        return placed.to(device)
+    decoder: Any = placed.get_decoder()  # type: ignore[operator]
+    if len(getattr(decoder, "layers", ())) != decoder.config.num_hidden_layers:
+        raise CheckpointError(f"{ref.path}: its layers cannot be told apart, so it runs on one device only")
+    spread(placed, decoder, (device, *others), reserved_bytes)
+    return placed
+
+
+def _quantise(ref: CheckpointRef, decoder: nn.Module, device: torch.device, kind: str) -> None:
+    reason = why_not(device, next(decoder.parameters()).dtype, kind)
+    if reason is None and quantise(decoder, kind) == 0:
+        reason = "none of its layers is a plain linear one of a width that the kernel takes"
+    if reason is not None:
+        raise CheckpointError(f"{ref.path}: quantization: its weights cannot be {kind}: {reason}")
+
+
+def check_index(where: str, index: Path) -> None:
+    """Refuse an index of shards that names anything but plain file names beside it.
+
+    Raises:
+        CheckpointError: it is no index, or names a path.
+    """
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CheckpointError(f"{where}: {index.name} is damaged: it maps no tensors to files") from error
+    for name in names:
+        if not is_plain_name(name):
+            raise CheckpointError(f"{where}: {index.name} names {str(name)[:100]!r}, which is no plain file name")
+
+
+def _check_weight_files(folder: Path) -> None:
+    """Look at the names and headers of a folder's weights, so that what is wrong with a file is said with its name."""
+    for index in sorted(folder.glob("*.index.json")):
+        check_index(str(folder), index)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickles = sorted(file.name for suffix in PICKLE_SUFFIXES for file in folder.glob(f"*{suffix}"))
+        if pickles:
+            raise CheckpointError(
+                f"{folder}: its weights are pickled ({pickles[0]}), and opening a pickle can run any code; only "
+                "safetensors are read"
+            )
+        raise CheckpointError(f"{folder}: it holds no .safetensors weights")
+    for file in files:
+        try:
+            with safe_open(file, framework="pt"):
+                pass
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{folder}: {file.name} is torn or not safetensors ({_first_line(error)})") from error
+
+
+def is_vision_language(config: PreTrainedConfig) -> bool:
+    """Whether transformers loads this architecture as an image-text-to-text model."""
+    return config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+
+def revision_of(ref: CheckpointRef, config: PreTrainedConfig) -> str:
+    """What identifies the weights: the hub commit, or a hash over names, sizes and headers of a folder's files."""
+    if not ref.is_folder:
+        return str(getattr(config, "_commit_hash", None) or ref.revision or "main")
+    digest = hashlib.sha256()
+    for file in sorted(Path(ref.path).iterdir()):
+        if file.suffix in {".json", ".safetensors", ".jinja", ".model", ".txt"}:
+            with file.open("rb") as stream:
+                # A whole 150 GB target is not read twice: the header names every tensor, its shape and offsets, and
+                # a sample from the end tells retrained weights of the same shape apart.
+                head = stream.read(1 << 20)
+                stream.seek(max(0, file.stat().st_size - (1 << 16)))
+                digest.update(f"{file.name}:{file.stat().st_size}:".encode() + head + stream.read())
+    return digest.hexdigest()[:16]
+
+
+def _first_line(error: BaseException) -> str:
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(":. ")

@@ -1,0 +1,137 @@
+"""Whether a decoder can run over ragged rows, found by sending two columns through it when it is loaded.
+
+Knows what `models.backends.attention` leaves out. Knows no architecture by name.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from models.loading.checkpoints import CheckpointError
+
+IMPLEMENTATION = "draftfleet_inspection"
+LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
+"""Types of rotary tables that transformers computes from the longest row of a batch."""
+SUPPORTED_LAYERS = frozenset({"full_attention"})
+LEFT_OUT = {
+    "sliding_window": "a sliding window",
+    "softcap": "soft-capped scores",
+    "s_aux": "attention sinks",
+    "position_bias": "a position bias",
+    "attention_mask": "a mask of its own",
+}
+"""Keyword arguments by which transformers' layers ask attention for more than plain causal mixing."""
+
+
+@dataclass
+class _Notes:
+    layers: list[int] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set)
+
+
+def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: str) -> None:
+    """Refuse a model whose layers are not all plain full attention, or that is more than `head` over `decoder`.
+
+    Raises:
+        CheckpointError: what the engine would leave out; names `name`.
+    """
+    config: Any = decoder.config
+    if kinds := sorted(_rotary_kinds(decoder) & LENGTH_DEPENDENT):
+        raise CheckpointError(
+            f"{name}: cannot be run: its rotary positions are of type {' and '.join(kinds)}, whose table "
+            "depends on the longest row of a batch"
+        )
+    layers = set(getattr(config, "layer_types", None) or SUPPORTED_LAYERS)
+    if not layers <= SUPPORTED_LAYERS:
+        raise _refusal(name, f"it has layers of type {', '.join(sorted(layers - SUPPORTED_LAYERS))}")
+    notes = _Notes()
+    ids = torch.tensor([[0, 1]], device=next(decoder.parameters()).device)
+    before = config._attn_implementation
+    try:
+        decoder.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
+        with torch.inference_mode():
+            ours = head(_states(decoder, ids, notes))
+            theirs = model(input_ids=ids, use_cache=False).logits
+        decoder.set_attn_implementation(before)  # type: ignore[operator]
+    except Exception as error:  # an unknown architecture may refuse embeddings, positions or the keyword, each its way
+        first_line = (str(error) or type(error).__name__).splitlines()[0]
+        raise _refusal(name, f"its decoder does not take embeddings and positions ({first_line})") from error
+    if notes.asked:
+        raise _refusal(name, f"its attention uses {' and '.join(sorted(LEFT_OUT[word] for word in notes.asked))}")
+    missing = sorted(set(range(config.num_hidden_layers)) - set(notes.layers))
+    if missing:
+        raise _refusal(name, f"its layers {', '.join(map(str, missing))} do not attend by transformers' interface")
+    finite = ours.isfinite() & theirs.isfinite()
+    difference = (ours - theirs).abs()[finite]
+    if difference.numel() and float(difference.max()) > 1e-2 * float(theirs[finite].abs().max()):
+        raise CheckpointError(f"{name}: cannot be run: its logits are not its output embedding over its last states")
+
+
+def parts_of(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
+    """The decoder and the output embedding of a model.
+
+    Raises:
+        CheckpointError: transformers does not give both, or the decoder has no embeddings or no layers of its own.
+    """
+    try:
+        decoder: Any = model.get_decoder()  # type: ignore[operator]
+        head: Any = model.get_output_embeddings()  # type: ignore[operator]
+        ready = decoder.get_input_embeddings() is not None and decoder.config.num_hidden_layers > 0
+        ready = ready and head is not None and head.weight.dim() == 2
+    except (AttributeError, NotImplementedError, TypeError):
+        ready = False
+    if not ready:
+        raise CheckpointError(
+            f"{name}: cannot be run: transformers shows no decoder with input embeddings and layers behind one output "
+            f"embedding in {type(model).__name__}"
+        )
+    return decoder, head
+
+
+def _rotary_kinds(decoder: nn.Module) -> set[str]:
+    """Types of rotary tables, by layer types where they differ."""
+    kinds: set[str] = set()
+    for module in decoder.modules():
+        kind = getattr(module, "rope_type", None)
+        kinds |= {str(one) for one in kind.values()} if isinstance(kind, dict) else {str(kind)} if kind else set()
+    return kinds
+
+
+def _states(decoder: nn.Module, ids: Tensor, notes: _Notes) -> Tensor:
+    embeds = decoder.get_input_embeddings()(ids)  # type: ignore[operator]
+    positions = torch.arange(ids.shape[1], device=ids.device)[None]
+    out = decoder(inputs_embeds=embeds, position_ids=positions, attention_mask=None, use_cache=False, notes=notes)
+    states: Tensor = out.last_hidden_state
+    return states
+
+
+def _refusal(name: str, reason: str) -> CheckpointError:
+    return CheckpointError(f"{name}: cannot be run: {reason}, and every layer has to be plain full attention")
+
+
+def _note(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    notes: _Notes | None = None,
+    **asked: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention contract: zeros (1, N, H, D_h), and a note of what was asked."""
+    if notes is not None:
+        notes.layers.append(int(module.layer_idx))  # type: ignore[arg-type]
+        notes.asked |= {word for word in LEFT_OUT if asked.get(word) is not None}
+        if attention_mask is not None:  # none was handed in
+            notes.asked.add("attention_mask")
+    batch, heads, nodes, _ = query.shape
+    return value.new_zeros(batch, nodes, heads, value.shape[3]), None
+
+
+# No mask function is registered under this name, so transformers builds no mask of its own.
+AttentionInterface.register(IMPLEMENTATION, _note)

@@ -1,0 +1,81 @@
+"""One model over several devices: which layer goes where, and how a forward gets from one device to the next.
+
+The first device holds all that is no layer (embeddings, vision, norm, head), and every forward begins and ends there:
+nobody but the layers, their memory and this module knows of others. Knows no checkpoint and no method.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.backends.attention import AttentionStep
+
+
+def balance(first_bytes: int, layer_bytes: Sequence[int], num_devices: int) -> tuple[int, ...]:
+    """The device of each layer, in order, so that the fullest device holds as little as can be.
+
+    The first device holds `first_bytes` beside its layers. Neighbours stay together: a forward crosses from each device
+    to the next once.
+    """
+    lowest, highest = max(first_bytes, *layer_bytes), first_bytes + sum(layer_bytes)
+    sizes = range(lowest, highest + 1)
+    smallest = sizes[bisect_left(sizes, True, key=lambda size: _fill(first_bytes, layer_bytes, size)[-1] < num_devices)]
+    return _fill(first_bytes, layer_bytes, smallest)
+
+
+def _fill(first_bytes: int, layer_bytes: Sequence[int], size: int) -> tuple[int, ...]:
+    """The device of each layer where every device takes what fits into `size` before the next one is begun."""
+    place, held, places = 0, first_bytes, []
+    for num_bytes in layer_bytes:
+        if held + num_bytes > size:
+            place, held = place + 1, 0
+        held += num_bytes
+        places.append(place)
+    return tuple(places)
+
+
+def spread(model: nn.Module, decoder: nn.Module, devices: Sequence[torch.device], reserved_bytes: int = 0) -> None:
+    """Move a model onto several devices; `reserved_bytes` of the first are somebody else's."""
+    layers: nn.ModuleList = decoder.layers  # type: ignore[assignment]
+    sizes = [_num_bytes(layer) for layer in layers]
+    places = balance(reserved_bytes + _num_bytes(model) - sum(sizes), sizes, len(devices))
+    for layer, place in zip(layers, places, strict=True):
+        layer.to(devices[place])
+    decoder.layers = nn.ModuleList()  # so that only the rest moves; its place among the modules stays
+    model.to(devices[0])
+    decoder.layers = layers
+    connect(list(layers), [devices[place] for place in places], devices[0])
+
+
+def connect(layers: Sequence[nn.Module], places: Sequence[torch.device], first: torch.device) -> None:
+    """Have each layer get its inputs on its own device, and the last one's output come back to the `first`."""
+    for layer, place in zip(layers, places, strict=True):
+
+        def fetch(
+            _layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], place: torch.device = place
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+            return moved(args, place), moved(kwargs, place)
+
+        layer.register_forward_pre_hook(fetch, with_kwargs=True)
+    layers[-1].register_forward_hook(lambda _layer, _args, output: moved(output, first))
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """The same with every tensor in it on a device."""
+    if isinstance(value, Tensor):
+        return value.to(device)
+    if isinstance(value, AttentionStep):
+        return value.on(device)
+    if isinstance(value, dict):
+        return {name: moved(part, device) for name, part in value.items()}
+    return tuple(moved(part, device) for part in value) if isinstance(value, tuple) else value
+
+
+def _num_bytes(module: nn.Module) -> int:
+    held = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in held.values())

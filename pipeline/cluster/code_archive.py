@@ -1,0 +1,91 @@
+"""What of this checkout travels to a cluster: one archive of the code, the presets and the shipped models.
+
+Folders are named, so that nothing else that lies in a checkout (data, results, an `.env`) is ever uploaded. Knows files
+and nothing of Ray.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from configs.load import ConfigError
+from pipeline.output.provenance import CODE_FOLDERS, ROOT
+
+SHIPPED_FOLDERS = (*CODE_FOLDERS, "zoo")
+SHIPPED_FILES = ("pyproject.toml",)
+MAX_ARCHIVE_BYTES = 100 * 1024**2
+"""What Ray's dashboard takes in one upload."""
+SUBMITTED = "submitted"
+"""Where the archive holds a job file that lies elsewhere."""
+_LEFT_OUT_FOLDERS = ("__pycache__",)
+_LEFT_OUT_SUFFIXES = (".pyc", ".pyo")
+_DENSE_SUFFIXES = (".safetensors", ".png", ".jpg", ".mp4", ".gz", ".zst", ".parquet")
+"""Which compressing would hardly make smaller."""
+# Equal content makes an equal archive, which Ray then knows by its hash and takes only once.
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+def pack(archive: Path, job_file: Path | None = None, root: Path = ROOT) -> str:
+    """Write the archive, and return where in it the job file lies (empty without one).
+
+    Raises:
+        ConfigError: the archive is larger than Ray takes; names the largest parts of it.
+    """
+    files = dict(shipped_files(root))
+    place = "" if job_file is None else place_of(job_file, root)
+    if job_file is not None:
+        files[place] = job_file
+    sizes: Counter[str] = Counter()
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as made:
+        for name, path in sorted(files.items()):
+            entry = zipfile.ZipInfo(name, _DATE)
+            entry.compress_type = zipfile.ZIP_STORED if path.suffix in _DENSE_SUFFIXES else zipfile.ZIP_DEFLATED
+            entry.external_attr = 0o644 << 16
+            made.writestr(entry, path.read_bytes())
+            sizes["/".join(Path(name).parts[:2])] += made.getinfo(name).compress_size
+    num_bytes = archive.stat().st_size
+    if num_bytes > MAX_ARCHIVE_BYTES:
+        largest = ", ".join(f"{name} {_mb(size)}" for name, size in sizes.most_common(3))
+        raise ConfigError(
+            f"the checkout to upload takes {_mb(num_bytes)}, and Ray takes {_mb(MAX_ARCHIVE_BYTES)} at most; the "
+            f"largest parts are {largest}. Move models and data out of {root}, and name them by absolute paths or URLs"
+        )
+    return place
+
+
+def shipped_files(root: Path = ROOT) -> Iterator[tuple[str, Path]]:
+    """Name in the archive and path of every file that travels; hidden files and links stay here."""
+    for name in SHIPPED_FILES:
+        if (root / name).is_file():
+            yield name, root / name
+    for top in SHIPPED_FOLDERS:
+        for folder, folders, names in os.walk(root / top):
+            folders[:] = sorted(name for name in folders if name[0] != "." and name not in _LEFT_OUT_FOLDERS)
+            for name in sorted(names):
+                path = Path(folder, name)
+                if name[0] != "." and path.suffix not in _LEFT_OUT_SUFFIXES and not path.is_symlink():
+                    yield path.relative_to(root).as_posix(), path
+
+
+def place_of(job_file: Path, root: Path = ROOT) -> str:
+    """Where the archive holds a job file: at its own place if that travels, else in a folder of its own."""
+    path = job_file.resolve()
+    if path.is_relative_to(root.resolve()):
+        inside = path.relative_to(root.resolve())
+        if inside.parts[0] in SHIPPED_FOLDERS:
+            return inside.as_posix()
+    return f"{SUBMITTED}/{path.name}"
+
+
+def is_shipped(path: str, root: Path = ROOT) -> bool:
+    """Whether a path relative to the checkout is among what travels."""
+    parts = Path(os.path.normpath(path)).parts
+    return bool(parts) and parts[0] in SHIPPED_FOLDERS and (root / path).exists()
+
+
+def _mb(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"

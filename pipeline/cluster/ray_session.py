@@ -1,0 +1,263 @@
+"""How a job reaches Ray: a private cluster on this machine that leaves nothing behind, or one that already runs.
+
+Owns the environment, the temporary folder and the console lines of Ray. Knows nothing of datasets, models or rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from configs.schema import Job
+from pipeline.cluster import code_archive, signals
+from pipeline.cluster import worker_logs as terminal
+
+if TYPE_CHECKING:
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+logger = logging.getLogger(__name__)
+
+MAX_LOCAL_OBJECT_STORE_BYTES = 4 * 1024**3
+MIN_LOCAL_OBJECT_STORE_BYTES = 128 * 1024**2
+INSIDE_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+# One for the life of the process, because Ray's client side reads it once.
+_TOKEN = secrets.token_hex(32)
+
+# Ray's C++ core prints this once per process at ERROR level whenever an actor may restart and got a reference. Ray Data
+# always passes one and holds it for as long as the dataset runs, so here it tells the user nothing.
+_RESTART_NOTICE = re.compile(rb"has constructor arguments in the object store and max_restarts > 0")
+# Said at WARNING level when Ray's own bars are off; the job draws its own.
+_OWN_PROGRESS = re.compile(r"^Progress bars (for operators )?disabled")
+
+
+@contextlib.contextmanager
+def session(job: Job, log_to_driver: bool = True, console: terminal.Console | None = None) -> Iterator[None]:
+    """Have Ray up inside the block: private and local, or joined at `job.ray_address`.
+
+    With a `console`, it gets what Ray and workers print. Without one and with `log_to_driver`, what workers print is
+    printed here, unless the job's log is to be JSON alone. A Ray that this very process has already initialised is used
+    as it is and left running, its processes unguarded.
+    """
+    import ray
+
+    if ray.is_initialized():
+        _quiet_console()
+        yield
+        return
+    is_local = job.ray_address == "local"
+    log_to_driver = console is not None or (log_to_driver and job.log == "text")
+    with contextlib.ExitStack() as stack:
+        if console is not None:
+            stack.enter_context(terminal.connected(console))
+        stack.enter_context(_private_local_ray(job, log_to_driver) if is_local else _joined_ray(job, log_to_driver))
+        _quiet_console()
+        if console is not None:
+            stack.enter_context(terminal.records_taken(console, _keep_line))
+        yield
+
+
+@contextlib.contextmanager
+def _private_local_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
+    """Start a Ray of our own: own token, own folder, no dashboard; stop it and delete the folder at the end."""
+    import ray
+
+    # Says at WARNING level that token authentication is on, which is what is wanted.
+    logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
+    folder = Path(tempfile.mkdtemp(prefix="df-", dir=_short_temporary_root()))
+    try:
+        with _environment(_private_environment(folder)):
+            with signals.handlers_kept():
+                ray.init(
+                    address="local",
+                    num_cpus=job.num_cpus or max(2, available_cpus()),
+                    include_dashboard=False,
+                    logging_level=logging.WARNING,
+                    log_to_driver=log_to_driver,
+                    runtime_env={"worker_process_setup_hook": _worker_setup(job)},
+                    _temp_dir=str(folder),
+                    **_object_store(folder),
+                )
+            try:
+                yield
+            finally:
+                ray.shutdown()
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _joined_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
+    """Join a running cluster; from a checkout, ship the working directory with the job."""
+    import ray
+
+    with _shipped_environment() as shipped:
+        runtime_env = {**(shipped or {}), "worker_process_setup_hook": _worker_setup(job)}
+        with signals.handlers_kept():
+            ray.init(
+                address=job.ray_address,
+                runtime_env=runtime_env,
+                logging_level=logging.WARNING,
+                log_to_driver=log_to_driver,
+            )
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _worker_setup(job: Job) -> Callable[[], None]:
+    """What every worker process of Ray calls first.
+
+    Ray calls it before it adds the driver's folder to the import path, so the function brings that path itself. Ray
+    replaces a worker whose call fails without end, so a worker that finds no code there prints why and runs unguarded.
+    """
+    max_silence_s, root = job.max_silence_s, str(Path(__file__).resolve().parents[2])
+
+    def draftfleet_worker_setup() -> None:
+        import sys
+
+        sys.path.append(root)
+        try:
+            from actors.serving import heartbeat
+        except ImportError as error:
+            print(f"draftfleet: job.max_silence_s does not guard this worker: {error}", file=sys.stderr)
+            return
+        heartbeat.set_up_worker(max_silence_s)
+
+    return draftfleet_worker_setup
+
+
+@contextlib.contextmanager
+def _shipped_environment() -> Iterator[dict[str, Any] | None]:
+    """The runtime environment that gives a remote cluster this checkout; none where Ray has brought it already."""
+    if INSIDE_SUBMITTED_JOB in os.environ:
+        yield None
+        return
+    with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
+        archive = Path(folder, "checkout.zip")
+        code_archive.pack(archive)
+        yield {"working_dir": str(archive)}
+
+
+def beside_driver() -> NodeAffinitySchedulingStrategy:
+    """Where an actor belongs that has to outlive every worker node: on the node of whoever calls this."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+
+
+def available_cpus() -> int:
+    """Cores that this process may use; a container's share is smaller than the machine."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _private_environment(folder: Path) -> dict[str, str | None]:
+    """Variables that keep the user's home, accounts and a Ray that runs elsewhere out of it; None removes one.
+
+    The token travels in the environment, so that `~/.ray` is neither read nor written, while the workers keep the
+    user's own HOME, where credentials of object stores and downloaded models live.
+    """
+    return {
+        "RAY_ADDRESS": None,
+        "RAY_AUTH_MODE": None,  # unset, a local Ray turns its token on by itself, also where Ray is imported already
+        "RAY_AUTH_TOKEN": _TOKEN,
+        "RAY_AUTH_TOKEN_PATH": None,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_USAGE_STATS_CONFIG_PATH": str(folder / "usage.json"),
+        "RAY_TMPDIR": str(folder),
+        # Tasks without GPUs see none; said by name, because Ray otherwise prints a notice that the default will change.
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
+    }
+
+
+@contextlib.contextmanager
+def _environment(changes: dict[str, str | None]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in changes}
+    _set_environment(changes)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: dict[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def _short_temporary_root() -> str | None:
+    """`/tmp` where there is one: Ray puts sockets below it, whose paths may not exceed about 100 characters."""
+    return "/tmp" if os.path.isdir("/tmp") and os.access("/tmp", os.W_OK) else None
+
+
+def _object_store(folder: Path) -> dict[str, Any]:
+    """Size and place of the object store: at most a quarter of the memory, on disk where shared memory is small."""
+    memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    size_bytes = max(MIN_LOCAL_OBJECT_STORE_BYTES, min(MAX_LOCAL_OBJECT_STORE_BYTES, memory_bytes // 4))
+    shared = Path("/dev/shm")
+    if sys.platform == "linux" and (not shared.is_dir() or shutil.disk_usage(shared).free < 1.25 * size_bytes):
+        return {"object_store_memory": size_bytes, "_plasma_directory": str(folder)}
+    return {"object_store_memory": size_bytes}
+
+
+def _quiet_console() -> None:
+    """Let only what a user must act on through to the console; Ray's log files keep everything."""
+    import ray.data  # configures the logger that is filtered here
+
+    for handler in logging.getLogger("ray.data").handlers:
+        if isinstance(handler, logging.StreamHandler) or type(handler).__name__ == "PlainRayHandler":
+            handler.setLevel(logging.WARNING)
+            if _keep_line not in handler.filters:
+                handler.addFilter(_keep_line)
+    _spend_restart_notice(ray)
+
+
+def _keep_line(record: logging.LogRecord) -> bool:
+    return not _OWN_PROGRESS.match(record.getMessage())
+
+
+_restart_notice_spent = False
+
+
+def _spend_restart_notice(ray: Any) -> None:
+    """Provoke Ray's once-per-process restart notice where it can be caught, and pass on whatever else was said."""
+    global _restart_notice_spent
+    if _restart_notice_spent:
+        return
+    _restart_notice_spent = True
+    # Demands a resource that exists nowhere, so that no process is ever started for it.
+    actor_class = ray.remote(max_restarts=1, num_cpus=0, resources={"draftfleet_nowhere": 1})(_Never)
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as caught:
+        stderr_copy = os.dup(2)
+        try:
+            os.dup2(caught.fileno(), 2)
+            actor = actor_class.remote(ray.put(None))
+        finally:
+            os.dup2(stderr_copy, 2)
+            os.close(stderr_copy)
+        caught.seek(0)
+        for line in caught:
+            if not _RESTART_NOTICE.search(line):
+                os.write(2, line)
+    ray.kill(actor)
+
+
+class _Never:
+    def __init__(self, argument: object) -> None:
+        raise AssertionError(f"an actor that no node can hold was started with {argument!r}")

@@ -1,0 +1,209 @@
+"""What Ray and the workers print: all of it goes to a log file, one line per event to the terminal.
+
+Ray prints stack traces, retries and the output of all workers on the driver's terminal. While `kept` runs, they are
+written to `_job/logs/attempt-N.log`, and the terminal shows: one line per worker process that died, the messages of
+this program's own loggers in workers, and the first line of each distinct warning or error of Ray, once. The error
+that ends a job is raised as before. Knows nothing of rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from actors.events import Events
+from actors.serving.heartbeat import OWN_PREFIX
+from pipeline.storage import access
+from pipeline.storage.output_dir import OutputDir
+
+LOGS = "_job/logs"
+MAX_LOG_BYTES = 64 * 1024**2
+"""Of one attempt's log file; what comes later is dropped, and the file ends with a line that says so."""
+MAX_SHOWN_CHARS = 300
+RAY_LOGGERS = ("ray", "ray.data", "ray.train")
+_CUT = b"the log has reached its largest size; further lines are dropped\n"
+_WORKER_DIED = re.compile(r"worker died or was killed.*?Worker PID: (\d+)", re.DOTALL)
+_LOW_MEMORY = re.compile(r"running low on memory|memory usage threshold", re.IGNORECASE)
+_RETRIED = re.compile(r"failed\. There are \S+ retries remaining")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_NUMBERS = re.compile(r"\b[0-9a-f]{8,}\b|\d+")
+# Errors of Ray's own bookkeeping tasks; no row depends on them.
+_UNHANDLED = "Unhandled error"
+_JSON_EVENT = '{"time": '
+
+
+class Console:
+    """Sorts lines into the log file and the terminal. Any thread may call."""
+
+    def __init__(self, path: Path, shown_path: str, events: Events) -> None:
+        self._path, self._shown_path, self._events = path, shown_path, events
+        self._lock = threading.Lock()
+        self._num_bytes = 0
+        self._is_closed = False
+        self._seen: set[str] = set()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was logged; then there is no file."""
+        return self._num_bytes == 0
+
+    def take(self, data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
+        """One batch of lines, in the form and with the signature of Ray's `print_to_stdstream`."""
+        pid, lines = data.get("pid"), [_ANSI.sub("", str(line)) for line in data.get("lines", ())]
+        name = data.get("actor_name") or data.get("task_name") or ""
+        who = str(pid) if pid in ("raylet", "autoscaler") else f"{name} pid={pid}, ip={data.get('ip')}".strip()
+        for line in lines:
+            if line.startswith(_JSON_EVENT):
+                continue  # written for the collectors of the nodes; see `actors.events`
+            self.log(f"({who}) {line}")
+            if pid == "raylet":
+                self._take_of_raylet(line)
+            elif pid == "autoscaler":
+                self._take_of_autoscaler(line)
+            elif line.startswith(OWN_PREFIX):
+                self.show(line.removeprefix(OWN_PREFIX), "worker_message", process=pid)
+
+    def _take_of_raylet(self, text: str) -> None:
+        died = _WORKER_DIED.search(text)
+        if died:
+            # The process number makes each death a line of its own.
+            self.show(f"worker process {died[1]} died; its work is run again", "worker_died", process=int(died[1]))
+        elif _LOW_MEMORY.search(text):
+            self.show(
+                "a worker process was killed because the node is low on memory; its work is run again", "low_memory"
+            )
+        elif not _RETRIED.search(text):
+            self.show_once(text)
+
+    def _take_of_autoscaler(self, line: str) -> None:
+        from ray._private.worker import filter_autoscaler_events
+
+        for event in filter_autoscaler_events([line]):
+            self.show_once(event)
+
+    def record(self, record: logging.LogRecord) -> None:
+        """A log record of Ray in the driver's process."""
+        text = _ANSI.sub("", logging.Formatter("%(levelname)s %(name)s: %(message)s").format(record))
+        self.log(text)
+        message = record.getMessage()
+        if not message.startswith(_UNHANDLED):
+            self.show_once(message)
+
+    def show_once(self, text: str) -> None:
+        """Show the first line of a message of Ray, unless one that differs only in numbers was shown before."""
+        first = next((line.strip() for line in text.splitlines() if line.strip()), "")
+        shape = _NUMBERS.sub("#", first)
+        with self._lock:
+            if not first or shape in self._seen:
+                return
+            self._seen.add(shape)
+        self.show(f"Ray: {_ANSI.sub('', first)}", "ray_message")
+
+    def show(self, text: str, event: str, **values: Any) -> None:
+        """One line on the terminal, with the path of the log; an event where the job's log is JSON."""
+        text = text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
+        if self._events.enabled:
+            self._events.say(event, "warning", message=text, log=self._shown_path, **values)
+            return
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # over the progress bar
+        # A terminal that is gone ends nothing.
+        with contextlib.suppress(OSError, ValueError):
+            print(f"{clear}{text} (log: {self._shown_path})", file=sys.stderr, flush=True)
+
+    def log(self, text: str) -> None:
+        """Append to the log file."""
+        line = f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n".encode(errors="replace")
+        try:
+            with self._lock:
+                if self._is_closed:
+                    return
+                self._is_closed = self._num_bytes + len(line) > MAX_LOG_BYTES
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("ab") as file:
+                    file.write(_CUT if self._is_closed else line)
+                self._num_bytes += len(line)
+        except OSError as error:  # ends no thread of Ray; a full disk ends the job where rows are written
+            with self._lock:
+                self._is_closed = True
+            self.show(f"the log cannot be written and ends here: {error}", "log_failed")
+
+
+class _Handler(logging.Handler):
+    def __init__(self, take: Callable[[logging.LogRecord], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._take = take
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._take(record)
+
+
+@contextlib.contextmanager
+def kept(output: OutputDir, attempt: int, events: Events) -> Iterator[Console]:
+    """A console for one attempt. The log of an output on a store is uploaded when the block ends."""
+    relative = f"{LOGS}/attempt-{attempt:06d}.log"
+    is_local = access.is_local(output.filesystem)
+    folder = None if is_local else tempfile.mkdtemp(prefix="draftfleet-log-")
+    path = Path(output.path(relative)) if folder is None else Path(folder, os.path.basename(relative))
+    console = Console(path, output.shown(relative), events)
+    try:
+        yield console
+    except Exception:
+        if not console.is_empty:
+            console.show("the job ends with an error; what Ray and the workers printed is kept", "logs_kept")
+        raise
+    finally:
+        if folder is not None:
+            if not console.is_empty:
+                try:
+                    output.write_bytes(relative, path.read_bytes())
+                except Exception as error:  # drivers of stores raise what they like; rows do not depend on the log
+                    console.show(f"the log cannot be uploaded: {access.reason_of(error)}", "log_failed")
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def connected(console: Console) -> Iterator[None]:
+    """Have `console` get what Ray would print, while the block runs. Enter before `ray.init`."""
+    import ray._private.worker as ray_worker
+    import ray.data  # noqa: F401 (configures the logger whose handlers are replaced)
+
+    printed = ray_worker.print_to_stdstream
+    ray_worker.print_to_stdstream = console.take
+    try:
+        yield
+    finally:
+        ray_worker.print_to_stdstream = printed
+
+
+@contextlib.contextmanager
+def records_taken(console: Console, keep: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
+    """Have `console` get the log records of Ray in this process that `keep` lets pass. Enter after `ray.init`."""
+    replaced: list[tuple[logging.Logger, list[logging.Handler]]] = []
+    handler = _Handler(console.record)
+    handler.addFilter(keep)
+    for name in RAY_LOGGERS:
+        logger = logging.getLogger(name)
+        if logger.handlers:
+            replaced.append((logger, list(logger.handlers)))
+            # Handlers that write Ray's own log files stay.
+            logger.handlers = [one for one in logger.handlers if not _is_of_terminal(one)] + [handler]
+    try:
+        yield
+    finally:
+        for logger, handlers in replaced:
+            logger.handlers = handlers
+
+
+def _is_of_terminal(handler: logging.Handler) -> bool:
+    is_stream = isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
+    return is_stream or type(handler).__name__ == "PlainRayHandler"

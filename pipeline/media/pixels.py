@@ -1,0 +1,206 @@
+"""One encoded image to uint8 RGB pixels: upright, alpha over white, shrunk. Knows Pillow; no rows and no Arrow.
+
+Runs in the decoders' process (`pipeline.media.video.child`), which holds no credentials; so nothing is imported here
+that the process does not need.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+# Pillow logs some damage as errors; the row's error says what is wrong with an image.
+logging.getLogger("PIL").setLevel(logging.CRITICAL)
+
+FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
+"""Accepted image formats; formats that run interpreters or embed files (EPS, PDF, ICO, …) are left out."""
+
+MAX_ASPECT = 200
+"""Processors that bring the shorter side to a fixed size would make gigabytes of a thread; Qwen's refuse the same."""
+DRAFT_FACTOR = 2
+"""A JPEG that is shrunk is decoded at 1/2, 1/4 or 1/8 of its size, but never below this many times the wanted size."""
+STRIP_ROWS = 512
+"""Rows of an image that are converted at a time, so that a conversion takes no second copy of the whole image."""
+
+_TURNS = {
+    2: (Image.Transpose.FLIP_LEFT_RIGHT,),
+    3: (Image.Transpose.ROTATE_180,),
+    4: (Image.Transpose.FLIP_TOP_BOTTOM,),
+    5: (Image.Transpose.TRANSPOSE,),
+    6: (Image.Transpose.ROTATE_270,),
+    7: (Image.Transpose.TRANSVERSE,),
+    8: (Image.Transpose.ROTATE_90,),
+}
+"""EXIF orientation to the operations that put the picture upright (Exif 2.3, tag 0x0112)."""
+_FIRST_SWAPPED = 5
+"""Orientations from this one on swap width and height."""
+
+
+class PixelError(ValueError):
+    """An image that cannot be decoded: one of the row's error codes, and a message for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
+    """One encoded image as uint8 RGB (height, width, 3): upright, alpha over white, first frame of several; shrunk
+    where its longer side exceeds `max_side_px`.
+
+    Raises:
+        PixelError: `not_an_image`, `image_too_large` (known before any pixel is decoded), `broken_image`,
+            `unsupported_image`.
+        MemoryError: the process has too little memory left.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        image = _open(data, max_pixels)
+        name = image.format
+        try:
+            stored = image.size
+            size = fitting(*stored, max_side_px)
+            if size != stored and name in ("JPEG", "MPO"):
+                image.draft(None, (DRAFT_FACTOR * size[0], DRAFT_FACTOR * size[1]))
+            with _LIBTIFF if name == "TIFF" else nullcontext():
+                image.load()
+            upright, is_drafted = _to_rgb(image), image.size != stored and name in ("JPEG", "MPO")
+            turn = _orientation(image)  # after loading, because a TIFF is turned by that
+            del image  # its pixels need not stay while copies are made
+            for operation in _TURNS.get(turn, ()):
+                upright = upright.transpose(operation)
+        except (PixelError, MemoryError):
+            raise
+        except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, …
+            raise PixelError("broken_image", f"the {name} image cannot be decoded: {error}") from None
+    if is_drafted:
+        wanted = size[::-1] if turn >= _FIRST_SWAPPED else size
+    else:
+        wanted = fitting(*upright.size, max_side_px)
+    if upright.size != wanted:
+        upright = upright.resize(wanted, Image.Resampling.LANCZOS)
+    return np.asarray(upright)
+
+
+def fitting(width: int, height: int, max_side_px: int | None) -> tuple[int, int]:
+    """Width and height of an image whose longer side is brought to `max_side_px` at most."""
+    longer = max(width, height)
+    if max_side_px is None or longer <= max_side_px:
+        return width, height
+    scale = max_side_px / longer
+    return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> Image.Image:
+    """The image with its header read and its size checked; Pillow's own pixel limit is replaced by ours meanwhile."""
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
+    try:
+        image = Image.open(io.BytesIO(data), formats=installed_formats())
+    except UnidentifiedImageError:
+        raise PixelError("not_an_image", f"{len(data)} bytes that are no image of a known format") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # a header that is recognised and then makes no sense
+        raise PixelError("broken_image", f"the image's header cannot be read: {error}") from None
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
+    if image.width * image.height > max_pixels:
+        raise PixelError(
+            "image_too_large",
+            f"{image.width} x {image.height} pixels are more than source.max_image_pixels ({max_pixels})",
+        )
+    if max(image.size) > MAX_ASPECT * min(image.size):
+        raise PixelError(
+            "unsupported_image", f"sides of {image.width} and {image.height} pixels are more than {MAX_ASPECT} to 1"
+        )
+    return image
+
+
+class _SilentStderr:
+    """Sends file descriptor 2 to nowhere: libtiff writes there by itself about damaged files. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._saved: int | None = None
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        try:
+            self._saved = os.dup(2)
+        except OSError:  # closed already: nothing to silence
+            self._saved = None
+            return
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+
+    def __exit__(self, *_: object) -> None:
+        if self._saved is not None:
+            os.dup2(self._saved, 2)
+            os.close(self._saved)
+        self._lock.release()
+
+
+_LIBTIFF = _SilentStderr()
+
+
+def installed_formats() -> list[str]:
+    """Those of `FORMATS` that this build of Pillow reads."""
+    Image.init()
+    return [name for name in FORMATS if name in Image.OPEN]
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    """The loaded image in mode RGB, alpha over white.
+
+    Raises:
+        PixelError: `unsupported_image` for pixels whose range or colour is not defined.
+    """
+    if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
+        return _by_strips(image, _from_16_bits)
+    if image.mode in ("I", "F", "LAB", "HSV"):
+        message = f"pixels of mode {image.mode!r} ({image.format}) have no agreed range or colour"
+        raise PixelError("unsupported_image", message)
+    if image.has_transparency_data:
+        return _by_strips(image, _over_white)
+    return image if image.mode == "RGB" else _by_strips(image, lambda strip: strip.convert("RGB"))
+
+
+def _by_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
+    """A conversion to RGB that looks at each pixel alone, done strip by strip."""
+    if image.height <= STRIP_ROWS:
+        return convert(image)
+    whole = Image.new("RGB", image.size)
+    for top in range(0, image.height, STRIP_ROWS):
+        box = (0, top, image.width, min(top + STRIP_ROWS, image.height))
+        whole.paste(convert(image.crop(box)), box)
+    return whole
+
+
+def _from_16_bits(image: Image.Image) -> Image.Image:
+    """Grey values up to 65535, which is white; Pillow's own conversion would cut everything above 255 off."""
+    grey = np.asarray(image).astype(np.int64).clip(0, 65535)
+    return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")
+
+
+def _over_white(image: Image.Image) -> Image.Image:
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+
+
+def _orientation(image: Image.Image) -> int:
+    """EXIF orientation 1 to 8; 1 where the EXIF block is damaged, which is no reason to lose the picture."""
+    try:
+        turn = int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:
+        return 1
+    return turn if turn in _TURNS else 1

@@ -1,0 +1,193 @@
+"""Cutting decoding tasks by decoded bytes: what a row weighs, and the filler rows by which Ray's cut follows weights.
+
+Ray cuts tables by rows alone, at places that the driver decides, and a retry cuts there again. So a row that weighs n
+units comes with n - 1 empty filler rows before it, and a cut after so many rows is a cut after so much weight. A weight
+follows from the row and the configuration alone: from the headers of images that the row holds, and from the largest
+size that is allowed for images that are fetched later. Reads headers in plain Python; decodes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from ray.data import Datasource, ReadTask
+
+from actors.media import FILLER_INDEX, without_fillers
+from configs.schema import Source
+from pipeline.media.image_size import size_of
+from pipeline.media.pixels import fitting
+from pipeline.media.video.clips import VideoOptions
+from pipeline.prompts.row_options import Asking
+from pipeline.rows.schemas import RowError
+
+SHARES = 6
+"""Into which `source.max_decoded_bytes` is divided. Encoded rows, their pixels, and the copy of the pixels that Ray
+makes: two shares each, because a task holds rows of one share and one row beyond that, which has a share at most."""
+CHANNELS = 3
+
+
+def share_of(max_decoded_bytes: int) -> int:
+    """Bytes of pixels, and of encoded media, that one row may have, and that all rows of one task together have before
+    another row goes to the next task."""
+    return max(1, max_decoded_bytes // SHARES)
+
+
+@dataclass(frozen=True)
+class Weigher:
+    """Weighs rows in units of which `batch_rows` make a task: of its bytes, and of the prompts that its rows become."""
+
+    batch_rows: int
+    share_bytes: int
+    max_image_pixels: int
+    max_side_px: int | None
+    video_bytes: int
+    clip_bytes: int
+    asking: Asking
+
+    @classmethod
+    def of(cls, source: Source, batch_rows: int, asking: Asking) -> Weigher:
+        """The weigher of a job on this source."""
+        side = source.max_side_px if isinstance(source.max_side_px, int) else None
+        return cls(
+            batch_rows,
+            share_of(source.max_decoded_bytes),
+            source.max_image_pixels,
+            side,
+            most_of_a_video(VideoOptions.of(source, "")),
+            most_of_a_clip(VideoOptions.of(source, "")),
+            asking,
+        )
+
+    @property
+    def rows_of_clips(self) -> int:
+        """How many clips of the largest size make a block."""
+        return max(1, min(self.batch_rows, self.share_bytes // self.clip_bytes))
+
+    def weights(self, table: pa.Table) -> list[int]:
+        """The weight of each row of a READ table, from 1 to `batch_rows`."""
+        codes = table["error_type"].to_pylist()
+        return [1 if code else self._weight(table, index) for index, code in enumerate(codes)]
+
+    def _weight(self, table: pa.Table, index: int) -> int:
+        images, videos = media_of(table, index)
+        num_prompts = 1
+        if self.asking.columns.prompts is not None or self.asking.columns.messages is not None:
+            try:
+                fields = json.loads(table["fields"][index].as_py())
+                questions, images, videos = self.asking.ask(fields, images, videos)
+            except RowError:
+                return 1
+            num_prompts = len(questions)
+        decoded = sum(map(self._decoded_bytes, images)) + self.video_bytes * len(videos)
+        encoded = sum(
+            one["bytes"].size for one in (*images, *videos) if isinstance(one, dict) and one["bytes"] is not None
+        )
+        by_bytes: int = -(-max(decoded, encoded) * self.batch_rows // self.share_bytes)
+        return max(1, min(self.batch_rows, max(by_bytes, num_prompts)))
+
+    def _decoded_bytes(self, image: dict[str, Any] | str) -> int:
+        """Bytes of an image's pixels; the most that they may be where its size is not known yet."""
+        data = None if isinstance(image, str) else image["bytes"]
+        size = None if data is None else size_of(memoryview(data))
+        if size is not None:
+            width, height = fitting(*size, self.max_side_px)
+            return CHANNELS * width * height
+        most = self.max_image_pixels
+        return CHANNELS * (most if self.max_side_px is None else min(most, self.max_side_px**2))
+
+    def with_fillers(self, table: pa.Table) -> pa.Table:
+        """The rows of a READ table, each after the fillers that its weight asks for."""
+        weights = self.weights(table)
+        if max(weights, default=1) == 1:
+            return table
+        fillers = _fillers(table.schema, self.batch_rows)
+        parts, start = [], 0
+        for index, weight in enumerate(weights):
+            if weight > 1:
+                parts += [table.slice(start, index - start), fillers.slice(0, weight - 1)]
+                start = index
+        return pa.concat_tables([*parts, table.slice(start)])
+
+
+def most_of_a_video(options: VideoOptions) -> int:
+    """Bytes of pixels that the shown frames of one video come to at most."""
+    sampling, limits = options.sampling, options.limits
+    if sampling.clip_s is not None:  # how many clips there are is known when it is decoded
+        return limits.max_decoded_bytes
+    return min(limits.max_decoded_bytes, most_of_a_clip(options))
+
+
+def most_of_a_clip(options: VideoOptions) -> int:
+    """Bytes of pixels that the shown frames of one clip come to at most."""
+    sampling, limits = options.sampling, options.limits
+    num_frames = sampling.num_frames or len(sampling.timestamps_s) or sampling.max_frames
+    pixels = limits.max_pixels if limits.max_side_px is None else min(limits.max_pixels, limits.max_side_px**2)
+    return min(limits.max_decoded_bytes, CHANNELS * pixels * num_frames)
+
+
+def media_of(table: pa.Table, index: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Images and videos of one row of a READ table, as dictionaries; encoded bytes are Arrow buffers, not copies."""
+    images, videos = (_cells(table[name][index]) for name in ("images", "videos"))
+    return images, videos
+
+
+def _cells(cell: pa.ListScalar) -> list[dict[str, Any]]:
+    values = cell.values
+    if values is None:
+        return []
+    names = [field.name for field in values.type]
+    return [{name: one[name].as_buffer() if name == "bytes" else one[name].as_py() for name in names} for one in values]
+
+
+def _fillers(schema: pa.Schema, count: int) -> pa.Table:
+    own: dict[str, Any] = {"sample_id": "", "source": "", "row_index": FILLER_INDEX, "fields": "{}"}
+    own |= {"images": [], "videos": [], "messages": "", "sampling": "", "error_type": "", "error_message": ""}
+    return pa.table({field.name: pa.array([own.get(field.name)] * count, field.type) for field in schema}, schema)
+
+
+def padded(function: Callable[[pa.Table], pa.Table], num_rows: int) -> Callable[[pa.Table], pa.Table]:
+    """The same function for tables with fillers, which it is not shown; what it makes gets fillers up to `num_rows`."""
+
+    def stage(table: pa.Table) -> pa.Table:
+        made = function(without_fillers(table))
+        missing = num_rows - made.num_rows
+        return made if missing <= 0 else pa.concat_tables([made, _fillers(made.schema, missing)])
+
+    return stage
+
+
+class Weighed(Datasource):  # type: ignore[misc]
+    """A source whose read tasks put fillers before heavy rows."""
+
+    def __init__(self, source: Datasource, weigher: Weigher) -> None:
+        super().__init__()
+        self._source, self._weigher = source, weigher
+
+    def get_name(self) -> str:
+        """The operator's name in progress bars."""
+        return str(self._source.get_name())
+
+    def estimate_inmemory_data_size(self) -> int | None:
+        """See the source."""
+        size: int | None = self._source.estimate_inmemory_data_size()
+        return size
+
+    def get_read_tasks(self, parallelism: int, *arguments: Any, **keywords: Any) -> list[ReadTask]:
+        """The source's read tasks, one for one."""
+        tasks: Sequence[ReadTask] = self._source.get_read_tasks(parallelism, *arguments, **keywords)
+        made = []
+        for task in tasks:
+            read = partial(_read, task, self._weigher)
+            read.__name__ = "read_span"  # type: ignore[attr-defined]  # Ray names tasks by it
+            made.append(ReadTask(read, task.metadata, schema=task.schema))
+        return made
+
+
+def _read(task: ReadTask, weigher: Weigher) -> Iterator[pa.Table]:
+    for table in task():
+        yield weigher.with_fillers(table)

@@ -1,0 +1,220 @@
+"""What is in a video file, found by demultiplexing alone: formats that are taken, times of frames, places to seek to.
+
+Everything goes through here before any decoder sees the file: the list of formats keeps out those that name other files
+or URLs (playlists), and times come from packets, never from a rate. Runs in the decoders' own process; knows no rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import av
+
+from pipeline.media.video.errors import VideoError as VideoError
+
+FORMATS = (
+    *("mov", "mp4", "m4a", "3gp", "3g2", "mj2"),
+    *("matroska", "webm", "avi", "mpegts", "mpeg", "flv", "asf", "ogg", "ivf", "gif"),
+    *("mpegvideo", "m4v", "h264", "hevc"),
+)
+"""FFmpeg's names of formats that hold their video themselves. Playlists (hls, dash, concat) and image patterns stay
+out: they open whatever file or URL they name."""
+KNOWN_STARTS = {
+    4: (b"ftyp", b"moov", b"mdat", b"wide", b"free"),
+    0: (b"\x1aE\xdf\xa3", b"RIFF", b"FLV", b"OggS", b"GIF8"),
+}
+IDR = 5
+
+
+@dataclass(frozen=True)
+class Video:
+    """One video stream: `ticks` are its frames' times in ascending order, in units of `tick_s`, the last shown for
+    `last_ticks` more. `keys` are the ticks of frames that decoding can start at, in the order of the file.
+
+    `is_timed` is False where the container stores no times: frames are then counted, at the stream's rate.
+    `restarts_cleanly`: what follows a key frame in the file needs nothing from before it.
+    """
+
+    path: str
+    stream: int
+    format: str
+    codec: str
+    width: int
+    height: int
+    ticks: tuple[int, ...]
+    keys: tuple[int, ...]
+    tick_s: Fraction
+    last_ticks: int
+    is_timed: bool
+    restarts_cleanly: bool
+
+    @property
+    def times_s(self) -> list[float]:
+        """When each frame is shown, in seconds from the first."""
+        return [float((tick - self.ticks[0]) * self.tick_s) for tick in self.ticks]
+
+    @property
+    def end_s(self) -> float:
+        """When the last frame ends."""
+        return float((self.ticks[-1] - self.ticks[0] + self.last_ticks) * self.tick_s)
+
+
+def open_container(path: str) -> Any:
+    """The file as PyAV's container; no format outside `FORMATS`, no protocol but files.
+
+    Raises:
+        VideoError: `not_a_video` or `broken_video`.
+    """
+    options = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "file", "enable_drefs": "0"}
+    try:
+        return av.open(path, options=options, metadata_errors="replace")
+    except av.error.FFmpegError as error:
+        with open(path, "rb") as file:
+            head = file.read(16)
+        known = any(head[at : at + len(start)] == start for at, starts in KNOWN_STARTS.items() for start in starts)
+        if known and not isinstance(error, av.error.ArgumentError):
+            raise VideoError("broken_video", f"the video's header cannot be read: {_reason(error)}") from None
+        raise VideoError("not_a_video", "the bytes are no video of a known format") from None
+
+
+def video_stream(container: Any) -> Any:
+    """The first stream of moving pictures; cover art is none.
+
+    Raises:
+        VideoError: `no_video_stream`, or `broken_video` where there is no stream at all.
+    """
+    for stream in container.streams.video:
+        if not stream.disposition & av.stream.Disposition.attached_pic:
+            return stream
+    if not container.streams:
+        raise VideoError("broken_video", "no stream is found in the file: it is damaged or cut short")
+    kinds = ", ".join(sorted({stream.type for stream in container.streams}))
+    raise VideoError("no_video_stream", f"the file holds {kinds}, and no moving picture")
+
+
+def probe(path: str, max_pixels: int) -> Video:
+    """Look at every packet of the video stream, and decode none.
+
+    Raises:
+        VideoError: `not_a_video`, `no_video_stream`, `video_too_large`, `unsupported_video`, or `broken_video` for a
+            file that is damaged or cut short.
+    """
+    with open_container(path) as container:
+        stream = video_stream(container)
+        context = stream.codec_context
+        if context is None:
+            raise VideoError("unsupported_video", "its codec is not known")
+        if context.width < 1 or context.height < 1:
+            raise VideoError("broken_video", "the video's frames have no size")
+        if context.width * context.height > max_pixels:
+            limit = f"source.max_image_pixels ({max_pixels})"
+            raise VideoError("video_too_large", f"frames of {context.width} x {context.height} are more than {limit}")
+        packets, num_hidden, reads_to_end = _packets(container, stream)
+        num_found, promised = len(packets) + num_hidden, stream.frames
+        if num_found and (not reads_to_end or num_found < promised):
+            found = f"{num_found} of {promised} frames" if promised else f"only {num_found} frames"
+            raise VideoError("broken_video", f"the file is damaged or cut short: {found} are there")
+        if not packets:
+            raise VideoError("broken_video", "the video has no frames")
+        return _described(path, container, stream, packets, num_hidden)
+
+
+@dataclass(frozen=True)
+class _Packet:
+    tick: int | None
+    duration: int
+    is_key: bool
+    is_clean: bool
+
+
+def _packets(container: Any, stream: Any) -> tuple[list[_Packet], int, bool]:
+    """Every packet whose frames are shown, how many there are that an edit list hides (videos that were trimmed without
+    encoding them again), and whether the file ended where it should."""
+    extradata = bytes(stream.codec_context.extradata or b"")
+    is_h264 = stream.codec_context.name == "h264"
+    packets: list[_Packet] = []
+    num_hidden = 0
+    try:
+        for packet in container.demux(stream):
+            if not packet.size:
+                continue
+            if packet.is_corrupt:
+                return packets, num_hidden, False
+            if packet.is_discard:
+                num_hidden += 1
+                continue
+            is_key = bool(packet.is_keyframe)
+            is_clean = not (is_key and is_h264) or IDR in nal_kinds(bytes(packet), extradata)
+            packets.append(_Packet(packet.pts, packet.duration or 0, is_key, is_clean))
+    except av.error.FFmpegError:
+        return packets, num_hidden, False
+    return packets, num_hidden, True
+
+
+def _described(path: str, container: Any, stream: Any, packets: list[_Packet], num_hidden: int) -> Video:
+    tick_s = Fraction(stream.time_base or Fraction(1, 25))
+    ticks = [packet.tick for packet in packets]
+    is_timed = all(tick is not None for tick in ticks) and len(set(ticks)) == len(ticks)
+    keys: tuple[int, ...] = ()
+    restarts_cleanly = is_timed
+    if is_timed:
+        shown = [tick for tick in ticks if tick is not None]
+        keys = tuple(tick for tick, packet in zip(shown, packets) if packet.is_key)
+        is_clean = all(packet.is_clean for packet in packets) and not _has_leading_frames(shown, packets)
+        restarts_cleanly = is_clean and not num_hidden  # what is shown first leans on what is hidden
+        ordered = sorted(shown)
+    else:
+        rate = stream.average_rate or stream.guessed_rate or Fraction(25)
+        tick_s = 1 / Fraction(rate)
+        ordered = list(range(len(packets)))
+    gaps = [later - earlier for earlier, later in pairwise(ordered)]
+    last = max((packet.duration for packet in packets if packet.tick == ordered[-1]), default=0) if is_timed else 1
+    return Video(
+        path=path,
+        stream=stream.index,
+        format=container.format.name,
+        codec=stream.codec_context.name,
+        width=stream.codec_context.width,
+        height=stream.codec_context.height,
+        ticks=tuple(ordered),
+        keys=keys,
+        tick_s=tick_s,
+        last_ticks=last or (sorted(gaps)[len(gaps) // 2] if gaps else 1),
+        is_timed=is_timed,
+        restarts_cleanly=restarts_cleanly,
+    )
+
+
+def _has_leading_frames(ticks: list[int], packets: list[_Packet]) -> bool:
+    """Whether some frame follows a key frame in the file and is shown before it (an open group of pictures)."""
+    key = None
+    for tick, packet in zip(ticks, packets):
+        if packet.is_key:
+            key = tick
+        elif key is not None and tick < key:
+            return True
+    return False
+
+
+def nal_kinds(data: bytes, extradata: bytes) -> set[int]:
+    """The kinds of H.264 units in one packet, whether they stand behind their lengths (avcC) or behind start codes."""
+    kinds: set[int] = set()
+    if len(extradata) > 4 and extradata[0] == 1:
+        width = (extradata[4] & 3) + 1
+        at = 0
+        while at + width < len(data):
+            kinds.add(data[at + width] & 31)
+            at += width + int.from_bytes(data[at : at + width], "big")
+        return kinds
+    at = data.find(b"\0\0\1")
+    while at >= 0 and at + 3 < len(data):
+        kinds.add(data[at + 3] & 31)
+        at = data.find(b"\0\0\1", at + 3)
+    return kinds
+
+
+def _reason(error: BaseException) -> str:
+    return str(getattr(error, "strerror", None) or error or type(error).__name__)

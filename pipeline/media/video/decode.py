@@ -1,0 +1,227 @@
+"""Frames out of a probed video, by one of three libraries behind one function, upright and already small.
+
+    pyav         any format that is taken; finds every frame by its time and says so when it is not there
+    decord       only where what follows a key frame needs nothing from before it: elsewhere decord 0.6 gives other
+                 frames than those asked for, without a word; and no rotated video, which it resizes into noise
+    torchcodec   likewise only there: it misses frames after a seek in streams that refresh piece by piece
+    auto         decord where it is right, PyAV for everything else
+
+Runs in the decoders' own process; knows no rows and no models.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from pipeline.media.video.container import Video, VideoError, open_container
+
+MODULES = {"pyav": "av", "decord": "decord", "torchcodec": "torchcodec"}
+SEEKABLE = ("mov", "matroska")
+"""Formats with an index of their key frames, in which decord and TorchCodec land where they should."""
+CLEAN_CODECS = ("h264", "hevc", "vp8", "vp9", "mpeg4")
+
+Frames = Iterator[NDArray[np.uint8]]
+
+
+def import_decoders(decoder: str) -> None:
+    """Load what this decoder needs, before the first video's time runs.
+
+    Raises:
+        ImportError: a library is missing or does not load.
+    """
+    if decoder in MODULES:
+        importlib.import_module(MODULES[decoder])
+    elif _has_decord():
+        importlib.import_module("decord")
+
+
+def _has_decord() -> bool:
+    return importlib.util.find_spec("decord") is not None
+
+
+def read_frames(video: Video, indices: Sequence[int], decoder: str, max_side_px: int | None) -> Frames:
+    """The frames number `indices` (ascending) of a video as uint8 RGB (height, width, 3), upright, one by one.
+
+    Raises:
+        VideoError: `broken_video` for a frame that cannot be decoded, `unsupported_video` for a video that this decoder
+            would get wrong.
+    """
+    reader: Callable[..., Frames] = _pyav
+    if decoder != "pyav":
+        refusal = _refusal(video)
+        if refusal and decoder != "auto":
+            raise VideoError("unsupported_video", f"{decoder} {refusal}; source.video.decoder: auto takes PyAV for it")
+        if not refusal and (decoder != "auto" or _has_decord()):
+            reader = _torchcodec if decoder == "torchcodec" else _decord
+    return reader(video, indices, partial(fitting_size, max_side_px=max_side_px))
+
+
+def fitting_size(width: int, height: int, max_side_px: int | None) -> tuple[int, int]:
+    """Width and height with the longer side at most `max_side_px`."""
+    if max_side_px is None or max(width, height) <= max_side_px:
+        return width, height
+    scale = max_side_px / max(width, height)
+    return max(1, round(width * scale)), max(1, round(height * scale))
+
+
+def _refusal(video: Video) -> str:
+    """Why only PyAV finds the right frames; empty where the others do."""
+    if not any(name in SEEKABLE for name in video.format.split(",")) or video.codec not in CLEAN_CODECS:
+        return f"does not find frames reliably in {video.codec} in {video.format.split(',')[0]}"
+    if not video.restarts_cleanly:
+        return "gives wrong frames of this video, whose frames lean on what lies before their key frame"
+    if rotation(video):
+        return "does not turn and shrink this rotated video"
+    return ""
+
+
+def rotation(video: Video) -> int:
+    """How many quarter turns counter-clockwise put the frames upright, by the first frame's display matrix."""
+    with open_container(video.path) as container:
+        for frame in _decoded(container, container.streams[video.stream]):
+            return _turns(frame)
+    raise VideoError("broken_video", "not one frame can be decoded")
+
+
+def _turns(frame: Any) -> int:
+    return int(round(frame.rotation / 90) % 4)
+
+
+# --- PyAV ----------------------------------------------------------------------------------------------------------
+
+
+def _decoded(container: Any, stream: Any) -> Iterator[Any]:
+    """Frames in the order they are shown, from where the container stands; damaged packets are passed over."""
+    try:
+        for packet in container.demux(stream):
+            try:
+                yield from packet.decode()
+            except av.error.InvalidDataError:
+                continue
+    except av.error.DecoderNotFoundError:
+        raise VideoError("unsupported_video", f"there is no decoder for {stream.codec_context.name}") from None
+    except av.error.FFmpegError as error:
+        raise VideoError("broken_video", f"the video cannot be decoded: {error.strerror or error}") from None
+
+
+def _pyav(video: Video, indices: Sequence[int], size_of: Callable[[int, int], tuple[int, int]]) -> Frames:
+    width, height = size_of(video.width, video.height)
+    with open_container(video.path) as container:
+        cursor = _Cursor(container, video)
+        last: tuple[int, NDArray[np.uint8]] | None = None
+        for index in indices:
+            if last is None or last[0] != index:
+                frame = cursor.frame(index)
+                pixels = frame.to_ndarray(format="rgb24", width=width, height=height, interpolation="BILINEAR")
+                last = index, np.ascontiguousarray(np.rot90(pixels, _turns(frame)))
+            yield last[1]
+
+
+class _Cursor:
+    """A place in a video that only goes forward: frames are asked for in the order they are shown."""
+
+    def __init__(self, container: Any, video: Video) -> None:
+        self._container = container
+        self._video = video
+        self._stream = container.streams[video.stream]
+        self._stream.thread_type = "NONE"
+        self._frames = _decoded(container, self._stream)
+        self._index = -1
+
+    def frame(self, index: int) -> Any:
+        """The frame of this number.
+
+        Raises:
+            VideoError: `broken_video`, it cannot be decoded.
+        """
+        found = self._frame_at(self._video.ticks[index]) if self._video.is_timed else self._frame_after(index)
+        if found is None:
+            shown = self._video.times_s[index]
+            raise VideoError("broken_video", f"the frame at {shown:g} s cannot be decoded")
+        self._index = index
+        return found
+
+    def _frame_after(self, index: int) -> Any:
+        """Where the container stores no times, frames are counted from the first."""
+        for _ in range(self._index + 1, index):
+            next(self._frames, None)
+        return next(self._frames, None)
+
+    def _frame_at(self, wanted: int) -> Any:
+        """The frame shown from tick `wanted` on.
+
+        Decoding goes on from where it stands, or starts again at the last key frame before the wanted one where that is
+        further ahead. Frames behind a key frame may still need what lies before it: where the wanted one then does not
+        come, decoding starts one key frame earlier, and at last from the beginning.
+        """
+        ticks = self._video.ticks
+        keys = sorted(key for key in self._video.keys if ticks[0] < key <= wanted)
+        here = ticks[self._index] if self._index >= 0 else ticks[0]
+        if keys and keys[-1] > here:
+            for key in reversed(keys):
+                found = self._come_to(wanted, key)
+                if found is not None:
+                    return found
+            return self._come_to(wanted, ticks[0])
+        return self._come_to(wanted)
+
+    def _come_to(self, wanted: int, start: int | None = None) -> Any:
+        """The frame of exactly this tick, from `start` on if given; None when a later one comes first, or none."""
+        if start is not None:
+            self._container.seek(start, stream=self._stream, backward=True)
+            self._frames = _decoded(self._container, self._stream)
+        for frame in self._frames:
+            if frame.pts == wanted:
+                return frame
+            if frame.pts is not None and frame.pts > wanted:
+                return None
+        return None
+
+
+# --- the others ----------------------------------------------------------------------------------------------------
+
+
+def _decord(video: Video, indices: Sequence[int], size_of: Callable[[int, int], tuple[int, int]]) -> Frames:
+    import decord
+
+    width, height = size_of(video.width, video.height)
+    try:
+        reader = decord.VideoReader(video.path, ctx=decord.cpu(0), width=width, height=height, num_threads=1)
+        if len(reader) != len(video.ticks):
+            message = f"decord counts {len(reader)} frames where the file has {len(video.ticks)}"
+            raise VideoError("broken_video", message)
+        for index in indices:
+            # Rows of some narrow frames end in padding, which decord takes for more channels: 48 pixels as 4 each.
+            rows = reader[index].asnumpy().reshape(height, -1)
+            yield rows[:, : width * 3].reshape(height, width, 3)
+    except decord.DECORDError as error:
+        raise VideoError("broken_video", f"the video cannot be decoded: {_last_line(error)}") from None
+
+
+def _torchcodec(video: Video, indices: Sequence[int], size_of: Callable[[int, int], tuple[int, int]]) -> Frames:
+    from torchcodec.decoders import VideoDecoder
+
+    try:
+        reader = VideoDecoder(video.path, num_ffmpeg_threads=1, dimension_order="NHWC")
+        if len(reader) != len(video.ticks):
+            message = f"TorchCodec counts {len(reader)} frames where the file has {len(video.ticks)}"
+            raise VideoError("broken_video", message)
+        for index in indices:
+            frame = Image.fromarray(reader[index].numpy())
+            size = size_of(*frame.size)
+            yield np.asarray(frame if size == frame.size else frame.resize(size, Image.Resampling.BILINEAR))
+    except (RuntimeError, IndexError) as error:
+        raise VideoError("broken_video", f"the video cannot be decoded: {_last_line(error)}") from None
+
+
+def _last_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

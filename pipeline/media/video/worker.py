@@ -1,0 +1,305 @@
+"""The supervisor of the decoders' process: a crash, a hang or a bomb costs one image or video.
+
+A process decodes at most so many files and is replaced when it has grown, because native decoders leak. Knows the
+messages on its pipes; no codec and no row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.media.video import messages
+from pipeline.media.video.sampling import Sampling
+from pipeline.rows.schemas import RowError
+
+ROOT = Path(__file__).resolve().parents[3]
+MODULE = "pipeline.media.video.child"
+START_TIMEOUT_S = 60.0
+GRACE_S = 0.5
+NO_VIDEOS = "none"
+"""The decoder of a process that is sent images only: it loads no video library."""
+WORKER_MAX_IMAGES = 20_000
+"""After so many images the process is replaced."""
+PIPE_BYTES = 1 << 20
+"""Asked for each pipe's buffer where the system lets one choose: fewer switches between the processes."""
+_SET_PIPE_BYTES = 1031  # F_SETPIPE_SZ of Linux, which `fcntl` names from Python 3.10 on there only
+KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV")
+"""What the child inherits of the environment: whatever reads hostile files gets no credentials."""
+
+
+class WorkerError(RuntimeError):
+    """The decoders' process cannot be started; no image or video is to blame."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one file and one process may take; see the fields of `source` and `source.video`."""
+
+    max_pixels: int = 64_000_000
+    max_side_px: int | None = None
+    max_decoded_bytes: int = 1 << 30
+    timeout_s: float = 60.0
+    worker_max_videos: int = 200
+    worker_max_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True)
+class DecodedClip:
+    """One clip of a video: `rgb` is uint8 (num_frames, height, width, 3), row-major; times count from its start."""
+
+    clip_index: int
+    num_clips: int
+    start_s: float
+    end_s: float
+    fps: float
+    timestamps_s: list[float]
+    num_frames: int
+    height: int
+    width: int
+    rgb: bytes | bytearray
+
+
+Take = Callable[[int], memoryview]
+"""Gives writable memory for so many bytes of pixels."""
+
+
+class DecoderWorker:
+    """Owns one decoders' process at a time, started when the first file comes; a process that was started for images
+    alone is replaced when a video comes."""
+
+    def __init__(self, decoder: str, sampling: Sampling, limits: Limits, command: Sequence[str] | None = None) -> None:
+        self._request = {
+            "decoder": decoder,
+            "sampling": asdict(sampling),
+            "max_pixels": limits.max_pixels,
+            "max_side_px": limits.max_side_px,
+            "max_decoded_bytes": limits.max_decoded_bytes,
+            "timeout_s": limits.timeout_s,
+        }
+        self._limits = limits
+        self._command = list(command or (sys.executable, "-m", MODULE))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._requests = self._answers = -1
+        self._num_videos = self._num_images = 0
+        self._takes_videos = False
+        self.num_started = 0
+        self.held_bytes = 0
+        """What the process had in memory after the last file; 0 where it is gone or the system does not say."""
+
+    def decode(self, path: str) -> list[DecodedClip]:
+        """The clips of the video at `path`.
+
+        Raises:
+            RowError: the codes of `pipeline.media.video.container.VideoError`, `no_such_frame`, `decoder_died`,
+                `decode_timeout`.
+            WorkerError: no process can be started.
+        """
+        process = self._running(takes_videos=True)
+        self._num_videos += 1
+        clips: list[DecodedClip] = []
+
+        def keep(header: dict[str, Any], rgb: bytes | bytearray | memoryview) -> None:
+            assert not isinstance(rgb, memoryview), "clips have memory of their own"
+            clips.append(DecodedClip(rgb=rgb, **header))
+
+        self._ask(process, self._request | {"path": path}, b"", keep)
+        return clips
+
+    def decode_image(
+        self, data: bytes | pa.Buffer, take: Take, max_decoded_bytes: int, row_limit: str = ""
+    ) -> tuple[int, int]:
+        """Decode one encoded image; its pixels go into the memory that `take` gives. Height and width.
+
+        `max_decoded_bytes` bounds its pixels; `row_limit` is what the error calls that bound.
+
+        Raises:
+            RowError: the codes of `pipeline.media.pixels.PixelError`, `row_too_large`, `decoder_died`,
+            `decode_timeout`. WorkerError: no process can be started.
+        """
+        process = self._running(takes_videos=False)
+        self._num_images += 1
+        sizes: list[tuple[int, int]] = []
+        request = {
+            "kind": "image",
+            "max_pixels": self._limits.max_pixels,
+            "max_side_px": self._limits.max_side_px,
+            "max_decoded_bytes": max_decoded_bytes,
+            "row_limit": row_limit,
+            "timeout_s": self._limits.timeout_s,
+        }
+        self._ask(process, request, data, lambda header, _: sizes.append((header["height"], header["width"])), take)
+        [size] = sizes
+        return size
+
+    def _ask(
+        self,
+        process: subprocess.Popen[bytes],
+        request: dict[str, Any],
+        data: bytes | pa.Buffer,
+        keep: Callable[[dict[str, Any], bytes | bytearray | memoryview], None],
+        take: Take | None = None,
+    ) -> None:
+        """Send one file and hand what comes back to `keep`, until the process says that this was all."""
+        what = "image" if request.get("kind") == "image" else "video"
+        deadline = time.monotonic() + self._limits.timeout_s
+        payload = memoryview(data)
+        try:
+            self._write(memoryview(messages.pack(request, payload.nbytes)), deadline)
+            self._write(payload, deadline)
+            while True:
+                header, got = messages.receive(lambda count: self._read(count, deadline), self._filled(take, deadline))
+                kind = header.pop("kind")
+                header.pop("num_bytes")
+                if kind in ("clip", "image"):
+                    keep(header, got)
+                    continue
+                self._recycle(process)
+                if kind == "error":
+                    raise RowError(header["code"], header["message"])
+                return
+        except (EOFError, BrokenPipeError):
+            raise RowError("decoder_died", f"the decoder's process {self._end()} while it had this {what}") from None
+        except TimeoutError:
+            self._end()
+            raise RowError("decode_timeout", f"decoding took more than {self._limits.timeout_s:g} s") from None
+
+    def close(self) -> None:
+        """End the process."""
+        self._end()
+
+    @property
+    def pid(self) -> int | None:
+        """The running process's number; None where there is none."""
+        return None if self._process is None else self._process.pid
+
+    # --- the process -----------------------------------------------------------------------------------------------
+
+    def _running(self, takes_videos: bool = True) -> subprocess.Popen[bytes]:
+        fits = self._takes_videos or not takes_videos
+        if fits and self._process is not None and self._process.poll() is None:
+            return self._process
+        self._end()
+        child_reads, self._requests = os.pipe()
+        self._answers, child_writes = os.pipe()
+        os.set_blocking(self._requests, False)
+        for pipe in (self._requests, self._answers):
+            with contextlib.suppress(OSError):  # a smaller buffer is slower and right
+                fcntl.fcntl(pipe, _SET_PIPE_BYTES, PIPE_BYTES)
+        self._takes_videos = takes_videos
+        environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
+        paths = [str(ROOT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        environment |= {"PYTHONPATH": os.pathsep.join(path for path in paths if path), "OMP_NUM_THREADS": "1"}
+        decoder = self._request["decoder"] if takes_videos else NO_VIDEOS
+        arguments = [child_reads, child_writes, self._limits.worker_max_bytes, decoder]
+        try:
+            self._process = subprocess.Popen(
+                [*self._command, *map(str, arguments)],
+                pass_fds=(child_reads, child_writes),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,  # decoders chatter about damage there; what is wrong is told by the row
+            )
+        finally:
+            os.close(child_reads)
+            os.close(child_writes)
+        self.num_started += 1
+        self._num_videos = self._num_images = 0
+        deadline = time.monotonic() + START_TIMEOUT_S
+        try:
+            header, _ = messages.receive(lambda count: self._read(count, deadline))
+        except (EOFError, TimeoutError):
+            raise WorkerError(f"the decoders' process {self._end()} before it was ready") from None
+        if header["kind"] != "ready":
+            self._end()
+            raise WorkerError(f"the decoders' process cannot start: {header['message']}")
+        return self._process
+
+    def _read(self, count: int, deadline: float) -> bytearray:
+        """Exactly `count` bytes of the answer."""
+        data = bytearray(count)
+        self._fill(memoryview(data), deadline)
+        return data
+
+    def _filled(self, take: Take | None, deadline: float) -> Callable[[int], bytearray | memoryview]:
+        """Reads the bytes that follow a header, into memory of `take` where that is given."""
+
+        def read(count: int) -> bytearray | memoryview:
+            if take is None or count == 0:
+                return self._read(count, deadline)
+            view = take(count)
+            self._fill(view, deadline)
+            return view
+
+        return read
+
+    def _write(self, data: memoryview, deadline: float) -> None:
+        """Send all of it; a process that no longer reads must not hold us up."""
+        data = data.cast("B") if data.nbytes else data
+        while data.nbytes:
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([], [self._requests], [], left)[1]:
+                raise TimeoutError
+            data = data[os.write(self._requests, data) :]
+
+    def _fill(self, view: memoryview, deadline: float) -> None:
+        """The next bytes of the answer, as many as the view holds."""
+        filled = 0
+        while filled < view.nbytes:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            ready, _, _ = select.select([self._answers], [], [], left)
+            if not ready:
+                raise TimeoutError
+            got = os.readv(self._answers, [view[filled:]])
+            if got == 0:
+                raise EOFError
+            filled += got
+
+    def _recycle(self, process: subprocess.Popen[bytes]) -> None:
+        """End a process that has decoded its share of files or holds half of what it may."""
+        self.held_bytes = resident_bytes(process.pid)
+        has_had_its_share = self._num_videos >= self._limits.worker_max_videos or self._num_images >= WORKER_MAX_IMAGES
+        if has_had_its_share or self.held_bytes > self._limits.worker_max_bytes // 2:
+            self._end()
+
+    def _end(self) -> str:
+        """End the process, if there is one, and say how it went."""
+        for descriptor in (self._requests, self._answers):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._requests = self._answers = -1
+        process, self._process = self._process, None
+        if process is None:
+            return "was not running"
+        try:
+            # One that waits for requests sees them closed and goes; one that died is already gone.
+            process.wait(timeout=GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        code = process.returncode
+        return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+def resident_bytes(pid: int) -> int:
+    """The resident memory of a process; 0 where it is gone or the system does not say."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
+    except (OSError, IndexError, ValueError):
+        return 0

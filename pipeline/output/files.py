@@ -1,0 +1,206 @@
+"""Result files: tables of rows as whole Parquet files whose footers say which attempt of which job made them.
+
+    data/part-NNNNNN.parquet                 rows with a result          (published, see `pipeline.output.publishing`)
+    errors/part-NNNNNN.parquet               rows with an `error_type`
+    _job/spool/aNNNN/NNNNNN-NN-data.parquet  finished rows that wait to be published, the same for errors
+
+Knows the footer, names and the split of rows; nothing of who calls and when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.storage import access
+from pipeline.storage.output_dir import DATA, ERRORS, JOB, OutputDir, as_json
+
+SPOOL = f"{JOB}/spool"
+CHECKSUMS = f"{JOB}/files"
+ATTEMPT_KEY, FINGERPRINT_KEY = b"draftfleet.attempt", b"draftfleet.config_fingerprint"
+NUM_READ_THREADS = 8
+_BATCH_ROWS = 1024
+_PUBLISHED = re.compile(r"part-(\d{6,})\.parquet")
+_SPOOLED = re.compile(r"a(\d{4,})/(\d{6,})-(\d\d+)-(data|errors)\.parquet")
+
+
+@dataclass(frozen=True)
+class Format:
+    """How tables of one job become files: their schema, which columns are the user's own, and Parquet's options."""
+
+    schema: pa.Schema
+    kept: frozenset[str] = frozenset()
+    compression: str = "zstd"
+    rows_per_group: int | None = None
+
+    def check(self, table: pa.Table) -> pa.Table:
+        """The table with exactly this schema.
+
+        Raises:
+            ValueError: its columns are others, or one of our own strings is null.
+        """
+        if table.schema.names != self.schema.names:
+            raise ValueError(f"a result block has the columns {table.schema.names}, not {self.schema.names}")
+        table = table.cast(self.schema)
+        for field in self.schema:
+            if field.type == pa.string() and field.name not in self.kept and table[field.name].null_count:
+                raise ValueError(f"the column {field.name!r} of a result block holds nulls")
+        return table
+
+    def serialise(self, table: pa.Table, attempt: int, fingerprint: str) -> pa.Buffer:
+        """The table as a whole Parquet file in memory, read back before it is let out."""
+        stamp = {ATTEMPT_KEY: str(attempt).encode(), FINGERPRINT_KEY: fingerprint.encode()}
+        table = table.replace_schema_metadata({**(self.schema.metadata or {}), **stamp})
+        sink = pa.BufferOutputStream()
+        pq.write_table(
+            table,
+            sink,
+            compression=self.compression,
+            row_group_size=self.rows_per_group,
+            write_page_checksum=True,
+        )
+        buffer = sink.getvalue()
+        metadata = pq.read_metadata(pa.BufferReader(buffer))
+        if metadata.num_rows != table.num_rows:
+            raise OSError(f"a Parquet file of {table.num_rows} rows reads back with {metadata.num_rows}")
+        return buffer
+
+
+def split(table: pa.Table) -> dict[str, pa.Table]:
+    """The rows that go to `data/` and those that go to `errors/`."""
+    failed = pc.not_equal(table["error_type"], "")
+    return {DATA: table.filter(pc.invert(failed)), ERRORS: table.filter(failed)}
+
+
+def parts(table: pa.Table, max_rows: int) -> list[pa.Table]:
+    """The table in slices of at most so many rows; none of an empty one."""
+    return [table.slice(start, max_rows) for start in range(0, table.num_rows, max_rows)]
+
+
+def published_name(folder: str, number: int) -> str:
+    """Where the file with this number lies."""
+    return f"{folder}/part-{number:06d}.parquet"
+
+
+def published_number(relative: str) -> int | None:
+    """The number of a published file, None where a name is none of ours."""
+    found = _PUBLISHED.fullmatch(relative.partition("/")[2])
+    return int(found[1]) if found else None
+
+
+def spool_folder(attempt: int) -> str:
+    """Where an attempt spools."""
+    return f"{SPOOL}/a{attempt:04d}"
+
+
+def spool_name(attempt: int, number: int, part: int, folder: str) -> str:
+    """Where finished rows for `data/` or `errors/` wait."""
+    return f"{spool_folder(attempt)}/{number:06d}-{part:02d}-{folder}.parquet"
+
+
+def spool_attempt(relative: str) -> int:
+    """The attempt that spooled a file, by its path below the output.
+
+    Raises:
+        ValueError: it is no spool file by its name.
+    """
+    found = _SPOOLED.fullmatch(relative.removeprefix(f"{SPOOL}/"))
+    if found is None:
+        raise ValueError(f"{relative} is no spool file")
+    return int(found[1])
+
+
+def list_published(output: OutputDir, folder: str) -> list[str]:
+    """All that lies in `data/` or `errors/`, by its path below the output; names of ours in their order."""
+    names = [f"{folder}/{name}" for name in output.list_files(folder)]
+    return sorted(names, key=lambda name: (published_number(name) or 0, name))
+
+
+def list_spooled(output: OutputDir, folder: str) -> list[str]:
+    """The spool files of all attempts for `data/` or `errors/`."""
+    found = [(name, _SPOOLED.fullmatch(name)) for name in output.list_files(SPOOL)]
+    return [f"{SPOOL}/{name}" for name, match in found if match and match[4] == folder]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a file turned out to be: some columns of it and who made it; `problem` says why it is none of ours."""
+
+    relative: str
+    table: pa.Table | None = None
+    attempt: int = 0
+    fingerprint: str = ""
+    problem: str = ""
+
+
+def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: bool = False) -> Found:
+    """Look at one file, which may be anything; with `whole` every page of every column is decoded, not only `columns`.
+
+    Raises:
+        OSError: the store does not answer; whether the file is whole is not known then.
+    """
+    if not relative.endswith(".parquet"):
+        return Found(relative, problem="it is no Parquet file by its name")
+    try:
+        with access.open_file(output.filesystem, output.path(relative)) as file:
+            parquet = pq.ParquetFile(file, page_checksum_verification=True)
+            footer = parquet.schema_arrow.metadata or {}
+            for _ in parquet.iter_batches(_BATCH_ROWS) if whole and ATTEMPT_KEY in footer else ():
+                pass
+            there = [name for name in columns if name in parquet.schema_arrow.names]
+            table = parquet.read(columns=there) if ATTEMPT_KEY in footer else None
+    except FileNotFoundError:
+        return Found(relative, problem="it is gone")
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        return Found(relative, problem=f"it is torn: {access.reason_of(error)}")
+    except OSError as error:
+        if type(error) is not OSError or error.errno is not None:  # Arrow's own have no number: damaged pages
+            raise
+        return Found(relative, problem=f"it is torn: {access.reason_of(error)}")
+    if table is None:
+        return Found(relative, problem="no job has signed it")
+    attempt = footer[ATTEMPT_KEY].decode()
+    return Found(relative, table, int(attempt) if attempt.isdecimal() else 0, footer[FINGERPRINT_KEY].decode())
+
+
+def read_all_found(
+    output: OutputDir, names: Sequence[str], columns: Sequence[str], whole: bool = False
+) -> Iterable[Found]:
+    """`read_found` of many files in order, some of them at once."""
+    with ThreadPoolExecutor(NUM_READ_THREADS) as pool:
+        for start in range(0, len(names), 4 * NUM_READ_THREADS):
+            yield from pool.map(
+                lambda name: read_found(output, name, columns, whole), names[start : start + 4 * NUM_READ_THREADS]
+            )
+
+
+def checksum_name(relative: str) -> str:
+    """Where the checksum of a published file lies."""
+    return f"{CHECKSUMS}/{relative}.json"
+
+
+def checksum_of(data: Any, num_rows: int) -> dict[str, Any]:
+    """The size, rows and SHA-256 that are noted of a published file."""
+    return {"sha256": hashlib.sha256(data).hexdigest(), "num_bytes": len(data), "num_rows": num_rows}
+
+
+def write_checksum(output: OutputDir, relative: str, data: Any, num_rows: int) -> None:
+    """Note the checksum of a file that has been published with these bytes, in place of what was noted before."""
+    output.write_json(checksum_name(relative), checksum_of(data, num_rows))
+
+
+def note_checksum(output: OutputDir, relative: str, data: Any, num_rows: int) -> bool:
+    """Note the checksum of a new file; False where another one is noted already, which stays."""
+    try:
+        output.create_bytes(checksum_name(relative), as_json(checksum_of(data, num_rows)))
+    except FileExistsError:
+        return False
+    return True

@@ -1,0 +1,208 @@
+"""Publishing: finished rows made durable in the spool, then put into `data/` and `errors/`, file after file.
+
+Published files are a sequence: number k is created where nothing is, after k − 1 is there, by one attempt at a time. A
+new attempt first puts an empty file at the next number. An older one that still lives fails there, sees whose file it
+is, and ends. So a driver that is thought dead can publish nothing any more, however late it wakes. A name of the
+sequence never becomes free again: a file that is set aside, or whose rows count no more, is replaced by an empty one.
+
+An attempt checks that no later one was taken immediately before every move, delete and overwrite. A store cannot do
+both in one step, so each of these acts is also harmless when it comes late: names carry the attempt or are never
+reused, and an overwrite only ever turns a published file into the same empty file.
+
+Everything here may run twice or be killed anywhere: the same rows under the same name give the same file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.output.files import (
+    Format,
+    checksum_name,
+    list_published,
+    note_checksum,
+    parts,
+    published_name,
+    published_number,
+    read_found,
+    split,
+    spool_name,
+    write_checksum,
+)
+from pipeline.output.inventory import Spooled
+from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
+
+
+class Fenced(RuntimeError):
+    """A later attempt has taken over."""
+
+
+@dataclass(frozen=True)
+class Press:
+    """What one attempt writes with; cheap to send to a worker."""
+
+    output: OutputDir
+    format: Format
+    attempt: int
+    fingerprint: str
+    rows_per_file: int = 10_000
+
+    def spool(self, number: int, tables: Sequence[pa.Table]) -> list[Spooled]:
+        """Make finished rows durable as the spool files with this number.
+
+        Raises:
+            ValueError: a table does not have the result schema.
+            OSError: a file could not be put.
+        """
+        table = pa.concat_tables([self.format.schema.empty_table(), *(self.format.check(one) for one in tables)])
+        done = []
+        for folder, all_rows in split(table).items():
+            for part, rows in enumerate(parts(all_rows, self.rows_per_file)):
+                relative = spool_name(self.attempt, number, part, folder)
+                self.output.write_bytes(relative, self.format.serialise(rows, self.attempt, self.fingerprint))
+                done.append(Spooled(relative, folder, rows.num_rows))
+        return done
+
+    def publish(self, folder: str, number: int, spooled: Sequence[Spooled]) -> int:
+        """Publish what these spool files hold under the first free number from this one on; gives that number.
+
+        Raises:
+            Fenced: a later attempt has taken over.
+            OSError: nothing has been published.
+        """
+        return self._create(folder, number, pa.concat_tables([self._read(one) for one in spooled]))
+
+    def _read(self, spooled: Spooled) -> pa.Table:
+        try:
+            data = self.output.read_bytes(spooled.relative)
+        except FileNotFoundError:
+            self.check_alone()  # a later attempt has published and removed it
+            raise
+        table = pq.read_table(pa.BufferReader(data), page_checksum_verification=True)
+        if spooled.drop:
+            table = table.filter(pc.invert(pc.is_in(table["sample_id"], value_set=pa.array(sorted(spooled.drop)))))
+        if table.num_rows != spooled.num_rows:
+            raise OSError(f"{spooled.relative} holds {table.num_rows} rows in place of {spooled.num_rows}")
+        return self.format.check(table)
+
+    def fence(self, folder: str) -> int:
+        """Shut every older attempt out of a folder; gives the next free number.
+
+        Raises:
+            Fenced: a later attempt has taken over.
+        """
+        numbers = [published_number(name) for name in list_published(self.output, folder)]
+        first = max((number + 1 for number in numbers if number is not None), default=0)
+        return self._create(folder, first, self.format.schema.empty_table()) + 1
+
+    def check_alone(self) -> None:
+        """End here when a later attempt has been taken.
+
+        Raises:
+            Fenced: it has.
+        """
+        newest = max(self.output.list_attempts(), default=self.attempt)
+        if newest > self.attempt:
+            raise Fenced(f"attempt {newest} of {self.output.shown()} has taken over from attempt {self.attempt}")
+
+    # --- what may destroy something: only while no later attempt has been taken ---
+
+    def remove(self, relative: str) -> None:
+        """Delete a file whose rows are published.
+
+        Raises:
+            Fenced: a later attempt has taken over; nothing was touched.
+        """
+        self.check_alone()
+        self.output.remove(relative)
+
+    def set_aside(self, relative: str) -> None:
+        """Move a file below `_job/aside/`; an empty file takes a published one's place in the sequence.
+
+        Raises:
+            Fenced: a later attempt has taken over; nothing was touched.
+        """
+        self.check_alone()
+        if published_number(relative) is None or relative.partition("/")[0] not in FOLDERS:
+            self.output.set_aside(relative)
+            return
+        empty = self._empty_file()
+        self.output.set_aside(relative, stand_in=empty)
+        write_checksum(self.output, relative, empty, 0)
+
+    def empty(self, relative: str) -> None:
+        """Replace a published file, whose rows count no more, by an empty one.
+
+        Raises:
+            Fenced: a later attempt has taken over; nothing was touched.
+        """
+        self.check_alone()
+        empty = self._empty_file()
+        self.output.write_bytes(relative, empty)
+        write_checksum(self.output, relative, empty, 0)
+
+    def write_job_file(self, relative: str, data: bytes) -> None:
+        """Write or replace a file of `_job/` that describes the newest attempt.
+
+        Raises:
+            Fenced: a later attempt has taken over; nothing was touched.
+        """
+        self.check_alone()
+        self.output.write_bytes(relative, data)
+
+    def _empty_file(self) -> pa.Buffer:
+        """The same bytes for every attempt, so that it does not matter which of two writes them last."""
+        attempts = self.output.list_attempts()
+        first = attempts[0] if attempts else self.attempt
+        fingerprint = str(self.output.read_attempt(first).get("config_fingerprint")) if attempts else self.fingerprint
+        return self.format.serialise(self.format.schema.empty_table(), first, fingerprint)
+
+    def publish_rows(self, folder: str, number: int, table: pa.Table) -> int:
+        """Publish rows that are in no spool file, as they are, under the first free number from this one on.
+
+        Raises:
+            Fenced: a later attempt has taken over.
+            OSError: nothing has been published.
+        """
+        return self._create(folder, number, table)
+
+    def rewrite(self, relative: str, table: pa.Table) -> None:
+        """Replace a published file; its checksum is taken away first, so that none is ever wrong.
+
+        Prefer `publish_rows` and `empty`: what this puts there late may bring rows back that a later attempt removed.
+
+        Raises:
+            Fenced: a later attempt has taken over; nothing was touched.
+        """
+        self.check_alone()
+        self.output.remove(checksum_name(relative))
+        data = self.format.serialise(table, self.attempt, self.fingerprint)
+        self.output.write_bytes(relative, data)
+        write_checksum(self.output, relative, data, table.num_rows)
+
+    def _create(self, folder: str, number: int, table: pa.Table) -> int:
+        data = self.format.serialise(table, self.attempt, self.fingerprint)
+        while True:
+            relative = published_name(folder, number)
+            try:
+                self.output.create_bytes(relative, data)
+            except FileExistsError:
+                there = read_found(self.output, relative, ())
+                if there.attempt > self.attempt:
+                    raise Fenced(
+                        f"attempt {there.attempt} of {self.output.shown()} has taken over from attempt {self.attempt}"
+                    ) from None
+                number += 1
+                continue
+            if not note_checksum(self.output, relative, data, table.num_rows):
+                self.check_alone()  # what is noted is of a file that was here once, or this one's and emptied since
+                write_checksum(self.output, relative, data, table.num_rows)
+            return number
+
+
+FOLDERS = (DATA, ERRORS)

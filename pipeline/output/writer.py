@@ -1,0 +1,203 @@
+"""Saving a running job's rows: what has finished is spooled within a bounded time, and full files are published.
+
+A thread of the driver decides when; blocks stay where they are until a task near them writes them. So the time bound
+moves no block of the graph. Knows blocks by reference and counts; files are `pipeline.output.publishing`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from configs.schema import Sink
+from pipeline.output.inventory import Spooled
+from pipeline.output.publishing import Press
+from pipeline.storage.output_dir import DATA, ERRORS
+
+MAX_HELD_BYTES = 256 * 1024**2
+"""Finished blocks are spooled at the latest when they come to this."""
+MAX_HURRIED_SECONDS = 1.0
+"""Finished rows wait no longer than this while a node drains: what is only there goes with it."""
+FENCE_CHECK_S = 30.0
+
+
+def spool(press: Press, number: int, *tables: Any) -> list[Spooled]:
+    """`Press.spool`, as a task whose tables Ray brings."""
+    return press.spool(number, tables)
+
+
+def publish(press: Press, folder: str, number: int, spooled: Sequence[Spooled]) -> int:
+    """`Press.publish`, as a task."""
+    return press.publish(folder, number, spooled)
+
+
+Call = Callable[..., Any]
+"""Runs a function with arguments, here or elsewhere, and gives its result."""
+
+
+def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
+    """In this process."""
+    return function(*arguments)
+
+
+def call_in_ray(function: Callable[..., Any], *arguments: Any) -> Any:
+    """As a Ray task that asks for no CPU: it must not wait for those that the graph holds."""
+    import ray
+
+    return ray.get(ray.remote(num_cpus=0)(function).remote(*arguments))
+
+
+@dataclass
+class _Held:
+    """Finished blocks that are in no file yet."""
+
+    blocks: list[Any] = field(default_factory=list)
+    num_rows: int = 0
+    num_bytes: int = 0
+    since_s: float = 0.0
+
+
+class Saver:
+    """Takes finished blocks from the graph's end; `waiting` are spool files of earlier attempts, `next_numbers` the
+    first free ones of published files.
+
+    As a context it saves at its end whatever it was given, also when the job fails, and publishes everything only when
+    it does not.
+
+    Raises (from `add` and at the end):
+        Fenced: a later attempt has taken over.
+        OSError: rows could not be written; what was spooled before stays.
+    """
+
+    def __init__(
+        self,
+        press: Press,
+        sink: Sink,
+        waiting: Iterable[Spooled] = (),
+        next_numbers: dict[str, int] | None = None,
+        call: Call = call_here,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._press, self._sink, self._call, self._clock = press, sink, call, clock
+        self._spooled: dict[str, list[Spooled]] = {DATA: [], ERRORS: []}
+        for one in waiting:
+            self._spooled[one.folder].append(one)
+        self._next = next_numbers or {DATA: 0, ERRORS: 0}
+        self._number = 0
+        self._held = _Held()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._hurried = False
+        self._failure: BaseException | None = None
+        self._checked_s = clock()
+        self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        try:
+            self._thread.join()
+        except BaseException:  # a signal; what is finished is saved all the same
+            self._thread.join()
+            raise
+        if kind is None:
+            self._raise()
+            self._press.check_alone()
+            self._publish(everything=True)
+
+    def add(self, blocks: Sequence[Any], num_rows: int, num_bytes: int) -> None:
+        """Take finished blocks; waits while more is held than one spool file takes."""
+        with self._changed:
+            try:
+                self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
+            except BaseException:  # a signal; these blocks are finished and are saved with the others
+                self._hold(blocks, num_rows, num_bytes)
+                raise
+            self._raise()
+            self._hold(blocks, num_rows, num_bytes)
+
+    def _hold(self, blocks: Sequence[Any], num_rows: int, num_bytes: int) -> None:
+        if not self._held.blocks:
+            self._held.since_s = self._clock()
+        self._held.blocks.extend(blocks)
+        self._held.num_rows += num_rows
+        self._held.num_bytes += num_bytes
+        self._changed.notify_all()
+
+    def hurry(self, hurried: bool) -> None:
+        """From now on save without delay, or as before again; any thread may call."""
+        with self._changed:
+            self._hurried = hurried
+            self._changed.notify_all()
+
+    def _raise(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _is_full(self) -> bool:
+        return self._held.num_rows >= self._sink.rows_per_file or self._held.num_bytes >= MAX_HELD_BYTES
+
+    def _run(self) -> None:
+        try:
+            while True:
+                held = self._take_due()
+                if held is None:
+                    return
+                self._save(held)
+                if not self._closing:
+                    self._publish(everything=False)
+        except BaseException as failure:  # told to whoever adds next, or at the end
+            with self._changed:
+                self._failure = failure
+                self._changed.notify_all()
+
+    def _take_due(self) -> _Held | None:
+        """What is to be spooled now, after waiting for it; None at the end."""
+        with self._changed:
+            while True:
+                age_s = self._clock() - self._held.since_s
+                bound_s = self._sink.max_unsaved_seconds
+                bound_s = min(bound_s, MAX_HURRIED_SECONDS) if self._hurried else bound_s
+                is_due = self._is_full() or age_s >= bound_s
+                if self._held.blocks and (is_due or self._closing):
+                    held, self._held = self._held, _Held()
+                    self._changed.notify_all()
+                    return held
+                if self._closing:
+                    return None
+                left_s = bound_s - age_s if self._held.blocks else None
+                self._changed.wait(left_s)
+
+    def _save(self, held: _Held) -> None:
+        if self._clock() - self._checked_s >= FENCE_CHECK_S:
+            self._press.check_alone()
+            self._checked_s = self._clock()
+        for one in self._call(spool, self._press, self._number, *held.blocks):
+            self._spooled[one.folder].append(one)
+        self._number += 1
+
+    def _publish(self, everything: bool) -> None:
+        """Publish full files, or all that is left; a file takes whole spool files, so some are not quite full."""
+        for folder, waiting in self._spooled.items():
+            while waiting and (everything or sum(one.num_rows for one in waiting) >= self._sink.rows_per_file):
+                waiting.sort(key=lambda one: -one.num_rows)  # so that small ones fill files up
+                taken: list[Spooled] = []
+                num_rows = 0
+                for one in waiting:
+                    if not taken or num_rows + one.num_rows <= self._sink.rows_per_file:
+                        num_rows += one.num_rows
+                        taken.append(one)
+                waiting[:] = [one for one in waiting if one not in taken]
+                number = self._call(publish, self._press, folder, self._next[folder], taken)
+                self._next[folder] = number + 1
+                for one in taken:
+                    self._press.remove(one.relative)

@@ -1,0 +1,152 @@
+"""Conversations that come with rows: two ways of writing them, read into chat messages and places for their media.
+
+    [{"role": "user", "content": "text"}]
+    [{"role": "user", "content": [{"type": "text", "text": …}, {"type": "image"}, {"type": "image", "url": …}]}]
+    [{"from": "human", "value": "<image>\\nWhat is this?"}]
+
+A place without a URI of its own takes the row's next image or video. Knows no template and no tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.prompts.templates import whole_text
+from pipeline.rows.schemas import RowError
+
+MAX_TURNS = 1000
+MAX_TEXT_CHARS = 16 * 1024 * 1024
+MEDIA = ("image", "video")
+_ROLES = {
+    **{name: name for name in ("system", "user", "assistant")},
+    **dict.fromkeys(("human",), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model"), "assistant"),
+}
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages whose content is a list of text, image and video parts, and by kind a URI or None for each place."""
+
+    messages: list[dict[str, Any]]
+    places: dict[str, list[str | None]]
+
+
+def read_conversation(value: Any, column: str) -> Conversation:
+    """One row's conversation; text is read as JSON.
+
+    Raises:
+        RowError: `missing_column_value`, or `invalid_value` for what is no conversation that ends with the user.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise _invalid(column, f"is no JSON: {error}") from None
+    if value is None or value == []:
+        raise RowError("missing_column_value", f"the column {column!r} has no conversation in this row")
+    if not isinstance(value, list) or len(value) > MAX_TURNS:
+        raise _invalid(column, f"is no list of up to {MAX_TURNS} turns")
+    messages: list[dict[str, Any]] = []
+    places: dict[str, list[str | None]] = {kind: [] for kind in MEDIA}
+    num_chars = 0
+    for number, turn in enumerate(value, start=1):
+        if not isinstance(turn, Mapping):
+            raise _invalid(column, f"has a turn {number} that is no object")
+        content = []
+        for part, uri in _parts(turn, f"turn {number}", column):
+            content.append(part)
+            num_chars += len(part.get("text", ""))
+            if part["type"] in MEDIA:
+                places[part["type"]].append(uri)
+        messages.append({"role": _role(turn, f"turn {number}", column), "content": content})
+    if num_chars > MAX_TEXT_CHARS:
+        raise _invalid(column, f"has more than {MAX_TEXT_CHARS} characters")
+    if messages[-1]["role"] != "user":
+        raise _invalid(column, "does not end with a turn of the user, which the model then answers")
+    return Conversation(messages, places)
+
+
+def _role(turn: Mapping[str, Any], where: str, column: str) -> str:
+    role = turn.get("role") or turn.get("from")
+    if not isinstance(role, str) or role.lower() not in _ROLES:
+        raise _invalid(column, f"has the role {role!r:.50} in {where}; roles are {', '.join(_ROLES)}")
+    return _ROLES[role.lower()]
+
+
+def _parts(turn: Mapping[str, Any], where: str, column: str) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """The parts of a turn's content, each with its URI where it has one."""
+    if turn.get("content") is None and isinstance(turn.get("value"), str):
+        yield from _marked_parts(turn["value"])
+        return
+    content = turn.get("content")
+    parts = content if isinstance(content, list) else [content]
+    for part in parts:
+        if isinstance(part, str):
+            yield {"type": "text", "text": whole_text(part)}, None
+            continue
+        if not isinstance(part, Mapping):
+            raise _invalid(column, f"has content in {where} that is neither text nor a list of parts")
+        kind = str(part.get("type") or "").removesuffix("_url").removeprefix("input_")
+        if kind == "text" and isinstance(part.get("text"), str):
+            yield {"type": "text", "text": whole_text(part["text"])}, None
+        elif kind in MEDIA:
+            yield {"type": kind}, _uri_of(part, kind, where, column)
+        else:
+            raise _invalid(column, f"has a part of type {part.get('type')!r:.50} in {where}")
+
+
+def _uri_of(part: Mapping[str, Any], kind: str, where: str, column: str) -> str | None:
+    for name in (kind, f"{kind}_url", "url", "path", "uri"):
+        found = part.get(name)
+        if isinstance(found, Mapping):
+            found = found.get("url")
+        if isinstance(found, str) and found:
+            return whole_text(found)
+        if found is not None and found != "":
+            raise _invalid(column, f"has a {kind} in {where} that is no URI")
+    return None
+
+
+def _marked_parts(text: str) -> Iterator[tuple[dict[str, Any], None]]:
+    """Text with the marks `<image>` and `<video>`; the line end between a mark and text belongs to the mark."""
+    text = whole_text(text)
+    while text:
+        found = [(place, kind) for kind in MEDIA if (place := text.find(f"<{kind}>")) >= 0]
+        if not found:
+            yield {"type": "text", "text": text}, None
+            return
+        place, kind = min(found)
+        before = text[:place].removesuffix("\n")
+        if before:
+            yield {"type": "text", "text": before}, None
+        yield {"type": kind}, None
+        text = text[place + len(kind) + 2 :].removeprefix("\n")
+
+
+def place_media(conversation: Conversation, kind: str, given: Sequence[Any], column: str) -> list[Any]:
+    """The media of a kind in the order of their places: a URI where a place has one, else the next of `given`.
+
+    A conversation without any place of a kind gets those that the row has before the text of its first user turn.
+
+    Raises:
+        RowError: `invalid_value` where there are more or fewer than places.
+    """
+    places = conversation.places[kind]
+    if not places and given:
+        turn = next(message for message in conversation.messages if message["role"] == "user")
+        num_before = sum(part["type"] in MEDIA for part in turn["content"])
+        turn["content"][num_before:num_before] = [{"type": kind}] * len(given)
+        return list(given)
+    num_open = places.count(None)
+    if num_open != len(given):
+        raise _invalid(column, f"has {num_open} places for {kind}s, and the row has {len(given)}")
+    rest = iter(given)
+    return [next(rest) if uri is None else uri for uri in places]
+
+
+def _invalid(column: str, what: str) -> RowError:
+    return RowError("invalid_value", f"the column {column!r} {what}")

@@ -1,0 +1,195 @@
+"""Prompt templates: which columns a prompt names, and chat messages made of it and one row's values.
+
+`{column}` stands for the row's value, `{{` and `}}` for braces. A name is looked up as it stands: no attributes,
+indices or format specifications. Text out of a column stays text: special tokens in it are taken apart. Knows no files,
+and no tokenizer but the texts of its special tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from configs.load import ConfigError
+from configs.schema import Message, Prompt
+from pipeline.rows.schemas import RowError
+
+_TOKENS = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
+
+
+def turns(prompt: Prompt) -> tuple[Message, ...]:
+    """The prompt as messages: `prompt.text` is one user turn."""
+    return prompt.messages if prompt.text is None else (Message(role="user", text=prompt.text),)
+
+
+def _dotted(prompt: Prompt, index: int) -> str:
+    return "prompt.text" if prompt.text is not None else f"prompt.messages.{index}.text"
+
+
+@lru_cache(maxsize=64)
+def _parse(template: str, where: str) -> tuple[tuple[str, bool], ...]:
+    """Pieces of (text, is a column's name); one lone brace is a ConfigError."""
+    pieces: list[tuple[str, bool]] = []
+    position = 0
+    for match in _TOKENS.finditer(template):
+        pieces.append((template[position : match.start()], False))
+        position = match.end()
+        token = match.group(0)
+        if token in ("{", "}"):
+            at = match.start() + 1
+            raise ConfigError(f"{where}: a single {token!r} at character {at}; write {token * 2!r} for a brace")
+        pieces.append((match.group(1), True) if match.group(1) is not None else (token[0], False))
+    pieces.append((template[position:], False))
+    return tuple(piece for piece in pieces if piece[0])
+
+
+def placeholders(prompt: Prompt) -> dict[str, str]:
+    """The columns that the prompt names, in order, each with the dotted path of the turn that names it first.
+
+    Raises:
+        ConfigError: a template has a lone brace.
+    """
+    names: dict[str, str] = {}
+    for index, turn in enumerate(turns(prompt)):
+        where = _dotted(prompt, index)
+        for name in names_in(turn.text, where):
+            names.setdefault(name, where)
+    return names
+
+
+def names_in(template: str, where: str) -> list[str]:
+    """The columns that one template names; `where` is its dotted path.
+
+    Raises:
+        ConfigError: it has a lone brace.
+    """
+    return [text for text, is_name in _parse(template, where) if is_name]
+
+
+def image_turn(prompt: Prompt) -> int:
+    """The index of the turn that carries the row's images: the one marked so, else the first user turn not marked off.
+
+    Raises:
+        ConfigError: two turns are marked, or none is left.
+    """
+    marked = [index for index, turn in enumerate(turns(prompt)) if turn.images]
+    if len(marked) > 1:
+        raise ConfigError(f"prompt.messages.{marked[1]}.images: turn {marked[0]} already carries the row's images")
+    if marked:
+        return marked[0]
+    for index, turn in enumerate(turns(prompt)):
+        if turn.role == "user" and turn.images is None:
+            return index
+    raise ConfigError("prompt.messages: every user turn says images: false, so the row's images would reach no model")
+
+
+def check(prompt: Prompt) -> None:
+    """Refuse a prompt that no row could fill.
+
+    Raises:
+        ConfigError: see `placeholders` and `image_turn`.
+    """
+    placeholders(prompt)
+    image_turn(prompt)
+
+
+def whole_text(text: str) -> str:
+    """The text with lone surrogates (which no UTF-8 can hold) replaced by U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
+
+
+def value_text(name: str, value: Any) -> str:
+    """One column's value as prompt text: text as it is, everything else as JSON.
+
+    Raises:
+        RowError: `missing_column_value` for null and not-a-number.
+    """
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        raise RowError("missing_column_value", f"the prompt names the column {name!r}, which has no value in this row")
+    return whole_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+
+
+def fill_text(template: str, where: str, fields: Mapping[str, Any]) -> str:
+    """One template filled with a row's values; `where` is its dotted path.
+
+    Raises:
+        RowError: `missing_column_value`.
+    """
+    return _filled(template, where, fields)[0]
+
+
+def _filled(template: str, where: str, fields: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    """The filled template, and (start, end) of each value in it."""
+    text = ""
+    values: list[tuple[int, int]] = []
+    for piece, is_name in _parse(template, where):
+        added = value_text(piece, fields.get(piece)) if is_name else piece
+        if is_name:
+            values.append((len(text), len(text) + len(added)))
+        text += added
+    return text, values
+
+
+def neutralise(text: str, special_tokens: Sequence[str], values: Sequence[tuple[int, int]] | None = None) -> str:
+    """The text without special tokens that column values brought in: a space behind their first character.
+
+    A tokenizer reads `< image>` as the characters that they are. `values` are the (start, end) of what came out of
+    columns, everything by default; a token that stands in the template alone is the job's own wish and stays.
+
+    Raises:
+        RowError: `invalid_value` for a special token of a single character, which cannot be taken apart.
+    """
+    if not special_tokens:
+        return text
+    pattern = _any_of(tuple(special_tokens))
+    parts: list[str] = []
+    place = 0
+    while (found := pattern.search(text, place)) is not None:
+        start, end = found.span()
+        if values is None or any(low < end and start < high for low, high in values):
+            if end - start == 1:
+                raise RowError("invalid_value", f"a column's text holds the special token {found.group()!r}")
+            parts += [text[place : start + 1], " "]
+        else:
+            parts.append(text[place : start + 1])
+        place = start + 1
+    return "".join([*parts, text[place:]])
+
+
+@lru_cache(maxsize=8)
+def _any_of(texts: tuple[str, ...]) -> re.Pattern[str]:
+    return re.compile("|".join(re.escape(text) for text in sorted(set(texts), key=len, reverse=True) if text))
+
+
+def fill(
+    prompt: Prompt,
+    fields: Mapping[str, Any],
+    num_images: int,
+    num_videos: int = 0,
+    special_tokens: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Chat messages for one row: `{"role", "content": [{"type": "image"}, …, {"type": "text", "text"}]}`.
+
+    Images, then videos, stand before the text of their turn.
+
+    Raises:
+        RowError: `missing_column_value`.
+        ConfigError: see `check`.
+    """
+    carrier = image_turn(prompt)
+    messages: list[dict[str, Any]] = []
+    for index, turn in enumerate(turns(prompt)):
+        text, values = _filled(turn.text, _dotted(prompt, index), fields)
+        text = neutralise(text, special_tokens, values)
+        shown = [{"type": "image"}] * num_images + [{"type": "video"}] * num_videos
+        content: list[dict[str, Any]] = shown if index == carrier else []
+        messages.append({"role": turn.role, "content": [*content, {"type": "text", "text": text}]})
+    return messages

@@ -1,0 +1,135 @@
+"""How far a running job is: actors report each batch to a tally, and a thread of the driver shows it with rates.
+
+For people's eyes only: a batch that Ray runs twice counts twice here, and never in the output or the summary. Knows
+nothing of rows' content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, astuple, dataclass
+from typing import Any, TextIO
+
+import ray
+
+from actors.events import Events
+from actors.results import Tally
+from pipeline.cluster.ray_session import beside_driver
+
+QUIET_INTERVAL_S = 10.0
+TERMINAL_INTERVAL_S = 0.5
+BAR_WIDTH = 24
+
+
+@dataclass
+class Counts:
+    """What the actors have reported so far."""
+
+    num_rows: int = 0
+    num_tokens: int = 0
+    num_steps: int = 0
+    num_accepted: int = 0
+
+
+class _TallyActor:
+    """Adds up; costs no CPU of Ray's."""
+
+    def __init__(self) -> None:
+        self._counts = Counts()
+
+    def add(self, num_rows: int, num_tokens: int, num_steps: int, num_accepted: int) -> None:
+        self._counts.num_rows += num_rows
+        self._counts.num_tokens += num_tokens
+        self._counts.num_steps += num_steps
+        self._counts.num_accepted += num_accepted
+
+    def read(self) -> tuple[int, int, int, int]:
+        return astuple(self._counts)
+
+
+@dataclass(frozen=True)
+class _Report:
+    """Sends an actor's counts to the tally without waiting for an answer."""
+
+    actor: Any
+
+    def __call__(self, num_rows: int, num_tokens: int, num_steps: int, num_accepted: int) -> None:
+        self.actor.add.remote(num_rows, num_tokens, num_steps, num_accepted)
+
+
+@contextlib.contextmanager
+def shown(
+    total_rows: int | None, enabled: bool = True, stream: TextIO | None = None, events: Events | None = None
+) -> Iterator[Tally | None]:
+    """Show progress while the block runs; what it yields is handed to the actors. Nothing at all when not enabled.
+
+    With `events` that are enabled it is said as those, and not as a line for people.
+    """
+    if not enabled:
+        yield None
+        return
+    stream = stream or sys.stderr
+    actor = ray.remote(num_cpus=0, scheduling_strategy=beside_driver())(_TallyActor).remote()
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=_watch, args=(actor, total_rows, stream, stop, events), name="progress", daemon=True
+    )
+    thread.start()
+    try:
+        yield _Report(actor)
+    finally:
+        stop.set()
+        thread.join()
+        ray.kill(actor)
+
+
+def _watch(
+    actor: Any, total_rows: int | None, stream: TextIO, stop: threading.Event, events: Events | None = None
+) -> None:
+    said = events is not None and events.enabled
+    terminal = stream.isatty() and not said
+    began_s = time.monotonic()
+    num_rows_shown = 0
+    last_round = False
+    while not last_round:
+        last_round = stop.wait(TERMINAL_INTERVAL_S if terminal else QUIET_INTERVAL_S)
+        try:
+            counts = Counts(*ray.get(actor.read.remote(), timeout=10))
+        except ray.exceptions.GetTimeoutError:
+            continue  # a busy or stopped process; the next round asks again
+        except ray.exceptions.RayError:
+            return  # the cluster is going away; its own error is the one to show
+        if not terminal and counts.num_rows == num_rows_shown:
+            continue
+        num_rows_shown = counts.num_rows
+        if events is not None and said:
+            events.say("progress", stream=stream, total_rows=total_rows, **asdict(counts))
+            continue
+        line = progress_line(counts, total_rows, time.monotonic() - began_s)
+        stream.write(f"\r\x1b[K{bar(counts.num_rows, total_rows)} {line}" if terminal else f"{line}\n")
+        stream.flush()
+    if terminal:
+        stream.write("\n")
+
+
+def bar(num_rows: int, total_rows: int | None) -> str:
+    """A bar of fixed width, as `[#####-----]`; empty when the total is unknown."""
+    if not total_rows:
+        return ""
+    filled = min(BAR_WIDTH, BAR_WIDTH * num_rows // total_rows)
+    return f"[{'#' * filled}{'-' * (BAR_WIDTH - filled)}]"
+
+
+def progress_line(counts: Counts, total_rows: int | None, elapsed_s: float) -> str:
+    """One line: rows of the total, rates since the start, and the mean acceptance length so far."""
+    elapsed_s = max(elapsed_s, 1e-9)
+    of_total = f" of {total_rows}" if total_rows is not None else ""
+    line = f"{counts.num_rows}{of_total} rows, {counts.num_rows / elapsed_s:.1f} rows/s, "
+    line += f"{counts.num_tokens / elapsed_s:,.0f} tokens/s"
+    if counts.num_accepted:
+        line += f", acceptance length {1 + counts.num_accepted / counts.num_steps:.2f}"
+    return line

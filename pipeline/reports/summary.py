@@ -1,0 +1,348 @@
+"""The closing summary: what a job did, counted from what it wrote.
+
+Reads `data/` and `errors/` column by column; the wall time and who waited for whom are all that it is told. The
+acceptance length is 1 + accepted drafts / verify steps, the bonus token included (as vLLM counts; SpecVLM, LVSpec and
+SAGE leave it out).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from actors.choice import Choice, Standing
+from actors.serving.engine_thread import Waits
+from pipeline.reports.chosen_depths import ChosenDepths
+from pipeline.storage import access
+from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
+
+COLUMNS = ("attempt", "method", "status", "error_type", "num_generated_tokens", "telemetry")
+PLACES = ("clip_index", "prompt_index")
+"""Which of the rows made of one sample a row is; null where it is the only one."""
+CONVENTION = "1 + accepted drafts / steps, the bonus token included"
+BAR_WIDTH = 30
+MAX_TRIALS_SHOWN = 3
+NO_WAITS = Waits()
+SUMMED = (
+    "wall_s",
+    "num_samples",
+    "num_inputs",
+    "num_generated_tokens",
+    "num_made",
+    "num_tokens_made",
+    "num_steps",
+    "num_draft_tokens",
+    "num_accepted_draft_tokens",
+    "num_degraded",
+    "prefill_ms",
+    "draft_ms",
+    "verify_ms",
+)
+
+
+@dataclass
+class Summary:
+    """Totals of one job, whatever attempts made it; rates are of the rows of the `attempt` that the wall time is of.
+
+    Times in milliseconds are shares of the engines' time and add up to it.
+    """
+
+    job_id: str
+    method: str
+    verify_mode: str
+    wall_s: float
+    waits: Waits = NO_WAITS
+    num_samples: int = 0
+    num_inputs: int = 0
+    """Samples that the rows were made of."""
+    by_status: dict[str, int] = field(default_factory=dict)
+    errors_by_type: dict[str, int] = field(default_factory=dict)
+    by_method: dict[str, int] = field(default_factory=dict)
+    """Rows by the method that decoded them; several where `method.auto` tried them."""
+    num_generated_tokens: int = 0
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_degraded: int = 0
+    """Rows that were decoded without their drafter, because it failed on them."""
+    acceptance_histogram: list[int] = field(default_factory=list)
+    prefill_ms: float = 0.0
+    draft_ms: float = 0.0
+    verify_ms: float = 0.0
+    depths: ChosenDepths = field(default_factory=ChosenDepths)
+    skipped_files: str = ""
+    """Files of the source's folders that were not read, in words."""
+    num_broken_files: int = 0
+    """Files that are damaged or cut short, whose number of rows is unknown."""
+    attempt: int = 0
+    num_made: int = 0
+    """Rows with a result that this attempt made."""
+    num_tokens_made: int = 0
+    max_rows_in_flight: int = 0
+    max_unsaved_seconds: float = 0.0
+    """What a kill costs at most: the work of so many rows, and finished rows of so many seconds."""
+
+    @property
+    def samples_per_s(self) -> float:
+        """Rows with a text, by the wall clock."""
+        return self.num_made / self.wall_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Generated tokens, by the wall clock."""
+        return self.num_tokens_made / self.wall_s
+
+    @property
+    def engine_s(self) -> float:
+        """What the engines of all actors worked, together."""
+        return (self.prefill_ms + self.draft_ms + self.verify_ms) / 1000
+
+    @property
+    def tokens_per_engine_s(self) -> float:
+        """Generated tokens per second of engine time: start-up and files do not count."""
+        return self.num_generated_tokens / self.engine_s if self.engine_s else 0.0
+
+    @property
+    def num_errors(self) -> int:
+        """Rows in `errors/`."""
+        return sum(self.errors_by_type.values())
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Over all steps of all rows; see the module for the convention."""
+        return 1 + self.num_accepted_draft_tokens / self.num_steps if self.num_steps else 1.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """For draft position 1, 2, …: the share of steps that kept at least so many drafts."""
+        steps = sum(self.acceptance_histogram)
+        return [sum(self.acceptance_histogram[depth:]) / steps for depth in range(1, len(self.acceptance_histogram))]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for `_job/summary.json`: the totals, and what follows from them."""
+        return {
+            **asdict(self),
+            "depths": self.depths.to_json(),
+            "actors_waited_share": self.waits.actors_waited,
+            "input_waited_share": self.waits.input_waited,
+            "num_errors": self.num_errors,
+            "samples_per_s": self.samples_per_s,
+            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_engine_s": self.tokens_per_engine_s,
+            "mean_acceptance_length": self.mean_acceptance_length,
+            "mean_acceptance_length_convention": CONVENTION,
+            "acceptance_by_position": self.acceptance_by_position,
+        }
+
+    def add_telemetry(self, telemetry: dict[str, Any]) -> None:
+        """Count what one row tells of its decoding."""
+        self.num_steps += telemetry["num_spec_steps"]
+        self.num_draft_tokens += telemetry["num_draft_tokens"]
+        self.num_accepted_draft_tokens += telemetry["num_accepted_draft_tokens"]
+        self.num_degraded += bool(telemetry["degraded"])
+        self.prefill_ms += telemetry["prefill_ms"]
+        self.draft_ms += telemetry["draft_ms"]
+        self.verify_ms += telemetry["verify_ms"]
+        _add_histogram(self, telemetry["acceptance_histogram"] or [])
+        self.depths.add_row(telemetry["extras"])
+
+    def lines(self) -> list[tuple[str, str]]:
+        """The summary as (label, value), to be shown alone or beside another's."""
+        total_ms = max(self.engine_s * 1000, 1e-9)
+        actors, rows = self.waits.actors_waited, self.waits.input_waited
+        split = (("prefill", self.prefill_ms), ("draft", self.draft_ms), ("verify", self.verify_ms))
+        lines = [
+            ("method", f"{self.method} ({self.verify_mode})"),
+            ("samples", f"{self.num_samples:,} ({_listing(self.by_status)})"),
+            ("errors", _listing(dict(sorted(self.errors_by_type.items(), key=_commonest))) or "none"),
+            ("wall time", f"{self.wall_s:.1f} s"),
+            ("samples/s", f"{self.samples_per_s:.2f}"),
+            ("tokens/s", f"{self.tokens_per_s:,.0f}"),
+            ("tokens/engine s", f"{self.tokens_per_engine_s:,.0f}"),
+            ("tokens", f"{self.num_generated_tokens:,} in {self.num_steps:,} steps"),
+            ("engine time", ", ".join(f"{name} {100 * ms / total_ms:.0f} %" for name, ms in split)),
+            ("waiting", f"actors for input {_percent(actors)}, input for actors {_percent(rows)}"),
+            ("acceptance length", f"{self.mean_acceptance_length:.2f}"),
+        ]
+        if len(self.by_method) > 1 or self.waits.choices:
+            lines[1:1] = [("decoded by", _listing(self.by_method)), *trial_lines(self.waits.choices)]
+        if self.skipped_files:
+            lines.insert(3, ("skipped", self.skipped_files))
+        if self.num_broken_files:
+            told = f"{self.num_broken_files:,}, each one error row for all rows behind the damage (broken_shard)"
+            lines.insert(3, ("damaged files", told))
+        if self.num_degraded:
+            lines.append(("without drafter", f"{self.num_degraded:,} rows, because it failed on them"))
+        for position, share in enumerate(self.acceptance_by_position, start=1):
+            lines.append((f"  position {position}", f"{acceptance_bar(share)} {share:.2f}"))
+        lines += self.depths.lines()
+        if self.attempt > 1:
+            lines.insert(1, ("attempt", f"{self.attempt}, which made {self.num_made:,} rows"))
+        if self.max_rows_in_flight:
+            told = f"at most {self.max_rows_in_flight:,} rows in flight"
+            lines.append(("a kill costs", f"{told} and {self.max_unsaved_seconds:g} s of finished ones"))
+        return lines
+
+
+Kind = TypeVar("Kind", bound=Summary)
+
+
+def summarise(
+    output: OutputDir, job_id: str, method: str, verify_mode: str, wall_s: float, waits: Waits = NO_WAITS
+) -> Summary:
+    """Count what lies in the output; `wall_s` is the time from the first task to the last file, `waits` who waited."""
+    return count(output, Summary(job_id, method, verify_mode, max(wall_s, 1e-9), waits))
+
+
+def count(output: OutputDir, summary: Kind) -> Kind:
+    """Count what lies in the output into an empty summary of any kind."""
+    by_status: Counter[str] = Counter()
+    by_error: Counter[str] = Counter()
+    by_method: Counter[str] = Counter()
+    summary.attempt = max(output.list_attempts(), default=0)
+    for table in read_tables(output, (DATA, ERRORS), (*COLUMNS, *PLACES)):
+        summary.num_samples += table.num_rows
+        _count_inputs(summary, table)
+        _count_made(summary, table)
+        by_status.update(table.column("status").to_pylist())
+        by_error.update(name for name in table.column("error_type").to_pylist() if name)
+        by_method.update(_ran(table).column("method").to_pylist() if "method" in table.column_names else ())
+        summary.num_generated_tokens += sum(table.column("num_generated_tokens").to_pylist())
+        for telemetry in table.column("telemetry").to_pylist():
+            summary.add_telemetry(telemetry)
+    summary.by_status = dict(sorted(by_status.items()))
+    summary.errors_by_type = dict(by_error.most_common())
+    summary.by_method = dict(sorted(by_method.items(), key=_commonest))
+    return summary
+
+
+def _ran(table: pa.Table) -> pa.Table:
+    """The rows that have a result."""
+    return table.filter(pc.equal(table["error_type"], ""))
+
+
+def _count_inputs(summary: Summary, table: pa.Table) -> None:
+    """Count samples by the first row made of each."""
+    if not set(PLACES) <= set(table.column_names):
+        summary.num_inputs += table.num_rows
+        return
+    for clip, prompt in zip(*(table.column(name).to_pylist() for name in PLACES), strict=True):
+        summary.num_inputs += not clip and not prompt
+
+
+def _count_made(summary: Summary, table: pa.Table) -> None:
+    """Count what this attempt made, all of it where nobody took an attempt."""
+    made = _ran(table)
+    if summary.attempt:
+        made = made.filter(pc.equal(made["attempt"], summary.attempt))
+    summary.num_made += made.num_rows
+    summary.num_tokens_made += pc.sum(made["num_generated_tokens"]).as_py() or 0
+
+
+def _add_histogram(summary: Summary, histogram: Sequence[int]) -> None:
+    total = summary.acceptance_histogram
+    total.extend([0] * (len(histogram) - len(total)))
+    for depth, count in enumerate(histogram):
+        total[depth] += count
+
+
+def read_tables(output: OutputDir, folders: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
+    """The Parquet files of these folders, some columns, one row group at a time."""
+    for folder in folders:
+        for name in output.list_files(folder):
+            if not name.endswith(".parquet"):
+                continue
+            with access.open_file(output.filesystem, output.path(f"{folder}/{name}")) as file:
+                parquet = pq.ParquetFile(file)
+                for group in range(parquet.num_row_groups):
+                    there = [name for name in columns if name in parquet.schema_arrow.names]
+                    yield parquet.read_row_group(group, columns=there)
+
+
+def combine(parts: Sequence[Summary]) -> Summary:
+    """Several jobs of one method that ran after each other, as one."""
+    total = Summary(", ".join(part.job_id for part in parts), parts[0].method, parts[0].verify_mode, 0.0)
+    by_status: Counter[str] = Counter()
+    by_error: Counter[str] = Counter()
+    by_method: Counter[str] = Counter()
+    for part in parts:
+        total.waits += part.waits
+        for name in SUMMED:
+            setattr(total, name, getattr(total, name) + getattr(part, name))
+        by_status.update(part.by_status)
+        by_error.update(part.errors_by_type)
+        by_method.update(part.by_method)
+        _add_histogram(total, part.acceptance_histogram)
+        total.depths.add(part.depths)
+    total.by_status, total.errors_by_type = dict(sorted(by_status.items())), dict(by_error.most_common())
+    total.by_method = dict(sorted(by_method.items(), key=_commonest))
+    return total
+
+
+def trial_lines(choices: Sequence[Choice]) -> list[tuple[str, str]]:
+    """What trials of `method.auto` found; of many engines the first ones' tables."""
+    if not choices:
+        return [("kept", "none yet: no engine had rows enough to choose")]
+    kept = dict(sorted(Counter(choice.method for choice in choices).items(), key=_commonest))
+    lines = [("kept", f"{', '.join(kept)}" if len(choices) == 1 else f"in {len(choices)} trials: {_listing(kept)}")]
+    for choice in choices[:MAX_TRIALS_SHOWN]:
+        told = f"{choice.num_rows:,} rows in {choice.num_rounds} rounds, {choice.reason}"
+        lines.append(("  tried on", told))
+        lines += [(f"    {one.method}", _standing(one)) for one in choice.standings]
+    if len(choices) > MAX_TRIALS_SHOWN:
+        lines.append(("  and more", f"{len(choices) - MAX_TRIALS_SHOWN} further trials are in _job/summary.json"))
+    return lines
+
+
+def _standing(one: Standing) -> str:
+    if one.sample_s is None:
+        return one.note
+    told = f"{1000 * one.sample_s:.3g} ms per sample"
+    if one.low_s is not None and one.high_s is not None:
+        told += f" ({1000 * one.low_s:.3g} to {1000 * one.high_s:.3g})"
+    return f"{told}, acceptance length {one.acceptance_length:.2f}, {one.num_rows:,} rows: {one.note}"
+
+
+def acceptance_bar(share: float) -> str:
+    """A share between 0 and 1 as a bar of fixed width."""
+    filled = round(BAR_WIDTH * share)
+    return "█" * filled + "·" * (BAR_WIDTH - filled)
+
+
+def show(summary: Summary) -> str:
+    """The summary as a block of text."""
+    lines = summary.lines()
+    width = max(len(label) for label, _ in lines)
+    text = [f"{label:<{width}}  {value}" for label, value in lines]
+    return "\n".join([*text, f"{'':<{width}}  acceptance length = {CONVENTION}"])
+
+
+def show_side_by_side(left: Summary, right: Summary) -> str:
+    """Two summaries in two columns; a line that only one has stays empty in the other."""
+    left_lines, right_lines = dict(left.lines()), dict(right.lines())
+    labels = list(dict.fromkeys([*left_lines, *right_lines]))
+    label_width = max(len(label) for label in labels)
+    value_width = max(len(value) for value in left_lines.values())
+    return "\n".join(
+        f"{label:<{label_width}}  {left_lines.get(label, ''):<{value_width}}  {right_lines.get(label, '')}".rstrip()
+        for label in labels
+    )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
+
+
+def _commonest(counted: tuple[str, int]) -> tuple[int, str]:
+    """Most first, and by name where as many, whatever order files were read in."""
+    return -counted[1], counted[0]
+
+
+def _listing(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items())

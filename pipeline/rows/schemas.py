@@ -1,0 +1,224 @@
+"""The row at its three stages, as Arrow schemas, and the stable codes of row errors.
+
+    READ     encoded media or where they are, the prompt's values    (out of `pipeline.source.datasource`)
+    DECODED  RGB pixels, clips of frames and chat messages           (out of `pipeline.media.image_decoding`)
+    RESULT   text, status, telemetry                                 (out of the actor, into `pipeline.datasink`)
+
+One sample is one row at every stage, unless `source.video.clip_s` makes a row of each clip of its video, or
+`columns.prompts` one of each of its prompts. A row whose
+`error_type` is not empty passes the later stages untouched and ends in `errors/`. Our own string columns hold empty
+strings, never nulls; columns that the user keeps travel with their own type and their own nulls. Knows no source
+format, no file layout and no engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pyarrow as pa
+
+SCHEMA_VERSION = 1
+SCHEMA_VERSION_KEY = b"draftfleet.schema_version"
+
+STATUS_VALUES = ("success", "truncated", "blocked", "error", "skipped")
+
+ERROR_CODES: dict[str, str] = {
+    # reading
+    "broken_shard": "a file cannot be read, from this row to the end of its span",
+    "broken_sample": "a sample's members are not side by side in the tar, or one of them is unusable",
+    "broken_line": "a line is no JSON object or CSV record, is not UTF-8, or is too long; the message says its number",
+    "missing_id": "the id column has no value in this row",
+    "duplicate_id": "the id column has a value that an earlier row already has",
+    "invalid_value": "a value that the row needs cannot be had: text that is not UTF-8, a date out of range",
+    "missing_image": "the row names no image, or its image does not exist",
+    "unreadable_image": "the image exists and could not be fetched",
+    "missing_video": "the row names no video, or its video does not exist",
+    "unreadable_video": "the video exists and could not be fetched",
+    "uri_refused": "the URI of an image or video has a scheme that is not allowed, or leaves the source root",
+    # decoding
+    "missing_column_value": "a column that the prompt names has no value in this row",
+    "not_an_image": "the bytes are no image of a known format",
+    "broken_image": "the image is truncated or damaged",
+    "image_too_large": "the image has more bytes or pixels than the source section allows",
+    "too_many_images": "the row has more images than source.max_images_per_row",
+    "row_too_large": "the row's images together take more than its share of source.max_decoded_bytes",
+    "unsupported_image": "pixels without a defined range or colour (floating point, Lab), or sides beyond 200 to 1",
+    "not_a_video": "the bytes are no video of a known format",
+    "no_video_stream": "the file holds no moving picture, only sound or cover art",
+    "broken_video": "the video is truncated or damaged",
+    "video_too_large": "the video has more bytes, pixels or frames than the source section allows",
+    "unsupported_video": "there is no decoder for the video, or the configured one would give wrong frames",
+    "no_such_frame": "a moment of source.video.timestamps_s lies outside the video",
+    "decode_timeout": "decoding an image or the video took longer than source.video.timeout_s",
+    "decoder_died": "the process that decoded this row's images or video crashed",
+    # what an image is made from
+    "empty_prompt": "the prompt is empty, or nothing is left of it when it is cleaned as the text encoder's was",
+    "prompt_too_long": "the prompt has more tokens than the image model takes",
+    "invalid_condition": "ready features or the class label are missing, of another shape, not finite or out of range",
+    "invalid_sampling": "the row's own seed or a sampling value of its own is no number or out of range",
+    # the engine, see `decoding.errors`
+    "prompt_refused": "the processor or chat template refuses the sample",
+    "context_too_long": "prompt, images and max_new_tokens do not fit the slot",
+    "non_finite_logits": "the target gave NaN for a token that was taken",
+    "row_timeout": "the row was in its slot for longer than pool.max_row_s",
+    "out_of_memory": "the device's memory does not hold this row, even with nothing beside it",
+    "engine_died": "the engine's process died three times while it had this row, the last time with nothing beside it",
+    # after it
+    "non_finite_pixels": "the VQ model gave NaN for a pixel; try another dtype",
+}
+"""Code to meaning. Codes are part of the output's format: they may be added and are never renamed."""
+
+ENCODED_IMAGES = pa.list_(pa.struct([("bytes", pa.large_binary()), ("uri", pa.string())]))
+"""A row's images in order, each as encoded bytes or as the URI that the decoding stage fetches."""
+ENCODED_VIDEOS = pa.list_(
+    pa.struct(
+        [
+            ("bytes", pa.large_binary()),
+            ("uri", pa.string()),
+            ("path", pa.string()),
+            ("offset", pa.int64()),
+            ("size", pa.int64()),
+        ]
+    )
+)
+"""A row's videos in order, each as encoded bytes, as a URI that the row names, or as a listed file (`path` relative to
+the source root; `size` bytes from `offset` where it is a part of the file)."""
+PIXELS = pa.struct([("height", pa.int32()), ("width", pa.int32()), ("rgb", pa.large_binary())])
+"""One decoded image: `rgb` is uint8, row-major, height · width · 3 bytes."""
+CLIP = pa.struct(
+    [
+        ("num_frames", pa.int32()),
+        ("height", pa.int32()),
+        ("width", pa.int32()),
+        ("rgb", pa.large_binary()),
+        ("timestamps_s", pa.list_(pa.float64())),
+        ("fps", pa.float64()),
+    ]
+)
+"""One decoded clip: `rgb` is uint8 (num_frames, height, width, 3), row-major; times count from the clip's beginning."""
+
+TELEMETRY = pa.struct(
+    [
+        ("num_spec_steps", pa.int64()),
+        ("num_draft_tokens", pa.int64()),
+        ("num_accepted_draft_tokens", pa.int64()),
+        ("mean_acceptance_length", pa.float64()),
+        ("draft_acceptance_rate", pa.float64()),
+        ("acceptance_histogram", pa.list_(pa.int64())),
+        ("num_relaxed_accepts", pa.int64()),
+        ("ended_inside_path", pa.bool_()),
+        ("target_forwards", pa.int64()),
+        ("drafter_forwards", pa.int64()),
+        ("prefill_ms", pa.float64()),
+        ("draft_ms", pa.float64()),
+        ("verify_ms", pa.float64()),
+        ("batch_size_mean", pa.float64()),
+        ("degraded", pa.bool_()),
+        ("extras", pa.string()),
+    ]
+)
+"""Per-row telemetry under vLLM's names; `extras` is a JSON object of what only one method counts."""
+
+IDENTITY: list[tuple[str, pa.DataType]] = [
+    ("sample_id", pa.string()),
+    ("source", pa.string()),
+    ("row_index", pa.int64()),
+]
+ERROR: list[tuple[str, pa.DataType]] = [("error_type", pa.string()), ("error_message", pa.string())]
+SPAN: list[tuple[str, pa.DataType]] = [
+    ("clip_index", pa.int32()),
+    ("num_clips", pa.int32()),
+    ("clip_start_s", pa.float64()),
+    ("clip_end_s", pa.float64()),
+]
+"""Which clip of its video a row is; null in rows that are none."""
+PROMPT: list[tuple[str, pa.DataType]] = [("prompt_index", pa.int32()), ("num_prompts", pa.int32())]
+"""Which of how many prompts of its sample a row answers; null where there is one."""
+_READ = [*IDENTITY, ("images", ENCODED_IMAGES), ("videos", ENCODED_VIDEOS), ("fields", pa.string()), *ERROR]
+_DECODED = [
+    *IDENTITY,
+    *SPAN,
+    *PROMPT,
+    ("images", pa.list_(PIXELS)),
+    ("videos", pa.list_(CLIP)),
+    ("messages", pa.string()),
+    ("sampling", pa.string()),
+    *ERROR,
+]
+_RESULT = [
+    *IDENTITY,
+    *SPAN,
+    *PROMPT,
+    ("job_id", pa.string()),
+    ("attempt", pa.int32()),
+    ("status", pa.string()),
+    *ERROR,
+    ("finish_reason", pa.string()),
+    ("generated_text", pa.string()),
+    ("mean_logprob", pa.float64()),
+    ("num_input_tokens", pa.int64()),
+    ("num_visual_tokens", pa.int64()),
+    ("num_generated_tokens", pa.int64()),
+    ("seed", pa.int64()),
+    ("method", pa.string()),
+    ("verify_mode", pa.string()),
+    ("target_id", pa.string()),
+    ("drafter_id", pa.string()),
+    ("config_fingerprint", pa.string()),
+    ("telemetry", TELEMETRY),
+]
+
+RESERVED_COLUMNS = frozenset(name for name, _ in (*_READ, *_DECODED, *_RESULT))
+"""Names that a kept column must not have, at whatever stage we use them."""
+
+
+class RowError(Exception):
+    """What is wrong with one row: a code from `ERROR_CODES` and a message for people."""
+
+    def __init__(self, code: str, message: str) -> None:
+        assert code in ERROR_CODES, code
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def schema_of(columns: Sequence[tuple[str, pa.DataType]], keep: Iterable[pa.Field]) -> pa.Schema:
+    """Our own columns, then the kept ones; the footer metadata holds the schema version."""
+    own = [pa.field(name, kind) for name, kind in columns]
+    kept = [pa.field(field.name, field.type) for field in keep]
+    return pa.schema([*own, *kept], metadata={SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode()})
+
+
+def read_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
+    """The schema out of the read tasks: media as they are stored, `fields` a JSON object."""
+    return schema_of(_READ, keep)
+
+
+def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
+    """The schema into the actor: pixels (`PIXELS`), clips (`CLIP`), `messages` a JSON list of chat turns.
+
+    `sampling` is a JSON object of the row's own seed and sampling values, empty where the job has no columns for them.
+    """
+    return schema_of(_DECODED, keep)
+
+
+def result_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
+    """The schema of `data/` and `errors/`; its footer metadata holds the schema version."""
+    return schema_of(_RESULT, keep)
+
+
+def kept_fields(schema: pa.Schema) -> list[pa.Field]:
+    """The user's own columns of a table at any stage, in order."""
+    return [field for field in schema if field.name not in RESERVED_COLUMNS]
+
+
+def find_read(names: Sequence[str]) -> list[str]:
+    """Those of the names that a table out of the read tasks has itself; case does not count."""
+    own = {name.lower() for name, _ in _READ}
+    return [name for name in names if name.lower() in own]
+
+
+def find_reserved(names: Sequence[str]) -> list[str]:
+    """Those of the names that collide with ours; case does not count, because SQL engines ignore it."""
+    reserved = {name.lower() for name in RESERVED_COLUMNS}
+    return [name for name in names if name.lower() in reserved]

@@ -1,0 +1,205 @@
+"""The flight log: which process holds which rows, how many deaths of processes each row was in, how many rows failed.
+
+One Ray actor on the driver's node keeps it, because it has to outlive the processes that it is about, on whatever node
+they die. Nobody watches for deaths: a row that arrives under a new process while an old one still holds it was in
+flight when that one died. On a node that was about to leave a death is no row's doing. Knows rows by their keys, and
+no rows' content; see docs/decisions/14 and 15.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+import ray
+
+from actors.serving.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, Journal, row_keys, told_of_deaths
+from pipeline.cluster.ray_session import beside_driver
+
+READ_TIMEOUT_S = 30.0
+DECODER_DIED = "decoder_died"
+
+
+@dataclass
+class _Row:
+    """A row in flight, or one that was given up: its holder, empty for none, that one's node, and the deaths it was
+    in."""
+
+    holder: str = ""
+    node: str = ""
+    num_deaths: int = 0
+
+
+class Book:
+    """The log's memory: rows in flight, and rows that were given up. Plain data, in one process.
+
+    A death counts for every row of the process that had no past; of those that had one, for those that it said to be
+    running; and for none on a node that is spared.
+    """
+
+    def __init__(self, max_error_share: float | None = None, min_rows: int = 1) -> None:
+        self._rows: dict[str, _Row] = {}
+        self._running: dict[str, set[str]] = {}
+        self._spared: set[str] = set()
+        self._max_error_share = max_error_share
+        self._min_rows = min_rows
+        self._num_results = 0
+        self._errors: Counter[str] = Counter()
+
+    def num_known(self) -> int:
+        """Rows that are remembered."""
+        return len(self._rows)
+
+    def spare(self, nodes: Sequence[str]) -> None:
+        """These nodes are leaving: what ends on them from now on is not the doing of rows."""
+        self._spared.update(nodes)
+
+    def begin(self, who: str, keys: Sequence[str], node: str = "") -> list[int]:
+        """See `Journal.begin`; `node` is where `who` is."""
+        return [self._begin(who, key, node) for key in keys]
+
+    def _begin(self, who: str, key: str, node: str) -> int:
+        row = self._rows.setdefault(key, _Row())
+        if row.holder not in ("", who):
+            was_running = key in self._running.get(row.holder, ())
+            row.num_deaths += row.node not in self._spared and (row.num_deaths == 0 or was_running)
+            self._rest(row.holder, key)
+        row.holder, row.node = who, node
+        return row.num_deaths
+
+    def running(self, who: str, keys: Sequence[str]) -> None:
+        """See `Journal.running`."""
+        if keys:
+            self._running[who] = set(keys)
+        else:
+            self._running.pop(who, None)
+
+    def end(self, who: str, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> str:
+        """See `Journal.end`; why the job is to end, empty while it is not. Rows that were given up stay known."""
+        self._num_results += num_results
+        self._errors.update(errors)
+        for key in keys:
+            self._rest(who, key)
+            row = self._rows.get(key)
+            if row is None or row.holder != who:
+                continue
+            if row.num_deaths >= GIVEN_UP_FROM_DEATHS:
+                row.holder = ""
+            else:
+                del self._rows[key]
+        return self.verdict()
+
+    def _rest(self, who: str, key: str) -> None:
+        running = self._running.get(who)
+        if running is not None:
+            running.discard(key)
+            if not running:
+                del self._running[who]
+
+    def verdict(self) -> str:
+        """Why the job is to end; empty while too few rows failed, or too few are known."""
+        failed = self._errors.total()
+        if self._max_error_share is None or self._num_results < max(self._min_rows, 1):
+            return ""
+        share = failed / self._num_results
+        if share <= self._max_error_share:
+            return ""
+        codes = ", ".join(f"{count:,} {code}" for code, count in self._errors.most_common())
+        return (
+            f"{failed:,} of {self._num_results:,} rows failed ({100 * share:.1f} %), more than job.max_error_share "
+            f"({self._max_error_share:g}) allows: {codes}"
+        )
+
+
+@dataclass(frozen=True)
+class FlightLog:
+    """The log as a process sees it: a `Journal` of one stage, cheap to send to workers."""
+
+    actor: Any
+    stage: str = ""
+
+    def of(self, stage: str) -> FlightLog:
+        """The same log for another stage; a row is a different one in each."""
+        return replace(self, stage=stage)
+
+    def begin(self, who: str, keys: Sequence[str]) -> list[int]:
+        """See `Journal.begin`."""
+        node = ray.get_runtime_context().get_node_id()
+        found: list[int] = ray.get(self.actor.begin.remote(who, self._named(keys), node))
+        return found
+
+    def running(self, who: str, keys: Sequence[str]) -> None:
+        """See `Journal.running`."""
+        ray.get(self.actor.running.remote(who, self._named(keys)))
+
+    def end(self, who: str, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> None:
+        """See `Journal.end`."""
+        verdict = ray.get(self.actor.end.remote(who, self._named(keys), num_results, dict(errors)))
+        if verdict:
+            raise ErrorBudgetSpent(verdict)
+
+    def spare(self, nodes: Sequence[str]) -> None:
+        """See `Book.spare`; without waiting."""
+        self.actor.spare.remote(list(nodes))
+
+    def verdict(self) -> str:
+        """Why the job was ended by its errors; empty where it was not, or where the cluster is going away."""
+        try:
+            return str(ray.get(self.actor.verdict.remote(), timeout=READ_TIMEOUT_S))
+        except ray.exceptions.RayError:
+            return ""
+
+    def _named(self, keys: Sequence[str]) -> list[str]:
+        return [f"{self.stage}\n{key}" for key in keys]
+
+
+@contextlib.contextmanager
+def kept(max_error_share: float | None = None, min_rows: int = 1) -> Iterator[FlightLog]:
+    """A log on this node, while the block runs; it costs no CPU of Ray's."""
+    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": beside_driver()}
+    make = ray.remote(**options)(Book)
+    actor = make.remote(max_error_share, min_rows)
+    try:
+        yield FlightLog(actor)
+    finally:
+        ray.kill(actor)
+
+
+def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Callable[[pa.Table], pa.Table]:
+    """A function of READ tables whose rows are in the journal while it runs; in the same order, one table for one.
+
+    Rows with a past go one by one; a row that was in flight at too many deaths of its process gets `decoder_died`.
+    """
+
+    def stage(table: pa.Table) -> pa.Table:
+        who, keys = uuid4().hex, row_keys(table)
+        deaths = journal.begin(who, keys)
+        if any(deaths):
+            parts = []
+            for index, num_deaths in enumerate(deaths):
+                row = table.slice(index, 1)
+                if num_deaths >= GIVEN_UP_FROM_DEATHS:
+                    row = given_up(row, num_deaths)
+                journal.running(who, [keys[index]] if num_deaths else [])
+                parts.append(function(row))
+            result = pa.concat_tables(parts)
+        else:
+            result = function(table)
+        journal.end(who, keys, 0, {})  # what comes of them is counted where the job's results are made
+        return result
+
+    return stage
+
+
+def given_up(row: pa.Table, num_deaths: int) -> pa.Table:
+    """The row as one that failed already, which whatever comes next lets pass."""
+    message = told_of_deaths("the decoding process", num_deaths)
+    for name, value in (("error_type", DECODER_DIED), ("error_message", message)):
+        place = row.schema.get_field_index(name)
+        row = row.set_column(place, row.schema.field(place), pa.array([value] * row.num_rows, pa.string()))
+    return row

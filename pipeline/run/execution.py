@@ -1,0 +1,179 @@
+"""Running a checked job: the attempt taken, provenance written, the graph run under Ray, every row accounted for.
+
+What is the same for every kind of job; which graph, which summary and which preview is told by the job. Knows no model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from typing import Any
+
+import yaml
+from ray.data import Dataset
+
+from actors.events import Events
+from actors.results import Stamp, Tally
+from actors.serving.engine_thread import ReportWaits, Waits
+from actors.serving.journal import ErrorBudgetSpent
+from pipeline.cluster import drain, ray_session
+from pipeline.cluster import worker_logs as terminal
+from pipeline.output.provenance import code_revision, versions
+from pipeline.output.publishing import Press
+from pipeline.output.writer import Saver, call_in_ray
+from pipeline.reports import progress
+from pipeline.reports.summary import Summary
+from pipeline.run import crash_ledger, wait_times
+from pipeline.run.crash_ledger import FlightLog
+from pipeline.run.finalize import settle
+from pipeline.run.plan import JobPlan
+from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, told, verified_lines
+from pipeline.source.manifest_parts import broken_files
+from pipeline.storage.listing import told_skipped
+from pipeline.storage.output_dir import JOB, as_json
+
+Build = Callable[[Any, Stamp, Tally | None, ReportWaits, FlightLog], Dataset]
+"""From the plan of what is left to do, what rows say about the run, and where actors report, to the dataset of
+results."""
+
+
+def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> tuple[float, Waits, Press]:
+    """Take the next attempt, run the graph over what is left to do, save its rows, and bring the output to rest.
+
+    Returns the seconds from the first task to the last file, who waited for whom meanwhile, and what the attempt writes
+    with.
+
+    Raises:
+        ConfigError: another job has taken the attempt meanwhile.
+        Fenced: a later attempt has taken over.
+        ErrorBudgetSpent: more rows have failed than `job.max_error_share` allows.
+        RuntimeError: rows are missing from the output, or twice in it.
+    """
+    plan, begun = begin(plan, opening_record(plan), rows_per_group)
+    write_provenance(plan, begun.press)
+    for line in (*told(plan), *verified_lines(plan)):
+        print(line, flush=True)
+    events = Events(plan.stamp(begun.press.attempt), plan.config.job.log == "json")
+    with _said(plan, events):
+        wall_s, waits = _fill(plan, begun, build, events)
+        settle(plan, begun.press, fingerprints_of(plan.output), begun.next_numbers)
+    return wall_s, waits, begun.press
+
+
+@contextlib.contextmanager
+def _said(plan: JobPlan, events: Events) -> Iterator[None]:
+    """Say when the job begins, and how it ends."""
+    events.say(
+        "job_began",
+        output=plan.output.shown(),
+        num_files=plan.manifest.num_files,
+        num_rows=plan.num_results,
+        method=plan.config.method.label,
+        target=plan.pair.target_id,
+        drafter=plan.pair.drafter_id,
+    )
+    began_s = time.monotonic()
+    try:
+        yield
+    except KeyboardInterrupt:
+        events.say("job_stopped", "warning", wall_s=round(time.monotonic() - began_s, 3))
+        raise
+    except BaseException as error:
+        events.say("job_failed", "error", error=type(error).__name__, message=str(error))
+        raise
+    events.say("job_done", wall_s=round(time.monotonic() - began_s, 3))
+
+
+def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[float, Waits]:
+    """Make and publish what is missing, and what waits in the spool."""
+    config = plan.config
+    waiting = plan.earlier.inventory.spooled if plan.earlier else []
+    if not plan.datasource.num_spans:  # the last attempt made everything, and was killed before it was published
+        with Saver(begun.press, config.sink, waiting, begun.next_numbers):
+            return 0.0, Waits()
+    shown = progress.shown(plan.num_results, config.job.progress, events=events)
+    budget = (config.job.max_error_share, config.job.error_share_min_rows)
+    with (
+        terminal.kept(plan.output, begun.press.attempt, events) as console,
+        ray_session.session(config.job, console=console),
+        wait_times.measured() as waits,
+        crash_ledger.kept(*budget) as log,
+        shown as tally,
+    ):
+        dataset = build(plan, plan.stamp(begun.press.attempt), tally, waits.report, log)
+        began_s = time.monotonic()
+        with (
+            told_why_it_ended(log),
+            Saver(begun.press, config.sink, waiting, begun.next_numbers, call_in_ray) as saver,
+            drain.watched(drain.Drains(log.spare, saver.hurry, events)),
+        ):
+            for bundle in dataset.iter_internal_ref_bundles():
+                saver.add(bundle.block_refs, bundle.num_rows() or 0, bundle.size_bytes())
+        return time.monotonic() - began_s, waits.total()
+
+
+@contextlib.contextmanager
+def told_why_it_ended(log: FlightLog) -> Iterator[None]:
+    """Have the error that an actor raised to end the job be the job's own.
+
+    Raises:
+        ErrorBudgetSpent: too many rows have failed.
+    """
+    try:
+        yield
+    except Exception:
+        if verdict := log.verdict():
+            raise ErrorBudgetSpent(verdict) from None
+        raise
+
+
+def close(plan: JobPlan, done: Summary, preview: Callable[[], str], press: Press) -> None:
+    """Write the summary, with what a kill would have cost, and the preview of a limited run.
+
+    Raises:
+        Fenced: a later attempt has taken over, whose summary is the one to keep.
+    """
+    done.max_rows_in_flight, done.max_unsaved_seconds = rows_in_flight(plan), plan.config.sink.max_unsaved_seconds
+    done.skipped_files = told_skipped(skipped, plan.config.source.kind) if (skipped := plan.manifest.skipped) else ""
+    done.num_broken_files = len(broken_files(plan.output))
+    if plan.limit is not None:
+        press.write_job_file("_job/preview.html", preview().encode())
+    press.write_job_file(f"{JOB}/{SUMMARY}", as_json(done.to_json()))
+    press.check_alone()
+
+
+def rows_in_flight(plan: JobPlan) -> int:
+    """The most rows that actors work on at a time: what a kill loses beside rows that are finished and not saved."""
+    pool = plan.config.pool
+    return pool.max_size * pool.max_batches_in_flight * pool.batch_rows * (plan.rows_per_sample or 1)
+
+
+def opening_record(plan: JobPlan) -> dict[str, Any]:
+    """What `_job/attempts/` keeps of a run that begins."""
+    return {
+        "job_id": plan.job_id,
+        "config_fingerprint": plan.fingerprint,
+        "content": plan.content,
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "code_revision": code_revision(),
+        "limit": plan.limit,
+        "config": plan.config.resolved(),
+        "versions": _versions(plan),
+    }
+
+
+def write_provenance(plan: JobPlan, press: Press) -> None:
+    """Write the resolved configuration and the versions into `_job/`, copies of what the attempt's own record keeps.
+
+    Raises:
+        Fenced: a later attempt has taken over.
+    """
+    text = yaml.safe_dump(plan.config.resolved(), sort_keys=False, allow_unicode=True)
+    press.write_job_file("_job/config.yaml", text.encode())
+    press.write_job_file("_job/versions.json", as_json(_versions(plan)))
+
+
+def _versions(plan: JobPlan) -> dict[str, Any]:
+    return {**versions(), "code_revision": code_revision(), "model_revisions": plan.pair.revisions}

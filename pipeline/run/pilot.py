@@ -1,0 +1,36 @@
+"""Running a pilot: some samples through a job's own graph, whose rows come back here and are written nowhere."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pyarrow as pa
+from ray.data import Dataset
+
+from actors.results import Stamp, Tally
+from actors.serving.engine_thread import ReportWaits
+from pipeline.cluster import ray_session
+from pipeline.reports import progress
+from pipeline.run import wait_times
+from pipeline.run.estimate import Pilot
+from pipeline.run.plan import JobPlan
+
+Build = Callable[[JobPlan, Stamp, Tally | None, ReportWaits], Dataset]
+
+
+def run_pilot(plan: JobPlan, build: Build, pilot: Pilot) -> pa.Table:
+    """The results of a pilot's samples, by the graph that `build` makes of the plan; the output is not touched."""
+    config = plan.config
+    shown = progress.shown(None, config.job.progress)
+    with ray_session.session(config.job), wait_times.measured() as waits, shown as tally:
+        dataset = build(_over(plan, pilot), plan.stamp(0), tally, waits.report)
+        tables = list(dataset.iter_batches(batch_size=None, batch_format="pyarrow"))
+    return pa.concat_tables(tables).combine_chunks()
+
+
+def _over(plan: JobPlan, pilot: Pilot) -> JobPlan:
+    """The same plan over the pilot's samples: a plan keeps its source once it has opened it."""
+    made = copy.copy(plan)
+    vars(made)["datasource"] = pilot.datasource
+    return made

@@ -1,0 +1,90 @@
+"""Refuse an output inside the source, or a source inside the output: a job must not read what it writes.
+
+Compares where paths lead: local paths with links and `..` resolved and as `file://` URLs, object stores by bucket and
+key. Opens no file and writes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import Any
+
+from fsspec.core import has_magic
+from fsspec.utils import glob_translate
+
+from configs.load import ConfigError
+from configs.schema import Source
+from pipeline.storage import access
+from pipeline.storage.listing import is_file
+
+Parts = tuple[str, ...]
+
+
+def refuse_overlap(source: Source, sink: str, dotted: str = "sink.path") -> None:
+    """Check all paths of a source against the path of the output, which the job file calls `dotted`.
+
+    Raises:
+        ConfigError: one is inside the other, or they are the same; names both.
+    """
+    sink_filesystem, sink_path = access.open_url(sink, dotted)
+    for path in source.paths:
+        filesystem, source_path = access.open_url(path, "source.path")
+        if not _same_store(filesystem, sink_filesystem):
+            continue
+        pair = f"{access.shown(sink)} and source.path {access.shown(path)}"
+        names, pattern = _resolved(filesystem, source_path)
+        output = _parts(sink_filesystem, sink_path)
+        if not pattern and output == names:
+            raise ConfigError(f"{dotted}: {pair} are the same folder; choose a folder outside the source")
+        if _reaches(filesystem, source_path, names, pattern, output):
+            raise ConfigError(
+                f"{dotted}: the output is inside the source ({pair}), and its files would be read as samples; choose "
+                "a folder outside the source, and move there what an earlier attempt has written"
+            )
+        if names[: len(output)] == output:
+            raise ConfigError(
+                f"{dotted}: the source is inside the output ({pair}); choose a folder that does not hold the source"
+            )
+
+
+def _same_store(one: Any, other: Any) -> bool:
+    if access.is_local(one) or access.is_local(other):
+        return access.is_local(one) and access.is_local(other)
+    return type(one) is type(other) and one.storage_options == other.storage_options
+
+
+def _parts(filesystem: Any, path: str) -> Parts:
+    """The names along a path: of a local one where it really leads, of a key as it is."""
+    if access.is_local(filesystem):
+        path = os.path.realpath(path)
+    return tuple(name for name in path.split("/") if name)
+
+
+def _resolved(filesystem: Any, path: str) -> tuple[Parts, Parts]:
+    """The fixed part of a source path, resolved, and the steps of its glob; none where it is no glob."""
+    if not has_magic(path) or is_file(filesystem, path) or _is_folder(filesystem, path):
+        return _parts(filesystem, path), ()
+    steps = path.split("/")
+    first = next(place for place, step in enumerate(steps) if has_magic(step))
+    return _parts(filesystem, "/".join(steps[:first]) or "/"), tuple(steps[first:])
+
+
+def _is_folder(filesystem: Any, path: str) -> bool:
+    return access.is_local(filesystem) and os.path.isdir(path)
+
+
+def _reaches(filesystem: Any, path: str, names: Parts, pattern: Parts, output: Parts) -> bool:
+    """Whether the source is a folder above the output, or a glob that looks into it."""
+    if output[: len(names)] != names or (len(output) == len(names) and not pattern):
+        return False
+    if not pattern:
+        return True
+    for place, name in enumerate(output[len(names) :]):
+        if place >= len(pattern) - 1:
+            return place < len(pattern) and "**" in pattern[place]
+        if "**" in pattern[place]:
+            return True
+        if not re.fullmatch(glob_translate(pattern[place]), name):
+            return False
+    return True

@@ -1,0 +1,135 @@
+"""Rows of a source in a shuffled order that goes on for ever, can be left anywhere and taken up again, and is the same
+whoever reads it.
+
+An epoch takes the spans in an order of its own. Rows fill a window of bounded size, which is shuffled and handed out
+whole before the next one fills. So a `Place` of five numbers says where a reader stands, and taking up at one reads
+again what the window holds and nothing before it. Knows spans and ids; nothing of what a row holds.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from configs.load import ConfigError
+
+Item = TypeVar("Item")
+
+
+class Spans(Protocol):
+    """What is read, span by span (`pipeline.source.datasource.SpanDatasource`)."""
+
+    @property
+    def num_spans(self) -> int: ...
+
+    def read(self, span: int) -> pa.Table:
+        """One span's rows; the column `sample_id` is theirs."""
+        ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """The next row to hand out: number `taken` of the window that begins at the `row`-th wanted row of the `span`-th
+    span of an `epoch`; `ordinal` rows were handed out before it, over all epochs."""
+
+    epoch: int = 0
+    span: int = 0
+    row: int = 0
+    taken: int = 0
+    ordinal: int = 0
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Rows of one `epoch` handed out together: `table`, its first row's ordinal `first`, and the `place` after it."""
+
+    table: pa.Table
+    epoch: int
+    first: int
+    place: Place
+
+
+@dataclass(frozen=True)
+class RowStream:
+    """Rows of `spans` whose id is `wanted`, shuffled by `seed` within windows of `window_rows`."""
+
+    spans: Spans
+    wanted: Callable[[str], bool]
+    seed: int
+    window_rows: int
+
+    def draws(self, num_rows: int, place: Place | None = None) -> Iterator[Draw]:
+        """Batches of `num_rows` for ever, from a place on; the last batch of an epoch may be smaller.
+
+        Raises:
+            ConfigError: a whole epoch holds no wanted row.
+        """
+        place = place or Place()
+        while True:
+            first, parts, at = place.ordinal, [], place
+            for row, at in self._epoch(place):
+                parts.append(row)
+                if len(parts) == num_rows:
+                    yield Draw(pa.concat_tables(parts).combine_chunks(), at.epoch, first, at)
+                    first, parts = at.ordinal, []
+            if parts:
+                yield Draw(pa.concat_tables(parts).combine_chunks(), at.epoch, first, at)
+            if at == Place(epoch=place.epoch, ordinal=place.ordinal):
+                raise ConfigError("source: no row is left to learn from; see training.held_out_share")
+            place = Place(epoch=place.epoch + 1, ordinal=at.ordinal)
+
+    def _epoch(self, place: Place) -> Iterator[tuple[pa.Table, Place]]:
+        """The rest of an epoch from a place on."""
+        for window, start in self._windows(place.epoch, place.span, place.row):
+            order = list(range(len(window)))
+            random.Random(f"{self.seed} {place.epoch} {start}").shuffle(order)
+            # Only the first window can have been begun.
+            at = replace(
+                place, span=start[0], row=start[1], taken=place.taken if start == (place.span, place.row) else 0
+            )
+            for number in order[at.taken :]:
+                at = replace(at, taken=at.taken + 1, ordinal=at.ordinal + 1)
+                place = at
+                table, index = window[number]
+                yield table.slice(index, 1), at
+
+    def _windows(self, epoch: int, span: int, row: int) -> Iterator[tuple[list[tuple[pa.Table, int]], tuple[int, int]]]:
+        """Full windows, each with the place of its first row as (span, row)."""
+        order = list(range(self.spans.num_spans))
+        random.Random(f"{self.seed} {epoch}").shuffle(order)
+        window: list[tuple[pa.Table, int]] = []
+        start = (span, row)
+        for place in range(span, len(order)):
+            table = self.spans.read(order[place])
+            ids = table.column("sample_id").to_pylist()
+            indices = [index for index, sample_id in enumerate(ids) if self.wanted(sample_id)]
+            for number, index in enumerate(indices):
+                if place == span and number < row:
+                    continue
+                if not window:
+                    start = (place, number)
+                window.append((table, index))
+                if len(window) == self.window_rows:
+                    yield window, start
+                    window = []
+        if window:
+            yield window, start
+
+
+def read_ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
+    """The same items, up to `depth` of them made ahead in a thread; an error arrives where its item would have."""
+    end: Any = object()
+    with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
+        pending: list[Future[Any]] = [pool.submit(next, items, end) for _ in range(max(1, depth))]
+        try:
+            while (item := pending.pop(0).result()) is not end:
+                pending.append(pool.submit(next, items, end))
+                yield item
+        finally:
+            for future in pending:
+                future.cancel()

@@ -1,0 +1,270 @@
+"""The doors to files: any fsspec URL opened and read with bounds, and tried again where a store falters.
+
+Knows fsspec and nothing of what the files hold. Messages made here never show credentials: none that stand in a URL,
+and none that stand in the environment.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import stat
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, BinaryIO
+
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+
+from configs.load import ConfigError
+from pipeline.storage.retries import CutShort, Patience, retried
+
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*)://")
+_S3_OPTIONS: dict[str, Any] = {
+    # A connection that stands still is given up and tried again; listings are made once and would only grow stale.
+    "config_kwargs": {"connect_timeout": 20, "read_timeout": 60},
+    "use_listings_cache": False,
+}
+_OPTIONS = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
+BLOCK_BYTES = 8 * 1024 * 1024
+"""What is read ahead of a remote file."""
+MAX_REASON_CHARS = 300
+
+
+# --- URLs and messages ---------------------------------------------------------------------------------------------
+
+
+def open_url(url: str, dotted_path: str) -> tuple[Any, str]:
+    """The file system of a URL and the path in it; credentials come from the environment, as its driver reads it.
+
+    Raises:
+        ConfigError: no driver for the scheme is installed, or the URL is malformed; names `dotted_path`.
+    """
+    try:
+        filesystem, path = url_to_fs(url, **_OPTIONS.get(uri_scheme(url), {}))
+    except (ImportError, ValueError) as error:
+        raise ConfigError(f"{dotted_path}: {shown(url)} cannot be opened: {reason_of(error)}") from None
+    return filesystem, str(path)
+
+
+def is_local(filesystem: Any) -> bool:
+    """Whether paths of this file system are paths of this machine."""
+    return isinstance(filesystem, LocalFileSystem)
+
+
+def unstripped(filesystem: Any, path: str) -> str:
+    """The URL by which another process can open the same path."""
+    return path if is_local(filesystem) else str(filesystem.unstrip_protocol(path))
+
+
+def shown(url: str) -> str:
+    """A URL or path for messages: user, password, query and fragment cut off, at most 200 characters."""
+    match = _SCHEME.match(url)
+    if match:
+        url = re.split(r"[?#]", url, maxsplit=1)[0]
+        scheme, rest = url[: match.end()], url[match.end() :]
+        authority, slash, path = rest.partition("/")
+        url = scheme + authority.rpartition("@")[2] + slash + path
+    elif url[:5].lower() == "data:":
+        url = url.partition(",")[0]
+    return url if len(url) <= 200 else url[:197] + "..."
+
+
+_URLS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s'\"<>|)\]}]+")
+_SECRET_NAMES = re.compile(r"SECRET|TOKEN|PASSW|CREDENTIAL|(^|_)KEY|KEY$|AUTH|SAS|CONNECTION_STRING", re.IGNORECASE)
+_MIN_SECRET_CHARS = 8
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether the name of an environment variable says that its value is a secret."""
+    return _SECRET_NAMES.search(name) is not None
+
+
+def scrubbed(text: str) -> str:
+    """The text without credentials: URLs as `shown`, and no value of a variable whose name says that it is a secret."""
+    text = _URLS.sub(lambda match: shown(match.group()), text)
+    for name, value in os.environ.items():
+        if len(value) >= _MIN_SECRET_CHARS and is_secret_name(name) and value in text:
+            text = text.replace(value, "***")
+    return text
+
+
+def reason_of(error: BaseException) -> str:
+    """Why something failed, in one line without credentials."""
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    text = " ".join(scrubbed(str(reason)).split()) or type(error).__name__
+    return text if len(text) <= MAX_REASON_CHARS else text[: MAX_REASON_CHARS - 3] + "..."
+
+
+def uri_scheme(uri: str) -> str:
+    """The scheme before `://` in lower case, or the empty string."""
+    match = _SCHEME.match(uri)
+    return match.group(1).lower() if match else ""
+
+
+def join(root: str, relative: str) -> str:
+    """A path below a root, without any interpretation of the relative part."""
+    return f"{root.rstrip('/')}/{relative}" if root else relative
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
+
+
+class RemoteFile(io.RawIOBase):
+    """A remote file that is opened again where it stood when a read fails transiently or comes back short."""
+
+    def __init__(self, filesystem: Any, path: str) -> None:
+        super().__init__()
+        self._filesystem, self._path = filesystem, path
+        self._position = 0
+        self._file: Any = None
+        self.size: int | None = None
+        retried(self._open)
+
+    def _open(self) -> None:
+        if self._file is None:
+            self._file = self._filesystem.open(self._path, "rb", block_size=BLOCK_BYTES)
+            size = getattr(self._file, "size", None)
+            self.size = self.size if size is None else int(size)
+
+    def _drop(self) -> None:
+        file, self._file = self._file, None
+        try:
+            if file is not None:
+                file.close()
+        except Exception:  # it failed already; how it closes is of no interest
+            pass
+
+    def read(self, num_bytes: int | None = -1) -> bytes:
+        """Up to `num_bytes` (all, where negative); fewer only at the file's end."""
+        wanted = -1 if num_bytes is None else num_bytes
+
+        def once() -> bytes:
+            try:
+                self._open()
+                self._file.seek(self._position)  # drivers may share one file among its readers
+                data: bytes = self._file.read(wanted)
+                if self.size is not None:
+                    left = max(0, self.size - self._position)
+                    if len(data) < (left if wanted < 0 else min(wanted, left)):
+                        raise CutShort(f"{len(data)} bytes came where {left} are left")
+            except Exception:
+                self._drop()
+                raise
+            return data
+
+        data = retried(once)
+        self._position += len(data)
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence == os.SEEK_CUR:
+            offset += self._position
+        elif whence == os.SEEK_END:
+            if self.size is None:
+                raise OSError(errno.ESPIPE, "the store does not tell the file's size")
+            offset += self.size
+        self._position = max(0, offset)
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._drop()
+        super().close()
+
+
+class OutsideRoots(PermissionError):
+    """A path that, with its links resolved, is below none of the folders that a job may read."""
+
+
+@lru_cache(maxsize=1)
+def _kernel_devices() -> frozenset[int]:
+    """Device numbers of file systems whose files show the kernel and its processes, not data."""
+    return frozenset(os.stat(place).st_dev for place in ("/proc", "/sys") if os.path.isdir(place))
+
+
+def is_below(path: str, roots: Sequence[str]) -> bool:
+    """Whether a resolved path is one of the resolved roots or below one."""
+    return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
+
+
+def open_regular(path: str, roots: Sequence[str] | None = None) -> BinaryIO:
+    """Open a regular file of this machine for reading; with `roots`, only below one of these resolved folders.
+
+    The opened file itself is checked, not its name, so a link that changes meanwhile gains nothing. Opening a FIFO or a
+    device does not block.
+
+    Raises:
+        OutsideRoots: it is below none of `roots`.
+        OSError: it is a FIFO, a socket, a device or a file of the kernel's (`/proc`, `/sys`), or cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if roots is not None:
+            own = f"/proc/self/fd/{descriptor}"
+            real = os.readlink(own) if os.path.exists("/proc/self/fd") else os.path.realpath(path)
+            if not is_below(real, roots):
+                raise OutsideRoots(errno.EACCES, "it leaves the source root; source.local_roots allows other folders")
+        status = os.fstat(descriptor)
+        if stat.S_ISDIR(status.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if not stat.S_ISREG(status.st_mode) or status.st_dev in _kernel_devices():
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def open_file(filesystem: Any, path: str) -> Any:
+    """A file for reading, as a context manager; local ones are regular, remote ones outlive transient failures."""
+    return open_regular(path) if is_local(filesystem) else RemoteFile(filesystem, path)
+
+
+def read_bounded(
+    filesystem: Any, path: str, max_bytes: int, patience: Patience | None = None, roots: Sequence[str] | None = None
+) -> bytes | None:
+    """A file's bytes, or None when it has more than `max_bytes` (no more than that is ever read).
+
+    `roots` as for `open_regular`; remote files have none.
+    """
+    if is_local(filesystem):
+        with open_regular(path, roots) as local:
+            data = local.read(max_bytes + 1)
+        return data if len(data) <= max_bytes else None
+
+    def once() -> bytes:
+        with filesystem.open(path, "rb") as file:
+            data: bytes = file.read(max_bytes + 1)
+            size = getattr(file, "size", None)
+            if isinstance(size, int) and len(data) < min(size, max_bytes + 1):
+                raise CutShort(f"{len(data)} bytes came of {size}")
+        return data
+
+    data = retried(once, patience)
+    return data if len(data) <= max_bytes else None
+
+
+def size_of(file: Any) -> int:
+    """The bytes of an open file; what stands at its end, where the driver does not tell."""
+    size = getattr(file, "size", None)
+    if size is None:
+        here = file.tell()
+        size = file.seek(0, os.SEEK_END)
+        file.seek(here)
+    return int(size)

@@ -1,0 +1,316 @@
+"""Where a job's weights come from: pinned and checked on the driver, brought to the machine of each actor.
+
+A checkpoint is a folder that every machine sees, a hub id, or a URL of an object store. Loaders know folders and hub
+ids; so each function here takes a job and gives the same job with other paths or revisions. The identities that rows
+and records carry are those of the job as it was written, pinned. Knows the sections of jobs, and no model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import actors.generate
+import actors.paint
+import actors.synthesize
+from configs.contexts import CaptionContext
+from configs.load import ConfigError
+from configs.schema import CaptionJob, Weights
+from configs.section import Section
+from configs.synthesis import SynthesizeJob
+from configs.training import TrainDrafterJob
+from pipeline.storage import access, checkpoint_cache
+from pipeline.storage.checkpoint_cache import StoredCheckpoint
+
+AnyJob = TypeVar("AnyJob", bound=Section)
+Info = TypeVar("Info")
+
+HUB_TIMEOUT_S = 8.0
+"""For one answer of the hub; where it gives none, a job goes on with what this machine has kept, or is refused."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One checkpoint of a job: its name among the revisions, its place in the job file, and what stands there."""
+
+    name: str
+    steps: tuple[str, ...]
+    section: Weights | CaptionContext
+
+    @property
+    def where(self) -> str:
+        """The dotted path."""
+        return ".".join(self.steps)
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether it is read from an object store."""
+        return bool(access.uri_scheme(self.section.path))
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether it is a hub id, of a whole repository."""
+        return bool(_HUB_ID.fullmatch(self.section.path)) and not os.path.exists(self.section.path)
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether code that comes with it may run."""
+        return bool(getattr(self.section, "allow_remote_code", False))
+
+    def look(self) -> StoredCheckpoint:
+        """List it in its store, and hold it against the pinned revision.
+
+        Raises:
+            ConfigError: as `weight_store.look`, and where it is not the revision that the job asks for.
+        """
+        found = checkpoint_cache.look(self.section.path, self.where, self.runs_code)
+        if self.section.revision not in (None, found.revision):
+            raise found.refusal(
+                f"it is revision {found.revision} now, and {self.where}.revision asks for {self.section.revision}; its "
+                "files were changed, or the hash is another's"
+            )
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Known:
+    """What a look at a job's checkpoints gave where there is no pair."""
+
+    revisions: dict[str, str]
+
+
+def sites(job: Section) -> Iterator[Site]:
+    """The checkpoints that a job loads."""
+    if isinstance(job, TrainDrafterJob):
+        yield Site("target", ("target",), job.target)
+        for name in ("vq", "condition"):
+            if job.image is not None and getattr(job.image, name) is not None:
+                yield Site(name, ("image", name), getattr(job.image, name))
+        return
+    assert isinstance(job, CaptionJob | SynthesizeJob), type(job)
+    for name, weights in job.model:
+        if weights is not None and (name != "drafter" or job.method.needs_checkpoint):
+            yield Site(name, ("model", name), weights)
+    for place, context in enumerate(job.method.contexts):
+        if isinstance(context, CaptionContext):
+            yield Site(f"captioner_{place}", ("method", "contexts", str(place)), context)
+
+
+def replaced(job: AnyJob, steps: Sequence[str], changes: dict[str, Any]) -> AnyJob:
+    """The job with some fields of one section changed."""
+    changed: AnyJob = _replaced(job, steps, changes)
+    return changed
+
+
+def _replaced(part: Any, steps: Sequence[str], changes: dict[str, Any]) -> Any:
+    if not steps:
+        return part.model_copy(update=changes)
+    if isinstance(part, tuple):
+        place = int(steps[0])
+        return (*part[:place], _replaced(part[place], steps[1:], changes), *part[place + 1 :])
+    return part.model_copy(update={steps[0]: _replaced(getattr(part, steps[0]), steps[1:], changes)})
+
+
+# --- on the driver -------------------------------------------------------------------------------------------------
+
+
+def check(job: AnyJob, look_at: Callable[[AnyJob], Info], runs_here: bool) -> tuple[AnyJob, Info]:
+    """The job with every revision pinned, and what `look_at` finds at its checkpoints without reading weights.
+
+    Of a store the files are listed, settings and headers read; of the hub the commit is asked for. `runs_here` says
+    that actors share this machine, whose disk is then checked too.
+
+    Raises:
+        ConfigError: a checkpoint is missing, refused, torn, of another revision than asked for, or does not fit.
+    """
+    outlined = job
+    is_unreachable = False
+    for site in sites(job):
+        if site.is_stored:
+            found = site.look()
+            if runs_here:
+                checkpoint_cache.check_disk(found)
+            job = replaced(job, site.steps, {"revision": found.revision})
+            outlined = replaced(outlined, site.steps, {"path": str(checkpoint_cache.outline(found)), "revision": None})
+            _tell(site, len(found.files), found.num_bytes, found.revision)
+        elif site.is_on_hub:
+            commit = None if is_unreachable else _look_at_hub(site)
+            if commit is None:  # it is not asked again: each question would wait through the library's own retries
+                is_unreachable = True
+                continue
+            job = replaced(job, site.steps, {"revision": commit})
+            outlined = replaced(outlined, site.steps, {"revision": commit})
+    with _offline() if is_unreachable else contextlib.nullcontext():
+        try:
+            info = _by_own_name(job, outlined, lambda: look_at(outlined))
+        except ConfigError:
+            for site in sites(outlined):
+                if is_unreachable and site.is_on_hub:
+                    _refuse_not_kept(site)
+            raise
+    for site in sites(job):
+        told, asked = getattr(info, "revisions", {}).get(site.name), site.section.revision
+        if site.is_stored or told is None:
+            continue
+        if os.path.exists(site.section.path):
+            if asked not in (None, told):
+                raise ConfigError(
+                    f"{site.where}: {site.section.path}: it is revision {told}, and {site.where}.revision asks for "
+                    f"{asked}"
+                )
+        elif _COMMIT.fullmatch(told):
+            job = replaced(job, site.steps, {"revision": told})
+        else:
+            raise ConfigError(
+                f"{site.where}: {site.section.path}: the commit of {asked or 'its main branch'} cannot be found out: "
+                f"{_why_no_hub()}, and this machine has not kept it; give the commit in {site.where}.revision"
+            )
+    named: Info = _renamed(info, job)
+    return job, named
+
+
+def _tell(site: Site, num_files: int, num_bytes: int, revision: str) -> None:
+    path = access.shown(site.section.path)
+    print(f"weights  {site.where}: {path}, {num_files} files, {num_bytes / 1e9:,.3f} GB, revision {revision}")
+
+
+def _look_at_hub(site: Site) -> str | None:
+    """The commit of a hub id, access and weights checked; None if the hub does not answer.
+
+    Raises:
+        ConfigError: there is no such repository or revision, it is not open to this user, or holds no weights.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
+
+    path, revision = site.section.path, site.section.revision
+    try:
+        api = HfApi()
+        info = api.model_info(path, revision=revision, timeout=HUB_TIMEOUT_S, files_metadata=True)
+        sizes = {file.rfilename: file.size or 0 for file in info.siblings or ()}
+        weights = [name for name in sizes if name.endswith(checkpoint_cache.WEIGHT_SUFFIXES) and "/" not in name]
+        if weights:
+            api.parse_safetensors_file_metadata(path, min(weights), revision=info.sha)
+    except (NotASafetensorsRepoError, SafetensorsParsingError) as error:
+        raise ConfigError(f"{site.where}: {path}: {access.reason_of(error)}") from None
+    except Exception as error:  # its client's errors are of no one family
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403, 404):
+            raise ConfigError(
+                f"{site.where}: {path}: the hub answers {status}: there is no such repository or revision"
+                f"{'' if revision is None else f' ({revision})'}, or it is not open to you; HF_TOKEN in the "
+                "environment names you"
+            ) from None
+        # HF_HUB_OFFLINE is set, or there is no answer: the copy that this machine has kept is used, if there is one.
+        return None
+    _tell(site, len(sizes), sum(sizes[name] for name in weights), str(info.sha))
+    return str(info.sha)
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Have the hub's client read only what this machine has kept, as HF_HUB_OFFLINE does for a whole process."""
+    from huggingface_hub import constants
+
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
+
+
+def _refuse_not_kept(site: Site) -> None:
+    """Refuse a hub id of which this machine has kept no configuration.
+
+    Raises:
+        ConfigError: says that the hub does not answer.
+    """
+    from huggingface_hub import try_to_load_from_cache
+
+    path, revision = site.section.path, site.section.revision
+    names = ("config.json", "adapter_config.json")
+    if not any(isinstance(try_to_load_from_cache(path, name, revision=revision), str) for name in names):
+        raise ConfigError(
+            f"{site.where}: {path}: {_why_no_hub()}, and this machine has not kept it; connect the machine to the hub, "
+            "or name a folder that holds the checkpoint"
+        )
+
+
+def _why_no_hub() -> str:
+    is_offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+    return "HF_HUB_OFFLINE is set" if is_offline else "the hub does not answer"
+
+
+# --- in an actor's process -----------------------------------------------------------------------------------------
+
+
+def fetched(job: AnyJob) -> AnyJob:
+    """The job with the weights of stores read to this machine, once for all of its processes.
+
+    Raises:
+        ConfigError: they cannot be read, were changed since the job was planned, or have no place here.
+    """
+    for site in sites(job):
+        if site.is_stored:
+            job = replaced(job, site.steps, {"path": str(checkpoint_cache.copy(site.look())), "revision": None})
+    return job
+
+
+def load_pair(config: CaptionJob, num_threads: int | None) -> actors.generate.Pair:
+    """As `actors.generate.load_pair`, from wherever the weights are."""
+    local = fetched(config)
+    pair = _by_own_name(config, local, lambda: actors.generate.load_pair(local, num_threads))
+    named: actors.generate.Pair = _renamed(pair, config)
+    return named
+
+
+def load_image_pair(config: SynthesizeJob, num_threads: int | None) -> actors.synthesize.ImagePair:
+    """As `actors.synthesize.load_pair`, from wherever the weights are."""
+    local = fetched(config)
+    pair = _by_own_name(config, local, lambda: actors.synthesize.load_pair(local, num_threads))
+    named: actors.synthesize.ImagePair = _renamed(pair, config)
+    return named
+
+
+def load_painter(config: SynthesizeJob, num_threads: int | None) -> actors.paint.Painter:
+    """As `actors.paint.load_painter`; the VQ model alone is read whole."""
+    local = config
+    for site in sites(config):
+        if site.is_stored and site.name in ("vq", "target"):
+            found = site.look()
+            place = checkpoint_cache.copy(found) if site.name == "vq" else checkpoint_cache.outline(found)
+            local = replaced(local, site.steps, {"path": str(place), "revision": None})
+    return _by_own_name(config, local, lambda: actors.paint.load_painter(local, num_threads))
+
+
+def _by_own_name(job: Section, local: Section, act: Callable[[], Info]) -> Info:
+    """What `act` gives; refusals name the URLs of the job, and not the copies that were looked at."""
+    try:
+        return act()
+    except ConfigError as error:
+        message = str(error)
+        for own, other in zip(sites(job), sites(local), strict=True):
+            if own.is_stored:
+                message = message.replace(other.section.path, access.shown(own.section.path))
+        raise ConfigError(message) from None
+
+
+def _renamed(found: Any, job: Section) -> Any:
+    """A pair, or what is known of one, under the identities of the job's own paths and revisions."""
+    stored = {site.name: site for site in sites(job) if site.is_stored}
+    if not stored:
+        return found
+    if hasattr(found, "info"):  # image pairs keep theirs together
+        return dataclasses.replace(found, info=_renamed(found.info, job))
+    revisions = {name: str(site.section.revision) for name, site in stored.items()}
+    changes: dict[str, Any] = {"revisions": {**found.revisions, **revisions}}
+    for name in ("target", "drafter"):
+        if name in stored and hasattr(found, f"{name}_id"):
+            changes[f"{name}_id"] = f"{stored[name].section.path}@{revisions[name]}"
+    return dataclasses.replace(found, **changes)

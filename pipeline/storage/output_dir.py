@@ -1,0 +1,306 @@
+"""The output directory: `data/`, `errors/` and `_job/` on any fsspec URL, written whole or not at all.
+
+Knows where things lie and how a file is put there; knows nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from fsspec import AbstractFileSystem
+
+from configs.load import ConfigError
+from pipeline.storage import access
+from pipeline.storage.retries import retried
+
+DATA, ERRORS, JOB = "data", "errors", "_job"
+ATTEMPTS, ASIDE, TEMPORARY = "_job/attempts", "_job/aside", "_job/tmp"
+_PROBE = "_job/.probe"
+_LITTER = (".probe-", "tmp/")
+"""Below `_job/`: files that a process killed before it took its attempt may leave; they do not count as use."""
+_CONDITIONAL_ADVICE = (
+    "choose a local or shared folder, or a store that honours conditional writes (S3 with If-None-Match, GCS)"
+)
+
+
+@dataclass(frozen=True)
+class OutputDir:
+    """An output directory by its URL; cheap to send to a worker, which opens it for itself."""
+
+    url: str
+
+    def __post_init__(self) -> None:
+        if "://" not in self.url:  # a worker's current folder may be another
+            object.__setattr__(self, "url", os.path.abspath(os.path.expanduser(self.url)))
+
+    @cached_property
+    def _opened(self) -> tuple[Any, str]:
+        filesystem, path = access.open_url(self.url, "sink.path")
+        return filesystem, path.rstrip("/") or path
+
+    def __getstate__(self) -> dict[str, str]:
+        return {"url": self.url}
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        object.__setattr__(self, "url", state["url"])
+
+    @property
+    def filesystem(self) -> Any:
+        """The fsspec file system."""
+        return self._opened[0]
+
+    def path(self, relative: str) -> str:
+        """The file system's own path of something inside."""
+        return access.join(self._opened[1], relative)
+
+    def shown(self, relative: str = "") -> str:
+        """The URL for messages and summaries, without credentials."""
+        return access.shown(access.join(self.url, relative) if relative else self.url)
+
+    # --- before anything starts ---
+
+    def refuse_if_used(self) -> None:
+        """Refuse an output that holds anything in `data/`, `errors/` or `_job/`.
+
+        Raises:
+            ConfigError: names the first thing found.
+        """
+        for folder in (DATA, ERRORS, JOB):
+            for found in self.list_files(folder):
+                if folder == JOB and found.startswith(_LITTER):
+                    continue
+                raise ConfigError(
+                    f"sink.path: {self.shown()} is not empty: it holds {folder}/{found}; choose another path, "
+                    "or remove what is there"
+                )
+
+    def check_writable(self) -> None:
+        """Create a small file, try to create it again with other content, read it back, remove it.
+
+        Attempts keep out of each other's way by puts that fail where an object exists (`create_bytes`). A store that
+        lets the second one through would let two drivers publish the same rows, so it is refused.
+
+        Raises:
+            ConfigError: the output cannot be written, or its store has no conditional put; says why.
+        """
+        probe = f"{_PROBE}-{secrets.token_hex(8)}"
+        try:
+            self._refuse_unconditional_driver()
+            self.create_bytes(probe, b"probe")
+            try:
+                creates_once = self._refuses_second(probe)
+                whole = retried(lambda: self.filesystem.cat_file(self.path(probe))) == b"probe"
+            finally:
+                self.remove(probe)
+        except ConfigError:
+            raise
+        except Exception as error:  # drivers raise what they like, from PermissionError to HTTP errors
+            raise ConfigError(f"sink.path: {self.shown()} cannot be written: {access.reason_of(error)}") from None
+        if not creates_once:
+            raise ConfigError(
+                f"sink.path: {self.shown()} has no conditional put: a file could be created twice with other content, "
+                f"so two attempts could both publish the same rows; {_CONDITIONAL_ADVICE}"
+            )
+        if not whole:
+            raise ConfigError(f"sink.path: {self.shown()} gives back other bytes than were written to it")
+
+    def _refuses_second(self, probe: str) -> bool:
+        """Whether a file that exists cannot be created with other content."""
+        try:
+            self.create_bytes(probe, b"second")
+        except FileExistsError:
+            return True
+        return False
+
+    def _refuse_unconditional_driver(self) -> None:
+        """Refuse a driver that has no exclusive create of its own: fsspec's default looks first and then writes."""
+        is_default = getattr(self.filesystem.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
+        if is_default and not access.is_local(self.filesystem):
+            raise ConfigError(
+                f"sink.path: {self.shown()} has no conditional put: the driver {type(self.filesystem).__name__} cannot "
+                f"create a file only where none exists; {_CONDITIONAL_ADVICE}"
+            )
+
+    def take_attempt(self, record: dict[str, Any], number: int = 1) -> int:
+        """Take one attempt by a put that fails where it exists, so that of two jobs only one goes on; gives its number.
+
+        Raises:
+            ConfigError: another job has taken it.
+        """
+        relative = f"{ATTEMPTS}/{number:06d}.json"
+        record = {"attempt": number, "taken_by": secrets.token_hex(8), **record}
+        try:
+            self.create_bytes(relative, json.dumps(record, indent=2, sort_keys=True).encode())
+        except FileExistsError:
+            raise ConfigError(
+                f"sink.path: another job has taken attempt {number} of {self.shown()}; let it finish, or choose "
+                "another path"
+            ) from None
+        except Exception as error:  # drivers raise what they like, from PermissionError to HTTP errors
+            raise ConfigError(f"sink.path: {self.shown()} cannot be written: {access.reason_of(error)}") from None
+        return number
+
+    def list_attempts(self) -> list[int]:
+        """The numbers of the attempts that have been taken, in order."""
+        names = [name.removesuffix(".json") for name in self.list_files(ATTEMPTS)]
+        return sorted(int(name) for name in names if name.isdecimal())
+
+    def read_attempt(self, number: int) -> dict[str, Any]:
+        """What an attempt's record says.
+
+        Raises:
+            ConfigError: it is no JSON object.
+        """
+        relative = f"{ATTEMPTS}/{number:06d}.json"
+        try:
+            record = json.loads(self.read_bytes(relative))
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise ConfigError(
+                f"sink.path: {self.shown(relative)} is damaged; remove it and start the job again, which makes the "
+                "rows of that attempt anew, or choose another path"
+            )
+        return record
+
+    # --- files ---
+
+    def list_files(self, folder: str) -> list[str]:
+        """Names below a folder, sorted, relative to it; empty where there is no such folder."""
+        root = self.path(folder)
+
+        def find() -> list[str]:
+            self.filesystem.invalidate_cache()
+            return list(self.filesystem.find(root))
+
+        found = find() if access.is_local(self.filesystem) else retried(find)
+        return sorted(str(path)[len(root.rstrip("/")) + 1 :] for path in found)
+
+    def make_folders(self) -> None:
+        """Make `data/`, `errors/` and `_job/`; object stores have no folders and need none."""
+        for folder in (DATA, ERRORS, JOB):
+            self.filesystem.makedirs(self.path(folder), exist_ok=True)
+
+    def read_bytes(self, relative: str) -> bytes:
+        """A whole file."""
+        return bytes(retried(lambda: self.filesystem.cat_file(self.path(relative))))
+
+    def remove(self, relative: str) -> None:
+        """Remove a file; one that is not there is removed already."""
+        try:
+            retried(lambda: self.filesystem.rm_file(self.path(relative)))
+        except FileNotFoundError:
+            return
+
+    def set_aside(self, relative: str, stand_in: Any = None) -> None:
+        """Move a file below `_job/aside/`, where no read of results sees it; one that is not there is left be.
+
+        With `stand_in` the file's name stays occupied: it is copied aside and replaced by these bytes in one step.
+        """
+        target = f"{ASIDE}/{relative}.{secrets.token_hex(4)}"
+        try:
+            if not access.is_local(self.filesystem):
+                retried(lambda: self.filesystem.cp_file(self.path(relative), self.path(target)))
+            else:
+                self._make_parent(target)
+                (os.rename if stand_in is None else os.link)(self.path(relative), self.path(target))
+        except FileNotFoundError:
+            return
+        if stand_in is not None:
+            self.write_bytes(relative, stand_in)
+        elif not access.is_local(self.filesystem):
+            self.remove(relative)
+
+    def write_json(self, relative: str, value: Any) -> None:
+        """Write plain data as JSON, whole or not at all."""
+        self.write_bytes(relative, as_json(value))
+
+    def create_bytes(self, relative: str, data: Any) -> None:
+        """Put bytes where nothing is yet, in one step: of two that try, one succeeds.
+
+        A put that fails may have gone through, and stores call an object that exists by many names: what lies there
+        decides whose it is. So creating the same bytes twice succeeds twice.
+
+        Raises:
+            FileExistsError: something else lies there.
+        """
+        if access.is_local(self.filesystem):
+            try:
+                self._put_local(relative, data, os.link)
+                return
+            except FileExistsError:
+                if self.read_bytes(relative) != bytes(data):
+                    raise
+                return
+        path, content = self.path(relative), bytes(data)
+        failure: Exception | None = None
+        try:
+            retried(lambda: self.filesystem.pipe_file(path, content, mode="create"))
+        except Exception as error:
+            failure = error
+        if failure is None:
+            self._check_size(relative, len(content))
+            return
+        try:
+            there = retried(lambda: self.filesystem.cat_file(path))
+        except FileNotFoundError:
+            raise failure from None
+        if there != content:
+            raise FileExistsError(path)
+
+    def write_bytes(self, relative: str, data: Any) -> None:
+        """Put bytes (anything with the buffer protocol) at a path in one step, replacing what is there.
+
+        Locally a temporary file under `_job/tmp/` is synced and renamed; elsewhere it is one put, checked by its size.
+
+        Raises:
+            OSError: nothing has been published, or another size than was sent.
+        """
+        if access.is_local(self.filesystem):
+            self._put_local(relative, data, os.replace)
+            return
+        content = bytes(data)
+        retried(lambda: self.filesystem.pipe_file(self.path(relative), content))
+        self._check_size(relative, len(content))
+
+    def _check_size(self, relative: str, num_bytes: int) -> None:
+        size = retried(lambda: self.filesystem.info(self.path(relative), refresh=True))["size"]
+        if size != num_bytes:
+            raise OSError(f"{self.shown(relative)}: {num_bytes} bytes were sent and {size} are there")
+
+    def _put_local(self, relative: str, data: Any, publish: Callable[[str, str], None]) -> None:
+        """Write a temporary file, sync it, and publish it under its name."""
+        self._make_parent(relative)
+        folder = self.path(TEMPORARY)
+        os.makedirs(folder, exist_ok=True)
+        temporary = f"{folder}/{os.path.basename(relative)}.{os.getpid()}-{secrets.token_hex(4)}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            publish(temporary, self.path(relative))
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+        parent = os.open(os.path.dirname(self.path(relative)), os.O_RDONLY)
+        try:
+            os.fsync(parent)
+        finally:
+            os.close(parent)
+
+    def _make_parent(self, relative: str) -> None:
+        os.makedirs(os.path.dirname(self.path(relative)), exist_ok=True)
+
+
+def as_json(value: Any) -> bytes:
+    """Plain data as the bytes of a JSON file."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,0 +1,138 @@
+"""What an image is made from, out of one row's columns: ready text features, a class label, sampling values.
+
+Values arrive as Arrow cells or as JSON data; whatever is wrong with one is its row's error. Knows the schema's limits
+and the sizes it is told; no model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+from numpy.typing import NDArray
+
+from configs.load import ConfigError
+from configs.synthesis import ImageColumns, ImageSampling
+from models.llamagen.features import FeaturesError, check_features
+from pipeline.prompts import sampling
+from pipeline.rows.schemas import RowError
+from pipeline.sources import columns as column_types
+
+SAMPLED = ("temperature", "top_k", "top_p", "guidance_scale")
+"""Fields of the sampling section that a row may have values of its own for."""
+
+
+# --- ready features ------------------------------------------------------------------------------------------------
+
+
+def check_features_type(kind: pa.DataType, name: str) -> None:
+    """Refuse a features column of a type that cannot hold any.
+
+    Raises:
+        ConfigError: names the column and its type.
+    """
+    inner = _storage(kind)
+    depth = 0
+    while column_types.is_list(inner) and depth < 2:
+        inner = _storage(inner.value_type)
+        depth += 1
+    if depth == 0 and (column_types.is_bytes(inner) or column_types.is_text(inner)):
+        return
+    if depth and pt.is_floating(inner):
+        return
+    raise ConfigError(
+        f"columns.features: {name!r} is {kind}; features are lists of floats (flat, or one per token), bytes or JSON"
+    )
+
+
+def _storage(kind: pa.DataType) -> pa.DataType:
+    return kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+
+
+def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> NDArray[np.float32]:
+    """One row's features (num_tokens, width) out of a column's cell, without padding; bytes are little-endian `dtype`.
+
+    Raises:
+        RowError: `invalid_condition`.
+    """
+    if isinstance(cell, pa.ExtensionScalar):
+        cell = cell.value
+    if cell is None or not cell.is_valid:
+        raise RowError("invalid_condition", "the row has no features")
+    try:
+        numbers = _numbers(cell, dtype, width)
+    except (ValueError, TypeError, OverflowError, RecursionError, pa.ArrowException) as error:
+        raise RowError("invalid_condition", f"the features are no numbers: {error}") from None
+    if numbers.ndim == 1:
+        if numbers.size % width:
+            raise RowError("invalid_condition", f"{numbers.size} numbers are no features of width {width}")
+        numbers = numbers.reshape(-1, width)
+    if numbers.ndim == 2:
+        # Columns of a fixed shape pad with zeros, on either side; what a text encoder says of a token never is zero.
+        inside = np.flatnonzero(numbers.any(axis=1))
+        numbers = numbers[inside[0] : inside[-1] + 1] if len(inside) else numbers[:0]
+    try:
+        return np.ascontiguousarray(check_features(numbers, width, max_tokens), dtype="<f4")
+    except FeaturesError as error:
+        raise RowError("invalid_condition", str(error)) from None
+
+
+def _numbers(cell: pa.Scalar, dtype: str, width: int) -> NDArray[Any]:
+    """The cell as an array of one or two axes; ragged lists raise ValueError."""
+    if column_types.is_bytes(cell.type):
+        return _from_bytes(cell.as_py(), dtype)
+    if column_types.is_text(cell.type):
+        found = np.array(json.loads(cell.as_py()))
+        if found.dtype.kind not in "fiu":
+            raise ValueError(f"values of type {found.dtype}")
+        return found.astype(np.float64)
+    values = cell.values
+    while column_types.is_list(values.type):
+        if values.null_count:
+            raise ValueError("some tokens are null")
+        fixed = pt.is_fixed_size_list(values.type)
+        lengths = {values.type.list_size} if fixed else set(values.value_lengths().to_pylist())
+        if lengths != {width}:
+            raise ValueError(f"tokens of {sorted(lengths)} numbers, not {width}")
+        values = values.flatten()
+    if values.null_count:
+        raise ValueError("some of them are null")
+    return values.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _from_bytes(data: bytes, dtype: str) -> NDArray[Any]:
+    if dtype == "bfloat16":
+        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(data, {"float32": "<f4", "float16": "<f2"}[dtype])
+
+
+# --- single values -------------------------------------------------------------------------------------------------
+
+
+def read_label(value: Any, num_classes: int) -> int:
+    """A class label; numbers in text are numbers too.
+
+    Raises:
+        RowError: `invalid_condition`.
+    """
+    if value is None:
+        raise RowError("invalid_condition", "the row has no class label")
+    label = sampling.integer_of(value)
+    if label is None or not 0 <= label < num_classes:
+        raise RowError("invalid_condition", f"the class label {value!r:.100} is no number from 0 to {num_classes - 1}")
+    return label
+
+
+def read_sampling(
+    fields: Mapping[str, Any], columns: ImageColumns, job: ImageSampling, seed: int
+) -> dict[str, int | float]:
+    """Seed, temperature, top_k, top_p and guidance_scale of one row: its own values, and otherwise the job's.
+
+    Raises:
+        RowError: `invalid_sampling`.
+    """
+    return sampling.read_sampling(fields, columns, job, SAMPLED, seed)

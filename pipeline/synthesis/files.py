@@ -1,0 +1,60 @@
+"""Pixels to image files: PNG, WebP or JPEG in memory, row by row.
+
+A plain function on Arrow tables (PAINTED to RESULT), so that it runs wherever CPUs are. Knows Pillow; nothing of how
+pixels came about.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from PIL import Image
+
+from configs.synthesis import ImageFile
+from pipeline.synthesis import rows
+
+DEFAULT_QUALITY = 95
+WEBP_EFFORT = 4
+"""Of 0 to 6, as libwebp's own tools have it."""
+_SUFFIXES = {"png": "png", "webp": "webp", "jpeg": "jpg"}
+
+
+def encode_image(pixels: NDArray[np.uint8], file: ImageFile) -> bytes:
+    """RGB pixels (height, width, 3) as one image file; the same pixels give the same bytes."""
+    options: dict[str, Any] = {}
+    if file.format == "webp":
+        options = {"lossless": file.lossless, "method": WEBP_EFFORT}
+    if file.format != "png" and not file.lossless:
+        options["quality"] = file.quality or DEFAULT_QUALITY
+    if file.format == "jpeg" and options["quality"] >= DEFAULT_QUALITY:
+        options["subsampling"] = 0  # colour at half resolution would be what is left of the loss
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, format=file.format.upper(), **options)
+    return buffer.getvalue()
+
+
+def file_name(sample_id: str, file: ImageFile) -> str:
+    """A name for a sample's image: unique as its id is, without separators of folders."""
+    return f"{quote(sample_id, safe='#')}.{_SUFFIXES[file.format]}"
+
+
+def encode_table(table: pa.Table, file: ImageFile, keep_codes: bool) -> pa.Table:
+    """PAINTED to RESULT, as many rows in the same order; a row without pixels has no image."""
+    keep = rows.kept_fields(table.schema)
+    images: list[dict[str, Any] | None] = []
+    sizes = zip(*(table[name].to_pylist() for name in ("sample_id", "height_px", "width_px")), strict=True)
+    rgb = table["rgb"]
+    for index, (sample_id, height, width) in enumerate(sizes):
+        if not height:
+            images.append(None)
+            continue
+        pixels = np.frombuffer(rgb[index].as_buffer(), np.uint8).reshape(height, width, 3)
+        images.append({"bytes": encode_image(pixels, file), "path": file_name(sample_id, file)})
+    schema = rows.result_schema(keep, codes=keep_codes)
+    columns = [pa.array(images, rows.IMAGE) if field.name == "image" else table[field.name] for field in schema]
+    return pa.table(columns, schema=schema)

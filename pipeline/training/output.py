@@ -1,0 +1,96 @@
+"""The output folder of a training run, before anything starts: a fresh one, or one in which the same run was begun.
+
+Owns what a run that is taken up again may not change, and that one process is at work in a folder. Knows no rows and no
+heads.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from configs.load import ConfigError
+from configs.training import TrainDrafterJob
+from models.heads.training import key_of
+from pipeline.source.manifest import Manifest
+from pipeline.source.overlap import refuse_overlap
+from pipeline.storage import access
+from pipeline.storage.output_dir import OutputDir
+
+RUN, LOCK = "_job/run.json", "_job/lock"
+DONE = "training.json"
+
+
+def claim_output(job: TrainDrafterJob, manifest: Manifest, target_revision: str) -> OutputDir:
+    """Open a fresh output folder, or one in which the same run was begun.
+
+    Raises:
+        ConfigError: it holds a finished head, another run, or anything else; or it is no folder of this machine.
+    """
+    if access.uri_scheme(job.output.path):
+        raise ConfigError(f"output.path: {access.shown(job.output.path)} must be a folder that all workers can open")
+    refuse_overlap(job.source, os.path.abspath(os.path.expanduser(job.output.path)), "output.path")
+    record = {"config": job.resolved(), "target_revision": target_revision, "source": describe(manifest)}
+    try:
+        return _claim(Path(job.output.path).expanduser().resolve(), json.loads(json.dumps(record)))
+    except ConfigError:
+        raise
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except ValueError as error:  # a name that no file can have, or a torn record
+        reason = str(error)
+    raise ConfigError(f"output.path: {job.output.path} cannot be used: {reason}")
+
+
+def _claim(folder: Path, record: dict[str, Any]) -> OutputDir:
+    output = OutputDir(str(folder))
+    if (folder / DONE).exists():
+        raise ConfigError(f"output.path: {folder} holds a finished head; choose another folder")
+    if (folder / RUN).exists():
+        begun = json.loads((folder / RUN).read_text(encoding="utf-8"))
+        changed = sorted(_differences(begun, record, ""))
+        if changed:
+            raise ConfigError(
+                f"output.path: {folder} holds a run that was begun otherwise: {', '.join(changed[:5])} changed; "
+                "choose another folder, or put the job file back as it was"
+            )
+        return output
+    if folder.exists() and any(each.name != "_job" for each in folder.iterdir()):
+        raise ConfigError(f"output.path: {folder} is not empty; choose another folder")
+    output.write_json(RUN, record)
+    return output
+
+
+def describe(manifest: Manifest) -> dict[str, Any]:
+    """What identifies a listing: other files, or the same names with other content, are another source."""
+    listed = manifest.files.select(["path", "size_bytes", "token"]).to_pydict()
+    return {"num_files": manifest.num_files, "listing": f"{key_of(json.dumps(listed)):016x}"}
+
+
+def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
+    """Dotted paths at which two JSON values differ."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in one.keys() | other.keys():
+            yield from _differences(one.get(name), other.get(name), f"{path}.{name}" if path else name)
+    elif one != other:
+        yield path.removeprefix("config.")
+
+
+@contextmanager
+def sole_run(output: OutputDir) -> Iterator[None]:
+    """Keep a second run out of the folder for as long as this process lives.
+
+    Raises:
+        ConfigError: another process is at work in it.
+    """
+    with open(output.path(LOCK), "w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ConfigError(f"output.path: another process is training in {output.shown()}") from None
+        yield

@@ -1,0 +1,97 @@
+"""From a training job's source to rows that lessons are made of, each usable or told by the code of what is wrong.
+
+Owns which columns are read, which rows are held out, and what a row's answer, codes and condition are. Knows no heads.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from actors.media import clips, rgb_images
+from actors.training.samples import Row
+from configs.training import ImageColumns, TrainDrafterJob
+from models.heads.training import key_of
+from models.llamagen.shape import GptShape
+from pipeline.media.image_decoding import DecodeOptions, decode_table
+from pipeline.prompts.row_options import Asking
+from pipeline.prompts.templates import neutralise
+from pipeline.rows.schemas import RowError
+from pipeline.source.manifest import Manifest, freeze
+from pipeline.synthesis.conditions import read_features, read_label
+
+
+def columns_of(job: TrainDrafterJob) -> dict[str, str]:
+    """The columns that lessons are made of, each with the dotted path that names it."""
+    if job.image is None:
+        assert job.answer_column is not None
+        return {job.answer_column: "answer_column"}
+    given = job.image.columns
+    named = {"codes": given.codes, "features": given.features, "label": given.label}
+    return {column: f"image.columns.{name}" for name, column in named.items() if column is not None}
+
+
+def freeze_source(job: TrainDrafterJob) -> Manifest:
+    """The listing of the job's source.
+
+    Raises:
+        ConfigError: it is missing, empty, or lacks a column.
+    """
+    return freeze(job.source, Asking(job.prompt), columns_of(job))
+
+
+def is_held_out(job: TrainDrafterJob, sample_id: str) -> bool:
+    """Whether a row is kept from learning: a matter of its id alone, so that it stays so when a source grows."""
+    return key_of("held out", sample_id) < job.training.held_out_share * 2**63
+
+
+def read_rows(table: pa.Table, job: TrainDrafterJob, options: DecodeOptions, shape: GptShape | None) -> list[Row | str]:
+    """A table out of the read tasks as rows, or in their place the code of what is wrong with them."""
+    decoded = decode_table(table, options)
+    told = {name: decoded.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")}
+    images, videos = decoded.column("images"), decoded.column("videos")
+    assert decoded.num_rows == table.num_rows, "the schema leaves no way for a row to become several"
+    rows: list[Row | str] = []
+    for place, code in enumerate(told["error_type"]):
+        if code:
+            rows.append(code)
+            continue
+        messages = json.loads(told["messages"][place])
+        row = Row(told["sample_id"][place], messages, rgb_images(images[place]), clips(videos[place]))
+        try:
+            if job.image is None:
+                answer = table.column(job.answer_column)[place].as_py()
+                text = None if answer is None else neutralise(str(answer), options.asking.special_tokens)
+                rows.append(replace(row, answer=text))
+            else:
+                assert shape is not None
+                condition = _condition(table, place, job.image.columns, shape)
+                rows.append(replace(row, codes=_codes(table, place, job.image.columns.codes), condition=condition))
+        except RowError as error:
+            rows.append(error.code)
+    return rows
+
+
+def _condition(table: pa.Table, place: int, columns: ImageColumns, shape: GptShape) -> NDArray[np.float32] | int | None:
+    if columns.label is not None:
+        return read_label(table.column(columns.label)[place].as_py(), shape.num_classes)
+    if columns.features is not None:
+        cell = table.column(columns.features)[place]
+        return read_features(cell, columns.features_dtype, shape.condition_dim, shape.num_condition_tokens)
+    return None
+
+
+def _codes(table: pa.Table, place: int, column: str | None) -> NDArray[np.int64] | None:
+    """A row's codes; None for what are no whole numbers. Sources without types give lists as JSON text."""
+    if column is None:
+        return None
+    value = table.column(column)[place].as_py()
+    try:
+        found = np.array(json.loads(value) if isinstance(value, str) else value).reshape(-1)
+    except (TypeError, ValueError):
+        return None
+    return found.astype(np.int64) if found.dtype.kind in "iu" else None

@@ -1,0 +1,339 @@
+"""One training run: rows of a source become lessons, a head learns them, and what it was worth is written beside it.
+
+Owns the order of things and the checkpoint (`_job/checkpoint.pt`: weights, optimizer, step, place in the source). One
+process, or one of several workers of which each does its part of every batch. Knows no Ray
+(`pipeline.training.workers`) and no losses.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actors.training.learner import Learner, load_learner
+from actors.training.samples import LESSON_CODES, LessonError, Row, acceptance, accuracy, pace_of
+from configs.load import ConfigError
+from configs.training import TrainDrafterJob
+from decoding import Request, Sampling
+from models.heads.files import keep_as_safetensors
+from models.heads.teacher import Lesson
+from models.heads.training import Reduce, Trainer, alone
+from models.loading.checkpoints import DTYPES
+from pipeline.media.image_decoding import DecodeOptions
+from pipeline.output.provenance import code_revision, versions
+from pipeline.prompts.row_options import Asking
+from pipeline.prompts.templates import placeholders
+from pipeline.rows.schemas import ERROR_CODES
+from pipeline.source.datasource import SpanDatasource
+from pipeline.source.row_stream import Draw, Place, RowStream, read_ahead
+from pipeline.storage import checkpoints
+from pipeline.storage.output_dir import OutputDir
+from pipeline.training.output import DONE, RUN, describe
+from pipeline.training.rows import freeze_source, is_held_out, read_rows
+
+CHECKPOINT, MADE, LOG = "_job/checkpoint.pt", "_job/head", "_job/log.txt"
+FORMAT = 1
+PROGRESS_INTERVAL_S = 10.0
+CODES = (*ERROR_CODES, *LESSON_CODES)
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One of `size` workers; `reduce` adds a tensor up over all of them."""
+
+    rank: int = 0
+    size: int = 1
+    reduce: Reduce = alone
+
+
+class Run:
+    """What one worker does of one run, in the order of its methods; the first worker keeps the log."""
+
+    def __init__(self, job: TrainDrafterJob, output: OutputDir, worker: Worker) -> None:
+        if job.workers.torch_threads is not None:
+            torch.set_num_threads(job.workers.torch_threads)
+        self.job = job
+        self.worker = worker
+        self._output = output
+        self._manifest = freeze_source(job)
+        begun = json.loads(Path(output.path(RUN)).read_text(encoding="utf-8"))
+        if describe(self._manifest) != begun["source"]:
+            raise ConfigError("source: it is not what it was when the run began")
+        self._spans = SpanDatasource(job.source, self._manifest, tuple(placeholders(job.prompt)), job.training.max_rows)
+        self.learner: Learner = load_learner(checkpoints.fetched(job))
+        asking = Asking(job.prompt, special_tokens=self.learner.special_tokens)
+        self._options = DecodeOptions.of(job.source, self._manifest.root, asking)
+        self.trainer = Trainer(
+            self.learner.target,
+            self.learner.task,
+            pace_of(job.training),
+            job.workers.max_forward_rows,
+            worker.reduce,
+        )
+        self._place = Place()
+        self._first_epoch = {"num_taught_rows": 0}
+        self._best: dict[str, Any] | None = None
+        self._history: list[dict[str, float]] = []
+        self._seconds = 0.0
+        self._load()
+
+    def _say(self, line: str) -> None:
+        """Add a line to the log, and show it where nobody follows the log."""
+        with open(self._output.path(LOG), "a", encoding="utf-8") as log:
+            log.write(line + "\n")
+        if self.worker.size == 1:
+            print(line, file=sys.stderr, flush=True)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this worker measures and writes."""
+        return self.worker.rank == 0
+
+    def train(self) -> None:
+        """Teach until `training.num_steps`, from wherever the last checkpoint stands.
+
+        Raises:
+            ConfigError: nothing is held out, or nothing is left to learn from.
+        """
+        teaching = self.job.training
+        self._held_out = self._read_held_out()
+        stream = RowStream(
+            self._spans,
+            lambda sample_id: not is_held_out(self.job, sample_id),
+            teaching.seed,
+            teaching.shuffle_rows,
+        )
+        began = shown = saved = time.monotonic()
+        seconds_before = self._seconds
+        rows_since, steps_since, losses = 0, 0, 0.0
+        draws = read_ahead(self._rows(stream), self.job.workers.read_ahead_batches)
+        while self.trainer.step < teaching.num_steps:
+            draw, rows = next(draws)
+            loss = self._step(draw, rows)
+            self._place = draw.place
+            rows_since, steps_since = rows_since + draw.table.num_rows, steps_since + (loss is not None)
+            losses += loss or 0.0
+            step, now = self.trainer.step, time.monotonic()
+            self._seconds = seconds_before + now - began
+            if self.is_first and (now - shown >= PROGRESS_INTERVAL_S or step == teaching.num_steps):
+                rate = rows_since / max(1e-9, now - shown)
+                left_s = (teaching.num_steps - step) * teaching.batch_rows / max(1e-9, rate)
+                self._say(
+                    f"step {step}/{teaching.num_steps} loss {losses / max(1, steps_since):.4f} {rate:.1f} rows/s, "
+                    f"epoch {draw.epoch + 1}, {left_s:.0f} s left"
+                )
+                shown, rows_since, steps_since, losses = now, 0, 0, 0.0
+            measured = step % teaching.measure_every_steps == 0 or step == teaching.num_steps
+            if measured and self.is_first:
+                self._measure()
+            if self.is_first and (measured or now - saved >= self.job.workers.checkpoint_every_s):
+                self._save()
+                saved = time.monotonic()
+        draws.close()  # type: ignore[attr-defined]
+
+    def _rows(self, stream: RowStream) -> Iterator[tuple[Draw, list[tuple[int, Row | str]]]]:
+        """Batches with this worker's rows of each, decoded: (ordinal, row, or why there is none)."""
+        for draw in stream.draws(self.job.training.batch_rows, self._place):
+            own = list(range(self.worker.rank, draw.table.num_rows, self.worker.size))
+            rows = read_rows(draw.table.take(own), self.job, self._options, self.learner.shape)
+            yield draw, [(draw.first + number, row) for number, row in zip(own, rows, strict=True)]
+
+    def _step(self, draw: Draw, rows: list[tuple[int, Row | str]]) -> float | None:
+        lessons: list[tuple[int, Lesson]] = []
+        left_out = torch.zeros(len(CODES) + 1, dtype=torch.float64)
+        for ordinal, row in rows:
+            try:
+                if isinstance(row, str):
+                    left_out[CODES.index(row)] += 1
+                    continue
+                lessons.append((ordinal, self.learner.lessons.lesson(row, ordinal)))
+            except LessonError as error:
+                left_out[CODES.index(error.code)] += 1
+        loss = self.trainer.learn(lessons)
+        if draw.epoch == 0:
+            left_out[-1] = len(lessons)
+            left_out = left_out.to(self.learner.target.device)
+            self.worker.reduce(left_out)
+            for name, count in zip((*CODES, "num_taught_rows"), left_out.tolist(), strict=True):
+                if count:
+                    self._first_epoch[name] = self._first_epoch.get(name, 0) + int(count)
+        elif self._first_epoch["num_taught_rows"] == 0:
+            told = json.dumps(self._left_out())
+            raise ConfigError(f"source: of a whole epoch no row can be learned from ({told} left out)")
+        return loss
+
+    def _left_out(self) -> dict[str, int]:
+        return {name: count for name, count in self._first_epoch.items() if name in CODES}
+
+    def _read_held_out(self) -> list[Row]:
+        """The first rows of the held-out share that can be used; the first worker reads them, and all know how many.
+
+        Rows are kept and not lessons: a lesson's embeddings are a hundred times the size of its picture.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        found: list[Row] = []
+        reasons: dict[str, int] = {}
+        self._longest = 0
+        wanted = self.job.training.held_out_rows
+        for span in range(self._spans.num_spans if self.is_first else 0):
+            table = self._spans.read(span)
+            ids = table.column("sample_id").to_pylist()
+            for place in (place for place, sample_id in enumerate(ids) if is_held_out(self.job, sample_id)):
+                if len(found) == wanted:
+                    break
+                (row,) = read_rows(table.slice(place, 1), self.job, self._options, self.learner.shape)
+                if isinstance(row, Row):
+                    try:
+                        length = self.learner.lessons.lesson(row, None).prefix.length
+                    except LessonError as error:
+                        row = error.code
+                    else:
+                        self._longest = max(self._longest, length)
+                        found.append(row)
+                        continue
+                reasons[row] = reasons.get(row, 0) + 1
+            if len(found) == wanted:
+                break
+        count = torch.tensor([float(len(found))], device=self.learner.target.device)
+        self.worker.reduce(count)
+        if int(count) == 0:
+            told = f" ({json.dumps(reasons)} left out)" if reasons else ""
+            raise ConfigError(
+                f"source: no row of it can be held out at a share of {self.job.training.held_out_share:g}{told}; "
+                "raise training.held_out_share, or bring more rows"
+            )
+        return found
+
+    def _measure(self) -> None:
+        """Measure accuracy, and remember the best weights by the share of top-3 hits."""
+        found = accuracy(self.learner.task, self.learner.target, self._held_out_lessons())
+        self._history.append({"step": self.trainer.step, **found})
+        self._say(
+            f"step {self.trainer.step} held out: top-1 {found['top1_accuracy']:.4f} top-3 {found['top3_accuracy']:.4f}"
+        )
+        if self._best is None or found["top3_accuracy"] > self._best["top3_accuracy"]:
+            self._best = {"step": self.trainer.step, **found, "weights": self.trainer.weights()}
+
+    def _held_out_lessons(self) -> Iterator[list[Lesson]]:
+        """The held-out rows as lessons, as many at once as are run at once."""
+        size = self.job.workers.max_forward_rows
+        for start in range(0, len(self._held_out), size):
+            yield [self.learner.lessons.lesson(row, None) for row in self._held_out[start : start + size]]
+
+    # --- the checkpoint ---
+
+    def _save(self) -> None:
+        """Write all that the next step depends on, whole or not at all."""
+        state = {
+            "format": FORMAT,
+            "trainer": self.trainer.state(),
+            "place": asdict(self._place),
+            "first_epoch": self._first_epoch,
+            "best": self._best,
+            "history": self._history,
+            "seconds": self._seconds,
+        }
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        self._output.write_bytes(CHECKPOINT, buffer.getbuffer())
+
+    def _load(self) -> None:
+        """Take up a checkpoint where there is one.
+
+        Raises:
+            ConfigError: it cannot be read.
+        """
+        path = Path(self._output.path(CHECKPOINT))
+        if not path.exists():
+            return
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            assert state["format"] == FORMAT, f"format {state['format']}"
+            self.trainer.resume(state["trainer"])
+        except Exception as error:  # a torn file raises whatever the reader met
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise ConfigError(
+                f"output.path: {path} cannot be read ({reason}); remove the folder to begin anew"
+            ) from None
+        self._place = Place(**state["place"])
+        self._first_epoch, self._best = state["first_epoch"], state["best"]
+        self._history, self._seconds = state["history"], state["seconds"]
+        if self.is_first:
+            self._say(f"going on after step {self.trainer.step}")
+
+    # --- the end ---
+
+    def finish(self) -> dict[str, Any]:
+        """Measure the head that is kept and write it with `training.json`; only the first worker's business."""
+        assert self.is_first, self.worker
+        job, learner = self.job, self.learner
+        at_step = self.trainer.step
+        if job.training.keep == "best":
+            assert self._best is not None
+            self.trainer.set_weights(self._best["weights"])
+            at_step = self._best["step"]
+        dtype = DTYPES.get(job.output.dtype, learner.target.dtype)
+        # What is measured is what is written.
+        learner.round(dtype)
+        measured: dict[str, Any] = {
+            **accuracy(learner.task, learner.target, self._held_out_lessons()),
+            "at_step": at_step,
+        }
+        requests = self._requests()
+        if requests:
+            room = self._longest + requests[0].sampling.max_new_tokens
+            slots = min(16, job.workers.max_forward_rows)
+            measured |= acceptance(learner.task, learner.target, requests, slots, room)
+        measured |= {
+            "num_taught_rows": self._first_epoch["num_taught_rows"],
+            "num_held_out_rows": len(self._held_out),
+            "left_out": self._left_out(),
+            "num_epochs": self._place.epoch + 1,
+            "seconds": round(self._seconds, 1),
+        }
+        self._write(measured, dtype)
+        return measured
+
+    def _requests(self) -> list[Request]:
+        """Held-out prompts to be decoded."""
+        options, limit = self.job.acceptance, self.learner.target.max_new_tokens
+        sampling = Sampling(
+            max_new_tokens=limit or options.max_new_tokens,
+            temperature=options.temperature,
+            top_k=options.top_k,
+            guidance_scale=options.guidance_scale,
+        )
+        rows = self._held_out[: options.num_rows]
+        return [replace(self.learner.lessons.request(row, sampling), seed=self.job.training.seed) for row in rows]
+
+    def _write(self, measured: dict[str, Any], dtype: torch.dtype) -> None:
+        """The head's files, then `training.json`, then nothing of the checkpoint."""
+        made, folder = Path(self._output.path(MADE)), Path(self._output.path(""))
+        shutil.rmtree(made, ignore_errors=True)
+        self.learner.save(made, dtype)
+        keep_as_safetensors(made)
+        for file in sorted(made.iterdir()):
+            os.replace(file, folder / file.name)
+        made.rmdir()
+        job = self.job.model_dump(mode="json")
+        del job["output"]["path"]  # where this file lies, wherever it is copied to
+        record = {
+            "job": job,
+            "measured": measured,
+            "history": self._history,
+            "versions": {**versions(), "code_revision": code_revision()},
+        }
+        self._output.write_json(DONE, record)
+        Path(self._output.path(CHECKPOINT)).unlink(missing_ok=True)

@@ -1,0 +1,113 @@
+"""How often a tokenizer's tokens occur in texts: of finished jobs, of Parquet columns, of plain text.
+
+Owns which files are read and how. Knows no models; what becomes of the counts is for others to say.
+"""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from configs.load import ConfigError
+from models.loading.vocabulary import TokenCount
+from pipeline.storage import access
+
+TEXTS_AT_ONCE = 512
+MAX_LINE_BYTES = 16 * 1024 * 1024
+SHARES = (0.9, 0.95, 0.99, 0.999)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Tokens by falling count, and how many texts they come from."""
+
+    tokens: tuple[TokenCount, ...]
+    num_texts: int
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(one.count for one in self.tokens)
+
+    def size_for(self, share: float) -> int:
+        """How many of the most frequent tokens make up a share of all that were seen."""
+        seen = 0
+        for number, one in enumerate(self.tokens, start=1):
+            seen += one.count
+            if seen >= share * self.num_tokens:
+                return number
+        return len(self.tokens)
+
+
+def count_tokens(texts: Iterable[str], tokenizer: Any) -> Counted:
+    """Tokenise texts without special tokens; `tokenizer` is transformers'."""
+    counts: Counter[int] = Counter()
+    num_texts = 0
+    told = filter(None, texts)
+    while some := list(islice(told, TEXTS_AT_ONCE)):
+        num_texts += len(some)
+        for ids in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]:
+            counts.update(ids)
+    ordered = sorted(counts, key=lambda number: (-counts[number], number))
+    names = tokenizer.convert_ids_to_tokens(ordered)
+    found = (TokenCount(number, name, counts[number]) for number, name in zip(ordered, names, strict=True))
+    return Counted(tuple(found), num_texts)
+
+
+def texts_of(sources: Sequence[str], column: str) -> Iterator[str]:
+    """The texts of jobs' output directories, of Parquet files, and of other files line by line.
+
+    Raises:
+        ConfigError: a source is missing, holds no such column, or cannot be read; names it.
+    """
+    for source in sources:
+        shown = access.shown(source)
+        try:
+            filesystem, path = access.open_url(source, "SOURCE")
+            if not filesystem.exists(path):
+                raise ConfigError(f"{shown}: there is no such file or folder")
+            for file in _files_of(filesystem, path, shown):
+                yield from _texts_in(filesystem, file, column)
+        except ConfigError:
+            raise
+        except Exception as error:  # drivers and pyarrow raise what they like
+            raise ConfigError(f"{shown}: it cannot be read: {access.reason_of(error)}") from None
+
+
+def _files_of(filesystem: Any, path: str, shown: str) -> list[str]:
+    if not filesystem.isdir(path):
+        return [path]
+    for folder in (access.join(path, "data"), path):
+        names = filesystem.ls(folder, detail=False) if filesystem.isdir(folder) else []
+        if found := sorted(name for name in names if name.endswith(".parquet")):
+            return found
+    raise ConfigError(f"{shown}: it is no output of a job: it holds no data/*.parquet")
+
+
+def _texts_in(filesystem: Any, path: str, column: str) -> Iterator[str]:
+    with access.open_file(filesystem, path) as file:
+        if path.endswith(".parquet"):
+            yield from _texts_in_parquet(file, path, column)
+            return
+        lines = io.BufferedReader(file) if isinstance(file, io.RawIOBase) else file
+        while line := lines.readline(MAX_LINE_BYTES):
+            yield line.decode("utf-8", errors="replace").strip()
+
+
+def _texts_in_parquet(file: Any, path: str, column: str) -> Iterator[str]:
+    parquet = pq.ParquetFile(file)
+    schema = parquet.schema_arrow
+    name = path.rsplit("/", 1)[-1]
+    if column not in schema.names:
+        raise ConfigError(f"{name}: it has no column {column!r}; it has {', '.join(schema.names[:20])}")
+    kind = schema.field(column).type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        raise ConfigError(f"{name}: its column {column!r} holds {kind}, and no text")
+    for batch in parquet.iter_batches(TEXTS_AT_ONCE, columns=[column]):
+        yield from (text for text in batch.column(0).to_pylist() if text)

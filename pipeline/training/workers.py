@@ -1,0 +1,122 @@
+"""Several workers under Ray Train: each does its part of every batch, and all learn the same.
+
+Owns the process group, what becomes of a worker that dies, and showing the log while workers write it. What a worker
+does is `pipeline.training.run`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configs.load import ConfigError
+from configs.schema import Job
+from configs.training import TrainDrafterJob
+from pipeline.cluster import ray_session
+from pipeline.storage.output_dir import OutputDir
+from pipeline.training.run import LOG, Run, Worker
+
+REFUSAL = "_job/refusal.txt"
+FOLLOW_INTERVAL_S = 0.5
+
+
+def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
+    """Run a training on `workers.count` workers; on CPUs they speak gloo, on GPUs what torch chooses for them.
+
+    Workers that die are started again, up to `workers.max_failures` times, from the last checkpoint.
+
+    Raises:
+        ConfigError: a worker refuses the job.
+        ray.train.TrainingFailedError: the workers failed once too often.
+    """
+    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    workers = job.workers
+    refusal = Path(output.path(REFUSAL))
+    refusal.unlink(missing_ok=True)
+    # Relative paths have to mean the same to workers: Ray Train would give each a folder of its own.
+    os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
+    num_cpus = max(2, ray_session.available_cpus(), workers.count + 1)
+    # Checkpoints are ours; Ray Train keeps its own small state here.
+    scratch = tempfile.mkdtemp(prefix="draftfleet-train-")
+    settings = Job(ray_address=workers.ray_address, num_cpus=num_cpus)
+    try:
+        with ray_session.session(settings, log_to_driver=False), _log_shown(Path(output.path(LOG))):
+            TorchTrainer(
+                work,
+                train_loop_config={"job": job.model_dump_json(), "output": output.url},
+                scaling_config=ScalingConfig(
+                    num_workers=workers.count,
+                    use_gpu=workers.num_gpus > 0,
+                    resources_per_worker={"GPU": workers.num_gpus} if workers.num_gpus else {"CPU": 1},
+                ),
+                torch_config=TorchConfig(backend=None if workers.num_gpus else "gloo"),
+                run_config=RunConfig(
+                    name="train_drafter",
+                    storage_path=scratch,
+                    failure_config=FailureConfig(max_failures=workers.max_failures),
+                ),
+            ).fit()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if refusal.exists():
+        raise ConfigError(refusal.read_text(encoding="utf-8"))
+
+
+def work(config: dict[str, Any]) -> None:
+    """What one worker runs."""
+    from ray import train
+
+    context = train.get_context()
+    worker = Worker(context.get_world_rank(), context.get_world_size(), add_up)
+    job, output = TrainDrafterJob.model_validate_json(config["job"]), OutputDir(config["output"])
+    try:
+        run = Run(job, output, worker)
+        run.train()
+        if run.is_first:
+            run.finish()
+    except ConfigError as error:
+        # Every worker refuses what one refuses, and no further attempt would change it: so this is no failure.
+        output.write_bytes(REFUSAL, str(error).encode())
+
+
+def add_up(values: torch.Tensor) -> None:
+    """Add a tensor up over all workers, in place."""
+    torch.distributed.all_reduce(values)
+
+
+@contextmanager
+def _log_shown(path: Path) -> Iterator[None]:
+    """Copy what is added to the log to standard error while the block runs."""
+    stop = threading.Event()
+    start = path.stat().st_size if path.exists() else 0
+    thread = threading.Thread(target=_follow, args=(path, start, stop), name="log", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _follow(path: Path, start: int, stop: threading.Event) -> None:
+    ended = False
+    while not ended:
+        ended = stop.wait(FOLLOW_INTERVAL_S)
+        if path.exists():
+            with path.open("rb") as log:
+                log.seek(start)
+                added = log.read()
+            start += len(added)
+            sys.stderr.write(added.decode("utf-8", "replace"))
+            sys.stderr.flush()

@@ -1,0 +1,137 @@
+"""Heads as `model.drafter`: checked against the target before any weight is read, loaded, and run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors.loading import pair
+from configs.load import ConfigError
+from configs.schema import CaptionJob
+from models.heads.eagle import save_eagle
+from models.heads.medusa import MedusaHeads, MedusaShape, save_medusa
+from models.heads.training import fresh_eagle
+from tests import toys
+from tests.conformance import checks
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A toy target, an EAGLE head and four Medusa heads for it."""
+    root = tmp_path_factory.mktemp("pair")
+    toys.save("llava", root / "target")
+    save_eagle(fresh_eagle(toys.target("llava"), 0).network, root / "eagle")
+    torch.manual_seed(0)
+    save_medusa(MedusaHeads(MedusaShape(4, 1, 32, toys.VOCAB_SIZE)), root / "medusa")
+    return root
+
+
+def job(folders: Path, kind: str, head: str | None = None) -> CaptionJob:
+    return CaptionJob.model_validate(
+        {
+            "source": {"kind": "images", "path": "in"},
+            "prompt": "Describe it.",
+            "model": {
+                "target": {"path": str(folders / "target"), "dtype": "float32", "device": "cpu"},
+                "drafter": {"path": str(folders / (head or kind)), "dtype": "float32"},
+            },
+            "method": {
+                "drafter": {"kind": kind},
+                "tree": {"kind": "dynamic", "top_k": 3, "depth": 2, "total_tokens": 9},
+            },
+            "sink": {"path": "out"},
+        }
+    )
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_a_loaded_pair_with_a_head_gives_the_targets_own_tokens(folders: Path, kind: str) -> None:
+    loaded = pair.load(job(folders, kind))
+    assert loaded.drafter_id == f"{folders / kind}@{loaded.revisions['drafter']}"
+    wanted = checks.requests("llava", 5)
+    done = checks.run(loaded.engine(3, 128), wanted)
+    for request in wanted:
+        expected = checks.generated("llava", request, loaded.target.eos_ids)
+        assert done[request.sample_id].token_ids == expected
+        assert done[request.sample_id].telemetry.num_draft_tokens > 0
+
+
+def test_the_revision_follows_the_weights(folders: Path, tmp_path: Path) -> None:
+    save_eagle(fresh_eagle(toys.target("llava"), 1).network, tmp_path / "eagle")
+    (tmp_path / "target").symlink_to(folders / "target")
+    one, other = (pair.check(job(root, "eagle")).revisions for root in (folders, tmp_path))
+    assert one["target"] == other["target"]
+    assert one["drafter"] != other["drafter"]
+
+
+def wide(folder: Path) -> None:
+    network = fresh_eagle(toys.target("llava"), 0).network
+    shape = network.shape
+    data = {
+        "vocab_size": shape.vocab_size,
+        "hidden_size": 2 * shape.hidden_size,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+    }
+    save_eagle(type(network)(type(shape).of(data, "test")), folder)
+
+
+def short(folder: Path) -> None:
+    data = {"vocab_size": 40, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
+    shape = fresh_eagle(toys.target("llava"), 0).network.shape
+    save_eagle(type(fresh_eagle(toys.target("llava"), 0).network)(type(shape).of(data, "test")), folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "write", "message"),
+    [
+        ("eagle", wide, "reads states of width 64, and the target's are 32 wide"),
+        ("eagle", short, "knows 40 tokens, and 24 of the target's words lie beyond, e.g. id 40"),
+        (
+            "medusa",
+            lambda folder: save_medusa(MedusaHeads(MedusaShape(2, 1, 32, toys.VOCAB_SIZE)), folder),
+            "3 levels deep, and model.drafter has 2 Medusa heads",
+        ),
+        (
+            "medusa",
+            lambda folder: save_medusa(MedusaHeads(MedusaShape(5, 1, 16, toys.VOCAB_SIZE)), folder),
+            "reads states of width 16",
+        ),
+        ("eagle", lambda folder: save_medusa(MedusaHeads(MedusaShape(1, 1, 4, 4)), folder), "must give vocab_size"),
+        ("medusa", wide, "no Medusa head"),
+    ],
+)
+def test_a_head_for_another_target_is_refused_before_anything_starts(
+    folders: Path, tmp_path: Path, kind: str, write: Any, message: str
+) -> None:
+    (tmp_path / "target").symlink_to(folders / "target")
+    write(tmp_path / "other")
+    with pytest.raises(ConfigError, match=message):
+        pair.check(job(tmp_path, kind, "other"))
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ({"drafter": {"kind": "eagle"}, "contexts": [{"kind": "text_only"}]}, "no prompt of its own"),
+        ({"tree": {"kind": "dynamic", "top_k": 2, "depth": 1, "total_tokens": 8}}, "more than the 7 nodes"),
+        ({"tree": {"kind": "dynamic", "top_k": 0}}, "greater than or equal to 1"),
+    ],
+)
+def test_illegal_choices_are_refused_by_the_schema(folders: Path, method: dict[str, Any], message: str) -> None:
+    data = job(folders, "eagle").model_dump(mode="json")
+    data["method"] = method
+    # As JSON, which has lists where the schema has tuples.
+    with pytest.raises(ValueError, match=message):
+        CaptionJob.model_validate_json(json.dumps(data))
+
+
+def test_a_head_needs_a_checkpoint(folders: Path) -> None:
+    data = job(folders, "medusa").model_dump()
+    data["model"]["drafter"] = None
+    with pytest.raises(ValueError, match=r"'medusa', so model\.drafter must name a checkpoint"):
+        CaptionJob.model_validate(data)

@@ -1,0 +1,212 @@
+"""How many slots the memory that is free has room for, and who says so."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actors import metrics
+from actors.generate import Generate
+from actors.loading import pair, slot_count
+from actors.loading.slot_count import LOGIT_COPIES, count_slots, slot_bytes, usable_bytes
+from actors.results import Stamp
+from configs.load import ConfigError, load_job
+from configs.method import Method
+from configs.schema import CaptionJob, EnginePool
+from configs.synthesis import SynthesizeJob
+from decoding.contracts import Drafter
+from models.kv.slot_memory import column_bytes
+from pipeline.rows.schemas import result_schema
+from pipeline.run.plan import engines
+from tests import toys
+from tests.actors.fakes import FakePair, fake_job
+from tests.conformance import checks
+
+CPU = torch.device("cpu")
+ROOT = Path(__file__).resolve().parents[3]
+MANY = {"max_batches_in_flight": 64, "batch_rows": 1000}
+
+
+def method(**sections: Any) -> Method:
+    return Method.model_validate_json(json.dumps(sections))
+
+
+PLAIN = method()
+CHAIN = method(drafter={"kind": "model"}, tree={"kind": "chain", "length": 4})
+LANES = method(drafter={"kind": "model"}, contexts=[{"kind": "full"}, {"kind": "text_only"}])
+
+
+def count(free: int, *methods: Method, context: int = 160, **pool: Any) -> tuple[int, str]:
+    """With so many bytes for slots on the device of the toys."""
+    drafter = toys.target("llama") if any(one.needs_checkpoint for one in methods) else None
+    settings = EnginePool(slots="auto", **(MANY | pool))
+    return count_slots(settings, methods, toys.target("llama"), drafter, context, lambda *_: free)
+
+
+def sizes(one: Method, context: int = 160) -> int:
+    target = toys.target("llama")
+    column = column_bytes(target.decoder, target.hidden_size)
+    return slot_bytes(one, target, column, column, context)[CPU]
+
+
+@pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES], ids=["plain", "chain", "lanes"])
+def test_as_many_slots_are_taken_as_fit_and_no_more(one: Method) -> None:
+    each = sizes(one)
+    assert [count(free, one)[0] for free in (5 * each - 1, 5 * each, 6 * each - 1)] == [4, 5, 5]
+
+
+@pytest.mark.parametrize("free", [0, 1])
+def test_there_is_always_one(free: int) -> None:
+    assert count(free, PLAIN)[0] == 1
+
+
+def test_no_more_are_taken_than_pay_or_than_rows_can_be_in_flight() -> None:
+    plenty = 10**15
+    slots, reason = count(plenty, PLAIN)
+    assert slots == 32
+    assert reason.startswith(
+        "the most that are worth it on this device (not 64,000 by the rows of 64 batches in flight"
+    )
+    slots, reason = count(plenty, PLAIN, max_batches_in_flight=2, batch_rows=3)
+    assert slots == 6
+    assert reason.startswith("the rows of 2 batches in flight (not 32 by ")
+
+
+@pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES], ids=["plain", "chain", "lanes"])
+def test_a_slot_is_reckoned_no_smaller_than_what_engines_allocate(one: Method) -> None:
+    target, drafter = toys.target("llama"), toys.perturbed("llama", 0.02)
+    built = pair.build_method(one, drafter if one.needs_checkpoint else None, target)
+    engine = checks.Engine(target, built, 8, 160)
+    checks.run(engine, checks.requests("llama", 2))
+    caches = [engine._lanes.cache]
+    if one.needs_checkpoint:
+        inner: Drafter = built.drafter
+        caches.append(inner.lanes.cache)  # type: ignore[attr-defined]
+    held = sum(
+        memory.numel() * memory.element_size()
+        for cache in caches
+        for memory in (*cache.keys, *cache.values)
+        if memory is not None
+    )
+    num_nodes = built.tree.max_nodes if one.needs_checkpoint else 1
+    logits = LOGIT_COPIES * num_nodes * toys.VOCAB_SIZE * 4
+    # A drafter's scratch is reckoned for the widest catch-up, which takes 125 columns more than this one has.
+    assert held / 8 + logits <= sizes(one)
+    spare = (
+        0
+        if one is PLAIN
+        else 140 * len(one.contexts) * sum(column_bytes(drafter.decoder, drafter.hidden_size).values())
+    )
+    assert sizes(one) <= held / 8 + logits + spare
+
+
+def test_of_several_methods_the_largest_counts() -> None:
+    auto = method(auto={"candidates": [json.loads(CHAIN.model_dump_json())]})
+    free = 5 * sizes(CHAIN)
+    assert [one.label for one in auto.methods] == ["plain", "model+chain+exact"]
+    assert [count(free, *methods)[0] for methods in (auto.methods, auto.methods[::-1])] == [5, 5]
+    assert count(free, PLAIN)[0] > 5
+
+
+def test_a_machines_memory_is_shared_by_its_actors_and_half_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slot_count, "free_device_bytes", lambda _: 1200)
+    assert usable_bytes(EnginePool(), CPU) == 600
+    assert usable_bytes(EnginePool(max_size=3), CPU) == 200
+
+
+def test_a_share_of_a_gpu_has_its_share_of_memory_whoever_came_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = torch.device("cuda", 0)
+    for name, value in (("free_device_bytes", 900), ("total_device_bytes", 1000), ("allocated_bytes", 100)):
+        monkeypatch.setattr(slot_count, name, lambda _, value=value: value)
+    assert usable_bytes(EnginePool(num_gpus=1.0), gpu) == 765
+    assert usable_bytes(EnginePool(num_gpus=0.5), gpu) == 340
+    monkeypatch.setattr(slot_count, "allocated_bytes", lambda _: 800)
+    assert usable_bytes(EnginePool(num_gpus=0.5), gpu) == 0
+
+
+def test_what_was_decided_is_said_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        count(5 * sizes(CHAIN), CHAIN)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("pool.slots is auto: 5 slots: 0.00 GiB of cpu for ")
+    assert "not 32 by the most that are worth it on this device" in record.getMessage()
+
+
+def test_an_actor_asks_its_pair_once_and_tells_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(FakePair):
+        asked: list[int] = []  # noqa: RUF012
+
+        def count_slots(self, max_context_tokens: int) -> tuple[int, str]:
+            self.asked.append(max_context_tokens)
+            return 7, "told"
+
+    told: list[int] = []
+    monkeypatch.setattr("actors.generate.engine_metrics", lambda stamp, method, slots: told.append(slots))
+    fake = Counting()
+    job = fake_job(pool={"slots": "auto", "batch_rows": 8, "max_context_tokens": 99})
+    Generate(job, result_schema(()), Stamp("j", 1, "f"), load=lambda *_: fake)
+    assert Counting.asked == [99]
+    assert told == [7]
+    assert [engine.slots for engine in fake.engines] == [7]
+
+
+def test_a_loaded_pair_counts_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    toys.save("llama", tmp_path / "target")
+    checkpoint = {"path": str(tmp_path / "target"), "dtype": "float32", "device": "cpu"}
+    job = CaptionJob.model_validate_json(
+        json.dumps(
+            {
+                "source": {"kind": "images", "path": "in"},
+                "prompt": "Describe.",
+                "model": {"target": checkpoint, "drafter": checkpoint},
+                "method": json.loads(CHAIN.model_dump_json()),
+                "pool": {"slots": "auto", **MANY},
+                "sink": {"path": "out"},
+            }
+        )
+    )
+    monkeypatch.setattr(slot_count, "free_device_bytes", lambda _: 2 * 7 * sizes(CHAIN))
+    loaded = pair.load(job)
+    slots, reason = loaded.count_slots(160)
+    assert slots == 7
+    assert "of cpu for" in reason
+    assert loaded.engine(slots, 160).num_free_slots == 7
+
+
+def test_the_plan_says_that_memory_decides() -> None:
+    assert engines(EnginePool(slots="auto")).startswith("1 × as many slots as memory holds on CPU, ")
+    assert engines(EnginePool(slots=3)).startswith("1 × 3 slots on CPU, ")
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("0", "pool.slots: Input should be greater than or equal to 1"),
+        ("4097", "pool.slots: Input should be less than or equal to 4096"),
+        ("many", "pool.slots: Input should be a valid integer, or auto"),
+        ("2.0", "pool.slots: Input should be a valid integer, or auto"),
+        ("true", "pool.slots: Input should be a valid integer, or auto"),
+        ("null", "pool.slots: Input should be a valid integer, or auto"),
+    ],
+)
+def test_other_slots_than_numbers_and_auto_are_refused(value: str, reason: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_job(CaptionJob, ROOT / "configs/demo_caption.yaml", (f"pool.slots={value}",))
+    assert reason in str(caught.value)
+
+
+def test_a_job_may_leave_its_slots_to_memory_without_being_another_job() -> None:
+    for kind, name in ((CaptionJob, "demo_caption"), (SynthesizeJob, "zoo_images_plain")):
+        jobs = [load_job(kind, ROOT / f"configs/{name}.yaml", (f"pool.slots={value}",)) for value in ("auto", "3")]
+        assert jobs[0].pool.slots == "auto"
+        assert jobs[0].resolved()["pool"]["slots"] == "auto"
+        assert jobs[0].fingerprint({}) == jobs[1].fingerprint({})
+
+
+def test_the_gauge_of_slots_is_told_a_number() -> None:
+    assert metrics.METRICS["draftfleet_slots"].kind == "gauge"

@@ -1,0 +1,130 @@
+"""Times of steps on a machine that becomes faster and slower: what is seen of one kind is believed of the others."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoding.controllers.pace_filter import MOST_LEAP, NOISE, OWN_WALK, PACE_WALK, StepPaces
+
+
+def seen(*steps: tuple[str, float], paces: StepPaces | None = None) -> StepPaces:
+    found = paces or StepPaces()
+    for kind, seconds in steps:
+        found.add(kind, math.log(seconds))
+    return found
+
+
+def seconds(paces: StepPaces, kind: str) -> float:
+    return math.exp(paces.log_seconds(kind))
+
+
+def smoothed(steps: list[tuple[int, float]]) -> list[float]:
+    """Each kind's time after the last step, from all normal equations at once and without a filter."""
+    kinds = sorted({kind for kind, _ in steps})
+    num, length = len(kinds), len(steps)
+    rows: list[np.ndarray] = []
+    wanted: list[float] = []
+    # The unknowns: every kind's own deviation after each step, and what all share.
+    size = length * (num + 1)
+
+    def row(entries: dict[int, float], value: float, deviation: float) -> None:
+        line = np.zeros(size)
+        for place, factor in entries.items():
+            line[place] = factor / deviation
+        rows.append(line)
+        wanted.append(value / deviation)
+
+    row({num: 1.0}, 0.0, 1e-9)
+    for t, (kind, value) in enumerate(steps):
+        here = t * (num + 1)
+        row({here + kinds.index(kind): 1.0, here + num: 1.0}, value, NOISE)
+        if t + 1 < length:
+            for place in range(num):
+                row({here + place: -1.0, here + num + 1 + place: 1.0}, 0.0, OWN_WALK)
+            row({here + num: -1.0, here + num + 1 + num: 1.0}, 0.0, PACE_WALK)
+    found = np.linalg.lstsq(np.array(rows), np.array(wanted), rcond=None)[0]
+    last = (length - 1) * (num + 1)
+    return [float(found[last + place] + found[last + num]) for place in range(num)]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(-0.05, 0.05)), min_size=1, max_size=25))
+def test_it_is_the_least_squares_of_all_steps_at_once(drawn: list[tuple[int, float]]) -> None:
+    """None of these steps is an outlier."""
+    steps = [(kind, 0.3 * kind + noise) for kind, noise in drawn]
+    paces = StepPaces()
+    for kind, value in steps:
+        assert not paces.add(kind, value)
+    found = [paces.log_seconds(kind) for kind in sorted({kind for kind, _ in steps})]
+    assert found == pytest.approx(smoothed(steps), abs=1e-4)
+
+
+def test_a_kind_that_is_not_run_becomes_slower_with_those_that_are() -> None:
+    paces = seen(*[("plain", 1.0), ("drafts", 3.0)] * 5)
+    seen(*[("plain", 1.4)] * 12, paces=paces)
+    assert seconds(paces, "plain") == pytest.approx(1.4, rel=0.02)
+    assert seconds(paces, "drafts") == pytest.approx(4.2, rel=0.05)
+    seen(*[("plain", 1.0)] * 12, paces=paces)
+    assert seconds(paces, "drafts") == pytest.approx(3.0, rel=0.05)
+
+
+def test_a_step_that_was_held_up_says_little_and_two_in_a_row_something() -> None:
+    paces = seen(*[("plain", 1.0), ("drafts", 3.0)] * 5)
+    seen(("plain", 20.0), paces=paces)
+    assert seconds(paces, "plain") < 1.2
+    seen(("plain", 1.0), ("plain", 1.0), paces=paces)
+    assert paces.is_settled("drafts")
+    seen(("plain", 1.5), ("plain", 1.5), paces=paces)
+    assert seconds(paces, "plain") == pytest.approx(1.5, rel=0.1)
+    assert paces.is_settled("plain")
+    assert not paces.is_settled("drafts"), "it was not seen since"
+    assert paces.is_settled("half"), "it never was"
+    seen(("drafts", 4.5), paces=paces)
+    assert paces.is_settled("drafts")
+
+
+def test_a_change_beyond_any_pace_is_the_kinds_own() -> None:
+    paces = seen(*[("plain", 1.0), ("drafts", 3.0)] * 5)
+    far = 3.0 * math.exp(1.5 * MOST_LEAP)
+    assert not paces.add("drafts", math.log(far))
+    assert paces.add("drafts", math.log(far))
+    assert seconds(paces, "drafts") == pytest.approx(far, rel=0.1)
+    assert seconds(paces, "plain") == pytest.approx(1.0, rel=0.25)
+
+
+def test_the_first_steps_of_a_kind_may_have_been_held_up() -> None:
+    paces = seen(*[("plain", 1.0)] * 5, ("drafts", 30.0), ("drafts", 2.0))
+    assert seconds(paces, "drafts") == pytest.approx(2.0, rel=0.02)
+    assert seconds(paces, "plain") == pytest.approx(1.0, rel=0.05)
+
+
+def test_what_is_forgotten_leaves_the_rest() -> None:
+    paces = seen(*[("plain", 1.0), ("half", 2.0), ("drafts", 3.0)] * 12)
+    before = seconds(paces, "drafts")
+    paces.forget("half")
+    assert (paces.count("plain"), paces.count("half"), paces.count("drafts")) == (12, 0, 12)
+    assert seconds(paces, "drafts") == before
+    assert paces.is_settled("half"), "nothing is known of it that could have changed"
+    seen(*[("plain", 1.3)] * 10, paces=paces)
+    assert seconds(paces, "drafts") == pytest.approx(3.9, rel=0.06)
+    seen(("half", 2.6), paces=paces)
+    assert seconds(paces, "half") == pytest.approx(2.6, rel=0.02)
+
+
+def test_a_long_life_does_not_wear_it_out() -> None:
+    """Relations between kinds stay known, whatever the machine did in ten thousand steps."""
+    paces, chance, pace = StepPaces(), random.Random(0), 0.0
+    for number in range(10_000):
+        leap = chance.choice((-0.4, 0.4)) if chance.random() < 0.01 else 0.0
+        pace = max(-1.5, min(1.5, pace + leap + chance.gauss(0.0, 0.01)))
+        kind = number % 20 if number < 200 or number % 50 < 20 else 3
+        paces.add(kind, 0.1 * kind + pace + chance.gauss(0.0, 0.03))
+    errors = [paces.log_seconds(kind) - 0.1 * kind - pace for kind in range(20)]
+    assert max(map(abs, errors)) < 0.1
+    assert np.linalg.eigvalsh(paces._covariance).min() > 0.0

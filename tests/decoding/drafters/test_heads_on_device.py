@@ -1,0 +1,175 @@
+"""Drafting, growing, judging and committing with heads ask the device nothing, and compile whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+
+from decoding.acceptance import Exact, Rejection
+from decoding.contracts import Acceptance, Drafter, EngineSpec, Judgement, Probe, StepNoise
+from decoding.drafters import EagleDrafter, MedusaDrafter
+from decoding.drafters.merge import SingleLane
+from decoding.noise import Noise
+from decoding.sampling import RowSampling
+from decoding.tree_growth import grow_tree
+from decoding.trees import DynamicTree
+from models.backends.cache import RaggedCache
+from models.heads.medusa import MedusaHeads, MedusaShape
+from models.heads.training import fresh_eagle
+from models.inputs.prefix import Prefix
+from models.kv.lanes import LaneModel, SlotBatch
+from tests import toys
+
+NUM_SLOTS, LENGTH, LEVELS = 2, 5, 3
+CPU = torch.device("cpu")
+
+
+def make_drafter(kind: str, num_lanes: int) -> Drafter:
+    target = toys.target("llama")
+    merge = SingleLane() if num_lanes == 1 else Mean()
+    if kind == "eagle":
+        return EagleDrafter(fresh_eagle(target, 0).network, target.head, num_lanes, merge)
+    torch.manual_seed(0)
+    return MedusaDrafter(MedusaHeads(MedusaShape(LEVELS, 1, 32, toys.VOCAB_SIZE)), num_lanes, merge)
+
+
+def admitted(kind: str, policy: DynamicTree, num_lanes: int = 1) -> tuple[Drafter, SlotBatch]:
+    """A drafter that holds two samples with random features."""
+    drafter = make_drafter(kind, num_lanes)
+    none: frozenset[int] = frozenset()
+    drafter.open(
+        EngineSpec(
+            NUM_SLOTS,
+            64,
+            toys.VOCAB_SIZE,
+            32,
+            CPU,
+            none,
+            none,
+            policy.max_frontier_nodes,
+            policy.max_grown_nodes,
+            policy.max_levels,
+        )
+    )
+    slots = SlotBatch(torch.arange(NUM_SLOTS), tuple(range(NUM_SLOTS)), (1,) * NUM_SLOTS)
+    ids = torch.arange(4, 4 + LENGTH)
+    prefix = Prefix(ids, torch.randn(LENGTH, 32), torch.arange(LENGTH), ids < 0)
+    probe = Probe(prefix, torch.randn(1, LENGTH, 32).expand(num_lanes, -1, -1))
+    drafter.admit(slots, torch.full((NUM_SLOTS,), 9), [probe] * NUM_SLOTS)
+    return drafter, slots
+
+
+def one_step(
+    drafter: Any, policy: DynamicTree, rule: Acceptance, slots: SlotBatch, root: Tensor, num_lanes: int = 1
+) -> Tensor:
+    """Draft, grow, judge and commit once against a target that gives zeros."""
+    b = root.shape[0]
+    ones, zeros = torch.ones(b), torch.zeros(b, dtype=torch.long)
+    rows = RowSampling(ones, zeros, ones, ones, None, True, 0, False)
+    noise = StepNoise(Noise(torch.stack([root, root], 1), root), LEVELS + 1, toys.VOCAB_SIZE)
+    tree = grow_tree(
+        drafter,
+        policy,
+        slots,
+        root,
+        LEVELS,
+        rows,
+        noise,
+        rule.draft_stream,
+        rule.needs_draft_probs,
+        torch.full_like(root, 2),
+    )
+    logits = torch.zeros(b, tree.num_nodes, toys.VOCAB_SIZE)
+    hidden = torch.linspace(-1, 1, tree.num_nodes * 32).view(1, 1, -1, 32).expand(b, num_lanes, -1, -1)
+    judgement = Judgement(slots, tree, logits, logits, hidden, noise, rows)
+    verdict = rule.judge(judgement)
+    drafter.commit(judgement, verdict)
+    state: Tensor = drafter._output if drafter.name == "eagle" else drafter._state
+    return state + verdict.next[:, None, None] + tree.tokens.sum()
+
+
+RULES: list[Callable[[], Acceptance]] = [Exact, Rejection]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=["exact", "rejection"])
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_a_whole_step_asks_the_device_nothing(kind: str, rule: Callable[[], Acceptance]) -> None:
+    """Fake tensors have shapes and no numbers: any look at one raises."""
+    policy = DynamicTree(3, LEVELS - 1, 10)
+    with torch.no_grad():
+        drafter, slots = admitted(kind, policy)
+    mode = FakeTensorMode()
+    empty(drafter, mode)
+    empty(slots, mode)
+    with mode, torch.no_grad():
+        out = one_step(drafter, policy, rule(), slots, torch.full((NUM_SLOTS,), 9))
+    assert tuple(out.shape) == (NUM_SLOTS, 1, 32)
+
+
+def empty(owner: Any, mode: FakeTensorMode) -> None:
+    """Replace every tensor that an object holds, however deep, by a fake one."""
+    places = [owner.__dict__] if hasattr(owner, "__dict__") else [owner]
+    if isinstance(owner, torch.nn.Module):
+        places += [owner._parameters, owner._buffers, owner._modules]
+    for place in places:
+        for key, value in list(place.items() if isinstance(place, dict) else enumerate(place)):
+            if isinstance(value, Tensor):
+                place[key] = mode.from_tensor(value.detach())
+            elif isinstance(value, (torch.nn.Module, list, *OWNERS)):
+                empty(value, mode)
+
+
+OWNERS = (LaneModel, RaggedCache)
+
+
+def test_a_look_at_the_device_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = EagleDrafter.commit
+
+    def peek(self: Any, judgement: Any, verdict: Any) -> None:
+        if verdict.n.max() > 0:
+            commit(self, judgement, verdict)
+
+    monkeypatch.setattr(EagleDrafter, "commit", peek)
+    with pytest.raises(DataDependentOutputException):
+        test_a_whole_step_asks_the_device_nothing("eagle", Exact)
+
+
+@pytest.mark.parametrize(("kind", "rule"), [("eagle", Exact), ("medusa", Rejection)])
+def test_a_whole_step_compiles_into_one_graph(kind: str, rule: Callable[[], Acceptance]) -> None:
+    policy = DynamicTree(2, LEVELS - 1, 6)
+    results = []
+    for wrap in (lambda step: step, lambda step: torch.compile(step, fullgraph=True, backend="eager")):
+        torch.manual_seed(0)
+        with torch.no_grad():
+            drafter, slots = admitted(kind, policy)
+            results.append(wrap(one_step)(drafter, policy, rule(), slots, torch.full((NUM_SLOTS,), 9)).clone())
+    torch.testing.assert_close(results[0], results[1])
+
+
+class Mean(SingleLane):
+    """The plain mean of the lanes' logits."""
+
+    def open(self, spec: EngineSpec, num_lanes: int) -> None:
+        pass
+
+    def merge(self, slots: SlotBatch, logits: Tensor, depth: int) -> Tensor:
+        return logits.mean(dim=1)
+
+
+@pytest.mark.parametrize("kind", ["eagle", "medusa"])
+def test_two_lanes_with_equal_features_draft_as_one(kind: str) -> None:
+    """A target with several lanes (guidance) hands over features per lane; the head keeps a row for each."""
+    trees = []
+    for num_lanes in (1, 2):
+        torch.manual_seed(0)
+        policy = DynamicTree(3, LEVELS - 1, 10)
+        with torch.no_grad():
+            drafter, slots = admitted(kind, policy, num_lanes)
+            for _ in range(2):
+                trees.append(one_step(drafter, policy, Exact(), slots, torch.full((NUM_SLOTS,), 9), num_lanes)[:, :1])
+    torch.testing.assert_close(torch.stack(trees[:2]), torch.stack(trees[2:]))

@@ -1,0 +1,163 @@
+"""Taking requests in: who comes, in which order, how much at once, and what is encoded once."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from decoding import Engine, Method, Request, Sampling
+from decoding.acceptance import Exact
+from decoding.scheduling.admission import MAX_EXPECTED, NUM_AHEAD, Admission
+from decoding.trees import Chain
+from models.backends.cuda.prompt_prefetch import Coming, Make, PromptThread, SideStream
+from models.inputs.prefix import Prefix
+from models.kv.prefill import PromptReader
+from tests import toys
+from tests.conformance import checks
+
+SHORT = Sampling(max_new_tokens=3)
+
+
+class CountingTarget:
+    """Encodes a prompt of n words as n columns, and says what it encoded."""
+
+    num_lanes = 1
+    max_new_tokens = None
+    num_feature_hits = 0
+    prompt_thread: PromptThread | None = None
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+
+    def encode_lanes(self, prompt: str, images: Any, condition: Any, videos: Any = ()) -> list[Prefix]:
+        self.encoded.append(prompt)
+        ids = torch.arange(len(prompt.split()))
+        return [Prefix(ids, torch.zeros(len(ids), 1), ids, ids < 0)]
+
+
+def words(count: int) -> str:
+    return " ".join(["w"] * count)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 120), max_size=30), st.integers(1, 9), st.integers(1, 60))
+@example([1, 200, 1, 300, 1], 3, 10)
+@example([90, 90, 90], 9, 10)
+def test_every_request_is_answered_once_in_its_order_and_no_more_than_a_few_forwards_lie_encoded(
+    lengths: list[int], num_free: int, bound: int
+) -> None:
+    target = CountingTarget()
+    admission = Admission(target, 103, bound)  # type: ignore[arg-type]
+    admission.waiting.extend(Request(str(i), words(n), sampling=SHORT) for i, n in enumerate(lengths))
+    taken, refused = [], []
+    while admission.waiting:
+        some = admission.take(num_free)
+        assert some.requests or some.refused
+        assert len(some.requests) <= num_free
+        columns = [lanes[0].length for lanes in {id(lanes): lanes for lanes in some.lanes}.values()]
+        assert sum(columns[:-1]) < NUM_AHEAD * bound
+        assert all(n <= 100 for n in columns)
+        taken += [(one.sample_id, lanes[0].length) for one, lanes in zip(some.requests, some.lanes, strict=True)]
+        refused += [one.sample_id for one in some.refused]
+    assert taken == [(str(i), n) for i, n in enumerate(lengths) if n <= 100]
+    assert refused == [str(i) for i, n in enumerate(lengths) if n > 100]
+
+
+def test_equal_prompts_are_encoded_once_and_handed_on_as_one() -> None:
+    target = CountingTarget()
+    admission = Admission(target, 100, 50)  # type: ignore[arg-type]
+    prompts = ["a b", "c d e", "a b", "a b", "c d e"]
+    admission.waiting.extend(Request(str(i), prompt, sampling=SHORT, seed=i) for i, prompt in enumerate(prompts))
+    lanes = admission.take(5).lanes
+    assert target.encoded == ["a b", "c d e"]
+    assert lanes[0] is lanes[2] is lanes[3]
+    assert lanes[1] is lanes[4]
+    assert lanes[0] is not lanes[1]
+
+
+def test_a_bound_below_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="max_prefill_tokens must be at least 1, not 0"):
+        Admission(CountingTarget(), 100, 0)  # type: ignore[arg-type]
+
+
+def make(slots: int, bound: int, family: str = "llava") -> Engine:
+    method = Method(checks.make_drafter("perturbed", family), Chain(4), Exact())
+    return Engine(toys.target(family), method, slots, 128, max_prefill_tokens=bound)
+
+
+@pytest.mark.parametrize("bound", [1, 40, 8192])
+def test_outputs_do_not_depend_on_the_bound_and_no_forward_exceeds_it(
+    bound: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make(5, bound)
+    run_whole = PromptReader._run_whole
+    sizes = []
+
+    def noted(self: PromptReader, rows: Any, prefixes: Any) -> Any:
+        sizes.append((len(prefixes), max(prefix.length for prefix in prefixes)))
+        return run_whole(self, rows, prefixes)
+
+    monkeypatch.setattr(PromptReader, "_run_whole", noted)
+    wanted = checks.requests("llava", 9)
+    done = checks.run(engine, wanted)
+    for request in wanted:
+        assert done[request.sample_id].token_ids == checks.generated("llava", request, engine.target.eos_ids)
+        checks.check_telemetry(done[request.sample_id])
+    assert all(number == 1 or number * longest <= bound for number, longest in sizes)
+    assert (max(number for number, _ in sizes) > 1) == (bound > 1)
+    assert engine.stats.num_admitted == 9
+
+
+def test_a_refused_request_and_one_that_ends_at_once_leave_their_places_to_others() -> None:
+    fine = checks.requests("llama", 6)
+    long = Request("long", " ".join(["w5"] * 200), sampling=SHORT)
+    brief = replace(fine[0], sample_id="brief", sampling=Sampling(max_new_tokens=1))
+    engine = make(2, 16, "llama")
+    done = {one.sample_id: one for one in engine.run([long, brief, *fine, replace(long, sample_id="longer")])}
+    assert len(done) == 9
+    assert {key for key, one in done.items() if one.error} == {"long", "longer"}
+    for request in [brief, *fine]:
+        assert done[request.sample_id].token_ids == checks.generated("llama", request, engine.target.eos_ids)
+
+
+def test_of_equal_prompts_only_those_are_refused_whose_output_does_not_fit() -> None:
+    prompt = " ".join(["w5"] * 60)
+    wanted = [Request(f"{n}", prompt, sampling=Sampling(max_new_tokens=n, ignore_eos=True)) for n in (8, 90, 30)]
+    done = {one.sample_id: one for one in make(3, 8192, "llama").run(wanted)}
+    assert {key: one.error is None for key, one in done.items()} == {"8": True, "90": False, "30": True}
+    assert done["30"].token_ids == checks.generated("llama", wanted[2], frozenset())
+    assert done["8"].token_ids == done["30"].token_ids[:8]
+
+
+class Idle(PromptThread):
+    """Begins and never makes."""
+
+    def __init__(self) -> None:
+        self.num_begun = 0
+
+    def begin(self, make: Make) -> Coming:
+        self.num_begun += 1
+        return Coming(Future(), SideStream(torch.device("cpu")))
+
+
+def test_however_many_rows_wait_a_step_looks_at_few_of_them() -> None:
+    target = CountingTarget()
+    target.prompt_thread = thread = Idle()
+    admission = Admission(target, 100, 50)  # type: ignore[arg-type]
+    seeds = (Request(str(seed), "a b", sampling=SHORT, seed=seed) for seed in range(10**9))
+    admission.waiting.extend(islice(seeds, 10_000))
+    admission.expect(seeds)
+    admission.make_ahead()
+    assert thread.num_begun == 1
+    assert admission._coming is not None
+    assert len(admission._coming._known) == MAX_EXPECTED
+    # None of them is made, so that nobody comes in, unless there is nobody who could go on meanwhile.
+    assert not admission.take(5, waits=False).requests
+    assert len(admission.waiting) == 10_000

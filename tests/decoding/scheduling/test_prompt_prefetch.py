@@ -1,0 +1,223 @@
+"""Prompts begun ahead: in order, equal ones once, within bounds, forgotten when nobody wants them any more."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import Future
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from decoding import Request
+from decoding.scheduling.admission import content_of
+from decoding.scheduling.prompt_prefetch import MAX_UNMADE, ComingPrompts
+from models.backends.cuda.prompt_prefetch import Coming, Made, Make, PromptThread, SideStream
+from models.inputs.prefix import Prefix
+
+CPU = torch.device("cpu")
+
+
+class Patient(PromptThread):
+    """Makes prompts when it is told to, in the calling thread."""
+
+    def __init__(self) -> None:
+        self.queue: deque[tuple[Future[Any], Make]] = deque()
+
+    def begin(self, make: Make) -> Coming:
+        future: Future[Any] = Future()
+        self.queue.append((future, make))
+        return Coming(future, SideStream(CPU))
+
+    def work(self, number: int = 1000) -> None:
+        for _ in range(min(number, len(self.queue))):
+            future, make = self.queue.popleft()
+            if future.set_running_or_notify_cancel():
+                try:
+                    future.set_result((make(), None))
+                except Exception as error:
+                    future.set_exception(error)
+
+
+class ToOrder:
+    """Prompts of as many columns as the text says, and which were made."""
+
+    def __init__(self, max_columns: int) -> None:
+        self.thread = Patient()
+        self.made: list[str] = []
+        self.looked: list[str] = []
+        self.coming = ComingPrompts(self.thread, self.make, self.content, max_columns)
+
+    def make(self, request: Request) -> Made:
+        self.made.append(request.prompt)
+        ids = torch.arange(int(request.prompt.split()[0]))
+        return Made([Prefix(ids, torch.zeros(len(ids), 1), ids, ids < 0)], 0)
+
+    def content(self, request: Request) -> Any:
+        self.looked.append(request.sample_id)
+        return content_of(request)
+
+
+def rows(prompts: Iterable[str]) -> list[Request]:
+    return [Request(str(place), prompt) for place, prompt in enumerate(prompts)]
+
+
+def test_equal_prompts_are_made_once_in_the_order_of_their_requests() -> None:
+    one = ToOrder(100)
+    wanted = rows(["3 a", "3 b", "3 a", "3 c", "3 b"])
+    one.coming.expect(wanted)
+    one.thread.work()
+    assert one.made == ["3 a", "3 b", "3 c"]
+    found = [one.coming.take(request) for request in wanted]
+    assert found[0] is found[2]
+    assert found[1] is found[4]
+    assert one.made == ["3 a", "3 b", "3 c"]
+
+
+def test_no_more_are_begun_than_may_lie_made_and_no_more_than_a_few_are_unmade() -> None:
+    one = ToOrder(10)
+    wanted = rows(f"4 {place}" for place in range(40))
+    one.coming.expect(wanted)
+    assert len(one.thread.queue) == MAX_UNMADE
+    one.thread.work(1)
+    one.coming.expect(wanted)
+    assert len(one.thread.queue) == MAX_UNMADE
+    one.thread.work()
+    for _ in range(3):
+        one.coming.expect(wanted)
+    assert not one.thread.queue
+    assert len(one.made) == 1 + MAX_UNMADE
+    # The first three are admitted: of the others, ten columns still lie made.
+    one.coming.expect(wanted[3:])
+    assert not one.thread.queue
+    one.coming.expect(wanted[8:])
+    assert len(one.thread.queue) == MAX_UNMADE
+
+
+def test_a_refused_prompt_fills_no_room_and_raises_whenever_it_is_taken() -> None:
+    one = ToOrder(10)
+    wanted = rows(["bad", "3 a"])
+    one.coming.expect(wanted)
+    one.thread.work()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="invalid literal"):
+            one.coming.take(wanted[0])
+    assert one.coming.take(wanted[1]).lanes[0].length == 3
+    one.coming.expect([*wanted, *rows(["3 b"])])
+    assert len(one.thread.queue) == 1
+
+
+def test_what_nobody_expects_any_more_is_not_made_and_not_kept() -> None:
+    one = ToOrder(100)
+    wanted = rows(["3 a", "3 b", "3 c"])
+    one.coming.expect(wanted)
+    one.thread.work(1)
+    one.coming.expect([wanted[2]])
+    one.thread.work()
+    assert one.made == ["3 a", "3 c"]
+    assert list(one.coming._coming.values()) == [one.coming._known[id(wanted[2])][1]]
+    one.coming.expect([])
+    assert not one.coming._coming
+    assert not one.coming._known
+
+
+def test_pixels_are_looked_at_once_for_a_request_however_often_it_is_expected() -> None:
+    one = ToOrder(100)
+    wanted = rows(["3 a", "3 b"])
+    one.coming.expect(wanted)
+    num_looks = len(one.looked)
+    for _ in range(9):
+        one.coming.expect(wanted)
+    one.thread.work()
+    one.coming.take(wanted[0])
+    assert len(one.looked) == num_looks <= 4
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=20),
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4), st.integers(0, 6)), max_size=30),
+)
+def test_whatever_the_turns_every_request_gets_its_own_prompt(
+    lengths: list[int], turns: list[tuple[int, int, int]]
+) -> None:
+    one = ToOrder(12)
+    waiting = deque(rows(f"{length} x" for length in lengths))
+    for num_made, num_taken, num_expected in turns:
+        one.coming.expect(list(waiting)[:num_expected])
+        assert sum(coming.num_columns is None for coming in one.coming._coming.values()) <= MAX_UNMADE
+        one.thread.work(num_made)
+        for _ in range(min(num_taken, len(waiting))):
+            request = waiting.popleft()
+            if one.coming._find(request) is None:
+                one.coming._begin(request)
+            one.thread.work()
+            assert one.coming.take(request).lanes[0].length == int(request.prompt.split()[0])
+
+
+class Noted(SideStream):
+    """Says what was done with it, and hands tensors over as a device's stream would."""
+
+    def __init__(self) -> None:
+        self.events: list[Any] = []
+        self.is_reached = False
+
+    def use(self) -> Any:
+        self.events.append("used")
+        return nullcontext()
+
+    def mark(self) -> Any:
+        self.events.append("marked")
+        return "mark"
+
+    def is_past(self, mark: Any) -> bool:
+        return mark == "mark" and self.is_reached
+
+    def hand_over(self, mark: Any, tensors: Any) -> None:
+        self.events.append((mark, [tensor.data_ptr() for tensor in tensors]))
+
+
+def test_what_is_made_on_a_stream_is_handed_over_whole_by_whoever_takes_it() -> None:
+    thread = PromptThread(CPU)
+    thread._stream = noted = Noted()
+    ids = torch.arange(4)
+    lane = Prefix(ids, torch.zeros(4, 2), ids + 1, ids > 2, (torch.ones(1, 2), torch.ones(1, 2)), ids < 1, 1)
+
+    def make() -> Made:
+        noted.events.append("made")
+        return Made([lane], 0)
+
+    coming = thread.begin(make)
+    assert coming.take().lanes == [lane]
+    held = (lane.token_ids, lane.embeds, lane.positions, lane.visual, lane.padding, *lane.deepstack)
+    *before, (mark, handed) = noted.events
+    assert before == ["used", "made", "marked"]
+    assert mark == "mark"
+    assert handed == [one.data_ptr() for one in held if one is not None]
+    assert len(handed) == 7
+
+
+def test_a_prompt_is_made_when_the_device_has_made_it_and_a_refusal_at_once() -> None:
+    thread = PromptThread(CPU)
+    thread._stream = noted = Noted()
+    ids = torch.arange(4)
+    fine, bad = rows(["fine", "bad"])
+
+    def make(request: Request) -> Made:
+        if request is bad:
+            raise ValueError("bad")
+        return Made([Prefix(ids, torch.zeros(4, 2), ids, ids < 0)], 0)
+
+    coming = ComingPrompts(thread, make, content_of, 100)
+    coming.expect([fine, bad])
+    with pytest.raises(ValueError, match="bad"):
+        coming.take(bad)
+    # The thread makes one after the other, so both are made.
+    assert coming.is_made(bad)
+    assert not coming.is_made(fine)
+    noted.is_reached = True
+    assert coming.is_made(fine)

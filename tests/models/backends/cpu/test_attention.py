@@ -1,0 +1,302 @@
+"""Attention written as loops: torch's own in double precision, whatever the rows, heads, nodes, lengths and layout."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.backends.attention import mask_bias, tree_mask
+from models.backends.cpu import attention
+from models.backends.cpu.attention import OPERATION, PLACE, attend_rows, can_loop, can_place
+from models.backends.cpu.build import Loops
+from models.backends.cpu.compiled import CompiledDecoder
+from models.kv.lanes import SlotBatch
+from models.loading.checkpoints import CheckpointRef
+from models.target import Target
+from zoo.pair import CHECKPOINTS
+from zoo.text_samples import held_out_prompts
+
+# Importing torch's own compiler warns of a part of torch.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+TOLERANCES = {torch.float32: 3e-6, torch.bfloat16: 2e-2}
+
+
+class Case(NamedTuple):
+    """Sizes of one forward: rows, key-value heads, heads of each, nodes, size of a head."""
+
+    rows: int
+    kv_heads: int
+    groups: int
+    nodes: int
+    dim: int
+
+
+class Forward(NamedTuple):
+    """What one forward is given, memory included."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    keys: Tensor
+    values: Tensor
+    lens: Tensor
+    columns: Tensor
+    mask: Tensor
+
+
+def forward(case: Case, dtype: torch.dtype, seed: int, capacity: int = 90) -> Forward:
+    """A random forward over rows of random lengths, with trees; heads lie within nodes, as layers make them."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    rows, kv_heads, groups, nodes, dim = case
+    lens = torch.randint(0, capacity - nodes, (rows,), generator=generator)
+    parents = torch.tensor(
+        [[-1] + [int(torch.randint(0, n, (1,), generator=generator)) for n in range(1, nodes)]] * rows
+    )
+    visible = torch.eye(nodes, dtype=torch.bool).repeat(rows, 1, 1)
+    for node in range(1, nodes):
+        visible[:, node] |= visible[:, int(parents[0, node])]
+    window = min(capacity, int(lens.max()) + nodes + int(torch.randint(0, 9, (1,), generator=generator)))
+    return Forward(
+        numbers(rows, nodes, kv_heads * groups, dim).transpose(1, 2),
+        numbers(rows, nodes, kv_heads, dim).transpose(1, 2),
+        numbers(rows, nodes, kv_heads, dim).transpose(1, 2),
+        numbers(rows + 2, kv_heads, capacity + 1, dim),
+        numbers(rows + 2, kv_heads, capacity + 1, dim),
+        lens,
+        lens[:, None] + torch.arange(nodes),
+        mask_bias(tree_mask(lens, visible, window), dtype),
+    )
+
+
+def expected(one: Forward, num_rows: int) -> Tensor:
+    """What `attend_rows` has to give, by torch and in double precision; the memory is not changed."""
+    keys, values = one.keys.clone(), one.values.clone()
+    for row in range(num_rows):
+        for node in range(one.columns.shape[1]):
+            keys[row, :, one.columns[row, node]] = one.key[row, :, node]
+            values[row, :, one.columns[row, node]] = one.value[row, :, node]
+    window = one.mask.shape[3]
+    read = (memory[:num_rows, :, :window].double() for memory in (keys, values))
+    mixed = F.scaled_dot_product_attention(
+        one.query.double(), *read, attn_mask=one.mask.double(), scale=0.3, enable_gqa=True
+    )
+    return mixed.transpose(1, 2)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    case=st.builds(
+        Case,
+        st.integers(1, 5),
+        st.integers(1, 3),
+        st.integers(1, 4),
+        st.integers(1, 14),
+        st.sampled_from([32, 64, 96, 128, 160]),
+    ),
+    dtype=st.sampled_from(list(TOLERANCES)),
+    seed=st.integers(0, 1000),
+)
+@example(Case(3, 2, 1, 1, 64), torch.bfloat16, 0)
+@example(Case(3, 2, 3, 5, 128), torch.float32, 1)
+@example(Case(1, 1, 1, 6, 96), torch.float32, 2)
+def test_loops_give_what_torchs_attention_gives(case: Case, dtype: torch.dtype, seed: int) -> None:
+    one = forward(case, dtype, seed)
+    wanted = expected(one, case.rows)
+    rows = torch.arange(case.rows)
+    got = attend_rows(one.query, one.key, one.value, one.keys, one.values, rows, one.columns, one.mask, 0.3)
+    assert got.shape == (case.rows, case.nodes, case.kv_heads * case.groups, case.dim)
+    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=TOLERANCES[dtype])
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    case=st.builds(Case, st.integers(1, 4), st.integers(1, 3), st.integers(1, 4), st.integers(1, 50), st.just(64)),
+    dtype=st.sampled_from(list(TOLERANCES)),
+    seed=st.integers(0, 1000),
+)
+@example(Case(2, 2, 1, 40, 64), torch.float32, 0)
+def test_without_a_mask_nodes_see_those_up_to_themselves_and_memory_takes_them(
+    case: Case, dtype: torch.dtype, seed: int
+) -> None:
+    one = forward(case, dtype, seed, capacity=60)
+    wanted = F.scaled_dot_product_attention(
+        one.query.double(), one.key.double(), one.value.double(), is_causal=True, scale=0.3, enable_gqa=True
+    ).transpose(1, 2)
+    # Fresh prompts go to any rows of the memory.
+    rows = torch.randperm(case.rows + 2, generator=torch.Generator().manual_seed(seed))[: case.rows]
+    before = one.keys.clone(), one.values.clone()
+    got = attend_rows(one.query, one.key, one.value, one.keys, one.values, rows, one.columns, None, 0.3)
+    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=TOLERANCES[dtype])
+    for memory, was, entries in ((one.keys, before[0], one.key), (one.values, before[1], one.value)):
+        for place, row in enumerate(rows.tolist()):
+            was[row][:, one.columns[place]] = entries[place]
+        assert torch.equal(memory, was), "nothing else was written"
+
+
+def test_sums_do_not_depend_on_other_rows_nodes_or_the_window() -> None:
+    one = forward(Case(4, 2, 2, 7, 64), torch.bfloat16, 3)
+    rows = torch.arange(4)
+    both = attend_rows(one.query, one.key, one.value, one.keys, one.values, rows, one.columns, one.mask, 0.3)
+    window = int(one.lens[0]) + 1
+    alone = attend_rows(
+        one.query[:1, :, :1],
+        one.key[:1, :, :1],
+        one.value[:1, :, :1],
+        one.keys,
+        one.values,
+        rows[:1],
+        one.columns[:1, :1],
+        one.mask[:1, :, :1, :window],
+        0.3,
+    )
+    assert torch.equal(alone, both[:1, :1])
+
+
+def test_columns_behind_the_last_open_one_are_never_read() -> None:
+    one = forward(Case(2, 1, 1, 3, 64), torch.float32, 5)
+    wanted = expected(one, 2)
+    for row in range(2):
+        one.keys[row, :, int(one.columns[row, -1]) + 1 :] = math.nan
+        one.values[row, :, int(one.columns[row, -1]) + 1 :] = math.nan
+    got = attend_rows(one.query, one.key, one.value, one.keys, one.values, torch.arange(2), one.columns, one.mask, 0.3)
+    torch.testing.assert_close(got.double(), wanted, rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("dtype", list(TOLERANCES))
+def test_numbers_that_are_none_come_out_as_such(dtype: torch.dtype) -> None:
+    one = forward(Case(3, 1, 1, 2, 64), dtype, 7)
+    one.query[1, 0, 0, 5] = math.nan
+    one.value[2, 0, 0, 40] = math.inf
+    got = attend_rows(one.query, one.key, one.value, one.keys, one.values, torch.arange(3), one.columns, one.mask, 0.3)
+    assert got[0].isfinite().all()
+    assert got[1, 0].isnan().all()
+    assert got[1, 1].isfinite().all()
+    assert bool(got[2, 0, 0, 40] == math.inf)
+
+
+def test_halves_are_rounded_to_even() -> None:
+    one = forward(Case(8, 2, 1, 1, 64), torch.bfloat16, 13)
+    # A query without a direction mixes its two columns half and half, which is often just between two numbers.
+    columns = torch.ones_like(one.columns)
+    mask = torch.zeros(8, 1, 1, 2, dtype=torch.bfloat16)
+    rows = torch.arange(8)
+    got = attend_rows(one.query * 0, one.key, one.value, one.keys, one.values, rows, columns, mask, 0.3)
+    wanted = ((one.values[:8, :, 0].float() + one.value[:, :, 0].float()) / 2).bfloat16()
+    assert torch.equal(got[:, 0], wanted)
+
+
+def test_large_scores_do_not_overflow() -> None:
+    one = forward(Case(2, 2, 1, 4, 64), torch.float32, 9)
+    big = one._replace(query=one.query * 1e4)
+    got = attend_rows(big.query, big.key, big.value, big.keys, big.values, torch.arange(2), big.columns, big.mask, 0.3)
+    torch.testing.assert_close(got.double(), expected(big, 2), rtol=0, atol=1e-3)
+
+
+def test_a_compiled_call_writes_the_memory_itself_and_no_copy_of_it() -> None:
+    one = forward(Case(2, 2, 1, 3, 64), torch.float32, 11)
+
+    def run(keys: Tensor, values: Tensor) -> Tensor:
+        return OPERATION(one.query, one.key, one.value, keys, values, torch.arange(2), one.columns, one.mask, 0.3) * 2
+
+    copies = one.keys.clone(), one.values.clone()
+    wanted = run(one.keys, one.values)
+    got = torch.compile(run, fullgraph=True, backend="aot_eager")(*copies)
+    torch.testing.assert_close(got, wanted)
+    assert torch.equal(copies[0], one.keys)
+    assert torch.equal(copies[1], one.values)
+
+
+def test_other_types_and_sizes_are_left_to_torch() -> None:
+    def memory(dim: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
+        return torch.zeros(2, 1, 3, dim, dtype=dtype, device=device)
+
+    assert can_loop(memory(64, torch.bfloat16))
+    assert not can_loop(memory(64, torch.float16))
+    assert not can_loop(memory(64, torch.float64))
+    assert not can_loop(memory(80, torch.float32))
+    assert not can_loop(memory(64, torch.float32, "meta"))
+
+
+def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken.cpp"
+    broken.write_text("this is no C++;")
+    torch._dynamo.reset()
+    without = Loops((broken,), {"step_fp32": []}, "attention on this CPU stays torch's own")
+    monkeypatch.setattr(attention, "LOOPS", without)
+    try:
+        with caplog.at_level(logging.WARNING, logger="models.backends.cpu.build"):
+            assert not can_loop(torch.zeros(2, 1, 3, 64))
+            assert not can_loop(torch.zeros(2, 1, 3, 64))
+        assert [one.message for one in caplog.records if "stays torch's own" in one.message] == [
+            one.message for one in caplog.records
+        ]
+        assert len(caplog.records) == 1
+        assert not without.is_at_work
+        target = Target.load(CheckpointRef(str(CHECKPOINTS / "text_target")), "float32", "cpu")
+        assert target.compile()
+        lanes = target.lanes(2, 1, 200)
+        prompts = [[target.encode(prompt, ())] for prompt in held_out_prompts(2, 0)]
+        slots = SlotBatch(torch.arange(2), (0, 1), (0, 0))
+        with torch.inference_mode():
+            first = lanes.admit(slots, prompts).last
+            torch.testing.assert_close(lanes.admit(slots, prompts).last, first, atol=2e-4, rtol=1e-4)
+        assert isinstance(target._run, CompiledDecoder)
+        assert target._run.compiled, "the rest of the layers is compiled all the same"
+    finally:
+        torch._dynamo.reset()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    num_rows=st.integers(1, 4),
+    num_nodes=st.integers(1, 7),
+    num_scratch=st.integers(1, 9),
+    offset=st.integers(0, 5),
+    window=st.integers(1, 40),
+    is_shared=st.booleans(),
+    dtype=st.sampled_from(list(TOLERANCES)),
+    seed=st.integers(0, 1000),
+)
+@example(2, 3, 3, 0, 5, True, torch.bfloat16, 0)
+def test_nodes_are_placed_in_one_pass_as_by_tensors(
+    num_rows: int, num_nodes: int, num_scratch: int, offset: int, window: int, is_shared: bool, dtype: torch.dtype,
+    seed: int,
+) -> None:  # fmt: skip
+    generator = torch.Generator().manual_seed(seed)
+    # Some rows hold more than the window, which no real step's do.
+    lens = torch.randint(0, 30, (num_rows + 1,), generator=generator)[1:]
+    delta = torch.randint(-5, 5, (num_rows,), generator=generator)
+    depth = torch.randint(0, 5, (1 if is_shared else num_rows, num_nodes), generator=generator).expand(num_rows, -1)
+    visible = torch.randint(
+        0, 2, (1 if is_shared else num_rows, num_nodes, num_scratch + 2), generator=generator
+    ).bool()
+    visible = visible.expand(num_rows, -1, -1)[:, :, 1:-1]
+    columns, positions, mask = PLACE(lens, delta, depth, visible, offset, window, dtype)
+    assert torch.equal(columns, lens[:, None] + offset + torch.arange(num_nodes))
+    assert torch.equal(positions, (lens + delta)[:, None] + depth)
+    assert torch.equal(mask, mask_bias(tree_mask(lens, visible, window), dtype))
+
+
+def test_nodes_are_placed_by_tensors_until_the_loops_are_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_loop(torch.zeros(1, 1, 1, 64))
+    assert can_place(torch.zeros(1, dtype=torch.long), torch.bfloat16)
+    assert not can_place(torch.zeros(1, dtype=torch.long), torch.float16)
+    assert not can_place(torch.zeros(1, dtype=torch.long, device="meta"), torch.float32)
+    monkeypatch.setattr(attention, "LOOPS", Loops((), {}, "never tried"))
+    assert not can_place(torch.zeros(1, dtype=torch.long), torch.bfloat16)

@@ -1,0 +1,63 @@
+"""C++ sources are built when they are needed, by whoever needs them, and a failure is said once."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from pathlib import Path
+
+import pytest
+
+from models.backends.cpu.build import Loops, beside
+
+# Importing torch's own compiler warns of a part of torch.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+
+def test_sources_follow_one_another_and_are_built_at_the_first_call(tmp_path: Path) -> None:
+    (tmp_path / "one.h").write_text("static int added(int x) { return x + 5; }\n")
+    (tmp_path / "two.cpp").write_text('extern "C" void add(int* x) { *x = added(*x); }\n')
+    loops = Loops((tmp_path / "one.h", tmp_path / "two.cpp"), {"add": [ctypes.c_void_p]}, "nothing is added")
+    assert not loops.is_at_work
+    library = loops.library()
+    assert library is not None
+    assert loops.is_at_work
+    number = ctypes.c_int(2)
+    library.add(ctypes.byref(number))
+    assert number.value == 7
+    assert loops.library() is library
+
+
+def test_what_cannot_be_built_is_tried_and_said_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    missing = Loops((tmp_path / "not_there.cpp",), {}, "it goes on without")
+    assert missing.library() is None
+    assert missing.library() is None
+    assert not missing.is_at_work
+    said = [one.getMessage() for one in caplog.records if one.name == "models.backends.cpu.build"]
+    assert len(said) == 1
+    assert said[0].startswith("it goes on without: ")
+    assert "not_there.cpp" in said[0]
+
+
+def test_whoever_asks_while_another_thread_builds_gets_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    built, may_end, begun = ctypes.CDLL(None), threading.Event(), threading.Event()
+    loops = Loops((), {}, "nothing")
+
+    def build() -> ctypes.CDLL:
+        if not begun.is_set():
+            begun.set()
+            assert may_end.wait(60)
+        return built
+
+    monkeypatch.setattr(loops, "_build", build)
+    first = threading.Thread(target=loops.library)
+    first.start()
+    assert begun.wait(60)
+    assert loops.library() is built
+    may_end.set()
+    first.join(60)
+    assert loops.library() is built
+
+
+def test_sources_lie_beside_the_package() -> None:
+    assert all(path.exists() for path in beside("vectors.h", "attention.cpp", "verify_chain.cpp", "gemm.cpp"))

@@ -1,0 +1,181 @@
+"""Products in bf16 written as loops: exact but for rounding, the same in any company, and within their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from models.backends.cpu import gemm, packing
+from models.backends.cpu.build import Loops
+from models.backends.cpu.gemm import BLOCK, LOOPS, can_multiply, lay_out, multiply_rows
+
+# Importing torch's own compiler warns of a part of torch.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+
+def noise(*sizes: int, seed: int = 0) -> Tensor:
+    return torch.randn(sizes, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+@pytest.fixture
+def loops() -> None:
+    if not can_multiply(noise(2, 2)):
+        pytest.skip("this CPU does not multiply bf16 by itself, or has tile units for it")
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def exact(input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    out = input.double() @ weight.double().T
+    return out if bias is None else out + bias.double()
+
+
+def assert_rounded(out: Tensor, wanted: Tensor, terms: Tensor) -> None:
+    """Half a place of bf16 off what is wanted, and what sums in fp32 of `terms`, all without their signs, may lose."""
+    error = (out.double() - wanted).abs()
+    allowed = wanted.abs() * 2.0**-8 + terms * 2.0**-20
+    assert bool((error <= allowed).all()), float((error - allowed).max())
+
+
+@pytest.mark.usefixtures("loops", "threads")
+@settings(max_examples=80, deadline=None)
+@given(
+    rows=st.integers(1, 60),
+    pairs=st.integers(1, 70),
+    outputs=st.integers(1, 100),
+    with_bias=st.booleans(),
+    num_threads=st.integers(1, 5),
+    seed=st.integers(0, 1000),
+)
+@example(1, 1, 1, False, 1, 0)
+@example(13, 3, 33, True, 3, 1)
+@example(400, 40, 97, True, 2, 2)
+@example(389, 600, 31, False, 5, 3)
+@example(12, 1408, 1024, False, 2, 4)
+def test_it_is_the_exact_product_rounded_once(
+    rows: int, pairs: int, outputs: int, with_bias: bool, num_threads: int, seed: int
+) -> None:
+    torch.set_num_threads(num_threads)
+    input, weight = noise(rows, 2 * pairs, seed=seed), noise(outputs, 2 * pairs, seed=seed + 1)
+    bias = noise(outputs, seed=seed + 2).float() if with_bias else None
+    padded = None if bias is None else torch.cat([bias, torch.full((-outputs % BLOCK,), torch.nan)])
+    out = multiply_rows(input, lay_out(weight), padded, outputs)
+    terms = exact(input.abs(), weight.abs(), None if bias is None else bias.abs())
+    assert_rounded(out, exact(input, weight, bias), terms)
+
+
+@pytest.mark.usefixtures("loops", "threads")
+@pytest.mark.parametrize("sizes", [(721, 96), (64, 1024), (3000, 8)])
+def test_a_row_is_the_same_alone_and_among_others_and_by_any_number_of_threads(sizes: tuple[int, int]) -> None:
+    outputs, inputs = sizes
+    input, laid = noise(450, inputs), lay_out(noise(outputs, inputs, seed=1))
+    torch.set_num_threads(1)
+    alone = torch.cat([multiply_rows(row, laid, None, outputs) for row in input.split(1)])
+    for num_threads in (1, 2, 7):
+        torch.set_num_threads(num_threads)
+        for first, rows in ((0, 450), (0, 193), (3, 192), (5, 13), (17, 12), (40, 6), (1, 2)):
+            some = multiply_rows(input[first : first + rows], laid, None, outputs)
+            assert torch.equal(some, alone[first : first + rows]), (num_threads, first, rows)
+
+
+@pytest.mark.usefixtures("loops")
+@pytest.mark.parametrize("rows", [1, 7, 30])
+@pytest.mark.parametrize("outputs", [1, 15, 16, 17, 31, 33, 64])
+def test_nothing_is_written_beside_the_output(rows: int, outputs: int) -> None:
+    input, weight = noise(rows, 64), noise(outputs, 64, seed=1)
+    laid, library = lay_out(weight), LOOPS.library()
+    assert library is not None
+    memory = torch.full((rows * outputs + 128,), 7.0, dtype=torch.bfloat16)
+    place = memory.data_ptr() + 64 * memory.element_size()
+    library.multiply(input.data_ptr(), laid.data_ptr(), None, place, rows, 64, outputs, 2)
+    wanted = multiply_rows(input, laid, None, outputs)
+    assert torch.equal(memory[64 : 64 + rows * outputs].view(rows, outputs), wanted)
+    assert bool((memory[:64] == 7.0).all())
+    assert bool((memory[64 + rows * outputs :] == 7.0).all())
+
+
+@pytest.mark.usefixtures("loops")
+def test_what_is_no_number_stays_in_its_row_and_its_output() -> None:
+    input, weight = noise(14, 32), noise(40, 32, seed=1)
+    clean = multiply_rows(input, lay_out(weight), None, 40)
+    input[3, 5] = torch.nan
+    input[13, 0] = torch.inf
+    weight[33, 2] = torch.nan
+    out = multiply_rows(input, lay_out(weight), None, 40)
+    assert bool(out[3].isnan().all())
+    assert not bool(out[13].isfinite().any())
+    assert bool(out[:, 33].isnan().all())
+    good = [row for row in range(14) if row not in (3, 13)]
+    others = [column for column in range(40) if column != 33]
+    assert torch.equal(out[good][:, others], clean[good][:, others])
+
+
+@pytest.mark.usefixtures("loops")
+def test_rows_may_lie_anywhere_and_have_any_number_of_axes() -> None:
+    weight = noise(24, 16, seed=1)
+    laid = lay_out(weight)
+    wide = noise(3, 5, 40)
+    view = wide[:, 1::2, 8:24]
+    assert not view.is_contiguous()
+    out = multiply_rows(view, laid, None, 24)
+    assert out.shape == (3, 2, 24)
+    assert torch.equal(out, multiply_rows(view.contiguous(), laid, None, 24))
+    assert multiply_rows(view[:0], laid, None, 24).shape == (0, 2, 24)
+
+
+@pytest.mark.usefixtures("loops")
+def test_weights_may_lie_anywhere() -> None:
+    weight = noise(64, 16, seed=1)
+    memory = torch.cat([noise(3), weight.flatten()])
+    assert torch.equal(lay_out(memory[3:].view(64, 16)), lay_out(weight))
+    assert torch.equal(lay_out(weight.T.contiguous().T), lay_out(weight))
+
+
+@pytest.mark.usefixtures("loops")
+def test_layers_that_read_the_same_are_one_product_in_the_loops() -> None:
+    weights, biases = [noise(size, 48, seed=size) for size in (64, 7, 33)], [noise(64), None, noise(33)]
+    input = noise(2, 3, 48)
+    out = packing.multiply(input, weights, biases)
+    assert packing._packed[weights[0].data_ptr()].in_loops
+    for part, weight, bias in zip(out.split([64, 7, 33], dim=-1), weights, biases, strict=True):
+        assert_rounded(part, exact(input, weight, bias), exact(input.abs(), weight.abs(), None) + 4)
+    packing.forget(weight.data_ptr() for weight in weights)
+
+
+def test_other_types_and_sizes_are_left_to_torch() -> None:
+    assert not can_multiply(noise(4, 6).float())
+    assert not can_multiply(noise(4, 6).half())
+    assert not can_multiply(noise(4, 7))
+    assert not can_multiply(torch.zeros(4, 6, dtype=torch.bfloat16, device="meta"))
+
+
+@pytest.mark.parametrize("source", ["this is no C++;", "other CPU"])
+def test_where_they_cannot_be_built_or_do_not_serve_products_are_torchs(
+    source: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    given = tmp_path / "given.cpp"
+    own = Path(gemm.__file__).with_name("gemm.cpp").read_text()
+    given.write_text(
+        own.replace("__AVX512BF16__", "AN_INSTRUCTION_THAT_NO_CPU_HAS") if source == "other CPU" else source
+    )
+    without = Loops((given,), LOOPS._functions, "products stay torch's own")
+    monkeypatch.setattr(gemm, "LOOPS", without)
+    weight, input = noise(33, 48, seed=1), noise(5, 48)
+    out = packing.multiply(input, [weight], [None])
+    assert not packing._packed[weight.data_ptr()].in_loops
+    packing.forget([weight.data_ptr()])
+    torch.testing.assert_close(out, torch.nn.functional.linear(input, weight))
+    assert without.is_at_work == (source == "other CPU")
+    said = [one.getMessage().partition(":")[0] for one in caplog.records if one.name == "models.backends.cpu.build"]
+    assert said == ([] if source == "other CPU" else ["products stay torch's own"])

@@ -1,0 +1,152 @@
+"""Recorded forwards equal plain ones, whatever sizes come in which order; recordings replay addresses, as CUDA's do."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from decoding import Engine, Method
+from decoding.acceptance import Exact
+from decoding.contexts import Full
+from decoding.drafters import ModelDrafter
+from decoding.trees import StaticTree, branching_paths
+from models.backends.cuda.graphs import ROWS, CapturedDecoder
+from models.kv.lanes import LaneModel, SlotBatch
+from models.target import Target
+from tests import toys
+from tests.conformance import checks
+
+
+class Tape(TorchDispatchMode):
+    """Notes every operation with the very tensors it read and made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.notes: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any], Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.notes.append((func, args, kwargs or {}, out))
+        return out
+
+
+class TapeRecorder:
+    """Replays like a CUDA graph: the same operations on the same memory, whatever it holds by then.
+
+    Nothing of Python is run again: a value that was read from the host, or a tensor made elsewhere, stays what it was.
+    """
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        with Tape() as tape:
+            out = run()
+        made = {id(leaf): leaf for note in tape.notes for leaf in tree_leaves(note[3]) if isinstance(leaf, Tensor)}
+
+        def replay() -> None:
+            for func, args, kwargs, old in tape.notes:
+                new = func(*args, **kwargs)
+                for before, after in zip(tree_leaves(old), tree_leaves(new), strict=True):
+                    if isinstance(before, Tensor) and before.data_ptr() != after.data_ptr():
+                        before.copy_(after)
+
+        # Emptied, because a recording does no work.
+        for leaf in made.values():
+            if leaf.untyped_storage().data_ptr() == out.untyped_storage().data_ptr():
+                leaf.zero_()
+        return out, replay
+
+
+def captured(model: Target) -> CapturedDecoder:
+    """Let the model's memory be served by recordings."""
+    run = CapturedDecoder(model.decoder, TapeRecorder())
+
+    def lanes(num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
+        return LaneModel(model.decoder, model.head, num_slots, num_lanes, capacity, run)
+
+    model.lanes = lanes  # type: ignore[method-assign]
+    return run
+
+
+def said(family: str, slots: int, wraps: bool) -> tuple[dict[str, Any], list[int]]:
+    """What a pair says to nine requests, more than there are slots, so that batches shrink and slots are refilled; and
+    how many recordings target and drafter made."""
+    target, drafter = toys.target(family), toys.perturbed(family, 0.02)
+    runs = [captured(model) for model in (target, drafter)] if wraps else []
+    method = Method(ModelDrafter(drafter, [Full()], toys.VOCAB_SIZE), StaticTree(branching_paths([2, 2])), Exact())
+    engine = Engine(target, method, slots, 128)
+    done = checks.run(engine, checks.requests(family, 9))
+    # Recordings go with the memory that they were made over.
+    counts = [run.num_recordings for run in runs]
+    del engine, method
+    gc.collect()
+    assert [run.num_recordings for run in runs] == [0] * len(runs)
+    return {key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()}, counts
+
+
+@pytest.mark.parametrize(("family", "slots"), [("llava", 5), ("llava", 1), ("qwen2_5_vl", 3)])
+def test_a_recorded_pair_says_what_the_same_pair_says_plainly(family: str, slots: int) -> None:
+    expected, _ = said(family, slots, False)
+    got, counts = said(family, slots, True)
+    assert got == expected
+    # A handful of sizes, though every batch from one row to all occurred.
+    sizes = len([rows for rows in ROWS if rows <= 8])
+    assert all(0 < count <= 3 * sizes for count in counts), counts
+
+
+@pytest.mark.parametrize("part", ["embeds", "positions", "columns", "mask"])
+def test_an_input_that_is_not_copied_into_its_buffer_is_caught(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: a recording goes on with what the buffer held when it was made."""
+    expected, _ = said("llava", 3, False)
+    record = CapturedDecoder._record
+
+    def with_stale(self: CapturedDecoder, *given: Any) -> Any:
+        one = record(self, *given)
+        object.__setattr__(one, part, getattr(one, part).clone())
+        return one
+
+    monkeypatch.setattr(CapturedDecoder, "_record", with_stale)
+    got, _ = said("llava", 3, True)
+    assert got != expected
+
+
+def batch(num_slots: int) -> SlotBatch:
+    return SlotBatch(torch.arange(num_slots), tuple(range(num_slots)), (1,) * num_slots)
+
+
+@pytest.mark.parametrize("is_faulty", [False, True])
+def test_a_row_that_is_not_in_use_leaves_memory_alone(is_faulty: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three slots of four decode, in a recording of four rows. The planted fault: the fourth row writes where it last
+    wrote."""
+    target = toys.target("llava")
+    captured(target)
+    lanes = target.lanes(4, 1, 64)
+    requests = checks.requests("llava", 4)
+    depth = torch.arange(3).expand(4, -1)
+    visible = torch.ones(3, 3, dtype=torch.bool).tril().expand(4, -1, -1)
+    with torch.inference_mode():
+        lanes.admit(batch(4), [[target.encode(one.prompt, one.images, one.videos)] for one in requests])
+        lanes.forward(batch(4), torch.full((4, 3), 7), depth, visible)
+        for memory in lanes.cache.keys:
+            assert memory is not None
+            memory[3] += 1.0  # another sample has moved in
+        before = [memory[3, :, :64].clone() for memory in lanes.cache.keys if memory is not None]
+        fill = Tensor.fill_
+        if is_faulty:
+            monkeypatch.setattr(Tensor, "fill_", lambda self, value: fill(self, value) if value < 0 else self)
+        lanes.forward(batch(3), torch.full((3, 3), 9), depth[:3], visible[:3])
+        after = [memory[3, :, :64] for memory in lanes.cache.keys if memory is not None]
+    assert all(torch.equal(old, new) for old, new in zip(before, after, strict=True)) is not is_faulty
+
+
+def test_more_rows_than_any_recording_has_run_unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("models.backends.cuda.graphs.ROWS", (1, 2))
+    expected, _ = said("llava", 3, False)
+    got, counts = said("llava", 3, True)
+    assert got == expected
+    assert all(count > 0 for count in counts)

@@ -1,0 +1,64 @@
+"""Once it has seen every kind of forward, a compiled pair compiles nothing more, however depths and batches change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from decoding import Engine, Method, Request, Sampling
+from decoding.acceptance import Exact
+from decoding.contexts import Full
+from decoding.drafters import ModelDrafter
+from decoding.trees import Chain
+from models.backends.cpu.layer_graph import LayerGraph
+from models.loading.checkpoints import CheckpointRef
+from models.target import Target
+from tests.conformance.erratic import Erratic
+from zoo.pair import CHECKPOINTS
+from zoo.text_samples import held_out_prompts
+
+# Importing torch's own compiler warns of a part of torch.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
+
+DEPTHS = (4, 0, 1, 0, 0, 3, 2, 4, 0, 4)
+KINDS = 6
+"""Prompts of one row and of several; steps of one row or several, with one node or several."""
+
+
+def test_a_pass_that_has_come_before_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    made: list[LayerGraph] = []
+    compile_graph = LayerGraph._compile
+
+    def counted(self: LayerGraph, *arguments: Any) -> Any:
+        made.append(self)
+        return compile_graph(self, *arguments)
+
+    monkeypatch.setattr(LayerGraph, "_compile", counted)
+    target, drafter = (
+        Target.load(CheckpointRef(str(CHECKPOINTS / name)), "float32", "cpu")
+        for name in ("text_target", "text_drafter")
+    )
+    assert target.compile()
+    assert drafter.compile()
+    method = Method(
+        ModelDrafter(drafter, [Full()], target.vocab_size), Chain(max(DEPTHS)), Exact(), controller=Erratic(0, DEPTHS)
+    )
+    engine = Engine(target, method, 3, 160)
+    # Outputs of many lengths: slots fall free one by one, and at the end the batch drains down to one row.
+    requests = [
+        Request(str(number), prompt, sampling=Sampling(max_new_tokens=5 + 4 * number))
+        for number, prompt in enumerate(held_out_prompts(7, 0))
+    ]
+    passes = []
+    for _ in range(3):
+        before = len(made)
+        done = {one.sample_id: one.token_ids for one in engine.run(requests)}
+        passes.append((len(made) - before, done))
+    assert passes[0][0] > 0
+    assert passes[2][0] == 0, "the third pass compiled"
+    assert all(made.count(graph) <= KINDS for graph in set(made))
+    assert passes[2][1] == passes[0][1]
+    torch._dynamo.reset()

@@ -1,0 +1,146 @@
+"""What a pair makes of prompts and images before any model: once for both, where both would make the same of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from decoding import Engine, Method
+from decoding.acceptance import Exact
+from decoding.contexts import Full, Pooled, Pruned, TextOnly
+from decoding.contracts import Context
+from decoding.drafters import ModelDrafter
+from decoding.drafters.ensemble import Ensemble, EnsembleOptions
+from decoding.trees import Chain
+from models.inputs.content import Content
+from models.inputs.lru import Recent
+from models.inputs.processing import FrontEnd
+from models.target import Target
+from tests import toys
+from tests.conformance import checks
+from tests.conformance.methods import VISUAL
+
+ROOM = 1 << 24
+
+
+class Counted:
+    """A processor that counts how often it is asked."""
+
+    def __init__(self, processor: Any) -> None:
+        self.inner = processor
+        self.num_calls = 0
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        self.num_calls += 1
+        return self.inner(*arguments, **named)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+def pair(family: str, max_bytes: int = ROOM) -> tuple[Target, Target, Counted]:
+    target, drafter = toys.target(family), toys.perturbed(family, 0.02)
+    drafter.front_end = FrontEnd(toys.processor(family))
+    drafter.share_front_end(target, max_bytes)
+    counted = Counted(target.front_end.processor)
+    target.front_end.processor = counted
+    return target, drafter, counted
+
+
+def run(target: Target, drafter: Target, contexts: Sequence[Context], family: str) -> dict[str, Any]:
+    merge = {"merge": Ensemble(EnsembleOptions())} if len(contexts) > 1 else {}
+    method = Method(ModelDrafter(drafter, contexts, target.vocab_size, **merge), Chain(3), Exact())
+    return checks.run(Engine(target, method, 3, 160), checks.requests(family, 6))
+
+
+@pytest.mark.parametrize("family", VISUAL)
+def test_images_are_prepared_once_for_a_pair_and_outputs_stay_the_same(family: str) -> None:
+    target, drafter, counted = pair(family)
+    done = run(target, drafter, [Full()], family)
+    wanted = checks.requests(family, 6)
+    assert counted.num_calls == len({Content.shown(one.images, one.videos, one.prompt) for one in wanted})
+    alone = run(toys.target(family), toys.perturbed(family, 0.02), [Full()], family)
+    for name, one in done.items():
+        assert one.token_ids == alone[name].token_ids
+        assert one.telemetry.acceptance_histogram == alone[name].telemetry.acceptance_histogram
+
+
+def test_every_context_of_a_drafter_reads_what_was_prepared_and_spoils_it_for_nobody() -> None:
+    contexts = [Pooled(), Full(), Pruned(0.5), TextOnly()]
+    target, drafter, counted = pair("llava")
+    done = run(target, drafter, contexts, "llava")
+    assert counted.num_calls == len(done)
+    alone = run(toys.target("llava"), toys.perturbed("llava", 0.02), contexts, "llava")
+    for name, one in done.items():
+        assert one.telemetry.acceptance_histogram == alone[name].telemetry.acceptance_histogram
+
+
+def test_without_room_everything_is_prepared_anew() -> None:
+    target, drafter, counted = pair("llava", 1)
+    done = run(target, drafter, [Full()], "llava")
+    assert counted.num_calls == 2 * len(done)
+
+
+def test_another_prompt_over_the_same_image_is_another_input() -> None:
+    target, drafter, _ = pair("llava")
+    text, images = toys.prompt("llava", 0)
+    first, second = (target.front_end.encode(each, images) for each in (text, f"{text} w30"))
+    assert first["input_ids"].shape != second["input_ids"].shape
+    again = drafter.front_end.encode(text, images)
+    assert torch.equal(again["input_ids"], first["input_ids"])
+    assert again["pixel_values"] is first["pixel_values"]
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "llama"])
+def test_equal_front_ends_are_known_as_such(family: str) -> None:
+    assert FrontEnd(toys.processor(family)).reads_like(FrontEnd(toys.processor(family)))
+
+
+def other_size(processor: Any) -> None:
+    processor.image_processor.size = {"height": 8, "width": 8}
+
+
+def other_mean(processor: Any) -> None:
+    processor.image_processor.image_mean = [0.1, 0.2, 0.3]
+
+
+def other_patch(processor: Any) -> None:
+    processor.patch_size = 7
+
+
+def other_token(processor: Any) -> None:
+    processor.tokenizer.add_tokens(["<more>"])
+
+
+@pytest.mark.parametrize("change", [other_size, other_mean, other_patch, other_token])
+def test_front_ends_that_differ_share_nothing(change: Any) -> None:
+    target, drafter = toys.target("llava"), toys.target("llava")
+    processor = copy.deepcopy(toys.processor("llava"))
+    change(processor)
+    drafter.front_end = FrontEnd(processor)
+    drafter.share_front_end(target, ROOM)
+    assert drafter.front_end is not target.front_end
+
+
+def test_families_share_nothing() -> None:
+    assert not FrontEnd(toys.processor("llava")).reads_like(FrontEnd(toys.processor("llama")))
+
+
+def test_what_went_unused_longest_makes_room() -> None:
+    arrays = [np.full((10,), number, dtype=np.uint8) for number in range(4)]
+    keys = [Content([array]) for array in arrays]
+    recent: Recent[int] = Recent(60)
+    for number in range(3):
+        recent.keep(keys[number], number, 10)
+    assert (recent.num_bytes, recent.get(keys[0])) == (60, 0)
+    recent.keep(keys[3], 3, 10)
+    assert [recent.get(key) for key in keys] == [0, None, 2, 3]
+    recent.keep(keys[1], 1, 51)
+    assert (recent.num_bytes, recent.get(keys[1])) == (60, None)
+    arrays[0][:] = 9
+    assert recent.get(Content([np.zeros(10, dtype=np.uint8)])) == 0, "keys are copies, which nobody changes"

@@ -1,0 +1,87 @@
+"""A node that drains is told once to the flight log, its rows are saved at once, and no row is blamed for its end."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from actors.events import Events
+from actors.results import Stamp
+from pipeline.cluster.drain import Drains, watched
+from pipeline.run.crash_ledger import Book
+
+
+class Told:
+    """What the flight log and the saver were told, in order."""
+
+    def __init__(self) -> None:
+        self.words: list[Any] = []
+
+    def drains(self, events: Events | None = None) -> Drains:
+        return Drains(lambda nodes: self.words.append(nodes), lambda flag: self.words.append(flag), events)
+
+
+def test_a_node_is_spared_once_and_rows_are_hurried_while_any_node_drains() -> None:
+    told = Told()
+    drains = told.drains()
+    for draining in ({}, {"b": 0, "a": 0}, {"b": 0, "a": 0}, {"b": 0, "c": 0}, {}, {}, {"b": 0}):
+        drains.look(draining)
+    assert told.words == [True, ["a", "b"], ["c"], False, True]
+
+
+def test_it_is_said_which_node_goes_and_when(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("time.time", lambda: 1000.0)
+    Told().drains().look({"0123456789abcdef": 1_025_400, "f" * 56: 0})
+    assert capsys.readouterr().err.splitlines() == [
+        "node 0123456789ab drains, gone in 25 s: new rows go to other nodes",
+        "node ffffffffffff drains: new rows go to other nodes",
+    ]
+    line = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", line)
+    Told().drains(Events(Stamp("job-1", 2, "f"), enabled=True)).look({"0123": 1_025_400})
+    said = json.loads(line.getvalue())
+    assert (said["event"], said["level"], said["node"], said["left_s"]) == ("node_drains", "warning", "0123", 25.4)
+
+
+def test_the_nodes_are_looked_after_until_the_block_ends() -> None:
+    told, seen = Told(), threading.Event()
+
+    def look() -> Mapping[str, int]:
+        if told.words:
+            seen.set()
+        return {"a": 0}
+
+    with watched(told.drains(), look, every_s=0.001):
+        assert seen.wait(600)
+    assert told.words == [True, ["a"]]
+    assert "drains" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_what_ends_on_a_node_that_was_leaving_is_no_death_of_its_rows() -> None:
+    book = Book()
+    book.begin("p0", ["a", "b"], "going")
+    book.spare(["going"])
+    assert book.begin("p1", ["a", "b"], "staying") == [0, 0]
+    assert book.begin("p2", ["a", "b"], "staying") == [1, 1], "elsewhere it is, also later"
+    book.running("p2", ["a"])
+    book.spare(["staying"])
+    assert book.begin("p3", ["a", "b"], "third") == [1, 1], "a suspect that runs is spared as well"
+    assert book._running == {}
+    book.running("p3", ["a"])
+    assert book.begin("p4", ["a", "b"], "third") == [2, 1]
+
+
+def test_a_row_that_kills_on_one_node_after_another_is_given_up_also_while_nodes_drain() -> None:
+    book = Book()
+    book.spare(["n0"])
+    deaths = []
+    for life in range(6):
+        deaths += book.begin(f"p{life}", ["poison"], f"n{life}")
+        book.running(f"p{life}", ["poison"])
+    assert deaths == [0, 0, 1, 2, 3, 4], "one death is not counted, and no more than that"

@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import importlib.util
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipeline.media.video.container import Video, VideoError, nal_kinds, probe
+from pipeline.media.video.decode import fitting_size, read_frames
+from tests.pipeline.media.video import files
+from tests.pipeline.media.video.files import encode_video, number_in
+
+FAST = {"preset": "ultrafast"}
+DECODERS = [name for name in ("pyav", "decord", "torchcodec") if importlib.util.find_spec(name.replace("py", ""))]
+X264 = {"preset": "ultrafast", "tune": "fastdecode"}
+CLEAN = {
+    "h264": {"codec": "libx264", "options": X264},
+    "h264_b_frames": {"codec": "libx264", "num_b_frames": 3},
+    "h264_fragmented": {"codec": "libx264", "options": X264, "muxer": {"movflags": "frag_keyframe+empty_moov"}},
+    "h264_matroska": {"codec": "libx264", "container": "matroska", "num_b_frames": 2},
+    "hevc_closed": {"codec": "libx265", "options": {"x265-params": "log-level=none:open-gop=0:bframes=0"}},
+    "vp8": {"codec": "libvpx", "container": "webm", "options": {"cpu-used": "8", "lag-in-frames": "8"}},
+    "vp9": {"codec": "libvpx-vp9", "container": "webm", "options": {"cpu-used": "8", "deadline": "realtime"}},
+    "mpeg4": {},
+}
+"""Videos that every decoder reads."""
+LEANING = {
+    "h264_open": {"codec": "libx264", "num_b_frames": 3, "options": {"x264-params": "open-gop=1:scenecut=0"}},
+    "h264_refreshed": {"codec": "libx264", "options": {"x264-params": "intra-refresh=1:keyint=12:bframes=0"}},
+    "hevc_open": {"codec": "libx265", "num_b_frames": 3, "options": {"x265-params": "log-level=none"}},
+    "mpeg4_b_frames": {"num_b_frames": 2},
+    "mpeg2_matroska": {"codec": "mpeg2video", "container": "matroska", "num_b_frames": 2},
+}
+"""Videos in which frames behind a key frame need what lies before it."""
+LOOSE = {
+    "h264_transport": {"codec": "libx264", "container": "mpegts", "options": X264},
+    "h264_avi": {"codec": "libx264", "container": "avi", "options": X264},
+    "h264_flash": {"codec": "libx264", "container": "flv", "options": X264},
+    "mpeg2_program": {"codec": "mpeg2video", "container": "mpeg", "num_b_frames": 2},
+    "mpeg4_avi": {"container": "avi"},
+    "mpeg2_elementary": {"codec": "mpeg2video", "container": "mpeg2video"},
+    "animation": {"codec": "gif", "container": "gif", "pixels": "rgb8"},
+}
+"""Videos in containers without an index to trust."""
+ALL = CLEAN | LEANING | LOOSE
+NUM_FRAMES = 60
+WANTED = [(0, 59), (7, 8, 30, 31), (23, 24, 25), (46,), (11, 13, 35, 37, 47, 49), (59,)]
+
+
+@pytest.fixture(scope="module")
+def video_of(tmp_path_factory):
+    """The probed video of a name, written once."""
+    folder = tmp_path_factory.mktemp("videos")
+    made: dict[str, Video] = {}
+
+    def get(name: str) -> Video:
+        if name not in made:
+            options = dict(ALL[name])
+            path = folder / name
+            path.write_bytes(encode_video(NUM_FRAMES, **options))
+            made[name] = probe(str(path), 10**6)
+        return made[name]
+
+    return get
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_pyav_finds_every_frame_wherever_reading_begins(name, video_of) -> None:
+    video = video_of(name)
+    assert len(video.ticks) == NUM_FRAMES
+    for wanted in WANTED:
+        assert [number_in(frame) for frame in read_frames(video, wanted, "pyav", None)] == list(wanted)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_auto_finds_every_frame_too(name, video_of) -> None:
+    for wanted in WANTED:
+        assert [number_in(frame) for frame in read_frames(video_of(name), wanted, "auto", 64)] == list(wanted)
+
+
+@pytest.mark.parametrize("decoder", DECODERS[1:])
+@pytest.mark.parametrize("name", CLEAN)
+def test_the_others_give_pyavs_own_pixels_of_videos_that_restart_cleanly(name, decoder, video_of) -> None:
+    video = video_of(name)
+    assert video.restarts_cleanly
+    for wanted in WANTED:
+        mine = np.stack(list(read_frames(video, wanted, "pyav", None)))
+        theirs = np.stack(list(read_frames(video, wanted, decoder, None)))
+        assert np.array_equal(mine, theirs)
+
+
+@pytest.mark.parametrize("decoder", DECODERS[1:])
+def test_frames_that_are_shrunk_while_decoding_are_close(decoder, video_of) -> None:
+    video = video_of("h264")
+    mine = np.stack(list(read_frames(video, (0, 20, 40), "pyav", 64))).astype(int)
+    theirs = np.stack(list(read_frames(video, (0, 20, 40), decoder, 64))).astype(int)
+    assert mine.shape == theirs.shape == (3, 24, 64, 3)
+    # Each library chooses where colour samples lie and how it rounds: it shows at hard edges only.
+    assert np.abs(mine - theirs).mean() < 2.0
+    assert np.quantile(np.abs(mine - theirs), 0.9) <= 4
+
+
+@pytest.mark.parametrize("decoder", DECODERS[1:])
+@pytest.mark.parametrize("width", [2, 16, 48, 50, 72])
+def test_narrow_frames_have_three_channels_whatever_the_decoder_makes_of_their_padding(
+    width, decoder, tmp_path
+) -> None:
+    path = tmp_path / "narrow.mp4"
+    path.write_bytes(encode_video(3, codec="libx264", size=(width, 34), options={"preset": "ultrafast"}))
+    video = probe(str(path), 10**6)
+    exact = list(read_frames(video, [0, 1, 2], "pyav", None))
+    assert [frame.shape for frame in exact] == [(34, width, 3)] * 3
+    for frame, other in zip(exact, read_frames(video, [0, 1, 2], decoder, None), strict=True):
+        assert np.array_equal(frame, other)
+
+
+@pytest.mark.parametrize("decoder", DECODERS[1:])
+@pytest.mark.parametrize("name", LEANING | LOOSE)
+def test_the_others_are_refused_where_they_would_give_wrong_frames(name, decoder, video_of) -> None:
+    with pytest.raises(VideoError, match=decoder) as caught:
+        list(read_frames(video_of(name), (7,), decoder, None))
+    assert caught.value.code == "unsupported_video"
+
+
+@pytest.mark.skipif("decord" not in DECODERS, reason="decord has no wheel here")
+@pytest.mark.parametrize("name", ["h264_open", "h264_refreshed", "mpeg4_b_frames", "mpeg2_program"])
+def test_decord_really_gives_wrong_frames_there(name, video_of) -> None:
+    import decord
+
+    got = []
+    for wanted in WANTED:
+        reader = decord.VideoReader(video_of(name).path, num_threads=1)
+        got += [(number, number_in(reader[number].asnumpy())) for number in wanted]
+    assert any(number != shown for number, shown in got)
+
+
+# --- times ---
+
+
+def probed(data: bytes, folder: Path, name: str = "video") -> Video:
+    (folder / name).write_bytes(data)
+    return probe(str(folder / name), 10**6)
+
+
+def test_times_are_those_of_the_frames_and_begin_at_zero(tmp_path) -> None:
+    video = probed(encode_video(5, fps=Fraction(30000, 1001)), tmp_path)
+    assert video.times_s == pytest.approx([number * 1001 / 30000 for number in range(5)], abs=1e-12)
+    assert video.end_s == pytest.approx(5 * 1001 / 30000, abs=1e-12)
+    late = probed(encode_video(3, codec="libx264", ticks=[48, 49, 50], options=X264), tmp_path)
+    assert late.times_s == [0.0, pytest.approx(1 / 24), pytest.approx(2 / 24)]
+
+
+def test_a_variable_rate_keeps_its_own_times(tmp_path) -> None:
+    ticks = [0, 1, 2, 30, 31, 90]
+    video = probed(encode_video(6, codec="libx264", ticks=ticks, options=X264), tmp_path)
+    assert video.times_s == [tick / 24 for tick in ticks]
+    shown = [number_in(frame) for frame in read_frames(video, range(6), "auto", None)]
+    assert shown == list(range(6))
+
+
+@pytest.mark.parametrize("decoder", ["pyav", "auto"])
+@pytest.mark.parametrize("num_b_frames", [0, 2])
+def test_a_video_that_was_trimmed_without_encoding_shows_what_is_left(num_b_frames, decoder, tmp_path) -> None:
+    path = tmp_path / "trimmed.mp4"
+    ticks = [number - 5 for number in range(24)]
+    path.write_bytes(encode_video(24, codec="libx264", ticks=ticks, num_b_frames=num_b_frames, options=FAST))
+    video = probe(str(path), 10**6)
+    assert len(video.ticks) == 19
+    assert video.times_s[:3] == [0.0, 1 / 24, 2 / 24]
+    assert [number_in(frame) for frame in read_frames(video, [0, 1, 9, 18], decoder, None)] == [5, 6, 14, 23]
+    with pytest.raises(VideoError, match="lean on what lies before"):
+        next(read_frames(video, [0], "decord", None))
+
+
+def test_frames_without_times_are_counted_at_the_streams_rate(tmp_path) -> None:
+    video = probed(encode_video(12, codec="libx264", container="h264", fps=25, options=X264), tmp_path)
+    assert not video.is_timed
+    assert video.times_s == [pytest.approx(number / 25) for number in range(12)]
+    assert [number_in(frame) for frame in read_frames(video, (0, 5, 11), "pyav", None)] == [0, 5, 11]
+
+
+# --- upright and small ---
+
+
+@pytest.mark.parametrize("decoder", ["pyav", "auto"])
+@pytest.mark.parametrize(("degrees", "turns"), [(90, 3), (180, 2), (270, 1)])
+def test_a_display_matrix_puts_frames_upright(degrees, turns, decoder, tmp_path) -> None:
+    data = encode_video(3, codec="libx264", options=X264)
+    plain = next(iter(read_frames(probed(data, tmp_path, "plain"), (1,), "pyav", 64)))
+    turned = next(iter(read_frames(probed(files.rotated(data, degrees), tmp_path, "turned"), (1,), decoder, 64)))
+    assert np.array_equal(turned, np.rot90(plain, turns))
+
+
+def test_the_longer_side_is_shrunk_and_nothing_grows() -> None:
+    assert fitting_size(640, 480, 320) == (320, 240)
+    assert fitting_size(480, 640, 320) == (240, 320)
+    assert fitting_size(1000, 1, 16) == (16, 1)
+    assert fitting_size(100, 50, 100) == (100, 50)
+    assert fitting_size(100, 50, None) == (100, 50)
+
+
+# --- what is refused before anything is decoded ---
+
+
+def code_of(data: bytes, folder: Path, max_pixels: int = 10**6) -> str:
+    (folder / "video").write_bytes(data)
+    with pytest.raises(VideoError) as caught:
+        probe(str(folder / "video"), max_pixels)
+    return caught.value.code
+
+
+def test_frames_above_the_limit_are_refused_and_the_limit_is_exact(tmp_path) -> None:
+    data = encode_video(2)
+    pixels = files.WIDTH * files.HEIGHT
+    assert code_of(data, tmp_path, pixels - 1) == "video_too_large"
+    assert probe(str(tmp_path / "video"), pixels).width == files.WIDTH
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nhttp://127.0.0.1:9/x.ts\n#EXT-X-ENDLIST\n",
+        "ffconcat version 1.0\nfile '/etc/passwd'\n",
+        '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>http://127.0.0.1:9/</BaseURL></MPD>',
+        "v=0\no=- 0 0 IN IP4 127.0.0.1\ns=x\nc=IN IP4 127.0.0.1\nm=video 5004 RTP/AVP 96\na=rtpmap:96 H264/90000\n",
+    ],
+)
+def test_files_that_name_other_files_or_hosts_are_no_videos(text, tmp_path) -> None:
+    assert code_of(text.encode(), tmp_path) == "not_a_video"
+
+
+def test_a_file_cut_short_is_broken_wherever_its_index_stands(tmp_path) -> None:
+    behind = encode_video(24)
+    before = encode_video(24, muxer={"movflags": "faststart"})
+    assert behind.index(b"moov") > behind.index(b"mdat")
+    assert before.index(b"moov") < before.index(b"mdat")
+    assert code_of(behind[: len(behind) // 2], tmp_path) == "broken_video"
+    assert code_of(before[: len(before) * 3 // 4], tmp_path) == "broken_video"
+    assert code_of(before[: before.index(b"mdat") + 4], tmp_path) == "broken_video"
+
+
+def test_a_file_without_moving_pictures_says_what_it_holds(tmp_path) -> None:
+    (tmp_path / "sound").write_bytes(files.encode_sound())
+    with pytest.raises(VideoError, match="the file holds audio, and no moving picture") as caught:
+        probe(str(tmp_path / "sound"), 10**6)
+    assert caught.value.code == "no_video_stream"
+
+
+def test_a_sound_track_beside_the_pictures_changes_nothing(tmp_path) -> None:
+    video = probed(encode_video(6, audio=True), tmp_path)
+    assert [number_in(frame) for frame in read_frames(video, (0, 5), "auto", None)] == [0, 5]
+
+
+def test_units_of_h264_are_found_behind_lengths_and_behind_start_codes() -> None:
+    lengths = b"\x01\x64\x00\x1f\xff"
+    assert nal_kinds(b"\0\0\0\x02\x67\x00\0\0\0\x02\x65\x00", lengths) == {7, 5}
+    assert nal_kinds(b"\0\0\0\x01\x09\x10\0\0\x01\x61\x00", b"") == {9, 1}
+    assert nal_kinds(b"", b"") == set()
+    assert nal_kinds(b"\xff\xff\xff\xff\x65", lengths) == {5}
+
+
+def test_a_frame_that_is_never_decoded_is_told_by_its_time(tmp_path) -> None:
+    video = probed(encode_video(24), tmp_path)
+    ticks = list(video.ticks)
+    ticks[10] += 1  # a packet's time that no frame has
+    broken = Video(**{**vars(video), "ticks": tuple(ticks)})
+    with pytest.raises(VideoError, match=r"the frame at 0\.41\d* s cannot be decoded") as caught:
+        list(read_frames(broken, (10,), "pyav", None))
+    assert caught.value.code == "broken_video"

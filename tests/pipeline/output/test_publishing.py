@@ -1,0 +1,312 @@
+"""Finished rows become durable in the spool and visible in whole files, once, whoever else tries."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import duckdb
+import fsspec
+import pandas as pd
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from configs.schema import Sink
+from pipeline.output.files import Format, read_found
+from pipeline.output.publishing import Fenced, Press
+from pipeline.output.writer import Saver, call_here
+from pipeline.rows import schemas
+from pipeline.storage.output_dir import OutputDir
+
+KEEP = [pa.field("url", pa.string()), pa.field("score", pa.float32())]
+
+
+def result_table(ids: list[str], bad: tuple[str, ...] = ()) -> pa.Table:
+    """A RESULT table with these ids; those in `bad` are error rows."""
+    schema = schemas.result_schema(KEEP)
+    columns = []
+    for field in schema:
+        if field.name == "sample_id":
+            values = ids
+        elif field.name == "error_type":
+            values = ["broken_image" if id_ in bad else "" for id_ in ids]
+        elif field.name == "telemetry":
+            values = [{"acceptance_histogram": [1, 2], "num_spec_steps": 3, "extras": "{}"}] * len(ids)
+        elif field.name in ("url", "score"):
+            values = [None] * len(ids)
+        else:
+            values = ["é" if field.type == pa.string() else 1] * len(ids)
+        columns.append(pa.array(values, field.type))
+    return pa.table(columns, schema=schema)
+
+
+def press_at(path: object, attempt: int = 1, rows_per_file: int = 10, compression: str = "zstd") -> Press:
+    form = Format(schemas.result_schema(KEEP), frozenset(("url", "score")), compression)
+    return Press(OutputDir(str(path)), form, attempt, f"config{attempt}", rows_per_file)
+
+
+def write(press: Press, tables: list[pa.Table], number: int) -> None:
+    for one in press.spool(number, tables):
+        press.publish(one.folder, number, [one])
+
+
+def ids_in(folder: Path) -> list[str]:
+    return pads.dataset(folder, format="parquet").to_table()["sample_id"].to_pylist()
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def test_good_rows_go_to_data_and_bad_ones_to_errors(tmp_path) -> None:
+    press = press_at(tmp_path)
+    spooled = press.spool(7, [result_table(["a", "b"], ("b",)), result_table(["c", "d"], ("c",))])
+    assert [(one.relative, one.num_rows) for one in spooled] == [
+        ("_job/spool/a0001/000007-00-data.parquet", 2),
+        ("_job/spool/a0001/000007-00-errors.parquet", 2),
+    ]
+    assert [press.publish(one.folder, 3, [one]) for one in spooled] == [3, 3]
+    assert ids_in(tmp_path / "data") == ["a", "d"]
+    assert ids_in(tmp_path / "errors") == ["b", "c"]
+    note = json.loads((tmp_path / "_job/files/data/part-000003.parquet.json").read_text())
+    assert (note["num_rows"], note["num_bytes"]) == (2, (tmp_path / "data/part-000003.parquet").stat().st_size)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "none"])
+def test_data_reads_as_it_is_with_every_tool(tmp_path, compression) -> None:
+    press = press_at(tmp_path, compression=compression)
+    write(press, [result_table(["a", "b", "x"], ("x",))], 0)
+    write(press, [result_table(["c"])], 1)
+    data = tmp_path / "data"
+    assert ids_in(data) == ["a", "b", "c"]
+    assert pd.read_parquet(data)["sample_id"].tolist() == ["a", "b", "c"]
+    query = f"select sample_id, telemetry.num_spec_steps from '{data}/*.parquet' order by 1"
+    assert duckdb.sql(query).fetchall() == [("a", 3), ("b", 3), ("c", 3)]
+    for path in data.iterdir():
+        assert pq.read_schema(path).equals(schemas.result_schema(KEEP), check_metadata=False)
+        footer = pq.read_schema(path).metadata
+        assert footer[b"draftfleet.schema_version"] == b"1"
+        assert (footer[b"draftfleet.attempt"], footer[b"draftfleet.config_fingerprint"]) == (b"1", b"config1")
+
+
+def test_writing_again_what_was_written_changes_nothing(tmp_path) -> None:
+    press = press_at(tmp_path)
+    [spooled] = press.spool(0, [result_table(["a", "b"])])
+    assert press.publish("data", 0, [spooled]) == 0
+    assert press.spool(0, [result_table(["a", "b"])]) == [spooled]
+    assert press.publish("data", 0, [spooled]) == 0
+    assert ids_in(tmp_path / "data") == ["a", "b"]
+
+
+def test_a_spool_file_that_lost_rows_is_not_published(tmp_path) -> None:
+    press = press_at(tmp_path)
+    [spooled] = press.spool(0, [result_table(["a", "b"])])
+    press.spool(0, [result_table(["a"])])
+    with pytest.raises(OSError, match="holds 1 rows in place of 2"):
+        press.publish("data", 0, [spooled])
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_block_of_another_schema_is_refused(tmp_path) -> None:
+    press = press_at(tmp_path)
+    with pytest.raises(ValueError, match="a result block has the columns"):
+        press.spool(0, [result_table(["a"]).drop_columns("url")])
+    table = result_table(["a"])
+    index = table.schema.get_field_index("status")
+    with pytest.raises(ValueError, match="'status' of a result block holds nulls"):
+        press.spool(0, [table.set_column(index, "status", pa.nulls(1, pa.string()))])
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- one attempt at a time -----------------------------------------------------------------------------------------
+
+
+def test_an_attempt_that_was_thought_dead_publishes_nothing_more(tmp_path) -> None:
+    old, new = press_at(tmp_path, 1), press_at(tmp_path, 2)
+    write(old, [result_table(["a"])], 0)
+    [late] = old.spool(1, [result_table(["b"])])
+    assert new.fence("data") == 2
+    with pytest.raises(Fenced, match=r"attempt 2 of .* has taken over from attempt 1"):
+        old.publish("data", 1, [late])
+    write(new, [result_table(["b"])], 2)
+    assert sorted(ids_in(tmp_path / "data")) == ["a", "b"]
+
+
+def test_a_fence_that_comes_just_too_late_stands_behind_what_was_published(tmp_path, monkeypatch) -> None:
+    old, new = press_at(tmp_path, 1), press_at(tmp_path, 2)
+    [spooled] = old.spool(0, [result_table(["a"])])
+    create = OutputDir.create_bytes
+
+    def overtaken(output, relative, data):
+        monkeypatch.setattr(OutputDir, "create_bytes", create)
+        old.publish("data", 0, [spooled])
+        return create(output, relative, data)
+
+    monkeypatch.setattr(OutputDir, "create_bytes", overtaken)
+    assert new.fence("data") == 2
+    assert ids_in(tmp_path / "data") == ["a"]
+
+
+def test_an_attempt_ends_when_it_sees_a_later_one(tmp_path) -> None:
+    press = press_at(tmp_path, 1)
+    press.output.take_attempt({}, 1)
+    press.check_alone()
+    press.output.take_attempt({}, 2)
+    with pytest.raises(Fenced):
+        press.check_alone()
+
+
+# --- the saver -----------------------------------------------------------------------------------------------------
+
+
+def saver_at(path, rows_per_file: int = 4, max_unsaved_seconds: float = 80_000.0, **options) -> Saver:
+    sink = Sink(path=str(path), rows_per_file=rows_per_file, max_unsaved_seconds=max_unsaved_seconds)
+    return Saver(press_at(path, rows_per_file=rows_per_file), sink, **options)
+
+
+def add(saver: Saver, ids: list[str], bad: tuple[str, ...] = ()) -> None:
+    table = result_table(ids, bad)
+    saver.add([table], table.num_rows, table.nbytes)
+
+
+@settings(
+    deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@example([[True] * 5, [], [False] * 9, [True]], 3, 0.0)
+@example([[False] * 2, [False] * 7, [True] * 2], 4, 80_000.0)
+@given(st.lists(st.lists(st.booleans(), max_size=9), max_size=6), st.integers(1, 7), st.sampled_from([0.0, 80_000.0]))
+def test_every_row_is_published_once_to_its_side_in_files_of_bounded_length(blocks, rows_per_file, seconds) -> None:
+    filesystem = fsspec.filesystem("memory")
+    if filesystem.exists("/sink"):
+        filesystem.rm("/sink", recursive=True)
+    expected: dict[str, list[str]] = {"data": [], "errors": []}
+    with saver_at("memory://sink", rows_per_file, seconds) as saver:
+        for number, block in enumerate(blocks):
+            ids = [f"{number}-{row}" for row in range(len(block))]
+            failed = tuple(id_ for id_, is_bad in zip(ids, block, strict=True) if is_bad)
+            expected["errors"] += failed
+            expected["data"] += [id_ for id_ in ids if id_ not in failed]
+            add(saver, ids, failed)
+    for folder, wanted in expected.items():
+        found = []
+        for name in OutputDir("memory://sink").list_files(folder):
+            with filesystem.open(f"/sink/{folder}/{name}", "rb") as file:
+                ids = pq.read_table(file)["sample_id"].to_pylist()
+            assert 1 <= len(ids) <= rows_per_file
+            found += ids
+        assert sorted(found) == sorted(wanted)
+    assert OutputDir("memory://sink").list_files("_job/spool") == []
+
+
+def test_files_are_published_while_the_job_runs_as_soon_as_they_are_full(tmp_path) -> None:
+    published: list[str] = []
+
+    def watched(function, press, *arguments):
+        done = call_here(function, press, *arguments)
+        published.append(function.__name__)
+        return done
+
+    with saver_at(tmp_path, 4, 0.0, call=watched) as saver:
+        for number in range(20):
+            add(saver, [f"{number}-{row}" for row in range(4)])
+    first = published.index("publish")
+    assert "spool" in published[first:]
+    assert sorted(ids_in(tmp_path / "data")) == sorted(f"{number}-{row}" for number in range(20) for row in range(4))
+    assert len(list((tmp_path / "data").iterdir())) == 20
+
+
+def test_rows_wait_for_company_until_their_time_is_up(tmp_path) -> None:
+    now = [0.0]
+    saver = saver_at(tmp_path, 100, 300.0, clock=lambda: now[0])
+    spool = tmp_path / "_job/spool/a0001/000000-00-data.parquet"
+    with saver:
+        add(saver, ["a"])
+        now[0] = 299.0
+        add(saver, ["b"])
+        assert not spool.exists()
+        now[0] = 300.0
+        add(saver, ["c"])  # wakes whoever keeps the time
+        saver._thread.join(0.0)
+        while not spool.exists():
+            assert saver._thread.is_alive()
+    assert sorted(ids_in(tmp_path / "data")) == ["a", "b", "c"]
+
+
+def test_rows_wait_a_second_at_most_while_a_node_drains_and_as_before_afterwards(tmp_path) -> None:
+    now = [0.0]
+    saver = saver_at(tmp_path, 100, 300.0, clock=lambda: now[0])
+    spools = [tmp_path / f"_job/spool/a0001/00000{number}-00-data.parquet" for number in range(2)]
+    with saver:
+        add(saver, ["a"])
+        now[0] = 1.0
+        saver.hurry(True)  # wakes whoever keeps the time
+        while not spools[0].exists():
+            assert saver._thread.is_alive()
+        saver.hurry(False)
+        add(saver, ["b"])
+        now[0] = 290.0
+        add(saver, ["c"])
+        assert not spools[1].exists()
+    assert sorted(ids_in(tmp_path / "data")) == ["a", "b", "c"]
+
+
+def test_hurrying_makes_no_row_wait_longer_than_its_job_asks(tmp_path) -> None:
+    with saver_at(tmp_path, 100, 0.0, clock=lambda: 0.0) as saver:
+        saver.hurry(True)
+        add(saver, ["a"])
+        while not (tmp_path / "_job/spool/a0001/000000-00-data.parquet").exists():
+            assert saver._thread.is_alive()
+
+
+def test_a_job_that_fails_keeps_what_it_finished_and_publishes_nothing_that_is_not_full(tmp_path) -> None:
+    def fail() -> None:
+        with saver_at(tmp_path) as saver:
+            add(saver, ["a", "b"], ("b",))
+            raise RuntimeError("the engine died")
+
+    with pytest.raises(RuntimeError, match="the engine died"):
+        fail()
+    assert sorted(path.name for path in (tmp_path / "_job/spool/a0001").iterdir()) == [
+        "000000-00-data.parquet",
+        "000000-00-errors.parquet",
+    ]
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_full_disk_ends_the_job_and_what_was_spooled_stays(tmp_path, monkeypatch) -> None:
+    true, written = OutputDir.write_bytes, []
+
+    def full(output, relative, data):
+        if len(written) >= 2:
+            raise OSError(28, "No space left on device")
+        written.append(relative)
+        true(output, relative, data)
+
+    monkeypatch.setattr(OutputDir, "write_bytes", full)
+
+    def fill() -> None:
+        with saver_at(tmp_path, 100, 0.0) as saver:
+            for number in range(1000):
+                add(saver, [str(number)])
+
+    with pytest.raises(OSError, match="No space left"):
+        fill()
+    assert len(written) == 2
+    assert all(read_found(OutputDir(str(tmp_path)), name, ("sample_id",)).problem == "" for name in written)
+
+
+def test_an_attempt_that_was_taken_over_publishes_nothing_at_its_end(tmp_path) -> None:
+    saver = saver_at(tmp_path)
+    saver._press.output.take_attempt({}, 1)
+
+    def run() -> None:
+        with saver:
+            add(saver, ["a"])
+            saver._press.output.take_attempt({}, 2)
+
+    with pytest.raises(Fenced):
+        run()
+    assert not (tmp_path / "data").exists()

@@ -1,0 +1,175 @@
+"""A pilot is spread over the source, and what it took is scaled up to all of it, with an interval."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from configs.load import ConfigError
+from configs.schema import Pool
+from pipeline.run import estimate as module
+from pipeline.run.estimate import Pilot, draw, estimate
+
+
+class Spans:
+    """Stands in for a source of spans with so many rows each."""
+
+    def __init__(self, span_rows: list[int], num_samples: int | None = None) -> None:
+        self.span_rows, self.num_samples = span_rows, num_samples
+        self.read_spans: list[int] = []
+
+    @property
+    def num_spans(self) -> int:
+        return len(self.span_rows)
+
+    def read(self, span: int, note: bool) -> pa.Table:
+        assert not note
+        self.read_spans.append(span)
+        rows = self.span_rows[span]
+        return pa.table(
+            {"source": pa.array([f"s{span}"] * rows, pa.string()), "row_index": pa.array(range(rows), pa.int64())}
+        )
+
+
+def results(pilot: Pilot, engine_s: Any, rows_each: int = 1, code: str = "") -> pa.Table:
+    """`rows_each` rows of every sample, each of which took `engine_s(span, row)`."""
+    rows: list[dict[str, Any]] = []
+    for span, table in enumerate(pilot.tables):
+        for source, index in zip(table["source"].to_pylist(), table["row_index"].to_pylist()):
+            milliseconds = 1000.0 * engine_s(span, index)
+            for _ in range(rows_each):
+                telemetry = {
+                    "prefill_ms": 0.5 * milliseconds,
+                    "draft_ms": 0.2 * milliseconds,
+                    "verify_ms": 0.3 * milliseconds,
+                    "num_spec_steps": 10,
+                    "num_accepted_draft_tokens": 15,
+                }
+                row = {"source": source, "row_index": index, "error_type": code, "num_generated_tokens": 20}
+                rows.append({**row, "method": "plain", "generated_text": "x" * 50, "telemetry": telemetry})
+    return pa.Table.from_pylist(rows)
+
+
+def test_a_pilot_takes_samples_from_all_over_the_source_and_all_over_each_span() -> None:
+    source = Spans([100] * 1000)
+    pilot = draw(source, 48)  # type: ignore[arg-type]
+    assert (pilot.size, len(pilot.tables)) == (48, module.MAX_SPANS)
+    assert source.read_spans == [(2 * index + 1) * 1000 // 48 for index in range(24)]  # the middles of 24 equal parts
+    assert pilot.tables[0]["row_index"].to_pylist() == [25, 75]
+
+
+def test_a_small_source_is_taken_whole_and_short_spans_are_made_up_for() -> None:
+    assert draw(Spans([3, 2]), 100).size == 5  # type: ignore[arg-type]
+    pilot = draw(Spans([1, 1, 50]), 12)  # type: ignore[arg-type]
+    assert [table.num_rows for table in pilot.tables] == [1, 1, 10]
+    assert draw(Spans([7]), 1).tables[0]["row_index"].to_pylist() == [3]  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="hold no samples"):
+        draw(Spans([0, 0]), 3)  # type: ignore[arg-type]
+
+
+def test_alike_rows_scale_up_without_any_doubt() -> None:
+    pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
+    made = estimate(pilot, results(pilot, lambda span, row: 0.9), Pool(num_gpus=0.5, max_size=4), None, 3.0)
+    assert (made.samples.value, made.rows.value) == (5000, 5000)
+    assert made.engine_hours.value == pytest.approx(5000 * 0.9 / 3600)
+    assert (made.engine_hours.low, made.engine_hours.high) == pytest.approx((1.25, 1.25))
+    assert (made.device, made.device_hours.value) == ("GPU", pytest.approx(0.625))
+    assert made.wall_hours.value == pytest.approx(1.25 / 4)
+    assert made.tokens.value == pytest.approx(100_000)
+    assert made.cost is not None
+    assert made.cost.value == pytest.approx(1.875)
+    assert made.mean_acceptance_length == 2.5
+
+
+def test_without_gpus_the_cores_of_an_engine_are_counted_and_nothing_costs_without_a_price() -> None:
+    pilot = draw(Spans([10] * 8, num_samples=80), 16)  # type: ignore[arg-type]
+    made = estimate(pilot, results(pilot, lambda span, row: 36.0), Pool(), threads=2)
+    assert (made.device, made.device_hours.value) == ("core", pytest.approx(1.6))
+    assert made.cost is None
+    assert "cost" not in made.show()
+
+
+def test_several_rows_of_a_sample_count_for_it() -> None:
+    pilot = draw(Spans([10] * 8, num_samples=800), 16)  # type: ignore[arg-type]
+    made = estimate(pilot, results(pilot, lambda span, row: 1.0, rows_each=3, code="broken_image"), Pool(), 1)
+    assert (made.samples.value, made.rows.value, made.pilot_rows, made.pilot_errors) == (800, 2400, 48, 48)
+    assert made.engine_hours.value == pytest.approx(2400 / 3600)
+
+
+def test_rows_of_one_file_are_alike_so_the_interval_is_as_wide_as_files_differ() -> None:
+    pilot = draw(Spans([100] * 24, num_samples=2400), 240)  # type: ignore[arg-type]
+    by_file = estimate(pilot, results(pilot, lambda span, row: 1.0 + 3.0 * (span % 2)), Pool(), 1)
+    by_row = estimate(pilot, results(pilot, lambda span, row: 1.0 + 3.0 * (row % 20 < 10)), Pool(), 1)
+    assert by_file.engine_hours.value == pytest.approx(2.5 * 2400 / 3600)
+    width = (by_file.engine_hours.high - by_file.engine_hours.low) / by_file.engine_hours.value
+    assert width == pytest.approx(2 * 1.645 * 1.5 / np.sqrt(24) / 2.5, rel=0.15)  # of 24 files, and not of 240 rows
+    assert by_row.engine_hours.high - by_row.engine_hours.low < 0.2 * (
+        by_file.engine_hours.high - by_file.engine_hours.low
+    )
+
+
+def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(7)
+    held = 0
+    for trial in range(100):
+        costs = rng.gamma(2.0, 1.0, 24)
+        pilot = draw(Spans([10] * 24, num_samples=240), 48)  # type: ignore[arg-type]
+        made = estimate(pilot, results(pilot, lambda span, row, costs=costs: costs[span]), Pool(), 1, seed=trial)
+        held += made.engine_hours.low <= 2.0 * 240 / 3600 <= made.engine_hours.high
+    assert 84 <= held <= 97
+
+
+def test_a_single_span_is_drawn_again_row_by_row() -> None:
+    pilot = draw(Spans([400], num_samples=400), 100)  # type: ignore[arg-type]
+    made = estimate(pilot, results(pilot, lambda span, row: 1.0 + 2.0 * (row >= 200)), Pool(), 1)
+    assert made.engine_hours.value == pytest.approx(800 / 3600)
+    width = (made.engine_hours.high - made.engine_hours.low) / made.engine_hours.value
+    assert width == pytest.approx(2 * 1.645 * 1.0 / np.sqrt(100) / 2.0, rel=0.15)
+    assert "the source has few spans" in made.show()
+
+
+def test_where_only_reading_would_tell_the_number_of_samples_is_estimated_too() -> None:
+    pilot = draw(Spans([50, 150] * 500), 48)  # type: ignore[arg-type]
+    made = estimate(pilot, results(pilot, lambda span, row: 1.0), Pool(), 1)
+    assert made.samples.low < 100_000 < made.samples.high
+    assert made.engine_hours.low == pytest.approx(made.samples.low / 3600)
+    assert "samples           " in made.show()
+
+
+def test_the_table_and_the_json_say_the_same() -> None:
+    pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
+    made = estimate(pilot, results(pilot, lambda span, row: 0.9), Pool(num_gpus=1, max_size=1), None, 2.0)
+    told = json.loads(made.to_json())
+    assert told["device_hours"] == {
+        "value": pytest.approx(1.25),
+        "low": pytest.approx(1.25),
+        "high": pytest.approx(1.25),
+    }
+    assert told["interval"] == 0.9
+    lines = dict(line.split(maxsplit=1) for line in made.show().splitlines())
+    assert lines["GPU-hours"] == "1.25"
+    assert lines["cost"] == "2.50, at 2 per GPU-hour"
+    assert lines["pilot"] == "48 samples, 48 rows, 0 of them failed"
+    assert "note: 48 rows do not fill 16 slots for long" in made.show()
+
+
+def test_the_size_of_the_output_follows_from_the_rows_as_they_would_be_written() -> None:
+    pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
+    rows = results(pilot, lambda span, row: 0.9)
+    made = estimate(pilot, rows, Pool(), 1)
+    assert made.output_bytes.value == pytest.approx(module._written(rows) / 48 * 5000, rel=0.01)
+
+
+def test_rows_of_several_methods_are_said_to_be_of_a_trial() -> None:
+    pilot = draw(Spans([100] * 50), 48)  # type: ignore[arg-type]
+    rows = results(pilot, lambda span, row: 0.9)
+    assert "several methods" not in estimate(pilot, rows, Pool(), 1).show()
+    names = pa.array(["plain"] * 20 + ["chain"] * 28)
+    tried = rows.set_column(rows.schema.get_field_index("method"), "method", names)
+    assert "decoded by several methods, which method.auto tries (chain 28, plain 20)" in estimate(
+        pilot, tried, Pool(), 1
+    ).show().replace("\n", " ")

@@ -1,0 +1,280 @@
+"""An attempt that was overtaken touches nothing of the later one's, wherever it was delayed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from configs.schema import CaptionJob
+from pipeline.output.files import checksum_name, spool_name
+from pipeline.output.publishing import Fenced, Press
+from pipeline.reports.summary import Summary
+from pipeline.run.audit import audit
+from pipeline.run.execution import close, write_provenance
+from pipeline.run.finalize import settle
+from pipeline.run.plan import Plan
+from pipeline.run.resume import Begun, Going, fingerprints_of, look_back
+from pipeline.storage.output_dir import OutputDir
+from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start
+
+NUM_ROWS = 30
+RETRY = Going(retry_errors=True)
+
+
+def config_in(folder: Path) -> CaptionJob:
+    (folder / "in").mkdir(parents=True)
+    (folder / "in/a.txt").write_text("".join(f"line {row}\n" for row in range(NUM_ROWS)))
+    return job({"kind": "text", "path": str(folder / "in"), "span_max_rows": 8}, folder / "out")
+
+
+def snapshot(output: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*") if path.is_file()}
+
+
+def fails_on(ending: str) -> Callable[[str], bool]:
+    return lambda own: own.endswith(ending)
+
+
+def ready_to_settle(config: CaptionJob) -> tuple[Plan, Begun]:
+    """Attempt 2 before its end, with something of each kind to do: superseded errors, late spool files, strange files,
+    a checksum that lacks."""
+    old_plan, old = start(plan_of(config))
+    batches = make_rows(old_plan, 1, fails_on("7"))
+    save(old_plan, old, batches)
+    end(old_plan, old)
+    plan, begun = start(plan_of(config, RETRY))
+    save(plan, begun, make_rows(plan, 2, lambda own: own == "a.txt#17"))
+    old.press.spool(90, batches)  # late: its rows are published, good ones and errors
+    output = OutputDir(config.sink.path)
+    output.write_bytes("data/part-000040.parquet", b"torn")
+    output.write_bytes("data/notes.txt", b"mine")
+    output.remove(checksum_name("data/part-000000.parquet"))
+    return plan, begun
+
+
+def take_over(config: CaptionJob) -> None:
+    """A whole later attempt."""
+    run(config, RETRY, fails_on("a.txt#17"))
+
+
+class Delay:
+    """Runs something once, before or after the n-th look at whether an attempt is alone."""
+
+    def __init__(self, attempt: int, place: int, act: Callable[[], Any], before: bool) -> None:
+        self.attempt, self.place, self.act, self.before = attempt, place, act, before
+        self.num_seen = 0
+
+    def install(self, patch: pytest.MonkeyPatch) -> None:
+        true = Press.check_alone
+
+        def check(press: Press) -> None:
+            self.num_seen += press.attempt == self.attempt
+            is_it = press.attempt == self.attempt and self.num_seen == self.place
+            if is_it and self.before:
+                self.act()
+            true(press)
+            if is_it and not self.before:
+                self.act()
+
+        patch.setattr(Press, "check_alone", check)
+
+
+def num_checks(folder: Path, prepare: Callable[[CaptionJob], Callable[[], Any]], attempt: int) -> int:
+    """How often an undisturbed act looks."""
+    act = prepare(config_in(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        counted = Delay(attempt, 0, lambda: None, before=True)
+        counted.install(patch)
+        act()
+    return counted.num_seen
+
+
+def settling(config: CaptionJob) -> Callable[[], Any]:
+    plan, begun = ready_to_settle(config)
+    fingerprints = fingerprints_of(plan.output)  # those that were known before the later attempt
+    return lambda: settle(plan, begun.press, fingerprints, begun.next_numbers)
+
+
+def saving(config: CaptionJob) -> Callable[[], Any]:
+    plan, begun = start(plan_of(config))
+    return lambda: save(plan, begun, make_rows(plan, 1))
+
+
+def beginning(config: CaptionJob) -> Callable[[], Any]:
+    old_plan, old = start(plan_of(config))
+    batches = make_rows(old_plan, 1, fails_on("7"))
+    save(old_plan, old, batches[:3])
+    old.press.spool(70, batches[:4])
+    OutputDir(config.sink.path).write_bytes("data/part-000040.parquet", b"torn")
+    plan = plan_of(config)
+    return lambda: start(plan)
+
+
+def closing(config: CaptionJob) -> Callable[[], Any]:
+    plan, begun = start(plan_of(config, limit=NUM_ROWS))
+    save(plan, begun, make_rows(plan, 1))
+
+    def act() -> None:
+        write_provenance(plan, begun.press)
+        close(plan, Summary(plan.job_id, "none", "exact", 1.0), lambda: "<p>", begun.press)
+
+    return act
+
+
+ACTS = {"settle": (settling, 2), "save": (saving, 1), "begin": (beginning, 2), "close": (closing, 1)}
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_an_overtaken_attempt_touches_nothing_more_wherever_it_was_delayed(tmp_path: Path, name: str) -> None:
+    prepare, attempt = ACTS[name]
+    least = {"settle": 9, "save": 5, "begin": 3, "close": 5}[name]
+    total = num_checks(tmp_path / "undisturbed", prepare, attempt)
+    assert total >= least, "fewer looks than there are moves, deletes and overwrites"
+    for place in range(1, total + 1):
+        config = config_in(tmp_path / str(place))
+        act = prepare(config)
+        left: dict[str, bytes] = {}
+
+        def overtake(config: CaptionJob = config, left: dict[str, bytes] = left) -> None:
+            take_over(config)
+            left |= snapshot(Path(config.sink.path))
+
+        with pytest.MonkeyPatch.context() as patch:
+            delay = Delay(attempt, place, overtake, before=True)
+            delay.install(patch)
+            try:
+                act()
+            except Fenced:
+                pass
+            else:  # a saver that was fast took more rows at once, and looked less often than the undisturbed one
+                assert name == "save", f"it went on although it was overtaken at look {place}"
+                assert delay.num_seen < place
+                continue
+        assert snapshot(Path(config.sink.path)) == left, f"touched after look {place}"
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_an_act_that_comes_late_although_it_looked_does_no_harm(tmp_path: Path, name: str) -> None:
+    prepare, attempt = ACTS[name]
+    for place in range(1, num_checks(tmp_path / "undisturbed", prepare, attempt) + 1):
+        config = config_in(tmp_path / str(place))
+        act = prepare(config)
+        with pytest.MonkeyPatch.context() as patch:
+            late = Delay(attempt, place, lambda config=config: take_over(config), before=False)
+            late.install(patch)
+            try:
+                act()
+            except Fenced:
+                pass
+            else:
+                assert place >= late.num_seen, "it went on although it was overtaken"
+        if name == "save":  # what it spooled late is in its own folder, and is removed by the next look
+            take_over(config)
+        output = Path(config.sink.path)
+        good, bad = at_rest(output)
+        assert len(good) + len(bad) == NUM_ROWS, f"rows were lost at look {place}"
+        found = audit(OutputDir(config.sink.path))
+        assert (found.problems, found.num_missing) == ([], 0), f"damaged at look {place}"
+
+
+def test_a_settle_that_wakes_after_a_later_attempt_has_finished_leaves_its_rows_alone(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    plan, begun = start(plan_of(config, limit=8))
+    save(plan, begun, make_rows(plan, 1))
+    fingerprints = fingerprints_of(plan.output)
+    run(config)
+    left = snapshot(tmp_path / "out")
+    with pytest.raises(Fenced, match=r"attempt 2 of .* has taken over from attempt 1"):
+        settle(plan, begun.press, fingerprints, begun.next_numbers)
+    assert snapshot(tmp_path / "out") == left
+    assert len(at_rest(tmp_path / "out")[0]) == NUM_ROWS
+
+
+def test_a_settle_does_not_move_what_a_running_later_attempt_has_spooled(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    plan, begun = start(plan_of(config, limit=8))
+    save(plan, begun, make_rows(plan, 1))
+    fingerprints = fingerprints_of(plan.output)
+    later_plan, later = start(plan_of(config))
+    batches = make_rows(later_plan, 2)
+    later.press.spool(0, batches[:2])
+    with pytest.raises(Fenced):
+        settle(plan, begun.press, fingerprints, begun.next_numbers)
+    assert (tmp_path / "out" / spool_name(2, 0, 0, "data")).exists()
+    save(later_plan, later, batches[2:])
+    run(config)
+    assert len(at_rest(tmp_path / "out")[0]) == NUM_ROWS
+
+
+def test_an_error_that_an_older_attempt_spools_late_costs_no_row(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    old_plan, old = start(plan_of(config))
+    plan, begun = start(plan_of(config))
+    save(plan, begun, make_rows(plan, 2, fails_on("7")))
+    old.press.spool(0, make_rows(old_plan, 1, fails_on("7")))
+    end(plan, begun)
+    good, bad = at_rest(tmp_path / "out")
+    assert (len(good), bad) == (NUM_ROWS - 3, {"a.txt#7", "a.txt#17", "a.txt#27"})
+    assert {row["attempt"] for row in rows_in(tmp_path / "out/errors").values()} == {2}
+
+
+def test_rows_that_only_a_late_spool_file_holds_do_not_count_as_done(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    old_plan, old = start(plan_of(config))
+    plan, begun = start(plan_of(config))
+    save(plan, begun, make_rows(plan, 2)[:-1])  # the last batch was lost on the way
+    old.press.spool(0, make_rows(old_plan, 1)[-1:])
+    with pytest.raises(RuntimeError, match="samples are missing"):
+        end(plan, begun)
+    run(config)
+    assert len(at_rest(tmp_path / "out")[0]) == NUM_ROWS
+
+
+def test_a_file_that_is_set_aside_leaves_no_hole_for_an_older_attempt(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    old_plan, old = start(plan_of(config))
+    batches = make_rows(old_plan, 1)
+    OutputDir(config.sink.path).write_bytes("data/part-000000.parquet", b"torn")
+    run(config)
+    with pytest.raises(Fenced):
+        old.press.publish_rows("data", 0, batches[0])
+    assert len(at_rest(tmp_path / "out")[0]) == NUM_ROWS
+    assert len([path for path in (tmp_path / "out/_job/aside").rglob("*") if path.is_file()]) == 1
+
+
+def test_an_emptied_file_whose_checksum_is_the_former_one_is_noted_again(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    run(config, fails=fails_on("7"))
+    plan, begun = start(plan_of(config, RETRY))
+    save(plan, begun, make_rows(plan, 2))
+    output = OutputDir(config.sink.path)
+    former = output.read_bytes(checksum_name("errors/part-000000.parquet"))
+    end(plan, begun)
+    output.write_bytes(checksum_name("errors/part-000000.parquet"), former)  # as if killed before it was noted
+    assert any("part-000000" in line for line in audit(output).problems)
+    (tmp_path / "in/b.txt").write_text("one more\n")
+    run(config)
+    assert audit(output).problems == []
+
+
+def test_an_overtaken_attempt_rewrites_nothing(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    plan, begun = start(plan_of(config))
+    save(plan, begun, make_rows(plan, 1))
+    take_over(config)
+    left = snapshot(tmp_path / "out")
+    with pytest.raises(Fenced):
+        begun.press.rewrite("data/part-000000.parquet", plan.schema.empty_table())
+    assert snapshot(tmp_path / "out") == left
+
+
+def test_the_audit_reads_the_newest_attempts_configuration(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    run(config)
+    output = OutputDir(config.sink.path)
+    output.write_bytes("_job/config.yaml", b"sampling: {num_images_per_prompt: 7}")  # a late copy of another attempt's
+    assert audit(output).num_missing == 0
+    assert look_back(plan_of(config), plan_of(config).earlier.gone).datasource.num_spans == 0

@@ -1,0 +1,154 @@
+"""CSV: every record accounted for with its line, quoted fields over several lines, stray quotes that cost one line."""
+
+from __future__ import annotations
+
+import csv as standard_csv
+import gzip
+import io
+import json
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from configs.load import ConfigError
+from configs.schema import Prompt, RowColumns, Sampling, Source, SourceColumns
+from pipeline.media.image_decoding import DecodeOptions, decode_table
+from pipeline.prompts.row_options import Asking
+from pipeline.sources import csv
+from tests.pipeline.sources.shards import encode, fetched, outcomes, read_all
+
+
+def csv_source(path: Path | str, image: str | None = None, **options) -> Source:
+    return Source(kind="csv", path=str(path), columns=SourceColumns(image=image), **options)
+
+
+def values(table: pa.Table, name: str) -> list[str | None]:
+    return [json.loads(fields)[name] for fields in table["fields"].to_pylist()]
+
+
+def test_fields_are_text_and_may_be_quoted_over_several_lines(tmp_path) -> None:
+    text = '\ufeffid,q,n\r\n\r\n1,"two, with ""quotes""\r\nand a line",007\r\n2,,\r\n3, x "y" ,é\r\n'
+    (tmp_path / "a.csv").write_bytes(text.encode())
+    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(text.replace("\r", "").replace("1,", "4,").encode()))
+    for span_rows in (1, 2, 1000):
+        table = read_all(csv_source(tmp_path, span_max_rows=span_rows), "{q}", keep=("n",))
+        assert outcomes(table) == {f"{name}#{row}": "" for name in ("a.csv", "b.csv.gz") for row in range(3)}
+        assert values(table, "q") == ['two, with "quotes"\nand a line', "", ' x "y" '] * 2
+        assert table["n"].to_pylist() == ["007", "", "é"] * 2
+
+
+def test_tabs_and_other_delimiters(tmp_path) -> None:
+    (tmp_path / "a.tsv").write_text("q\tn\na,b\t1\n")
+    (tmp_path / "b.csv").write_text("q;n\na,b;1\n")
+    assert values(read_all(csv_source(tmp_path / "a.tsv"), "{q}"), "q") == ["a,b"]
+    assert values(read_all(csv_source(tmp_path / "b.csv", delimiter=";"), "{q}"), "q") == ["a,b"]
+
+
+def test_records_that_do_not_fit_are_error_rows_with_their_lines(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(csv, "MAX_RECORD_BYTES", 60)
+    bad = [b"only one", b"1,2,3,4", b'x,"open', b'x,"closed"y', b"x,\xff", b"x," + b"y" * 60, b"x,y\rz", b'"']
+    (tmp_path / "a.csv").write_bytes(b"\n".join([b"a,q", *(line for one in bad for line in (one, b"good,q"))]))
+    for span_rows in (3, 1000):
+        table = read_all(csv_source(tmp_path, span_max_rows=span_rows), "{q}", keep=("a",))
+        assert list(outcomes(table).values()) == ["broken_line", ""] * len(bad)
+        assert table["a"].to_pylist() == [None, "good"] * len(bad)
+        messages = [message for message in table["error_message"].to_pylist() if message]
+        assert [message.split(" ")[1].rstrip(":") for message in messages] == [
+            str(2 + 2 * place) for place in range(len(bad))
+        ]
+
+
+def test_a_stray_quote_costs_its_line_and_not_the_rest_of_the_file(tmp_path) -> None:
+    rows = [f"{number},text {number}" for number in range(1000)]
+    rows[10] = '10,"never closed'
+    (tmp_path / "a.csv").write_text("\n".join(["id,q", *rows]) + "\n")
+    table = read_all(csv_source(tmp_path, span_max_rows=300), "{q}")
+    codes = outcomes(table)
+    assert [row for row, code in enumerate(codes.values()) if code] == [10]
+    assert len(codes) == 1000
+    assert "line 12" in table["error_message"][10].as_py()
+
+
+def test_images_are_uris_and_ids_are_text(tmp_path) -> None:
+    (tmp_path / "red.png").write_bytes(encode("red"))
+    (tmp_path / "a.csv").write_text("key,image\n01,red.png\n2,\n,red.png\n01,red.png\n3,gone.png\n")
+    source = csv_source(tmp_path / "a.csv", "image", id_column="key")
+    codes = outcomes(fetched(read_all(source), source))
+    assert codes == {
+        "01": "",
+        "2": "missing_image",
+        "a.csv#2": "missing_id",
+        "a.csv#3": "duplicate_id",
+        "3": "missing_image",
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a,b\n1,2\n", r"^prompt\.text: the column 'q' is not in a\.csv; columns there: a, b"),
+        ("q,q\n1,2\n", r"^prompt\.text: a\.csv has several columns named 'q'"),
+        ("\n\n", r"^source\.path: .* hold no rows"),
+        ("q\n", r"^source\.path: .* hold no rows"),
+    ],
+)
+def test_a_header_that_does_not_fit_is_refused(tmp_path, text, message) -> None:
+    (tmp_path / "a.csv").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        read_all(csv_source(tmp_path), "{q}")
+
+
+def test_a_file_whose_header_is_damaged_is_error_rows(tmp_path) -> None:
+    (tmp_path / "a.csv").write_text('"q\n1\n2\n')
+    (tmp_path / "b.csv").write_text("q\n1\n")
+    table = read_all(csv_source(tmp_path), "{q}")
+    assert outcomes(table) == {"a.csv#0": "broken_shard", "a.csv#1": "broken_shard", "b.csv#0": ""}
+    assert "the header cannot be read: line 1" in table["error_message"][0].as_py()
+
+
+CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r"), max_size=8)
+
+
+@settings(
+    deadline=None, max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(st.lists(st.tuples(CELLS, CELLS), min_size=1, max_size=20), st.integers(1, 9), st.integers(1, 60), st.booleans())
+def test_what_is_written_is_what_is_read_whatever_the_cut(rows, span_rows, span_bytes, quote_all) -> None:
+    buffer = io.StringIO(newline="")
+    quoting = standard_csv.QUOTE_ALL if quote_all else standard_csv.QUOTE_MINIMAL
+    writer = standard_csv.writer(buffer, lineterminator="\n", quoting=quoting)
+    writer.writerows([("a", "b"), *rows])
+    fsspec.filesystem("memory").pipe_file("/csv/x.csv", buffer.getvalue().encode())
+    source = csv_source("memory://csv/x.csv", span_max_rows=span_rows, span_max_bytes=span_bytes)
+    table = read_all(source, "{a}{b}")
+    assert list(zip(values(table, "a"), values(table, "b"), strict=True)) == rows
+    assert set(outcomes(table).values()) == {""}
+
+
+@settings(
+    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+@given(st.lists(st.sampled_from(['"', ",", "\n", "x", '""', "\r"]), max_size=40), st.integers(1, 4))
+def test_whatever_the_quotes_every_cut_gives_the_same_rows(parts, span_rows) -> None:
+    fsspec.filesystem("memory").pipe_file("/csv/y.csv", ("a,b\n1,2\n" + "".join(parts)).encode())
+    whole = read_all(csv_source("memory://csv/y.csv"), "{a}{b}")
+    cut = read_all(csv_source("memory://csv/y.csv", span_max_rows=span_rows), "{a}{b}")
+    assert cut.equals(whole)
+    assert whole["sample_id"].to_pylist() == [f"y.csv#{row}" for row in range(whole.num_rows)]
+
+
+def test_blank_cells_leave_seed_and_sampling_to_the_job(tmp_path) -> None:
+    (tmp_path / "a.csv").write_text("q,s,t\na,7,0.5\nb,,\nc, ,1\n")
+    asking = Asking(Prompt(text="{q}"), RowColumns(seed="s", temperature="t"), Sampling(temperature=0.25), seed=5)
+    source = Source(kind="csv", path=str(tmp_path))
+    made = decode_table(read_all(source, asking), DecodeOptions.of(source, str(tmp_path), asking))
+    assert made["error_type"].to_pylist() == [""] * 3
+    assert [json.loads(values) for values in made["sampling"].to_pylist()] == [
+        {"seed": 7, "temperature": 0.5},
+        {"seed": 5, "temperature": 0.25},
+        {"seed": 5, "temperature": 1.0},
+    ]

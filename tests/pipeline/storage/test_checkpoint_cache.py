@@ -1,0 +1,355 @@
+"""Copies of checkpoints: made once for all processes, whole or not at all, and never those of a former object."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import fsspec
+import pytest
+import s3fs
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save
+
+from configs.load import ConfigError
+from models.heads.files import read_shapes
+from pipeline.storage import checkpoint_cache, retries
+from pipeline.storage.checkpoint_cache import StoredCheckpoint, chosen, copy, look, outline
+from pipeline.storage.listing import Listed
+from pipeline.storage.retries import Patience
+from tests.object_store import S3, SECRET_KEY, Fault, make_bucket
+
+BUCKET = "weights"
+TENSORS = {f"layers.{place}.weight": torch.full((64, 1000), float(place)) for place in range(10)}
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(checkpoint_cache.FOLDER_VARIABLE, str(tmp_path / "here"))
+    monkeypatch.setattr(retries, "PATIENCE", Patience(4, 0.0))
+    monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
+    return tmp_path / "here"
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: S3) -> Any:
+    return make_bucket(BUCKET)
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    filesystem = fsspec.filesystem("memory")
+    filesystem.store.clear()
+    yield filesystem
+    filesystem.store.clear()
+
+
+def files() -> dict[str, bytes]:
+    return {"config.json": b'{"model_type": "llama"}', "model.safetensors": save(TENSORS)}
+
+
+def put(filesystem: Any, root: str, **changes: bytes | None) -> None:
+    for name, data in {**files(), **changes}.items():
+        if data is not None:
+            filesystem.pipe_file(f"{root}/{name}", data)
+
+
+def refusal(act: Any, *arguments: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        act(*arguments)
+    assert SECRET_KEY not in str(caught.value)
+    return str(caught.value)
+
+
+# --- what is looked at ---------------------------------------------------------------------------------------------
+
+
+def test_the_revision_follows_names_sizes_and_tokens_and_nothing_else() -> None:
+    def revision(*listed: Listed) -> str:
+        return StoredCheckpoint("model.target", "s3://b/m", "b/m", "", listed).revision
+
+    one, two = Listed("a", 3, "x"), Listed("b", 4, "y")
+    assert revision(one, two) == revision(two, one)
+    changed = (Listed("c", 4, "y"), Listed("b", 5, "y"), Listed("b", 4, "z"))
+    assert len({revision(one, two), *(revision(one, other) for other in changed)}) == 4
+
+
+def test_only_what_is_loaded_is_chosen() -> None:
+    names = ["config.json", "README.md", "a.safetensors", "consolidated.00.safetensors", "b.bin", "own.py", "x.gguf"]
+    listed = [Listed(name, 1, "") for name in names]
+    assert [file.path for file in chosen(listed)] == ["config.json", "a.safetensors"]
+    assert [file.path for file in chosen(listed, with_code=True)] == ["config.json", "own.py", "a.safetensors"]
+    pickled = [Listed(name, 1, "") for name in ("config.json", "t2i.pt")]
+    assert [file.path for file in chosen(pickled)] == ["config.json", "t2i.pt"]
+
+
+def test_what_is_no_checkpoint_is_refused_by_its_dotted_path(bucket: Any, memory: Any) -> None:
+    assert refusal(look, f"s3://{BUCKET}/nothing", "model.target").startswith(
+        f"model.target: s3://{BUCKET}/nothing: there is no such checkpoint"
+    )
+    memory.pipe_file("/bare/config.json", b"{}")
+    assert "there are no weights" in refusal(look, "memory://bare", "model.target")
+    assert "there is no such checkpoint" in refusal(look, "memory://absent/vq.pt", "model.vq")
+    assert "weights are read from none but s3," in refusal(look, "ftp://host/m", "model.target")
+    put(memory, "/void", **{"model.safetensors": b""})
+    assert "model.safetensors is empty" in refusal(look, "memory://void", "model.target")
+
+
+def test_an_outline_has_every_header_and_no_weights_on_the_disk(memory: Any) -> None:
+    put(memory, "/m")
+    big = {"weight": torch.ones(4_000_000)}
+    memory.pipe_file("/m/model.safetensors", save(big))
+    drawn = outline(look("memory://m", "model.target"))
+    file = drawn / "model.safetensors"
+    assert file.stat().st_size == len(save(big))
+    assert file.stat().st_blocks * 512 < 3 * checkpoint_cache.OUTLINE_BYTES
+    with safe_open(file, framework="pt") as opened:
+        assert opened.get_slice("weight").get_shape() == [4_000_000]
+    assert (drawn / "config.json").read_bytes() == files()["config.json"]
+
+
+def test_an_outline_of_torchs_own_format_tells_its_shapes(memory: Any, tmp_path: Path) -> None:
+    torch.save({"model": {"a": torch.ones(2000, 600), "b": torch.ones(3)}}, tmp_path / "t2i.pt")
+    memory.pipe_file("/g/t2i.pt", (tmp_path / "t2i.pt").read_bytes())
+    memory.pipe_file("/g/config.json", b"{}")
+    drawn = outline(look("memory://g/t2i.pt", "model.target"))
+    assert read_shapes(drawn, ("model",)) == {"a": (2000, 600), "b": (3,)}
+    assert (drawn.parent / "config.json").is_file()
+
+
+def test_a_header_longer_than_an_outlines_end_is_read_whole(memory: Any) -> None:
+    many = {f"a_long_name_of_a_tensor_{place:050}": torch.ones(1) for place in range(12_000)}
+    put(memory, "/m", **{"model.safetensors": save(many)})
+    assert len(read_shapes(outline(look("memory://m", "t")) / "model.safetensors")) == 12_000
+
+
+@pytest.mark.parametrize(
+    "torn",
+    [b"\x01", b"\xff" * 100, save(TENSORS)[:-10], save(TENSORS) + b"x", (2).to_bytes(8, "little") + b"[]"],
+    ids=["short", "huge header", "cut", "longer", "no object"],
+)
+def test_torn_weights_are_refused_before_they_are_fetched(torn: bytes, memory: Any, folder: Path) -> None:
+    put(memory, "/m", **{"model.safetensors": torn})
+    found = look("memory://m", "model.drafter")
+    assert refusal(outline, found) == "model.drafter: memory://m: model.safetensors is torn or not safetensors"
+    assert not (folder / "outlines" / found.key).exists()
+
+
+# --- copies --------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_read_once_and_used_again(bucket: Any, s3: S3, capsys: pytest.CaptureFixture[str]) -> None:
+    put(bucket, f"{BUCKET}/once")
+    found = look(f"s3://{BUCKET}/once", "model.target")
+    place = copy(found)
+    assert torch.equal(load_file(place / "model.safetensors")["layers.7.weight"], TENSORS["layers.7.weight"])
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["fetching", "fetched"]
+    s3.asked.clear()
+    assert copy(found) == place
+    assert s3.asked == []
+    assert capsys.readouterr().out == ""
+
+
+def test_a_changed_object_gets_a_copy_of_its_own(memory: Any) -> None:
+    put(memory, "/m")
+    before = look("memory://m", "model.target")
+    first = copy(before)
+    other = {name: value + 1 for name, value in TENSORS.items()}
+    put(memory, "/m", **{"model.safetensors": save(other)})
+    after = look("memory://m", "model.target")
+    assert after.num_bytes == before.num_bytes
+    second = copy(after)
+    assert first != second
+    assert float(load_file(first / "model.safetensors")["layers.7.weight"][0, 0]) == 7.0
+    assert float(load_file(second / "model.safetensors")["layers.7.weight"][0, 0]) == 8.0
+
+
+def test_an_object_that_changes_while_it_is_read_is_no_copy(memory: Any, folder: Path) -> None:
+    put(memory, "/m")
+    planned = look("memory://m", "model.target")
+    put(memory, "/m")
+    assert "it was changed while it was read" in refusal(copy, planned)
+    assert not (folder / "copies" / planned.key).exists()
+
+
+def test_a_copy_that_somebody_cut_is_made_again(memory: Any) -> None:
+    put(memory, "/m")
+    found = look("memory://m", "model.target")
+    weights = copy(found) / "model.safetensors"
+    os.truncate(weights, 100)
+    copy(found)
+    assert len(load_file(weights)) == len(TENSORS)
+
+
+def test_a_store_that_falters_is_asked_again_and_one_that_stays_away_is_named(
+    bucket: Any, s3: S3, folder: Path
+) -> None:
+    put(bucket, f"{BUCKET}/faults")
+    found = look(f"s3://{BUCKET}/faults", "model.target")
+    with s3.failing(Fault("cut", "GET", "model.safetensors", 2), Fault("refuse", "GET", "config.json", 2)):
+        place = copy(found)
+        assert [fault.times for fault in s3.faults] == [0, 0]
+    assert len(load_file(place / "model.safetensors")) == len(TENSORS)
+    shutil.rmtree(folder)
+    with s3.failing(Fault("refuse", "GET", "model.safetensors", 50)):
+        message = refusal(copy, found)
+    assert message.startswith(f"model.target: s3://{BUCKET}/faults: model.safetensors cannot be read: ")
+    assert not (folder / "copies" / found.key).exists()
+
+
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_read(
+    memory: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(memory, "/m")
+    found = look("memory://m", "model.target")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10, 10, 2_000_000))
+    message = refusal(copy, found)
+    assert message.startswith("model.target: memory://m: its copy needs 1.076 GB")
+    assert f"{folder} has 2.000 MB free" in message
+    assert "DRAFTFLEET_WEIGHTS" in message
+    monkeypatch.undo()
+
+
+def test_what_a_killed_maker_left_is_thrown_away(memory: Any, folder: Path) -> None:
+    put(memory, "/m")
+    found = look("memory://m", "model.target")
+    left = folder / "copies" / f"{found.key}.part"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_bytes(b"half")
+    (left / "stray.safetensors").write_bytes(b"of nobody")
+    place = copy(found)
+    assert sorted(path.name for path in place.iterdir()) == sorted(files())
+    assert len(load_file(place / "model.safetensors")) == len(TENSORS)
+
+
+FETCH = f"""
+import sys
+from pipeline.weight_store import copy, look
+print(copy(look("s3://{BUCKET}/" + sys.argv[1], "model.target")), flush=True)
+"""
+
+
+def start(name: str, s3: S3) -> subprocess.Popen[str]:
+    environment = {**os.environ, **s3.environment}
+    command = [sys.executable, "-c", FETCH, name]
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_two_processes_at_once_read_the_weights_once(bucket: Any, s3: S3) -> None:
+    put(bucket, f"{BUCKET}/pair")
+    s3.asked.clear()
+    both = [start("pair", s3), start("pair", s3)]
+    told = [process.communicate(timeout=900)[0].splitlines() for process in both]
+    assert [process.returncode for process in both] == [0, 0]
+    assert sorted(len(lines) for lines in told) == [1, 3]
+    assert told[0][-1] == told[1][-1]
+    assert [one for one in s3.asked if one == ("GET", f"/{BUCKET}/pair/model.safetensors")] == [
+        ("GET", f"/{BUCKET}/pair/model.safetensors")
+    ]
+
+
+def test_a_maker_that_is_killed_leaves_no_lock_and_nothing_that_is_used(bucket: Any, s3: S3, folder: Path) -> None:
+    put(bucket, f"{BUCKET}/killed")
+    found = look(f"s3://{BUCKET}/killed", "model.target")
+    with s3.failing(Fault("stall", "GET", "model.safetensors", 1)):
+        process = start("killed", s3)
+        deadline = time.monotonic() + 900
+        while s3.faults[0].times and time.monotonic() < deadline:
+            assert process.poll() is None
+            time.sleep(0.01)
+        assert (folder / "copies" / f"{found.key}.part").is_dir()
+        process.kill()
+        process.communicate()
+    assert not (folder / "copies" / found.key).exists()
+    assert len(load_file(copy(found) / "model.safetensors")) == len(TENSORS)
+
+
+# --- the web -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def web() -> Iterator[tuple[str, dict[str, bytes]]]:
+    """A server that lists nothing, with ranges and tags; gives its address and its files."""
+    held: dict[str, bytes] = {}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self._answer(False)
+
+        def do_GET(self) -> None:
+            self._answer(True)
+
+        def _answer(self, with_body: bool) -> None:
+            data = held.get(self.path)
+            if data is None:
+                self.send_error(404)
+                return
+            wanted, status = data, 200
+            if given := self.headers.get("Range"):
+                first, last = given.removeprefix("bytes=").split("-")
+                wanted, status = data[int(first) : int(last or len(data) - 1) + 1], 206
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(wanted)))
+            self.send_header("Accept-Ranges", "bytes")
+            self.send_header("ETag", f'"{hash(data)}"')
+            self.end_headers()
+            if with_body:
+                self.wfile.write(wanted)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}", held
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_folder_of_the_web_is_found_by_name_and_its_shards_by_their_index(web: Any) -> None:
+    address, held = web
+    shards = {f"model-0000{place}-of-00002.safetensors": save({f"w{place}": torch.ones(5)}) for place in (1, 2)}
+    index = {"weight_map": {f"w{place}": name for place, name in enumerate(shards, 1)}}
+    named = {"config.json": b"{}", "model.safetensors.index.json": json.dumps(index).encode(), **shards}
+    held.update({f"/m/{name}": data for name, data in named.items()})
+    found = look(f"{address}/m/", "model.target")
+    assert {file.path: file.size_bytes for file in found.files} == {name: len(data) for name, data in named.items()}
+    assert all(file.token for file in found.files)
+    outline(found)
+    assert {path.name: path.read_bytes() for path in copy(found).iterdir()} == named
+
+
+@pytest.mark.parametrize(
+    "name", ["/tmp/draftfleet-planted", "../planted", "a/b.safetensors", "..", "", "a\\b", "a\nb", "x" * 256, 3, None]
+)
+def test_an_index_that_names_anything_but_plain_names_writes_nothing(
+    web: tuple[str, dict[str, bytes]], folder: Path, name: object
+) -> None:
+    address, held = web
+    shard = save({"w1": torch.ones(5)})
+    index = {"weight_map": {"w1": "model-00001-of-00001.safetensors", "w2": name}}
+    files = {"config.json": b"{}", "model.safetensors.index.json": json.dumps(index).encode()}
+    files |= {"model-00001-of-00001.safetensors": shard, "planted": shard}
+    held.update({f"/m/{own}": data for own, data in files.items()} | {"/planted": shard, "/m//tmp/x": shard})
+    with pytest.raises(ConfigError, match=r"^model\.target: http://.*(no plain file name|maps no tensors)"):
+        outline(look(f"{address}/m/", "model.target"))
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("index", [b"[]", b"{", b'{"weight_map": 3}', b'{"weight_map": {"w": ["a"]}}', b"\xff"])
+def test_a_damaged_index_is_refused_by_name(web: tuple[str, dict[str, bytes]], index: bytes) -> None:
+    address, held = web
+    held.update({"/m/config.json": b"{}", "/m/model.safetensors.index.json": index})
+    with pytest.raises(ConfigError, match=r"model\.safetensors\.index\.json is damaged"):
+        look(f"{address}/m/", "model.target")

@@ -1,0 +1,106 @@
+"""How columns become rows to learn from, and which rows are held out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from actors.training.samples import Row
+from configs.load import ConfigError, validate
+from configs.training import TrainDrafterJob
+from models.llamagen.shape import GptShape
+from pipeline.media.image_decoding import DecodeOptions
+from pipeline.prompts.row_options import Asking
+from pipeline.prompts.templates import placeholders
+from pipeline.source.datasource import SpanDatasource
+from pipeline.training.rows import freeze_source, is_held_out, read_rows
+
+SHAPE = GptShape(32, 1, 4, 48, 60, 2, "text", 7, condition_dim=3)
+SPECIAL = ("</s>", "<image>")
+
+
+def job(path: Path, **changes: Any) -> TrainDrafterJob:
+    kind = "jsonl" if path.suffix == ".jsonl" else "parquet"
+    data = {"source": {"kind": kind, "path": str(path), "id_column": "id"}, "target": {"path": "x"}}
+    return validate(TrainDrafterJob, data | {"output": {"path": "x"}} | changes, "a test")
+
+
+def rows_of(made: TrainDrafterJob) -> list[Row | str]:
+    manifest = freeze_source(made)
+    table = SpanDatasource(made.source, manifest, tuple(placeholders(made.prompt))).read(0)
+    options = DecodeOptions.of(made.source, manifest.root, Asking(made.prompt, special_tokens=SPECIAL))
+    return read_rows(table, made, options, SHAPE)
+
+
+def write(folder: Path, kind: str, columns: dict[str, list[Any]]) -> Path:
+    path = folder / f"rows.{kind}"
+    if kind == "parquet":
+        pq.write_table(pa.table(columns), path)
+    else:
+        names = list(columns)
+        lines = [json.dumps(dict(zip(names, row))) for row in zip(*columns.values(), strict=True)]
+        path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_prompts_and_answers_bring_no_special_tokens_with_them(kind: str, tmp_path: Path) -> None:
+    path = write(tmp_path, kind, {"id": ["a", "b"], "q": ["<image> what", "x"], "a": ["no</s> more", None]})
+    found = rows_of(job(path, prompt="say {q}", answer_column="a"))
+    assert isinstance(found[0], Row)
+    assert isinstance(found[1], Row)
+    assert found[0].messages[0]["content"] == [{"type": "text", "text": "say < image> what"}]
+    assert (found[0].answer, found[1].answer) == ("no< /s> more", None)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_codes_and_conditions_come_typed_or_as_text(kind: str, tmp_path: Path) -> None:
+    codes = [[1, 2, 3, 4], [5, 6, 7, 8], [0, 0, 0, 0]]
+    features = [[[0.5, 1.0, 2.0]], [[0.0, 1.5, 0.0], [1.0, 1.0, 1.0]], [[1.0, 2.0]]]
+    path = write(tmp_path, kind, {"id": ["a", "b", "c"], "codes": codes, "f": features, "label": [3, 999, 7000]})
+    found = rows_of(job(path, image={"columns": {"codes": "codes", "features": "f"}}))
+    assert found[2] == "invalid_condition"
+    for place in (0, 1):
+        row = found[place]
+        assert isinstance(row, Row)
+        assert row.codes is not None
+        assert row.codes.tolist() == codes[place]
+        assert isinstance(row.condition, np.ndarray)
+        assert row.condition.tolist() == features[place]
+    labelled = rows_of(job(path, image={"columns": {"codes": "codes", "label": "label"}}))
+    assert [each if isinstance(each, str) else each.condition for each in labelled] == [3, 999, "invalid_condition"]
+
+
+@pytest.mark.parametrize("codes", [["a", "b"], [0.5, 1.0], None])
+def test_codes_that_are_no_whole_numbers_are_none(codes: Any, tmp_path: Path) -> None:
+    path = write(tmp_path, "parquet", {"id": ["a"], "codes": pa.array([codes]), "label": [1]})  # type: ignore[dict-item]
+    (row,) = rows_of(job(path, image={"columns": {"codes": "codes", "label": "label"}}))
+    assert isinstance(row, Row)
+    assert row.codes is None
+
+
+def test_what_is_held_out_follows_from_ids_and_is_as_much_as_was_asked_for(tmp_path: Path) -> None:
+    ids = [f"image-{number}" for number in range(4000)]
+    few, many = (
+        [
+            each
+            for each in ids
+            if is_held_out(job(tmp_path, answer_column="a", training={"held_out_share": share}), each)
+        ]
+        for share in (0.05, 0.3)
+    )
+    assert len(few) / 4000 == pytest.approx(0.05, abs=0.01)
+    assert len(many) / 4000 == pytest.approx(0.3, abs=0.02)
+    assert set(few) < set(many)
+
+
+def test_answers_to_videos_are_not_asked_of_their_clips(tmp_path: Path) -> None:
+    source = {"kind": "webdataset", "path": str(tmp_path), "video": {"clip_s": 2.0}}
+    with pytest.raises(ConfigError, match=r"source\.video\.clip_s"):
+        job(tmp_path, answer_column="a", source=source)
