@@ -61,7 +61,7 @@ class Engine:
         self._slots = SlotTable(slots, target.vocab_size, target.device)
         self._admission = Admission(target, max_context_tokens, max_prefill_tokens)
         self._max_prefill_tokens = max_prefill_tokens
-        self._reads_late = target.device.type != "cpu" if reads_late is None else reads_late
+        self._reads_late = target.backend.is_asynchronous if reads_late is None else reads_late
         self._flying: InFlight | None = None
         self._looked_s = 0.0
         is_timed = method.controller.can_be_off
@@ -274,7 +274,7 @@ class Engine:
         result = run_step(self.method, self._lanes, self._slots, slots, self._slots.sampling(slots), choice.levels)
         forwards = self.method.drafter.num_forwards - before
         missed = num_missed if choice.levels else 0
-        sent = result.send()
+        sent = result.send(self._lanes.backend)
         launched = InFlight(slots, progress, choice, missed, forwards, result, sent, time.perf_counter())
         launched.note()
         return finished, launched

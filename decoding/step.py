@@ -7,11 +7,8 @@ captured. What the host needs is left in a `StepResult` and read in one go.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -20,6 +17,8 @@ from decoding.sampling import RowSampling, warp
 from decoding.scheduling.slots import SlotTable
 from decoding.tree import DraftTree, Verdict
 from decoding.tree_growth import grow_tree
+from models.backends.base import Backend
+from models.backends.host_copy import HostCopy
 from models.kv.lanes import LaneModel, SlotBatch
 
 
@@ -35,10 +34,6 @@ class HostStep:
     relaxed: list[list[bool]]
     levels: list[int] | None
     failed: list[bool] | None
-
-    def read(self) -> HostStep:
-        """Itself: it has arrived."""
-        return self
 
 
 @dataclass(frozen=True)
@@ -62,61 +57,21 @@ class StepResult:
     drafted: float
     verified: float
 
-    def send(self) -> SentStep | HostStep:
-        """Begin the step's one copy to the host; a GPU makes it while further steps are launched."""
-        outcome = (self.tokens, self.logprobs, self.n, self.num_drafted, self.relaxed, self.levels, self.failed)
-        if self.tokens.device.type == "cpu":
-            # Nothing to wait for: read at once, before later steps write to what parts may be views of.
-            lists: list[Any] = [None if part is None else part.tolist() for part in outcome]
-            return HostStep(*lists)
-        numbers = packed(outcome)
-        if not numbers.is_cuda:
-            return SentStep(outcome, numbers, None)
-        there = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-        there.copy_(numbers, non_blocking=True)
-        arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        arrived.record(torch.cuda.current_stream(numbers.device))
-        return SentStep(outcome, there, arrived)
+    def send(self, backend: Backend) -> SentStep:
+        """Start the step's one copy to the host."""
+        parts = (self.tokens, self.logprobs, self.n, self.num_drafted, self.relaxed, self.levels, self.failed)
+        return SentStep(backend.copy_to_host(parts))
 
 
 @dataclass(frozen=True)
 class SentStep:
-    """A step's outcome on its way to the host: `numbers` hold the parts of `outcome`, in order, once `arrived`."""
+    """A step's results on the way to the host."""
 
-    outcome: tuple[Tensor | None, ...]
-    numbers: Tensor
-    arrived: torch.cuda.Event | None
+    copy: HostCopy
 
     def read(self) -> HostStep:
-        """The step's one look at the device; waits for this step and no later one."""
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        values, start = self.numbers.tolist(), 0
-        lists: list[Any] = []
-        for part in self.outcome:
-            lists.append(None if part is None else _listed(values[start : start + part.numel()], part))
-            start += 0 if part is None else part.numel()
-        return HostStep(*lists)
-
-
-def packed(outcome: Sequence[Tensor | None]) -> Tensor:
-    """All parts in one tensor, so that there is one copy, in a type that holds each exactly: the first one's, to which
-    the rest is promoted."""
-    (first, *rest) = (part.flatten() for part in outcome if part is not None)
-    return torch.cat([first.double(), *rest])
-
-
-KINDS: dict[torch.dtype, Callable[[float], Any]] = {torch.long: int, torch.bool: bool}
-
-
-def _listed(values: list[float], like: Tensor) -> list[Any]:
-    """Numbers in the shape (b,) or (b, P) and the type of a tensor."""
-    kind = KINDS.get(like.dtype)
-    found = values if kind is None else list(map(kind, values))
-    if like.dim() == 1:
-        return found
-    width = like.shape[1]
-    return [found[start : start + width] for start in range(0, len(found), width)]
+        """Wait for this step, and for no later one."""
+        return HostStep(*self.copy.read())
 
 
 def run_step(

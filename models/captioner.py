@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import nn
 
+from models.backends.select import resolve_device
 from models.loading.checkpoints import CheckpointRef, load_weights, read_config, read_processor
 
 
@@ -34,7 +35,7 @@ class Captioner:
         Raises:
             CheckpointError: it is missing or cannot be loaded.
         """
-        place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        place = resolve_device(device)
         config = read_config(ref)
         model = load_weights(ref, config, dtype, place)
         return cls(model, read_processor(ref, config), prompt, num_beams, max_new_tokens)

@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from models.backends.cuda.prompt_prefetch import PromptThread
+from models.backends.base import Backend
 from models.inputs.clip import Clip
 from models.inputs.prefix import Prefix
+from models.inputs.prompt_prefetch import PromptThread
 from models.kv.lanes import LaneModel
 
 Condition = NDArray[np.float32] | int | None
@@ -43,6 +44,9 @@ class TargetModel(Protocol):
     eos_ids: frozenset[int]
     special_ids: frozenset[int]
     prompt_thread: PromptThread | None
+
+    @property
+    def backend(self) -> Backend: ...
 
     @property
     def num_feature_hits(self) -> int: ...
@@ -78,8 +82,8 @@ class TargetModel(Protocol):
         """Replay steps as CUDA graphs from now on; says whether this model can."""
         ...
 
-    def make_prompts_ahead(self) -> None:
-        """Have prompts made on a thread of their own from now on."""
+    def prefetch_prompts(self) -> None:
+        """Prepare prompts on a thread from now on."""
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.backends.cpu.compiled import CompilableModel
+from models.backends.select import cuda_devices, resolve_device
+from models.base_model import BaseModel
 from models.contract import Condition
 from models.forward_check import prove
 from models.inputs.clip import Clip
@@ -29,7 +30,7 @@ TIMES = ("second_per_grid_ts",)
 """Processor outputs that count seconds."""
 
 
-class Target(CompilableModel):
+class Target(BaseModel):
     """A model with its front end.
 
     `eos_ids` end a text, `visual_ids` are the placeholders that image and video features replace and `video_id` is that
@@ -77,13 +78,13 @@ class Target(CompilableModel):
             CheckpointError: it is missing, torn, not safetensors, or of an unsupported architecture, or there are fewer
                 devices.
         """
-        place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+        place = resolve_device(device)
         others: list[torch.device] = []
         if num_devices > 1:
-            if torch.cuda.device_count() < num_devices:
-                seen = torch.cuda.device_count()
-                raise CheckpointError(f"{ref.path}: it was to run on {num_devices} GPUs, and this process sees {seen}")
-            place, *others = (torch.device("cuda", number) for number in range(num_devices))
+            found = cuda_devices(num_devices)
+            if len(found) < num_devices:
+                raise CheckpointError(f"{ref.path}: {num_devices} GPUs are configured, and {len(found)} are visible")
+            place, *others = found
         config = read_config(ref)
         front_end = FrontEnd(read_processor(ref, config))
         model = load_weights(ref, config, dtype, place, others, reserved_bytes, quantization)

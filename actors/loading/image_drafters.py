@@ -15,6 +15,7 @@ from configs.drafters import EagleDrafter, MedusaDrafter
 from configs.load import ConfigError
 from configs.schema import Checkpoint, Weights
 from configs.synthesis import SynthesizeJob, TextEncoder
+from models.backends.select import resolve_device
 from models.heads.eagle import EagleNetwork
 from models.heads.medusa import MedusaHeads, MedusaShape, load_medusa, read_medusa_shape
 from models.llamagen.checkpoints import load_gpt, read_gpt_shape
@@ -39,8 +40,7 @@ def read_at(where: str, weights: Weights, read: Callable[[CheckpointRef], Found]
 
 def place_of(weights: Weights) -> torch.device:
     """The device that a checkpoint is loaded onto; `auto` is the first CUDA device where there is one."""
-    name = ("cuda" if torch.cuda.is_available() else "cpu") if weights.device == "auto" else weights.device
-    return torch.device(name)
+    return resolve_device(weights.device)
 
 
 def check_drafter(config: SynthesizeJob, drafter: Weights, target: GptShape) -> None:

@@ -143,9 +143,8 @@ def load(config: schema.CaptionJob, torch_threads: int | None = None) -> Pair:
     compile_models(config.pool, models)
     for model in models:
         model.keep_features(config.pool.feature_cache_bytes)
-    if target.device.type != "cpu":
-        # Where the host computes, it would take from the steps what it gives to the prompts.
-        target.make_prompts_ahead()
+    if target.backend.is_asynchronous:
+        target.prefetch_prompts()
     return Pair(config, target, drafter, info.target_id, info.drafter_id, info.revisions)
 
 

@@ -16,17 +16,14 @@ from actors.loading.method import build_tree
 from configs.method import Method, ModelDrafter, NoDrafter
 from configs.schema import EnginePool
 from decoding.drafters.missed import WIDEST
+from models.backends.select import backend_for
 from models.contract import TargetModel
 from models.heads.eagle import EagleNetwork
 from models.heads.medusa import MedusaHeads
-from models.kv.slot_memory import allocated_bytes, column_bytes, free_device_bytes, total_device_bytes
+from models.kv.slot_memory import position_bytes
 
 logger = logging.getLogger(__name__)
 
-MOST_SLOTS = {"cuda": 256, "cpu": 32}
-"""Where more of them stopped to make samples faster, or a step takes too long; other devices count as CPUs."""
-USED_SHARE = {"cuda": 0.85, "cpu": 0.5}
-"""Of what is free: prefills and vision towers want the rest, on a CPU also everything else that the machine does."""
 LOGIT_COPIES = 6
 """Tensors as large as a step's logits, in fp32, that are alive at once: raw, warped, noise and what is made of them."""
 
@@ -46,13 +43,12 @@ def count_slots(
     `usable` says how many bytes of a device there are for slots, as `usable_bytes` does.
     """
     usable = usable or usable_bytes
-    kind = "cuda" if target.device.type == "cuda" else "cpu"
     in_flight = pool.max_batches_in_flight * pool.batch_rows
     bounds = {
-        MOST_SLOTS[kind]: "the most that are worth it on this device",
+        target.backend.max_slots: "the most that are worth it on this device",
         in_flight: f"the rows of {pool.max_batches_in_flight} batches in flight",
     }
-    target_column = column_bytes(target.decoder, target.hidden_size)
+    target_column = position_bytes(target.decoder, target.hidden_size)
     drafter_column = _drafter_column(drafter)
     per_slot = Sizes()
     for method in methods:
@@ -95,14 +91,7 @@ def slot_bytes(
 
 def usable_bytes(pool: EnginePool, device: torch.device) -> int:
     """What of a device one of the pool's actors may fill with slots."""
-    free = free_device_bytes(device)
-    if device.type == "cuda":
-        if 0 < pool.num_gpus < 1:
-            # The other actors of this GPU may have loaded nothing yet.
-            share = int(pool.num_gpus * total_device_bytes(device)) - allocated_bytes(device)
-            free = min(free, share)
-        return max(0, int(USED_SHARE["cuda"] * free))
-    return int(USED_SHARE["cpu"] * free / pool.max_size)
+    return backend_for(device).usable_bytes(device, pool.num_gpus, pool.max_size)
 
 
 def _drafter_column(drafter: TargetModel | EagleNetwork | MedusaHeads | None) -> dict[torch.device, int]:
@@ -110,4 +99,4 @@ def _drafter_column(drafter: TargetModel | EagleNetwork | MedusaHeads | None) ->
     if drafter is None or isinstance(drafter, MedusaHeads):
         return {}
     decoder = drafter if isinstance(drafter, EagleNetwork) else drafter.decoder
-    return column_bytes(decoder, drafter.hidden_size)
+    return position_bytes(decoder, drafter.hidden_size)

@@ -219,6 +219,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def release_memory() -> None:
     """Give what nobody holds any more back to the device."""
     gc.collect()
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    if "torch" in sys.modules:
+        from models.backends.memory import release_unused
+
+        release_unused()

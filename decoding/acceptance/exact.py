@@ -1,4 +1,4 @@
-"""Lossless acceptance: a draft is taken where it is the very token that the target would have taken.
+"""Lossless acceptance: a draft is accepted if it is the token that the target would have generated.
 
 Greedy rows compare with the argmax. Sampled rows compare with the target's shared-noise draw argmax(log p + g), g keyed
 by sample and position, so the output equals plain sampling token for token, whatever was drafted (drafter-invariant
@@ -11,17 +11,24 @@ import torch
 
 from decoding.acceptance.choice import target_choice
 from decoding.acceptance.walk import walk_choices
-from decoding.contracts import Judgement, StatelessRule
+from decoding.contracts import EngineSpec, Judgement, StatelessRule
 from decoding.tree import Verdict
-from models.backends.cpu.verify_chain import WALK, can_walk
+from models.backends.base import REFERENCE, Backend
+from models.backends.select import backend_for
 
 
 class Exact(StatelessRule):
-    """Take a draft where it equals the target's own choice."""
+    """Accept a draft if it equals the target's own choice."""
+
+    _backend: Backend = REFERENCE
+
+    def open(self, spec: EngineSpec) -> None:
+        self._backend = backend_for(spec.device)
 
     def judge(self, judgement: Judgement) -> Verdict:
-        # Nothing is drawn, penalised or filtered where no logits had to be made beside the raw ones.
-        if judgement.tree.is_chain and judgement.warped is judgement.raw and can_walk(judgement.raw):
-            path, n, own, said, logprobs = WALK(judgement.raw, judgement.tree.tokens, judgement.tree.valid)
-            return Verdict(path, n, own, torch.zeros_like(path, dtype=torch.bool), said, logprobs)
-        return walk_choices(judgement.tree, target_choice(judgement))
+        tree = judgement.tree
+        # Without sampling, penalties and filters the target's choice is the argmax of the raw logits.
+        if tree.is_chain and judgement.warped is judgement.raw:
+            path, n, own, tokens, logprobs = self._backend.verify_chain(judgement.raw, tree.tokens, tree.valid)
+            return Verdict(path, n, own, torch.zeros_like(path, dtype=torch.bool), tokens, logprobs)
+        return walk_choices(tree, target_choice(judgement))

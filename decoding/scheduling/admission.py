@@ -17,11 +17,11 @@ from decoding.errors import PROMPT_REFUSED, context_too_long
 from decoding.scheduling.prompt_prefetch import ComingPrompts
 from decoding.scheduling.slots import failed
 from decoding.types import Completion, Request, RequestError
-from models.backends.cuda.prompt_prefetch import Made
 from models.contract import TargetModel
 from models.inputs.content import Content
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
+from models.inputs.prompt_prefetch import PreparedPrompt
 
 MAX_PREFILL_TOKENS = 8192
 """Columns of one forward over prompts: enough for any device to be busy, few enough that what a layer makes of them is
@@ -83,7 +83,7 @@ class Admission:
         waits for one that is not. If there is nobody (`waits`), the first one is waited for.
         """
         taken = Arrivals()
-        encoded: dict[Content, Made] = {}
+        encoded: dict[Content, PreparedPrompt] = {}
         num_tokens = 0
         while self.waiting and len(taken.requests) < max_requests:
             if num_tokens >= NUM_AHEAD * self._max_prefill_tokens:
@@ -112,10 +112,10 @@ class Admission:
             taken.lanes.append(lanes)
         return taken
 
-    def _make(self, request: Request) -> Made:
+    def _make(self, request: Request) -> PreparedPrompt:
         hits_before = self._target.num_feature_hits
         lanes = self._target.encode_lanes(request.prompt, request.images, request.condition, request.videos)
-        return Made(lanes, self._target.num_feature_hits - hits_before)
+        return PreparedPrompt(lanes, self._target.num_feature_hits - hits_before)
 
     def _check(self, request: Request) -> None:
         """Refuse what the target has no lanes or no places for."""

@@ -19,6 +19,7 @@ from decoding.errors import OUT_OF_MEMORY, PROMPT_REFUSED, DrafterError
 from decoding.scheduling.admission import Admission
 from decoding.scheduling.slots import Progress
 from decoding.types import Request
+from models.backends.select import backend_for
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
 from models.kv.lanes import SlotBatch
@@ -41,7 +42,7 @@ class DrafterPrompts:
     def __init__(self, drafter: Drafter, admission: Admission, device: torch.device, is_timed: bool) -> None:
         self._drafter = drafter
         self._admission = admission
-        self._waits = is_timed and device.type != "cpu"
+        self._is_timed = is_timed
         self._device = device
         self._num_read, self._read_s = 0, 0.0
 
@@ -75,8 +76,8 @@ class DrafterPrompts:
             for slot, one in unread:
                 if slot in failed:
                     logger.warning("the row %s is decoded without its drafter: %s", one.request.sample_id, failed[slot])
-        if self._waits:
-            torch.accelerator.synchronize(self._device)
+        if self._is_timed:
+            backend_for(self._device).synchronize(self._device)
         spent = time.perf_counter() - start
         self._num_read += sum(one.prefix_length for _, one in unread)
         self._read_s += spent

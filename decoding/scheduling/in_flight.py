@@ -43,7 +43,7 @@ class InFlight:
     """Tokens that the drafter caught up on in it, of all rows together."""
     drafter_forwards: int
     result: StepResult
-    sent: SentStep | HostStep
+    sent: SentStep
     launched_s: float
     """When the host was done with it, by its clock."""
 

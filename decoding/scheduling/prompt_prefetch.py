@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from decoding.types import Request
-from models.backends.cuda.prompt_prefetch import Coming, Made, PromptThread
 from models.inputs.content import Content
+from models.inputs.prompt_prefetch import PendingPrompt, PreparedPrompt, PromptThread
 
 MAX_UNMADE = 8
 """Prompts that are begun and not made yet: enough for the thread to be busy for some steps."""
@@ -25,7 +25,7 @@ class ComingPrompts:
     def __init__(
         self,
         thread: PromptThread,
-        make: Callable[[Request], Made],
+        make: Callable[[Request], PreparedPrompt],
         content_of: Callable[[Request], Content],
         max_columns: int,
     ) -> None:
@@ -33,14 +33,14 @@ class ComingPrompts:
         self._make = make
         self._content_of = content_of
         self._max_columns = max_columns
-        self._coming: dict[Content, Coming] = {}
+        self._coming: dict[Content, PendingPrompt] = {}
         # By the requests themselves, so that their pixels are looked at once. Who is held keeps its number.
-        self._known: dict[int, tuple[Request, Coming]] = {}
+        self._known: dict[int, tuple[Request, PendingPrompt]] = {}
 
     def expect(self, requests: Iterable[Request]) -> None:
         """Begin the prompts of the next requests, which come in this order, and forget those of all others."""
-        known: dict[int, tuple[Request, Coming]] = {}
-        wanted: set[Coming] = set()
+        known: dict[int, tuple[Request, PendingPrompt]] = {}
+        wanted: set[PendingPrompt] = set()
         num_unmade = num_columns = 0
         for request in requests:
             coming = self._find(request)
@@ -55,22 +55,22 @@ class ComingPrompts:
                 num_columns += columns or 0
             known[id(request)] = request, coming
         for content in [content for content, coming in self._coming.items() if coming not in wanted]:
-            self._coming.pop(content).forget()
+            self._coming.pop(content).cancel()
         self._known = known
 
     def is_made(self, request: Request) -> bool:
         """Whether a request's prompt can be taken without waiting; it is begun where it was not."""
-        return (self._find(request) or self._begin(request)).is_over
+        return (self._find(request) or self._begin(request)).is_ready
 
-    def take(self, request: Request) -> Made:
+    def take(self, request: Request) -> PreparedPrompt:
         """The prompt of a request that is admitted; waits for it, and raises what making it raised."""
         return (self._find(request) or self._begin(request)).take()
 
-    def _find(self, request: Request) -> Coming | None:
+    def _find(self, request: Request) -> PendingPrompt | None:
         known = self._known.get(id(request))
         return self._coming.get(self._content_of(request)) if known is None else known[1]
 
-    def _begin(self, request: Request) -> Coming:
-        coming = self._thread.begin(lambda: self._make(request))
+    def _begin(self, request: Request) -> PendingPrompt:
+        coming = self._thread.submit(lambda: self._make(request))
         self._coming[self._content_of(request)] = coming
         return coming

@@ -7,10 +7,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.contracts import Level, StatelessTree
+from decoding.contracts import EngineSpec, Level, StatelessTree
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier
-from models.backends.cpu.verify_chain import CUT, can_walk
+from models.backends.base import REFERENCE, Backend
+from models.backends.select import backend_for
 from models.kv.lanes import SlotBatch
 
 
@@ -38,7 +39,11 @@ class Chain(StatelessTree):
         self.max_nodes = self.max_grown_nodes = length + 1
         # The root is committed before its children are drafted, so it takes no scratch column.
         self.max_frontier_nodes = length - 1
+        self._backend: Backend = REFERENCE
         self._lines: dict[tuple[int, int, torch.device], _Line] = {}
+
+    def open(self, spec: EngineSpec) -> None:
+        self._backend = backend_for(spec.device)
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         self._num_levels = min(num_levels, self.max_levels)
@@ -62,13 +67,9 @@ class Chain(StatelessTree):
 
     def finish(self) -> DraftTree:
         best = torch.cat(self._best, dim=1)
-        num_drafted: Tensor | None = None
-        if self._max_depth is not None and can_walk(best):
-            valid, num_drafted, failed = CUT(best, self._max_depth)
-        else:
-            # Where nothing is left the best is −inf; where something is no number it is NaN or +inf.
-            valid = (best.abs() < torch.inf).cumprod(dim=1).bool()
-            failed = ~(best < torch.inf).all(dim=1)
+        assert self._max_depth is not None, "a chain is finished after its first level"
+        # The best score is −inf if no token remains, and NaN or +inf if a logit is.
+        valid, num_drafted, failed = self._backend.cut_chain(best, self._max_depth)
         probs = None
         if self._keep_probs:
             probs = torch.stack([*self._probs, torch.zeros_like(self._probs[0])], dim=1)

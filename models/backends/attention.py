@@ -1,10 +1,10 @@
-"""Attention over ragged rows, plugged into transformers' own attention layers.
+"""Attention over rows of different lengths, registered as an attention implementation of transformers.
 
-Owns the mask arithmetic and the one attention function that target and drafter models run under. Knows nothing of
-tokens, sampling or which method asked.
+Target and drafter models run under `attend`. The reference implementation uses torch's scaled dot-product attention
+under a tree mask; a backend's kernel replaces it (`AttentionStep.kernel`).
 
-The mask, by example: a row has 3 committed columns; the tree is root 0 with children 1 and 2, and 3 below 1. Node j is
-written to column 3 + j. `visible` is ancestors-or-self, and row i of the mask is "all committed columns, then
+Example of a tree mask: a row has 3 committed KV positions; the tree is root 0 with children 1 and 2, and 3 below 1.
+Node j is written to position 3 + j. `visible` is ancestors-or-self. Row i of the mask is "all committed positions, then
 `visible[i]`":
 
     node 0:  1 1 1 | 1 0 0 0
@@ -16,7 +16,7 @@ written to column 3 + j. `visible` is ancestors-or-self, and row i of the mask i
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -24,17 +24,15 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from models.backends.cache import RaggedCache
-from models.backends.cpu import attention
-from models.backends.cuda.tree_attention import TwoParts, attend_in_parts
 
 IMPLEMENTATION = "draftfleet_ragged"
 
 
 class AttentionProbe:
-    """Adds up, over the layers of one prefill, the attention that the marked `queries` (r, L) pay to each column."""
+    """Sums, over the layers of one prefill, the attention of the marked `queries` (r, L) to each KV position."""
 
     QUERY_CHUNK = 64
-    """Queries handled at once: full attention weights of a long prompt would not fit."""
+    """Queries per chunk; bounds the memory of the attention weights."""
 
     def __init__(self, queries: Tensor) -> None:
         self.queries = queries
@@ -51,8 +49,8 @@ class AttentionProbe:
             some = query[:, :, start : start + self.QUERY_CHUNK].float()
             row = column[start : start + self.QUERY_CHUNK]
             scores = (some @ keys.transpose(2, 3) * scale).masked_fill(row[:, None] < column, -torch.inf)
-            asked = self.queries[:, None, start : start + self.QUERY_CHUNK, None].to(scores.device)
-            self.total += (scores.softmax(-1) * asked).sum(dim=(1, 2)).to(self.total.device)
+            marked = self.queries[:, None, start : start + self.QUERY_CHUNK, None].to(scores.device)
+            self.total += (scores.softmax(-1) * marked).sum(dim=(1, 2)).to(self.total.device)
         self.num_added += num_heads
 
     def mean(self) -> Tensor:
@@ -60,13 +58,27 @@ class AttentionProbe:
         return self.total / (self.num_added * self.queries.sum(1, keepdim=True).clamp_min(1))
 
 
+class AttentionKernel(Protocol):
+    """A backend's own attention for one forward."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: AttentionStep, scale: float
+    ) -> Tensor:
+        """Write K and V (r, H_kv, N, D_h) to the cache; return the mixed values (r, N, H, D_h)."""
+        ...
+
+    def on(self, device: torch.device) -> AttentionKernel:
+        """The same for layers on another device."""
+        ...
+
+
 @dataclass(frozen=True)
 class AttentionStep:
-    """What one forward needs to know about memory: where its r rows write, and what they may read.
+    """Where the r rows of one forward write keys and values, and which KV positions they read.
 
-    `mask` (r, 1, N, window) is added to the scores: 0 where a node may look and −inf elsewhere, in the type of the
-    states; None means a prefill, which is causal over the incoming tokens only. `parts` stands in its place for a step
-    on a device that attends in two parts. `in_loops` is a layer that attends by `models.backends.cpu.attention`.
+    `columns` (r, N): KV positions to write. `mask` (r, 1, N, window) is added to the scores: 0 for positions that a
+    node attends to, −inf elsewhere, in the dtype of the states; None for a prefill, which is causal over the new tokens
+    only. With `kernel` a backend's own attention runs instead of torch's.
     """
 
     cache: RaggedCache
@@ -76,31 +88,35 @@ class AttentionStep:
     window: int
     num_leading_rows: int | None
     probe: AttentionProbe | None = None
-    parts: TwoParts | None = None
-    in_loops: bool = False
-    _elsewhere: dict[torch.device, AttentionStep] = field(default_factory=dict, repr=False, compare=False)
+    kernel: AttentionKernel | None = None
+    _on_device: dict[torch.device, AttentionStep] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def is_prefill(self) -> bool:
+        """Whether rows attend causally to the new tokens only."""
+        return self.mask is None and self.kernel is None
 
     def on(self, device: torch.device) -> AttentionStep:
-        """The same for a layer on another device; made once for all of its layers. Memory and probe stay the same."""
+        """The same for a layer on another device, made once for all of its layers. Cache and probe are shared."""
         if device == self.rows.device:
             return self
-        if device not in self._elsewhere:
+        if device not in self._on_device:
             mask = None if self.mask is None else self.mask.to(device)
-            parts = None if self.parts is None else self.parts.on(device)
+            kernel = None if self.kernel is None else self.kernel.on(device)
             rows, columns = self.rows.to(device), self.columns.to(device)
-            self._elsewhere[device] = replace(self, rows=rows, columns=columns, mask=mask, parts=parts, _elsewhere={})
-        return self._elsewhere[device]
+            self._on_device[device] = replace(self, rows=rows, columns=columns, mask=mask, kernel=kernel, _on_device={})
+        return self._on_device[device]
 
 
 def ancestors(parents: Tensor) -> Tensor:
     """Ancestors-or-self of every node: `parents` (b, N), −1 for a node without one, → bool (b, N, N).
 
-    By doubling: a node that knows its first m ancestors, and who the m-th is, learns the next m from that one. So 65
-    nodes take 7 gathers, however deep the tree.
+    Pointer doubling: from the first m ancestors of each node follow the first 2m, so 65 nodes take 7 gathers at any
+    depth.
     """
     b, num_nodes = parents.shape
     itself = torch.arange(num_nodes, device=parents.device)
-    # Beyond its oldest ancestor a line stays where it is, which adds nothing new.
+    # The root points to itself.
     jump = torch.where(parents >= 0, parents, itself)
     reach = (itself[:, None] == itself).expand(b, -1, -1)
     for _ in range((num_nodes - 1).bit_length()):
@@ -110,7 +126,7 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def tree_mask(lens: Tensor, visible: Tensor, window: int) -> Tensor:
-    """Which columns each node reads: `lens` (r,), `visible` (r, N, M) of scratch columns → bool (r, 1, N, window)."""
+    """KV positions that each node reads: `lens` (r,), scratch positions `visible` (r, N, M) → bool (r, 1, N, window)."""
     _, num_nodes, num_scratch = visible.shape
     offset = torch.arange(window, device=lens.device)[None] - lens[:, None]  # (r, window), < 0 is committed
     inside = (offset >= 0) & (offset < num_scratch)
@@ -120,7 +136,7 @@ def tree_mask(lens: Tensor, visible: Tensor, window: int) -> Tensor:
 
 
 def mask_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A mask that is True where a node may look → what is added to the scores; made once and not in every layer."""
+    """A boolean mask, True for positions that are read, → the bias that is added to the scores."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
@@ -135,18 +151,13 @@ def attend(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention contract: write K and V (r, H_kv, N, D_h), return the mixed values (r, N, H, D_h)."""
-    assert lanes is not None, "this model is owned by an engine: call it through models.kv.lanes, not directly"
+    assert lanes is not None, "an engine uses this model: call it through models.kv.lanes, not directly"
     layer: int = module.layer_idx  # type: ignore[assignment]
     num_rows, num_heads, num_nodes, head_dim = query.shape
     scale = head_dim**-0.5 if scaling is None else scaling
-    if lanes.in_loops:
-        keys, values = lanes.cache.layer(layer)
-        places = (lanes.rows, lanes.columns)
-        return attention.OPERATION(query, key, value, keys, values, *places, lanes.mask, scale), None
+    if lanes.kernel is not None:
+        return lanes.kernel.attend(layer, query, key, value, lanes, scale), None
     lanes.cache.write(layer, lanes.rows, lanes.columns, key, value)
-    if lanes.parts is not None:
-        keys, values = lanes.cache.layer(layer)
-        return attend_in_parts(query, key, value, lanes.rows, keys, values, lanes.parts, scale).transpose(1, 2), None
     if lanes.mask is None:
         if lanes.probe is not None:
             lanes.probe.add(query, key, scaling)
@@ -157,12 +168,12 @@ def attend(
     groups = num_heads // keys.shape[1]
     mask = lanes.mask
     if groups > 1:
-        # Query heads of one group become extra query rows: K and V are read once instead of being repeated.
+        # Query heads of one group become extra query rows, so K and V are read once and not repeated.
         query = query.reshape(num_rows, keys.shape[1], groups * num_nodes, head_dim)
         mask = mask.repeat(1, 1, groups, 1)
     mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scaling)
     return mixed.reshape(num_rows, num_heads, num_nodes, values.shape[3]).transpose(1, 2), None
 
 
-# No mask function is registered under this name, so transformers builds no mask of its own.
+# transformers builds no mask for this name because no mask function is registered under it.
 AttentionInterface.register(IMPLEMENTATION, attend)

@@ -1,23 +1,16 @@
-"""Calling a decoder over memory: the one place where a forward enters transformers' layers.
-
-Knows the keyword under which `models.backends.attention` finds its step. Knows nothing of slots.
-"""
+"""Calls into a decoder: the one place where a forward enters transformers' layers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from models.backends.attention import IMPLEMENTATION, AttentionStep
 
-RunDecoder = Callable[[Tensor, Tensor, AttentionStep, dict[str, Any]], Tensor]
-"""Stands for a decoder: `run_decoder` with the first argument given, or something that does the same faster."""
 
-
-def take_over(decoder: nn.Module) -> None:
-    """Let the decoder attend by `models.backends.attention`."""
+def use_ragged_attention(decoder: nn.Module) -> None:
+    """Select `models.backends.attention` as the decoder's attention implementation."""
     config: Any = decoder.config
     if config._attn_implementation != IMPLEMENTATION:
         decoder.set_attn_implementation(IMPLEMENTATION)  # type: ignore[operator]
@@ -32,3 +25,23 @@ def run_decoder(
     )
     hidden: Tensor = out.last_hidden_state
     return hidden
+
+
+class DecoderRunner:
+    """Runs a decoder eagerly. Backends subclass it; one runner serves any number of KV caches."""
+
+    mode = "eager"
+    """How forwards run, for provenance."""
+    is_compiled = False
+
+    def __init__(self, decoder: nn.Module) -> None:
+        self.decoder = decoder
+        use_ragged_attention(decoder)
+
+    def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
+        """See `run_decoder`."""
+        return run_decoder(self.decoder, embeds, positions, step, extra)
+
+    def output_layer(self, head: nn.Module) -> nn.Module:
+        """The output layer in the form that this runner uses."""
+        return head

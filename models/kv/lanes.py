@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from models.backends.attention import AttentionStep, mask_bias, tree_mask
+from models.backends.base import TreeNodes
 from models.backends.cache import RaggedCache
-from models.backends.cpu.attention import PLACE, can_place
-from models.backends.cuda.tree_attention import FirstPart, first_part, split
-from models.backends.forward import RunDecoder, run_decoder, take_over
+from models.backends.forward import DecoderRunner
+from models.backends.select import backend_for
 from models.inputs.prefix import Prefix
 from models.kv.prefill import PromptReader
 from models.kv.prefill_batching import Prefill
@@ -91,27 +89,26 @@ class LaneModel:
         num_slots: int,
         num_lanes: int,
         capacity: int,
-        run: RunDecoder | None = None,
+        run: DecoderRunner | None = None,
     ) -> None:
-        self._run = run or partial(run_decoder, decoder)
+        self._run = run or DecoderRunner(decoder)
         self.decoder = decoder
         self.head = head
         self.num_lanes = num_lanes
         device = next(decoder.parameters()).device
         self.device = device
+        self.backend = backend_for(device)
         config: Any = decoder.config
+        self._num_heads: int = config.num_attention_heads
         self.cache = RaggedCache(num_slots * num_lanes, capacity, config.num_hidden_layers, device)
         self.delta = torch.zeros(num_slots * num_lanes, dtype=torch.long, device=device)
         # By row, what each of three axes (rows, 3) adds to positions; None until a prompt has positions of three axes.
         self.axes: Tensor | None = None
         self._prefix_lengths = [0] * num_slots
         self._num_used_columns = 0
-        # What attends to committed columns, where that is a kernel of its own; known once memory is made.
-        self._first: FirstPart | None = None
         self._block_of = list(range(num_slots))
         self._blocks = torch.arange(num_slots, device=device)
         self._numbers = torch.arange(max(num_slots * num_lanes, capacity), device=device)
-        take_over(decoder)
 
     def rows(self, slots: SlotBatch) -> Tensor:
         """Cache rows (b · R,) of the given slots."""
@@ -146,9 +143,9 @@ class LaneModel:
         # the prompt itself are written anew.
         self.cache.wipe(rows, min(prefix.length for prefix in flat), self._num_used_columns)
         self._num_used_columns = max(self._num_used_columns, longest)
-        reader = PromptReader(self._run, self.cache, rows, probe_attention, keep_hidden, max_tokens)
+        limits = self.backend.prefill_limits(max_tokens)
+        reader = PromptReader(self._run, self.cache, rows, probe_attention, keep_hidden, *limits)
         source = reader.read(flat)
-        self._first = first_part(self.cache.keys, self.cache.values)
         self.cache.lens[rows] = torch.tensor([prefix.num_kept for prefix in flat], device=self.device)
         self.delta[rows] = torch.stack([prefix.position_offset for prefix in flat])
         self._note_axes(rows, [prefix.axis_offsets for prefix in flat])
@@ -206,21 +203,22 @@ class LaneModel:
         needed = max(self._prefix_lengths[s] + n for s, n in zip(slots.ids, slots.num_generated, strict=True))
         window = min(-(-(needed + visible.shape[2]) // WINDOW_STEP) * WINDOW_STEP, self.cache.capacity)
         self._num_used_columns = max(self._num_used_columns, window)
-        delta = self.delta[:num_rows]
-        bias = parts = None
-        if self._first is None and can_place(lens, embeds.dtype):
-            columns, positions, bias = PLACE(lens, delta, depth, visible, offset, window, embeds.dtype)
-        else:
-            columns = lens[:, None] + self._numbers[offset : offset + num_nodes]
-            positions = (lens + delta)[:, None] + depth
-            if self._first is None:
-                bias = mask_bias(tree_mask(lens, visible, window), embeds.dtype)
-            else:
-                num_heads: int = self.decoder.config.num_attention_heads  # type: ignore[union-attr, assignment]
-                parts = split(self._first, lens, visible, offset, self.cache.layer(0)[0], num_heads)
+        nodes = TreeNodes(
+            cache=self.cache,
+            rows=rows,
+            lens=lens,
+            delta=self.delta[:num_rows],
+            depth=depth,
+            visible=visible,
+            numbers=self._numbers[offset : offset + num_nodes],
+            offset=offset,
+            window=window,
+            num_heads=self._num_heads,
+            dtype=embeds.dtype,
+        )
+        step, positions = self.backend.place(nodes)
         if self.axes is not None:
             positions = positions + self.axes[:num_rows].T[:, :, None]
-        step = AttentionStep(self.cache, rows, columns, bias, window, num_rows, parts=parts)
         hidden = self._run(embeds, positions, step, {}).view(b, self.num_lanes, num_nodes, -1)
         return hidden[self._blocks[slots.index]] if is_mixed else hidden
 

@@ -15,12 +15,11 @@ from torch import Tensor
 
 from models.backends.attention import AttentionProbe, AttentionStep, mask_bias, tree_mask
 from models.backends.cache import RaggedCache
-from models.backends.forward import RunDecoder
+from models.backends.forward import DecoderRunner
 from models.inputs.prefix import Prefix
 from models.kv.prefill_batching import (
     MAX_MASK,
     Stem,
-    bounds_on,
     find_stems,
     first_of_each,
     group_by_length,
@@ -42,19 +41,20 @@ class PromptReader:
 
     def __init__(
         self,
-        run: RunDecoder,
+        run: DecoderRunner,
         cache: RaggedCache,
         rows: Tensor,
         probe_attention: bool,
         keep_hidden: bool,
         max_tokens: int | None,
+        max_padding: int,
     ) -> None:
         self._run = run
         self._cache = cache
         self._rows = rows
         self._probe_attention = probe_attention
         self._keep_hidden = keep_hidden
-        self._max_tokens, self._max_padding = bounds_on(rows.device, max_tokens)
+        self._max_tokens, self._max_padding = max_tokens, max_padding
         self.num_forwards = 0
         self.ends: dict[int, Tensor] = {}
         self.states: dict[int, Tensor] = {}

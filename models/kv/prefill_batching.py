@@ -13,14 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from models.backends.base import MAX_PREFILL_PADDING
 from models.inputs.prefix import Prefix
-
-MAX_PADDING = 256
-"""Columns of padding at which a group of prompts is closed: about what one more forward costs."""
-CPU_MAX_PADDING = 16
-"""The same on a CPU, which reads weights in the time that it multiplies so many columns."""
-CPU_BUSY_TOKENS = 192
-"""Columns of one forward over prompts that keep a CPU busy: its matrix kernels gain nothing from more."""
 
 MIN_SAVING = 256
 """Columns that must be saved for prompts to be run behind a stem, which takes one more forward."""
@@ -108,14 +102,9 @@ def _common_length(prefixes: Sequence[Prefix]) -> int:
     return common if all(end <= common for end in ends) else 0
 
 
-def bounds_on(device: torch.device, max_tokens: int | None) -> tuple[int | None, int]:
-    """`max_tokens` and `max_padding` of a group of prompts on a device."""
-    if device.type == "cpu" and max_tokens is not None:
-        return min(max_tokens, CPU_BUSY_TOKENS), CPU_MAX_PADDING
-    return max_tokens, MAX_PADDING
-
-
-def group_by_length(lengths: Sequence[int], max_tokens: int | None, max_padding: int = MAX_PADDING) -> list[list[int]]:
+def group_by_length(
+    lengths: Sequence[int], max_tokens: int | None, max_padding: int = MAX_PREFILL_PADDING
+) -> list[list[int]]:
     """Places of prompts that are run together, the longest first; every place once, and without a bound all at once.
 
     A group holds at most `max_tokens` columns, padding included, unless it is one prompt alone; and one that would have

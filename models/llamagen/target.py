@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from models.backends.cpu.compiled import CompilableModel
+from models.base_model import BaseModel
 from models.contract import Condition
 from models.inputs.clip import Clip
 from models.inputs.prefix import Prefix
@@ -37,7 +37,7 @@ class TextEncoder(Protocol):
         ...
 
 
-class LlamaGenTarget(CompilableModel):
+class LlamaGenTarget(BaseModel):
     """A LlamaGen behind the engine's contract (`models.contract.TargetModel`).
 
     Without `text_encoder` a text-conditional model needs ready features in every request. `guided` models have two

@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.backends.select import backend_for
+
 BLOCK = 16
 """Inputs and outputs that kernels read at once; with a rest they refuse, or write beyond their memory."""
 LARGEST_INT8 = 127
@@ -74,10 +76,7 @@ class Int8Linear(RoundedLinear):
 
     @staticmethod
     def why_slow(device: torch.device, dtype: torch.dtype) -> str | None:
-        if device.type != "cpu" or dtype == torch.bfloat16:
-            return None
-        name = str(dtype).removeprefix("torch.")
-        return f"on a CPU torch multiplies them fast with bfloat16 only, and not with {name}: give dtype bfloat16"
+        return backend_for(device).refuse_quantization("int8", dtype)
 
     @staticmethod
     def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,7 +98,7 @@ class Fp8Linear(RoundedLinear):
 
     @staticmethod
     def why_slow(device: torch.device, dtype: torch.dtype) -> str | None:
-        return "a CPU has no units for fp8: take int8" if device.type == "cpu" else None
+        return backend_for(device).refuse_quantization("fp8", dtype)
 
     @staticmethod
     def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +157,7 @@ def why_not(device: torch.device, dtype: torch.dtype, kind: str) -> str | None:
             found, wanted = layer(ones).float(), ones.float() @ layer.dequantised().T + linear.bias.float()
     except (RuntimeError, NotImplementedError, ValueError, AttributeError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        return f"torch {torch.__version__} has no kernel for them with {name} on {device.type} ({reason})"
+        return f"torch {torch.__version__} has no kernel for them with {name} on {device} ({reason})"
     if not torch.allclose(found, wanted, rtol=0.02, atol=0.02):
-        return f"the kernel of torch {torch.__version__} is wrong with {name} on {device.type}"
+        return f"the kernel of torch {torch.__version__} is wrong with {name} on {device}"
     return None

@@ -56,6 +56,10 @@ class SlicedHead(nn.Module):
             rows.bias = nn.Parameter(head.bias.detach()[ids], requires_grad=False)
         return SlicedHead(rows, ids, vocab_size)
 
+    def with_rows(self, rows: nn.Module) -> SlicedHead:
+        """The same slice over another layer of equal weights."""
+        return SlicedHead(rows, self.token_ids, self.vocab_size)
+
     def forward(self, hidden: Tensor) -> Tensor:
         """States (…, D) → logits (…, V) in fp32."""
         few: Tensor = self.rows(hidden).float()

@@ -1,8 +1,7 @@
-"""Attention over ragged rows on a CPU, and what goes before it: `attention.cpp`, compiled when first needed.
+"""Attention over rows of different lengths on a CPU, and node placement: `attention.cpp`, compiled at first use.
 
-torch's own kernel packs keys and values for matrix products and computes every column of a window, which takes many
-times as long as reading once what a row really holds. Knows tensors only; `models.backends.attention` decides when it
-is used.
+torch's kernel packs keys and values for GEMMs and computes every position of a window. This kernel reads the positions
+that a row has, once.
 """
 
 from __future__ import annotations
@@ -13,27 +12,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from models.backends.cpu.build import Loops, beside
+from models.backends.attention import AttentionStep
+from models.backends.cpu.build import Library, beside
 
 STRIP = 32
-"""Head sizes have to be multiples of this."""
+"""Head sizes are multiples of this."""
 _FUNCTIONS = {torch.float32: ("step_fp32", "place_fp32"), torch.bfloat16: ("step_bf16", "place_bf16")}
 _Sizes, _Strides = ctypes.c_int64 * 6, ctypes.c_int64 * 17
 _PlaceSizes = ctypes.c_int64 * 5
-_OF_STEP: list[Any] = [*[ctypes.c_void_p] * 11, ctypes.c_float, ctypes.c_int]
-_OF_PLACE: list[Any] = [ctypes.c_void_p] * 9
-LOOPS = Loops(
+_STEP_TYPES: list[Any] = [*[ctypes.c_void_p] * 11, ctypes.c_float, ctypes.c_int]
+_PLACE_TYPES: list[Any] = [ctypes.c_void_p] * 9
+LIBRARY = Library(
     beside("vectors.h", "attention.cpp"),
-    {name: takes for both in _FUNCTIONS.values() for name, takes in zip(both, (_OF_STEP, _OF_PLACE), strict=True)},
-    "attention on this CPU stays torch's own, which is slower",
+    {
+        name: types
+        for names in _FUNCTIONS.values()
+        for name, types in zip(names, (_STEP_TYPES, _PLACE_TYPES), strict=True)
+    },
+    "attention on this CPU uses torch's kernel, which is slower",
     ("-ffp-contract=fast",),
 )
 
 
-def can_loop(memory: Tensor) -> bool:
-    """Whether the loops take a memory (rows, H_kv, capacity, D) of this type, device and head size, and are built."""
+def can_attend(memory: Tensor) -> bool:
+    """Whether the kernel is built and takes a cache (rows, H_kv, capacity, D) of this dtype, device and head size."""
     fits = memory.device.type == "cpu" and memory.dtype in _FUNCTIONS and memory.shape[3] % STRIP == 0
-    return fits and LOOPS.library() is not None
+    return fits and LIBRARY.library() is not None
 
 
 def attend_rows(
@@ -47,23 +51,22 @@ def attend_rows(
     mask: Tensor | None,
     scaling: float,
 ) -> Tensor:
-    """Write a forward's N nodes into the memory, and let them attend.
+    """Write the N new nodes of a forward to the KV cache and attend.
 
-    `query` (r, H, N, D), `key` and `value` (r, H_kv, N, D) of the nodes, which go to `rows` (r,) and `columns` (r, N)
-    of the memory `keys` and `values` (rows, H_kv, capacity, D). With a `mask` (r, 1, N, W), which is added to the
-    scores, the memory's first r rows are read, up to the last column that is open to any node; without one each node
-    sees the new ones up to itself. Query heads share key-value heads group by group. Sums are in fp32. Returns
-    (r, N, H, D).
+    `query` (r, H, N, D), `key` and `value` (r, H_kv, N, D) are written to `rows` (r,) and `columns` (r, N) of the cache
+    `keys` and `values` (rows, H_kv, capacity, D). With a `mask` (r, 1, N, W), which is added to the scores, the first r
+    rows of the cache are read up to the last unmasked position; without one, attention is causal over the new nodes.
+    Query heads share key-value heads in groups. Sums are in fp32. Returns (r, N, H, D).
     """
     num_rows, num_heads, num_nodes, head_dim = query.shape
     num_kv_heads = key.shape[1]
     out = query.new_empty(num_rows, num_nodes, num_heads, head_dim)
     columns = columns.contiguous()
     one, two, three, four, five = query.stride(), key.stride(), value.stride(), keys.stride(), values.stride()
-    assert one[3] == two[3] == three[3] == four[3] == five[3] == 1, "the last axis has to be dense"
+    assert one[3] == two[3] == three[3] == four[3] == five[3] == 1, "the last axis must be contiguous"
     window = num_nodes if mask is None else mask.shape[3]
     of_mask: tuple[int, ...] = (0, 0, 0) if mask is None else mask.stride()
-    getattr(LOOPS.library(), _FUNCTIONS[query.dtype][0])(
+    getattr(LIBRARY.library(), _FUNCTIONS[query.dtype][0])(
         query.data_ptr(),
         key.data_ptr(),
         value.data_ptr(),
@@ -82,26 +85,24 @@ def attend_rows(
 
 
 def can_place(lens: Tensor, dtype: torch.dtype) -> bool:
-    """Whether `place_nodes` serves these rows for states of this type: only where the loops are at work already."""
-    return lens.device.type == "cpu" and dtype in _FUNCTIONS and LOOPS.is_at_work
+    """Whether `place_nodes` supports these rows and dtype; only if the library is already built."""
+    return lens.device.type == "cpu" and dtype in _FUNCTIONS and LIBRARY.is_built
 
 
 def place_nodes(
     lens: Tensor, delta: Tensor, depth: Tensor, visible: Tensor, offset: int, window: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Columns (r, N) and positions (r, N) of N nodes a row, and what is added to their scores (r, 1, N, window).
+    """KV positions (r, N), rotary positions (r, N) and the attention bias (r, 1, N, window) of N nodes per row.
 
-    The rows hold `lens` (r,) columns and stand `delta` (r,) positions further; nodes of `depth` (r, N) go to scratch
-    columns from `offset` on and see those that `visible` (r, N, M) marks. In one pass what
-    `models.backends.attention.tree_mask` and its neighbours take twenty small operations for.
+    Arguments as in `models.backends.base.TreeNodes`. One pass replaces about twenty small operations of the reference.
     """
     num_rows, num_nodes, num_scratch = visible.shape
     columns, positions = lens.new_empty(num_rows, num_nodes), lens.new_empty(num_rows, num_nodes)
     mask = torch.empty(num_rows, 1, num_nodes, window, dtype=dtype)
-    assert lens.is_contiguous(), "lengths of rows have to be dense"
-    assert delta.is_contiguous(), "offsets of rows have to be dense"
+    assert lens.is_contiguous(), "lens must be contiguous"
+    assert delta.is_contiguous(), "delta must be contiguous"
     assert (depth.dtype, visible.dtype) == (torch.long, torch.bool), (depth.dtype, visible.dtype)
-    getattr(LOOPS.library(), _FUNCTIONS[dtype][1])(
+    getattr(LIBRARY.library(), _FUNCTIONS[dtype][1])(
         lens.data_ptr(),
         delta.data_ptr(),
         depth.data_ptr(),
@@ -143,3 +144,22 @@ _definition.impl("place_nodes", place_nodes, "CPU")  # type: ignore[no-untyped-c
 torch.library.register_fake("draftfleet::place_nodes", _places, lib=_definition)
 OPERATION = torch.ops.draftfleet.attend_rows
 PLACE = torch.ops.draftfleet.place_nodes
+
+
+class RowsKernel:
+    """The attention kernel of compiled layers; see `models.backends.attention.AttentionKernel`."""
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: AttentionStep, scale: float
+    ) -> Tensor:
+        """See `attend_rows`."""
+        keys, values = step.cache.layer(layer)
+        out: Tensor = OPERATION(query, key, value, keys, values, step.rows, step.columns, step.mask, scale)
+        return out
+
+    def on(self, device: torch.device) -> RowsKernel:
+        """Itself: compiled layers are on one device."""
+        return self
+
+
+ROWS_KERNEL = RowsKernel()

@@ -1,6 +1,4 @@
-"""Loops in C++ for CPUs, built by torch's own builder when they are first needed, which keeps what it built between
-processes. Knows files and functions; nothing of what they compute.
-"""
+"""C++ libraries for CPUs, built at first use by torch's builder, which caches them between processes."""
 
 from __future__ import annotations
 
@@ -13,55 +11,55 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 
-class Loops:
-    """One library of `sources`, which follow one another, and of `functions`: what each takes.
+class Library:
+    """A library of concatenated `sources` with the argument types of its `functions`.
 
-    Where it cannot be built, `otherwise` says what that means, in a warning, once.
+    If the build fails, a warning with the text `fallback` is logged once.
     """
 
     def __init__(
         self,
         sources: Sequence[Path],
         functions: Mapping[str, Sequence[Any]],
-        otherwise: str,
+        fallback: str,
         flags: Sequence[str] = (),
     ) -> None:
         self._sources = tuple(sources)
         self._functions = functions
-        self._otherwise = otherwise
+        self._fallback = fallback
         self._flags = tuple(flags)
         self._built: ctypes.CDLL | None = None
         self._was_tried = False
 
     @property
-    def is_at_work(self) -> bool:
-        """Whether it is built: whoever has others built then need not fear for a short job."""
+    def is_built(self) -> bool:
+        """Whether the library is built and loaded. Optional kernels are used only then, to spare short jobs a build."""
         return self._built is not None
 
     def library(self) -> ctypes.CDLL | None:
-        """The library, built now if need be; None where it cannot be."""
+        """The library, built if necessary; None if the build fails."""
         if not self._was_tried:
             try:
                 self._built = self._build()
-            except Exception as error:  # compilers and what starts them fail in ways of their own
+            except Exception as error:  # compilers fail in many ways
                 reason = " ".join(str(error).splitlines()[:2]) or type(error).__name__
-                logger.warning("%s: %s", self._otherwise, reason)
-            # Last, so that another thread does not take what is being built for what cannot be.
+                logger.warning("%s: %s", self._fallback, reason)
+            # Set last: another thread must not take a running build for a failed one.
             self._was_tried = True
         return self._built
 
     def _build(self) -> ctypes.CDLL:
-        # Most processes never compile, and importing this takes a second.
+        # The import takes a second, and most processes never compile.
         from torch._inductor.codecache import CppCodeCache
 
         text = "\n".join(source.read_text() for source in self._sources)
         library: ctypes.CDLL = CppCodeCache.load(text, extra_flags=self._flags)
-        for name, takes in self._functions.items():
-            getattr(library, name).argtypes = list(takes)
+        for name, types in self._functions.items():
+            getattr(library, name).argtypes = list(types)
             getattr(library, name).restype = None
         return library
 
 
 def beside(*names: str) -> tuple[Path, ...]:
-    """Sources that lie beside this file."""
+    """Paths of source files in this folder."""
     return tuple(Path(__file__).with_name(name) for name in names)

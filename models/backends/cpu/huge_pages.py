@@ -1,8 +1,4 @@
-"""Memory on large pages, where the system grants them on request: weights are read from end to end at every step, and
-through small pages that takes longer.
-
-A hint and never an error: without support memory stays as it is. Knows addresses; nothing of weights.
-"""
+"""Huge pages for packed weights, which are read completely in every step. A hint: without support nothing changes."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from collections.abc import Callable
 
 PAGE_BYTES = 2 * 1024 * 1024
 _HUGEPAGE, _COLLAPSE = 14, 25
-"""Linux's numbers of the advice: use large pages here from now on; and put what is there on them now."""
+"""Values of MADV_HUGEPAGE and MADV_COLLAPSE on Linux."""
 
 
 @functools.cache
@@ -25,13 +21,13 @@ def _madvise() -> Callable[[int, int, int], int] | None:
     return function
 
 
-def ask_for_large_pages(address: int, num_bytes: int) -> bool:
-    """Ask that memory that is in use lie on large pages; says whether it does, its ends perhaps left out."""
+def advise_huge_pages(address: int, num_bytes: int) -> bool:
+    """Move allocated memory to huge pages, its ends possibly excepted; returns whether the kernel did."""
     madvise = _madvise()
     if madvise is None:
         return False
     first, end = address // PAGE_BYTES, -(-(address + num_bytes) // PAGE_BYTES)
-    # Pages with the memory's ends hold its neighbours too, which is as good for them; or there is nothing beside it.
+    # The first and last huge page may reach beyond the allocation, or may not be mapped completely.
     for start, stop in ((first, end), (first + 1, end), (first, end - 1), (first + 1, end - 1)):
         place, size = start * PAGE_BYTES, (stop - start) * PAGE_BYTES
         if size > 0 and madvise(place, size, _HUGEPAGE) == 0 and madvise(place, size, _COLLAPSE) == 0:

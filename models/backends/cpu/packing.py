@@ -1,9 +1,7 @@
-"""Matrix products on a CPU with weights laid out once for its kernels: our own (`models.backends.cpu.gemm`) or
-oneDNN's.
+"""GEMMs with weights packed once, for `models.backends.cpu.gemm` or oneDNN.
 
-`merge_linears` rewrites a traced graph: linear layers that read the same input (query, key and value; gate and up)
-become one product, and weights are handed over unpacked. What they look like packed is kept here, so that graphs of
-all shapes, and all layers that share a graph, have one packed copy of each weight. Knows nothing of models.
+`merge_linears` rewrites a traced graph: linear layers of the same input (query, key and value; gate and up) become one
+GEMM. Packed copies are stored here by weight, so that all graphs share one copy of each weight.
 """
 
 from __future__ import annotations
@@ -17,40 +15,39 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.backends.cpu.gemm import BLOCK, can_multiply, lay_out, multiply_rows
-from models.backends.cpu.huge_pages import ask_for_large_pages
+from models.backends.cpu.gemm import BLOCK, can_multiply, multiply_rows, pack_blocks
+from models.backends.cpu.huge_pages import advise_huge_pages
 
 PACKABLE = (torch.bfloat16, torch.float32)
-"""Weight types that oneDNN has packed kernels for on every CPU torch supports; others stay as they are."""
+"""Weight dtypes with packed oneDNN kernels; layers of other dtypes are not packed."""
 
 
 @dataclass(frozen=True)
 class _Packed:
-    """Several layers' weights below one another, in the kernel's own layout, and their biases.
+    """Concatenated weights of merged layers in the kernel's layout, and their biases.
 
-    The weights themselves are held on to: a packed copy is found by their address, which must stay theirs.
+    `originals` keeps the weights alive, because packed copies are found by address.
     """
 
     weight: Tensor
     bias: Tensor | None
     originals: tuple[Tensor, ...]
     num_outputs: int
-    in_loops: bool
+    is_own_gemm: bool
 
 
 _packed: dict[int, _Packed] = {}
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether there are packed kernels for weights of a type on a device."""
+    """Whether packed kernels exist for weights of a dtype on a device."""
     if device.type != "cpu" or dtype not in PACKABLE or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def merge_linears(graph: torch.fx.Graph) -> int:
-    """Replace linear layers of a graph by packed products, one for all that read the same input; returns how many
-    products are left."""
+    """Replace linear layers of a graph by packed GEMMs, one per input; returns the number of GEMMs."""
     readers: dict[Any, list[torch.fx.Node]] = {}
     for node in graph.nodes:
         if node.op == "call_function" and node.target is F.linear:
@@ -78,11 +75,11 @@ def _argument(node: torch.fx.Node, place: int, name: str) -> Any:
 
 def multiply(input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
     """`input` (…, D) times each of `weights` (O, D), plus `biases` (O,), side by side: (…, sum of O)."""
-    # All weights of one product are packed together, so the first one's address stands for them.
+    # Merged weights are packed together under the address of the first.
     one = _packed.get(weights[0].data_ptr())
     if one is None:
         one = _pack(weights, biases)
-    if one.in_loops:
+    if one.is_own_gemm:
         return multiply_rows(input, one.weight, one.bias, one.num_outputs)
     out: Tensor = _KERNEL(input, one.weight, one.bias, "none", [], "")
     return out
@@ -92,24 +89,24 @@ def _pack(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> _Packed
     with torch.no_grad():
         bias = None
         if any(one is not None for one in biases):
-            given = zip(biases, weights, strict=True)
-            bias = torch.cat([w.new_zeros(w.shape[0]) if one is None else one for one, w in given])
-        # A copy of a large weight less, where one stands alone.
+            pairs = zip(biases, weights, strict=True)
+            bias = torch.cat([w.new_zeros(w.shape[0]) if one is None else one for one, w in pairs])
+        # A single weight needs no concatenated copy.
         weight = weights[0] if len(weights) == 1 else torch.cat(list(weights))
-        num_outputs, in_loops = weight.shape[0], can_multiply(weight)
-        if in_loops:
-            weight = lay_out(weight)
+        num_outputs, is_own_gemm = weight.shape[0], can_multiply(weight)
+        if is_own_gemm:
+            weight = pack_blocks(weight)
             bias = None if bias is None else F.pad(bias.float(), (0, -num_outputs % BLOCK))
         else:
             weight = torch.ops.mkldnn._reorder_linear_weight(weight, None)
-            ask_for_large_pages(torch.ops.mkldnn.data_ptr(weight), torch.ops.mkldnn._nbytes(weight))
-    one = _Packed(weight, bias, tuple(weights), num_outputs, in_loops)
+            advise_huge_pages(torch.ops.mkldnn.data_ptr(weight), torch.ops.mkldnn._nbytes(weight))
+    one = _Packed(weight, bias, tuple(weights), num_outputs, is_own_gemm)
     _packed[weights[0].data_ptr()] = one
     return one
 
 
 def forget(weights: Iterable[int]) -> None:
-    """Give back the packed copies of weights at these addresses, and the weights."""
+    """Release the packed copies of weights at these addresses."""
     for address in weights:
         _packed.pop(address, None)
 

@@ -1,8 +1,7 @@
-"""Where a line of drafts ends, and a walk down it along the target's best tokens, on a CPU: `verify_chain.cpp`,
-compiled when first needed.
+"""Ends and greedy verification of chains on a CPU: `verify_chain.cpp`, compiled at first use.
 
-In one pass what choosing, comparing, counting and taking logarithms are dozens of small operations for, each of them as
-slow as it is cold after a forward; and nodes behind the first wrong draft are not looked at. Knows tensors only.
+One pass replaces dozens of small operations (argmax, comparison, counting, log-softmax). Nodes after the first rejected
+draft are not read.
 """
 
 from __future__ import annotations
@@ -13,39 +12,34 @@ import torch
 from torch import Tensor
 
 from models.backends.cpu import attention
-from models.backends.cpu.build import Loops, beside
+from models.backends.cpu.build import Library, beside
 
 _Sizes = ctypes.c_int64 * 7
-LOOPS = Loops(
+LIBRARY = Library(
     beside("vectors.h", "verify_chain.cpp"),
     {
         "walk_line": [*[ctypes.c_void_p] * 9, ctypes.c_int],
         "cut_line": [ctypes.c_void_p, ctypes.c_void_p, *[ctypes.c_int64] * 3, *[ctypes.c_void_p] * 3],
     },
-    "drafts are compared by torch's own operations, which is slower",
+    "chains are verified by torch's operations, which is slower",
 )
 
 
 def can_walk(logits: Tensor) -> bool:
-    """Whether `WALK` or `CUT` takes these numbers: dense fp32 on a CPU on which such loops are at work already."""
-    fits = logits.device.type == "cpu" and logits.dtype == torch.float32 and attention.LOOPS.is_at_work
-    return fits and logits.is_contiguous() and LOOPS.library() is not None
+    """Whether `WALK` or `CUT` takes these scores: contiguous fp32, and the attention library is already built."""
+    fits = logits.device.type == "cpu" and logits.dtype == torch.float32 and attention.LIBRARY.is_built
+    return fits and logits.is_contiguous() and LIBRARY.library() is not None
 
 
 def walk_line(logits: Tensor, tokens: Tensor, valid: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Follow the best token of each node's `logits` (b, N, V) as long as the next node's token is that and it is valid.
-
-    `tokens` and `valid` (b, N) are the line's, its root first. Returns the path (b, N), how many nodes of it were
-    walked (b,), the token after the last of them (b,), and what was said after each node (b, N) with the natural
-    logarithm of its probability (b, N); zeros behind the walk's end. Best is what `argmax` takes.
-    """
+    """See `models.backends.base.Backend.verify_chain`; zeros after the end of the path."""
     b, num_nodes, vocabulary = logits.shape
-    path, said = torch.empty(b, num_nodes, dtype=torch.long), torch.empty(b, num_nodes, dtype=torch.long)
+    path, target_tokens = torch.empty(b, num_nodes, dtype=torch.long), torch.empty(b, num_nodes, dtype=torch.long)
     counts, own = torch.empty(b, dtype=torch.long), torch.empty(b, dtype=torch.long)
     logprobs = torch.empty(b, num_nodes)
     assert (tokens.dtype, valid.dtype) == (torch.long, torch.bool), (tokens.dtype, valid.dtype)
     assert tokens.shape == valid.shape == (b, num_nodes), (tokens.shape, valid.shape)
-    library = LOOPS.library()
+    library = LIBRARY.library()
     assert library is not None
     library.walk_line(
         logits.data_ptr(),
@@ -55,25 +49,20 @@ def walk_line(logits: Tensor, tokens: Tensor, valid: Tensor) -> tuple[Tensor, Te
         path.data_ptr(),
         counts.data_ptr(),
         own.data_ptr(),
-        said.data_ptr(),
+        target_tokens.data_ptr(),
         logprobs.data_ptr(),
         torch.get_num_threads(),
     )
-    return path, counts, own, said, logprobs
+    return path, counts, own, target_tokens, logprobs
 
 
 def cut_line(best: Tensor, max_depth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Where lines of drafts end: before the first whose score in `best` (b, N) is no finite number, or that is deeper
-    than `max_depth` (b,), the root's depth being 0.
-
-    Returns the nodes before that (b, N), the root among them in any case, how many of them are drafts (b,), and the
-    rows with a score that is NaN or infinitely good (b,).
-    """
+    """See `models.backends.base.Backend.cut_chain`."""
     b, num_nodes = best.shape
     valid, has_failed = torch.empty(b, num_nodes, dtype=torch.bool), torch.empty(b, dtype=torch.bool)
     num_drafted = torch.empty(b, dtype=torch.long)
     assert (max_depth.dtype, max_depth.shape) == (torch.long, (b,)), (max_depth.dtype, max_depth.shape)
-    library = LOOPS.library()
+    library = LIBRARY.library()
     assert library is not None
     numbers = (b, num_nodes, max_depth.stride(0))
     outputs = (valid.data_ptr(), num_drafted.data_ptr(), has_failed.data_ptr())

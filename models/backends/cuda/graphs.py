@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from models.backends.attention import AttentionStep
 from models.backends.cache import RaggedCache
 from models.backends.cuda.tree_attention import TwoParts
-from models.backends.forward import run_decoder, take_over
+from models.backends.forward import DecoderRunner, run_decoder
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Rows that recordings are made for; more rows than the last run unrecorded."""
@@ -71,12 +71,13 @@ class _Recording:
     replay: Callable[[], None]
 
 
-class CapturedDecoder:
-    """Runs `decoder` as `models.backends.forward.run_decoder` does, steps by replay and prefills as they are."""
+class CapturedDecoder(DecoderRunner):
+    """Runs `decoder` as `models.backends.forward.run_decoder` does, steps by replay and prefills eagerly."""
+
+    mode = "captured"
 
     def __init__(self, decoder: nn.Module, recorder: Recorder) -> None:
-        take_over(decoder)
-        self._decoder = decoder
+        super().__init__(decoder)
         self._recorder = recorder
         self._recordings: weakref.WeakKeyDictionary[RaggedCache, dict[tuple[int, ...], _Recording]] = (
             weakref.WeakKeyDictionary()
@@ -90,15 +91,15 @@ class CapturedDecoder:
     def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
         num_rows, num_nodes, _ = embeds.shape
         size = next((rows for rows in ROWS if rows >= num_rows), None)
-        is_prefill = step.mask is None and step.parts is None
-        if step.num_leading_rows is None or is_prefill or not step.cache.is_made or size is None:
-            return run_decoder(self._decoder, embeds, positions, step, extra)
+        if step.num_leading_rows is None or step.is_prefill or not step.cache.is_made or size is None:
+            return run_decoder(self.decoder, embeds, positions, step, extra)
         size = min(size, step.cache.num_rows)
         window = min(-(-step.window // WINDOW_STEP) * WINDOW_STEP, step.cache.capacity)
         made = self._recordings.setdefault(step.cache, {})
-        # Kernels that know lengths do not see the window.
-        sees = (window,) if step.parts is None else tuple(part.shape[-1] for part in step.parts.changing)
-        key = (size, num_nodes, positions.dim(), *sees)
+        parts = _parts_of(step)
+        # Two-part attention has lengths per row and does not depend on the window.
+        shapes = (window,) if parts is None else tuple(part.shape[-1] for part in parts.changing)
+        key = (size, num_nodes, positions.dim(), *shapes)
         if key not in made:
             made[key] = self._record(embeds, positions, step, size, window)
         one = made[key]
@@ -110,8 +111,8 @@ class CapturedDecoder:
         if step.mask is not None and one.mask is not None:
             one.mask[:num_rows, :, :, : step.window].copy_(step.mask)
             one.mask[:num_rows, :, :, step.window :].fill_(-torch.inf)
-        if step.parts is not None and one.parts is not None:
-            for buffer, part in zip(one.parts.changing, step.parts.changing, strict=True):
+        if parts is not None and one.parts is not None:
+            for buffer, part in zip(one.parts.changing, parts.changing, strict=True):
                 buffer[:num_rows].copy_(part)
             one.parts.lens[num_rows:].fill_(0)
         one.replay()
@@ -127,8 +128,13 @@ class CapturedDecoder:
         if step.mask is not None:
             mask = inputs.new_full((size, 1, num_nodes, window), -torch.inf)
             mask[..., 0] = 0.0
-        parts = None if step.parts is None else step.parts.idle(size)
+        parts = _parts_of(step)
+        idle = None if parts is None else parts.idle(size)
         rows = torch.arange(size, device=embeds.device)
-        static = AttentionStep(step.cache, rows, columns, mask, window, size, parts=parts)
-        out, replay = self._recorder.record(lambda: run_decoder(self._decoder, inputs, places, static, {}))
-        return _Recording(inputs, places, columns, mask, parts, out, replay)
+        static = AttentionStep(step.cache, rows, columns, mask, window, size, kernel=idle)
+        out, replay = self._recorder.record(lambda: run_decoder(self.decoder, inputs, places, static, {}))
+        return _Recording(inputs, places, columns, mask, idle, out, replay)
+
+
+def _parts_of(step: AttentionStep) -> TwoParts | None:
+    return step.kernel if isinstance(step.kernel, TwoParts) else None

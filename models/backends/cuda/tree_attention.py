@@ -17,6 +17,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from models.backends.attention import AttentionStep
+
 MAX_HEAD_SIZE = 256
 MIN_CAPABILITY = (8, 0)
 """Ampere; the kernel is compiled for nothing older."""
@@ -62,6 +64,14 @@ class TwoParts:
             query_starts=blocks * self.query_starts[1],
             key_starts=blocks * self.key_starts[1],
         )
+
+    def attend(
+        self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: AttentionStep, scale: float
+    ) -> Tensor:
+        """See `models.backends.attention.AttentionKernel`."""
+        step.cache.write(layer, step.rows, step.columns, key, value)
+        keys, values = step.cache.layer(layer)
+        return attend_in_parts(query, key, value, step.rows, keys, values, self, scale).transpose(1, 2)
 
     @property
     def changing(self) -> list[Tensor]:

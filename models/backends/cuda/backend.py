@@ -1,0 +1,127 @@
+"""The CUDA backend: CUDA graphs, tree attention in two parts, asynchronous output processing, prompt prefetch.
+
+Unmeasured: no GPU has run it yet.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models.backends.attention import AttentionStep
+from models.backends.base import Backend, SideStream, TreeNodes, node_positions
+from models.backends.cache import RaggedCache
+from models.backends.cuda.graphs import CapturedDecoder, CudaRecorder
+from models.backends.cuda.tree_attention import FirstPart, first_part, split
+from models.backends.forward import DecoderRunner
+from models.backends.host_copy import HostCopy, PackedCopy
+from models.backends.memory import allocated_cuda_bytes, free_cuda_bytes, total_cuda_bytes
+
+
+class CudaBackend(Backend):
+    """One or more NVIDIA GPUs."""
+
+    name = "cuda"
+    max_slots = 256
+    usable_share = 0.85
+
+    def __init__(self) -> None:
+        self._first_parts: weakref.WeakKeyDictionary[RaggedCache, FirstPart | None] = weakref.WeakKeyDictionary()
+
+    def capture(self, decoder: nn.Module) -> DecoderRunner | None:
+        """See `Backend.capture`; takes a decoder on one device."""
+        devices = {parameter.device for parameter in decoder.parameters()}
+        return CapturedDecoder(decoder, CudaRecorder(devices.pop())) if len(devices) == 1 else None
+
+    def place(self, nodes: TreeNodes) -> tuple[AttentionStep, Tensor]:
+        """See `Backend.place`; attends in two parts if the flash kernel takes the cache."""
+        first = self._first_part(nodes.cache)
+        if first is None:
+            return super().place(nodes)
+        cache_positions, positions = node_positions(nodes)
+        parts = split(first, nodes.lens, nodes.visible, nodes.offset, nodes.cache.layer(0)[0], nodes.num_heads)
+        num_rows = len(nodes.rows)
+        return AttentionStep(
+            nodes.cache, nodes.rows, cache_positions, None, nodes.window, num_rows, kernel=parts
+        ), positions
+
+    def _first_part(self, cache: RaggedCache) -> FirstPart | None:
+        if not cache.is_made:
+            return None
+        if cache not in self._first_parts:
+            self._first_parts[cache] = first_part(cache.keys, cache.values)
+        return self._first_parts[cache]
+
+    def copy_to_host(self, parts: Sequence[Tensor | None]) -> HostCopy:
+        """See `Backend.copy_to_host`."""
+        return PinnedCopy(parts)
+
+    def side_stream(self, device: torch.device) -> SideStream:
+        """See `Backend.side_stream`."""
+        return CudaSideStream(device)
+
+    def free_bytes(self, device: torch.device) -> int:
+        """See `Backend.free_bytes`."""
+        return free_cuda_bytes(device)
+
+    def usable_bytes(self, device: torch.device, gpu_share: float, num_processes: int) -> int:
+        """See `Backend.usable_bytes`; actors that share a GPU may not have allocated anything yet."""
+        free = self.free_bytes(device)
+        if 0 < gpu_share < 1:
+            free = min(free, int(gpu_share * total_cuda_bytes(device)) - allocated_cuda_bytes(device))
+        return max(0, int(self.usable_share * free))
+
+    def describe(self, device: torch.device) -> str:
+        """See `Backend.describe`."""
+        return torch.cuda.get_device_name(device)
+
+
+class PinnedCopy(PackedCopy):
+    """A packed copy into pinned memory, made by the device while further steps are launched."""
+
+    def __init__(self, parts: Sequence[Tensor | None]) -> None:
+        super().__init__(parts)
+        pinned = torch.empty(self.numbers.shape, dtype=self.numbers.dtype, pin_memory=True)
+        pinned.copy_(self.numbers, non_blocking=True)
+        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event.record(torch.cuda.current_stream(self.numbers.device))
+        self.numbers = pinned
+
+    def read(self) -> list[Any]:
+        """See `HostCopy.read`."""
+        self._event.synchronize()
+        return super().read()
+
+
+class CudaSideStream(SideStream):
+    """A CUDA stream beside the current one."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # Weights may still be copied by the current stream.
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    def use(self) -> AbstractContextManager[object]:
+        """See `SideStream.use`."""
+        return torch.cuda.stream(self._stream)
+
+    def record_event(self) -> Any:
+        """See `SideStream.record_event`."""
+        return self._stream.record_event()
+
+    def is_complete(self, event: Any) -> bool:
+        """See `SideStream.is_complete`."""
+        return bool(event.query())
+
+    def hand_over(self, event: Any, tensors: Sequence[Tensor]) -> None:
+        """See `SideStream.hand_over`."""
+        current = torch.cuda.current_stream(self._stream.device)
+        current.wait_event(event)
+        for tensor in tensors:
+            # Keeps the allocator from reusing the memory for this stream while the other one still reads it.
+            tensor.record_stream(current)
