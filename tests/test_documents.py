@@ -23,6 +23,7 @@ from configs.method import Method
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from pipeline.rows.schemas import ERROR_CODES, STATUS_VALUES, TELEMETRY, result_schema
+from pipeline.synthesis import rows as image_rows
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("configs", "jobs", "pipeline", "actors", "decoding", "models", "zoo", "benchmarks", "tests")
@@ -155,9 +156,9 @@ def test_the_readme_names_the_type_of_every_output_column() -> None:
 
 
 def test_the_page_on_synthesis_explains_every_output_column_in_order() -> None:
-    rows = table_rows(section("## What comes out", read("docs/synthesis.md")))
-    schema = rows.result_schema()
-    assert [(name_of(row[0]), row[1]) for row in rows] == [
+    listed = table_rows(section("## What comes out", read("docs/synthesis.md")))
+    schema = image_rows.result_schema()
+    assert [(name_of(row[0]), row[1]) for row in listed] == [
         (field.name, "struct" if field.name == "telemetry" else type_name(field.type)) for field in schema
     ]
 

@@ -1,0 +1,1 @@
+"""The engine thread, recovery, watchdog, heartbeat and crash journal."""

@@ -1,0 +1,1 @@
+"""Training samples and the learner of draft heads."""

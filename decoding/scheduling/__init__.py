@@ -1,0 +1,1 @@
+"""Requests to slots: admission, prompt prefetch, drafter prefill, steps in flight."""

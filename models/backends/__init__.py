@@ -1,0 +1,1 @@
+"""Device-specific execution: the interface and its reference in plain torch."""

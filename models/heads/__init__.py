@@ -1,0 +1,1 @@
+"""EAGLE and Medusa networks, their files and their training."""

@@ -1,0 +1,1 @@
+"""Checkpoints, architecture inspection, placement on devices, quantization, vocabulary slices."""

@@ -1,0 +1,1 @@
+"""The Ray session, job submission, code archive, drain, signals, worker logs."""

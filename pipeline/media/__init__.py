@@ -1,0 +1,1 @@
+"""Images to pixels in a supervised process."""

@@ -1,0 +1,1 @@
+"""The writer, published files, inventory, checksums, provenance."""

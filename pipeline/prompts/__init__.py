@@ -1,0 +1,1 @@
+"""Templates, conversations and options per row."""

@@ -1,0 +1,1 @@
+"""Summary, progress, preview and contact sheet."""

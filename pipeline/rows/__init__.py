@@ -1,0 +1,1 @@
+"""Rows at each stage: Arrow schemas and error codes."""

@@ -1,0 +1,1 @@
+"""A job: plan, Ray Data graph, execution, estimate, resume, finalize, audit, crash ledger."""

@@ -1,0 +1,1 @@
+"""The source as a whole: manifest, spans, ids, done bitmap, datasource."""

@@ -1,0 +1,1 @@
+"""Fsspec access, retries, the output directory, the checkpoint cache."""

@@ -1,0 +1,1 @@
+"""Rows, prompts, files and plan of synthesis jobs."""

@@ -1,0 +1,1 @@
+"""Training runs: rows, workers, output folder."""

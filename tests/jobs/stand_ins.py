@@ -140,7 +140,7 @@ def run_fake(source: dict[str, Any], sink_path: str, prompt: str = "What?", arou
 
 MORTAL = """
 import os, signal
-from pipeline.video import child
+from pipeline.media.video import child
 probe = child.probe
 def crashing(path, max_pixels):
     if path.endswith("mortal.mp4"):

@@ -61,7 +61,7 @@ def test_a_job_from_the_command_line_is_quiet_and_leaves_nothing_behind(tmp_path
         Image.fromarray(np.full((40, 60, 3), 80 * index, np.uint8)).save(pictures / f"{index}.png")
     short = Path(tempfile.mkdtemp(prefix="t-", dir="/tmp"))  # sockets below it: pytest's own folder is too deep
     program = (
-        "import sys; from jobs import caption; from pipeline import ray_session; "
+        "import sys; from jobs import caption; from pipeline.cluster import ray_session; "
         f"ray_session._short_temporary_root = lambda: {str(short)!r}; sys.exit(caption.main())"
     )
     pair = ROOT / "zoo/checkpoints"

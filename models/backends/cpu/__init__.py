@@ -1,0 +1,1 @@
+"""Compiled layers, packed weights, attention, GEMM and chain verification in C++."""

@@ -1,0 +1,1 @@
+"""CUDA graphs and tree attention."""

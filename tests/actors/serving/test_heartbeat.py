@@ -36,7 +36,8 @@ def until(look: Callable[[], Found]) -> Found:
 @pytest.fixture
 def guarded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A process with the limit of the test that waits for its input to end."""
-    program = f"import sys; from actors import heartbeat; heartbeat.start({request.param}); print('up', flush=True)"
+    imports = "import sys; from actors.serving import heartbeat"
+    program = f"{imports}; heartbeat.start({request.param}); print('up', flush=True)"
     with (tmp_path / "stderr").open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-c", f"{program}; sys.stdin.read()"],

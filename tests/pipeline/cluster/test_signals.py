@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 LONG_S = 300
 SCRIPT = """
 import signal, sys, time
-from pipeline import stopping
+from pipeline.cluster import signals as stopping
 with stopping.caught({grace_s}) as stop:
     try:
         print("ready", flush=True)

@@ -30,7 +30,7 @@ def worker_of() -> Iterator[Make]:
     made: list[DecoderWorker] = []
 
     def make(limits: Limits | None = None, code: str = "", decoder: str = NO_VIDEOS) -> DecoderWorker:
-        script = "from pipeline.video import child\n" + textwrap.dedent(code) + "\nchild.main()\n"
+        script = "from pipeline.media.video import child\n" + textwrap.dedent(code) + "\nchild.main()\n"
         command = [sys.executable, "-c", script] if code else None
         made.append(DecoderWorker(decoder, Sampling(num_frames=1), limits or Limits(), command))
         return made[-1]

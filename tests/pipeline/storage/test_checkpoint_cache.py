@@ -235,7 +235,7 @@ def test_what_a_killed_maker_left_is_thrown_away(memory: Any, folder: Path) -> N
 
 FETCH = f"""
 import sys
-from pipeline.weight_store import copy, look
+from pipeline.storage.checkpoint_cache import copy, look
 print(copy(look("s3://{BUCKET}/" + sys.argv[1], "model.target")), flush=True)
 """
 

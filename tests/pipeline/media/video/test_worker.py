@@ -28,7 +28,7 @@ def worker_of():
         """A worker; with `code`, that is run in its process after the decoders' module is imported."""
         command = None
         if code:
-            script = "from pipeline.video import child\n" + textwrap.dedent(code) + "\nchild.main()\n"
+            script = "from pipeline.media.video import child\n" + textwrap.dedent(code) + "\nchild.main()\n"
             command = [sys.executable, "-c", script]
         made.append(DecoderWorker(decoder, sampling, limits, command))
         return made[-1]
