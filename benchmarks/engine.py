@@ -33,7 +33,7 @@ from benchmarks.peer_process import Work, peak_bytes_of
 from benchmarks.peer_rounds import turns
 from benchmarks.peer_verdict import make_row
 from benchmarks.peers import SCRATCH, by_batch, cores, cpu_name, inflated, make_work, reference_of
-from models.kv.free_memory import free_bytes
+from models.backends.memory import free_bytes
 from zoo.pair import CHECKPOINTS
 
 RESULTS = Path(__file__).parent / "results" / "engine.json"

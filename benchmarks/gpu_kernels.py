@@ -63,7 +63,7 @@ def measure_one(heads: Heads, num_nodes: int, sizes: Sizes, device: torch.device
     steps = {"mask": AttentionStep(cache, numbers, columns, bias, cache.capacity, rows)}
     if (first := first_part(cache.keys, cache.values)) is not None:
         parts = split(first, lens, visible, 0, cache.layer(0)[0], heads.query)
-        steps["two_parts"] = AttentionStep(cache, numbers, columns, None, cache.capacity, rows, parts=parts)
+        steps["two_parts"] = AttentionStep(cache, numbers, columns, None, cache.capacity, rows, kernel=parts)
     layer = nn.Module()
     layer.layer_idx = 0  # type: ignore[assignment]
     found: dict[str, Any] = {**asdict(heads), "nodes": num_nodes, "rows": rows, "columns": cache.capacity}

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreT
 from benchmarks.inflate import Inflation, inflate, inflated_config
 from benchmarks.inflate_check import Difference, Inputs, compare, zoo_inputs
 from benchmarks.inflate_shapes import InflationError, Shape, head_dim_of, shape_of
-from models.kv.free_memory import free_bytes
+from models.backends.memory import free_bytes
 from models.loading.checkpoints import DTYPES
 
 NOTE = "inflation.json"

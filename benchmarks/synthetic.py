@@ -41,7 +41,7 @@ from decoding.contexts import Full
 from decoding.contracts import Method
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
-from models.kv.free_memory import free_bytes
+from models.backends.memory import free_bytes
 from models.kv.lanes import LaneModel
 from models.target import Target
 from zoo.pair import CHECKPOINTS

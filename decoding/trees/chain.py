@@ -67,9 +67,10 @@ class Chain(StatelessTree):
 
     def finish(self) -> DraftTree:
         best = torch.cat(self._best, dim=1)
-        assert self._max_depth is not None, "a chain is finished after its first level"
         # The best score is −inf if no token remains, and NaN or +inf if a logit is.
-        valid, num_drafted, failed = self._backend.cut_chain(best, self._max_depth)
+        is_bounded = self._max_depth is not None
+        max_depth = self._max_depth if self._max_depth is not None else torch.full_like(best[:, 0], 1 << 30).long()
+        valid, num_drafted, failed = self._backend.cut_chain(best, max_depth)
         probs = None
         if self._keep_probs:
             probs = torch.stack([*self._probs, torch.zeros_like(self._probs[0])], dim=1)
@@ -84,7 +85,7 @@ class Chain(StatelessTree):
             draft_probs=probs,
             is_chain=True,
             failed=failed,
-            num_drafted=num_drafted,
+            num_drafted=num_drafted if is_bounded else None,
             # A chain's invalid nodes are its tail, which no valid node could see anyway.
             ancestry=self._line.ancestry,
         )

@@ -126,7 +126,7 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def tree_mask(lens: Tensor, visible: Tensor, window: int) -> Tensor:
-    """KV positions that each node reads: `lens` (r,), scratch positions `visible` (r, N, M) → bool (r, 1, N, window)."""
+    """KV positions that each node reads: `lens` (r,), scratch `visible` (r, N, M) → bool (r, 1, N, window)."""
     _, num_nodes, num_scratch = visible.shape
     offset = torch.arange(window, device=lens.device)[None] - lens[:, None]  # (r, window), < 0 is committed
     inside = (offset >= 0) & (offset < num_scratch)

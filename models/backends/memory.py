@@ -35,7 +35,7 @@ def allocated_cuda_bytes(device: torch.device) -> int:
 
 def release_unused() -> None:
     """Return the allocator's unused blocks to the CUDA devices that this process uses."""
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
 

@@ -18,7 +18,7 @@ import decoding.drafters.model as drafter_model
 import decoding.engine as engine
 import decoding.scheduling.slots as slots_module
 import decoding.step as step
-import models.kv.lanes as lanes
+import models.backends.base as base
 from decoding import Sampling
 from decoding.acceptance import Rejection
 from decoding.contracts import StepNoise
@@ -57,9 +57,9 @@ def siblings_see_each_other(patch: Patch) -> None:
 
 
 def mask_lets_stale_columns_through(patch: Patch) -> None:
-    mask = lanes.tree_mask
-    patch.setattr(lanes, "can_place", lambda *_: False)
-    patch.setattr(lanes, "tree_mask", lambda lens, visible, window: mask(lens + 1, visible, window))
+    mask = base.tree_mask
+    patch.setattr("models.backends.cpu.backend.can_place", lambda *_: False)
+    patch.setattr(base, "tree_mask", lambda lens, visible, window: mask(lens + 1, visible, window))
 
 
 def accepted_columns_are_not_moved(patch: Patch) -> None:

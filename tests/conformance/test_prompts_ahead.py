@@ -35,7 +35,7 @@ def ahead(monkeypatch: Patch) -> None:
     make = Engine.__init__
 
     def made(self: Engine, target: Any, *options: Any, **named: Any) -> None:
-        target.make_prompts_ahead()
+        target.prefetch_prompts()
         make(self, target, *options, **named)
 
     monkeypatch.setattr(Engine, "__init__", made)
@@ -67,7 +67,7 @@ def test_images_come_out_the_same(kind: str, ahead: None) -> None:
 
 def test_a_drafter_whose_model_has_a_thread_for_prompts_is_refused() -> None:
     target = toys.target("llava")
-    target.make_prompts_ahead()
+    target.prefetch_prompts()
     drafter = ModelDrafter(target, [Full()], target.vocab_size)
     with pytest.raises(ValueError, match="a drafter's prompts are made between steps"):
         Engine(target, Method(drafter, Chain(2), Exact()), 1, 160)
@@ -108,7 +108,7 @@ def test_steps_go_on_while_a_prompt_is_inside_the_models_own_front_end(slots: in
     target = toys.target("llava")
     if compiled:
         assert target.compile()
-    target.make_prompts_ahead()
+    target.prefetch_prompts()
     wanted = [one for one in shown(9) if one.images and not one.videos][:3]
     held = Held(target, 2, 5)
     engine = plain(target, slots)
@@ -130,7 +130,7 @@ def test_steps_go_on_while_a_prompt_is_inside_the_models_own_front_end(slots: in
 
 def test_run_reads_ahead_of_its_slots_and_in_order() -> None:
     target = toys.target("llava")
-    target.make_prompts_ahead()
+    target.prefetch_prompts()
     read: list[str] = []
     wanted = shown(8, 5)
 
@@ -197,7 +197,7 @@ def fail_once(target: Target, prompt: str, error: BaseException) -> list[int]:
 
 def test_memory_that_runs_out_over_a_prompt_costs_slots_and_no_row() -> None:
     target = toys.target("llava")
-    target.make_prompts_ahead()
+    target.prefetch_prompts()
     wanted = shown(7, 6)
     threads = fail_once(target, wanted[4].prompt, torch.OutOfMemoryError("no room for features"))
     engine = RecoveringEngine(lambda slots: plain(target, slots), lambda: plain(target, 1), 4)
@@ -215,7 +215,7 @@ def test_memory_that_runs_out_over_a_prompt_costs_slots_and_no_row() -> None:
 
 def test_an_engine_around_an_engine_has_its_waiting_rows_prompts_made() -> None:
     target = toys.target("llava")
-    target.make_prompts_ahead()
+    target.prefetch_prompts()
     wanted = shown(4)
     engine = RecoveringEngine(lambda slots: plain(target, slots), lambda: plain(target, 1), 1)
     for request in wanted[:3]:
@@ -264,7 +264,7 @@ def test_two_threads_never_use_one_processor_at_once() -> None:
 
 def test_what_making_a_prompt_raises_reaches_whoever_steps() -> None:
     target = toys.target("llava")
-    target.make_prompts_ahead()
+    target.prefetch_prompts()
     wanted = shown(2)
     fail_once(target, wanted[1].prompt, RuntimeError("a kernel failed"))
     engine = plain(target, 1)

@@ -1,4 +1,4 @@
-"""What a step leaves is read with every value as it was: at once on a CPU, and from one copy elsewhere."""
+"""A step's results reach the host unchanged: read at once on a CPU, from one packed copy elsewhere."""
 
 from __future__ import annotations
 
@@ -7,36 +7,28 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from decoding.step import HostStep, SentStep, StepResult, packed
+from decoding.step import HostStep, StepResult
+from models.backends.base import REFERENCE
+from models.backends.cpu.backend import CpuBackend
+from models.backends.host_copy import PackedCopy
 
 
-class Arrival:
-    """A copy that has arrived once it was waited for."""
-
-    is_there = False
-
-    def synchronize(self) -> None:
-        self.is_there = True
-
-
-def by_one_copy(step: StepResult) -> HostStep:
-    outcome = (step.tokens, step.logprobs, step.n, step.num_drafted, step.relaxed, step.levels, step.failed)
-    arrival = Arrival()
-    found = SentStep(outcome, packed(outcome), arrival).read()  # type: ignore[arg-type]
-    assert arrival.is_there
-    return found
+def by_packed_copy(step: StepResult) -> HostStep:
+    sent = step.send(REFERENCE)
+    assert isinstance(sent.copy, PackedCopy)
+    return sent.read()
 
 
 def at_once(step: StepResult) -> HostStep:
-    sent = step.send()
-    # What is written later belongs to later steps.
+    sent = step.send(CpuBackend())
+    # Later steps overwrite the tensors.
     step.n.add_(7)
     found = sent.read()
     step.n.sub_(7)
     return found
 
 
-@pytest.mark.parametrize("read", [at_once, by_one_copy])
+@pytest.mark.parametrize("read", [at_once, by_packed_copy])
 @pytest.mark.parametrize("has_levels", [False, True])
 def test_a_step_is_read_as_it_was(has_levels: bool, read: Callable[[StepResult], HostStep]) -> None:
     torch.manual_seed(0)

@@ -144,7 +144,7 @@ def test_prompts_made_on_a_stream_of_their_own_are_those_that_are_made_between_s
         target = Target(copy.deepcopy(toys.oracle("llava")).to(device), toys.front_end("llava"))
         assert target.capture() == (device == "cuda")
         if is_ahead:
-            target.make_prompts_ahead()
+            target.prefetch_prompts()
         drafter = Target(copy.deepcopy(toys.oracle("llava")).to(device), toys.front_end("llava"))
         method = Method(ModelDrafter(drafter, [Full()], target.vocab_size), Chain(2), Exact())
         done = checks.run(engine.Engine(target, method, 3, 160), wanted)

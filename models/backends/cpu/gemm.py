@@ -28,8 +28,7 @@ LIBRARY = Library(
 
 
 def can_multiply(weight: Tensor) -> bool:
-    """Whether this kernel takes weights (O, D): bf16, an even D, and a CPU with bf16 instructions but without AMX, which
-    oneDNN uses."""
+    """Whether this kernel takes weights (O, D): bf16, an even D, a CPU with bf16 instructions and without AMX."""
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or weight.shape[1] % 2:
         return False
     library, answer = LIBRARY.library(), ctypes.c_bool(False)

@@ -1,4 +1,4 @@
-"""One compiled graph for all layers of a decoder: a layer without weights is traced and called with any layer's weights.
+"""One compiled graph for all layers of a decoder: a layer without weights is traced, and called with all weights.
 
 Before every call torch checks its guards, and after it repeats side effects on Python objects: twice the time of a
 small layer. Both depend on the arguments' lengths only. Lengths that passed through torch once are mapped to their

@@ -12,7 +12,7 @@ from actors.loading.image_pair import load, load_painter
 from configs.load import ConfigError, validate
 from configs.synthesis import SynthesizeJob
 from models.heads.eagle import EagleNetwork
-from models.kv.slot_memory import column_bytes
+from models.kv.slot_memory import position_bytes
 from models.llamagen.vq_files import save_vq
 from tests.toys.image_checkpoints import ImageFolders, vq_model, write_checkpoints
 
@@ -68,7 +68,7 @@ def test_slots_of_images_are_reckoned_with_both_lanes_of_both_models(
     target, drafter = pair.target, pair.drafter
     assert isinstance(drafter, EagleNetwork)
     columns = [
-        next(iter(column_bytes(*one).values()))
+        next(iter(position_bytes(*one).values()))
         for one in ((target.decoder, target.hidden_size), (drafter, drafter.hidden_size))
     ]
     # A chain of 2 has three nodes; the head's scratch is that of its widest catch-up.

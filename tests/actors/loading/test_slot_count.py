@@ -12,7 +12,7 @@ import torch
 
 from actors import metrics
 from actors.generate import Generate
-from actors.loading import pair, slot_count
+from actors.loading import pair
 from actors.loading.slot_count import LOGIT_COPIES, count_slots, slot_bytes, usable_bytes
 from actors.results import Stamp
 from configs.load import ConfigError, load_job
@@ -20,7 +20,7 @@ from configs.method import Method
 from configs.schema import CaptionJob, EnginePool
 from configs.synthesis import SynthesizeJob
 from decoding.contracts import Drafter
-from models.kv.slot_memory import column_bytes
+from models.kv.slot_memory import position_bytes
 from pipeline.rows.schemas import result_schema
 from pipeline.run.plan import engines
 from tests import toys
@@ -50,7 +50,7 @@ def count(free: int, *methods: Method, context: int = 160, **pool: Any) -> tuple
 
 def sizes(one: Method, context: int = 160) -> int:
     target = toys.target("llama")
-    column = column_bytes(target.decoder, target.hidden_size)
+    column = position_bytes(target.decoder, target.hidden_size)
     return slot_bytes(one, target, column, column, context)[CPU]
 
 
@@ -100,7 +100,7 @@ def test_a_slot_is_reckoned_no_smaller_than_what_engines_allocate(one: Method) -
     spare = (
         0
         if one is PLAIN
-        else 140 * len(one.contexts) * sum(column_bytes(drafter.decoder, drafter.hidden_size).values())
+        else 140 * len(one.contexts) * sum(position_bytes(drafter.decoder, drafter.hidden_size).values())
     )
     assert sizes(one) <= held / 8 + logits + spare
 
@@ -114,18 +114,18 @@ def test_of_several_methods_the_largest_counts() -> None:
 
 
 def test_a_machines_memory_is_shared_by_its_actors_and_half_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slot_count, "free_device_bytes", lambda _: 1200)
+    monkeypatch.setattr("models.backends.base.free_bytes", lambda: 1200)
     assert usable_bytes(EnginePool(), CPU) == 600
     assert usable_bytes(EnginePool(max_size=3), CPU) == 200
 
 
 def test_a_share_of_a_gpu_has_its_share_of_memory_whoever_came_first(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
-    for name, value in (("free_device_bytes", 900), ("total_device_bytes", 1000), ("allocated_bytes", 100)):
-        monkeypatch.setattr(slot_count, name, lambda _, value=value: value)
+    for name, value in (("free_cuda_bytes", 900), ("total_cuda_bytes", 1000), ("allocated_cuda_bytes", 100)):
+        monkeypatch.setattr(f"models.backends.cuda.backend.{name}", lambda _, value=value: value)
     assert usable_bytes(EnginePool(num_gpus=1.0), gpu) == 765
     assert usable_bytes(EnginePool(num_gpus=0.5), gpu) == 340
-    monkeypatch.setattr(slot_count, "allocated_bytes", lambda _: 800)
+    monkeypatch.setattr("models.backends.cuda.backend.allocated_cuda_bytes", lambda _: 800)
     assert usable_bytes(EnginePool(num_gpus=0.5), gpu) == 0
 
 
@@ -170,7 +170,7 @@ def test_a_loaded_pair_counts_for_itself(tmp_path: Path, monkeypatch: pytest.Mon
             }
         )
     )
-    monkeypatch.setattr(slot_count, "free_device_bytes", lambda _: 2 * 7 * sizes(CHAIN))
+    monkeypatch.setattr("models.backends.base.free_bytes", lambda: 2 * 7 * sizes(CHAIN))
     loaded = pair.load(job)
     slots, reason = loaded.count_slots(160)
     assert slots == 7

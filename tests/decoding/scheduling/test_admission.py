@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import islice
@@ -16,8 +17,9 @@ from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.scheduling.admission import MAX_EXPECTED, NUM_AHEAD, Admission
 from decoding.trees import Chain
-from models.backends.cuda.prompt_prefetch import Coming, Make, PromptThread, SideStream
+from models.backends.base import SideStream
 from models.inputs.prefix import Prefix
+from models.inputs.prompt_prefetch import PendingPrompt, PreparedPrompt, PromptThread
 from models.kv.prefill import PromptReader
 from tests import toys
 from tests.conformance import checks
@@ -142,9 +144,9 @@ class Idle(PromptThread):
     def __init__(self) -> None:
         self.num_begun = 0
 
-    def begin(self, make: Make) -> Coming:
+    def submit(self, prepare: Callable[[], PreparedPrompt]) -> PendingPrompt:
         self.num_begun += 1
-        return Coming(Future(), SideStream(torch.device("cpu")))
+        return PendingPrompt(Future(), SideStream())
 
 
 def test_however_many_rows_wait_a_step_looks_at_few_of_them() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import nullcontext
 from typing import Any
@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from decoding import Request
 from decoding.scheduling.admission import content_of
 from decoding.scheduling.prompt_prefetch import MAX_UNMADE, ComingPrompts
-from models.backends.cuda.prompt_prefetch import Coming, Made, Make, PromptThread, SideStream
+from models.backends.base import SideStream
 from models.inputs.prefix import Prefix
+from models.inputs.prompt_prefetch import PendingPrompt, PreparedPrompt, PromptThread
 
 CPU = torch.device("cpu")
 
@@ -26,12 +27,12 @@ class Patient(PromptThread):
     """Makes prompts when it is told to, in the calling thread."""
 
     def __init__(self) -> None:
-        self.queue: deque[tuple[Future[Any], Make]] = deque()
+        self.queue: deque[tuple[Future[Any], Callable[[], PreparedPrompt]]] = deque()
 
-    def begin(self, make: Make) -> Coming:
+    def submit(self, make: Callable[[], PreparedPrompt]) -> PendingPrompt:
         future: Future[Any] = Future()
         self.queue.append((future, make))
-        return Coming(future, SideStream(CPU))
+        return PendingPrompt(future, SideStream())
 
     def work(self, number: int = 1000) -> None:
         for _ in range(min(number, len(self.queue))):
@@ -52,10 +53,10 @@ class ToOrder:
         self.looked: list[str] = []
         self.coming = ComingPrompts(self.thread, self.make, self.content, max_columns)
 
-    def make(self, request: Request) -> Made:
+    def make(self, request: Request) -> PreparedPrompt:
         self.made.append(request.prompt)
         ids = torch.arange(int(request.prompt.split()[0]))
-        return Made([Prefix(ids, torch.zeros(len(ids), 1), ids, ids < 0)], 0)
+        return PreparedPrompt([Prefix(ids, torch.zeros(len(ids), 1), ids, ids < 0)], 0)
 
     def content(self, request: Request) -> Any:
         self.looked.append(request.sample_id)
@@ -170,11 +171,11 @@ class Noted(SideStream):
         self.events.append("used")
         return nullcontext()
 
-    def mark(self) -> Any:
+    def record_event(self) -> Any:
         self.events.append("marked")
         return "mark"
 
-    def is_past(self, mark: Any) -> bool:
+    def is_complete(self, mark: Any) -> bool:
         return mark == "mark" and self.is_reached
 
     def hand_over(self, mark: Any, tensors: Any) -> None:
@@ -182,16 +183,16 @@ class Noted(SideStream):
 
 
 def test_what_is_made_on_a_stream_is_handed_over_whole_by_whoever_takes_it() -> None:
-    thread = PromptThread(CPU)
+    thread = PromptThread(SideStream())
     thread._stream = noted = Noted()
     ids = torch.arange(4)
     lane = Prefix(ids, torch.zeros(4, 2), ids + 1, ids > 2, (torch.ones(1, 2), torch.ones(1, 2)), ids < 1, 1)
 
-    def make() -> Made:
+    def make() -> PreparedPrompt:
         noted.events.append("made")
-        return Made([lane], 0)
+        return PreparedPrompt([lane], 0)
 
-    coming = thread.begin(make)
+    coming = thread.submit(make)
     assert coming.take().lanes == [lane]
     held = (lane.token_ids, lane.embeds, lane.positions, lane.visual, lane.padding, *lane.deepstack)
     *before, (mark, handed) = noted.events
@@ -202,15 +203,15 @@ def test_what_is_made_on_a_stream_is_handed_over_whole_by_whoever_takes_it() -> 
 
 
 def test_a_prompt_is_made_when_the_device_has_made_it_and_a_refusal_at_once() -> None:
-    thread = PromptThread(CPU)
+    thread = PromptThread(SideStream())
     thread._stream = noted = Noted()
     ids = torch.arange(4)
     fine, bad = rows(["fine", "bad"])
 
-    def make(request: Request) -> Made:
+    def make(request: Request) -> PreparedPrompt:
         if request is bad:
             raise ValueError("bad")
-        return Made([Prefix(ids, torch.zeros(4, 2), ids, ids < 0)], 0)
+        return PreparedPrompt([Prefix(ids, torch.zeros(4, 2), ids, ids < 0)], 0)
 
     coming = ComingPrompts(thread, make, content_of, 100)
     coming.expect([fine, bad])

@@ -11,7 +11,7 @@ from decoding.sampling import RowSampling
 from decoding.tree import DraftTree
 from decoding.trees.chain import Chain
 from models.backends.cpu import attention
-from models.backends.cpu.build import Loops
+from models.backends.cpu.build import Library
 from tests.decoding import blocks
 
 V = 9
@@ -20,9 +20,9 @@ V = 9
 @pytest.fixture(params=["loops", "torch"])
 def has_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     if request.param == "torch":
-        monkeypatch.setattr(attention, "LOOPS", Loops((), {}, "never tried"))
+        monkeypatch.setattr(attention, "LIBRARY", Library((), {}, "never tried"))
     else:
-        assert attention.LOOPS.library() is not None
+        assert attention.LIBRARY.library() is not None
     return bool(request.param == "loops")
 
 

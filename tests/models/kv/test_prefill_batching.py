@@ -11,11 +11,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from decoding.contexts.pruned import prune
+from models.backends.base import MAX_PREFILL_PADDING, REFERENCE
+from models.backends.cpu.backend import CpuBackend
 from models.heads.teacher import extend
 from models.inputs.prefix import Prefix
 from models.kv import prefill_batching
 from models.kv.lanes import LaneModel, SlotBatch
-from models.kv.prefill_batching import MAX_PADDING, Stem, find_stems, group_by_length
+from models.kv.prefill_batching import Stem, find_stems, group_by_length
 from tests import toys
 
 
@@ -30,13 +32,13 @@ def test_every_prompt_is_in_one_group_and_groups_keep_to_their_bounds(lengths: l
     for group in groups:
         longest = max(lengths[place] for place in group)
         assert len(group) == 1 or longest * len(group) <= bound
-        assert sum(longest - lengths[place] for place in group) <= MAX_PADDING
+        assert sum(longest - lengths[place] for place in group) <= MAX_PREFILL_PADDING
     # One group is not begun while the one before it has room: what comes next would not have fitted.
     for one, after in pairwise(groups):
         more = [*one, after[0]]
         longest = max(lengths[place] for place in more)
         padding = sum(longest - lengths[place] for place in more)
-        assert longest * len(more) > bound or padding > MAX_PADDING
+        assert longest * len(more) > bound or padding > MAX_PREFILL_PADDING
 
 
 def test_prompts_of_like_length_are_together_and_a_longer_one_than_the_bound_is_alone() -> None:
@@ -47,12 +49,12 @@ def test_prompts_of_like_length_are_together_and_a_longer_one_than_the_bound_is_
 
 
 def test_a_cpu_takes_small_groups_with_little_padding() -> None:
-    bounds = prefill_batching.bounds_on(torch.device("cpu"), 8192)
+    bounds = CpuBackend().prefill_limits(8192)
     assert group_by_length([67, 47, 63, 49, 47, 63, 67, 56], *bounds) == [[0, 6], [2, 5, 7], [3, 1, 4]]
     assert group_by_length([67] * 4, *bounds) == [[0, 1], [2, 3]]
-    assert prefill_batching.bounds_on(torch.device("cpu"), 100)[0] == 100
-    assert prefill_batching.bounds_on(torch.device("cpu"), None)[0] is None
-    assert prefill_batching.bounds_on(torch.device("cuda"), 8192) == (8192, MAX_PADDING)
+    assert CpuBackend().prefill_limits(100)[0] == 100
+    assert CpuBackend().prefill_limits(None)[0] is None
+    assert REFERENCE.prefill_limits(8192) == (8192, MAX_PREFILL_PADDING)
 
 
 def kin(tokens: list[int], origin: object = "one", last_visual: int = 0) -> Prefix:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from models.kv.slot_memory import column_bytes, free_device_bytes
+from models.backends.select import backend_for
+from models.kv.slot_memory import position_bytes
 from tests import toys
 from tests.conformance import checks, heads
 
@@ -15,7 +16,7 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("family", list(toys.FAMILIES))
 def test_a_column_takes_what_the_engine_allocates_for_one(family: str) -> None:
     target = toys.target(family)
-    sizes = column_bytes(target.decoder, target.hidden_size)
+    sizes = position_bytes(target.decoder, target.hidden_size)
     engine = checks.Engine(target, checks.Method(checks.NoDrafter(), checks.Chain(1), checks.Exact()), 3, 160)
     checks.run(engine, checks.requests(family, 1))
     cache = engine._lanes.cache
@@ -27,26 +28,28 @@ def test_a_column_is_two_tensors_of_every_layers_key_value_heads() -> None:
     target = toys.target("llama")
     config = target.decoder.config
     expected = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 4  # type: ignore[union-attr]
-    assert column_bytes(target.decoder, target.hidden_size) == {CPU: expected}
+    assert position_bytes(target.decoder, target.hidden_size) == {CPU: expected}
 
 
 def test_half_precision_takes_half() -> None:
     whole, half = toys.target("llama"), toys.target("llama")
     half.decoder.to(torch.bfloat16)
-    sizes = [column_bytes(one.decoder, one.hidden_size)[CPU] for one in (whole, half)]
+    sizes = [position_bytes(one.decoder, one.hidden_size)[CPU] for one in (whole, half)]
     assert sizes[0] == 2 * sizes[1]
 
 
 def test_an_eagle_head_has_a_memory_of_its_own_size() -> None:
     network = heads.eagle("llama")
-    (num_bytes,) = column_bytes(network, network.hidden_size).values()
+    (num_bytes,) = position_bytes(network, network.hidden_size).values()
     target = toys.target("llama")
-    assert num_bytes * target.decoder.config.num_hidden_layers == column_bytes(target.decoder, target.hidden_size)[CPU]  # type: ignore[union-attr]
+    assert (
+        num_bytes * target.decoder.config.num_hidden_layers == position_bytes(target.decoder, target.hidden_size)[CPU]
+    )  # type: ignore[union-attr]
 
 
 def test_measuring_leaves_the_models_output_as_it_was() -> None:
     target = toys.target("llama")
-    column_bytes(target.decoder, target.hidden_size)
+    position_bytes(target.decoder, target.hidden_size)
     request = checks.requests("llama", 1)[0]
     engine = checks.Engine(target, checks.Method(checks.NoDrafter(), checks.Chain(1), checks.Exact()), 2, 160)
     done = checks.run(engine, [request])
@@ -54,5 +57,5 @@ def test_measuring_leaves_the_models_output_as_it_was() -> None:
 
 
 def test_a_cpu_is_as_free_as_its_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.kv.slot_memory.free_bytes", lambda: 12345)
-    assert free_device_bytes(CPU) == 12345
+    monkeypatch.setattr("models.backends.base.free_bytes", lambda: 12345)
+    assert backend_for(CPU).free_bytes(CPU) == 12345

@@ -102,5 +102,5 @@ def test_a_model_whose_places_are_all_one_device_gives_the_same_numbers() -> Non
 
 def test_more_gpus_than_there_are_is_refused(tmp_path: Path) -> None:
     toys.save("llama", tmp_path)
-    with pytest.raises(CheckpointError, match=r"it was to run on 7 GPUs, and this process sees \d$"):
+    with pytest.raises(CheckpointError, match=r"7 GPUs are configured, and \d are visible$"):
         Target.load(CheckpointRef(str(tmp_path)), num_devices=7)

@@ -289,7 +289,7 @@ def test_rounding_makes_another_job(tmp_path: Path) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is then another")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_types_that_a_cpu_multiplies_slowly_are_refused(dtype: str, tmp_path: Path) -> None:
-    reason = f"on a CPU torch multiplies them fast with bfloat16 only, and not with {dtype}: give dtype bfloat16"
+    reason = f"on a CPU torch has fast int8 kernels for bfloat16 only, not for {dtype}; set dtype bfloat16"
     with pytest.raises(ConfigError, match=rf"^model\.target: .*quantization: its weights cannot be int8: {reason}"):
         pair.load(job(tmp_path / "model", dtype, device="auto"))
     with pytest.raises(ValidationError, match=f"on a CPU with bfloat16 only, and dtype is '{dtype}'"):
@@ -298,7 +298,7 @@ def test_types_that_a_cpu_multiplies_slowly_are_refused(dtype: str, tmp_path: Pa
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is then another")
 def test_fp8_on_a_cpu_is_refused(tmp_path: Path) -> None:
-    reason = "a CPU has no units for fp8: take int8"
+    reason = "CPUs have no fp8 units; use int8"
     with pytest.raises(ConfigError, match=rf"^model\.target: .*quantization: its weights cannot be fp8: {reason}"):
         pair.load(job(tmp_path / "model", quantization="fp8", device="auto"))
     with pytest.raises(ValidationError, match="fp8 takes a GPU, and device is 'cpu'; on a CPU there is int8"):

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from models.backends.attention import mask_bias, tree_mask
 from models.backends.cpu import attention
-from models.backends.cpu.attention import OPERATION, PLACE, attend_rows, can_loop, can_place
-from models.backends.cpu.build import Loops
+from models.backends.cpu.attention import OPERATION, PLACE, attend_rows, can_attend, can_place
+from models.backends.cpu.build import Library
 from models.backends.cpu.compiled import CompiledDecoder
 from models.kv.lanes import SlotBatch
 from models.loading.checkpoints import CheckpointRef
@@ -224,11 +224,11 @@ def test_other_types_and_sizes_are_left_to_torch() -> None:
     def memory(dim: int, dtype: torch.dtype, device: str = "cpu") -> Tensor:
         return torch.zeros(2, 1, 3, dim, dtype=dtype, device=device)
 
-    assert can_loop(memory(64, torch.bfloat16))
-    assert not can_loop(memory(64, torch.float16))
-    assert not can_loop(memory(64, torch.float64))
-    assert not can_loop(memory(80, torch.float32))
-    assert not can_loop(memory(64, torch.float32, "meta"))
+    assert can_attend(memory(64, torch.bfloat16))
+    assert not can_attend(memory(64, torch.float16))
+    assert not can_attend(memory(64, torch.float64))
+    assert not can_attend(memory(80, torch.float32))
+    assert not can_attend(memory(64, torch.float32, "meta"))
 
 
 def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
@@ -237,17 +237,17 @@ def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
     broken = tmp_path / "broken.cpp"
     broken.write_text("this is no C++;")
     torch._dynamo.reset()
-    without = Loops((broken,), {"step_fp32": []}, "attention on this CPU stays torch's own")
-    monkeypatch.setattr(attention, "LOOPS", without)
+    without = Library((broken,), {"step_fp32": []}, "attention on this CPU stays torch's own")
+    monkeypatch.setattr(attention, "LIBRARY", without)
     try:
         with caplog.at_level(logging.WARNING, logger="models.backends.cpu.build"):
-            assert not can_loop(torch.zeros(2, 1, 3, 64))
-            assert not can_loop(torch.zeros(2, 1, 3, 64))
+            assert not can_attend(torch.zeros(2, 1, 3, 64))
+            assert not can_attend(torch.zeros(2, 1, 3, 64))
         assert [one.message for one in caplog.records if "stays torch's own" in one.message] == [
             one.message for one in caplog.records
         ]
         assert len(caplog.records) == 1
-        assert not without.is_at_work
+        assert not without.is_built
         target = Target.load(CheckpointRef(str(CHECKPOINTS / "text_target")), "float32", "cpu")
         assert target.compile()
         lanes = target.lanes(2, 1, 200)
@@ -294,9 +294,9 @@ def test_nodes_are_placed_in_one_pass_as_by_tensors(
 
 
 def test_nodes_are_placed_by_tensors_until_the_loops_are_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert can_loop(torch.zeros(1, 1, 1, 64))
+    assert can_attend(torch.zeros(1, 1, 1, 64))
     assert can_place(torch.zeros(1, dtype=torch.long), torch.bfloat16)
     assert not can_place(torch.zeros(1, dtype=torch.long), torch.float16)
     assert not can_place(torch.zeros(1, dtype=torch.long, device="meta"), torch.float32)
-    monkeypatch.setattr(attention, "LOOPS", Loops((), {}, "never tried"))
+    monkeypatch.setattr(attention, "LIBRARY", Library((), {}, "never tried"))
     assert not can_place(torch.zeros(1, dtype=torch.long), torch.bfloat16)

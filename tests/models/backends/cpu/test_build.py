@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from models.backends.cpu.build import Loops, beside
+from models.backends.cpu.build import Library, beside
 
 # Importing torch's own compiler warns of a part of torch.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -17,11 +17,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is dep
 def test_sources_follow_one_another_and_are_built_at_the_first_call(tmp_path: Path) -> None:
     (tmp_path / "one.h").write_text("static int added(int x) { return x + 5; }\n")
     (tmp_path / "two.cpp").write_text('extern "C" void add(int* x) { *x = added(*x); }\n')
-    loops = Loops((tmp_path / "one.h", tmp_path / "two.cpp"), {"add": [ctypes.c_void_p]}, "nothing is added")
-    assert not loops.is_at_work
+    loops = Library((tmp_path / "one.h", tmp_path / "two.cpp"), {"add": [ctypes.c_void_p]}, "nothing is added")
+    assert not loops.is_built
     library = loops.library()
     assert library is not None
-    assert loops.is_at_work
+    assert loops.is_built
     number = ctypes.c_int(2)
     library.add(ctypes.byref(number))
     assert number.value == 7
@@ -29,10 +29,10 @@ def test_sources_follow_one_another_and_are_built_at_the_first_call(tmp_path: Pa
 
 
 def test_what_cannot_be_built_is_tried_and_said_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
-    missing = Loops((tmp_path / "not_there.cpp",), {}, "it goes on without")
+    missing = Library((tmp_path / "not_there.cpp",), {}, "it goes on without")
     assert missing.library() is None
     assert missing.library() is None
-    assert not missing.is_at_work
+    assert not missing.is_built
     said = [one.getMessage() for one in caplog.records if one.name == "models.backends.cpu.build"]
     assert len(said) == 1
     assert said[0].startswith("it goes on without: ")
@@ -41,7 +41,7 @@ def test_what_cannot_be_built_is_tried_and_said_once(caplog: pytest.LogCaptureFi
 
 def test_whoever_asks_while_another_thread_builds_gets_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     built, may_end, begun = ctypes.CDLL(None), threading.Event(), threading.Event()
-    loops = Loops((), {}, "nothing")
+    loops = Library((), {}, "nothing")
 
     def build() -> ctypes.CDLL:
         if not begun.is_set():

@@ -18,7 +18,7 @@ from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.trees import Chain, StaticTree, branching_paths
 from models.backends.cpu import layer_graph, packing
 from models.backends.cpu.compiled import CompiledDecoder, Kind, can_compile
-from models.kv.free_memory import free_bytes
+from models.backends.memory import free_bytes
 from models.kv.lanes import LaneModel, SlotBatch
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
@@ -196,7 +196,7 @@ def test_more_graphs_than_torch_makes_are_no_error(
     for mine, theirs in zip(got, wanted, strict=True):
         torch.testing.assert_close(mine, theirs, atol=2e-5, rtol=1e-4)
     assert sum(record.name == "models.backends.cpu.compiled" for record in caplog.records) == 1
-    assert "stay uncompiled" in caplog.text
+    assert "run uncompiled" in caplog.text
     assert isinstance(target._run, CompiledDecoder)
     assert target._run.compiled == set()
 
@@ -252,11 +252,13 @@ def test_layers_of_two_makes_and_weights_without_kernels_are_not_compiled() -> N
     assert not can_compile(torch.nn.Linear(4, 4))
 
 
-def test_a_layer_in_its_wrapper_is_still_itself() -> None:
+def test_a_decoder_is_not_changed_and_its_compiled_layers_have_its_attributes() -> None:
     target = toys.target("llava")
     first = target.decoder.layers[0]  # type: ignore[index]
-    CompiledDecoder(target.decoder)
-    wrapped = target.decoder.layers[0]  # type: ignore[index]
+    run = CompiledDecoder(target.decoder)
+    assert target.decoder.layers[0] is first  # type: ignore[index]
+    wrapped = run._compiled_decoder.layers[0]  # type: ignore[index]
+    assert wrapped is not first
     assert wrapped.self_attn is first.self_attn
     with pytest.raises(AttributeError, match="no_such_part"):
         _ = wrapped.no_such_part

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from decoding import Request
 from models.backends.cpu.compiled import CompiledDecoder
-from models.backends.cpu.decoder_frame import Frame, Watch
+from models.backends.cpu.decoder_frame import DecoderFrame, FrameRecorder
 from models.kv.lanes import SlotBatch
 from tests import toys
 from tests.conformance import checks
@@ -33,14 +33,14 @@ class Rotary(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, owner: list[Watch]) -> None:
+    def __init__(self, owner: list[FrameRecorder]) -> None:
         super().__init__()
         self._owner = owner
 
     def forward(self, hidden: Tensor, **given: Any) -> Tensor:
         out = hidden.tanh() + given["position_embeddings"][0].sum(-1, keepdim=True)
         for watch in self._owner:
-            watch.note(hidden, given, out)
+            watch.record(hidden, given, out)
         return out
 
 
@@ -49,7 +49,7 @@ class Decoder(nn.Module):
 
     def __init__(self, oddity: str) -> None:
         super().__init__()
-        self.watched: list[Watch] = []
+        self.watched: list[FrameRecorder] = []
         self.rotary_emb = Rotary()
         self.norm = nn.LayerNorm(4)
         self.layers = nn.ModuleList(Layer(self.watched) for _ in range(3))
@@ -81,13 +81,13 @@ class Decoder(nn.Module):
         return hidden if odd == "no norm" else self.norm(hidden) * (2.0 if odd == "scaled outputs" else 1.0)
 
 
-def learn(decoder: Decoder) -> tuple[Frame | None, Tensor, Tensor]:
+def learn(decoder: Decoder) -> tuple[DecoderFrame | None, Tensor, Tensor]:
     embeds, positions = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(0)), torch.arange(3).expand(2, -1)
-    with Watch(decoder, 3) as watch:
+    with FrameRecorder(decoder, 3) as watch:
         decoder.watched.append(watch)
         last = decoder(embeds, positions)
     decoder.watched.clear()
-    return watch.learn(embeds, positions, last), embeds, last
+    return watch.frame(embeds, positions, last), embeds, last
 
 
 def test_a_plain_decoder_is_explained() -> None:
@@ -135,7 +135,8 @@ def run_twice(family: str, wanted: Sequence[Request] = ()) -> tuple[CompiledDeco
         own += named["lanes"].num_leading_rows is not None
 
     states, counts = [], []
-    with target.decoder.register_forward_pre_hook(count, with_kwargs=True):
+    assert isinstance(target._run, CompiledDecoder)
+    with target._run._compiled_decoder.register_forward_pre_hook(count, with_kwargs=True):
         for _ in range(2):
             own = 0
             states.append(states_of(lanes, prefixes, STEPS))
@@ -154,7 +155,7 @@ def test_real_families_are_explained_and_say_the_same_past_their_own_code(
     assert counts == [2, 0]
     assert all(frame is not None for form, frame in run._frames.items() if not form[0].is_prefill)
     torch._dynamo.reset()
-    monkeypatch.setattr("models.backends.cpu.compiled.Watch.learn", lambda *_: None)
+    monkeypatch.setattr("models.backends.cpu.compiled.FrameRecorder.frame", lambda *_: None)
     _, wanted, counts = run_twice(family)
     assert counts == [len(STEPS), len(STEPS)]
     for got, right in zip((*first, *second), (*wanted[0], *wanted[1]), strict=True):
@@ -189,15 +190,15 @@ def test_inputs_that_are_not_dense_are_read_as_what_they_are() -> None:
 
 
 def test_a_frame_that_does_not_say_the_same_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    learn_it = Watch.learn
+    learn_it = FrameRecorder.frame
 
-    def wrong(self: Watch, *given: Any) -> Frame | None:
+    def wrong(self: FrameRecorder, *given: Any) -> DecoderFrame | None:
         frame = learn_it(self, *given)
         return None if frame is None else replace(frame, norm=nn.Identity())
 
     _, wanted, _ = run_twice("llama")
     torch._dynamo.reset()
-    monkeypatch.setattr(Watch, "learn", wrong)
+    monkeypatch.setattr(FrameRecorder, "frame", wrong)
     run, states, _ = run_twice("llama")
     assert set(run._frames.values()) == {None}
     for got, right in zip((*states[0], *states[1]), (*wanted[0], *wanted[1]), strict=True):

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from models.backends.cpu import gemm, packing
-from models.backends.cpu.build import Loops
-from models.backends.cpu.gemm import BLOCK, LOOPS, can_multiply, lay_out, multiply_rows
+from models.backends.cpu.build import Library
+from models.backends.cpu.gemm import BLOCK, LIBRARY, can_multiply, multiply_rows, pack_blocks
 
 # Importing torch's own compiler warns of a part of torch.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")
@@ -70,7 +70,7 @@ def test_it_is_the_exact_product_rounded_once(
     input, weight = noise(rows, 2 * pairs, seed=seed), noise(outputs, 2 * pairs, seed=seed + 1)
     bias = noise(outputs, seed=seed + 2).float() if with_bias else None
     padded = None if bias is None else torch.cat([bias, torch.full((-outputs % BLOCK,), torch.nan)])
-    out = multiply_rows(input, lay_out(weight), padded, outputs)
+    out = multiply_rows(input, pack_blocks(weight), padded, outputs)
     terms = exact(input.abs(), weight.abs(), None if bias is None else bias.abs())
     assert_rounded(out, exact(input, weight, bias), terms)
 
@@ -79,7 +79,7 @@ def test_it_is_the_exact_product_rounded_once(
 @pytest.mark.parametrize("sizes", [(721, 96), (64, 1024), (3000, 8)])
 def test_a_row_is_the_same_alone_and_among_others_and_by_any_number_of_threads(sizes: tuple[int, int]) -> None:
     outputs, inputs = sizes
-    input, laid = noise(450, inputs), lay_out(noise(outputs, inputs, seed=1))
+    input, laid = noise(450, inputs), pack_blocks(noise(outputs, inputs, seed=1))
     torch.set_num_threads(1)
     alone = torch.cat([multiply_rows(row, laid, None, outputs) for row in input.split(1)])
     for num_threads in (1, 2, 7):
@@ -94,7 +94,7 @@ def test_a_row_is_the_same_alone_and_among_others_and_by_any_number_of_threads(s
 @pytest.mark.parametrize("outputs", [1, 15, 16, 17, 31, 33, 64])
 def test_nothing_is_written_beside_the_output(rows: int, outputs: int) -> None:
     input, weight = noise(rows, 64), noise(outputs, 64, seed=1)
-    laid, library = lay_out(weight), LOOPS.library()
+    laid, library = pack_blocks(weight), LIBRARY.library()
     assert library is not None
     memory = torch.full((rows * outputs + 128,), 7.0, dtype=torch.bfloat16)
     place = memory.data_ptr() + 64 * memory.element_size()
@@ -108,11 +108,11 @@ def test_nothing_is_written_beside_the_output(rows: int, outputs: int) -> None:
 @pytest.mark.usefixtures("loops")
 def test_what_is_no_number_stays_in_its_row_and_its_output() -> None:
     input, weight = noise(14, 32), noise(40, 32, seed=1)
-    clean = multiply_rows(input, lay_out(weight), None, 40)
+    clean = multiply_rows(input, pack_blocks(weight), None, 40)
     input[3, 5] = torch.nan
     input[13, 0] = torch.inf
     weight[33, 2] = torch.nan
-    out = multiply_rows(input, lay_out(weight), None, 40)
+    out = multiply_rows(input, pack_blocks(weight), None, 40)
     assert bool(out[3].isnan().all())
     assert not bool(out[13].isfinite().any())
     assert bool(out[:, 33].isnan().all())
@@ -124,7 +124,7 @@ def test_what_is_no_number_stays_in_its_row_and_its_output() -> None:
 @pytest.mark.usefixtures("loops")
 def test_rows_may_lie_anywhere_and_have_any_number_of_axes() -> None:
     weight = noise(24, 16, seed=1)
-    laid = lay_out(weight)
+    laid = pack_blocks(weight)
     wide = noise(3, 5, 40)
     view = wide[:, 1::2, 8:24]
     assert not view.is_contiguous()
@@ -138,8 +138,8 @@ def test_rows_may_lie_anywhere_and_have_any_number_of_axes() -> None:
 def test_weights_may_lie_anywhere() -> None:
     weight = noise(64, 16, seed=1)
     memory = torch.cat([noise(3), weight.flatten()])
-    assert torch.equal(lay_out(memory[3:].view(64, 16)), lay_out(weight))
-    assert torch.equal(lay_out(weight.T.contiguous().T), lay_out(weight))
+    assert torch.equal(pack_blocks(memory[3:].view(64, 16)), pack_blocks(weight))
+    assert torch.equal(pack_blocks(weight.T.contiguous().T), pack_blocks(weight))
 
 
 @pytest.mark.usefixtures("loops")
@@ -147,7 +147,7 @@ def test_layers_that_read_the_same_are_one_product_in_the_loops() -> None:
     weights, biases = [noise(size, 48, seed=size) for size in (64, 7, 33)], [noise(64), None, noise(33)]
     input = noise(2, 3, 48)
     out = packing.multiply(input, weights, biases)
-    assert packing._packed[weights[0].data_ptr()].in_loops
+    assert packing._packed[weights[0].data_ptr()].is_own_gemm
     for part, weight, bias in zip(out.split([64, 7, 33], dim=-1), weights, biases, strict=True):
         assert_rounded(part, exact(input, weight, bias), exact(input.abs(), weight.abs(), None) + 4)
     packing.forget(weight.data_ptr() for weight in weights)
@@ -169,13 +169,13 @@ def test_where_they_cannot_be_built_or_do_not_serve_products_are_torchs(
     given.write_text(
         own.replace("__AVX512BF16__", "AN_INSTRUCTION_THAT_NO_CPU_HAS") if source == "other CPU" else source
     )
-    without = Loops((given,), LOOPS._functions, "products stay torch's own")
-    monkeypatch.setattr(gemm, "LOOPS", without)
+    without = Library((given,), LIBRARY._functions, "products stay torch's own")
+    monkeypatch.setattr(gemm, "LIBRARY", without)
     weight, input = noise(33, 48, seed=1), noise(5, 48)
     out = packing.multiply(input, [weight], [None])
-    assert not packing._packed[weight.data_ptr()].in_loops
+    assert not packing._packed[weight.data_ptr()].is_own_gemm
     packing.forget([weight.data_ptr()])
     torch.testing.assert_close(out, torch.nn.functional.linear(input, weight))
-    assert without.is_at_work == (source == "other CPU")
+    assert without.is_built == (source == "other CPU")
     said = [one.getMessage().partition(":")[0] for one in caplog.records if one.name == "models.backends.cpu.build"]
     assert said == ([] if source == "other CPU" else ["products stay torch's own"])

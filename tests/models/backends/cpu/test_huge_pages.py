@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from models.backends.cpu import huge_pages
-from models.backends.cpu.huge_pages import PAGE_BYTES, ask_for_large_pages
+from models.backends.cpu.huge_pages import PAGE_BYTES, advise_huge_pages
 
 
 @pytest.mark.parametrize("num_bytes", [1, 5 * PAGE_BYTES + 77])
 def test_memory_keeps_what_it_holds(num_bytes: int) -> None:
     memory = torch.arange(num_bytes, dtype=torch.int64).to(torch.uint8)
     wanted = memory.clone()
-    assert ask_for_large_pages(memory.data_ptr(), num_bytes) in (True, False)
+    assert advise_huge_pages(memory.data_ptr(), num_bytes) in (True, False)
     assert torch.equal(memory, wanted)
 
 
@@ -27,16 +27,16 @@ def test_ends_are_left_out_where_nothing_lies_beside_them(monkeypatch: pytest.Mo
         return 0 if 10.5 * page <= start and start + size <= 14.5 * page else -1
 
     monkeypatch.setattr(huge_pages, "_madvise", lambda: madvise)
-    assert ask_for_large_pages(int(10.5 * page), 4 * page)
+    assert advise_huge_pages(int(10.5 * page), 4 * page)
     assert asked[-1] == (11 * page, 3 * page, huge_pages._COLLAPSE)
     asked.clear()
-    assert ask_for_large_pages(int(11.25 * page), page)
+    assert advise_huge_pages(int(11.25 * page), page)
     assert asked == [(11 * page, 2 * page, huge_pages._HUGEPAGE), (11 * page, 2 * page, huge_pages._COLLAPSE)]
-    assert not ask_for_large_pages(int(10.6 * page), page // 10), "less than a page, at the edge"
+    assert not advise_huge_pages(int(10.6 * page), page // 10), "less than a page, at the edge"
 
 
 def test_without_such_a_call_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages.sys, "platform", "darwin")
     huge_pages._madvise.cache_clear()
-    assert not ask_for_large_pages(PAGE_BYTES, PAGE_BYTES)
+    assert not advise_huge_pages(PAGE_BYTES, PAGE_BYTES)
     huge_pages._madvise.cache_clear()

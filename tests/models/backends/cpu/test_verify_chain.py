@@ -12,7 +12,7 @@ from torch import Tensor
 
 from decoding.acceptance.walk import walk_choices
 from models.backends.cpu import attention, verify_chain
-from models.backends.cpu.build import Loops
+from models.backends.cpu.build import Library
 from models.backends.cpu.verify_chain import CUT, WALK, can_walk
 from tests import toys
 from tests.decoding import blocks
@@ -20,7 +20,7 @@ from tests.decoding import blocks
 
 @pytest.fixture(autouse=True, scope="module")
 def built() -> None:
-    assert attention.LOOPS.library() is not None
+    assert attention.LIBRARY.library() is not None
     assert can_walk(torch.zeros(1, 2, 5))
 
 
@@ -99,7 +99,7 @@ def test_a_line_ends_where_torch_ends_it(data: st.DataObject) -> None:
 def test_other_logits_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not can_walk(torch.zeros(1, 2, 5, dtype=torch.bfloat16))
     assert not can_walk(torch.zeros(1, 5, 2).transpose(1, 2))
-    monkeypatch.setattr(attention, "LOOPS", Loops((), {}, "never tried"))
+    monkeypatch.setattr(attention, "LIBRARY", Library((), {}, "never tried"))
     assert not can_walk(torch.zeros(1, 2, 5))
 
 
@@ -107,7 +107,7 @@ def test_without_a_compiler_torch_walks(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     (tmp_path / "broken.cpp").write_text("this is no program\n")
-    broken = Loops((tmp_path / "broken.cpp",), {"walk_line": []}, "drafts are compared by torch's own operations")
-    monkeypatch.setattr(verify_chain, "LOOPS", broken)
+    broken = Library((tmp_path / "broken.cpp",), {"walk_line": []}, "drafts are compared by torch's own operations")
+    monkeypatch.setattr(verify_chain, "LIBRARY", broken)
     assert not can_walk(torch.zeros(1, 2, toys.VOCAB_SIZE))
     assert "compared by torch's own operations" in caplog.text

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from models.backends.base import REFERENCE
+from models.backends.cuda.backend import CudaBackend
 from models.backends.cuda.graphs import CapturedDecoder
 from models.backends.cuda.tree_attention import FirstPart, TwoParts, attend_in_parts, first_part, flash, split
 from tests import toys
@@ -101,7 +103,11 @@ def test_a_wrong_first_part_is_seen(fault: FirstPart) -> None:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models.kv.lanes.first_part", lambda *_: plain)
+    backend = CudaBackend()
+    # A CUDA backend over CPU tensors: two-part attention with a plain kernel, and the reference's host copies.
+    monkeypatch.setattr(backend, "copy_to_host", REFERENCE.copy_to_host)
+    monkeypatch.setattr("models.backends.cuda.backend.first_part", lambda *_: plain)
+    monkeypatch.setattr("models.kv.lanes.backend_for", lambda _: backend)
 
 
 @pytest.mark.parametrize(("family", "slots"), [("llava", 5), ("llava", 1), ("qwen2_5_vl", 3)])
