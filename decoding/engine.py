@@ -60,6 +60,7 @@ class Engine:
         self._lanes = target.lanes(slots, target.num_lanes, max_context_tokens + method.tree.max_nodes)
         self._slots = SlotTable(slots, target.vocab_size, target.device)
         self._admission = Admission(target, max_context_tokens, max_prefill_tokens)
+        self._queue = self._admission.queue
         self._max_prefill_tokens = max_prefill_tokens
         self._reads_late = target.device.type != "cpu" if reads_late is None else reads_late
         self._flying: InFlight | None = None
@@ -95,21 +96,21 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a request is waiting or in a slot."""
-        return bool(self._admission.waiting or self._slots.active or self._flying)
+        return bool(self._queue.num_waiting or self._slots.active or self._flying)
 
     @property
     def num_waiting(self) -> int:
         """Requests that have no slot yet."""
-        return len(self._admission.waiting)
+        return self._queue.num_waiting
 
     @property
     def num_free_slots(self) -> int:
         """Slots that neither a running nor a waiting request will take."""
-        return max(0, len(self._slots.free) - len(self._admission.waiting))
+        return max(0, len(self._slots.free) - self._queue.num_waiting)
 
     def submit(self, request: Request) -> None:
         """Queue a request; it is admitted by the next `step` with a free slot."""
-        self._admission.waiting.append(request)
+        self._queue.submit(request)
 
     def expect(self, requests: Iterable[Request]) -> None:
         """Name the requests that will be submitted next, in their order: where the target makes prompts on a thread of
@@ -134,7 +135,7 @@ class Engine:
     def step(self) -> list[Completion]:
         """Admit what fits, then draft and verify once; returns the requests that finished, errors included. Where steps
         are read late, those are the ones that the step before finished."""
-        self._admission.make_ahead()
+        self._admission.prefetch()
         finished = self._admit()
         ended, launched = self._launch()
         finished += ended + self._land_all()
@@ -152,7 +153,7 @@ class Engine:
         step is then taken by all, and what admitting needs beside weights and memory does not grow with the slots."""
         finished: list[Completion] = []
         free = self._slots.free
-        while self._admission.waiting and free:
+        while self._queue.num_waiting and free:
             taken = self._admission.take(len(free), waits=not (self._slots.active or finished))
             self.stats.encode_s += time.perf_counter() - taken.started_s
             self.stats.num_feature_hits += taken.num_feature_hits

@@ -222,9 +222,9 @@ def test_an_engine_around_an_engine_has_its_waiting_rows_prompts_made() -> None:
         engine.submit(request)
     engine.expect(wanted[3:])
     engine.step()
-    held = _inner(engine)._coming
+    held = _inner(engine)._prefetcher
     assert held is not None
-    assert list(held._known) == [id(request) for request in wanted]
+    assert list(held._by_request) == [id(request) for request in wanted]
 
 
 def _inner(engine: RecoveringEngine) -> Any:
