@@ -31,7 +31,7 @@ class Events:
     stamp: Stamp
     enabled: bool
 
-    def say(self, event: str, level: str = "info", stream: TextIO | None = None, **values: Any) -> None:
+    def emit(self, event: str, level: str = "info", stream: TextIO | None = None, **values: Any) -> None:
         """Write one line; a stream that is closed or full ends nothing."""
         if not self.enabled:
             return
@@ -58,9 +58,9 @@ class Events:
         names = ("sample_id", "error_type", "error_message")
         for sample_id, code, message in zip(*(result.column(name).to_pylist() for name in names), strict=True):
             if code:
-                self.say("row_failed", "warning", sample_id=sample_id, code=code, message=message)
+                self.emit("row_failed", "warning", sample_id=sample_id, code=code, message=message)
         num_tokens = sum(result.column("num_generated_tokens").to_pylist())
-        self.say("batch_done", num_rows=result.num_rows, num_tokens=num_tokens)
+        self.emit("batch_done", num_rows=result.num_rows, num_tokens=num_tokens)
 
 
 def _safe(value: Any) -> Any:

@@ -21,7 +21,7 @@ from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
 
 MAX_PREFILL_TOKENS = 8192
-"""Prompt tokens of one prefill forward: keeps a device busy while activations stay small beside weights and KV cache."""
+"""Prompt tokens of one prefill forward: keeps a device busy, and activations small beside weights and KV cache."""
 NUM_ENCODED_FORWARDS = 4
 """Forwards' worth of prompts that are encoded before the first of them runs, so that equal lengths can be batched."""
 MAX_PREFETCHED = 256

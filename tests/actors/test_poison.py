@@ -131,7 +131,7 @@ def test_a_step_that_never_returns_ends_its_process_and_says_where_it_was(hangs:
     done = in_a_process(
         f"""
         import ctypes, threading
-        from actors.engine_thread import EngineThread
+        from actors.serving.engine_thread import EngineThread
         from decoding.types import Request
         from tests.actors.fakes import FakeEngine
 
@@ -159,7 +159,7 @@ def test_an_engine_that_waits_for_rows_is_not_taken_for_hung() -> None:
         armed = []
         faulthandler.dump_traceback_later = lambda *a, **k: armed.append(True)
         faulthandler.cancel_dump_traceback_later = lambda: armed.append(False)
-        from actors.engine_thread import EngineThread
+        from actors.serving.engine_thread import EngineThread
         from decoding.types import Request
         from tests.actors.fakes import FakeEngine
 
