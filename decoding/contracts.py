@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from decoding.controllers.base import Controller, Fixed
+from decoding.controllers.base import Controller, FixedDepth
 from decoding.guidance import Guidance
 from decoding.noise import Noise, Stream
 from decoding.sampling import RowSampling
@@ -311,4 +311,4 @@ class Method:
     drafter: Drafter
     tree: TreePolicy
     acceptance: Acceptance
-    controller: Controller = field(default_factory=Fixed)
+    controller: Controller = field(default_factory=FixedDepth)

@@ -1,7 +1,6 @@
-"""The device's side of one step: draft, verify, judge, commit, without once asking the device for a number.
+"""One step on the device: draft, verify, accept, commit, without synchronising with the host.
 
-Everything here is tensors of fixed shape and host integers known beforehand, so a step can be traced, compiled and
-captured. What the host needs is left in a `StepResult` and read in one go.
+Shapes are fixed and host integers are known in advance, so a step can be compiled and captured.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from models.kv.lanes import LaneModel, SlotBatch
 
 @dataclass(frozen=True)
 class HostStep:
-    """A step's outcome as plain numbers, row by row; `levels` is None where the policy never changes its depth, and
-    `failed` where nothing was drafted."""
+    """A step's result as host lists by row; see `StepResult`."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
@@ -37,18 +35,17 @@ class HostStep:
     failed: list[bool] | None
 
     def read(self) -> HostStep:
-        """Itself: it has arrived."""
+        """Return itself."""
         return self
 
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step leaves on the device.
+    """A step's result on the device.
 
-    `tokens`, `logprobs` (b, D + 1) are the produced tokens and their probabilities, `n` (b,) how many are real,
-    `num_drafted` (b,) valid drafts, `relaxed` (b, D + 1) as in `Verdict`, `levels` (b,) what the next trees want,
-    `failed` (b,) as in `DraftTree`.
-    `started`, `drafted`, `verified` are host clock readings in seconds.
+    `tokens` and `logprobs` (b, D + 1) are valid up to `n` (b,); `num_drafted` (b,) counts valid drafts; `relaxed`
+    (b, D + 1) as in `Verdict`; `levels` (b,) is the next trees' depth, None if it never changes; `failed` (b,) as in
+    `DraftTree`, None without drafts. `started`, `drafted`, `verified` are host times in seconds.
     """
 
     tokens: Tensor
@@ -63,10 +60,10 @@ class StepResult:
     verified: float
 
     def send(self) -> SentStep | HostStep:
-        """Begin the step's one copy to the host; a GPU makes it while further steps are launched."""
+        """Start the step's only copy to the host; on a GPU it is asynchronous."""
         outcome = (self.tokens, self.logprobs, self.n, self.num_drafted, self.relaxed, self.levels, self.failed)
         if self.tokens.device.type == "cpu":
-            # Nothing to wait for: read at once, before later steps write to what parts may be views of.
+            # Read before later steps overwrite tensors that parts may be views of.
             lists: list[Any] = [None if part is None else part.tolist() for part in outcome]
             return HostStep(*lists)
         numbers = packed(outcome)
@@ -81,14 +78,14 @@ class StepResult:
 
 @dataclass(frozen=True)
 class SentStep:
-    """A step's outcome on its way to the host: `numbers` hold the parts of `outcome`, in order, once `arrived`."""
+    """A result that is being copied: `numbers` holds the parts of `outcome`, in order, once `arrived`."""
 
     outcome: tuple[Tensor | None, ...]
     numbers: Tensor
     arrived: torch.cuda.Event | None
 
     def read(self) -> HostStep:
-        """The step's one look at the device; waits for this step and no later one."""
+        """Wait for this step, but for no later one."""
         if self.arrived is not None:
             self.arrived.synchronize()
         values, start = self.numbers.tolist(), 0
@@ -100,8 +97,7 @@ class SentStep:
 
 
 def packed(outcome: Sequence[Tensor | None]) -> Tensor:
-    """All parts in one tensor, so that there is one copy, in a type that holds each exactly: the first one's, to which
-    the rest is promoted."""
+    """All parts in one float64 tensor, which represents each exactly."""
     (first, *rest) = (part.flatten() for part in outcome if part is not None)
     return torch.cat([first.double(), *rest])
 
@@ -110,7 +106,7 @@ KINDS: dict[torch.dtype, Callable[[float], Any]] = {torch.long: int, torch.bool:
 
 
 def _listed(values: list[float], like: Tensor) -> list[Any]:
-    """Numbers in the shape (b,) or (b, P) and the type of a tensor."""
+    """Lists in the shape (b,) or (b, P) and the type of a tensor."""
     kind = KINDS.get(like.dtype)
     found = values if kind is None else list(map(kind, values))
     if like.dim() == 1:
@@ -145,10 +141,10 @@ def run_step(
     verdict = method.acceptance.judge(judgement)
     tokens = verdict.produced(tree)
     logprobs = path_logprobs(tree, raw, verdict, tokens) if verdict.logprobs is None else verdict.logprobs
-    # Drafters ask for them too.
+    # Drafters use them as well.
     verdict = replace(verdict, said=tokens) if verdict.said is None else verdict
     verified = time.perf_counter()
-    # The nodes of a chain stand where they belong already.
+    # The nodes of a chain are in place already.
     lanes.commit(slots, verdict.path[:, :0] if tree.is_chain else verdict.path, verdict.n)
     method.drafter.commit(judgement, verdict)
     levels = method.tree.commit(judgement, verdict)
@@ -159,7 +155,7 @@ def run_step(
 
 
 def _warp_nodes(tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:
-    """The sampled distribution's logits at every node; its ancestors count as seen."""
+    """Logits after penalties and filters at every node; its ancestors count as seen."""
     if rows.seen is None:
         return warp(raw, rows, None)
     visible = tree.visible()
@@ -167,10 +163,7 @@ def _warp_nodes(tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:
 
 
 def path_logprobs(tree: DraftTree, raw: Tensor, verdict: Verdict, tokens: Tensor) -> Tensor:
-    """Natural-log probability (b, D + 1) of each produced token under the target's raw logits (b, N, V).
-
-    Those of places beyond `verdict.n` are junk, as their tokens are.
-    """
-    # As in `Verdict.produced`.
+    """Log probability (b, D + 1) of each produced token under the target's raw logits (b, N, V); undefined beyond
+    `verdict.n`."""
     logits = raw if tree.is_chain else raw.gather(1, verdict.path[:, :, None].expand(-1, -1, raw.shape[-1]))
     return -F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)

@@ -18,7 +18,7 @@ from uuid import uuid4
 import pyarrow as pa
 import ray
 
-from actors.serving.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, Journal, row_keys, deaths_message
+from actors.serving.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, Journal, deaths_message, row_keys
 from pipeline.cluster.ray_session import beside_driver
 
 READ_TIMEOUT_S = 30.0

@@ -45,10 +45,10 @@ def plain(target: Target, slots: int, **options: Any) -> Engine:
     return Engine(target, Method(NoDrafter(), Chain(1), Exact()), slots, 160, **options)
 
 
-@pytest.mark.parametrize("reads_late", [False, True])
+@pytest.mark.parametrize("async_output", [False, True])
 @pytest.mark.parametrize("name", methods.METHODS)
-def test_every_method_gives_the_targets_output(name: str, reads_late: bool, ahead: None, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Engine, "__init__", functools.partialmethod(Engine.__init__, reads_late=reads_late))
+def test_every_method_gives_the_targets_output(name: str, async_output: bool, ahead: None, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Engine, "__init__", functools.partialmethod(Engine.__init__, async_output=async_output))
     families = methods.METHODS[name][1]
     methods.check_case((name, "llava" if "llava" in families else families[0], 3, "greedy"), count=8)
 
