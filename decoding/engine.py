@@ -61,7 +61,7 @@ class Engine:
         self._queue = self._admission.queue
         self._max_prefill_tokens = max_prefill_tokens
         self._async_output = target.device.type != "cpu" if async_output is None else async_output
-        self._in_step: StepInFlight | None = None
+        self._in_flight: StepInFlight | None = None
         self._last_output_s = 0.0
         is_timed = method.controller.can_be_off
         self._drafter_prefill = DrafterPrefill(method.drafter, self._admission, target.device, is_timed)
