@@ -1,7 +1,4 @@
-"""Values of a trial of methods: what was found, and rows that know which method decoded them.
-
-Plain data, which travels from actors to the summary. Knows nothing of how a trial is held.
-"""
+"""Results of a trial of methods."""
 
 from __future__ import annotations
 
@@ -14,22 +11,22 @@ CHOSEN, WITHIN, SLOWER = "chosen", "within the interval", "slower"
 
 @dataclass(frozen=True)
 class Standing:
-    """One candidate after its blocks; the interval of 95 % is None while one round alone has been measured."""
+    """Result of one candidate; the 95 % interval is None after a single round."""
 
     method: str
     sample_s: float | None
-    """Engine seconds of one sample; None where nothing was measured."""
+    """Engine seconds per sample; None if not measured."""
     low_s: float | None
     high_s: float | None
     acceptance_length: float
     num_rows: int
     note: str = ""
-    """What became of it: `chosen`, `within the interval` of the chosen one, `slower`, or why it was dropped."""
+    """`chosen`, `within the interval` of the chosen one, `slower`, or the reason for dropping it."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What one trial found: the method that was kept, why it was held, and every candidate's standing."""
+    """Result of one trial: the chosen method, the reason for the trial, and all candidates."""
 
     method: str
     reason: str
@@ -41,6 +38,6 @@ class Choice:
 
 @dataclass(frozen=True)
 class TriedCompletion(Completion):
-    """A completion that knows which of several methods decoded it."""
+    """A completion with the method that decoded it."""
 
     method: str = ""

@@ -1,7 +1,4 @@
-"""From a job's method to the engine that its actor steps: one that recovers, or a trial of several of those.
-
-Knows the configuration and how engines are made of each other; how one is made of a pair is told by the actor.
-"""
+"""Builds an actor's engine from the job's method: a recovering engine, or a trial of several."""
 
 from __future__ import annotations
 
@@ -12,19 +9,19 @@ from actors.auto.trial import Candidate, Trial
 from actors.serving.engine_thread import SteppedEngine
 from actors.serving.recovery import RecoveringEngine
 from configs.method import Method
+from decoding.scheduling.queue import RequestQueue
 
 Make = Callable[..., SteppedEngine]
-"""Of a number of slots: a fresh engine with the job's method; and of a second argument, with that method."""
+"""Builds an engine of a number of slots with the job's method, or with the method of the second argument."""
 
 
 def make_engine(method: Method, slots: int, make: Make, make_plain: Callable[[], SteppedEngine]) -> SteppedEngine:
-    """The engine of a job with this method, of at most `slots` rows; `make_plain` gives one for rows without drafts."""
-
+    """An engine of at most `slots` slots; `make_plain` builds one without a drafter."""
     if method.auto is None:
         return RecoveringEngine(make, make_plain, slots)
 
-    def recovering(one: Method, num_slots: int) -> RecoveringEngine:
-        return RecoveringEngine(lambda slots: make(slots, one), make_plain, num_slots)
+    def recovering(one: Method, num_slots: int, queue: RequestQueue) -> RecoveringEngine:
+        return RecoveringEngine(lambda slots: make(slots, one), make_plain, num_slots, queue)
 
     candidates = {
         one.label: Candidate(

@@ -1,8 +1,6 @@
-"""One JSON object per line about a running job, for whoever collects logs: what happened, in which job and attempt, to
-which sample.
+"""Job events as JSON lines on standard error: time, level, event, job, attempt and values.
 
-Every process writes its own lines to its standard error. Values are bounded and credentials in URLs are masked. Knows
-nothing of who collects them.
+Values are truncated, and credentials in URLs are masked.
 """
 
 from __future__ import annotations
@@ -26,13 +24,13 @@ _QUERY_SECRET = re.compile(r"([?&][^=&\s]*(?:sig|token|secret|passw|credential|k
 
 @dataclass(frozen=True)
 class Events:
-    """Says what happens in one attempt of a job; says nothing unless `enabled`. Cheap to send to a worker."""
+    """Emits events of one attempt of a job if `enabled`. Serialisable."""
 
     stamp: Stamp
     enabled: bool
 
-    def say(self, event: str, level: str = "info", stream: TextIO | None = None, **values: Any) -> None:
-        """Write one line; a stream that is closed or full ends nothing."""
+    def emit(self, event: str, level: str = "info", stream: TextIO | None = None, **values: Any) -> None:
+        """Write one line; errors of the stream are ignored."""
         if not self.enabled:
             return
         line = {
@@ -52,15 +50,15 @@ class Events:
             return
 
     def batch(self, result: pa.Table) -> None:
-        """One line about a batch of results, and one about each row of it that failed."""
+        """Emit one event per failed row, and one for the batch."""
         if not self.enabled:
             return
         names = ("sample_id", "error_type", "error_message")
         for sample_id, code, message in zip(*(result.column(name).to_pylist() for name in names), strict=True):
             if code:
-                self.say("row_failed", "warning", sample_id=sample_id, code=code, message=message)
+                self.emit("row_failed", "warning", sample_id=sample_id, code=code, message=message)
         num_tokens = sum(result.column("num_generated_tokens").to_pylist())
-        self.say("batch_done", num_rows=result.num_rows, num_tokens=num_tokens)
+        self.emit("batch_done", num_rows=result.num_rows, num_tokens=num_tokens)
 
 
 def _safe(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Pixels of decoded rows as arrays, one copy for all prompts of a sample. Knows the columns of the stage `decoded`."""
+"""Media of the stage `decoded` as arrays; the prompts of a sample share one copy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def without_fillers(table: pa.Table) -> pa.Table:
     indices = table["row_index"]
     if not pc.any(pc.equal(indices, FILLER_INDEX)).as_py():
         return table
-    # Slices, and not `filter`, which would copy the media.
+    # Slices instead of `filter`, which would copy the media.
     places = [place for place, index in enumerate(indices.to_pylist()) if index != FILLER_INDEX]
     runs: list[list[int]] = []
     for place in places:
@@ -31,8 +31,8 @@ def without_fillers(table: pa.Table) -> pa.Table:
 
 
 def media_rows(table: pa.Table) -> list[int]:
-    """For each row of a table of the stage `decoded`, the row that holds its images and clips: itself, or the first row
-    of the same sample where several prompts ask about one sample."""
+    """For each row, the index of the row with its images and clips: itself, or the first row of the same sample if the
+    sample has several prompts."""
     if table.column("prompt_index").null_count == table.num_rows:
         return list(range(table.num_rows))
     prompts = table.column("prompt_index").to_pylist()
@@ -56,23 +56,23 @@ def _lengths(column: pa.ChunkedArray) -> list[int]:
 
 
 class Media:
-    """The images and clips of a table's rows, each made into arrays when it is first asked for, and kept."""
+    """Images and clips of a table's rows as arrays, converted lazily and cached."""
 
     def __init__(self, table: pa.Table) -> None:
         self._images, self._videos = table.column("images"), table.column("videos")
         self._rows = media_rows(table)
-        self._made: dict[int, tuple[tuple[NDArray[np.uint8], ...], tuple[Clip, ...]]] = {}
+        self._cache: dict[int, tuple[tuple[NDArray[np.uint8], ...], tuple[Clip, ...]]] = {}
 
     def of(self, index: int) -> tuple[tuple[NDArray[np.uint8], ...], tuple[Clip, ...]]:
         """Images and clips of a row; rows of one sample share theirs."""
         row = self._rows[index]
-        if row not in self._made:
-            self._made[row] = rgb_images(self._images[row]), clips(self._videos[row])
-        return self._made[row]
+        if row not in self._cache:
+            self._cache[row] = rgb_images(self._images[row]), clips(self._videos[row])
+        return self._cache[row]
 
 
 def rgb_images(cell: pa.ListScalar) -> tuple[NDArray[np.uint8], ...]:
-    """The images of one row, uint8 of shape (height, width, 3); copies, because Arrow's memory is read-only."""
+    """The images of one row, uint8 of shape (height, width, 3); copies, because Arrow buffers are read-only."""
     if cell.values is None:
         return ()
     images = []
@@ -83,7 +83,7 @@ def rgb_images(cell: pa.ListScalar) -> tuple[NDArray[np.uint8], ...]:
 
 
 def clips(cell: pa.ListScalar) -> tuple[Clip, ...]:
-    """The clips of one row, each with frames uint8 (T, height, width, 3); copies as well."""
+    """The clips of one row, each with frames uint8 (T, height, width, 3); copies."""
     if cell.values is None:
         return ()
     made = []

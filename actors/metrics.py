@@ -1,8 +1,4 @@
-"""What an engine actor tells Prometheus through Ray, batch by batch: names, and how they follow from completions.
-
-Nothing is measured here and nothing is asked of the device; where no Ray runs nothing is made. Knows completions and
-result tables, and nothing of who reads the metrics.
-"""
+"""Ray metrics of an engine actor, updated per batch from completions and results."""
 
 from __future__ import annotations
 
@@ -22,12 +18,12 @@ ACCEPTANCE_BOUNDARIES = [1.25, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0, 12.0
 
 @dataclass(frozen=True)
 class Metric:
-    """One metric: Ray exports it as `ray_` + name, a counter with `_total` behind it."""
+    """One metric; Ray exports it as `ray_` + name, counters with the suffix `_total`."""
 
     kind: Literal["counter", "gauge", "histogram"]
     meaning: str
     label: str = ""
-    """What its series differ in, beside the job and the method."""
+    """Label besides job and method."""
 
     def exported(self, name: str) -> str:
         """Its name in Prometheus."""
@@ -51,7 +47,9 @@ METRICS = {
     "draftfleet_measuring_steps": Metric("counter", "steps among them that measured"),
     "draftfleet_off_share": Metric("gauge", "share of the last batch's chosen steps that had no drafts"),
     "draftfleet_expected_tokens_per_second": Metric(
-        "gauge", "what the controller expected of its choice, and of plain decoding, in the last batch", "decoding"
+        "gauge",
+        "tokens per second that the controller expected of its choice, and of plain decoding, in the last batch",
+        "decoding",
     ),
     "draftfleet_input_wait_seconds": Metric("counter", "time in which the engine had no row"),
     "draftfleet_queue_seconds": Metric("counter", "time in which rows waited for a slot"),
@@ -60,52 +58,56 @@ LABELS = ("job_id", "method")
 
 
 def engine_metrics(stamp: Stamp, method: str, num_slots: int) -> EngineMetrics | None:
-    """The metrics of one actor, or None where no Ray runs."""
+    """The metrics of one actor, or None without Ray."""
     import ray
 
     return EngineMetrics(stamp, method, num_slots) if ray.is_initialized() else None
 
 
 class EngineMetrics:
-    """The metrics of one actor, updated once for every batch."""
+    """The metrics of one actor, updated once per batch."""
 
     def __init__(self, stamp: Stamp, method: str, num_slots: int) -> None:
-        self._made = {name: _made(name, metric) for name, metric in METRICS.items()}
-        for made in self._made.values():
-            made.set_default_tags({"job_id": stamp.job_id, "method": method})
+        self._metrics = {name: _metrics(name, metric) for name, metric in METRICS.items()}
+        for metric in self._metrics.values():
+            metric.set_default_tags({"job_id": stamp.job_id, "method": method})
         self._waits = Waits()
-        self._made["draftfleet_slots"].set(num_slots)
+        self._metrics["draftfleet_slots"].set(num_slots)
 
     def batch(self, result: pa.Table, completions: Iterable[Completion], waits: Waits) -> None:
-        """Count one batch: its results, the completions of the rows that ran, and the engine's waits so far."""
+        """Count one batch: its results, its completions, and the engine's wait times so far."""
         for label, column, name in (("status", "status", "samples"), ("code", "error_type", "errors")):
             for value, number in Counter(result.column(column).to_pylist()).items():
                 if value:
                     self._add(f"draftfleet_{name}", number, {label: value})
         ran = list(completions)
-        told = [completion.telemetry for completion in ran]
-        num_steps = sum(telemetry.num_spec_steps for telemetry in told)
+        telemetries = [completion.telemetry for completion in ran]
+        num_steps = sum(telemetry.num_spec_steps for telemetry in telemetries)
         self._add("draftfleet_tokens", sum(len(completion.token_ids) for completion in ran))
         self._add("draftfleet_steps", num_steps)
-        self._add("draftfleet_draft_tokens", sum(telemetry.num_draft_tokens for telemetry in told))
-        self._add("draftfleet_accepted_draft_tokens", sum(telemetry.num_accepted_draft_tokens for telemetry in told))
+        self._add("draftfleet_draft_tokens", sum(telemetry.num_draft_tokens for telemetry in telemetries))
+        self._add(
+            "draftfleet_accepted_draft_tokens", sum(telemetry.num_accepted_draft_tokens for telemetry in telemetries)
+        )
         for phase in ("prefill", "draft", "verify"):
-            seconds = sum(getattr(telemetry, f"{phase}_ms") for telemetry in told) / 1000
+            seconds = sum(getattr(telemetry, f"{phase}_ms") for telemetry in telemetries) / 1000
             self._add("draftfleet_phase_seconds", seconds, {"phase": phase})
-        for telemetry in told:
-            if telemetry.num_spec_steps:  # one token is the prefill's own
+        for telemetry in telemetries:
+            if telemetry.num_spec_steps:  # one token comes from the prefill
                 length = 1 + telemetry.num_accepted_draft_tokens / telemetry.num_spec_steps
-                self._made["draftfleet_acceptance_length"].observe(length)
-        self._tell_choices([telemetry.extras["controller"] for telemetry in told if "controller" in telemetry.extras])
+                self._metrics["draftfleet_acceptance_length"].observe(length)
+        self._count_choices(
+            [telemetry.extras["controller"] for telemetry in telemetries if "controller" in telemetry.extras]
+        )
         if num_steps:
-            in_use = sum(telemetry.batch_size_mean * telemetry.num_spec_steps for telemetry in told) / num_steps
-            self._made["draftfleet_slots_in_use"].set(in_use)
+            in_use = sum(telemetry.batch_size_mean * telemetry.num_spec_steps for telemetry in telemetries) / num_steps
+            self._metrics["draftfleet_slots_in_use"].set(in_use)
         self._add("draftfleet_input_wait_seconds", waits.idle_s - self._waits.idle_s)
         self._add("draftfleet_queue_seconds", waits.queued_s - self._waits.queued_s)
         self._waits = waits
 
-    def _tell_choices(self, chosen: list[dict[str, Any]]) -> None:
-        """Tell which depths were chosen, from what rows say of their controller; nothing where nobody chose."""
+    def _count_choices(self, chosen: list[dict[str, Any]]) -> None:
+        """Count the chosen depths from the telemetry of rows with a controller."""
         levels: Counter[str] = Counter()
         num_promised, promised = 0, {"chosen": 0.0, "plain": 0.0}
         for at_size in (one for row in chosen for one in row["by_batch_size"].values()):
@@ -117,17 +119,17 @@ class EngineMetrics:
             self._add("draftfleet_chosen_steps", number, {"levels": depth})
         self._add("draftfleet_measuring_steps", sum(row["num_measuring_steps"] for row in chosen))
         if levels:
-            self._made["draftfleet_off_share"].set(levels["0"] / levels.total())
+            self._metrics["draftfleet_off_share"].set(levels["0"] / levels.total())
         for decoding, total in promised.items():
             if num_promised:
-                self._made["draftfleet_expected_tokens_per_second"].set(total / num_promised, {"decoding": decoding})
+                self._metrics["draftfleet_expected_tokens_per_second"].set(total / num_promised, {"decoding": decoding})
 
     def _add(self, name: str, amount: float, labels: dict[str, str] | None = None) -> None:
-        if amount > 0:  # Ray takes no other
-            self._made[name].inc(amount, labels)
+        if amount > 0:  # Ray accepts only positive amounts
+            self._metrics[name].inc(amount, labels)
 
 
-def _made(name: str, metric: Metric) -> Any:
+def _metrics(name: str, metric: Metric) -> Any:
     from ray.util import metrics
 
     labels = (*LABELS, metric.label) if metric.label else LABELS

@@ -1,8 +1,4 @@
-"""The Ray Data actor that turns codes into pixels: a table of coded images in, the same table with pixels out.
-
-Holds one VQ model and no other; its batches and its pool are its own. Knows nothing of prompts or of how codes came
-about.
-"""
+"""The Ray Data actor that decodes image codes: a table of codes in, the same table with pixels out."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ NON_FINITE_PIXELS = "non_finite_pixels"
 
 
 class Painter(Protocol):
-    """What the actor needs of `actors.loading.image_pair.VqPainter`."""
+    """The interface of `actors.loading.image_pair.VqPainter`."""
 
     def paint(self, codes: NDArray[np.int32]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """Codes (b, grid²) in raster order → RGB pixels (b, H, W, 3), and which images have finite ones (b,)."""
@@ -32,7 +28,7 @@ LoadPainter = Callable[[SynthesizeJob, int | None], Painter]
 
 
 def load_painter(config: SynthesizeJob, num_threads: int | None) -> Painter:
-    """Load the VQ model; torch is first imported here, inside the actor's process."""
+    """Load the VQ model; imports torch, inside the actor's process."""
     import actors.loading.image_pair
 
     return actors.loading.image_pair.load_painter(config, torch_threads=num_threads)
@@ -41,8 +37,8 @@ def load_painter(config: SynthesizeJob, num_threads: int | None) -> Painter:
 class Paint:
     """Decodes `vq.batch_rows` images at once.
 
-    A batch that holds fewer is filled up with copies of an image: so every image is decoded in the same shape, and its
-    pixels do not depend on its neighbours. One table in, one table out, rows in input order.
+    Smaller batches are padded with copies of an image, so that pixels do not depend on the batch. One table in, one
+    table out, rows in input order.
     """
 
     def __init__(self, config: SynthesizeJob, schema: pa.Schema, load: LoadPainter = load_painter) -> None:
@@ -51,7 +47,7 @@ class Paint:
         self._painter = load(config, torch_threads(config.vq))
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        """Decode one table of the stage `coded`; rows with an error pass without pixels."""
+        """Decode one table of the stage `coded`; rows with an error get no pixels."""
         if not table.num_rows:
             return self._schema.empty_table()
         rows: list[dict[str, Any]] = [{"rgb": b"", "width_px": 0, "height_px": 0} for _ in range(table.num_rows)]
@@ -64,7 +60,7 @@ class Paint:
             filled = np.concatenate([drawn, np.repeat(drawn[:1], self._batch_rows - len(part), axis=0)])
             try:
                 pixels, finite = self._painter.paint(filled)
-            except Exception as error:  # codes cannot be wrong here, so the device is: a fresh process may have better
+            except Exception as error:  # codes are valid, so the device failed
                 end_process(error)
                 raise
             for place, index in enumerate(part):

@@ -1,8 +1,4 @@
-"""From completions back to Arrow: what the result tables of every engine actor have in common.
-
-Knows the run's stamp, telemetry and how columns are put together; what a row means is its actor's business. The schema
-of a table comes from whoever builds the graph.
-"""
+"""Result tables of the engine actors: from completions to Arrow."""
 
 from __future__ import annotations
 
@@ -22,12 +18,12 @@ from configs.schema import ActorPool
 from decoding.types import Completion, RequestError
 
 Tally = Callable[[int, int, int, int], None]
-"""Told after each batch: rows, generated tokens, spec steps, accepted drafts."""
+"""Called after each batch with rows, generated tokens, steps and accepted drafts."""
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What every row of one run says about the run."""
+    """Columns that identify the run in every row."""
 
     job_id: str
     attempt: int
@@ -35,14 +31,13 @@ class Stamp:
 
 
 def method_values(method: Method, target_id: str, drafter_id: str) -> dict[str, Any]:
-    """The columns that say how all rows of a run were made; see `own_method_values` for the others."""
+    """Method columns that are constant in a run; see `own_method_values`."""
     values = {"verify_mode": method.verify_mode, "target_id": target_id}
     return values if method.auto is not None else {**values, "method": method.label, "drafter_id": drafter_id}
 
 
 def own_method_values(method: Method, drafter_id: str, completion: Completion | None) -> dict[str, Any]:
-    """Where several methods are tried, the columns that say which of them decoded a row; a row that none has decoded
-    has the name of the whole."""
+    """Method columns of one row in a trial of methods; a row that was not decoded has the trial's label."""
     if method.auto is None:
         return {}
     label = completion.method if isinstance(completion, TriedCompletion) else method.label
@@ -53,10 +48,7 @@ def own_method_values(method: Method, drafter_id: str, completion: Completion | 
 def result_table(
     schema: pa.Schema, table: pa.Table, constants: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
 ) -> pa.Table:
-    """One table of `schema`: the run's constants, each row's own values, and otherwise the columns of `table`.
-
-    A column is a row's own when the rows have its name; `telemetry` is taken from the completion's.
-    """
+    """One table of `schema`, from `constants`, `rows` and the columns of `table`, in this order of precedence."""
     if not rows:
         return schema.empty_table()
     columns = []
@@ -75,7 +67,7 @@ def result_table(
 
 
 def telemetry_values(telemetry: Any, struct: pa.StructType) -> dict[str, Any]:
-    """The telemetry under the field names of the schema; what a method adds travels as one JSON object."""
+    """Telemetry by the field names of the schema; dictionaries become JSON."""
     values: dict[str, Any] = {}
     for index in range(struct.num_fields):
         name = struct.field(index).name
@@ -85,12 +77,12 @@ def telemetry_values(telemetry: Any, struct: pa.StructType) -> dict[str, Any]:
 
 
 def failed(sample_id: str, code: str, message: str) -> Completion:
-    """The completion of a sample that never ran."""
+    """The completion of a sample that was not decoded."""
     return Completion(sample_id=sample_id, finish_reason="error", error=RequestError(code, message))
 
 
 def counts(completions: Iterable[Completion]) -> tuple[int, int, int]:
-    """Tokens, spec steps and accepted drafts, for whoever shows progress."""
+    """Tokens, steps and accepted drafts."""
     done = list(completions)
     return (
         sum(len(completion.token_ids) for completion in done),
@@ -100,12 +92,12 @@ def counts(completions: Iterable[Completion]) -> tuple[int, int, int]:
 
 
 def errors_of(result: pa.Table) -> dict[str, int]:
-    """Rows of a result table that failed, by code."""
+    """Number of failed rows of a result table by code."""
     return dict(Counter(code for code in result.column("error_type").to_pylist() if code))
 
 
 def torch_threads(pool: ActorPool) -> int | None:
-    """Threads of one actor: as configured; else, on the CPU, this machine's cores shared among all actors."""
+    """Torch threads of one actor: as configured, or an equal share of this machine's cores on the CPU."""
     if pool.torch_threads is not None or pool.num_gpus:
         return pool.torch_threads
     num_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -1,4 +1,4 @@
-"""Speculative decoding, batched: the engine, its values, and the four families of parts a method is made of."""
+"""Batched speculative decoding: the engine, its values, and the parts of a method."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name):
-        """`Engine` and `Method` bring torch and transformers along, seconds that a process without an engine saves."""
+        """Import `Engine` and `Method` lazily, because they import torch and transformers."""
         if name == "Engine":
             from decoding.engine import Engine
 

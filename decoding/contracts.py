@@ -1,8 +1,4 @@
-"""The four seams of a method, and what one step hands across them.
-
-A method is a drafter × its contexts × a tree policy × an acceptance rule. Everything here is a contract: the families'
-modules implement it, `decoding.engine` drives it, and nothing else is between them.
-"""
+"""Interfaces of a method's parts (drafter, contexts, tree policy, acceptance rule) and the values of one step."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from decoding.controllers.base import Controller, Fixed
+from decoding.controllers.base import Controller, FixedDepth
 from decoding.guidance import Guidance
 from decoding.noise import Noise, Stream
 from decoding.sampling import RowSampling
@@ -24,22 +20,19 @@ from models.kv.lanes import SlotBatch
 
 
 class StepNoise:
-    """The draws of one step, made at most once each and shared by policy and acceptance.
-
-    Depth d holds the noise of the token that follows a node of depth d.
-    """
+    """Cached noise of one step, shared by tree policy and acceptance; depth d is the token after a node of depth d."""
 
     def __init__(self, noise: Noise, num_depths: int, vocab_size: int) -> None:
         self._noise = noise
         self._num_depths = num_depths
         self._vocab_size = vocab_size
-        self._made: dict[Stream, Tensor] = {}
+        self._cache: dict[Stream, Tensor] = {}
 
     def gumbel(self, stream: Stream) -> Tensor:
         """Gumbel noise (b, depths, V) of a stream."""
-        if stream not in self._made:
-            self._made[stream] = self._noise.gumbel(stream, self._ahead(), self._vocab_size)
-        return self._made[stream]
+        if stream not in self._cache:
+            self._cache[stream] = self._noise.gumbel(stream, self._ahead(), self._vocab_size)
+        return self._cache[stream]
 
     def uniform(self, stream: Stream, sibling: int = 0) -> Tensor:
         """Uniform numbers (b, depths) of a stream for one sibling."""
@@ -51,13 +44,12 @@ class StepNoise:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What a part needs to know of its engine when memory is made.
+    """Engine parameters for parts that allocate state.
 
-    `special_ids` are EOS, placeholders and every other token that is no text; relaxed rules leave them alone.
-    `token_embeddings` (V, D) is the target's own input table, `num_lanes` the target's rows of one sample and
-    `guidance` what merges them, for drafters that have the same. `max_missed_tokens` is how many tokens a sample may
-    get without drafts before it gets some again: 0 where drafts stop only with the last step. `max_prefill_tokens`
-    bounds the columns of one forward over prompts, None for all at once.
+    `special_ids` are EOS, placeholders and other tokens without text, which relaxed rules never accept.
+    `token_embeddings` (V, D) is the target's input embedding, `num_lanes` the target's rows per sample, `guidance`
+    merges them. A sample gets at most `max_missed_tokens` tokens without drafts before drafting continues; 0 if
+    drafting never pauses. `max_prefill_tokens` bounds the tokens of one prefill forward, None for no bound.
     """
 
     num_slots: int
@@ -79,11 +71,11 @@ class EngineSpec:
 
 @dataclass(frozen=True)
 class Probe:
-    """What the target's prefill of one sample left behind, for those who ask.
+    """Outputs of the target's prefill of one sample.
 
-    `prefix` is its first lane's prompt; `hidden` (R, L, D) are the last states of all lanes after the norm; `attention`
-    (L,) is the mean attention, over layers, heads and the text columns that follow the last image, to each column.
-    Either is None unless some part needs it.
+    `prefix` is its first lane's prompt; `hidden` (R, L, D) are the last hidden states of all lanes after the norm;
+    `attention` (L,) is the mean attention to each position over layers, heads and the text after the last image. Both
+    are None unless a part needs them.
     """
 
     prefix: Prefix
@@ -91,51 +83,51 @@ class Probe:
     attention: Tensor | None = None
 
     def outline(self) -> Probe:
-        """What contexts look at, without the embeddings and states that would be held for it."""
+        """The same without embeddings and hidden states, for contexts."""
         return Probe(self.prefix.outline(), None, self.attention)
 
 
 @dataclass(frozen=True)
 class Level:
-    """What a drafter says about a frontier: `given` (b, F, V) logits, penalties and filters applied; and `noise`
-    (b, 1, V) by which children are ranked on sampled rows (None when no row samples).
+    """A drafter's output for a frontier: `given` (b, F, V) logits after penalties and filters, and `noise` (b, 1, V)
+    that ranks children on sampled rows, None if no row samples.
 
-    What is given may be no numbers, of which `logits` makes nodes without children. `max_depth` (b,) is the deepest
-    draft that each row has a use for: a policy that weighs nodes of different depths against each other leaves deeper
-    ones out, or a row's tree would depend on its neighbours' lengths.
+    Logits may contain NaN; nodes with NaN logits get no children. `max_depth` (b,) is the deepest useful draft of each
+    row. A policy that compares nodes of different depths must ignore deeper ones; otherwise a row's tree would depend
+    on the rest of the batch.
     """
 
     given: Tensor
     noise: Tensor | None
     rows: RowSampling
     max_depth: Tensor | None = None
-    # What `is_sound` has computed, as several ask.
+    # Cache of `is_sound`.
     _sound: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property
     def is_sound(self) -> Tensor:
-        """Which nodes' logits are numbers, (b, F, 1)."""
+        """Nodes with finite logits, (b, F, 1)."""
         if not self._sound:
             self._sound.append(self.given.amax(dim=-1, keepdim=True) < torch.inf)  # false for NaN too
         return self._sound[0]
 
     @property
     def logits(self) -> Tensor:
-        """What is given, −inf throughout where it is not sound, as if a look-up had found nothing."""
+        """The logits, −inf for nodes that are not sound."""
         return torch.where(self.is_sound, self.given, -torch.inf)
 
     def probs(self) -> Tensor:
-        """The distributions (b, F, V) that children are drawn from; zeros where there is no candidate."""
+        """Distributions (b, F, V) of children; zeros for nodes without candidates."""
         logits = self.logits
         return torch.where(logits.amax(dim=-1, keepdim=True) > -torch.inf, logits.softmax(dim=-1), 0.0)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """All that an acceptance rule may look at, and what drafter and policy learn from afterwards.
+    """The target's outputs for a tree: input of acceptance rules and of `commit`.
 
-    `raw` and `warped` (b, N, V) logits after the lane merge, before and after penalties and filters; `hidden`
-    (b, R, N, D) the target's last states after its norm; `noise` the step's draws.
+    `raw` and `warped` (b, N, V) are logits after the lane merge, before and after penalties and filters; `hidden`
+    (b, R, N, D) are the target's last hidden states after its norm; `noise` is the step's noise.
     """
 
     slots: SlotBatch
@@ -148,18 +140,18 @@ class Judgement:
 
 
 class Context(Protocol):
-    """What one drafter lane sees of a sample."""
+    """Builds the prompt of one drafter lane."""
 
     needs_attention: bool
-    """Whether the target's prefill must record attention to the visual columns."""
+    """Whether the target's prefill must record attention."""
 
     def build(self, request: Request, probe: Probe, model: Any) -> Prefix:
-        """The lane's prompt under the drafter's own front end; `model` is the family's that the context is for."""
+        """The lane's prompt, encoded by the drafter `model`."""
         ...
 
 
 class Drafter(Protocol):
-    """Guesses what the target will say."""
+    """Drafts tokens."""
 
     name: str
     needs_hidden: bool
@@ -167,72 +159,71 @@ class Drafter(Protocol):
 
     @property
     def num_forwards(self) -> int:
-        """Model passes so far, over all slots together."""
+        """Forwards so far."""
         ...
 
     def open(self, spec: EngineSpec) -> None:
-        """Make memory."""
+        """Allocate state."""
         ...
 
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
-        """The sample's prompt for each lane; none for drafters without prompts of their own. The probe is outlined."""
+        """The sample's prompt for each lane; empty for drafters without prompts. The probe is outlined."""
         ...
 
     def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
-        """Take fresh samples into `slots`; `first` (b,) are the target's first tokens. Prompts are not read yet."""
+        """Assign new samples to `slots`; `first` (b,) are the target's first tokens. Prefill comes later."""
         ...
 
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
-        """Read the prompts `prefixes[i][lane]` of samples that were admitted before, and not drafted for yet.
+        """Prefill `prefixes[i][lane]` of admitted samples before their first draft.
 
-        May be called again, with fewer samples, after it has failed.
+        After an exception it may be called again with fewer samples.
         """
         ...
 
     def skip(self, slots: SlotBatch) -> None:
-        """Samples that were admitted and whose prompts cannot be read: until others are admitted to these slots, they
-        take part in steps, and none of their drafts is used."""
+        """Mark admitted samples whose prefill failed: they take part in steps, but their drafts are not used."""
         ...
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
-        """Logits (b, F, V) for the children of the frontier; at the root, after catching up on what was missed."""
+        """Logits (b, F, V) of the frontier's children; at the root, first catches up on missed tokens."""
         ...
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
-        """Follow the target: keep what was accepted, drop the rest, learn from both. After a step without drafts there
-        is nothing to learn, and a model is not run: its token is remembered until the next draft."""
+        """Keep accepted positions, drop the others, and update statistics. A step without drafts runs no model: its
+        token is stored until the next draft."""
         ...
 
     def extras(self, slot: int) -> dict[str, Any]:
-        """What the sample's telemetry should say of the drafter."""
+        """Telemetry extras of the sample."""
         ...
 
 
 class TreePolicy(Protocol):
-    """Decides which drafts are proposed, level by level."""
+    """Builds the draft tree level by level."""
 
     max_levels: int
     max_nodes: int
     max_frontier_nodes: int
-    """Most nodes, the root left out, that are forwarded by the drafter in one step, all levels together."""
+    """Most nodes, without the root, that the drafter forwards in one step."""
     max_grown_nodes: int
     checks_numbers: bool
-    """Whether trees say themselves which rows `failed`, from levels' `given`; otherwise policies read `logits`."""
+    """Whether the policy sets `DraftTree.failed` itself, from `Level.given`; otherwise it uses `Level.logits`."""
 
     def open(self, spec: EngineSpec) -> None:
-        """Make per-slot memory."""
+        """Allocate per-slot state."""
         ...
 
     def reset(self, slots: SlotBatch) -> None:
-        """Forget what was learned from the slots' former samples."""
+        """Reset the state of the slots."""
         ...
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
-        """Begin a tree of at most `num_levels` under `root` (b,); `keep_probs` asks for `DraftTree.draft_probs`."""
+        """Start a tree of at most `num_levels` under `root` (b,); `keep_probs` requests `DraftTree.draft_probs`."""
         ...
 
     def grow(self, level: Level) -> Frontier | None:
-        """Pick the frontier's children; the next frontier, or None when the tree is complete."""
+        """Select children; returns the next frontier, or None if the tree is complete."""
         ...
 
     def finish(self) -> DraftTree:
@@ -240,39 +231,39 @@ class TreePolicy(Protocol):
         ...
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
-        """Learn from a step; levels (b,) that each row's next tree wants, or None for `max_levels`."""
+        """Update statistics; returns the depth (b,) of each row's next tree, or None for `max_levels`."""
         ...
 
     def extras(self, slot: int) -> dict[str, Any]:
-        """What the sample's telemetry should say of its trees."""
+        """Telemetry extras of the sample."""
         ...
 
 
 class Acceptance(Protocol):
-    """Decides which drafts the target takes."""
+    """Decides which drafts are accepted."""
 
     lossless: bool
     draft_stream: Stream
-    """Whose noise ranks the drafts: the token's own (shared noise), or an independent one (rejection sampling)."""
+    """Noise that ranks drafts: that of the token (shared noise) or an independent one (rejection sampling)."""
     needs_draft_probs: bool
     needs_hidden: bool
-    """Whether `admit` must be given the prefill's hidden states."""
+    """Whether `admit` needs the prefill's hidden states."""
 
     def open(self, spec: EngineSpec) -> None:
-        """Make per-slot memory."""
+        """Allocate per-slot state."""
         ...
 
     def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
-        """Take fresh samples into `slots`."""
+        """Assign new samples to `slots`."""
         ...
 
     def judge(self, judgement: Judgement) -> Verdict:
-        """The accepted path and the token after it."""
+        """The accepted path and the next token."""
         ...
 
 
 class StatelessRule:
-    """An acceptance rule that remembers nothing of its samples; rules derive from it."""
+    """Base of acceptance rules without per-sample state."""
 
     lossless = True
     draft_stream = Stream.TOKEN
@@ -287,7 +278,7 @@ class StatelessRule:
 
 
 class StatelessTree:
-    """A tree policy that remembers nothing of its samples; policies derive from it."""
+    """Base of tree policies without per-sample state."""
 
     checks_numbers = False
 
@@ -306,9 +297,9 @@ class StatelessTree:
 
 @dataclass(frozen=True)
 class Method:
-    """One speculative-decoding method; plain decoding is drafter `none`. The controller may keep its trees shallow."""
+    """One speculative-decoding method; plain decoding uses the drafter `none`. The controller limits the depth."""
 
     drafter: Drafter
     tree: TreePolicy
     acceptance: Acceptance
-    controller: Controller = field(default_factory=Fixed)
+    controller: Controller = field(default_factory=FixedDepth)

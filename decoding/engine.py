@@ -1,7 +1,6 @@
-"""The one loop: admit → draft → verify → accept → commit, batched, with slots refilled as they fall free.
+"""The engine loop: admit, draft, verify, accept, commit; batched, with slots refilled as they become free.
 
-Plain decoding is this loop with the drafter `none`; every method is this loop with other parts. Knows the contracts of
-`decoding.contracts` and nothing of what stands behind them; knows no Ray and no files.
+Plain decoding uses the drafter `none`.
 """
 
 from __future__ import annotations
@@ -19,8 +18,8 @@ from decoding.errors import non_finite_logits, row_timeout
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
 from decoding.scheduling.admission import MAX_PREFILL_TOKENS, Admission
-from decoding.scheduling.drafter_prefill import DrafterPrompts
-from decoding.scheduling.in_flight import InFlight
+from decoding.scheduling.drafter_prefill import DrafterPrefill
+from decoding.scheduling.in_flight import StepInFlight
 from decoding.scheduling.slots import Progress, SlotTable
 from decoding.stats import EngineStats, RequestStats
 from decoding.step import run_step
@@ -33,11 +32,10 @@ from models.kv.lanes import SlotBatch
 class Engine:
     """Runs requests through a target with one method.
 
-    `slots` samples are decoded at once; `max_context_tokens` bounds prompt, images and output together, `max_row_s` the
-    time of one sample in its slot (None for ever), `max_prefill_tokens` the columns of one forward over prompts, with
-    padding, unless one prompt alone has more. With `reads_late` a step is looked at when the next one was launched, so
-    that a device never waits for the host; a row that has ended runs once more for it. None is yes on a GPU, and no
-    where the host itself computes. One thread may use an engine at a time.
+    `slots` samples are decoded at once. `max_context_tokens` bounds prompt, images and output of a sample, `max_row_s`
+    its time in the slot (None: unbounded), `max_prefill_tokens` the padded tokens of one prefill forward; a longer
+    prompt runs alone. `async_output` enables asynchronous output processing: the output of a step is processed after
+    the next step was launched; None enables it on accelerators. Not thread-safe.
     """
 
     def __init__(
@@ -48,7 +46,7 @@ class Engine:
         max_context_tokens: int = 2048,
         max_row_s: float | None = None,
         max_prefill_tokens: int = MAX_PREFILL_TOKENS,
-        reads_late: bool | None = None,
+        async_output: bool | None = None,
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots must be at least 1, not {slots}")
@@ -60,12 +58,13 @@ class Engine:
         self._lanes = target.lanes(slots, target.num_lanes, max_context_tokens + method.tree.max_nodes)
         self._slots = SlotTable(slots, target.vocab_size, target.device)
         self._admission = Admission(target, max_context_tokens, max_prefill_tokens)
+        self._queue = self._admission.queue
         self._max_prefill_tokens = max_prefill_tokens
-        self._reads_late = target.backend.is_asynchronous if reads_late is None else reads_late
-        self._flying: InFlight | None = None
-        self._looked_s = 0.0
+        self._async_output = target.backend.is_asynchronous if async_output is None else async_output
+        self._in_flight: StepInFlight | None = None
+        self._last_output_s = 0.0
         is_timed = method.controller.can_be_off
-        self._prompts = DrafterPrompts(method.drafter, self._admission, target.device, is_timed)
+        self._drafter_prefill = DrafterPrefill(method.drafter, self._admission, target.device, is_timed)
         self._drafts = method.drafter.name != "none"
         spec = EngineSpec(
             num_slots=slots,
@@ -89,78 +88,78 @@ class Engine:
         method.acceptance.open(spec)
         self._needs_hidden = method.drafter.needs_hidden or method.acceptance.needs_hidden
         self._needs_attention = method.drafter.needs_attention
-        # In half precision the last bits of a row depend on kernels and batches.
+        # In half precision, results depend on kernels and batch sizes.
         self._names_kernels = target.dtype in (torch.bfloat16, torch.float16)
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is waiting or in a slot."""
-        return bool(self._admission.waiting or self._slots.active or self._flying)
+        """Whether a request is unfinished."""
+        return bool(self._queue.num_waiting or self._slots.active or self._in_flight)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have no slot yet."""
-        return len(self._admission.waiting)
+        """Requests without a slot."""
+        return self._queue.num_waiting
 
     @property
     def num_free_slots(self) -> int:
-        """Slots that neither a running nor a waiting request will take."""
-        return max(0, len(self._slots.free) - len(self._admission.waiting))
+        """Free slots minus waiting requests, at least 0."""
+        return max(0, len(self._slots.free) - self._queue.num_waiting)
 
     def submit(self, request: Request) -> None:
-        """Queue a request; it is admitted by the next `step` with a free slot."""
-        self._admission.waiting.append(request)
+        """Queue a request; the next `step` with a free slot admits it."""
+        self._queue.submit(request)
 
     def expect(self, requests: Iterable[Request]) -> None:
-        """Name the requests that will be submitted next, in their order: where the target makes prompts on a thread of
-        its own, theirs are begun. Nothing else follows from it, and whoever is named may never come."""
+        """Set the requests that will probably be submitted next, in order, for prompt prefetch. They may never be
+        submitted."""
         self._admission.expect(requests)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Decode requests, yielding completions as they finish, not in input order; read as slots fall free."""
+        """Decode requests, yielding completions as they finish; takes requests as slots become free."""
         source = iter(requests)
-        num_ahead = len(self._slots.progress) if self.target.prompt_thread is not None else 0
-        coming: deque[Request] = deque()
+        num_prefetched = len(self._slots.progress) if self.target.prompt_thread is not None else 0
+        upcoming: deque[Request] = deque()
         while True:
-            coming.extend(islice(source, max(0, self.num_free_slots + num_ahead - len(coming))))
-            while coming and self.num_free_slots > 0:
-                self.submit(coming.popleft())
+            upcoming.extend(islice(source, max(0, self.num_free_slots + num_prefetched - len(upcoming))))
+            while upcoming and self.num_free_slots > 0:
+                self.submit(upcoming.popleft())
             if not self.has_work:
                 return
-            self.expect(coming)
+            self.expect(upcoming)
             yield from self.step()
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Admit what fits, then draft and verify once; returns the requests that finished, errors included. Where steps
-        are read late, those are the ones that the step before finished."""
-        self._admission.make_ahead()
+        """Admit requests, then draft and verify once; returns finished requests, errors included. With asynchronous
+        output processing, the previous step finished them."""
+        self._admission.prefetch()
         finished = self._admit()
         ended, launched = self._launch()
-        finished += ended + self._land_all()
-        if self._reads_late:
-            self._flying = launched
+        finished += ended + self._process_in_flight()
+        if self._async_output:
+            self._in_flight = launched
         elif launched is not None:
-            finished += self._land(launched)
+            finished += self._process(launched)
         self.stats.num_finished += len(finished)
         return finished
 
     # --- admission -------------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[Completion]:
-        """Fill the free slots before anything is decoded, a bounded number of prompts after the other: every further
-        step is then taken by all, and what admitting needs beside weights and memory does not grow with the slots."""
+        """Fill the free slots, in batches of bounded prompt tokens, so that memory for prefill does not grow with the
+        number of slots."""
         finished: list[Completion] = []
         free = self._slots.free
-        while self._admission.waiting and free:
+        while self._queue.num_waiting and free:
             taken = self._admission.take(len(free), waits=not (self._slots.active or finished))
             self.stats.encode_s += time.perf_counter() - taken.started_s
             self.stats.num_feature_hits += taken.num_feature_hits
             self.stats.num_shared_prompts += len(taken.lanes) - len({id(lanes) for lanes in taken.lanes})
             if not (taken.requests or taken.refused):
                 break
-            # Prompts are made while the device goes on, and read when it has nothing else to do.
-            finished += taken.refused + self._land_all(is_late=True)
+            # Encoding overlaps with the step in flight; its output is processed before the prefill.
+            finished += taken.refused + self._process_in_flight(is_late=True)
             ids, free = free[: len(taken.requests)], free[len(taken.requests) :]
             if ids:
                 progress = [self._begin(*one, taken.started_s) for one in zip(taken.requests, taken.lanes, strict=True)]
@@ -174,7 +173,7 @@ class Engine:
         return Progress(request, lanes[0].num_kept, num_visual, RequestStats(levels), started_s, levels)
 
     def _prefill(self, slots: SlotBatch, progress: list[Progress], prefixes: list[list[Prefix]]) -> list[Completion]:
-        """Run the target over fresh prompts and take each sample's first token; then admit those that go on."""
+        """Prefill the target, sample first tokens, and admit unfinished samples to drafter, tree and acceptance."""
         start = time.perf_counter()
         options = (self._needs_attention, self._needs_hidden, self._max_prefill_tokens)
         prefill = self._lanes.admit(slots, prefixes, *options)
@@ -191,7 +190,7 @@ class Engine:
         self.stats.num_admitted += len(progress)
         tokens, values = first.tolist(), logprobs.tolist()
         finished: list[Completion] = []
-        going: list[tuple[int, Progress, Probe]] = []
+        continued: list[tuple[int, Progress, Probe]] = []
         probes: dict[int, tuple[Probe, Probe]] = {}
         for row, (slot, one) in enumerate(zip(slots.ids, progress, strict=True)):
             one.stats.target_forwards = 1
@@ -199,17 +198,17 @@ class Engine:
             ended = self._collect(slot, one, values[row])
             finished += ended
             if not ended:
-                # Samples of one prompt have one probe.
+                # Samples with equal prompts share one probe.
                 key = id(prefixes[row])
                 if key not in probes:
                     hidden = prefill.hidden_of(row) if self._needs_hidden else None
                     probe = Probe(prefixes[row][0], hidden, prefill.attention_of(row * self.target.num_lanes))
                     probes[key] = probe, probe.outline()
                 probe, one.unread = probes[key]
-                going.append((slot, one, probe))
-        if going:
-            admitted = self._slots.batch([slot for slot, *_ in going])
-            found = [probe for *_, probe in going]
+                continued.append((slot, one, probe))
+        if continued:
+            admitted = self._slots.batch([slot for slot, *_ in continued])
+            found = [probe for *_, probe in continued]
             self.method.drafter.admit(admitted, self._slots.root[admitted.index], found)
             self.method.tree.reset(admitted)
             self.method.acceptance.admit(admitted, found)
@@ -217,20 +216,20 @@ class Engine:
         self.stats.prefill_s += spent
         for one in progress:
             one.stats.prefill_ms = 1000 * spent / len(progress)
-        if going and not self.method.controller.is_off:
-            # Otherwise a sample that ends before drafting begins again never has its prompt read.
-            self._read(admitted, [one for _, one, _ in going])
+        if continued and not self.method.controller.is_off:
+            # Otherwise samples that finish while drafting is off skip the drafter prefill.
+            self._prefill_drafter(admitted, [one for _, one, _ in continued])
         return finished
 
-    def _read(self, slots: SlotBatch, progress: list[Progress]) -> None:
-        """Have the drafter read what it has not read of these prompts; nothing is drafted for those that it cannot."""
-        spent, failed = self._prompts.read(slots, progress)
+    def _prefill_drafter(self, slots: SlotBatch, progress: list[Progress]) -> None:
+        """Prefill the drafter; samples whose prefill fails get no drafts."""
+        spent, failed = self._drafter_prefill.prefill(slots, progress)
         self.stats.prefill_s += spent
         for slot, reason in failed.items():
             self._slots.stop_drafting(slot, reason)
 
     def _collect(self, slot: int, one: Progress, new_logprobs: list[float]) -> list[Completion]:
-        """Release the slot if its request is done."""
+        """Release the slot if its request is finished."""
         if not all(math.isfinite(value) for value in new_logprobs):
             self._slots.release(slot)
             return [one.failure(non_finite_logits())]
@@ -241,17 +240,17 @@ class Engine:
         one.stats.extras = self.method.drafter.extras(slot) | self.method.tree.extras(slot) | one.stats.choices.extras()
         if self._names_kernels:
             one.stats.extras["kernels"] = self.target.kernels
-        if one.why_plain:
-            one.stats.extras["drafter_error"] = one.why_plain
+        if one.drafter_error:
+            one.stats.extras["drafter_error"] = one.drafter_error
         return [one.completion(self.target.decode)]
 
     # --- decoding --------------------------------------------------------------------------------------------------
 
-    def _launch(self) -> tuple[list[Completion], InFlight | None]:
-        """Hand the device a step of every slot whose text goes on as far as the host knows; None where there is none.
-        If it had to look, also who has ended."""
+    def _launch(self) -> tuple[list[Completion], StepInFlight | None]:
+        """Launch a step of all unfinished slots; None if there are none. Also returns requests that finished if the
+        step in flight had to be processed."""
         finished: list[Completion] = []
-        ids = self._slots.going
+        ids = self._slots.unfinished
         if not ids:
             return finished, None
         progress = [self._slots.at(slot) for slot in ids]
@@ -260,14 +259,14 @@ class Engine:
         num_unread = sum(one.prefix_length for one in progress if one.unread is not None)
         choice = self.method.controller.choose(len(ids), most, num_missed, num_unread)
         if choice.levels and num_unread:
-            # Requests that have ended need no prompt read.
-            finished += self._land_all()
-            ids = self._slots.going
+            # Requests that have finished need no drafter prefill.
+            finished += self._process_in_flight()
+            ids = self._slots.unfinished
             if not ids:
                 return finished, None
             progress = [self._slots.at(slot) for slot in ids]
-            self._read(self._slots.batch(ids), progress)
-            if all(one.why_plain for one in progress):
+            self._prefill_drafter(self._slots.batch(ids), progress)
+            if all(one.drafter_error for one in progress):
                 choice = self.method.controller.choose(len(ids), 0, 0, 0)
         slots = self._slots.batch(ids)
         before = self.method.drafter.num_forwards
@@ -275,46 +274,46 @@ class Engine:
         forwards = self.method.drafter.num_forwards - before
         missed = num_missed if choice.levels else 0
         sent = result.send(self._lanes.backend)
-        launched = InFlight(slots, progress, choice, missed, forwards, result, sent, time.perf_counter())
-        launched.note()
+        launched = StepInFlight(slots, progress, choice, missed, forwards, result, sent, time.perf_counter())
+        launched.record_launch()
         return finished, launched
 
-    def _land_all(self, is_late: bool = False) -> list[Completion]:
-        """Look at the step in flight, if there is one."""
-        flying, self._flying = self._flying, None
-        return [] if flying is None else self._land(flying, is_late)
+    def _process_in_flight(self, is_late: bool = False) -> list[Completion]:
+        """Process the output of the step in flight, if any."""
+        in_flight, self._in_flight = self._in_flight, None
+        return [] if in_flight is None else self._process(in_flight, is_late)
 
-    def _land(self, flight: InFlight, is_late: bool = False) -> list[Completion]:
-        """Look at a step: the host's side of it, for the rows that have not ended before. A look that `is_late` says
-        little of how long the step took."""
-        look = flight.look(self._looked_s)
-        step, self._looked_s = look.step, look.ended_s
-        flight.count_step(self.stats, look)
+    def _process(self, launched: StepInFlight, is_late: bool = False) -> list[Completion]:
+        """Process a step's output for rows that had not finished before. With `is_late`, its time is an upper bound."""
+        output = launched.wait(self._last_output_s)
+        step, self._last_output_s = output.step, output.ended_s
+        launched.count_step(self.stats, output)
         finished: list[Completion] = []
         offered: list[int] = []
         ended_prompts: list[int] = []
-        for row, (slot, one) in enumerate(zip(flight.slots.ids, flight.progress, strict=True)):
+        for row, (slot, one) in enumerate(zip(launched.slots.ids, launched.progress, strict=True)):
             has_ended = self._slots.progress[slot] is not one
-            is_offered = not (has_ended or one.why_plain)
-            offered.append(min(flight.choice.levels, one.remaining - 1) if is_offered else 0)
+            is_offered = not (has_ended or one.drafter_error)
+            offered.append(min(launched.choice.levels, one.remaining - 1) if is_offered else 0)
             if has_ended:
                 continue
-            one.num_ahead -= flight.choice.levels + 1
+            one.num_in_flight -= launched.choice.levels + 1
             n = step.counts[row]
             new_logprobs = step.logprobs[row][:n]
             kept = one.take(step.tokens[row][:n], new_logprobs, self.target.eos_ids, self.target.decode)
-            flight.count(row, look, kept)
+            launched.count(row, output, kept)
             if step.levels is not None and self._drafts:
-                one.levels = 0 if one.why_plain else step.levels[row]
-                # The next trees' depth follows from this step: nothing is gained by launching them without it.
-                self._reads_late = False
+                one.levels = 0 if one.drafter_error else step.levels[row]
+                # The next trees' depth depends on this step, so launching early gains nothing.
+                self._async_output = False
             done = self._collect(slot, one, new_logprobs[:kept])
-            if not done and self.max_row_s is not None and look.ended_s - one.started_s > self.max_row_s:
+            if not done and self.max_row_s is not None and output.ended_s - one.started_s > self.max_row_s:
                 self._slots.release(slot)
                 done = [one.failure(row_timeout(self.max_row_s, len(one.token_ids)))]
             finished += done
             if done:
                 ended_prompts.append(one.prefix_length)
-        outcome = flight.outcome(look, offered, self._prompts.take_reading(), ended_prompts, is_late)
-        self.method.controller.learn(outcome, flight.choice)
+        prefill = self._drafter_prefill.take_prefill_time()
+        outcome = launched.outcome(output, offered, prefill, ended_prompts, is_late)
+        self.method.controller.learn(outcome, launched.choice)
         return finished

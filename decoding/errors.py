@@ -1,10 +1,10 @@
-"""The stable codes under which a request can fail inside the engine; none of them stops another request.
+"""Stable error codes of requests that fail in the engine.
 
 prompt_refused      the processor or chat template refuses the sample (image count, empty prompt, …)
 context_too_long    prompt, images and max_new_tokens do not fit the slot
-non_finite_logits   the target gave NaN for a token that was taken
-row_timeout         the sample was in its slot for longer than it may
-out_of_memory       the sample does not fit into the device's memory, with nothing beside it
+non_finite_logits   the target computed NaN for an output token
+row_timeout         the sample exceeded its time in the slot
+out_of_memory       the sample does not fit into the device's memory, even alone
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ CODES = (PROMPT_REFUSED, CONTEXT_TOO_LONG, NON_FINITE_LOGITS, ROW_TIMEOUT, OUT_O
 
 
 class DrafterError(RuntimeError):
-    """The drafter failed where the target did not: the samples in flight can be decoded without it."""
+    """Only the drafter failed: the samples in flight can be decoded without it."""
 
 
-def context_too_long(who: str, num_prompt_tokens: int, max_new_tokens: int, max_context_tokens: int) -> RequestError:
-    """The sample needs more columns than a slot has; `who` is the target or the drafter."""
+def context_too_long(model: str, num_prompt_tokens: int, max_new_tokens: int, max_context_tokens: int) -> RequestError:
+    """The sample needs more KV positions than a slot has; `model` is the target or the drafter."""
     return RequestError(
         CONTEXT_TOO_LONG,
-        f"the {who}'s prompt has {num_prompt_tokens} tokens (images included) and max_new_tokens is {max_new_tokens}: "
-        f"together more than pool.max_context_tokens ({max_context_tokens})",
+        f"the {model}'s prompt has {num_prompt_tokens} tokens (images included) and max_new_tokens is "
+        f"{max_new_tokens}: together more than pool.max_context_tokens ({max_context_tokens})",
     )
 
 
 def non_finite_logits() -> RequestError:
-    """A taken token has no probability: the model is broken for this input, or its type overflows."""
+    """An output token has no finite probability."""
     return RequestError(NON_FINITE_LOGITS, "the target's logits are not finite for this sample; try another dtype")
 
 
 def row_timeout(max_row_s: float, num_tokens: int) -> RequestError:
-    """The sample has had its time; how far it got depends on the machine, so none of its `num_tokens` are kept."""
+    """The sample exceeded its time; its `num_tokens` are dropped, because their number depends on the machine."""
     return RequestError(
         ROW_TIMEOUT, f"{num_tokens} tokens after more than pool.max_row_s ({max_row_s:g} s); none of them are kept"
     )
 
 
 def out_of_memory(reason: str) -> RequestError:
-    """The device's memory does not hold this sample even alone; `reason` is the allocator's."""
+    """The sample does not fit into memory even alone; `reason` is the allocator's message."""
     return RequestError(OUT_OF_MEMORY, f"the device's memory does not hold this sample even alone: {reason}")

@@ -1,7 +1,7 @@
-"""Classifier-free guidance: two lanes of one sample, with and without its condition, become one distribution.
+"""Classifier-free guidance: merges the conditional and unconditional lane of a sample.
 
-Merged logits are u + s · (c − u), of which lane 0 is c and lane 1 is u; Ho & Salimans 2022 (arXiv 2207.12598), in the
-form of LlamaGen's sampler. Target and drafters are merged by the same object. Knows no models and no drafts.
+Logits are u + s · (c − u), c from lane 0 and u from lane 1: Ho & Salimans 2022 (arXiv 2207.12598), in the form of
+LlamaGen's sampler. Target and drafters share one object.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ALWAYS = torch.iinfo(torch.long).max
 
 
 class Guidance:
-    """Scale (S,) and last guided token (S,) of all slots; others keep `position` (S,), the next token's index."""
+    """Scale (S,) and last guided token (S,) of all slots; `position` (S,), the next token's index, is shared."""
 
     def __init__(self, position: Tensor) -> None:
         self._position = position
@@ -24,15 +24,15 @@ class Guidance:
         self._last = torch.full_like(position, ALWAYS)
 
     def occupy(self, slot: int, sampling: Sampling) -> None:
-        """Take a fresh sample's parameters."""
+        """Set a new sample's parameters."""
         self._scale[slot] = sampling.guidance_scale
-        # The public sampler counts decode steps: step i produces token i + 1, and i = interval is still guided.
+        # The public sampler counts decode steps: step i produces token i + 1; step `interval` is guided.
         self._last[slot] = ALWAYS if sampling.guidance_interval < 0 else sampling.guidance_interval + 1
 
     def merge(self, slots: SlotBatch, logits: Tensor, depth: Tensor) -> Tensor:
-        """Lane logits (b, R, N, V) at nodes of `depth` (b, N) → logits (b, N, V); one lane is itself.
+        """Lane logits (b, R, N, V) at nodes of `depth` (b, N) → logits (b, N, V).
 
-        A scale of 1 or less, or a token beyond the interval, takes the conditional logits as they are.
+        With one lane, a scale of at most 1, or a token beyond the interval, the conditional logits are unchanged.
         """
         conditional = logits[:, 0]
         if logits.shape[1] == 1:

@@ -1,8 +1,7 @@
-"""Randomness that belongs to the sample: counter-based, so it depends on nothing but what it is for.
+"""Counter-based noise per sample.
 
 Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). The 64-bit key is a hash of job seed,
-sample id and replica; the counter is (vocabulary index, position, stream, sibling). Never keyed by slot, batch or a
-global generator. Knows nothing of models or methods.
+sample id and replica; the counter is (vocabulary index, position, stream, sibling). Slots and batches do not matter.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 class Stream(IntEnum):
-    """What a draw is for. Separate on purpose: a residual that reuses the draft's noise is biased."""
+    """Purpose of a draw. A residual that reused the draft's noise would be biased."""
 
     TOKEN = 0
     DRAFT = 1
@@ -35,11 +34,11 @@ def key_of(seed: int, sample_id: str, replica: int) -> tuple[int, int]:
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Ten rounds over 32-bit words held in int64 tensors that broadcast together; returns four words."""
+    """Ten rounds over 32-bit words in broadcastable int64 tensors; returns four words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
-        # The product of two 32-bit words overflows into the sign bit; masking after the shift undoes the sign.
+        # Multiplying two 32-bit words overflows into the sign bit; masking after the shift removes the sign.
         low, high = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = (
             ((high >> 32) & _WORD) ^ c1 ^ k0,
@@ -79,7 +78,6 @@ class Noise:
         """Standard Gumbel noise for every vocabulary entry, (b, P, V) float32."""
         blocks = torch.arange(-(-vocab_size // 4), device=self.keys.device)
         words = self._words(stream, ahead, sibling, blocks).transpose(2, 3).flatten(2)[..., :vocab_size]
-        # The largest noise decides who wins, and comes from the smallest uniforms, where fp32 is finest: so
-        # exponential = −log1p(−u) rather than −log(u).
+        # −log1p(−u) rather than −log(u): the largest noise then comes from small u, where fp32 is most precise.
         uniform = ((words.double() + 0.5) / 2.0**32).float().clamp_max(1.0 - 2.0**-24)
         return -torch.log(-torch.log1p(-uniform))

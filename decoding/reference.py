@@ -1,7 +1,6 @@
-"""The oracle: one sample, one token at a time, the whole model over the whole text anew, no batch, no drafts.
+"""Reference decoding of one sample, one token at a time, with transformers' own forward and logits processors.
 
-Slow on purpose and made of other parts than the engine: transformers' own forward and its own logits processors. Only
-the noise is shared, whose values are tested against published vectors.
+Shares only the noise with the engine, whose values are tested against published vectors.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from decoding.types import Request, Sampling
 def reference_tokens(
     model: nn.Module, inputs: dict[str, Tensor], request: Request, eos_ids: frozenset[int]
 ) -> list[int]:
-    """Token ids that plain decoding must give, EOS included; `inputs` are the processor's outputs for one sample.
+    """Expected token ids of plain decoding, EOS included; `inputs` are the processor's outputs for one sample.
 
     Greedy rows take the argmax, sampled rows argmax(log p + g) with the sample's own noise.
     """
@@ -50,12 +49,11 @@ def reference_tokens(
 def next_logits(model: nn.Module, inputs: dict[str, Tensor], tokens: list[int]) -> Tensor:
     """fp32 logits (V,) after the prompt and `tokens`: one forward over the prompt, one over all of `tokens`.
 
-    Two forwards, because a drawn token may be an image placeholder, which means an image in a prompt and nothing in an
-    answer. Memory goes from the first to the second and no further. Tokens stand where `generate` puts them: behind the
-    prompt's last column, which frames of a video may lie beyond.
+    Two forwards, because image placeholders among drawn tokens must not be replaced by images. Positions continue after
+    the prompt's last position, as in `generate`.
     """
-    given: Any = model
-    positions = given._prepare_position_ids_for_generation(inputs["input_ids"], dict(inputs))
+    family: Any = model
+    positions = family._prepare_position_ids_for_generation(inputs["input_ids"], dict(inputs))
     out: Any = model(**inputs, use_cache=True)
     if tokens:
         later = positions[..., -1:] + torch.arange(1, len(tokens) + 1)

@@ -1,7 +1,6 @@
-"""From logits to the distribution that is sampled: repetition penalty, temperature, top-k, top-p, per row and node.
+"""Logits processing: repetition penalty, temperature, top-k and top-p, per row and node.
 
-Order and tie rules are those of transformers' logits processors, so that a plain run equals `generate`. Knows nothing
-of trees beyond "these tokens came before this node".
+Order and tie rules are those of transformers' logits processors, so that plain decoding equals `generate`.
 """
 
 from __future__ import annotations
@@ -12,16 +11,15 @@ import torch
 from torch import Tensor
 
 COLDEST = 1e-30
-"""Temperatures below count as this one, which is as good as greedy: fp32 has no room for logits divided by less."""
+"""Least temperature: dividing logits by less overflows fp32."""
 
 
 @dataclass(frozen=True)
 class RowSampling:
-    """Sampling parameters of the b active rows, on the device, and which of them any row uses, on the host.
+    """Sampling parameters of the b active rows on the device, and host flags for features that any row uses.
 
-    `temperature` (b,) is 0 for greedy rows, `top_k` (b,) 0 where off, `top_p` (b,), `penalty` (b,). `seen` (b, V) marks
-    the tokens of prompt and output; None when no row has a penalty. `max_top_k` is the largest top-k, 0 where all are
-    off.
+    `temperature` (b,) is 0 for greedy rows, `top_k` (b,) is 0 if off, `top_p` (b,), `penalty` (b,). `seen` (b, V) marks
+    the tokens of prompt and output; None if no row has a penalty. `max_top_k` is the largest top-k, 0 if all are off.
     """
 
     temperature: Tensor
@@ -40,11 +38,10 @@ class RowSampling:
 
 
 def warp(logits: Tensor, rows: RowSampling, earlier: Tensor | None, earlier_valid: Tensor | None = None) -> Tensor:
-    """Logits (b, N, V) → logits of the sampled distribution, fp32, −inf where a filter removes a token.
+    """Logits (b, N, V) → fp32 logits of the sampled distribution, −inf for removed tokens.
 
-    `earlier` (b, N, K) are the tokens between the last committed one and each node (the node included), which the
-    repetition penalty has to count too; `earlier_valid` (b, N, K) says which are real. Greedy rows are penalised but
-    neither scaled nor filtered.
+    `earlier` (b, N, K) are the uncommitted tokens up to each node, included, for the repetition penalty;
+    `earlier_valid` (b, N, K) masks padding. Greedy rows are penalised, but neither scaled nor filtered.
     """
     out = logits.float()
     if rows.seen is not None:
@@ -54,7 +51,7 @@ def warp(logits: Tensor, rows: RowSampling, earlier: Tensor | None, earlier_vali
     sampled = rows.is_sampled
     out = out / torch.where(sampled, rows.temperature.clamp_min(COLDEST), 1.0)[:, None, None]
     if rows.max_top_k:
-        # Ties with the k-th stay, as in transformers. Finding the best few takes a tenth of the time of sorting all.
+        # Ties with the k-th stay, as in transformers.
         filtered = sampled & (rows.top_k > 0)
         best = out.topk(min(rows.max_top_k, out.shape[-1]), dim=-1).values
         k = torch.where(filtered, rows.top_k, 1).clamp_max(best.shape[-1])
@@ -76,17 +73,14 @@ def _penalise(out: Tensor, rows: RowSampling, earlier: Tensor | None, earlier_va
     if earlier is not None and earlier.shape[-1] > 0:
         count = torch.zeros_like(out)
         real = torch.ones_like(earlier, dtype=out.dtype) if earlier_valid is None else earlier_valid.to(out.dtype)
-        # Added, not set: the same token may stand at a real and at a padded place.
+        # Add, because a token may occur at a valid and at a padded position.
         seen = seen | (count.scatter_add(-1, earlier, real) > 0)
     penalty = rows.penalty[:, None, None]
     return torch.where(seen, torch.where(out < 0, out * penalty, out / penalty), out)
 
 
 def perturb(warped: Tensor, noise: Tensor | None, rows: RowSampling) -> Tensor:
-    """Scores whose maximum is the draw: `warped` (b, N, V) plus Gumbel `noise` (b, N or 1, V) on sampled rows.
-
-    argmax(log p + g) is an exact draw from p (Gumbel-max); a constant such as the normaliser does not change it.
-    """
+    """`warped` (b, N, V) plus Gumbel `noise` (b, N or 1, V) on sampled rows; the argmax is the draw (Gumbel-max)."""
     if noise is None:
         return warped
     return warped + noise * rows.is_sampled[:, None, None]

@@ -1,4 +1,4 @@
-"""Counting what speculation did: per request while it runs, and over the engine's life. Knows no tensors."""
+"""Statistics of speculation per request and per engine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from decoding.types import Telemetry
 
 @dataclass
 class Choices:
-    """The depths that were chosen, by size of the batch, and what they promised; empty where nobody chooses.
+    """The controller's choices and their expected goodput; empty with a fixed depth.
 
-    `counts` has (batch class, levels, reason); `promised` by batch class the steps for which something was known, and
-    over these the sums of expected tokens per second, of the choice and of plain decoding.
+    `counts` is keyed by (batch class, levels, reason); `promised` has by batch class the number of steps with an
+    estimate and the sums of expected tokens per second, of the choice and of plain decoding.
     """
 
     counts: Counter[tuple[int, int, Reason]] = field(default_factory=Counter)
     promised: dict[int, tuple[int, float, float]] = field(default_factory=dict)
 
     def add(self, num_active: int, choice: Choice) -> None:
-        """Count one step; a step in which nothing could be drafted is nobody's choice."""
+        """Count one step; steps without a choice do not count."""
         if choice.reason in ("fixed", "last"):
             return
         size = batch_class(num_active)
@@ -33,7 +33,7 @@ class Choices:
             self.promised[size] = promised
 
     def extras(self) -> dict[str, Any]:
-        """What a sample's telemetry should say; nothing where nobody chooses."""
+        """Telemetry extras; empty with a fixed depth."""
         if not self.counts:
             return {}
         by_levels, by_reason = Counter[int](), Counter[Reason]()
@@ -42,7 +42,7 @@ class Choices:
             by_levels[levels] += number
             by_reason[reason] += number
             by_batch.setdefault(size, Counter())[levels] += number
-        told: dict[str, Any] = {
+        extras: dict[str, Any] = {
             "levels_mean": round(sum(levels * n for levels, n in by_levels.items()) / by_levels.total(), 4),
             "levels_max": max(by_levels),
             "num_off_steps": by_levels[0],
@@ -51,31 +51,31 @@ class Choices:
         }
         for size, counted in sorted(by_batch.items()):
             steps, chosen, plain = self.promised.get(size, (0, 0.0, 0.0))
-            told["by_batch_size"][str(size)] = {
+            extras["by_batch_size"][str(size)] = {
                 "levels": {str(levels): number for levels, number in sorted(counted.items())},
                 "num_promised_steps": steps,
                 "tokens_per_s": round(chosen / steps, 3) if steps else 0.0,
                 "plain_tokens_per_s": round(plain / steps, 3) if steps else 0.0,
             }
-        return {"controller": told}
+        return {"controller": extras}
 
 
 @dataclass
 class EngineStats:
-    """Totals of one engine: forwards, steps, seconds by phase, and what its controller chose."""
+    """Totals of one engine: forwards, steps, seconds by phase, and controller choices."""
 
     num_steps: int = 0
     num_slot_steps: int = 0
     target_forwards: int = 0
     num_admitted: int = 0
     num_shared_prompts: int = 0
-    """Admitted samples whose prompt was another's too, and was encoded and run for that one."""
+    """Admitted samples that shared the encoding and prefill of an equal prompt."""
     num_feature_hits: int = 0
-    """Visual features that were in memory from an earlier prompt."""
+    """Cache hits of visual features."""
     num_finished: int = 0
     num_generated_tokens: int = 0
     encode_s: float = 0.0
-    """What steps waited for prompts to be made."""
+    """Time that steps waited for prompt encoding."""
     prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -90,7 +90,7 @@ class EngineStats:
 
 @dataclass
 class RequestStats:
-    """One request's counters while it is in a slot; see `Telemetry` for their meaning."""
+    """Counters of one request; see `Telemetry`."""
 
     max_levels: int
     num_steps: int = 0
@@ -112,7 +112,7 @@ class RequestStats:
         self.histogram = [0] * (self.max_levels + 1)
 
     def add_step(self, num_drafted: int, num_accepted: int, num_relaxed: int, ended_inside_path: bool) -> None:
-        """Record one verify step: drafts offered, drafts kept in the output, and how the step ended."""
+        """Add one verify step."""
         self.num_steps += 1
         self.num_draft_tokens += num_drafted
         self.num_relaxed += num_relaxed

@@ -1,7 +1,6 @@
-"""The device's side of one step: draft, verify, judge, commit, without once asking the device for a number.
+"""One step on the device: draft, verify, accept, commit, without synchronising with the host.
 
-Everything here is tensors of fixed shape and host integers known beforehand, so a step can be traced, compiled and
-captured. What the host needs is left in a `StepResult` and read in one go.
+Shapes are fixed and host integers are known in advance, so a step can be compiled and captured.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ from models.kv.lanes import LaneModel, SlotBatch
 
 @dataclass(frozen=True)
 class HostStep:
-    """A step's outcome as plain numbers, row by row; `levels` is None where the policy never changes its depth, and
-    `failed` where nothing was drafted."""
+    """A step's result as host lists by row; see `StepResult`."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
@@ -38,12 +36,11 @@ class HostStep:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step leaves on the device.
+    """A step's result on the device.
 
-    `tokens`, `logprobs` (b, D + 1) are the produced tokens and their probabilities, `n` (b,) how many are real,
-    `num_drafted` (b,) valid drafts, `relaxed` (b, D + 1) as in `Verdict`, `levels` (b,) what the next trees want,
-    `failed` (b,) as in `DraftTree`.
-    `started`, `drafted`, `verified` are host clock readings in seconds.
+    `tokens` and `logprobs` (b, D + 1) are valid up to `n` (b,); `num_drafted` (b,) counts valid drafts; `relaxed`
+    (b, D + 1) as in `Verdict`; `levels` (b,) is the next trees' depth, None if it never changes; `failed` (b,) as in
+    `DraftTree`, None without drafts. `started`, `drafted`, `verified` are host times in seconds.
     """
 
     tokens: Tensor
@@ -70,7 +67,7 @@ class SentStep:
     copy: HostCopy
 
     def read(self) -> HostStep:
-        """Wait for this step, and for no later one."""
+        """Wait for this step, but for no later one."""
         return HostStep(*self.copy.read())
 
 
@@ -100,10 +97,10 @@ def run_step(
     verdict = method.acceptance.judge(judgement)
     tokens = verdict.produced(tree)
     logprobs = path_logprobs(tree, raw, verdict, tokens) if verdict.logprobs is None else verdict.logprobs
-    # Drafters ask for them too.
+    # Drafters use them as well.
     verdict = replace(verdict, said=tokens) if verdict.said is None else verdict
     verified = time.perf_counter()
-    # The nodes of a chain stand where they belong already.
+    # The nodes of a chain are in place already.
     lanes.commit(slots, verdict.path[:, :0] if tree.is_chain else verdict.path, verdict.n)
     method.drafter.commit(judgement, verdict)
     levels = method.tree.commit(judgement, verdict)
@@ -114,7 +111,7 @@ def run_step(
 
 
 def _warp_nodes(tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:
-    """The sampled distribution's logits at every node; its ancestors count as seen."""
+    """Logits after penalties and filters at every node; its ancestors count as seen."""
     if rows.seen is None:
         return warp(raw, rows, None)
     visible = tree.visible()
@@ -122,10 +119,7 @@ def _warp_nodes(tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:
 
 
 def path_logprobs(tree: DraftTree, raw: Tensor, verdict: Verdict, tokens: Tensor) -> Tensor:
-    """Natural-log probability (b, D + 1) of each produced token under the target's raw logits (b, N, V).
-
-    Those of places beyond `verdict.n` are junk, as their tokens are.
-    """
-    # As in `Verdict.produced`.
+    """Log probability (b, D + 1) of each produced token under the target's raw logits (b, N, V); undefined beyond
+    `verdict.n`."""
     logits = raw if tree.is_chain else raw.gather(1, verdict.path[:, :, None].expand(-1, -1, raw.shape[-1]))
     return -F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)

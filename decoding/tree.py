@@ -1,6 +1,6 @@
-"""What flows between drafter, tree policy, target and acceptance: frontier, draft tree, verdict.
+"""Values of one step: frontier, draft tree and verdict.
 
-Plain tensors with fixed meanings. Shapes: b active slots, F frontier nodes, N tree nodes, D levels, V vocabulary.
+Shapes: b active slots, F frontier nodes, N tree nodes, D levels, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from models.backends.attention import ancestors
 
 @dataclass(frozen=True)
 class Frontier:
-    """Nodes whose children are wanted: all of depth `depth`, the root alone at first.
+    """Nodes of one depth that are expanded next; at first the root.
 
-    `nodes` (b, F) are indices among the grown nodes, `parents` (b, F) those of their parents (−1 for the root),
-    `tokens` (b, F). `line` holds the drafted tokens from depth 1 down to the node itself, (b, F, depth), or level by
-    level, each (b, F), where there is one node on each; see `path`.
+    `nodes` and `parents` (b, F) index the grown nodes (−1: no parent), `tokens` (b, F). `line` holds the drafted tokens
+    from depth 1 to the node, (b, F, depth), or one (b, F) tensor per level if every level has one node; see `path`.
     """
 
     depth: int
@@ -30,7 +29,7 @@ class Frontier:
 
     @property
     def path(self) -> Tensor:
-        """The drafted tokens (b, F, depth) from depth 1 down to each node."""
+        """Drafted tokens (b, F, depth) from depth 1 to each node."""
         if isinstance(self.line, Tensor):
             return self.line
         return torch.stack(self.line, dim=-1) if self.line else self.tokens[:, :, None][:, :, :0]
@@ -44,16 +43,15 @@ class Frontier:
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A tree of drafts for every slot; a chain is a tree.
+    """A draft tree for every slot.
 
-    `tokens`, `parents`, `depth`, `valid`, `origin` (b, N): column 0 is the root (the pending token, which no cache
-    holds yet), parents are topological (−1 for the root), siblings stand in draw order, invalid nodes are padding, and
-    `origin` names the grown node behind each kept one. `draft_probs` (b, N, V) holds at i the distribution from which
-    node i's children were drawn, or None where drafts are judged as certain. `failed` (b,) marks rows of which the
-    drafter gave no numbers, None where nothing was drafted. `num_levels` D is the deepest depth,
-    `max_siblings` the most children that any node has. `is_chain` says that every node's child is the next one, in the
-    order in which they were grown. `num_drafted` (b,) counts the valid drafts once all that a row has no use for are
-    invalid; see `within`. `ancestry` (b, N, N) is what `visible` gives, where the policy has it at hand.
+    `tokens`, `parents`, `depth`, `valid`, `origin` (b, N): index 0 is the root, the pending token that is not in the KV
+    cache; parents precede children (−1 for the root); siblings are in draw order; invalid nodes are padding; `origin`
+    is the index of the grown node. `draft_probs` (b, N, V) has at i the distribution of node i's children, or None if
+    drafts count as certain. `failed` (b,) marks rows with non-finite drafter logits, None without drafts.
+    `num_levels` D is the largest depth, `max_siblings` the most children of a node. `is_chain`: each node's child is
+    the next node. `num_drafted` (b,) counts valid drafts after `within`. `ancestry` (b, N, N) is the result of
+    `visible` if the policy has computed it.
     """
 
     tokens: Tensor
@@ -68,12 +66,12 @@ class DraftTree:
     failed: Tensor | None = None
     num_drafted: Tensor | None = None
     ancestry: Tensor | None = None
-    # What `visible` has computed, as several ask.
+    # Cache of `visible`.
     _visible: list[Tensor] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @staticmethod
     def root_only(tokens: Tensor) -> DraftTree:
-        """Nothing drafted: `tokens` (b,) are the pending tokens."""
+        """A tree without drafts: `tokens` (b,) are the pending tokens."""
         zeros = torch.zeros_like(tokens)[:, None]
         valid = zeros == 0
         return DraftTree(
@@ -93,7 +91,7 @@ class DraftTree:
         return int(self.tokens.shape[1])
 
     def visible(self) -> Tensor:
-        """Ancestors-or-self (b, N, N); an invalid node is seen by nobody and sees its own line only."""
+        """Ancestors-or-self mask (b, N, N); invalid nodes are visible to no other node."""
         if self.ancestry is not None:
             return self.ancestry
         if not self._visible:
@@ -101,18 +99,18 @@ class DraftTree:
         return self._visible[0]
 
     def sibling_rank(self) -> Tensor:
-        """How many earlier nodes share each node's parent, (b, N)."""
+        """Number of earlier siblings of each node, (b, N)."""
         same = self.parents[:, :, None] == self.parents[:, None, :]
         return same.tril(-1).sum(-1)
 
     def has_drafts(self) -> Tensor:
-        """Which nodes have a valid child, (b, N): what a row was offered, however deep the batch's tree is."""
+        """Nodes with a valid child, (b, N)."""
         children = self.valid.long() * (self.parents >= 0)
         return torch.zeros_like(children).scatter_add(1, self.parents.clamp_min(0), children) > 0
 
     def within(self, max_depth: Tensor) -> DraftTree:
-        """The same tree with nodes deeper than `max_depth` (b,) marked invalid, and the valid drafts counted; the tree
-        itself where they are counted already, as its policy has seen to both."""
+        """The tree with nodes deeper than `max_depth` (b,) marked invalid and `num_drafted` set; the tree itself if its
+        policy has done both."""
         if self.num_drafted is not None:
             return self
         valid = self.valid & (self.depth <= max_depth[:, None])
@@ -121,10 +119,10 @@ class DraftTree:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the target takes: `path` (b, D + 1) nodes from the root on, `n` (b,) how many of them (root included),
-    `next` (b,) the target's own token after the last, `relaxed` (b, D + 1) which were taken against its choice. A rule
-    that came by them on the way also gives the tokens `said` after each node of the path and their `logprobs`, both
-    (b, D + 1), under the target's raw logits; what stands behind the n-th is junk."""
+    """The result of acceptance: `path` (b, D + 1) nodes from the root, `n` (b,) accepted ones with the root, `next`
+    (b,) the target's own next token, `relaxed` (b, D + 1) nodes that differ from the target's choice. Optionally the
+    tokens `said` after each node of the path and their `logprobs` under the target's raw logits, both (b, D + 1) and
+    undefined beyond `n`."""
 
     path: Tensor
     n: Tensor
@@ -134,10 +132,10 @@ class Verdict:
     logprobs: Tensor | None = None
 
     def produced(self, tree: DraftTree) -> Tensor:
-        """Tokens of one step (b, D + 1): the accepted drafts, then the target's own; places beyond `n` are junk."""
+        """Tokens of one step (b, D + 1): accepted drafts, then the target's own; undefined beyond `n`."""
         if self.said is not None:
             return self.said
         own = self.next[:, None]
-        # The nodes of a chain are its path as far as that goes.
+        # The accepted nodes of a chain are its first ones.
         tokens = tree.tokens if tree.is_chain else tree.tokens.gather(1, self.path)
         return torch.cat([tokens[:, 1:], own], dim=1).scatter_(1, (self.n - 1)[:, None], own)

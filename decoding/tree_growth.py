@@ -1,7 +1,5 @@
-"""The level loop: a drafter gives distributions for the frontier, a policy picks children and the next frontier.
-
-It belongs to no method, so every tree works with every drafter that can draft a level. A level that is not a number
-becomes one without children, as if a look-up had found nothing: the target is not asked about junk.
+"""Tree growth by levels: the drafter returns distributions for the frontier, the policy picks children and the next
+frontier. Nodes with non-finite logits get no children.
 """
 
 from __future__ import annotations
@@ -30,9 +28,9 @@ def grow_tree(
     keep_probs: bool,
     max_depth: Tensor | None = None,
 ) -> DraftTree:
-    """Grow one tree per slot under `root` (b,); at most `num_levels` deep, and without any draft when that is 0.
+    """Grow one tree per slot under `root` (b,), at most `num_levels` deep.
 
-    `max_depth` (b,) is the deepest draft that each row has a use for.
+    `max_depth` (b,) is the deepest useful draft of each row.
     """
     if num_levels == 0:
         return DraftTree.root_only(root)
@@ -43,7 +41,7 @@ def grow_tree(
         logits = warp(drafted, rows, None if rows.seen is None else frontier.path)
         draws = None
         if rows.any_sampled:
-            # One draw per depth: the noise that the target's own choice at this depth will use, when it is shared.
+            # One draw per depth; shared with the target's choice at this depth under shared noise.
             draws = noise.gumbel(stream)[:, frontier.depth : frontier.depth + 1]
         level = Level(logits, draws, rows, max_depth)
         frontier = policy.grow(level)

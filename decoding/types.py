@@ -1,7 +1,4 @@
-"""The values that enter and leave the engine: `Request`, `Sampling`, `Completion` and its `Telemetry`.
-
-Plain frozen data. Knows nothing of models, Ray, files or how a token is chosen.
-"""
+"""Input and output values of the engine: `Request`, `Sampling`, `Completion` and its `Telemetry`."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ FINISH_REASONS = ("stop", "length", "stop_string", "error")
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen for one request.
+    """Sampling parameters of one request.
 
     `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off; `repetition_penalty` 1 is off and otherwise counts the
     prompt's tokens too, as transformers does. `stop` are strings that end the text (they are cut off it).
@@ -64,9 +61,8 @@ class Request:
 
     `prompt` is the rendered text, image placeholders included, exactly as the target's processor expects it;
     `images` are uint8 RGB arrays of shape (height, width, 3) and `videos` are clips, each in the order of their
-    placeholders. `condition` is for image models and stands for the prompt: ready text features (L, D), or a class
-    label. Noise is keyed by
-    `(seed, sample_id, replica)`, so the output depends on nothing else in the batch.
+    placeholders. `condition` replaces the prompt of image models: text features (L, D), or a class label. Noise is
+    keyed by `(seed, sample_id, replica)`, so the output does not depend on the batch.
     """
 
     sample_id: str
@@ -81,7 +77,7 @@ class Request:
 
 @dataclass(frozen=True)
 class RequestError:
-    """Why a request gave no text: a stable `code` (see `decoding.errors`) and a message for people."""
+    """Error of a request: a stable `code` (see `decoding.errors`) and a message."""
 
     code: str
     message: str
@@ -89,12 +85,12 @@ class RequestError:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """What speculation did for one request, under the names vLLM uses.
+    """Statistics of speculation for one request, under vLLM's names.
 
     `num_spec_steps` counts verify steps after the prefill; `acceptance_histogram[i]` counts the steps that kept i
-    drafts, so its length is the deepest draft + 1. `degraded` says that the drafter failed on this request, which was
-    decoded without it from there on. Exactly: generated = 1 + kept accepted + steps − (1 if the last
-    step ended inside its path). Times are shares of the batch's time, in milliseconds.
+    drafts, so its length is the deepest draft + 1. `degraded` marks a request on which the drafter failed and that was
+    decoded without it from then on. generated = 1 + kept accepted + steps − (1 if the last step ended inside its
+    path). Times are shares of the batch's time, in milliseconds.
     """
 
     num_spec_steps: int = 0
@@ -114,7 +110,7 @@ class Telemetry:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / steps, the bonus token included; 1.0 for a request that took no step."""
+        """1 + accepted / steps, the bonus token included; 1.0 without steps."""
         return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
 
     @property
@@ -125,7 +121,7 @@ class Telemetry:
 
 @dataclass(frozen=True)
 class Completion:
-    """The outcome of one request: tokens (EOS included when it was drawn), text, telemetry, or an error.
+    """Result of one request: tokens (with EOS if drawn), text and telemetry, or an error.
 
     `mean_logprob` is the mean natural-log probability of the kept tokens under the target before temperature and
     filters. `finish_reason` is one of `FINISH_REASONS`: "stop" (EOS), "length", "stop_string", "error".

@@ -1,9 +1,8 @@
-"""Trying several methods on the first rows, one engine at a time, and keeping the one that is cheapest.
+"""Trial of methods: runs candidates in turn on the first rows, one engine at a time, and keeps the fastest.
 
-Owns whose turn it is: blocks of rows at full slots, round by round, the order turned about in every other round; which
-candidates leave, when one is kept, and when acceptance has changed so much that they are tried again. Every row is
-decoded once and is a result, because all candidates give the same tokens. Knows engines by their face alone; how blocks
-are compared is `actors.auto.comparison`'s business.
+Every candidate decodes blocks of rows at full slots, in rounds whose order alternates. Candidates that are slower are
+dropped (see `actors.auto.comparison`). A changed acceptance length starts another trial. All candidates give the same
+tokens, so every row is decoded once.
 """
 
 from __future__ import annotations
@@ -13,51 +12,50 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
-from itertools import chain
 
 from actors.auto.comparison import Block, Comparison, Recorder, Row, Step, acceptance_band
 from actors.choice import CHOSEN, SLOWER, WITHIN, Choice, Standing, TriedCompletion
 from actors.serving.recovery import RecoveringEngine, is_out_of_memory, release_memory
+from decoding.scheduling.queue import Group, RequestQueue
 from decoding.types import Completion, Request
 
 logger = logging.getLogger(__name__)
 
 MIN_BLOCK_ROWS = 16
 SLOTS_PER_BLOCK = 2
-"""A block has at least so many times as many rows as there are slots: all come in at once first, then one by one."""
+"""Least rows of a block per slot: the first fill all slots at once, the others come one by one."""
 MIN_FULL_STEPS = 24
-"""Steps at full slots that a block should have; short texts need more rows for them."""
+"""Steps at full slots that a block should have; short outputs need more rows for them."""
 MAX_LONGER = 4
-"""How many times its least size a block may grow for them."""
+"""Largest block, as a multiple of its least size."""
 FAR_SLOWER = 2.0
-"""A candidate that takes so many times the best one's time leaves without an interval."""
+"""A candidate that takes this many times the best time is dropped without a confidence interval."""
 FAR_SLOWER_COLD = 3.0
-"""The same after the first round, in which compilers and caches still warm up; its times count for nothing else."""
+"""The same after the first round, which warms up compilers and caches and counts for nothing else."""
 MAX_FAILED_ROWS = 1
-"""Rows that a candidate's drafter may fail on: one may be that row's fault."""
+"""Rows on which a candidate's drafter may fail."""
 LEAST_DRIFT = 0.15
-"""Acceptance length has changed when two windows in a row differ by more than this share from the trial's."""
+"""Least relative change of the acceptance length, in two windows in a row, that starts another trial."""
 ROWS_BETWEEN = 4
-"""Rows from one trial to the next are at least so many times the trial's own."""
+"""Least rows between two trials, as a multiple of the last trial's rows."""
 ROWS_WITHOUT_DRAFTS = 16
-"""The same where plain decoding was kept, which accepts nothing that could change; twice as many each time."""
+"""The same after plain decoding was chosen, which measures no acceptance; doubles each time."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method that may be kept: how an engine of so many slots is made, whether it drafts at all, and whether what it
-    drafts depends on how many rows there are."""
+    """A method: how to build its engine over a queue, whether it drafts, and whether its drafts depend on the load."""
 
-    make: Callable[[int], RecoveringEngine]
+    make: Callable[[int, RequestQueue], RecoveringEngine]
     drafts: bool = True
     by_load: bool = False
 
 
 class Trial:
-    """An engine of several methods, of which it uses one at a time; `candidates` by name, the first without a drafter.
+    """An engine that uses one of several methods at a time; `candidates` by name, the first without a drafter.
 
-    At most one candidate's engine exists, so that each has the whole memory and its real number of slots; a change
-    waits until the rows in work are done.
+    At most one candidate's engine exists, so that each has all memory and slots; a change waits until started rows have
+    finished. The trial is an admission policy of the queue that its engines share.
     """
 
     def __init__(
@@ -68,16 +66,14 @@ class Trial:
         max_rechecks: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        self.queue = RequestQueue(self)
         self._candidates = dict(candidates)
-        self._full_slots = slots
         self._slots = dict.fromkeys(candidates, slots)
         self._max_rounds = max_rounds
         self._max_rechecks = max_rechecks
         self._clock = clock
         self._block_rows = block_rows(slots)
-        self._waiting: deque[Request] = deque()
-        self._expected: Iterable[Request] = ()
-        self._num_inside = 0
+        self._num_admitted = 0
         self._engine: RecoveringEngine | None = None
         self._made = ""
         self._dropped: dict[str, str] = {}
@@ -85,84 +81,88 @@ class Trial:
         self._begin("first rows")
         self._take_turn()
 
-    # --- the face of an engine -------------------------------------------------------------------------------------
+    # --- engine interface ------------------------------------------------------------------------------------------
 
     @property
     def has_work(self) -> bool:
-        """Whether a row is waiting or in work."""
-        return bool(self._waiting or self._num_inside)
+        """Whether a row is unfinished."""
+        return self.queue.num_unfinished > 0
 
     @property
     def num_waiting(self) -> int:
-        """Rows that have no slot yet."""
-        return len(self._waiting)
+        """Rows that have not started."""
+        return len(self.queue.waiting(Group.NEW))
 
     @property
     def num_free_slots(self) -> int:
-        """Slots that no row in work and no waiting one will take; none while an engine is about to be changed."""
-        if self._is_changing and self._num_inside:
+        """Slots minus unfinished rows; 0 while started rows finish before a change of engines."""
+        if self._is_changing and self.queue.num_started:
             return 0
-        return max(0, self._slots[self._turn] - self._num_inside - len(self._waiting))
+        return max(0, self._slots[self._turn] - self.queue.num_unfinished)
 
     @property
     def choices(self) -> tuple[Choice, ...]:
-        """What all trials found so far. Any thread may ask."""
+        """Results of all trials so far. Thread-safe."""
         return self._choices
 
     def submit(self, request: Request) -> None:
-        """Queue a row; the next `step` with a free slot takes it."""
-        self._waiting.append(request)
+        """Queue a row."""
+        self.queue.submit(request)
 
     def expect(self, requests: Iterable[Request]) -> None:
-        """Name the rows that will be submitted next; see `decoding.Engine.expect`."""
-        self._expected = requests
+        """See `RequestQueue.expect`."""
+        self.queue.expect(requests)
 
     def step(self) -> list[Completion]:
-        """One step of the engine whose turn it is; returns the rows that finished."""
+        """One step of the current engine; returns the rows that finished."""
         self._take_turn()
         engine, name = self._engine, self._made
         assert engine is not None
         block = self._block if name == self._turn else None
-        num_admitted = 0
-        while self._waiting and not self._is_changing and engine.num_free_slots > 0:
-            engine.submit(self._waiting.popleft())
-            num_admitted += 1
-            if block is not None:
-                block.num_submitted += 1
-        self._num_inside += num_admitted
-        # Of rows that wait for a change nobody knows yet which engine gets them.
-        engine.expect(() if self._is_changing else chain(self._waiting, self._expected))
+        num_started, self._num_admitted = self.queue.num_started, 0
         began_s = self._clock()
         done = engine.step()
         took_s = self._clock() - began_s
         if block is not None:
-            block.steps.append(Step(took_s, min(self._num_inside, engine.num_slots), num_admitted))
-        self._num_inside -= len(done)
+            num_active = min(num_started + self._num_admitted, engine.num_slots)
+            block.steps.append(Step(took_s, num_active, self._num_admitted))
         self._slots[name] = engine.num_slots
         if name == self._turn:
             self._count(done)
         return [_named(completion, name) for completion in done]
 
-    # --- whose turn it is ------------------------------------------------------------------------------------------
+    # --- admission policy ------------------------------------------------------------------------------------------
+
+    def may_start(self) -> bool:
+        """Whether new rows may start; rows that wait for a change of engines may not."""
+        return not self._is_changing
+
+    def on_start(self, request: Request) -> None:
+        """Count a row that starts."""
+        self._num_admitted += 1
+        if self._block is not None:
+            self._block.num_submitted += 1
+
+    # --- turns -----------------------------------------------------------------------------------------------------
 
     @property
     def _is_changing(self) -> bool:
-        """Whether the rows in work have to finish before others come in."""
+        """Whether started rows must finish before others start."""
         return self._made != self._turn or self._block_is_over
 
     @property
     def _block_is_over(self) -> bool:
-        """Whether the block has its rows, and steps enough or as many rows as it may take."""
+        """Whether the block has its rows, and either enough steps or the most rows."""
         block = self._block
         if block is None or block.num_submitted < self._block_rows:
             return False
-        if not block.is_over:  # looked at once: steps are many
+        if not block.is_over:  # cached: counting steps is slow
             is_long = block.num_submitted >= MAX_LONGER * self._block_rows
             block.is_over = is_long or block.num_full_steps >= MIN_FULL_STEPS
         return block.is_over
 
     def _begin(self, reason: str) -> None:
-        """Begin a trial of all that have not been dropped."""
+        """Start a trial of all candidates that are not dropped."""
         self._reason = reason
         self._blocks: list[Block] = []
         self._racing = [name for name in self._candidates if name not in self._dropped]
@@ -175,8 +175,8 @@ class Trial:
         self._block: Recorder | None = self._recorder()
 
     def _take_turn(self) -> None:
-        """With no row in work, end a block that is over, and have the engine whose turn it is."""
-        while self._num_inside == 0:
+        """Once no row is running, finish the block if it is over, and build the next engine."""
+        while self.queue.num_started == 0:
             if self._block_is_over and self._made == self._turn:
                 self._end_block()
             if self._engine is not None and self._made == self._turn:
@@ -184,7 +184,7 @@ class Trial:
             self._engine, self._made = None, ""
             release_memory()
             try:
-                self._engine = self._candidates[self._turn].make(self._slots[self._turn])
+                self._engine = self._candidates[self._turn].make(self._slots[self._turn], self.queue)
             except Exception as error:
                 if not is_out_of_memory(error) or not self._candidates[self._turn].drafts:
                     raise
@@ -205,12 +205,12 @@ class Trial:
         self._next_block()
 
     def _next_block(self) -> None:
-        """The next candidate of this round, or of the next one, unless the trial is over."""
+        """Select the next candidate, or finish the trial."""
         if not self._round:
             self._num_rounds += 1
             self._judge()
             if len(self._racing) == 1 or self._num_rounds >= self._max_rounds:
-                self._settle()
+                self._choose()
                 return
             turned = self._num_rounds % 2 == 1
             self._round.extend(reversed(self._racing) if turned else self._racing)
@@ -221,12 +221,12 @@ class Trial:
         return Recorder(self._turn, self._num_rounds, self._candidates[self._turn].by_load)
 
     def _comparisons(self) -> list[Comparison]:
-        """Of the first round, and, after it, of all others: what counts stands last."""
+        """Comparison of the first round and of all later rounds; the last one counts."""
         parts = ([one for one in self._blocks if (one.round > 0) == later] for later in (False, True))
         return [Comparison(part, self._num_tokens / self._num_rows) for part in parts if part]
 
     def _judge(self) -> None:
-        """Let those go that are clearly slower than the best."""
+        """Drop candidates that are clearly slower than the best."""
         if not self._blocks:
             return
         found = self._comparisons()[-1]
@@ -236,8 +236,8 @@ class Trial:
                 self._racing.remove(name)
                 self._out[name] = SLOWER
 
-    def _settle(self) -> None:
-        """Keep the best of those that are left."""
+    def _choose(self) -> None:
+        """Keep the fastest remaining candidate."""
         self._block = None
         notes = {**self._out, **self._dropped}
         standings: dict[str, Standing] = {}
@@ -261,49 +261,46 @@ class Trial:
         logger.info("keeping the method %s: %s", self._turn, choice)
 
     def _drop(self, name: str, why: str) -> None:
-        """Try this candidate never again, and go on with the next."""
-        logger.warning("the method %s is tried no more: it %s", name, why)
+        """Exclude a candidate from all trials and continue with the next."""
+        logger.warning("the method %s is dropped: it %s", name, why)
         self._dropped[name] = why
         self._blocks = [block for block in self._blocks if block.candidate != name]
         self._racing = [one for one in self._racing if one != name]
         self._round = deque(one for one in self._round if one != name)
         if self._block is None:
-            # Kept by the last trial, and its engine cannot be made any more: a new trial among the others.
+            # The chosen candidate's engine cannot be built any more: start a trial among the others.
             self._begin(f"{name} {why}")
         elif not self._racing:
-            # Those that were out are all there is.
+            # Only candidates that were slower remain.
             self._racing = [one for one in self._candidates if one not in self._dropped]
             self._out.clear()
-            self._settle()
+            self._choose()
         elif len(self._racing) == 1 and not self._blocks:
-            self._settle()
+            self._choose()
         else:
             self._next_block()
 
-    # --- what rows tell --------------------------------------------------------------------------------------------
+    # --- finished rows ---------------------------------------------------------------------------------------------
 
     def _count(self, done: list[Completion]) -> None:
-        """Count finished rows into the block, or watch what they accept."""
+        """Record finished rows in the block, or in the window of acceptance lengths."""
         counter = self._window if self._block is None else self._block
         for completion in done:
             if completion.error is None and not completion.telemetry.degraded:
-                told = completion.telemetry
-                counter.rows.append(
-                    Row(max(0, len(completion.token_ids) - 1), told.num_spec_steps, told.batch_size_mean)
-                )
+                telemetry = completion.telemetry
+                num_tokens = max(0, len(completion.token_ids) - 1)
+                counter.rows.append(Row(num_tokens, telemetry.num_spec_steps, telemetry.batch_size_mean))
         if self._block is None:
             self._num_rows_since += len(done)
             self._watch()
             return
         self._num_failed[self._made] += sum(completion.telemetry.degraded for completion in done)
         if self._num_failed[self._made] > MAX_FAILED_ROWS and self._candidates[self._made].drafts:
-            assert self._engine is not None
-            self._waiting.extendleft(reversed(self._engine.unfinished))
-            self._num_inside = 0
+            self.queue.restart()
             self._drop(self._made, f"failed to draft for {self._num_failed[self._made]} rows")
 
     def _watch(self) -> None:
-        """Begin another trial when what is accepted has left the band, or after a while where nothing is drafted."""
+        """Start another trial if the acceptance length left its band, or after many rows without drafts."""
         if len(self._window.rows) < self._block_rows:
             return
         window, self._window = self._window, self._recorder()
@@ -323,7 +320,7 @@ class Trial:
 
 
 def block_rows(slots: int) -> int:
-    """Rows of a block, at least."""
+    """Least rows of a block."""
     return max(MIN_BLOCK_ROWS, SLOTS_PER_BLOCK * slots)
 
 

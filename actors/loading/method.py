@@ -20,8 +20,8 @@ from configs import trees as adaptive
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly, Unconditional
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
-from decoding.controllers.base import Controller, Fixed
-from decoding.controllers.goodput import Measured
+from decoding.controllers.base import Controller, FixedDepth
+from decoding.controllers.goodput import GoodputController
 from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import Guided, Merge, SingleLane
@@ -58,8 +58,8 @@ ACCEPTANCES: dict[type, Callable[[Any], Acceptance]] = {
 }
 
 CONTROLLERS: dict[type, Callable[[Any, TreePolicy], Controller]] = {
-    controllers.NoController: lambda *_: Fixed(),
-    controllers.MeasuredController: lambda choice, tree: Measured(tree.max_levels, choice.max_exploration),
+    controllers.NoController: lambda *_: FixedDepth(),
+    controllers.MeasuredController: lambda choice, tree: GoodputController(tree.max_levels, choice.max_exploration),
 }
 
 

@@ -1,11 +1,9 @@
-"""One thread that owns one engine and is fed by any number of callers at once.
+"""The engine thread: owns one engine and decodes batches from any number of callers.
 
-Knows `decoding`'s requests and completions, and nothing of Ray, Arrow or event loops. Whatever the engine raises is
-taken for unrecoverable (a failing row is a completion with an error, not an exception): the process ends, so that
-whoever runs it starts a fresh one. So does a process whose engine does not come back from a step.
-
-Rows that were in flight when a process died are told apart from others (`Suspect`): they enter the engine one by one
-as slots fall free, after it was written down; from the second death on with nothing beside them.
+An exception of the engine is unrecoverable and ends the process, so that Ray replaces it; a failing row is a completion
+with an error instead. A process whose engine hangs in a step ends as well. Rows that were in flight when a process died
+(`Suspect`) enter the engine one by one as slots become free, after the journal has recorded it; from the second death
+on, a row is decoded alone.
 """
 
 from __future__ import annotations
@@ -25,6 +23,7 @@ from typing import Protocol
 from actors.choice import Choice
 from actors.serving.journal import ALONE_FROM_DEATHS
 from actors.serving.watchdog import Watchdog
+from decoding.scheduling.queue import Group, RequestQueue
 from decoding.types import Completion, Request
 
 logger = logging.getLogger(__name__)
@@ -33,7 +32,7 @@ EXIT_STATUS_OF_A_DEAD_ENGINE = 1
 
 
 class SteppedEngine(Protocol):
-    """The part of `decoding.Engine` that the thread, and engines around engines, drive."""
+    """The interface of `decoding.Engine`, and of engines that wrap one."""
 
     @property
     def has_work(self) -> bool: ...
@@ -53,9 +52,11 @@ class SteppedEngine(Protocol):
 
 @dataclass(frozen=True)
 class Waits:
-    """What an engine's time went to, from its first batch to its last: `idle_s` it stood without a row, `queued_s` it
-    worked while further rows waited for a slot, `total_s` is all of it. `choices` are the methods that it kept after
-    trying several."""
+    """Wait times of an engine from its first to its last batch.
+
+    `idle_s` without a row, `queued_s` decoding while further rows waited for a slot, `total_s` overall; `choices` are
+    the results of trials of methods.
+    """
 
     idle_s: float = 0.0
     queued_s: float = 0.0
@@ -72,18 +73,18 @@ class Waits:
 
     @property
     def actors_waited(self) -> float:
-        """The share of time in which the actors waited for input."""
+        """The share of time in which actors waited for input."""
         return self.idle_s / self.total_s if self.total_s else 0.0
 
     @property
     def input_waited(self) -> float:
-        """The share of time in which input waited for the actors."""
+        """The share of time in which input waited for actors."""
         return self.queued_s / self.total_s if self.total_s else 0.0
 
 
 @dataclass(frozen=True)
 class Suspect:
-    """A row with a past: its key in the journal, and the deaths of processes that it was in flight at."""
+    """A row that was in flight at `num_deaths` deaths of processes; `key` identifies it in the journal."""
 
     key: str
     num_deaths: int
@@ -91,7 +92,7 @@ class Suspect:
 
 @dataclass
 class _Batch:
-    """Requests of one caller, which of them are suspects, and what came back so far."""
+    """One caller's requests, the suspects among them, and the completions so far."""
 
     requests: Sequence[Request]
     suspects: Mapping[int, Suspect] = field(default_factory=dict)
@@ -103,16 +104,16 @@ class _Batch:
 _Place = tuple[_Batch, int]
 
 ReportWaits = Callable[[str, Waits], None]
-"""Told after each batch: who is reporting, and its waits so far."""
+"""Called after each batch with the actor's id and its wait times so far."""
 Mark = Callable[[Sequence[str]], None]
-"""Told which suspects are in the engine, before they are; returns when it has been written down."""
+"""Records which suspects enter the engine, before they do."""
 
 
 class EngineThread:
     """Runs `engine` on its own thread; slots are refilled from every batch in flight, in order of arrival.
 
-    Only that thread touches the engine. Two requests with the same `sample_id` never run at the same time, so that a
-    completion always belongs to one row, whatever ids the user's data has.
+    Only that thread uses the engine. Requests with equal `sample_id` never run at the same time, so that a completion
+    identifies its row.
     """
 
     def __init__(
@@ -128,15 +129,13 @@ class EngineThread:
         self._clock = clock
         self._mark = mark
         self._watchdog = Watchdog(max_step_s)
-        # Rows that are not in the engine yet: those without a past, suspects, and those that run alone.
-        self._ready: deque[_Place] = deque()
-        self._suspects: deque[_Place] = deque()
-        self._lonely: deque[_Place] = deque()
+        self._queue = RequestQueue()
+        # Requests by sample id, in order; the first of each is in the queue or in the engine.
+        self._places: dict[str, deque[_Place]] = {}
+        self._suspects: list[str] = []
         self._marked: list[str] = []
-        self._told: list[str] = []
-        self._is_lonely = False
+        self._runs_alone = False
         self._arrived: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
-        self._waiting: dict[str, deque[_Place]] = {}
         self._waits = Waits()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -144,11 +143,11 @@ class EngineThread:
     def decode(
         self, requests: Sequence[Request], suspects: Mapping[int, Suspect] | None = None
     ) -> Future[list[Completion]]:
-        """Hand over a batch; the future resolves to its completions in the order of `requests`. Any thread may call.
+        """Submit a batch; the future resolves to its completions in the order of `requests`. Thread-safe.
 
-        `suspects` are those of the requests, by place, that have a past.
+        `suspects` maps indices of requests.
         """
-        assert not suspects or self._mark is not None, "suspects are run only where it is written down"
+        assert not suspects or self._mark is not None, "suspects need a journal"
         batch = _Batch(requests=tuple(requests), suspects=suspects or {})
         batch.completions = [None] * len(batch.requests)
         batch.num_missing = len(batch.requests)
@@ -160,21 +159,21 @@ class EngineThread:
 
     @property
     def waits(self) -> Waits:
-        """Where the time went so far; the wait for a first batch, and for one that never came, is not counted."""
+        """Wait times so far, without the time before the first and after the last batch."""
         return replace(self._waits, choices=getattr(self._engine, "choices", ()))
 
     def close(self) -> None:
-        """Finish what was handed over, then end the thread."""
+        """Finish all submitted batches, then end the thread."""
         self._arrived.put(None)
         self._thread.join()
 
     def _run(self) -> None:
         try:
-            open_for_more = True
+            is_open = True
             last_s: float | None = None
-            while open_for_more or self._engine.has_work:
+            while is_open or self._engine.has_work:
                 is_idle = not self._engine.has_work
-                open_for_more = self._take_arrivals() and open_for_more
+                is_open = self._take_arrivals() and is_open
                 if last_s is not None and is_idle and self._engine.has_work:
                     idle_s = self._clock() - last_s
                     self._waits += Waits(idle_s=idle_s, total_s=idle_s)
@@ -183,7 +182,7 @@ class EngineThread:
                     began_s = self._clock()
                     done = self._engine.step()
                     last_s = self._clock()
-                    queued_s = last_s - began_s if self._engine.num_waiting or self._num_held else 0.0
+                    queued_s = last_s - began_s if self._engine.num_waiting or self._queue.num_waiting else 0.0
                     self._waits += Waits(queued_s=queued_s, total_s=last_s - began_s)
                     for completion in done:
                         self._deliver(completion)
@@ -194,7 +193,7 @@ class EngineThread:
             self._die(error)
 
     def _take_arrivals(self) -> bool:
-        """Move every batch that has arrived into the engine; sleep only while the engine is idle. False once closed."""
+        """Queue every batch that has arrived; block only while the engine is idle. False once closed."""
         may_wait = not self._engine.has_work
         while True:
             try:
@@ -205,65 +204,60 @@ class EngineThread:
                 return False
             may_wait = False
             for index, request in enumerate(batch.requests):
-                line = self._waiting.setdefault(request.sample_id, deque())
+                line = self._places.setdefault(request.sample_id, deque())
                 line.append((batch, index))
                 if len(line) == 1:
                     self._enqueue((batch, index))
             self._feed()
 
-    # --- which rows may be in the engine together ------------------------------------------------------------------
-
-    @property
-    def _num_held(self) -> int:
-        """Rows that the engine has not got yet."""
-        return len(self._ready) + len(self._suspects) + len(self._lonely)
+    # --- scheduling of suspects ------------------------------------------------------------------------------------
 
     def _enqueue(self, place: _Place) -> None:
-        suspect = _suspect(place)
-        if suspect is None:
-            self._ready.append(place)
-        elif suspect.num_deaths < ALONE_FROM_DEATHS:
-            self._suspects.append(place)
-        else:
-            self._lonely.append(place)
+        batch, index = place
+        suspect = batch.suspects.get(index)
+        group = Group.NEW
+        if suspect is not None:
+            group = Group.SUSPECT if suspect.num_deaths < ALONE_FROM_DEATHS else Group.ALONE
+        self._queue.submit(batch.requests[index], group)
 
     def _feed(self) -> None:
-        """Give the engine what may be in it now: rows that run alone first, then suspects, then all others.
+        """Submit requests to the engine: those that run alone first, then suspects, then all others.
 
-        In that order, because a row without a past that is beside a suspect at a death gets a past.
+        In that order, because rows that are in flight beside a suspect at a death become suspects.
         """
-        if not (self._engine.has_work and (self._lonely or self._is_lonely)):
-            self._is_lonely = bool(self._lonely)
-            if self._lonely:
-                self._submit(self._lonely.popleft())
+        waiting = self._queue.waiting
+        if not (self._engine.has_work and (waiting(Group.ALONE) or self._runs_alone)):
+            self._runs_alone = bool(waiting(Group.ALONE))
+            if self._runs_alone:
+                self._submit(Group.ALONE)
             else:
-                for _ in range(min(len(self._suspects), self._engine.num_free_slots)):
-                    self._submit(self._suspects.popleft())
-                while self._ready and not self._suspects:
-                    self._submit(self._ready.popleft())
-        if self._told != self._marked:
+                for _ in range(min(len(waiting(Group.SUSPECT)), self._engine.num_free_slots)):
+                    self._submit(Group.SUSPECT)
+                while waiting(Group.NEW) and not waiting(Group.SUSPECT):
+                    self._submit(Group.NEW)
+        if self._marked != self._suspects:
             assert self._mark is not None
-            self._mark(list(self._marked))
-            self._told = list(self._marked)
+            self._mark(list(self._suspects))
+            self._marked = list(self._suspects)
 
-    def _submit(self, place: _Place) -> None:
-        """Queue a row in the engine, which looks at it in its next step."""
-        batch, index = place
-        suspect = _suspect(place)
+    def _submit(self, group: Group) -> None:
+        """Submit the first request of a group to the engine, which starts it in its next step."""
+        request = self._queue.pop(group)
+        suspect = _suspect(self._places[request.sample_id][0])
         if suspect is not None:
-            self._marked.append(suspect.key)
-        self._engine.submit(batch.requests[index])
+            self._suspects.append(suspect.key)
+        self._engine.submit(request)
 
     def _deliver(self, completion: Completion) -> None:
-        line = self._waiting[completion.sample_id]
+        line = self._places[completion.sample_id]
         place = line.popleft()
         if line:
             self._enqueue(line[0])
         else:
-            del self._waiting[completion.sample_id]
+            del self._places[completion.sample_id]
         suspect = _suspect(place)
         if suspect is not None:
-            self._marked.remove(suspect.key)
+            self._suspects.remove(suspect.key)
         batch, index = place
         batch.completions[index] = completion
         batch.num_missing -= 1
@@ -277,13 +271,13 @@ def _suspect(place: _Place) -> Suspect | None:
 
 
 def end_process(error: BaseException) -> None:
-    """Log why, give the log a moment to leave the process, and end it without clean-up: a dead engine cannot be used.
+    """Log the error and end the process without clean-up.
 
-    `sys.exit` or Ray's `exit_actor` would count as intended, and the rows in flight would not be run again.
+    Ray treats `sys.exit` and `exit_actor` as intended and does not run the rows in flight again.
     """
     reason = f"{type(error).__name__}: {error}".partition("\n")[0]
     logger.critical("the engine failed and its actor ends, to be replaced: %s", reason, exc_info=error)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
-    time.sleep(0.2)  # the log monitor of Ray reads what the process wrote
+    time.sleep(0.2)  # Ray's log monitor reads what the process wrote
     os._exit(EXIT_STATUS_OF_A_DEAD_ENGINE)

@@ -1,11 +1,8 @@
 """Liveness from outside the process: a process that is stopped or frozen is killed, and its rows run elsewhere.
 
-`actors.serving.watchdog` ends a process whose engine hangs, but it is a thread of that process and stops with it. Here
-a thread writes heartbeats into a pipe, and a small process of its own session reads them. It kills the writer with
-SIGKILL when no heartbeat has arrived for `max_silence_s`. Ray then starts a fresh process and runs the rows again.
-
-The reader counts only time in which it ran itself, so a machine or a container that was suspended as a whole kills
-nothing. Knows nothing of Ray or engines.
+A thread writes heartbeats into a pipe, and a small process in its own session reads them. It kills the writer with
+SIGKILL if no heartbeat arrives for `max_silence_s`; Ray then replaces the process and runs the rows again. The reader
+counts only time in which it ran itself, so suspending the whole machine kills nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ OWN_PREFIX = "draftfleet: "
 """Begins every line that a worker writes for the job's terminal; see `pipeline.cluster.worker_logs`."""
 OWN_LOGGERS = ("actors", "decoding", "models", "pipeline")
 BEATS_PER_LIMIT = 20
-"""Heartbeats in one `max_silence_s`, so that one late heartbeat is no silence."""
+"""Heartbeats per `max_silence_s`."""
 MAX_BEAT_INTERVAL_S = 1.0
 
 _READER = """
@@ -53,7 +50,7 @@ _guarded: int | None = None
 
 
 def set_up_worker(max_silence_s: float | None) -> None:
-    """Guard a worker's process, and mark the messages of this program's loggers for the job's terminal."""
+    """Guard a worker's process, and prefix messages of this program's loggers."""
     for name in OWN_LOGGERS:
         logger = logging.getLogger(name)
         if _handler not in logger.handlers:
@@ -63,7 +60,7 @@ def set_up_worker(max_silence_s: float | None) -> None:
 
 
 def start(max_silence_s: float | None) -> None:
-    """Guard this process from now on; once per process, further calls change nothing. None: no guard.
+    """Guard this process; further calls have no effect. None: no guard.
 
     Raises:
         OSError: the reader's process could not be started.
@@ -80,7 +77,7 @@ def start(max_silence_s: float | None) -> None:
 
 def _start_reader(max_silence_s: float, tick_s: float) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-I", "-S", "-c", _READER, str(os.getpid()), str(max_silence_s), str(tick_s)]
-    # In a session of its own, so that a signal to the process group does not stop both.
+    # A new session, so that signals to the process group do not stop both.
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 
 

@@ -1,9 +1,9 @@
-"""What an engine's failure costs, where it need not cost the process: slots, or speculation.
+"""Recovery policy: retries requests of a failed engine with fewer slots, one at a time, or without the drafter.
 
-Out of device memory, the engine is made again with half the slots and its rows are run again; their noise is their own,
-so their tokens are the same. A drafter's exception, or a lack of memory for it in the only slot, costs its drafts the
-row that brings it about alone: an engine with the drafter `none` decodes it. Anything else is passed on. Knows how
-engines are made and stepped; nothing of what is in them.
+Out of device memory, the engine is rebuilt with half the slots and its requests run again; noise is keyed by sample, so
+their tokens do not change. After a drafter error, or if memory for the drafter is missing with one slot, the requests
+in flight run one at a time; a request that fails alone is decoded by an engine without a drafter. Other exceptions
+propagate.
 """
 
 from __future__ import annotations
@@ -11,136 +11,127 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from itertools import chain
 from typing import Any
 
 import decoding.errors
 from actors.results import failed
 from actors.serving.engine_thread import SteppedEngine
+from decoding.scheduling.queue import Group, RequestQueue
 from decoding.types import Completion, Request
 
 logger = logging.getLogger(__name__)
 
 
 class RecoveringEngine:
-    """Steps an engine of at most `slots` rows, and beside it, when a row needs it, one of one slot without a drafter.
+    """Steps an engine of at most `slots` slots and, if needed, a one-slot engine without a drafter.
 
-    `make(slots)` and `make_plain()` give fresh engines; no two rows in work may have the same `sample_id`.
+    `make(slots)` and `make_plain()` build engines. Sample ids of unfinished requests must be unique. `queue` holds all
+    requests; engines that are used one after the other may share it.
     """
 
     def __init__(
-        self, make: Callable[[int], SteppedEngine], make_plain: Callable[[], SteppedEngine], slots: int
+        self,
+        make: Callable[[int], SteppedEngine],
+        make_plain: Callable[[], SteppedEngine],
+        slots: int,
+        queue: RequestQueue | None = None,
     ) -> None:
+        self.queue = RequestQueue() if queue is None else queue
+        self.num_slots = slots
         self._make = make
         self._make_plain = make_plain
-        self._full_slots = self._slots = slots
-        self._waiting: deque[Request] = deque()
-        # Rows that were in flight when the drafter failed, to be tried one at a time, and rows that go without it.
-        self._tried: deque[Request] = deque()
-        self._degraded: deque[Request] = deque()
-        self._inside: dict[str, Request] = {}
-        self._is_trying = False
-        self._expected: Iterable[Request] = ()
+        self._full_slots = slots
+        self._is_isolating = False
         self._plain: SteppedEngine | None = None
-        self._plain_row: Request | None = None
-        self._engine = self._made()
-
-    @property
-    def num_slots(self) -> int:
-        """Slots of the engine as it is now."""
-        return self._slots
+        self._plain_request: Request | None = None
+        self._engine = self._built()
 
     @property
     def has_work(self) -> bool:
-        """Whether a row is waiting or in work."""
-        return bool(self.num_waiting or self._num_in_work)
+        """Whether a request is unfinished."""
+        return self.queue.num_unfinished > 0
 
     @property
     def num_waiting(self) -> int:
-        """Rows that have no slot yet."""
-        return len(self._waiting) + len(self._tried) + len(self._degraded)
+        """Requests without a slot."""
+        return self.queue.num_waiting
 
     @property
     def num_free_slots(self) -> int:
-        """Slots that no row in work and no waiting one will take."""
-        return max(0, self._slots - self._num_in_work - self.num_waiting)
-
-    @property
-    def _num_in_work(self) -> int:
-        return len(self._inside) + (self._plain_row is not None)
+        """Slots minus unfinished requests, at least 0."""
+        return max(0, self.num_slots - self.queue.num_unfinished)
 
     def submit(self, request: Request) -> None:
-        """Queue a row; the next `step` with a free slot takes it."""
-        self._waiting.append(request)
+        """Queue a request; the next `step` with a free slot starts it."""
+        self.queue.submit(request)
 
     def expect(self, requests: Iterable[Request]) -> None:
-        """Name the rows that will be submitted next; see `decoding.Engine.expect`."""
-        self._expected = requests
-
-    @property
-    def unfinished(self) -> list[Request]:
-        """All rows that have not finished; where this engine is given up, they can be run again by another."""
-        plain_row = [] if self._plain_row is None else [self._plain_row]
-        return [*self._inside.values(), *plain_row, *self._tried, *self._degraded, *self._waiting]
+        """See `RequestQueue.expect`."""
+        self.queue.expect(requests)
 
     def step(self) -> list[Completion]:
-        """One step of every engine that has rows; returns the rows that finished."""
-        self._feed()
+        """Start waiting requests, step every engine that has requests, and return finished requests."""
+        self._admit()
         reason: str | None = None
         blames_drafter = lacks_memory = False
         done: list[Completion] = []
         try:
-            if self._plain_row is not None:
+            if self._plain_request is not None:
                 done += self._step_plain()
-            if self._inside:
+            if self._num_batched:
                 done += self._step_engine()
         except Exception as error:
-            # Without memory for a drafter, fewer slots are tried first.
+            # If memory for the drafter is missing, fewer slots are tried first.
             lacks_memory = is_out_of_memory(error)
             is_drafters = isinstance(error, decoding.errors.DrafterError)
-            blames_drafter = is_drafters and not (lacks_memory and self._slots > 1)
+            blames_drafter = is_drafters and not (lacks_memory and self.num_slots > 1)
             if not (lacks_memory or is_drafters):
                 raise
             reason = str(error)
-        # Outside the block above, whose exception holds on to the failed engine's memory.
+        # Outside the except block: the exception references the failed engine's memory.
         if reason is not None and blames_drafter:
-            self._do_without_drafter(reason, lacks_memory)
+            self._retry_alone(reason, lacks_memory)
         elif reason is not None:
-            done += self._do_with_less(reason)
+            done += self._retry_smaller(reason)
         return done
 
-    def _feed(self) -> None:
-        """Fill the slots: rows without a drafter, then rows that are tried alone, then all others."""
-        room = self._slots - self._num_in_work
-        if self._degraded and self._plain_row is None and room > 0:
+    @property
+    def _num_batched(self) -> int:
+        """Running requests of the main engine."""
+        return len(self.queue.running) - (self._plain_request is not None)
+
+    def _admit(self) -> None:
+        """Fill the slots: requests without a drafter, then isolated ones, then retries, then new ones."""
+        queue = self.queue
+        if not queue.num_waiting:
+            self._is_isolating &= self._num_batched > 0
+            return
+        room = self.num_slots - len(queue.running)
+        if room > 0 and self._plain_request is None and queue.waiting(Group.PLAIN):
             if self._plain is None:
                 self._plain = self._make_plain()
-            self._plain_row = self._degraded.popleft()
-            self._plain.submit(self._plain_row)
+            self._plain_request = queue.start(Group.PLAIN)
+            assert self._plain_request is not None
+            self._plain.submit(self._plain_request)
             room -= 1
-        if self._is_trying and self._inside:
+        if self._is_isolating and self._num_batched:
             return
-        self._is_trying = bool(self._tried)
-        if self._tried:
-            if room > 0 and not self._inside:
-                self._enter(self._tried.popleft())
+        self._is_isolating = bool(queue.waiting(Group.ALONE))
+        if self._is_isolating:
+            if room > 0 and not self._num_batched and (request := queue.start(Group.ALONE)) is not None:
+                self._engine.submit(request)
             return
-        while self._waiting and room > 0:
-            self._enter(self._waiting.popleft())
+        while room > 0 and (request := queue.start(Group.RETRY) or queue.start(Group.NEW)) is not None:
+            self._engine.submit(request)
             room -= 1
-
-    def _enter(self, request: Request) -> None:
-        self._inside[request.sample_id] = request
-        self._engine.submit(request)
 
     def _step_engine(self) -> list[Completion]:
-        self._engine.expect(chain(self._tried, self._waiting, self._expected))
+        self._engine.expect(self.queue.upcoming())
         done = self._engine.step()
         for completion in done:
-            del self._inside[completion.sample_id]
+            self.queue.finish(completion.sample_id)
         return done
 
     def _step_plain(self) -> list[Completion]:
@@ -149,75 +140,82 @@ class RecoveringEngine:
             replace(completion, telemetry=replace(completion.telemetry, degraded=True))
             for completion in self._plain.step()
         ]
-        if done:
-            self._plain_row = None
+        for completion in done:
+            self.queue.finish(completion.sample_id)
+            self._plain_request = None
         return done
 
-    def _do_without_drafter(self, reason: str, lacks_memory: bool) -> None:
-        """The engine is not to be trusted: its rows are tried one by one, and one that was alone goes without. If that
-        one lacked memory in the only slot, the slots return."""
-        rows = list(self._inside.values())
-        if len(rows) == 1:
-            logger.warning("the row %s is decoded without its drafter: %s", rows[0].sample_id, reason)
-            self._degraded.extend(rows)
-            if lacks_memory:
-                self._slots = self._full_slots
-        else:
-            self._tried.extend(rows)
-        self._drop_engines(keep_plain=True)
-        self._engine = self._made()
+    def _batched(self) -> list[Request]:
+        return [request for request in self.queue.running.values() if request is not self._plain_request]
 
-    def _do_with_less(self, reason: str) -> list[Completion]:
-        """Half the slots for the same rows; a row that was alone in the only slot is an error, and the slots return."""
-        rows, plain_row = list(self._inside.values()), self._plain_row
-        num_rows = self._num_in_work
+    def _retry_alone(self, reason: str, lacks_memory: bool) -> None:
+        """Rebuild the engine and run its requests one at a time; a request that was alone runs without the drafter.
+
+        If that request lacked memory with one slot, the number of slots is restored.
+        """
+        requests = self._batched()
+        if len(requests) == 1:
+            logger.warning("the row %s is decoded without its drafter: %s", requests[0].sample_id, reason)
+            self.queue.requeue(requests, Group.PLAIN)
+            if lacks_memory:
+                self.num_slots = self._full_slots
+        else:
+            self.queue.requeue(requests, Group.ALONE)
+        self._drop_engines(keep_plain=True)
+        self._engine = self._built()
+
+    def _retry_smaller(self, reason: str) -> list[Completion]:
+        """Halve the slots and retry; a request that was alone with one slot fails, and the slots are restored."""
+        requests, plain_request = self._batched(), self._plain_request
+        num_running = len(self.queue.running)
         self._drop_engines()
         given_up: list[Completion] = []
-        if self._slots == 1:
-            (row,) = [*rows, plain_row] if plain_row is not None else rows
+        if self.num_slots == 1:
+            (request,) = [*requests, plain_request] if plain_request is not None else requests
             error = decoding.errors.out_of_memory(reason)
-            given_up.append(failed(row.sample_id, error.code, error.message))
-            self._slots = self._full_slots
-            logger.warning("the row %s does not fit into the device's memory: %s", row.sample_id, reason)
+            given_up.append(failed(request.sample_id, error.code, error.message))
+            self.queue.finish(request.sample_id)
+            self.num_slots = self._full_slots
+            logger.warning("the row %s does not fit into the device's memory: %s", request.sample_id, reason)
         else:
-            self._waiting.extendleft(reversed(rows))
-            if plain_row is not None:
-                self._degraded.appendleft(plain_row)
-            slots = 1 if num_rows == 1 else self._slots // 2
-            logger.warning("out of memory with %d slots, going on with %d: %s", self._slots, slots, reason)
-            self._slots = slots
-        self._engine = self._made()
+            self.queue.requeue(requests, Group.RETRY, front=True)
+            if plain_request is not None:
+                self.queue.requeue([plain_request], Group.PLAIN, front=True)
+            slots = 1 if num_running == 1 else self.num_slots // 2
+            logger.warning("out of memory with %d slots, continuing with %d: %s", self.num_slots, slots, reason)
+            self.num_slots = slots
+        self._engine = self._built()
         return given_up
 
     def _drop_engines(self, keep_plain: bool = False) -> None:
-        self._inside = {}
         del self._engine
         if not keep_plain:
-            self._plain, self._plain_row = None, None
+            self._plain, self._plain_request = None, None
         release_memory()
 
-    def _made(self) -> SteppedEngine:
-        """A fresh engine, with as many slots as there is memory for."""
+    def _built(self) -> SteppedEngine:
+        """A new engine with as many slots as fit into memory."""
         while True:
             try:
-                return self._make(self._slots)
+                return self._make(self.num_slots)
             except Exception as error:
-                if not is_out_of_memory(error) or self._slots == 1:
+                if not is_out_of_memory(error) or self.num_slots == 1:
                     raise
                 reason = str(error)
-            logger.warning("no memory for %d slots, going on with %d: %s", self._slots, self._slots // 2, reason)
-            self._slots //= 2
+            slots = self.num_slots // 2
+            logger.warning("no memory for %d slots, continuing with %d: %s", self.num_slots, slots, reason)
+            self.num_slots = slots
             release_memory()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether the device's allocator raised it; torch is not imported for the question."""
+    """Whether the error is a `torch.OutOfMemoryError`; does not import torch."""
     torch: Any = sys.modules.get("torch")
     return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 def release_memory() -> None:
-    """Give what nobody holds any more back to the device."""
+    """Collect garbage and return cached device memory."""
     gc.collect()
     if "torch" in sys.modules:
         from models.backends.memory import release_unused

@@ -1,7 +1,6 @@
-"""Hang detection: a process whose engine does not come back from a step in time is ended, with a trace of where it was.
+"""Hang detection: ends a process whose engine does not finish a step in time, with a traceback.
 
-Uses the interpreter's own watchdog thread, which needs no lock of Python's: it also ends a process that hangs inside
-native code. One per process. Knows nothing of engines.
+Uses `faulthandler`, which does not need the GIL and therefore also ends hangs in native code. One per process.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import time
 
 STDERR = 2
 REARM_SHARE = 0.1
-"""Of the limit; starting the watchdog costs a thread, so it is not done in every one of a thousand steps a second."""
+"""Share of the limit between two restarts of the watchdog, each of which starts a thread."""
 
 
 class Watchdog:
@@ -22,7 +21,7 @@ class Watchdog:
         self._armed_s: float | None = None
 
     def watch(self) -> None:
-        """A step begins."""
+        """Call before a step."""
         if self._limit_s is None:
             return
         now_s = time.monotonic()
@@ -31,7 +30,7 @@ class Watchdog:
             self._armed_s = now_s
 
     def rest(self) -> None:
-        """No step is under way."""
+        """Call when the engine is idle."""
         if self._armed_s is not None:
             faulthandler.cancel_dump_traceback_later()
             self._armed_s = None

@@ -1,7 +1,6 @@
-"""How likely a row accepts at least i drafts, followed step by step.
+"""Acceptance rates by depth: estimates the probability that a row accepts at least i drafts.
 
-Kept as conditional rates by depth, so that a depth that was seldom offered is judged by the one before it. Host numbers
-only.
+Rates are conditional on the previous depth, so that a rarely offered depth borrows from the one before it.
 """
 
 from __future__ import annotations
@@ -9,24 +8,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MEMORY_TRIALS = 400.0
-"""Offers of a depth that count: older ones fade."""
+"""Memory of the exponential decay, in offers of a depth."""
 LEAST_TRIALS = 64.0
-"""Below so many offers counts do not fade: chance would rule."""
+"""Counts do not decay below this many offers, to limit noise."""
 FIRST_RATE = 0.6
-"""What is believed of the first draft before anything was seen."""
+"""Prior acceptance rate of the first draft."""
 BELIEF_TRIALS = 4.0
-"""Offers that such a belief, or a shallower depth's rate, is worth."""
+"""Weight of the prior, and of the next shallower depth's rate, in offers."""
 
 
-class DepthRates:
-    """Per depth: fading counts of offers (drafts whose ancestors were all accepted) and of acceptances."""
+class AcceptanceRates:
+    """Per depth: decaying counts of offers (drafts whose ancestors were all accepted) and of acceptances."""
 
     def __init__(self) -> None:
         self._offers: list[float] = []
         self._takes: list[float] = []
 
     def add(self, accepted: Sequence[int], offered: Sequence[int]) -> None:
-        """Follow one step: row by row, how many drafts were accepted and the deepest that the row had a use for."""
+        """Add one step: by row, the accepted drafts and the deepest useful draft."""
         for depth in range(1, max(offered, default=0) + 1):
             offers = takes = 0
             for taken, most in zip(accepted, offered, strict=True):
@@ -42,7 +41,7 @@ class DepthRates:
                 self._takes[depth - 1] = keep * self._takes[depth - 1] + takes
 
     def fade(self) -> None:
-        """Believe old counts half as much, so that what comes next can change what they say."""
+        """Halve old counts, so that new ones weigh more."""
         for depth, offers in enumerate(self._offers):
             if offers > LEAST_TRIALS:
                 keep = max(0.5, LEAST_TRIALS / offers)
@@ -50,7 +49,7 @@ class DepthRates:
                 self._takes[depth] *= keep
 
     def tokens(self, levels: int) -> float:
-        """Tokens that a row is expected to get from a step with so many levels: 1 + Σ P(at least i accepted)."""
+        """Expected tokens of a row in a step with so many levels: 1 + Σ P(at least i accepted)."""
         total = survival = 1.0
         rate = FIRST_RATE
         for depth in range(levels):

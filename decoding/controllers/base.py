@@ -1,8 +1,4 @@
-"""How deep the next step's trees may be: the seam between the engine and whoever decides, and the one who never does.
-
-The engine asks before every step and tells afterwards what the step gave and what it took. Host numbers only: nothing
-here knows tensors, devices, drafters or clocks.
-"""
+"""Controllers: interface that chooses the depth of the next step's trees, and a fixed depth."""
 
 from __future__ import annotations
 
@@ -11,16 +7,15 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Reason = Literal["fixed", "last", "start", "best", "explore"]
-"""Why a step has the depth it has: nobody chooses; no row has a use for a draft; the first steps, which measure; it
-promises the most tokens per second; it is tried, because it was not measured or not for long."""
+"""Why a depth was chosen: it never changes; no row can use a draft; initial measurement; best goodput; exploration."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """At most `levels` levels for the next step, 0 for none: plain decoding, without a call of the drafter.
+    """At most `levels` levels for the next step; 0 is plain decoding without the drafter.
 
-    `tokens_per_s` and `plain_tokens_per_s` are what the choice and plain decoding are expected to give, all rows
-    together; 0 where nothing is known yet.
+    `tokens_per_s` and `plain_tokens_per_s` are the expected goodputs of the choice and of plain decoding, all rows
+    together; 0 if unknown.
     """
 
     levels: int
@@ -30,8 +25,8 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Prompts that a drafter read: tokens and seconds, of all together."""
+class PrefillTime:
+    """Tokens and seconds of drafter prefills."""
 
     num_tokens: int = 0
     seconds: float = 0.0
@@ -39,13 +34,12 @@ class Reading:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one step gave and took.
+    """Result and cost of one step.
 
-    `seconds` are the whole step's, and `draft_s`, `verify_s` and `commit_s` its phases as the host's clock saw them.
-    Row by row: `accepted` drafts, and `offered`, the deepest draft that the row had a use for. `num_missed` tokens, of
-    all rows together, were the drafter's to catch up on first. `reading` is what it read of prompts since the step
-    before, in time of its own, and `ended` has the prompt's tokens of every row that ended; both as the target counts.
-    A step that the host looked at late (`is_late`) may have taken less than its `seconds`.
+    `seconds` is the whole step; `draft_s`, `verify_s` and `commit_s` are its phases by the host clock. By row:
+    `accepted` drafts, and `offered`, the deepest useful draft. The drafter first caught up on `num_missed` tokens of
+    all rows. `prefill` is its prompt prefill since the last step, not part of `seconds`; `ended` has the prompt length
+    of every row that finished. `seconds` of a step whose output was processed late (`is_late`) is an upper bound.
     """
 
     levels: int
@@ -56,7 +50,7 @@ class Outcome:
     accepted: Sequence[int]
     offered: Sequence[int]
     num_missed: int = 0
-    reading: Reading = Reading()
+    prefill: PrefillTime = PrefillTime()
     ended: Sequence[int] = ()
     is_late: bool = False
 
@@ -67,40 +61,40 @@ class Outcome:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the step made: each row's accepted drafts, and the target's own."""
+        """Generated tokens: accepted drafts and one target token per row."""
         return sum(self.accepted) + len(self.accepted)
 
 
 class Controller(Protocol):
-    """Decides before each step how deep its trees may be; one engine's own.
+    """Chooses the depth of each step's trees; each engine has its own.
 
-    Depths that follow from time leave the output alone only where acceptance is `exact`.
+    Depths that depend on time keep the output unchanged only with the acceptance `exact`.
     """
 
     @property
     def is_off(self) -> bool:
-        """Whether nothing is drafted for the time being, so that a drafter need not read prompts yet."""
+        """Whether drafting is off at present, so that drafter prefill can wait."""
         ...
 
     @property
     def can_be_off(self) -> bool:
-        """Whether a step that could have had drafts may have none."""
+        """Whether the controller may turn drafting off."""
         ...
 
     def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> Choice:
         """The next step's depth, at most `max_levels`, for `num_active` rows.
 
-        A drafter would have `num_unread` tokens of prompts to read first, and `num_missed` more to catch up on.
+        Drafting requires a prefill of `num_unread` prompt tokens and a catch-up on `num_missed` tokens first.
         """
         ...
 
     def learn(self, outcome: Outcome, choice: Choice) -> None:
-        """Follow a step and what had been chosen for it; others may have been chosen since."""
+        """Update from a step and its choice; later steps may already have been chosen."""
         ...
 
 
-class Fixed:
-    """As deep as the tree wants, always."""
+class FixedDepth:
+    """Always the tree's own depth."""
 
     is_off = False
     can_be_off = False
@@ -113,6 +107,5 @@ class Fixed:
 
 
 def batch_class(num_active: int) -> int:
-    """The power of two that `num_active` rows are counted with: 1, 2, 4, 8, …, each with all below it down to the
-    next smaller one."""
+    """The batch class of `num_active` rows: the next power of two."""
     return 1 << (num_active - 1).bit_length()

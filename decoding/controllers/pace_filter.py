@@ -1,10 +1,7 @@
-"""What every kind of step takes at the machine's present pace, those that have not been run for long among them.
+"""Kalman filter (Kalman 1960) over the log times of all kinds of steps.
 
-Machines become faster and slower: others use them too, clocks follow the heat, texts grow longer. That concerns all
-kinds alike, so what is seen of those that are run has to be believed of those that are not. A Kalman filter (Kalman
-1960, "A New Approach to Linear Filtering and Prediction Problems") over the logarithms of all kinds' times: together
-they walk, and may leap; each by itself hardly changes. So two kinds are compared by when one was run soon after the
-other, however long ago that was. Host numbers only.
+The state has a common part, because clocks, load and context length change all kinds together, and a slowly changing
+part per kind. Kinds that were not run for long are therefore estimated from those that are.
 """
 
 from __future__ import annotations
@@ -15,56 +12,55 @@ from collections.abc import Hashable
 import numpy as np
 
 NOISE = 0.05
-"""Standard deviation of one step's logarithm; those below are of logarithms too."""
+"""Standard deviation of one step's log time."""
 PACE_WALK, OWN_WALK = 0.03, 0.004
-"""By how much all kinds' times change together from step to step, and one kind's by itself."""
+"""Process noise per step, in log time: common to all kinds, and of a single kind."""
 UNKNOWN = 100.0
-"""What is known of a kind beforehand: nothing."""
+"""Prior standard deviation of a kind's log time."""
 OUTLIER = 3.0
-"""Deviations beyond which a step is believed only as far as that; with the second in a row on the same side something
-has changed at once."""
+"""Deviations beyond which a measurement is clipped; a second one in a row on the same side is a sudden change."""
 MOST_LEAP = math.log(2.0)
-"""How far the pace may leap; what changes by more is a kind's own time."""
+"""Largest sudden change that is common to all kinds; a larger one concerns a single kind."""
 FEW_STEPS = 3
-"""So many steps of a kind may all have been held up by something."""
+"""Number of first steps of a kind that may all be delayed."""
 
 
-class StepPaces:
-    """Follows the times of all kinds of steps, from those that are run."""
+class StepTimeFilter:
+    """Tracks the log times of all kinds of steps."""
 
     def __init__(self) -> None:
         self._places: dict[Hashable, int] = {}
         self._counts: dict[Hashable, int] = {}
         self._times = np.zeros(0)
         self._covariance = np.zeros((0, 0))
-        # The step before, where it was an outlier: its kind, and by how much.
+        # The last step if it was an outlier: its kind and deviation.
         self._odd: tuple[Hashable, float] | None = None
-        # Kinds that were seen last before something changed at once.
-        self._unsettled: set[Hashable] = set()
+        # Kinds without a measurement since the last sudden change.
+        self._outdated: set[Hashable] = set()
 
     def count(self, kind: Hashable) -> int:
-        """Steps of this kind that were seen."""
+        """Measured steps of this kind."""
         return self._counts.get(kind, 0)
 
     def log_seconds(self, kind: Hashable) -> float:
-        """The logarithm of what a step of this kind would take now; it has to have been seen."""
+        """The present log seconds of a kind that was measured."""
         return float(self._times[self._places[kind]])
 
-    def is_settled(self, kind: Hashable) -> bool:
-        """Whether nothing has changed at once since this kind was seen; what may be the pace is taken for it."""
-        return kind not in self._unsettled
+    def is_current(self, kind: Hashable) -> bool:
+        """Whether no sudden change followed the kind's last measurement."""
+        return kind not in self._outdated
 
     def forget(self, kind: Hashable) -> None:
-        """As if no step of this kind had been seen."""
+        """Remove a kind."""
         place = self._places.pop(kind)
         self._places = {other: at - (at > place) for other, at in self._places.items()}
         del self._counts[kind]
-        self._unsettled.discard(kind)
+        self._outdated.discard(kind)
         self._times = np.delete(self._times, place)
         self._covariance = np.delete(np.delete(self._covariance, place, axis=0), place, axis=1)
 
     def add(self, kind: Hashable, log_seconds: float) -> bool:
-        """Take one step's time; says whether this kind's own time is found to have changed at once."""
+        """Add a measurement; returns whether this kind alone changed suddenly."""
         if kind not in self._places:
             self._places[kind] = len(self._places)
             self._counts[kind] = 0
@@ -79,7 +75,7 @@ class StepPaces:
         bound = OUTLIER * math.sqrt(known[place, place] + NOISE**2)
         has_changed = False
         if odd < -bound and self._counts[kind] <= FEW_STEPS:
-            # Those before were held up: clocks err upwards.
+            # The steps before were delayed.
             known[place, place] += UNKNOWN**2
         elif abs(odd) <= bound:
             self._odd = None
@@ -90,11 +86,11 @@ class StepPaces:
             else:
                 known += odd**2
             self._odd = None
-            self._unsettled.update(self._places)
+            self._outdated.update(self._places)
         else:
             self._odd = kind, odd
             odd = math.copysign(bound, odd)
-        self._unsettled.discard(kind)
+        self._outdated.discard(kind)
         column = known[:, place].copy()
         gain = column / (column[place] + NOISE**2)
         self._times = self._times + odd * gain

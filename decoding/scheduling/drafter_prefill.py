@@ -1,8 +1,6 @@
-"""The drafter's side of prompts: made when they are first drafted for, once for equal ones, and read.
+"""Drafter prefill: encodes and prefills the drafter's prompts when they are first needed, equal ones once.
 
-A prompt that cannot be made or read, for whatever reason, costs its samples their drafts and nothing else. Samples for
-which nothing is ever drafted are spared all of it, the drafter's look at their images included. What it takes is kept
-for the controller. Knows nothing of steps.
+A prompt that fails costs its samples their drafts. Samples that never draft skip all of it, image encoding included.
 """
 
 from __future__ import annotations
@@ -14,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from decoding.contracts import Drafter, Probe
-from decoding.controllers.base import Reading
+from decoding.controllers.base import PrefillTime
 from decoding.errors import OUT_OF_MEMORY, PROMPT_REFUSED, DrafterError
 from decoding.scheduling.admission import Admission
 from decoding.scheduling.slots import Progress
@@ -27,16 +25,14 @@ from models.kv.lanes import SlotBatch
 logger = logging.getLogger(__name__)
 
 FAILURES: tuple[type[Exception], ...] = (PromptError, DrafterError, torch.OutOfMemoryError)
-"""What ends the drafting for one sample alone; a drafter that is guarded raises nothing else but faults of the device
-(see `decoding.drafters.guarded`)."""
+"""Exceptions that end drafting for one sample; a guarded drafter raises only these and device errors."""
 DRAFTER_FAILED = "drafter_failed"
 
 
-class DrafterPrompts:
-    """Prompts of one engine's samples as its drafter sees them.
+class DrafterPrefill:
+    """Prefills the drafter with prompts of one engine's samples.
 
-    `is_timed` says that somebody decides by what reading takes: the device is then waited for, which it was a moment
-    before anyway, for the first tokens of the same samples.
+    With `is_timed` it synchronises with the device, so that the controller gets exact times.
     """
 
     def __init__(self, drafter: Drafter, admission: Admission, device: torch.device, is_timed: bool) -> None:
@@ -44,13 +40,12 @@ class DrafterPrompts:
         self._admission = admission
         self._is_timed = is_timed
         self._device = device
-        self._num_read, self._read_s = 0, 0.0
+        self._num_tokens, self._seconds = 0, 0.0
 
-    def read(self, slots: SlotBatch, progress: Sequence[Progress]) -> tuple[float, dict[int, str]]:
-        """Have the drafter read what it has not read of these samples' prompts; the seconds that it took, and by slot
-        why it cannot read one, a code and a message. Those slots are skipped by the drafter.
+    def prefill(self, slots: SlotBatch, progress: Sequence[Progress]) -> tuple[float, dict[int, str]]:
+        """Prefill the drafter with the samples that it has not prefilled; returns seconds, and errors by slot.
 
-        Those whose prompts were read share the time in their telemetry; each counts all forwards, as it was in them.
+        The drafter skips slots with errors. In telemetry, the samples share the time, and each counts all forwards.
         """
         unread = [(slot, one) for slot, one in zip(slots.ids, progress, strict=True) if one.unread is not None]
         if not unread:
@@ -62,7 +57,7 @@ class DrafterPrompts:
         for slot, one in unread:
             probe, one.unread = one.unread, None
             assert probe is not None
-            # Samples of one prompt have one probe, and one prompt in the drafter too.
+            # Samples with equal prompts share one probe, and one drafter prompt.
             if id(probe) not in made:
                 made[id(probe)] = self._make(one.request, probe)
             found = self._fitting(one.request, made[id(probe)])
@@ -79,38 +74,38 @@ class DrafterPrompts:
         if self._is_timed:
             backend_for(self._device).synchronize(self._device)
         spent = time.perf_counter() - start
-        self._num_read += sum(one.prefix_length for _, one in unread)
-        self._read_s += spent
+        self._num_tokens += sum(one.prefix_length for _, one in unread)
+        self._seconds += spent
         for _, one in unread:
             one.stats.prefill_ms += 1000 * spent / len(unread)
             one.stats.drafter_forwards += self._drafter.num_forwards - forwards_before
         return spent, failed
 
-    def take_reading(self) -> Reading:
-        """What was read since this was asked last."""
-        reading = Reading(self._num_read, self._read_s)
-        self._num_read, self._read_s = 0, 0.0
-        return reading
+    def take_prefill_time(self) -> PrefillTime:
+        """Prefill tokens and seconds since the last call."""
+        time_spent = PrefillTime(self._num_tokens, self._seconds)
+        self._num_tokens, self._seconds = 0, 0.0
+        return time_spent
 
     def _make(self, request: Request, probe: Probe) -> list[Prefix] | str:
-        """The prompts of this request, and of all of equal content."""
+        """The drafter's prompts of a request, or the error."""
         try:
             return self._drafter.prefixes(request, probe)
         except FAILURES as error:
             return _reason(error)
 
     def _fitting(self, request: Request, lanes: list[Prefix] | str) -> list[Prefix] | str:
-        """The prompts where they fit beside the output that this request wants."""
+        """The prompts if they and the output fit into the context window, else the error."""
         if isinstance(lanes, str):
             return lanes
         too_long = self._admission.too_long("drafter", lanes, request)
         return lanes if too_long is None else f"{too_long.code}: {too_long.message}"
 
     def _prefill(self, slots: SlotBatch, prefixes: dict[int, list[Prefix]]) -> dict[int, str]:
-        """Read prompts together; if that fails, one by one, and return why those fail that fail alone.
+        """Prefill a batch; if that fails, prefill one by one and return the errors by slot.
 
         Raises:
-            torch.OutOfMemoryError: there is no memory for any one of several: none of them is to blame.
+            torch.OutOfMemoryError: every one of several prompts lacks memory.
         """
         if not prefixes:
             return {}
@@ -125,9 +120,9 @@ class DrafterPrompts:
         return {slot: reason for slot, reason in reasons.items() if reason is not None}
 
     def _try(self, slots: SlotBatch, prefixes: dict[int, list[Prefix]]) -> str | None:
-        """Read prompts, by slot; the reason if that fails."""
+        """Prefill prompts by slot; returns the error, if any."""
         try:
-            # The lanes in the order of the batch, which `some` keeps.
+            # `some` keeps the order of the batch.
             batch = slots.some(list(prefixes))
             self._drafter.prefill(batch, [prefixes[slot] for slot in batch.ids])
         except FAILURES as error:
@@ -136,7 +131,7 @@ class DrafterPrompts:
 
 
 def _reason(error: Exception) -> str:
-    """A code and a message. Only words are kept: an exception holds on to memory that was made before it."""
+    """Code and message; the exception itself would keep tensors alive."""
     if isinstance(error, torch.OutOfMemoryError):
         return f"{OUT_OF_MEMORY}: {error}"
     return f"{PROMPT_REFUSED if isinstance(error, PromptError) else DRAFTER_FAILED}: the drafter's side: {error}"

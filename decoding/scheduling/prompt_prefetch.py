@@ -1,8 +1,4 @@
-"""Prompts of requests that have no slot yet, begun ahead of their admission by the target's thread for prompts.
-
-Owns which are begun when, and which are forgotten: equal ones are made once, in the order of the requests, and no more
-than a given number of columns lies made. Knows requests and their content; not how prompts are made.
-"""
+"""Prompt prefetch: encodes the prompts of queued requests on the target's prompt thread before admission."""
 
 from __future__ import annotations
 
@@ -12,65 +8,65 @@ from decoding.types import Request
 from models.inputs.content import Content
 from models.inputs.prompt_prefetch import PendingPrompt, PreparedPrompt, PromptThread
 
-MAX_UNMADE = 8
-"""Prompts that are begun and not made yet: enough for the thread to be busy for some steps."""
+MAX_PENDING = 8
+"""Prompts submitted to the thread that are not encoded yet; enough to keep it busy for several steps."""
 
 
-class ComingPrompts:
-    """Prompts of requests to come, as `make` makes them on `thread`; `content_of` says which are equal.
+class PromptPrefetcher:
+    """Prefetches prompts with `encode` on `thread`; requests with equal `content_of` share one prompt.
 
-    None is begun while as many as `max_columns` columns lie made.
+    Submits no more prompts while encoded ones hold `max_columns` tokens.
     """
 
     def __init__(
         self,
         thread: PromptThread,
-        make: Callable[[Request], PreparedPrompt],
+        encode: Callable[[Request], PreparedPrompt],
         content_of: Callable[[Request], Content],
         max_columns: int,
     ) -> None:
         self._thread = thread
-        self._make = make
+        self._encode = encode
         self._content_of = content_of
         self._max_columns = max_columns
-        self._coming: dict[Content, PendingPrompt] = {}
-        # By the requests themselves, so that their pixels are looked at once. Who is held keeps its number.
-        self._known: dict[int, tuple[Request, PendingPrompt]] = {}
+        self._prompts: dict[Content, PendingPrompt] = {}
+        # By request identity, so that pixels are hashed once; the reference keeps the id valid.
+        self._by_request: dict[int, tuple[Request, PendingPrompt]] = {}
 
-    def expect(self, requests: Iterable[Request]) -> None:
-        """Begin the prompts of the next requests, which come in this order, and forget those of all others."""
-        known: dict[int, tuple[Request, PendingPrompt]] = {}
+    def prefetch(self, requests: Iterable[Request]) -> None:
+        """Submit the prompts of the next requests, in order, and cancel or drop those of all others."""
+        by_request: dict[int, tuple[Request, PendingPrompt]] = {}
         wanted: set[PendingPrompt] = set()
-        num_unmade = num_columns = 0
+        num_pending = num_columns = 0
         for request in requests:
-            coming = self._find(request)
-            if coming is None:
-                if num_unmade >= MAX_UNMADE or num_columns >= self._max_columns:
+            prompt = self._find(request)
+            if prompt is None:
+                if num_pending >= MAX_PENDING or num_columns >= self._max_columns:
                     break
-                coming = self._begin(request)
-            if coming not in wanted:
-                wanted.add(coming)
-                columns = coming.num_columns
-                num_unmade += columns is None
+                prompt = self._submit(request)
+            if prompt not in wanted:
+                wanted.add(prompt)
+                columns = prompt.num_columns
+                num_pending += columns is None
                 num_columns += columns or 0
-            known[id(request)] = request, coming
-        for content in [content for content, coming in self._coming.items() if coming not in wanted]:
-            self._coming.pop(content).cancel()
-        self._known = known
+            by_request[id(request)] = request, prompt
+        for content in [content for content, prompt in self._prompts.items() if prompt not in wanted]:
+            self._prompts.pop(content).cancel()
+        self._by_request = by_request
 
-    def is_made(self, request: Request) -> bool:
-        """Whether a request's prompt can be taken without waiting; it is begun where it was not."""
-        return (self._find(request) or self._begin(request)).is_ready
+    def is_ready(self, request: Request) -> bool:
+        """Whether `take` returns without waiting; submits the prompt if needed."""
+        return (self._find(request) or self._submit(request)).is_ready
 
     def take(self, request: Request) -> PreparedPrompt:
-        """The prompt of a request that is admitted; waits for it, and raises what making it raised."""
-        return (self._find(request) or self._begin(request)).take()
+        """Wait for a request's prompt; raises the exception that encoding it raised."""
+        return (self._find(request) or self._submit(request)).take()
 
     def _find(self, request: Request) -> PendingPrompt | None:
-        known = self._known.get(id(request))
-        return self._coming.get(self._content_of(request)) if known is None else known[1]
+        known = self._by_request.get(id(request))
+        return self._prompts.get(self._content_of(request)) if known is None else known[1]
 
-    def _begin(self, request: Request) -> PendingPrompt:
-        coming = self._thread.submit(lambda: self._make(request))
-        self._coming[self._content_of(request)] = coming
-        return coming
+    def _submit(self, request: Request) -> PendingPrompt:
+        prompt = self._thread.submit(lambda: self._encode(request))
+        self._prompts[self._content_of(request)] = prompt
+        return prompt

@@ -1,7 +1,4 @@
-"""Who sits in which slot: per-slot sampling state on the device, per-request progress on the host.
-
-Knows requests, tokens and when a text ends. Does not know drafts, trees or models.
-"""
+"""Slots: sampling state per slot on the device, progress per request on the host."""
 
 from __future__ import annotations
 
@@ -23,24 +20,24 @@ from models.kv.lanes import SlotBatch
 
 @dataclass
 class Progress:
-    """One request in its slot: the tokens kept so far and how it ended, if it did."""
+    """State of one request in its slot."""
 
     request: Request
     prefix_length: int
     num_visual_tokens: int
     stats: RequestStats
     started_s: float = 0.0
-    """When it was taken in, by the host's clock."""
+    """Admission time by `time.perf_counter`."""
     levels: int = 0
-    """Levels that the sample's next tree wants."""
+    """Depth of the sample's next tree."""
     unread: Probe | None = None
-    """What the drafter's side of its prompt is made from, until the drafter has read it."""
+    """Input of the drafter's prefill until that has run."""
     num_missed: int = 0
-    """Tokens of steps without drafts, which the drafter has to catch up on before it drafts."""
-    why_plain: str = ""
-    """Why nothing is drafted for it, where the drafter's side of its prompt failed."""
-    num_ahead: int = 0
-    """Most tokens that launched steps have made and the host has not seen."""
+    """Tokens of steps without drafts, on which the drafter must catch up."""
+    drafter_error: str = ""
+    """Error of the drafter's prefill; the sample is decoded without drafts."""
+    num_in_flight: int = 0
+    """Upper bound of the tokens of steps in flight."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
@@ -53,7 +50,7 @@ class Progress:
     def take(
         self, tokens: Sequence[int], logprobs: Sequence[float], eos_ids: frozenset[int], decode: Callable[..., str]
     ) -> int:
-        """Append tokens until the text ends; returns how many were kept."""
+        """Append tokens until the output ends; returns the number of kept ones."""
         sampling = self.request.sampling
         for kept, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start=1):
             self.token_ids.append(token)
@@ -69,7 +66,7 @@ class Progress:
         return len(tokens)
 
     def completion(self, decode: Callable[..., str]) -> Completion:
-        """The finished request; probabilities are under the target before temperature and filters."""
+        """The finished request; log probabilities are before temperature and filters."""
         return Completion(
             sample_id=self.request.sample_id,
             token_ids=tuple(self.token_ids),
@@ -82,12 +79,12 @@ class Progress:
         )
 
     def failure(self, error: RequestError) -> Completion:
-        """The request with an error instead of a text."""
+        """The request with an error."""
         return failed(self.request, error)
 
 
 def failed(request: Request, error: RequestError) -> Completion:
-    """A completion that carries nothing but its error."""
+    """A completion with an error."""
     return Completion(sample_id=request.sample_id, finish_reason="error", error=error)
 
 
@@ -109,18 +106,18 @@ class SlotTable:
         self._keys = torch.zeros(num_slots, 2, dtype=torch.long, device=device)
         self._temperature, self._top_p, self._penalty = floats.clone(), floats.clone(), floats.clone()
         self._top_k = integers.clone()
-        # Made when drafting stops for the first row.
+        # Created when drafting stops for the first row.
         self._is_plain: Tensor | None = None
         self.guidance = Guidance(self._position)
-        # Made when the first request with a repetition penalty arrives: (S, V) is large and seldom needed.
+        # (S, V) is large: created with the first repetition penalty.
         self._seen: Tensor | None = None
-        # Those of the last batch, which the next one mostly repeats.
+        # Cached for the next batch, which mostly has the same slots.
         self._index: tuple[tuple[int, ...], Tensor] | None = None
         self._rows: tuple[tuple[int, ...], RowSampling] | None = None
 
     @property
     def free(self) -> list[int]:
-        """Empty slots, lowest first, so that active slots tend to be the leading ones."""
+        """Empty slots, lowest first, so that active slots tend to be contiguous."""
         return [slot for slot, progress in enumerate(self.progress) if progress is None]
 
     @property
@@ -128,14 +125,14 @@ class SlotTable:
         return [slot for slot, progress in enumerate(self.progress) if progress is not None]
 
     @property
-    def going(self) -> list[int]:
-        """Slots whose text has not reached its full length even if all that was not seen of it was made."""
-        return [slot for slot in self.active if self.at(slot).remaining > self.at(slot).num_ahead]
+    def unfinished(self) -> list[int]:
+        """Slots that need another step even if all tokens in flight are kept."""
+        return [slot for slot in self.active if self.at(slot).remaining > self.at(slot).num_in_flight]
 
     def batch(self, ids: Sequence[int]) -> SlotBatch:
-        """The given occupied slots as one batch."""
+        """Occupied slots as one batch."""
         ids = tuple(ids)
-        counts = tuple(len(self.at(slot).token_ids) + self.at(slot).num_ahead for slot in ids)
+        counts = tuple(len(self.at(slot).token_ids) + self.at(slot).num_in_flight for slot in ids)
         if self._index is None or self._index[0] != ids:
             self._index = ids, torch.tensor(ids, dtype=torch.long, device=self.device)
         return SlotBatch(self._index[1], ids, counts)
@@ -169,9 +166,9 @@ class SlotTable:
                 self._is_plain[slot] = False
 
     def stop_drafting(self, slot: int, reason: str) -> None:
-        """Let the slot's sample have no drafts from now on: the drafter's side of it has failed for this reason."""
+        """Decode the slot's sample without drafts from now on."""
         one = self.at(slot)
-        one.levels, one.why_plain, one.stats.degraded = 0, reason, True
+        one.levels, one.drafter_error, one.stats.degraded = 0, reason, True
         if self._is_plain is None:
             self._is_plain = torch.zeros_like(self.root, dtype=torch.bool)
         self._is_plain[slot] = True
@@ -196,21 +193,21 @@ class SlotTable:
             max_top_k=max((one.top_k for one in used if one.temperature > 0), default=0),
             any_top_p=any(one.top_p < 1.0 and one.temperature > 0 for one in used),
         )
-        # Which tokens were seen changes with every step.
+        # Not cached if `seen` changes with every step.
         self._rows = None if rows.seen is not None else (slots.ids, rows)
         return rows
 
     def noise(self, slots: SlotBatch) -> Noise:
-        """Noise of the batch, from each sample's next position on."""
+        """Noise of the batch at each sample's next position."""
         return Noise(slots.of(self._keys), slots.of(self._position))
 
     def max_depth(self, slots: SlotBatch) -> Tensor:
-        """Deepest useful draft of each row (b,): the last token of a text is the target's own, never a draft."""
+        """Deepest useful draft of each row (b,); the last token of an output is never a draft."""
         deepest = slots.of(self._remaining) - 1
         return deepest if self._is_plain is None else deepest.masked_fill(slots.of(self._is_plain), 0)
 
     def advance(self, slots: SlotBatch, tokens: Tensor, count: Tensor) -> None:
-        """Follow a verdict: the first `count` (b,) of `tokens` (b, P) were produced, the last of them is pending."""
+        """Advance by the first `count` (b,) of `tokens` (b, P); the last of them is pending."""
         index = slots.index
         slots.put(self.root, tokens.gather(1, (count - 1)[:, None])[:, 0])
         slots.add(self._position, count)
@@ -218,5 +215,5 @@ class SlotTable:
         if self._seen is not None:
             real = torch.arange(tokens.shape[1], device=tokens.device)[None] < count[:, None]
             rows = index[:, None].expand_as(tokens)
-            # Places beyond the count repeat the first token, so that the write needs no mask.
+            # Positions beyond the count repeat the first token, so that the write needs no mask.
             self._seen[rows, torch.where(real, tokens, tokens[:, :1])] = True

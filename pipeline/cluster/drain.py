@@ -58,7 +58,7 @@ class Drains:
     def _say(self, node: str, deadline_ms: int) -> None:
         left_s = max(0.0, round(deadline_ms / 1000 - time.time(), 1)) if deadline_ms else None
         if self._events is not None and self._events.enabled:
-            self._events.say("node_drains", "warning", node=node, left_s=left_s)
+            self._events.emit("node_drains", "warning", node=node, left_s=left_s)
         else:
             when = "" if left_s is None else f", gone in {left_s:.0f} s"
             print(f"node {node[:12]} drains{when}: new rows go to other nodes", file=sys.stderr, flush=True)

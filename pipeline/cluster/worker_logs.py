@@ -113,7 +113,7 @@ class Console:
         """One line on the terminal, with the path of the log; an event where the job's log is JSON."""
         text = text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
         if self._events.enabled:
-            self._events.say(event, "warning", message=text, log=self._shown_path, **values)
+            self._events.emit(event, "warning", message=text, log=self._shown_path, **values)
             return
         clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # over the progress bar
         # A terminal that is gone ends nothing.

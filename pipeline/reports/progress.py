@@ -107,7 +107,7 @@ def _watch(
             continue
         num_rows_shown = counts.num_rows
         if events is not None and said:
-            events.say("progress", stream=stream, total_rows=total_rows, **asdict(counts))
+            events.emit("progress", stream=stream, total_rows=total_rows, **asdict(counts))
             continue
         line = progress_line(counts, total_rows, time.monotonic() - began_s)
         stream.write(f"\r\x1b[K{bar(counts.num_rows, total_rows)} {line}" if terminal else f"{line}\n")

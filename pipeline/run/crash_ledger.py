@@ -18,7 +18,7 @@ from uuid import uuid4
 import pyarrow as pa
 import ray
 
-from actors.serving.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, Journal, row_keys, told_of_deaths
+from actors.serving.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, Journal, deaths_message, row_keys
 from pipeline.cluster.ray_session import beside_driver
 
 READ_TIMEOUT_S = 30.0
@@ -198,7 +198,7 @@ def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Ca
 
 def given_up(row: pa.Table, num_deaths: int) -> pa.Table:
     """The row as one that failed already, which whatever comes next lets pass."""
-    message = told_of_deaths("the decoding process", num_deaths)
+    message = deaths_message("the decoding process", num_deaths)
     for name, value in (("error_type", DECODER_DIED), ("error_message", message)):
         place = row.schema.get_field_index(name)
         row = row.set_column(place, row.schema.field(place), pa.array([value] * row.num_rows, pa.string()))

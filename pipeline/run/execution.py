@@ -65,7 +65,7 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
 @contextlib.contextmanager
 def _said(plan: JobPlan, events: Events) -> Iterator[None]:
     """Say when the job begins, and how it ends."""
-    events.say(
+    events.emit(
         "job_began",
         output=plan.output.shown(),
         num_files=plan.manifest.num_files,
@@ -78,12 +78,12 @@ def _said(plan: JobPlan, events: Events) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        events.say("job_stopped", "warning", wall_s=round(time.monotonic() - began_s, 3))
+        events.emit("job_stopped", "warning", wall_s=round(time.monotonic() - began_s, 3))
         raise
     except BaseException as error:
-        events.say("job_failed", "error", error=type(error).__name__, message=str(error))
+        events.emit("job_failed", "error", error=type(error).__name__, message=str(error))
         raise
-    events.say("job_done", wall_s=round(time.monotonic() - began_s, 3))
+    events.emit("job_done", wall_s=round(time.monotonic() - began_s, 3))
 
 
 def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[float, Waits]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import decoding.errors
 from actors.auto.trial import Candidate
 from actors.serving.recovery import RecoveringEngine
+from decoding.scheduling.queue import RequestQueue
 from decoding.types import Completion, Request, Telemetry
 
 TOKENS_AT_ONCE = 100
@@ -162,7 +163,7 @@ class Makers:
             name, drafts, slots, self.workload, self.clock, self.rng, lambda request: fails_on(name, request)
         )
 
-    def _maker(self, name: str, drafts: int) -> Callable[[int], RecoveringEngine]:
-        return lambda slots: RecoveringEngine(
-            lambda size: self.engine(name, drafts, size), lambda: self.engine("without", 0, 1), slots
+    def _maker(self, name: str, drafts: int) -> Callable[[int, RequestQueue], RecoveringEngine]:
+        return lambda slots, queue: RecoveringEngine(
+            lambda size: self.engine(name, drafts, size), lambda: self.engine("without", 0, 1), slots, queue
         )

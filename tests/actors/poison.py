@@ -6,7 +6,7 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from actors.serving.engine_thread import EngineThread, Suspect
-from actors.serving.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, Holder
+from actors.serving.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, JournalClient
 from decoding.types import Completion, Request
 from pipeline.run.crash_ledger import Book
 from tests.actors.fakes import FakeEngine
@@ -75,7 +75,7 @@ class Life:
             assert self.num_deaths <= max_deaths, "the rows kill for ever"
 
     def _live(self, batches: Sequence[Sequence[Request]]) -> list[dict[str, str]] | None:
-        holder = Holder(BookJournal(self.book))
+        holder = JournalClient(BookJournal(self.book))
         died = threading.Event()
         engine = PoisonEngine(self.slots)
         self.engines.append(engine)

@@ -107,10 +107,10 @@ def test_rows_that_have_not_finished_are_told_whatever_has_become_of_them() -> N
     for request in requests:
         engine.submit(request)
     done = {one.sample_id for _ in range(2) for one in engine.step()}
-    assert {request.sample_id for request in engine.unfinished} == {f"s{index}" for index in range(6)} - done
+    assert {request.sample_id for request in engine.queue.unfinished} == {f"s{index}" for index in range(6)} - done
     while engine.has_work:
         engine.step()
-    assert engine.unfinished == []
+    assert engine.queue.unfinished == []
 
 
 def test_choices_of_several_engines_add_up() -> None:

@@ -17,7 +17,7 @@ EVENTS = Events(Stamp("shards-1", 3, "f"), enabled=True)
 
 def said(**values: Any) -> dict[str, Any]:
     stream = io.StringIO()
-    EVENTS.say("row_failed", "warning", stream, **values)
+    EVENTS.emit("row_failed", "warning", stream, **values)
     assert stream.getvalue().count("\n") == 1
     line: dict[str, Any] = json.loads(stream.getvalue())
     return line
@@ -55,7 +55,7 @@ def test_values_that_json_does_not_know_are_told_as_text() -> None:
 def test_a_closed_stream_ends_nothing() -> None:
     stream = io.StringIO()
     stream.close()
-    EVENTS.say("batch_done", stream=stream)
+    EVENTS.emit("batch_done", stream=stream)
 
 
 def test_a_batch_is_one_line_and_one_for_each_row_that_failed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,5 +75,5 @@ def test_a_batch_is_one_line_and_one_for_each_row_that_failed(capsys: pytest.Cap
 
 
 def test_a_job_that_does_not_ask_for_them_gets_none(capsys: pytest.CaptureFixture[str]) -> None:
-    Events(Stamp("j", 1, "f"), enabled=False).say("job_began")
+    Events(Stamp("j", 1, "f"), enabled=False).emit("job_began")
     assert capsys.readouterr().err == ""

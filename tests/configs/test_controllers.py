@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from actors.loading.method import build_method
 from configs.controllers import MeasuredController
 from configs.method import Method
-from decoding.controllers.base import Fixed
-from decoding.controllers.goodput import Measured
+from decoding.controllers.base import FixedDepth
+from decoding.controllers.goodput import GoodputController
 from tests import toys
 
 MEASURED = {"kind": "measured"}
@@ -57,10 +57,10 @@ def test_a_controller_is_made_for_the_depth_of_the_tree() -> None:
         drafter=LOOKUP, tree={"kind": "chain", "length": 7}, controller={**MEASURED, "max_exploration": 0.5}
     )
     made = build_method(config, None, target).controller
-    assert isinstance(made, Measured)
+    assert isinstance(made, GoodputController)
     assert (made.depths, made.max_exploration) == ((0, 1, 2, 3, 5, 7), 0.5)
-    assert isinstance(build_method(method(drafter=LOOKUP), None, target).controller, Fixed)
-    assert Measured(3).max_exploration == MeasuredController().max_exploration
+    assert isinstance(build_method(method(drafter=LOOKUP), None, target).controller, FixedDepth)
+    assert GoodputController(3).max_exploration == MeasuredController().max_exploration
 
 
 def test_two_engines_never_share_a_controller() -> None:

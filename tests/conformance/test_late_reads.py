@@ -24,7 +24,7 @@ from tests.conformance.erratic import Erratic, unsettled
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
     """All engines read late."""
-    monkeypatch.setattr(Engine, "__init__", functools.partialmethod(Engine.__init__, reads_late=True))
+    monkeypatch.setattr(Engine, "__init__", functools.partialmethod(Engine.__init__, async_output=True))
 
 
 @pytest.mark.parametrize("mode", methods.MODES)
@@ -55,11 +55,11 @@ def test_telemetry_is_that_of_steps_read_at_once(name: str, slots: int) -> None:
     make, _ = methods.METHODS[name]
     wanted = checks.requests("llava", 9)
     results = []
-    for reads_late in (False, True):
-        engine = Engine(toys.target("llava"), make("llava"), slots, 160, reads_late=reads_late)
+    for async_output in (False, True):
+        engine = Engine(toys.target("llava"), make("llava"), slots, 160, async_output=async_output)
         results.append({key: told(one) for key, one in checks.run(engine, wanted).items()})
         assert engine._slots.free == list(range(slots))
-        assert engine._flying is None
+        assert engine._in_flight is None
     for key, one in results[0].items():
         assert one[2] == pytest.approx(results[1][key][2], rel=1e-4)
         assert one[:2] + one[3:] == results[1][key][:2] + results[1][key][3:], key
@@ -71,8 +71,8 @@ def endless(limit: int) -> list[Request]:
 
 def test_texts_of_a_fixed_length_cost_plain_decoding_no_step_more() -> None:
     steps = []
-    for reads_late in (False, True):
-        engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 3, 96, reads_late=reads_late)
+    for async_output in (False, True):
+        engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 3, 96, async_output=async_output)
         checks.run(engine, endless(30))
         steps.append(engine.stats.num_slot_steps)
     assert steps[0] == steps[1]
@@ -80,8 +80,8 @@ def test_texts_of_a_fixed_length_cost_plain_decoding_no_step_more() -> None:
 
 def test_a_row_that_ended_unseen_runs_once_more_and_its_slot_is_taken_right_after() -> None:
     late, at_once = (
-        Engine(toys.target("llava"), Method(NoDrafter(), Chain(1), Exact()), 2, 160, reads_late=reads_late)
-        for reads_late in (True, False)
+        Engine(toys.target("llava"), Method(NoDrafter(), Chain(1), Exact()), 2, 160, async_output=async_output)
+        for async_output in (True, False)
     )
     wanted = checks.requests("llava", 24)
     done, expected = checks.run(late, wanted), checks.run(at_once, wanted)
@@ -92,7 +92,7 @@ def test_a_row_that_ended_unseen_runs_once_more_and_its_slot_is_taken_right_afte
 
 
 def test_a_step_is_launched_before_the_one_before_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 2, 96, reads_late=True)
+    engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 2, 96, async_output=True)
     seen: list[str] = []
     launch, land = engine._launch, engine._land
 
@@ -128,9 +128,9 @@ def test_images_have_a_length_that_no_row_runs_beyond(method: str, late: None) -
     images.check_equal(method, "class", 4, "sampled-guided")
 
 
-@pytest.mark.parametrize("reads_late", [False, True])
-def test_no_second_is_counted_twice(reads_late: bool) -> None:
-    engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 2, 96, reads_late=reads_late)
+@pytest.mark.parametrize("async_output", [False, True])
+def test_no_second_is_counted_twice(async_output: bool) -> None:
+    engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 2, 96, async_output=async_output)
     start = time.perf_counter()
     checks.run(engine, endless(30))
     spent, stats = time.perf_counter() - start, engine.stats
@@ -143,7 +143,7 @@ def test_where_the_host_computes_steps_are_looked_at_at_once() -> None:
     engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 2, 96)
     engine.submit(endless(30)[0])
     engine.step()
-    assert engine._flying is None
+    assert engine._in_flight is None
     (progress,) = (one for one in engine._slots.progress if one is not None)
     assert len(progress.token_ids) == 2
 
@@ -162,14 +162,14 @@ def poison(target: Any, number: int) -> Callable[..., Any]:
 
 def test_rows_without_numbers_and_rows_without_time_end_once(monkeypatch: pytest.MonkeyPatch) -> None:
     target = toys.target("llama")
-    engine = Engine(target, Method(NoDrafter(), Chain(1), Exact()), 3, 96, reads_late=True)
+    engine = Engine(target, Method(NoDrafter(), Chain(1), Exact()), 3, 96, async_output=True)
     monkeypatch.setattr(target.head, "forward", poison(target, 4))
     wanted = endless(30)
     done = list(engine.run(wanted))
     assert sorted(one.sample_id for one in done) == sorted(one.sample_id for one in wanted)
     assert {one.error.code for one in done if one.error} == {"non_finite_logits"}
     monkeypatch.undo()
-    slow = Engine(target, Method(NoDrafter(), Chain(1), Exact()), 3, 96, max_row_s=1e-9, reads_late=True)
+    slow = Engine(target, Method(NoDrafter(), Chain(1), Exact()), 3, 96, max_row_s=1e-9, async_output=True)
     done = list(slow.run(wanted))
     assert sorted(one.sample_id for one in done) == sorted(one.sample_id for one in wanted)
     assert {one.error.code for one in done if one.error} == {"row_timeout"}
@@ -179,7 +179,7 @@ def test_windows_hold_what_was_made_unseen() -> None:
     # Every draft is taken, so a text crosses a window's end by several columns at once.
     wanted = [replace(one, sampling=Sampling(max_new_tokens=150, ignore_eos=True)) for one in endless(30)]
     method = Method(checks.make_drafter("right", "llama"), Chain(5), Exact())
-    done = checks.run(Engine(toys.target("llama"), method, 3, 200, reads_late=True), wanted)
+    done = checks.run(Engine(toys.target("llama"), method, 3, 200, async_output=True), wanted)
     assert any(one.telemetry.mean_acceptance_length > 5 for one in done.values())
     for request in wanted:
         assert done[request.sample_id].token_ids == checks.generated("llama", request, frozenset())
@@ -200,7 +200,7 @@ def test_a_drafter_that_refuses_late_refuses_no_row_that_has_ended() -> None:
     method = unsettled(Method(drafter, Chain(4), Exact()), pattern=pattern)
     assert isinstance(method.controller, Erratic)
     method.controller.is_off = True
-    late = Engine(toys.target("llava"), method, 1, 160, reads_late=True)
+    late = Engine(toys.target("llava"), method, 1, 160, async_output=True)
     (done,) = late.run([next(one for one in wanted if one.sample_id == expected.sample_id)])
     assert method.controller.num_asked == len(expected.token_ids)
     assert done.error is None

@@ -45,10 +45,10 @@ def plain(target: Target, slots: int, **options: Any) -> Engine:
     return Engine(target, Method(NoDrafter(), Chain(1), Exact()), slots, 160, **options)
 
 
-@pytest.mark.parametrize("reads_late", [False, True])
+@pytest.mark.parametrize("async_output", [False, True])
 @pytest.mark.parametrize("name", methods.METHODS)
-def test_every_method_gives_the_targets_output(name: str, reads_late: bool, ahead: None, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Engine, "__init__", functools.partialmethod(Engine.__init__, reads_late=reads_late))
+def test_every_method_gives_the_targets_output(name: str, async_output: bool, ahead: None, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Engine, "__init__", functools.partialmethod(Engine.__init__, async_output=async_output))
     families = methods.METHODS[name][1]
     methods.check_case((name, "llava" if "llava" in families else families[0], 3, "greedy"), count=8)
 
@@ -222,9 +222,9 @@ def test_an_engine_around_an_engine_has_its_waiting_rows_prompts_made() -> None:
         engine.submit(request)
     engine.expect(wanted[3:])
     engine.step()
-    held = _inner(engine)._coming
+    held = _inner(engine)._prefetcher
     assert held is not None
-    assert list(held._known) == [id(request) for request in wanted]
+    assert list(held._by_request) == [id(request) for request in wanted]
 
 
 def _inner(engine: RecoveringEngine) -> Any:

@@ -339,10 +339,10 @@ def test_rows_that_drain_before_another_trial_count_for_nobody_in_it() -> None:
     source = rows(10_000)
     run(trial, source, lambda: bool(trial.choices))
     run(trial, source, lambda: trial._block is not None)
-    num_draining = trial._num_inside
+    num_draining = trial.queue.num_started
     assert (trial._made, trial._turn, trial.num_free_slots) == ("chain-5", "plain", 0)
     assert num_draining > 0
-    while trial._num_inside:
+    while trial.queue.num_started:
         assert trial._block is not None
         assert (trial._block.steps, trial._block.rows, trial._block.num_submitted) == ([], [], 0)
         assert {one.method for one in trial.step() if isinstance(one, TriedCompletion)} <= {"chain-5"}

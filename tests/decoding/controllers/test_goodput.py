@@ -10,8 +10,8 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from decoding.controllers.base import Fixed, Outcome, Reading, batch_class
-from decoding.controllers.goodput import CHECK_STEPS, LADDER, START_STEPS, TRIAL_STEPS, Measured
+from decoding.controllers.base import FixedDepth, Outcome, PrefillTime, batch_class
+from decoding.controllers.goodput import CHECK_STEPS, LADDER, START_STEPS, TRIAL_STEPS, GoodputController
 
 Cost = Callable[[int, int], float]
 
@@ -19,7 +19,7 @@ Cost = Callable[[int, int], float]
 class World:
     """A machine with a cost for every shape, texts with a rate for every depth, a drafter that has to catch up."""
 
-    def __init__(self, controller: Measured, cost: Cost, rates: Sequence[float], seed: int = 0) -> None:
+    def __init__(self, controller: GoodputController, cost: Cost, rates: Sequence[float], seed: int = 0) -> None:
         self.controller, self.cost, self.rates = controller, cost, list(rates)
         self.random = random.Random(seed)
         self.noise = 0.0
@@ -100,18 +100,18 @@ class Job:
                 unread = [0] * len(left)
             offered = [min(choice.levels, one - 1) for one in left]
             accepted = [world.accepted(most) for most in offered]
-            read_s = num_read * self.token_read_s
+            prefill_s_of = num_read * self.token_read_s
             if num_read:
-                read_s += self.held_up_s.get(self.num_readings, 0.0)
+                prefill_s_of += self.held_up_s.get(self.num_readings, 0.0)
                 self.num_readings += 1
-            seconds, reading = world.cost(len(left), choice.levels), Reading(num_read, read_s)
+            seconds, reading = world.cost(len(left), choice.levels), PrefillTime(num_read, prefill_s_of)
             left = [one - taken - 1 for one, taken in zip(left, accepted, strict=True)]
             ended = [self.num_prompt for one in left if one == 0]
             unread = [one for one, tokens in zip(unread, left, strict=True) if tokens]
             left = [tokens for tokens in left if tokens]
             world.chosen.append((choice.levels, choice.reason))
             controller.learn(
-                Outcome(choice.levels, seconds, 0.0, seconds, 0.0, accepted, offered, reading=reading, ended=ended),
+                Outcome(choice.levels, seconds, 0.0, seconds, 0.0, accepted, offered, prefill=reading, ended=ended),
                 choice,
             )
             spent_s += seconds + reading.seconds
@@ -138,7 +138,7 @@ def linear(base: float, per_level: float, per_token: float, free_tokens: int = 4
 def test_it_finds_the_best_depth_of_any_such_machine_and_text(
     rates: list[float], per_level: float, per_token: float, num_active: int, max_levels: int
 ) -> None:
-    world = World(Measured(max_levels, max_exploration=0.05), linear(0.01, per_level, per_token), rates)
+    world = World(GoodputController(max_levels, max_exploration=0.05), linear(0.01, per_level, per_token), rates)
     world.run(1000, num_active)
     speeds = world.speeds(num_active)
     # What two depths differ in may be less than what is worth a change, or than chance tells apart.
@@ -149,7 +149,7 @@ def test_it_finds_the_best_depth_of_any_such_machine_and_text(
 @given(steps=st.lists(st.floats(0.001, 0.03), min_size=6, max_size=6), rate=st.floats(0.2, 0.95))
 @example(steps=[0.001, 0.001, 0.001, 0.03, 0.03, 0.001], rate=0.95)
 def test_it_finds_the_best_depth_where_costs_follow_no_line(steps: list[float], rate: float) -> None:
-    controller = Measured(8, max_exploration=0.05)
+    controller = GoodputController(8, max_exploration=0.05)
     table = {levels: 0.01 + sum(steps[:place]) for place, levels in enumerate(controller.depths)}
     world = World(controller, lambda rows, levels: table[levels], [rate] * 8)
     world.run(1500, 4)
@@ -160,7 +160,7 @@ def test_it_finds_the_best_depth_where_costs_follow_no_line(steps: list[float], 
 @pytest.mark.parametrize("noise", [0.0, 0.1, 0.3])
 @pytest.mark.parametrize("num_active", [1, 32])
 def test_trials_take_no_more_than_their_share_of_steps_and_of_time(num_active: int, noise: float) -> None:
-    controller = Measured(8, max_exploration=0.02)
+    controller = GoodputController(8, max_exploration=0.02)
     world = World(controller, linear(0.01, 0.004, 0.001), [0.3] * 8)
     world.noise = noise
     world.missed_s = 1e-5
@@ -176,14 +176,14 @@ def test_trials_take_no_more_than_their_share_of_steps_and_of_time(num_active: i
 
 
 def test_without_exploration_only_the_first_steps_measure() -> None:
-    world = World(Measured(8, max_exploration=0.0), linear(0.01, 0.001, 0.0), [0.7] * 8)
+    world = World(GoodputController(8, max_exploration=0.0), linear(0.01, 0.001, 0.0), [0.7] * 8)
     world.run(800, 4)
     assert [reason for _, reason in world.chosen] == ["start"] * 12 + ["best"] * 788
     assert [levels for levels, _ in world.chosen[:12]] == [0] * 3 + [8] * 3 + [3] * 3 + [0] * 3
 
 
 def test_it_is_off_where_plain_decoding_is_faster_and_costs_little_more_than_it() -> None:
-    world = World(Measured(5), linear(0.01, 0.002, 0.0005), [0.5] * 5)
+    world = World(GoodputController(5), linear(0.01, 0.002, 0.0005), [0.5] * 5)
     world.missed_s = 2e-5
     world.run(4000, 32)
     assert world.usual() == 0
@@ -192,27 +192,27 @@ def test_it_is_off_where_plain_decoding_is_faster_and_costs_little_more_than_it(
 
 
 def test_a_depth_that_could_never_pay_is_given_up_at_the_first_sight() -> None:
-    world = World(Measured(5), linear(0.01, 0.05, 0.001), [0.5] * 5)
+    world = World(GoodputController(5), linear(0.01, 0.05, 0.001), [0.5] * 5)
     world.run(30, 32)
     assert [levels for levels, _ in world.chosen[:3]] == [0] * 3
     assert sum(levels > 0 for levels, _ in world.chosen) <= 6
 
 
-def job(controller: Measured, num_prompt: int, num_tokens: int = 48) -> Job:
+def job(controller: GoodputController, num_prompt: int, num_tokens: int = 48) -> Job:
     """Steps of 10 ms, with drafts of 13.5 ms for 3.7 tokens; a thousand tokens of prompts are read in 40 ms."""
     return Job(World(controller, linear(0.01, 0.0007, 0.0), [0.8] * 5), num_prompt, num_tokens, 4e-5)
 
 
 def test_prompts_that_take_longer_to_read_than_drafts_spare_are_not_read() -> None:
     # 16 rows: reading 1,600 tokens takes 64 ms, and drafts spare 20 ms of the 30 that a sample takes.
-    reading = job(Measured(5), 1600)
+    reading = job(GoodputController(5), 1600)
     assert reading.run(3000, 16) <= 1.03 * 3000 * 48 * 0.01 / 16
     assert reading.world.usual() == 0
     assert reading.num_read <= 100 * 1600, "those of the first steps, and of trials"
 
 
 def test_prompts_that_are_read_quickly_are_read() -> None:
-    reading = job(Measured(5), 100)
+    reading = job(GoodputController(5), 100)
     spent_s = reading.run(1000, 16)
     assert reading.world.usual() == 5
     assert reading.num_read == 1000 * 100
@@ -220,7 +220,7 @@ def test_prompts_that_are_read_quickly_are_read() -> None:
 
 
 def test_long_outputs_pay_for_long_prompts() -> None:
-    reading = job(Measured(5), 1600, num_tokens=480)
+    reading = job(GoodputController(5), 1600, num_tokens=480)
     reading.run(200, 16)
     assert reading.world.usual() == 5
     assert reading.num_read >= 199 * 1600
@@ -228,7 +228,7 @@ def test_long_outputs_pay_for_long_prompts() -> None:
 
 @pytest.mark.parametrize(("num_unread", "drafts"), [(8 * 1600, False), (8 * 100, True), (0, True)])
 def test_a_draining_batch_reads_only_what_pays_within_its_last_tokens(num_unread: int, drafts: bool) -> None:
-    reading = job(Measured(5), 1600)
+    reading = job(GoodputController(5), 1600)
     reading.run(400, 16)
     controller = reading.world.controller
     controller._current = {16: 0}
@@ -239,7 +239,7 @@ def test_a_draining_batch_reads_only_what_pays_within_its_last_tokens(num_unread
 
 
 def test_it_comes_back_when_acceptance_rises() -> None:
-    world = World(Measured(5, max_exploration=0.02), linear(0.01, 0.003, 0.0), [0.05] * 5)
+    world = World(GoodputController(5, max_exploration=0.02), linear(0.01, 0.003, 0.0), [0.05] * 5)
     world.run(1500, 4)
     assert world.usual() == 0
     world.rates = [0.95] * 5
@@ -248,7 +248,7 @@ def test_it_comes_back_when_acceptance_rises() -> None:
 
 
 def test_it_comes_back_when_drafting_becomes_cheap_and_goes_when_it_becomes_dear() -> None:
-    world = World(Measured(5, max_exploration=0.02), linear(0.01, 0.02, 0.0), [0.8] * 5)
+    world = World(GoodputController(5, max_exploration=0.02), linear(0.01, 0.02, 0.0), [0.8] * 5)
     world.run(1500, 4)
     assert world.usual() == 0
     world.cost = linear(0.01, 0.001, 0.0)
@@ -263,7 +263,7 @@ def run_at_changing_pace(cost: Cost, num_active: int, paces: Sequence[float], se
     """A machine that takes another pace now and then: what a thousand steps took, in shares of what their tokens would
     have taken plainly, and at the best depth."""
     pace, chance = [1.0], random.Random(seed)
-    world = World(Measured(5), lambda rows, k: pace[0] * cost(rows, k), [0.87, 0.85, 0.8, 0.8, 0.8], seed)
+    world = World(GoodputController(5), lambda rows, k: pace[0] * cost(rows, k), [0.87, 0.85, 0.8, 0.8, 0.8], seed)
     world.noise = 0.02
     truth = World(world.controller, cost, world.rates).speeds(num_active)
     left_s = spent_s = plain_s = best_s = 0.0
@@ -291,7 +291,7 @@ def test_a_machine_that_becomes_faster_and_slower_misleads_it_little(paces: Sequ
 
 
 def test_what_a_trial_made_the_best_is_used_after_the_one_before_was_run_once_more() -> None:
-    world = World(Measured(5, max_exploration=0.02), linear(0.01, 0.02, 0.0), [0.8] * 5)
+    world = World(GoodputController(5, max_exploration=0.02), linear(0.01, 0.02, 0.0), [0.8] * 5)
     world.run(1500, 4)
     assert world.usual() == 0
     world.cost = linear(0.01, 0.001, 0.0)
@@ -311,7 +311,7 @@ def test_what_a_trial_made_the_best_is_used_after_the_one_before_was_run_once_mo
 
 @pytest.mark.parametrize("place", [0, 1, 2, 40])
 def test_a_prompt_that_waits_for_a_compiler_does_not_end_drafting(place: int) -> None:
-    world = World(Measured(5), linear(0.02, 0.003, 0.0), [0.9] * 5)
+    world = World(GoodputController(5), linear(0.02, 0.003, 0.0), [0.9] * 5)
     job = Job(world, 60, 16, 0.0001)
     job.held_up_s = {place: 6.0}
     job.run(100, 1)
@@ -323,7 +323,7 @@ def test_trees_grow_as_the_batch_drains() -> None:
     cost = linear(0.01, 0.0005, 0.0006)
     deepest = 0
     for seed in range(10):
-        world = World(Measured(8), cost, [0.8] * 8, seed)
+        world = World(GoodputController(8), cost, [0.8] * 8, seed)
         world.noise = 0.03
         used = {}
         world.run(1200, 32)
@@ -340,7 +340,7 @@ def test_trees_grow_as_the_batch_drains() -> None:
 
 
 def test_a_larger_batch_is_measured_plain_before_it_is_believed_to_be_like_a_small_one() -> None:
-    world = World(Measured(8), linear(0.01, 0.001, 0.002), [0.8] * 8)
+    world = World(GoodputController(8), linear(0.01, 0.001, 0.002), [0.8] * 8)
     world.run(100, 1)
     assert world.usual() == 5
     world.run(12, 32)
@@ -358,13 +358,13 @@ def test_a_slow_first_step_of_each_shape_misleads_nobody() -> None:
         seen.add((rows, levels))
         return 30.0 if is_first else usual(rows, levels)
 
-    world = World(Measured(5), compiling, [0.9] * 5)
+    world = World(GoodputController(5), compiling, [0.9] * 5)
     world.run(40, 4)
     assert world.usual(20) == 5
 
 
 def test_noise_does_not_make_it_waver() -> None:
-    world = World(Measured(8), linear(0.01, 0.0028, 0.0), [0.75] * 8)
+    world = World(GoodputController(8), linear(0.01, 0.0028, 0.0), [0.75] * 8)
     world.noise = 0.1
     world.run(4000, 4)
     kept = [levels for levels, reason in world.chosen[1000:] if reason == "best"]
@@ -372,7 +372,7 @@ def test_noise_does_not_make_it_waver() -> None:
 
 
 def test_a_number_of_rows_that_never_repeats_is_no_reason_to_stop() -> None:
-    controller = Measured(5)
+    controller = GoodputController(5)
     world = World(controller, linear(0.01, 0.001, 0.0), [0.8] * 5)
     for num_active in range(1, 200):
         world.run(1, num_active)
@@ -381,7 +381,7 @@ def test_a_number_of_rows_that_never_repeats_is_no_reason_to_stop() -> None:
 
 
 def test_texts_that_end_bound_the_depth_and_what_nobody_can_use_is_no_choice() -> None:
-    world = World(Measured(8), linear(0.01, 0.0002, 0.0), [0.9] * 8)
+    world = World(GoodputController(8), linear(0.01, 0.0002, 0.0), [0.9] * 8)
     world.run(60, 2)
     world.run(5, 2, max_levels=4)
     assert {levels for levels, _ in world.chosen[-5:]} == {3}, "a depth that is not compared is not run"
@@ -391,7 +391,7 @@ def test_texts_that_end_bound_the_depth_and_what_nobody_can_use_is_no_choice() -
 
 
 def test_what_is_promised_is_what_comes() -> None:
-    world = World(Measured(5), linear(0.01, 0.002, 0.0), [0.7] * 5, seed=3)
+    world = World(GoodputController(5), linear(0.01, 0.002, 0.0), [0.7] * 5, seed=3)
     world.run(600, 8)
     choice = world.controller.choose(8, 5, 0, 0)
     speeds = world.speeds(8)
@@ -401,13 +401,13 @@ def test_what_is_promised_is_what_comes() -> None:
 
 @pytest.mark.parametrize(("max_levels", "depths"), [(1, (0, 1)), (4, (0, 1, 2, 3, 4)), (8, (0, 1, 2, 3, 5, 8))])
 def test_the_trees_own_depth_is_always_compared(max_levels: int, depths: tuple[int, ...]) -> None:
-    assert Measured(max_levels).depths == depths
+    assert GoodputController(max_levels).depths == depths
     assert set(depths) - {max_levels} <= set(LADDER)
 
 
 def test_the_fixed_controller_takes_what_the_trees_want() -> None:
-    assert [Fixed().choose(3, most, 0, 0).levels for most in (0, 1, 7)] == [0, 1, 7]
-    assert not Fixed().can_be_off
+    assert [FixedDepth().choose(3, most, 0, 0).levels for most in (0, 1, 7)] == [0, 1, 7]
+    assert not FixedDepth().can_be_off
 
 
 def test_batches_are_told_apart_by_powers_of_two() -> None:

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.controllers.pace_filter import MOST_LEAP, NOISE, OWN_WALK, PACE_WALK, StepPaces
+from decoding.controllers.pace_filter import MOST_LEAP, NOISE, OWN_WALK, PACE_WALK, StepTimeFilter
 
 
-def seen(*steps: tuple[str, float], paces: StepPaces | None = None) -> StepPaces:
-    found = paces or StepPaces()
+def seen(*steps: tuple[str, float], paces: StepTimeFilter | None = None) -> StepTimeFilter:
+    found = paces or StepTimeFilter()
     for kind, seconds in steps:
         found.add(kind, math.log(seconds))
     return found
 
 
-def seconds(paces: StepPaces, kind: str) -> float:
+def seconds(paces: StepTimeFilter, kind: str) -> float:
     return math.exp(paces.log_seconds(kind))
 
 
@@ -58,7 +58,7 @@ def smoothed(steps: list[tuple[int, float]]) -> list[float]:
 def test_it_is_the_least_squares_of_all_steps_at_once(drawn: list[tuple[int, float]]) -> None:
     """None of these steps is an outlier."""
     steps = [(kind, 0.3 * kind + noise) for kind, noise in drawn]
-    paces = StepPaces()
+    paces = StepTimeFilter()
     for kind, value in steps:
         assert not paces.add(kind, value)
     found = [paces.log_seconds(kind) for kind in sorted({kind for kind, _ in steps})]
@@ -79,14 +79,14 @@ def test_a_step_that_was_held_up_says_little_and_two_in_a_row_something() -> Non
     seen(("plain", 20.0), paces=paces)
     assert seconds(paces, "plain") < 1.2
     seen(("plain", 1.0), ("plain", 1.0), paces=paces)
-    assert paces.is_settled("drafts")
+    assert paces.is_current("drafts")
     seen(("plain", 1.5), ("plain", 1.5), paces=paces)
     assert seconds(paces, "plain") == pytest.approx(1.5, rel=0.1)
-    assert paces.is_settled("plain")
-    assert not paces.is_settled("drafts"), "it was not seen since"
-    assert paces.is_settled("half"), "it never was"
+    assert paces.is_current("plain")
+    assert not paces.is_current("drafts"), "it was not seen since"
+    assert paces.is_current("half"), "it never was"
     seen(("drafts", 4.5), paces=paces)
-    assert paces.is_settled("drafts")
+    assert paces.is_current("drafts")
 
 
 def test_a_change_beyond_any_pace_is_the_kinds_own() -> None:
@@ -110,7 +110,7 @@ def test_what_is_forgotten_leaves_the_rest() -> None:
     paces.forget("half")
     assert (paces.count("plain"), paces.count("half"), paces.count("drafts")) == (12, 0, 12)
     assert seconds(paces, "drafts") == before
-    assert paces.is_settled("half"), "nothing is known of it that could have changed"
+    assert paces.is_current("half"), "nothing is known of it that could have changed"
     seen(*[("plain", 1.3)] * 10, paces=paces)
     assert seconds(paces, "drafts") == pytest.approx(3.9, rel=0.06)
     seen(("half", 2.6), paces=paces)
@@ -119,7 +119,7 @@ def test_what_is_forgotten_leaves_the_rest() -> None:
 
 def test_a_long_life_does_not_wear_it_out() -> None:
     """Relations between kinds stay known, whatever the machine did in ten thousand steps."""
-    paces, chance, pace = StepPaces(), random.Random(0), 0.0
+    paces, chance, pace = StepTimeFilter(), random.Random(0), 0.0
     for number in range(10_000):
         leap = chance.choice((-0.4, 0.4)) if chance.random() < 0.01 else 0.0
         pace = max(-1.5, min(1.5, pace + leap + chance.gauss(0.0, 0.01)))

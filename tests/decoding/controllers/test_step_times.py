@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from decoding.controllers.step_times import StepCosts
+from decoding.controllers.step_times import StepTimeModel
 
 TIMES = st.dictionaries(st.integers(0, 5), st.sampled_from([0.004, 0.008, 0.02, 3.6, 10.0]), min_size=1)
 
@@ -15,7 +15,7 @@ TIMES = st.dictionaries(st.integers(0, 5), st.sampled_from([0.004, 0.008, 0.02, 
 def test_a_machine_that_stood_still_in_some_steps_leaves_every_step_a_time(times: dict[int, float]) -> None:
     """A process that was stopped in its first steps once ended with a division by zero: the fit left nothing for a step
     without drafts."""
-    costs = StepCosts()
+    costs = StepTimeModel()
     for levels, seconds in times.items():
         for _ in range(2):  # the first of a shape is left out
             costs.add(1, levels, seconds)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from decoding import Engine, Method, Request, Sampling
 from decoding.acceptance import Exact
-from decoding.scheduling.admission import MAX_EXPECTED, NUM_AHEAD, Admission
+from decoding.scheduling.admission import MAX_PREFETCHED, NUM_ENCODED_FORWARDS, Admission
 from decoding.trees import Chain
 from models.backends.base import SideStream
 from models.inputs.prefix import Prefix
@@ -57,14 +57,15 @@ def test_every_request_is_answered_once_in_its_order_and_no_more_than_a_few_forw
 ) -> None:
     target = CountingTarget()
     admission = Admission(target, 103, bound)  # type: ignore[arg-type]
-    admission.waiting.extend(Request(str(i), words(n), sampling=SHORT) for i, n in enumerate(lengths))
+    for i, n in enumerate(lengths):
+        admission.queue.submit(Request(str(i), words(n), sampling=SHORT))
     taken, refused = [], []
-    while admission.waiting:
+    while admission.queue.num_waiting:
         some = admission.take(num_free)
         assert some.requests or some.refused
         assert len(some.requests) <= num_free
         columns = [lanes[0].length for lanes in {id(lanes): lanes for lanes in some.lanes}.values()]
-        assert sum(columns[:-1]) < NUM_AHEAD * bound
+        assert sum(columns[:-1]) < NUM_ENCODED_FORWARDS * bound
         assert all(n <= 100 for n in columns)
         taken += [(one.sample_id, lanes[0].length) for one, lanes in zip(some.requests, some.lanes, strict=True)]
         refused += [one.sample_id for one in some.refused]
@@ -76,7 +77,8 @@ def test_equal_prompts_are_encoded_once_and_handed_on_as_one() -> None:
     target = CountingTarget()
     admission = Admission(target, 100, 50)  # type: ignore[arg-type]
     prompts = ["a b", "c d e", "a b", "a b", "c d e"]
-    admission.waiting.extend(Request(str(i), prompt, sampling=SHORT, seed=i) for i, prompt in enumerate(prompts))
+    for i, prompt in enumerate(prompts):
+        admission.queue.submit(Request(str(i), prompt, sampling=SHORT, seed=i))
     lanes = admission.take(5).lanes
     assert target.encoded == ["a b", "c d e"]
     assert lanes[0] is lanes[2] is lanes[3]
@@ -154,12 +156,13 @@ def test_however_many_rows_wait_a_step_looks_at_few_of_them() -> None:
     target.prompt_thread = thread = Idle()
     admission = Admission(target, 100, 50)  # type: ignore[arg-type]
     seeds = (Request(str(seed), "a b", sampling=SHORT, seed=seed) for seed in range(10**9))
-    admission.waiting.extend(islice(seeds, 10_000))
+    for request in islice(seeds, 10_000):
+        admission.queue.submit(request)
     admission.expect(seeds)
-    admission.make_ahead()
+    admission.prefetch()
     assert thread.num_begun == 1
-    assert admission._coming is not None
-    assert len(admission._coming._known) == MAX_EXPECTED
+    assert admission._prefetcher is not None
+    assert len(admission._prefetcher._by_request) == MAX_PREFETCHED
     # None of them is made, so that nobody comes in, unless there is nobody who could go on meanwhile.
     assert not admission.take(5, waits=False).requests
-    assert len(admission.waiting) == 10_000
+    assert admission.queue.num_waiting == 10_000

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from decoding import Request
 from decoding.scheduling.admission import content_of
-from decoding.scheduling.prompt_prefetch import MAX_UNMADE, ComingPrompts
+from decoding.scheduling.prompt_prefetch import MAX_PENDING, PromptPrefetcher
 from models.backends.base import SideStream
 from models.inputs.prefix import Prefix
 from models.inputs.prompt_prefetch import PendingPrompt, PreparedPrompt, PromptThread
@@ -51,7 +51,7 @@ class ToOrder:
         self.thread = Patient()
         self.made: list[str] = []
         self.looked: list[str] = []
-        self.coming = ComingPrompts(self.thread, self.make, self.content, max_columns)
+        self.prefetcher = PromptPrefetcher(self.thread, self.make, self.content, max_columns)
 
     def make(self, request: Request) -> PreparedPrompt:
         self.made.append(request.prompt)
@@ -70,10 +70,10 @@ def rows(prompts: Iterable[str]) -> list[Request]:
 def test_equal_prompts_are_made_once_in_the_order_of_their_requests() -> None:
     one = ToOrder(100)
     wanted = rows(["3 a", "3 b", "3 a", "3 c", "3 b"])
-    one.coming.expect(wanted)
+    one.prefetcher.prefetch(wanted)
     one.thread.work()
     assert one.made == ["3 a", "3 b", "3 c"]
-    found = [one.coming.take(request) for request in wanted]
+    found = [one.prefetcher.take(request) for request in wanted]
     assert found[0] is found[2]
     assert found[1] is found[4]
     assert one.made == ["3 a", "3 b", "3 c"]
@@ -82,59 +82,59 @@ def test_equal_prompts_are_made_once_in_the_order_of_their_requests() -> None:
 def test_no_more_are_begun_than_may_lie_made_and_no_more_than_a_few_are_unmade() -> None:
     one = ToOrder(10)
     wanted = rows(f"4 {place}" for place in range(40))
-    one.coming.expect(wanted)
-    assert len(one.thread.queue) == MAX_UNMADE
+    one.prefetcher.prefetch(wanted)
+    assert len(one.thread.queue) == MAX_PENDING
     one.thread.work(1)
-    one.coming.expect(wanted)
-    assert len(one.thread.queue) == MAX_UNMADE
+    one.prefetcher.prefetch(wanted)
+    assert len(one.thread.queue) == MAX_PENDING
     one.thread.work()
     for _ in range(3):
-        one.coming.expect(wanted)
+        one.prefetcher.prefetch(wanted)
     assert not one.thread.queue
-    assert len(one.made) == 1 + MAX_UNMADE
+    assert len(one.made) == 1 + MAX_PENDING
     # The first three are admitted: of the others, ten columns still lie made.
-    one.coming.expect(wanted[3:])
+    one.prefetcher.prefetch(wanted[3:])
     assert not one.thread.queue
-    one.coming.expect(wanted[8:])
-    assert len(one.thread.queue) == MAX_UNMADE
+    one.prefetcher.prefetch(wanted[8:])
+    assert len(one.thread.queue) == MAX_PENDING
 
 
 def test_a_refused_prompt_fills_no_room_and_raises_whenever_it_is_taken() -> None:
     one = ToOrder(10)
     wanted = rows(["bad", "3 a"])
-    one.coming.expect(wanted)
+    one.prefetcher.prefetch(wanted)
     one.thread.work()
     for _ in range(2):
         with pytest.raises(ValueError, match="invalid literal"):
-            one.coming.take(wanted[0])
-    assert one.coming.take(wanted[1]).lanes[0].length == 3
-    one.coming.expect([*wanted, *rows(["3 b"])])
+            one.prefetcher.take(wanted[0])
+    assert one.prefetcher.take(wanted[1]).lanes[0].length == 3
+    one.prefetcher.prefetch([*wanted, *rows(["3 b"])])
     assert len(one.thread.queue) == 1
 
 
 def test_what_nobody_expects_any_more_is_not_made_and_not_kept() -> None:
     one = ToOrder(100)
     wanted = rows(["3 a", "3 b", "3 c"])
-    one.coming.expect(wanted)
+    one.prefetcher.prefetch(wanted)
     one.thread.work(1)
-    one.coming.expect([wanted[2]])
+    one.prefetcher.prefetch([wanted[2]])
     one.thread.work()
     assert one.made == ["3 a", "3 c"]
-    assert list(one.coming._coming.values()) == [one.coming._known[id(wanted[2])][1]]
-    one.coming.expect([])
-    assert not one.coming._coming
-    assert not one.coming._known
+    assert list(one.prefetcher._prompts.values()) == [one.prefetcher._by_request[id(wanted[2])][1]]
+    one.prefetcher.prefetch([])
+    assert not one.prefetcher._prompts
+    assert not one.prefetcher._by_request
 
 
 def test_pixels_are_looked_at_once_for_a_request_however_often_it_is_expected() -> None:
     one = ToOrder(100)
     wanted = rows(["3 a", "3 b"])
-    one.coming.expect(wanted)
+    one.prefetcher.prefetch(wanted)
     num_looks = len(one.looked)
     for _ in range(9):
-        one.coming.expect(wanted)
+        one.prefetcher.prefetch(wanted)
     one.thread.work()
-    one.coming.take(wanted[0])
+    one.prefetcher.take(wanted[0])
     assert len(one.looked) == num_looks <= 4
 
 
@@ -149,15 +149,15 @@ def test_whatever_the_turns_every_request_gets_its_own_prompt(
     one = ToOrder(12)
     waiting = deque(rows(f"{length} x" for length in lengths))
     for num_made, num_taken, num_expected in turns:
-        one.coming.expect(list(waiting)[:num_expected])
-        assert sum(coming.num_columns is None for coming in one.coming._coming.values()) <= MAX_UNMADE
+        one.prefetcher.prefetch(list(waiting)[:num_expected])
+        assert sum(coming.num_columns is None for coming in one.prefetcher._prompts.values()) <= MAX_PENDING
         one.thread.work(num_made)
         for _ in range(min(num_taken, len(waiting))):
             request = waiting.popleft()
-            if one.coming._find(request) is None:
-                one.coming._begin(request)
+            if one.prefetcher._find(request) is None:
+                one.prefetcher._submit(request)
             one.thread.work()
-            assert one.coming.take(request).lanes[0].length == int(request.prompt.split()[0])
+            assert one.prefetcher.take(request).lanes[0].length == int(request.prompt.split()[0])
 
 
 class Noted(SideStream):
@@ -213,12 +213,12 @@ def test_a_prompt_is_made_when_the_device_has_made_it_and_a_refusal_at_once() ->
             raise ValueError("bad")
         return PreparedPrompt([Prefix(ids, torch.zeros(4, 2), ids, ids < 0)], 0)
 
-    coming = ComingPrompts(thread, make, content_of, 100)
-    coming.expect([fine, bad])
+    prefetcher = PromptPrefetcher(thread, make, content_of, 100)
+    prefetcher.prefetch([fine, bad])
     with pytest.raises(ValueError, match="bad"):
-        coming.take(bad)
+        prefetcher.take(bad)
     # The thread makes one after the other, so both are made.
-    assert coming.is_made(bad)
-    assert not coming.is_made(fine)
+    assert prefetcher.is_ready(bad)
+    assert not prefetcher.is_ready(fine)
     noted.is_reached = True
-    assert coming.is_made(fine)
+    assert prefetcher.is_ready(fine)

@@ -63,7 +63,7 @@ def test_errors_of_ray_are_shown_once_and_those_of_bookkeeping_are_not(
 
 def test_in_a_json_log_events_are_said_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = Console(tmp_path / "log", "LOG", JSON)
-    JSON.say("batch_done", num_rows=3)
+    JSON.emit("batch_done", num_rows=3)
     found.take(worker_lines(capsys.readouterr().err))
     assert found.is_empty, "events of workers are for the collectors of their nodes"
     found.take(worker_lines(DIED.format(12), pid="raylet"))

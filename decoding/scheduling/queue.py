@@ -1,0 +1,121 @@
+"""The request queue: waiting and running requests, from which policies admit the next request."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from itertools import chain
+from typing import Protocol
+
+from decoding.types import Request
+
+
+class Group(Enum):
+    """Groups of waiting requests; first in, first out within a group."""
+
+    NEW = "new"
+    RETRY = "retry"
+    """Interrupted by a failed engine; runs before new requests."""
+    ALONE = "alone"
+    """Runs without other requests, to isolate a failure."""
+    PLAIN = "plain"
+    """Runs without a drafter."""
+    SUSPECT = "suspect"
+    """In flight when a process died."""
+
+
+class AdmissionPolicy(Protocol):
+    """Decides when new requests may start."""
+
+    def may_start(self) -> bool: ...
+
+    def on_start(self, request: Request) -> None: ...
+
+
+class RequestQueue:
+    """Requests by state. `running` maps sample ids, which must be unique, to started requests in start order.
+
+    `policy` admits requests of the group NEW; None admits all. `num_waiting` counts all groups.
+    """
+
+    def __init__(self, policy: AdmissionPolicy | None = None) -> None:
+        self.running: dict[str, Request] = {}
+        self.num_waiting = 0
+        self._policy = policy
+        self._groups: dict[Group, deque[Request]] = {group: deque() for group in Group}
+        self._expected: Iterable[Request] = ()
+
+    @property
+    def num_unfinished(self) -> int:
+        """Waiting and running requests."""
+        return self.num_waiting + len(self.running)
+
+    @property
+    def num_started(self) -> int:
+        """Unfinished requests that have started at least once."""
+        return self.num_unfinished - len(self._groups[Group.NEW])
+
+    @property
+    def unfinished(self) -> list[Request]:
+        """Running requests, then waiting ones."""
+        order = (Group.ALONE, Group.SUSPECT, Group.PLAIN, Group.RETRY, Group.NEW)
+        return [*self.running.values(), *chain.from_iterable(self._groups[group] for group in order)]
+
+    def waiting(self, group: Group = Group.NEW) -> deque[Request]:
+        """Waiting requests of one group; read only."""
+        return self._groups[group]
+
+    def submit(self, request: Request, group: Group = Group.NEW) -> None:
+        """Append a request to a group."""
+        self._groups[group].append(request)
+        self.num_waiting += 1
+
+    def requeue(self, requests: Iterable[Request], group: Group, front: bool = False) -> None:
+        """Move running requests back into a group, in their order."""
+        for request in reversed(list(requests)) if front else list(requests):
+            del self.running[request.sample_id]
+            (self._groups[group].appendleft if front else self._groups[group].append)(request)
+            self.num_waiting += 1
+
+    def restart(self) -> None:
+        """Move all started requests to the front of the group NEW."""
+        unfinished = self.unfinished
+        for group in self._groups.values():
+            group.clear()
+        self.running.clear()
+        self._groups[Group.NEW].extend(unfinished)
+        self.num_waiting = len(unfinished)
+
+    def expect(self, requests: Iterable[Request]) -> None:
+        """Set the requests that will probably be submitted next, in order. They may never be submitted."""
+        self._expected = requests
+
+    def upcoming(self) -> Iterator[Request]:
+        """Requests that will probably start next, in order, expected ones last."""
+        yield from self._groups[Group.ALONE]
+        yield from self._groups[Group.RETRY]
+        if self._policy is None or self._policy.may_start():
+            yield from self._groups[Group.NEW]
+            yield from self._expected
+
+    def pop(self, group: Group = Group.NEW) -> Request:
+        """Remove the first waiting request of a group without recording it as running."""
+        self.num_waiting -= 1
+        return self._groups[group].popleft()
+
+    def start(self, group: Group) -> Request | None:
+        """Move the first request of a group to `running`; None if the group is empty or the policy refuses."""
+        if not self._groups[group]:
+            return None
+        if group is Group.NEW and self._policy is not None and not self._policy.may_start():
+            return None
+        request = self.pop(group)
+        self.running[request.sample_id] = request
+        if group is Group.NEW and self._policy is not None:
+            self._policy.on_start(request)
+        return request
+
+    def finish(self, sample_id: str) -> None:
+        """Remove a running request."""
+        del self.running[sample_id]
