@@ -20,10 +20,10 @@ import torch
 
 from actors.loading.method import build_method
 from actors.loading.pair import Pair, load
-from benchmarks.methods import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, PRESETS, run_cases, run_method
+from benchmarks.methods import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, run_cases, run_method
 from benchmarks.plots import trade_off, weight_traces
 from benchmarks.scenarios import Case, build_scenarios
-from configs.load import load_job
+from configs.load import load_preset
 from configs.schema import CaptionJob
 from decoding import Engine, Request, Sampling
 from models.target import Target
@@ -125,7 +125,7 @@ GROUPS: dict[str, dict[str, Variant]] = {
 
 def run_groups(cases: dict[str, list[Case]], seed: int) -> dict[str, Any]:
     """All variants of all groups: acceptance length by scenario, accuracy on single images."""
-    plain_job = load_job(CaptionJob, PRESETS / "zoo_plain.yaml")
+    plain_job = load_preset(CaptionJob, "zoo_plain")
     sampling = Sampling(max_new_tokens=MAX_NEW_TOKENS)
     _, plain = run_method(load(plain_job), plain_job.method, cases, sampling, None, seed)
     found: dict[str, Any] = {}
@@ -133,7 +133,7 @@ def run_groups(cases: dict[str, list[Case]], seed: int) -> dict[str, Any]:
         start = time.perf_counter()
         found[group] = {}
         for label, (preset, overrides) in variants.items():
-            job = load_job(CaptionJob, PRESETS / f"zoo_{preset}.yaml", overrides)
+            job = load_preset(CaptionJob, f"zoo_{preset}", overrides)
             limit = min(job.sampling.max_new_tokens, MAX_NEW_TOKENS)
             cells, _ = run_method(load(job), job.method, cases, Sampling(max_new_tokens=limit), plain, seed)
             found[group][label] = {
@@ -154,7 +154,7 @@ def expected_speedup(acceptance_length: float, length: int, ratio: float) -> flo
 
 def measure_latencies(pair: Pair, cases: list[Case], num_tokens: int = 60) -> dict[str, float]:
     """Milliseconds of a decoding step of one token, batch of one: the target's and the drafter's, each run plainly."""
-    plain = load_job(CaptionJob, PRESETS / "zoo_plain.yaml").method
+    plain = load_preset(CaptionJob, "zoo_plain").method
     assert isinstance(pair.drafter, Target)
     found: dict[str, float] = {}
     for name, model in (("target", pair.target), ("drafter", pair.drafter)):
@@ -197,16 +197,16 @@ def run_all(num_cases: int, seed: int) -> dict[str, Any]:
     scenarios = build_scenarios(num_cases, seed)
     cases = {name: scenarios[name] for name in SCENARIOS}
     groups = run_groups(cases, seed)
-    chain = load_job(CaptionJob, PRESETS / "zoo_sd_chain.yaml")
+    chain = load_preset(CaptionJob, "zoo_sd_chain")
     latencies = measure_latencies(load(chain), cases["single"])
     ratio = latencies["drafter_ms"] / latencies["target_ms"]
     speedups = {
         label: expected_speedup(cell["acceptance_length"]["single"], int(label[-1]), ratio)
         for label, cell in groups["TABED: block length γ"].items()
     }
-    sage = load_job(CaptionJob, PRESETS / "zoo_sage.yaml")
+    sage = load_preset(CaptionJob, "zoo_sage")
     alphas = trace(sage, cases["single"], seed, "confidence_last")
-    tabed = load_job(CaptionJob, PRESETS / "zoo_tabed_mt.yaml")
+    tabed = load_preset(CaptionJob, "zoo_tabed_mt")
     shown = [cases["single"][0], cases["second_turn"][0], cases["story"][0]]
     weights = trace(tabed, shown, seed, "ensemble_weights")
     TRACES.write_text(weight_traces({name: [w[0] for w in values] for name, values in weights.items()}))

@@ -1,6 +1,6 @@
 """Every method on every scenario of the zoo, with the same seeds: acceptance, cost, quality, equality.
 
-    python -m benchmarks.methods                  # all presets configs/zoo_*.yaml; writes results/methods.json
+    python -m benchmarks.methods                  # all presets of the zoo; writes results/methods.json
     python -m benchmarks.methods --missing        # those that the committed JSON lacks, with the same cases and seed
     python -m benchmarks.methods --only tabed_mt  # some of them, printed only
     python -m benchmarks.methods --table          # the tables of the committed JSON
@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -31,14 +32,14 @@ from benchmarks.follow_drafter import FollowDrafter
 from benchmarks.kept_columns import count_seen_cells
 from benchmarks.scenarios import Case, attribute_overlap, build_scenarios, build_video_scenarios
 from benchmarks.tables import acceptance_table, print_tables, video_table
-from configs.load import load_job
+from configs.load import load_preset
 from configs.method import Method as MethodChoice
+from configs.presets import PRESETS
 from configs.schema import CaptionJob
 from decoding import Completion, Engine, Request, Sampling
 from decoding.contracts import Method
 
 RESULTS = Path(__file__).parent / "results" / "methods.json"
-PRESETS = Path("configs")
 MAX_NEW_TOKENS = 160
 SLOTS = 32
 MAX_CONTEXT_TOKENS = 768
@@ -63,9 +64,9 @@ def video_presets() -> dict[str, CaptionJob]:
 
 def _presets(video: bool) -> dict[str, CaptionJob]:
     found = {
-        path.stem.removeprefix("zoo_"): load_job(CaptionJob, path)
-        for path in sorted(PRESETS.glob("zoo_*.yaml"))
-        if not path.stem.startswith("zoo_images_") and path.stem.startswith("zoo_video_") == video
+        name.removeprefix("zoo_"): load_preset(CaptionJob, name)
+        for name in sorted(PRESETS)
+        if re.match("zoo_(?!images_)", name) and name.startswith("zoo_video_") == video
     }
     first = "video_plain" if video else "plain"
     return {first: found.pop(first), **found}

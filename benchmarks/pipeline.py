@@ -33,7 +33,7 @@ from pipeline.storage.output_dir import DATA, OutputDir
 from zoo.demo import NO_QUESTION, NOT_AN_IMAGE, TRUNCATED, draw_rows, write_parquet
 
 RESULTS = Path(__file__).parent / "results" / "pipeline.json"
-CONFIG = Path("configs/demo_caption.yaml")
+CONFIG = Path("configs/jobs/demo_caption.yaml")
 ROWS_PER_SHARD = 128
 SEED = 5
 METHODS = {

@@ -32,7 +32,7 @@ from zoo import demo_images, demo_videos
 from zoo.world import Scene, demo_scenes, parse_caption
 
 OUT = Path("out/demo")
-CONFIG = "configs/demo_caption.yaml"
+CONFIG = "configs/jobs/demo_caption.yaml"
 NUM_SCENES = 256
 SEED = 20_260
 ROWS_PER_SHARD = 32

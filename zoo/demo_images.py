@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from transformers.utils.logging import disable_progress_bar
 
-from configs.load import load_job
+from configs.load import load_preset
 from configs.synthesis import SynthesizeJob
 from jobs import synthesize
 from pipeline.reports import summary
@@ -37,7 +37,7 @@ EMPTY, TOO_LONG = "prompt-empty", "prompt-long"
 """The rows that no image can be made from."""
 BROKEN = {EMPTY: "empty_prompt", TOO_LONG: "prompt_too_long"}
 """Their codes."""
-CONFIGS = {"lantern": "configs/zoo_images_lantern_coupled.yaml", "plain": "configs/zoo_images_plain.yaml"}
+CONFIGS = {"lantern": "zoo_images_lantern_coupled", "plain": "zoo_images_plain"}
 SIDE_PX = 192
 
 
@@ -130,7 +130,7 @@ def show_gain(totals: dict[str, ImageSummary]) -> None:
 def synthesise(name: str, out: Path) -> ImageSummary:
     """Run one job."""
     overrides = (f"source.path={out}/source/prompts", f"sink.path={out}/images/{name}")
-    config = load_job(SynthesizeJob, CONFIGS[name], overrides)
+    config = load_preset(SynthesizeJob, CONFIGS[name], overrides)
     print(f"images, {config.method.label}", flush=True)
     return synthesize.run(make_plan(config))
 

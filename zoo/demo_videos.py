@@ -13,7 +13,7 @@ from typing import Any
 import av
 from PIL import Image
 
-from configs.load import load_job
+from configs.load import load_preset
 from configs.schema import CaptionJob
 from jobs import caption
 from pipeline.reports import summary
@@ -30,7 +30,7 @@ CODECS = ("mpeg4", "libx264")
 PHRASING = "describe"
 """Of `zoo.world.motion.PROMPTS`: what the presets ask."""
 NUM_SHOWN = 3
-CONFIGS = {"speculative": "configs/zoo_video_sd.yaml", "plain": "configs/zoo_video_plain.yaml"}
+CONFIGS = {"speculative": "zoo_video_sd", "plain": "zoo_video_plain"}
 
 
 def run(out: Path) -> list[str]:
@@ -79,7 +79,7 @@ def write_video(path: Path, frames: list[Image.Image], codec: str) -> None:
 def caption_videos(run_name: str, out: Path) -> dict[str, dict[str, Any]]:
     """Run one job; its rows by file name."""
     where = out / run_name / "videos"
-    config = load_job(CaptionJob, CONFIGS[run_name], (f"source.path={out}/source/videos", f"sink.path={where}"))
+    config = load_preset(CaptionJob, CONFIGS[run_name], (f"source.path={out}/source/videos", f"sink.path={where}"))
     print(f"{run_name}, mp4 files, {config.method.label}", flush=True)
     caption.run(make_plan(config))
     columns = ["sample_id", "error_type", "generated_text", "num_visual_tokens"]

@@ -9,7 +9,7 @@ import pytest
 from configs.load import ConfigError, apply_override, load_job, read_yaml
 from configs.schema import CaptionJob
 
-JOB = "configs/demo_caption.yaml"
+JOB = "configs/jobs/demo_caption.yaml"
 
 
 @pytest.mark.parametrize(
@@ -25,8 +25,8 @@ JOB = "configs/demo_caption.yaml"
         ),
         ("pool.slots=0", "pool.slots: Input should be greater than or equal to 1"),
         ("sampling.temperature=hot", "sampling.temperature: Input should be a valid number"),
-        ("sampling.temperature=1e-3", "a valid number; YAML takes 1e-3 for text: write 1.0e-3"),
-        ("sampling.temperature=1.5e0", "YAML takes 1.5e0 for text: write 1.5e+0"),
+        ("sampling.temperature=1e-3", "a valid number; YAML parses 1e-3 as text; write 1.0e-3"),
+        ("sampling.temperature=1.5e0", "YAML parses 1.5e0 as text; write 1.5e+0"),
         ("sampling.top_k=4294967296", "sampling.top_k: Input should be less than 2147483648"),
         ("model.target.device=gpu", "model.target.device: String should match pattern"),
         ("model.drafter.device=cuda:x", "model.drafter.device: String should match pattern"),
@@ -61,7 +61,7 @@ def test_an_override_of_another_shape_is_refused(override: str) -> None:
 
 
 def test_an_override_through_a_value_is_refused() -> None:
-    with pytest.raises(ConfigError, match="prompt is no section"):
+    with pytest.raises(ConfigError, match="prompt is not a section"):
         apply_override({"prompt": "Describe."}, "prompt.text=x")
 
 
@@ -83,7 +83,7 @@ def test_what_an_override_holds_is_never_repeated(overrides: tuple[str, ...]) ->
 
 def test_a_file_that_is_no_mapping_or_no_yaml_is_refused_by_name(tmp_path: Path) -> None:
     for text, message in (
-        (b"- a list", "must hold a mapping"),
+        (b"- a list", "must be a mapping"),
         (b"a: 1\nb: [", r"not valid YAML: .* \(line 2, column 5\)"),
         (b"a: 2026-13-01", "not valid YAML: month must be"),
         (b"a: \x07", "not valid YAML: a character"),
@@ -111,11 +111,11 @@ def test_the_fingerprint_follows_what_decides_the_output_and_nothing_else() -> N
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('prompt: {text: "\\ud800 {q}"}', ": prompt.text: holds half of a surrogate pair"),
-        ('sink: [{"\\udc00": 1}]', ": sink.0: holds half of a surrogate pair"),
-        ('"\\udc00": 1', ": (whole file): holds half of a surrogate pair"),
-        ("source: &a [*a]", "it is not valid YAML: a value holds itself"),
-        ("source: 2026-01-01", ": holds a value that is neither text, number, list nor mapping"),
+        ('prompt: {text: "\\ud800 {q}"}', ": prompt.text: contains half of a surrogate pair"),
+        ('sink: [{"\\udc00": 1}]', ": sink.0: contains half of a surrogate pair"),
+        ('"\\udc00": 1', ": (whole file): contains half of a surrogate pair"),
+        ("source: &a [*a]", "it is not valid YAML: a value contains itself"),
+        ("source: 2026-01-01", ": has a value that is not text, a number, a list or a mapping"),
     ],
 )
 def test_what_no_json_can_hold_is_refused_in_words(text: str, said: str, tmp_path: Path) -> None:
@@ -140,10 +140,10 @@ def bomb(depth: int, width: int) -> str:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (bomb(30, 9), "its aliases stand for more than 100,000 values (line "),
-        ("a: &a [" + "x," * 60_000 + "]\nb: *a", "its aliases stand for more than 100,000 values"),
-        ("sink: {path: a}\nsource: {}\nsink: {path: b}", "a key is there twice in one section (line 3, column 1)"),
-        ("sink: {path: a, path: b}", "a key is there twice in one section (line 1, column 17)"),
+        (bomb(30, 9), "with its aliases it has more than 100,000 values (line "),
+        ("a: &a [" + "x," * 60_000 + "]\nb: *a", "with its aliases it has more than 100,000 values"),
+        ("sink: {path: a}\nsource: {}\nsink: {path: b}", "a section has a key twice (line 3, column 1)"),
+        ("sink: {path: a, path: b}", "a section has a key twice (line 1, column 17)"),
         ("x: " + "y" * 1_000_000, "it has 1,000,003 characters, more than 1,000,000"),
     ],
 )

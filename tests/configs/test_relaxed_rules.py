@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from actors.loading.method import ACCEPTANCES
-from configs.load import load_job
+from configs.load import load_preset
 from configs.method import Method
 from configs.schema import CaptionJob
 from decoding.acceptance import Fly, LVSpec, RandomRelaxation, Typical
 from decoding.acceptance.relaxed import RelaxedRule
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 CHAIN = {"kind": "chain", "length": 10}
 
 
@@ -91,13 +89,13 @@ def test_values_out_of_range_are_refused(rule: dict[str, Any]) -> None:
     ],
 )
 def test_a_preset_builds_its_rule(preset: str, rule: type[RelaxedRule], options: dict[str, Any]) -> None:
-    chosen = load_job(CaptionJob, CONFIGS / f"{preset}.yaml").method
+    chosen = load_preset(CaptionJob, preset).method
     made = ACCEPTANCES[type(chosen.acceptance)](chosen.acceptance)
     assert type(made) is rule
     assert {name: vars(made)[name] for name in options} == options
 
 
 def test_the_two_branch_preset_is_two_chains_of_ten() -> None:
-    tree = load_job(CaptionJob, CONFIGS / "zoo_lvspec_tree.yaml").method.tree
+    tree = load_preset(CaptionJob, "zoo_lvspec_tree").method.tree
     assert tree.kind == "static"
     assert sorted(tree.paths) == sorted((first, *(0,) * depth) for first in (0, 1) for depth in range(10))

@@ -72,7 +72,7 @@ def test_drafters_without_an_output_layer_have_no_vocabulary(kind: str) -> None:
 def test_an_image_has_no_tokens_to_choose_from() -> None:
     overrides = ("method.drafter.vocabulary.size=100",)
     with pytest.raises(ConfigError, match="an image is made of codes"):
-        load_job(SynthesizeJob, ROOT / "configs/zoo_images_sd_chain.yaml", overrides)
+        load_job(SynthesizeJob, ROOT / "configs/jobs/zoo_images_sd_chain.yaml", overrides)
 
 
 def test_the_list_its_beginning_or_the_lowest_ids_are_kept_and_what_ends_a_text_always(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ TREES: dict[str, Callable[[], TreePolicy]] = {
 
 @cache
 def pair() -> Pair:
-    return load(load_job(CaptionJob, "configs/demo_caption.yaml", ("model.target.dtype=float32",)))
+    return load(load_job(CaptionJob, "configs/jobs/demo_caption.yaml", ("model.target.dtype=float32",)))
 
 
 @cache

@@ -33,9 +33,9 @@ def test_a_caption_job_keeps_one_of_its_methods_and_its_texts_are_those_of_plain
         *(f"source.path={tmp_path}/source/parquet", "sampling.max_new_tokens=6", "job.progress=false"),
         *(f"model.target.path={PAIR}/caption_target", f"model.drafter.path={PAIR}/caption_drafter"),
     ]
-    plain = ["--config", str(ROOT / "configs/demo_caption.yaml"), *paths, "method.drafter.kind=none"]
+    plain = ["--config", str(ROOT / "configs/jobs/demo_caption.yaml"), *paths, "method.drafter.kind=none"]
     assert caption.main([*plain, f"sink.path={tmp_path}/plain"]) == 0
-    auto = ["--config", str(ROOT / "configs/demo_auto.yaml"), *paths, "method.auto.max_rounds=1", "pool.slots=2"]
+    auto = ["--config", str(ROOT / "configs/jobs/demo_auto.yaml"), *paths, "method.auto.max_rounds=1", "pool.slots=2"]
     assert caption.main([*auto, f"sink.path={tmp_path}/auto", "--dry-run"]) == 0
     said = capsys.readouterr().out
     assert "each engine tries 4 methods on its first rows" in said
@@ -74,7 +74,7 @@ def test_an_image_job_draws_the_codes_of_plain_decoding(tmp_path: Path) -> None:
     labels = pa.table({"id": ["a", "b", "c", "d"], "prompt": [""] * 4, "label": [0, 1, 2, 3]})
     pq.write_table(labels, tmp_path / "labels.parquet")
     arguments = [
-        *("--config", str(ROOT / "configs/zoo_images_class_plain.yaml"), f"source.path={tmp_path}/labels.parquet"),
+        *("--config", str(ROOT / "configs/jobs/zoo_images_class_plain.yaml"), f"source.path={tmp_path}/labels.parquet"),
         *("sampling.num_images_per_prompt=14", "job.progress=false", "pool.slots=8"),
         *(f"model.target.path={PAIR}/image_class_target", "sink.images=false", "sink.keep_codes=true"),
     ]

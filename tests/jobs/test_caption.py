@@ -20,7 +20,7 @@ from pipeline.rows.schemas import ERROR_CODES, SCHEMA_VERSION_KEY
 from zoo import demo
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG = str(ROOT / "configs/demo_caption.yaml")
+CONFIG = str(ROOT / "configs/jobs/demo_caption.yaml")
 BROKEN = {
     f"scene-{demo.NOT_AN_IMAGE:03}": "not_an_image",
     f"scene-{demo.TRUNCATED:03}": "broken_image",

@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from configs.presets import preset
 from jobs import caption
 from zoo import demo_videos
 from zoo.world.motion import Motion, states
@@ -28,9 +29,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Mo
     return folder, motions
 
 
-def run_job(preset: str, folder: Path, output: Path, *more: str) -> tuple[dict[str, dict[str, Any]], ...]:
+def run_job(method: str, folder: Path, output: Path, *more: str) -> tuple[dict[str, dict[str, Any]], ...]:
     """Rows of data/ and errors/ by sample id."""
-    drafter = () if preset == "plain" else (f"model.drafter.path={ROOT}/zoo/checkpoints/video_drafter",)
+    drafter = () if method == "plain" else (f"model.drafter.path={ROOT}/zoo/checkpoints/video_drafter",)
     overrides = (
         f"source.path={folder}",
         f"sink.path={output}",
@@ -40,7 +41,8 @@ def run_job(preset: str, folder: Path, output: Path, *more: str) -> tuple[dict[s
         *drafter,
         *more,
     )
-    assert caption.main(["--config", str(ROOT / f"configs/zoo_video_{preset}.yaml"), *overrides]) == 0
+    path, own = preset(f"zoo_video_{method}")
+    assert caption.main(["--config", str(path), *own, *overrides]) == 0
     parts = []
     for part in ("data", "errors"):
         rows = [row for path in (output / part).glob("*.parquet") for row in pq.read_table(path).to_pylist()]
@@ -62,8 +64,8 @@ def test_every_file_becomes_a_row_that_says_what_moved_drafted_as_plain(
         assert row["num_visual_tokens"] == 36
         assert (row["clip_index"], row["num_clips"]) == (0, 1)
         assert row["finish_reason"] == "stop"
-    for preset in ("sd", "sage"):
-        drafted, _ = run_job(preset, folder, tmp_path / preset)
+    for method in ("sd", "sage"):
+        drafted, _ = run_job(method, folder, tmp_path / method)
         assert {key: row["generated_text"] for key, row in drafted.items()} == {
             key: row["generated_text"] for key, row in plain.items()
         }

@@ -46,7 +46,7 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Submitted]:
         Image.fromarray(np.full((40, 60, 3), 40 * index, np.uint8)).save(pictures / f"{index}.png")
     (pictures / "broken.png").write_bytes(b"no picture")
     job_file = folder / "mine.yaml"
-    job_file.write_text((ROOT / "configs/zoo_sd_chain.yaml").read_text())
+    job_file.write_text((ROOT / "configs/jobs/zoo_caption.yaml").read_text())
     arguments = [
         *("--config", str(job_file), "source={kind: images, path: " + str(pictures) + "}", f"sink.path={folder}/out"),
         *("sink.keep_columns=[]", "prompt=Describe the image.", "sampling.max_new_tokens=5", "job.name=six pictures"),

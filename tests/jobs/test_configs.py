@@ -11,7 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from configs.acceptance import LanternAcceptance
-from configs.load import load_job
+from configs.load import load_job, load_preset
+from configs.presets import JOBS, PRESETS, preset
 from configs.schema import CaptionJob, Weights
 from configs.section import Section
 from configs.synthesis import SynthesizeJob
@@ -19,11 +20,14 @@ from configs.training import TrainDrafterJob
 from configs.trees import SageTree
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAINING = sorted((ROOT / "configs").glob("train_*.yaml"))
-SYNTHESIS = sorted(
-    path for pattern in ("synthesize_*", "zoo_images_*") for path in (ROOT / "configs").glob(f"{pattern}.yaml")
-)
-FILES = sorted(set((ROOT / "configs").glob("*.yaml")) - {*TRAINING, *SYNTHESIS})
+TRAINING = sorted(JOBS.glob("train_*.yaml"))
+SYNTHESIS = sorted(path for pattern in ("synthesize_*", "zoo_images*") for path in JOBS.glob(f"{pattern}.yaml"))
+FILES = sorted(set(JOBS.glob("*.yaml")) - {*TRAINING, *SYNTHESIS})
+
+
+def kind_of(name: str) -> type[CaptionJob] | type[SynthesizeJob]:
+    """The kind of job of a preset."""
+    return SynthesizeJob if preset(name)[0] in SYNTHESIS else CaptionJob
 
 
 def test_there_is_a_file_for_the_demo_for_a_folder_and_for_each_kind_of_source() -> None:
@@ -51,7 +55,8 @@ def test_every_synthesis_file_is_valid_and_says_what_it_is_for(path: Path) -> No
 
 
 def test_there_are_files_for_the_papers_image_methods_on_every_kind_of_prompts() -> None:
-    jobs = {path.stem: load_job(SynthesizeJob, path) for path in SYNTHESIS}
+    names = [path.stem for path in SYNTHESIS] + [name for name in PRESETS if kind_of(name) is SynthesizeJob]
+    jobs = {name: load_preset(SynthesizeJob, name) for name in names}
     papers = {name: job for name, job in jobs.items() if name.startswith("synthesize_")}
     assert {job.source.kind for job in papers.values()} == {"text", "jsonl", "parquet", "webdataset"}
     assert {
@@ -62,8 +67,8 @@ def test_there_are_files_for_the_papers_image_methods_on_every_kind_of_prompts()
         assert (paper.drafter, paper.tree, paper.name) == (twin.drafter, twin.tree, twin.name)
 
 
-def lantern_of(preset: str) -> dict[str, object]:
-    rule = load_job(SynthesizeJob, ROOT / f"configs/{preset}.yaml").method.acceptance
+def lantern_of(name: str) -> dict[str, object]:
+    rule = load_preset(SynthesizeJob, name).method.acceptance
     assert isinstance(rule, LanternAcceptance)
     return {name: getattr(rule, name) for name in ("k", "k_counts_draft", "delta", "divergence", "draw")}
 
@@ -76,7 +81,7 @@ def test_lantern_is_run_as_published_and_the_coupled_draw_is_a_preset_of_its_own
         # 1,000 of 16,384 codes are 250 of 4,096.
         assert lantern_of(f"zoo_{kind}_lantern") == {**published, "k": 250}
         assert lantern_of(f"zoo_{kind}_lantern_coupled") == {**published, "k": 250, "draw": "coupled"}
-    text = (ROOT / "configs/synthesize_llamagen_lantern.yaml").read_text()
+    text = (ROOT / "configs/jobs/synthesize_llamagen_lantern.yaml").read_text()
     assert "Table 3" in text
     assert "Table 1" not in text
 
@@ -88,7 +93,7 @@ def test_lantern_pp_is_run_as_its_code_runs_it() -> None:
 
 def test_sage_verifies_no_more_columns_than_its_plans_need() -> None:
     for name in ("caption_llava_ov_sage", "caption_qwen25vl_sage", "zoo_sage", "zoo_video_sage"):
-        tree = load_job(CaptionJob, ROOT / f"configs/{name}.yaml").method.tree
+        tree = load_preset(CaptionJob, name).method.tree
         assert isinstance(tree, SageTree)
         assert (tree.max_nodes, tree.threshold, tree.threshold_gates) == (25, "cumulative", "inclusion")
 
@@ -99,11 +104,11 @@ GPU_GB = 80
 
 
 def test_presets_have_the_gpus_that_their_weights_need() -> None:
-    for path in FILES:
-        job = load_job(CaptionJob, path)
+    for name in [path.stem for path in FILES] + [name for name in PRESETS if kind_of(name) is CaptionJob]:
+        job = load_preset(CaptionJob, name)
         named = [weights.path.lower() for weights in (job.model.target, job.model.drafter) if weights is not None]
         need_gb = sum(gb for name in named for size, gb in WEIGHTS_GB.items() if f"-{size}" in name)
-        assert need_gb <= max(1, job.pool.num_gpus) * GPU_GB, path.stem
+        assert need_gb <= max(1, job.pool.num_gpus) * GPU_GB, name
 
 
 @pytest.mark.parametrize("section", list(CaptionJob.model_fields))
@@ -136,7 +141,8 @@ def test_the_page_on_training_names_every_field_with_its_default_and_no_other() 
 
 
 def test_some_captions_are_drafted_as_deep_as_measured_here_and_on_the_shipped_pair() -> None:
-    jobs = {path.stem: load_job(CaptionJob, path) for path in FILES}
+    names = ["caption_folder", *(name for name in PRESETS if kind_of(name) is CaptionJob)]
+    jobs = {name: load_preset(CaptionJob, name) for name in names}
     measured = {name for name, job in jobs.items() if job.method.controller.kind == "measured"}
     assert measured == {"caption_folder", "demo_controller"}
     assert jobs["demo_controller"].model == jobs["zoo_sd_chain"].model

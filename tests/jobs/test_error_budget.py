@@ -32,7 +32,7 @@ def test_a_job_that_its_errors_ended_exits_with_status_3(
 
     monkeypatch.setattr("jobs.command.resume.is_complete", lambda plan: False)
     command = replace(caption.COMMAND, make_plan=lambda *_: plan, run=ends)
-    status = command.main(["--config", str(ROOT / "configs/demo_caption.yaml"), "job.max_error_share=0.1"])
+    status = command.main(["--config", str(ROOT / "configs/jobs/demo_caption.yaml"), "job.max_error_share=0.1"])
     assert status == TOO_MANY_ERRORS == 3
     said = capsys.readouterr().err
     assert f"the job was ended: {told}" in said

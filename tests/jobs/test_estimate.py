@@ -30,7 +30,7 @@ def test_a_pilot_of_captions_says_what_the_whole_job_then_takes(
 ) -> None:
     demo.write_sources(demo.draw_rows(48, demo.SEED), tmp_path / "source")
     arguments = [
-        *("--config", str(ROOT / "configs/demo_caption.yaml"), *demo.KINDS["parquet"], "source.span_max_rows=4"),
+        *("--config", str(ROOT / "configs/jobs/demo_caption.yaml"), *demo.KINDS["parquet"], "source.span_max_rows=4"),
         *(f"source.path={tmp_path}/source/parquet", f"sink.path={tmp_path}/out", "sampling.max_new_tokens=6"),
         *(f"model.target.path={PAIR}/caption_target", f"model.drafter.path={PAIR}/caption_drafter"),
         *("job.progress=false", "pool.torch_threads=1"),
@@ -55,7 +55,7 @@ def test_a_pilot_of_images_counts_every_image_of_a_prompt(tmp_path: Path, capsys
         pa.table({"id": ["a", "b", "c"], "prompt": ["", "", ""], "label": [0, 1, 2]}), tmp_path / "labels.parquet"
     )
     arguments = [
-        *("--config", str(ROOT / "configs/zoo_images_class_plain.yaml"), f"source.path={tmp_path}/labels.parquet"),
+        *("--config", str(ROOT / "configs/jobs/zoo_images_class_plain.yaml"), f"source.path={tmp_path}/labels.parquet"),
         *(f"sink.path={tmp_path}/out", "sampling.num_images_per_prompt=2", "job.progress=false"),
         *(f"model.target.path={PAIR}/image_class_target", f"model.vq.path={PAIR}/image_vq"),
     ]
@@ -66,7 +66,7 @@ def test_a_pilot_of_images_counts_every_image_of_a_prompt(tmp_path: Path, capsys
 
 
 def test_an_estimate_takes_neither_a_limit_nor_a_dry_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--config", str(ROOT / "configs/demo_caption.yaml"), "--estimate", "2"]
+    arguments = ["--config", str(ROOT / "configs/jobs/demo_caption.yaml"), "--estimate", "2"]
     assert caption.main([*arguments, "--limit", "3"]) == 2
     assert caption.main([*arguments, "--dry-run"]) == 2
     assert "--estimate: takes neither --limit nor --dry-run" in capsys.readouterr().err

@@ -66,7 +66,7 @@ def test_a_job_from_the_command_line_is_quiet_and_leaves_nothing_behind(tmp_path
     )
     pair = ROOT / "zoo/checkpoints"
     command = [
-        *(sys.executable, "-c", program, "--config", "configs/caption_folder.yaml"),
+        *(sys.executable, "-c", program, "--config", "configs/jobs/caption_folder.yaml"),
         *(f"source.path={pictures}", f"sink.path={tmp_path}/out"),
         f"model.target={{path: {pair}/caption_target}}",
         f"model.drafter={{path: {pair}/caption_drafter}}",

@@ -16,8 +16,8 @@ from pipeline.cluster.jobs import Known, dashboard_url
 from pipeline.cluster.signals import CLUSTER_WAIT_S
 from pipeline.output.provenance import REVISION_VARIABLE, code_revision
 
-CAPTION = ["--config", "configs/zoo_sd_chain.yaml", "source.path=/data", "sink.path=/out"]
-TRAINING = ["--config", "configs/train_llamagen_eagle.yaml", "output.path=/head"]
+CAPTION = ["--config", "configs/jobs/zoo_caption.yaml", "source.path=/data", "sink.path=/out"]
+TRAINING = ["--config", "configs/jobs/train_llamagen_eagle.yaml", "output.path=/head"]
 ADDRESS = ["--address", "http://head:8265"]
 OWN_VARIABLES = {REVISION_VARIABLE: code_revision(), submit.STOP_WAIT_VARIABLE: str(CLUSTER_WAIT_S)}
 
@@ -88,7 +88,7 @@ def test_a_submission_is_the_job_s_own_command_with_the_clusters_ray_and_the_rev
     (made,) = client.submitted
     overrides = ["source.path=/data", "sink.path=/out", "job.name=my shards", "pool.slots=2", "job.ray_address=auto"]
     assert shlex.split(made["entrypoint"]) == [
-        *("python", "-m", "jobs.caption", "--config", "configs/zoo_sd_chain.yaml", *overrides, "--limit", "5")
+        *("python", "-m", "jobs.caption", "--config", "configs/jobs/zoo_caption.yaml", *overrides, "--limit", "5")
     ]
     assert made["submission_id"].startswith("my-shards-")
     assert made["submission_id"].endswith("-1")
@@ -105,7 +105,7 @@ def test_a_pilot_runs_where_the_gpus_are_under_a_name_of_its_own(client: Client)
 
 
 def test_every_kind_of_job_can_be_submitted_under_a_name_of_its_own(client: Client) -> None:
-    images = ["--job", "synthesize", "--config", "configs/zoo_images_plain.yaml", "source.path=/p", "sink.path=/i"]
+    images = ["--job", "synthesize", "--config", "configs/jobs/zoo_images_plain.yaml", "source.path=/p", "sink.path=/i"]
     training = ["--job", "train_drafter", *TRAINING]
     for arguments in (images, training):
         assert submit.main([*arguments, *ADDRESS]) == submit.DONE
@@ -225,8 +225,8 @@ def test_what_cannot_work_on_a_cluster_is_refused_before_anything_is_uploaded(
 ) -> None:
     (tmp_path / "mine").mkdir()
     refusals = {
-        ("--config", "configs/zoo_sd_chain.yaml", "sink.path=/out"): "source.path: out/demo/source/parquet is relative",
-        ("--config", "configs/zoo_images_plain.yaml"): "give --job synthesize",
+        (*CAPTION[:2], "sink.path=/out"): "source.path: out/demo/source/parquet is relative",
+        ("--config", "configs/jobs/zoo_images_plain.yaml"): "give --job synthesize",
         ("--config", "gone.yaml"): "gone.yaml: cannot be read",
         (*CAPTION, "model.target.path=docs"): "model.target.path: docs lies on this machine and is not uploaded",
         (*CAPTION, "--driver-resource", "head"): "--driver-resource head: must look like NAME=NUMBER",

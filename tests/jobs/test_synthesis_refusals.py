@@ -143,7 +143,7 @@ CASES: dict[str, tuple[Spoil, list[str]]] = {
     "a video column": (overrides("source.columns.video=caption"), ["source.columns.video", "no video is read"]),
     "half of a character": (
         overrides('prompt="\\ud800 {caption}"'),
-        ["job.yaml: prompt: holds half of a surrogate pair"],
+        ["job.yaml: prompt: contains half of a surrogate pair"],
     ),
     "an image column": (overrides("source.columns.image=caption"), ["source.columns.image", "no image is read"]),
     "no prompt": (overrides("prompt=null"), ["prompt is required unless columns.features or columns.label"]),

@@ -20,7 +20,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from actors.loading.pair import load
-from configs.load import load_job
+from configs.load import load_preset
 from configs.schema import CaptionJob
 from decoding import Request, Sampling
 from jobs.train_drafter import DONE, FAILED, REFUSED, main
@@ -36,7 +36,7 @@ from tests.toys import images as image_toys
 from zoo.world import sample_scenes
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG = "configs/train_zoo_medusa.yaml"
+CONFIG = "configs/jobs/train_zoo_medusa.yaml"
 QUICK = (
     "training.num_steps=4",
     "training.batch_rows=4",
@@ -112,7 +112,7 @@ def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
     texts = []
     for preset in (kind if kind == "medusa" else "eagle2", "plain"):
         overrides = (f"model.drafter.path={out}",) if preset != "plain" else ()
-        pair = load(load_job(CaptionJob, f"configs/zoo_{preset}.yaml", overrides))
+        pair = load(load_preset(CaptionJob, f"zoo_{preset}", overrides))
         message = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": prompt}]}
         request = Request(
             "one", pair.render([message]), (np.asarray(image.convert("RGB")),), sampling=Sampling(max_new_tokens=30)

@@ -8,7 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from configs.load import load_job
+from configs.load import load_preset
+from configs.presets import JOBS
 from configs.synthesis import SynthesizeJob
 from models.llamagen.checkpoints import read_gpt_shape
 from models.llamagen.condition import EmptyPrompt, PromptTooLong, load_t5
@@ -49,13 +50,13 @@ def test_the_shipped_text_encoder_refuses_the_broken_ones_and_no_other() -> None
 def test_the_file_holds_what_the_zoos_presets_read(tmp_path: Path) -> None:
     write_prompts(draw_prompts(4, 0), tmp_path / "prompts")
     names = set(pq.read_schema(tmp_path / "prompts/prompts.parquet").names)
-    for path in Path("configs").glob("zoo_images_*.yaml"):
-        job = load_job(SynthesizeJob, path)
-        assert job.source.path == "out/demo/source/prompts", path
+    names_of_presets = {path.stem for path in JOBS.glob("zoo_images*.yaml")} | set(demo_images.CONFIGS.values())
+    for name in names_of_presets:
+        job = load_preset(SynthesizeJob, name)
+        assert job.source.path == "out/demo/source/prompts", name
         assert {job.source.id_column, job.columns.label or "id", "prompt"} <= names
         for weights in (job.model.target, job.model.drafter, job.model.vq, job.model.condition):
             assert weights is None or Path(weights.path).parent == Path("zoo/checkpoints")
-    assert set(demo_images.CONFIGS.values()) <= {str(path) for path in Path("configs").glob("*.yaml")}
 
 
 def test_the_check_sees_a_lost_row_and_another_code() -> None:

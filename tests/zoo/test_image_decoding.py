@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from actors.loading.image_pair import ImagePair, load
-from configs.load import load_job
+from configs.load import load_preset
 from configs.synthesis import SynthesizeJob
 from decoding import Completion, Request, Sampling
 from models.contract import Condition
@@ -35,7 +35,7 @@ LOSSLESS = {
 
 
 def pair(preset: str, *changes: str) -> ImagePair:
-    return load(load_job(SynthesizeJob, f"configs/{preset}.yaml", changes))
+    return load(load_preset(SynthesizeJob, preset, changes))
 
 
 def requests(of: ImagePair) -> list[Request]:

@@ -34,7 +34,7 @@ def told(name: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("name", KINDS.values())
 def test_a_shipped_drafter_was_trained_as_its_preset_says(name: str) -> None:
-    job = load_job(TrainDrafterJob, f"configs/train_zoo_{name}_eagle.yaml").model_dump(mode="json")
+    job = load_job(TrainDrafterJob, f"configs/jobs/train_zoo_{name}_eagle.yaml").model_dump(mode="json")
     recorded = told(name)["job"]
     for part in ("image", "target", "head", "training", "acceptance", "prompt"):
         assert recorded[part] == job[part], part

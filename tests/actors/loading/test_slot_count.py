@@ -15,7 +15,7 @@ from actors.generate import Generate
 from actors.loading import pair
 from actors.loading.slot_count import LOGIT_COPIES, count_slots, slot_bytes, usable_bytes
 from actors.results import Stamp
-from configs.load import ConfigError, load_job
+from configs.load import ConfigError, load_job, load_preset
 from configs.method import Method
 from configs.schema import CaptionJob, EnginePool
 from configs.synthesis import SynthesizeJob
@@ -146,7 +146,7 @@ def test_an_actor_asks_its_pair_once_and_tells_its_metrics(monkeypatch: pytest.M
             return 7, "told"
 
     told: list[int] = []
-    monkeypatch.setattr("actors.generate.engine_metrics", lambda stamp, method, slots: told.append(slots))
+    monkeypatch.setattr("actors.engine_actor.engine_metrics", lambda stamp, method, slots: told.append(slots))
     fake = Counting()
     job = fake_job(pool={"slots": "auto", "batch_rows": 8, "max_context_tokens": 99})
     Generate(job, result_schema(()), Stamp("j", 1, "f"), load=lambda *_: fake)
@@ -196,13 +196,13 @@ def test_the_plan_says_that_memory_decides() -> None:
 )
 def test_other_slots_than_numbers_and_auto_are_refused(value: str, reason: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_job(CaptionJob, ROOT / "configs/demo_caption.yaml", (f"pool.slots={value}",))
+        load_job(CaptionJob, ROOT / "configs/jobs/demo_caption.yaml", (f"pool.slots={value}",))
     assert reason in str(caught.value)
 
 
 def test_a_job_may_leave_its_slots_to_memory_without_being_another_job() -> None:
     for kind, name in ((CaptionJob, "demo_caption"), (SynthesizeJob, "zoo_images_plain")):
-        jobs = [load_job(kind, ROOT / f"configs/{name}.yaml", (f"pool.slots={value}",)) for value in ("auto", "3")]
+        jobs = [load_preset(kind, name, (f"pool.slots={value}",)) for value in ("auto", "3")]
         assert jobs[0].pool.slots == "auto"
         assert jobs[0].resolved()["pool"]["slots"] == "auto"
         assert jobs[0].fingerprint({}) == jobs[1].fingerprint({})

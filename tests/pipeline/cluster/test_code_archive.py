@@ -81,7 +81,7 @@ def test_a_checkout_that_is_too_large_is_refused_with_its_largest_parts(
 
 def test_this_checkout_fits_and_holds_what_a_job_needs(tmp_path: Path) -> None:
     names = {name for name, _ in code_archive.shipped_files()}
-    assert {"jobs/caption.py", "configs/demo_caption.yaml", "zoo/checkpoints/caption_target/config.json"} <= names
+    assert {"jobs/caption.py", "configs/jobs/demo_caption.yaml", "zoo/checkpoints/caption_target/config.json"} <= names
     assert {name.split("/")[0] for name in names} == {*code_archive.SHIPPED_FOLDERS, *code_archive.SHIPPED_FILES}
     assert code_archive.is_shipped("zoo/checkpoints/caption_target")
     assert not code_archive.is_shipped("zoo/checkpoints/gone")

@@ -300,7 +300,7 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_refused_in_one_line(
 
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        arguments = ["--config", str(ROOT / "configs/zoo_sd_chain.yaml"), "--dry-run", f"sink.path={tmp_path}/out"]
+        arguments = ["--config", str(ROOT / "configs/jobs/zoo_caption.yaml"), "--dry-run", f"sink.path={tmp_path}/out"]
         arguments += ["model.target.path=owner/target", "model.drafter.path=owner/drafter"]
         (tmp_path / "in").mkdir()
         (tmp_path / "in/a.png").touch()
