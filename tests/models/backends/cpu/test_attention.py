@@ -16,7 +16,7 @@ from torch import Tensor
 
 from models.backends.attention import mask_bias, tree_mask
 from models.backends.cpu import attention
-from models.backends.cpu.attention import OPERATION, PLACE, attend_rows, can_attend, can_place
+from models.backends.cpu.attention import OPERATION, attend_rows, can_attend, can_place
 from models.backends.cpu.build import Library
 from models.backends.cpu.compiled import CompiledDecoder
 from models.kv.lanes import SlotBatch
@@ -260,37 +260,6 @@ def test_where_they_cannot_be_built_attention_is_torchs_and_that_is_said(
         assert target._run.compiled, "the rest of the layers is compiled all the same"
     finally:
         torch._dynamo.reset()
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    num_rows=st.integers(1, 4),
-    num_nodes=st.integers(1, 7),
-    num_scratch=st.integers(1, 9),
-    offset=st.integers(0, 5),
-    window=st.integers(1, 40),
-    is_shared=st.booleans(),
-    dtype=st.sampled_from(list(TOLERANCES)),
-    seed=st.integers(0, 1000),
-)
-@example(2, 3, 3, 0, 5, True, torch.bfloat16, 0)
-def test_nodes_are_placed_in_one_pass_as_by_tensors(
-    num_rows: int, num_nodes: int, num_scratch: int, offset: int, window: int, is_shared: bool, dtype: torch.dtype,
-    seed: int,
-) -> None:  # fmt: skip
-    generator = torch.Generator().manual_seed(seed)
-    # Some rows hold more than the window, which no real step's do.
-    lens = torch.randint(0, 30, (num_rows + 1,), generator=generator)[1:]
-    delta = torch.randint(-5, 5, (num_rows,), generator=generator)
-    depth = torch.randint(0, 5, (1 if is_shared else num_rows, num_nodes), generator=generator).expand(num_rows, -1)
-    visible = torch.randint(
-        0, 2, (1 if is_shared else num_rows, num_nodes, num_scratch + 2), generator=generator
-    ).bool()
-    visible = visible.expand(num_rows, -1, -1)[:, :, 1:-1]
-    columns, positions, mask = PLACE(lens, delta, depth, visible, offset, window, dtype)
-    assert torch.equal(columns, lens[:, None] + offset + torch.arange(num_nodes))
-    assert torch.equal(positions, (lens + delta)[:, None] + depth)
-    assert torch.equal(mask, mask_bias(tree_mask(lens, visible, window), dtype))
 
 
 def test_nodes_are_placed_by_tensors_until_the_loops_are_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
