@@ -33,12 +33,13 @@ from benchmarks.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, VIDEO
 RESULTS = Path(__file__).parent / "results"
 DOCUMENTS = (
     Path("README.md"),
-    Path("docs/methods.md"),
-    Path("docs/lantern.md"),
-    Path("docs/log.md"),
-    Path("docs/performance.md"),
+    Path("docs/methods/index.md"),
+    Path("docs/results/methods.md"),
+    Path("docs/results/lantern.md"),
+    Path("docs/results/performance.md"),
+    Path("docs/design/log.md"),
 )
-TRADE_OFF = Path("docs") / "lantern_trade_off.svg"
+TRADE_OFF = Path("docs/results") / "lantern_trade_off.svg"
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
