@@ -21,6 +21,7 @@ from benchmarks import (
     engine_tables,
     fleet_tables,
     gpu_tables,
+    headline_tables,
     lantern_tables,
     peer_tables,
     pipeline_tables,
@@ -118,6 +119,7 @@ METHOD_TABLES = {
 }
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("methods", make) for name, make in METHOD_TABLES.items()},
+    **{name: ("methods", make) for name, make in headline_tables.TABLES.items()},
     **{name: ("lantern", make) for name, make in {**lantern_tables.TABLES, **lantern_tables.LINES}.items()},
     **{name: ("decode", make) for name, make in decode_tables.TABLES.items()},
     **{name: (name, make) for name, make in fleet_tables.TABLES.items()},
