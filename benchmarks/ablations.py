@@ -1,6 +1,6 @@
 """The papers' further tables, on the zoo: one setting varied at a time.
 
-    python -m benchmarks.ablations            # runs all; writes results/ablations.json, docs/ablations.md and a picture
+    python -m benchmarks.ablations            # runs all; writes results/ablations.json, docs/results/ablations.md and a picture
     python -m benchmarks.ablations --table    # makes the page from the committed JSON again
 
 A variant is a preset and dotted overrides, checked by the same schema as a job.
@@ -29,13 +29,13 @@ from decoding import Engine, Request, Sampling
 from models.target import Target
 
 RESULTS = Path(__file__).parent / "results" / "ablations.json"
-TRADE_OFF = Path("docs") / "lossy_trade_off.svg"
-TRACES = Path("docs") / "tabed_weights.svg"
-DOCUMENT = Path("docs") / "ablations.md"
+TRADE_OFF = Path("docs/results") / "lossy_trade_off.svg"
+TRACES = Path("docs/results") / "tabed_weights.svg"
+DOCUMENT = Path("docs/results") / "ablations.md"
 HEAD = """# Ablations
 
 The papers' further tables on the shipped pair, one setting varied at a time; {num_cases} cases of each scenario,
-greedy, float32. Acceptance lengths count the bonus token. What they say is discussed in [the log](log.md). Made by
+greedy, float32. Acceptance lengths count the bonus token. What they say is discussed in [the log](../design/log.md). Made by
 
     python -m benchmarks.ablations            # runs everything, two to five minutes
     python -m benchmarks.ablations --table    # makes this page from the committed benchmarks/results/ablations.json

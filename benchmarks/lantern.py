@@ -4,7 +4,7 @@
     python -m benchmarks.lantern --quick          # a minute, printed only
     python -m benchmarks.lantern --only class     # one kind of condition; two commands side by side share the file
     python -m benchmarks.lantern --sheets         # only the contact sheets again
-    python -m benchmarks.tables                   # the tables in README.md and docs/lantern.md, and the plot
+    python -m benchmarks.tables                   # the tables in README.md and docs/results/lantern.md, and the plot
 
 Text- and class-conditional, at temperature 0 and 1, offline, on a CPU. Lossless methods are compared with plain
 decoding code by code; lossy ones are reported with their quality, and that with its standard error, floor and ceiling.

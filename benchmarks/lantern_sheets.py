@@ -11,7 +11,7 @@ from benchmarks.lantern_rows import PLAIN, Row, row_named
 from benchmarks.lantern_world import World, codes_of
 from pipeline.reports.contact_sheet import contact_sheet
 
-DOCS = Path("docs")
+DOCS = Path("docs/results")
 SHOWN = {PLAIN: "plain", "lantern_coupled_0.1": "lantern"}
 """Rows at temperature 1 → the last part of their sheet's name."""
 NUM_SHOWN = 16

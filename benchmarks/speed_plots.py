@@ -1,4 +1,4 @@
-"""The pictures of docs/performance.md, from committed results: throughput, phases of a pass, acceptance by position.
+"""The pictures of docs/results/performance.md, from committed results: throughput, phases of a pass, acceptance by position.
 
 Owns what is drawn, and in which file; how lines are drawn is `benchmarks.plots`'. A withheld speed has no point.
 """
@@ -13,7 +13,7 @@ from benchmarks.engine_tables import PARTS, cells_of, parts_of_pass, survival
 from benchmarks.peer_tables import best_rows
 from benchmarks.plots import range_curves, stacked_bars
 
-FOLDER = Path("docs")
+FOLDER = Path("docs/results")
 Figures = dict[str, dict[str, tuple[float, float, float]]]
 
 

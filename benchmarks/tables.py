@@ -21,6 +21,7 @@ from benchmarks import (
     engine_tables,
     fleet_tables,
     gpu_tables,
+    headline_tables,
     lantern_tables,
     peer_tables,
     pipeline_tables,
@@ -33,12 +34,13 @@ from benchmarks.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, VIDEO
 RESULTS = Path(__file__).parent / "results"
 DOCUMENTS = (
     Path("README.md"),
-    Path("docs/methods.md"),
-    Path("docs/lantern.md"),
-    Path("docs/log.md"),
-    Path("docs/performance.md"),
+    Path("docs/methods/index.md"),
+    Path("docs/results/methods.md"),
+    Path("docs/results/lantern.md"),
+    Path("docs/results/performance.md"),
+    Path("docs/design/log.md"),
 )
-TRADE_OFF = Path("docs") / "lantern_trade_off.svg"
+TRADE_OFF = Path("docs/results") / "lantern_trade_off.svg"
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -117,6 +119,7 @@ METHOD_TABLES = {
 }
 TABLES: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     **{name: ("methods", make) for name, make in METHOD_TABLES.items()},
+    **{name: ("methods", make) for name, make in headline_tables.TABLES.items()},
     **{name: ("lantern", make) for name, make in {**lantern_tables.TABLES, **lantern_tables.LINES}.items()},
     **{name: ("decode", make) for name, make in decode_tables.TABLES.items()},
     **{name: (name, make) for name, make in fleet_tables.TABLES.items()},

@@ -145,7 +145,7 @@ def test_the_committed_overhead_is_of_every_number_of_actors_and_adds_up() -> No
         assert cell["num_rows"] == scheduling.ROWS_PER_ACTOR * int(num_actors)
         lost = cell["late_share"] + cell["without_row_share"]
         assert cell["share_of_ideal"] + lost == pytest.approx(1.0, abs=1e-3)
-        assert cell["share_of_ideal"] >= SCHEDULING["goal"], "docs/log.md says that all of them reach it"
+        assert cell["share_of_ideal"] >= SCHEDULING["goal"], "docs/design/log.md says that all of them reach it"
 
 
 def test_the_committed_fleet_grew_to_its_maximum_and_went_back_to_one_node() -> None:

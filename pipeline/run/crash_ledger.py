@@ -3,7 +3,7 @@
 One Ray actor on the driver's node keeps it, because it has to outlive the processes that it is about, on whatever node
 they die. Nobody watches for deaths: a row that arrives under a new process while an old one still holds it was in
 flight when that one died. On a node that was about to leave a death is no row's doing. Knows rows by their keys, and
-no rows' content; see docs/decisions/14 and 15.
+no rows' content; see docs/design/decisions/14 and 15.
 """
 
 from __future__ import annotations

@@ -96,5 +96,5 @@ def test_every_engine_of_the_peers_has_its_range_and_one_whose_outputs_differ_ha
 
 
 def test_pictures_lie_where_the_page_looks_for_them() -> None:
-    assert Path("docs/performance.md") in tables.DOCUMENTS
-    assert {speed_plots.file_of(name).parent for name in speed_plots.PLOTS} == {Path("docs")}
+    assert Path("docs/results/performance.md") in tables.DOCUMENTS
+    assert {speed_plots.file_of(name).parent for name in speed_plots.PLOTS} == {Path("docs/results")}

@@ -1,6 +1,6 @@
 """A node that leaves with notice costs nothing: its actor finishes what it has, and that is saved before the node goes.
 
-The notice is the command of docs/operations.md; the node is killed when its time is up, as a cloud does.
+The notice is the command of docs/guides/resume.md; the node is killed when its time is up, as a cloud does.
 """
 
 from __future__ import annotations

@@ -88,8 +88,8 @@ def test_variables_and_panels_hold_together(dashboard: dict[str, Any]) -> None:
     assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {"${datasource}"}
 
 
-def test_the_page_on_operations_explains_every_metric_and_no_other() -> None:
-    page = (ROOT / "docs/operations.md").read_text()
+def test_the_page_on_monitoring_explains_every_metric_and_no_other() -> None:
+    page = (ROOT / "docs/guides/monitoring.md").read_text()
     rows = re.findall(r"^\| `(ray_draftfleet_\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \|$", page, re.M)
     told = {name: (kind, labels.strip().strip("`"), meaning.strip()) for name, kind, labels, meaning in rows}
     assert told == {

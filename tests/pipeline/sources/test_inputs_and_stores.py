@@ -1,4 +1,4 @@
-"""Every input from every store, from the listing to decoded rows; the table of `docs/sources.md` is this one."""
+"""Every input from every store, from the listing to decoded rows; the table of `docs/guides/sources.md` is this one."""
 
 from __future__ import annotations
 
@@ -113,5 +113,5 @@ def test_every_input_is_read_from_every_store(name: str, store: str, request: An
 
 
 def test_the_page_on_sources_shows_this_table() -> None:
-    page = (Path(__file__).parents[3] / "docs/sources.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[3] / "docs/guides/sources.md").read_text(encoding="utf-8")
     assert inputs.markdown() in page

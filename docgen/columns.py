@@ -1,0 +1,95 @@
+"""The reference of outputs: Arrow columns with type and meaning, error codes with the modules that use them, metrics."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+
+import pyarrow as pa
+
+from actors.metrics import METRICS
+from docgen.markdown import page, table
+from pipeline.rows import descriptions
+from pipeline.rows.schemas import ERROR_CODES, STATUS_VALUES, TELEMETRY, result_schema
+from pipeline.synthesis import rows as image_rows
+
+SEARCHED = ("pipeline", "actors", "decoding", "models")
+
+
+def type_name(kind: pa.DataType) -> str:
+    """An Arrow type as a reader writes it."""
+    return f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
+
+
+def rows_of(schema: pa.Schema, meanings: Mapping[str, str]) -> list[list[str]]:
+    """Name, type and meaning of every column.
+
+    Raises:
+        KeyError: a column has no meaning.
+    """
+    return [
+        [f"`{field.name}`", "struct" if field.name == "telemetry" else type_name(field.type), meanings[field.name]]
+        for field in schema
+    ]
+
+
+def columns_page() -> str:
+    """Columns of caption and image outputs, and the telemetry struct of both."""
+    head = ("column", "type", "meaning")
+    telemetry = [[f"`{field.name}`", type_name(field.type), descriptions.TELEMETRY[field.name]] for field in TELEMETRY]
+    return page(
+        "Output columns",
+        "The schema of `data/` and `errors/`. String columns hold empty strings, never nulls. Columns named by "
+        "`sink.keep_columns` follow at the end with their own types. The schema's version is in the Parquet footer as "
+        f"`draftfleet.schema_version`. `status` is one of {', '.join(f'`{value}`' for value in STATUS_VALUES)}; "
+        "`blocked` and `skipped` are reserved.",
+        "## Captions",
+        table(head, rows_of(result_schema(), descriptions.CAPTIONS)),
+        "## Images",
+        table(head, rows_of(image_rows.result_schema(), descriptions.IMAGES)),
+        "## `telemetry`",
+        table(head, telemetry),
+        "In every row: `num_generated_tokens` = 1 + `num_accepted_draft_tokens` + `num_spec_steps` − (1 if "
+        "`ended_inside_path`).",
+    )
+
+
+def error_codes_page(root: Path) -> str:
+    """Error codes, their meanings, and the modules that name them."""
+    used = _modules_with(root, set(ERROR_CODES))
+    rows = [[f"`{code}`", meaning, ", ".join(used[code])] for code, meaning in ERROR_CODES.items()]
+    return page(
+        "Error codes",
+        "The values of the column `error_type`, from `ERROR_CODES` in `pipeline/rows/schemas.py`. Codes may be added and "
+        "are never renamed.",
+        table(("code", "meaning", "raised in"), rows),
+    )
+
+
+def metrics_page() -> str:
+    """Prometheus metrics of the engine actors."""
+    rows = [
+        [f"`{metric.exported(name)}`", metric.kind, f"`{metric.label}`" if metric.label else "", metric.meaning]
+        for name, metric in METRICS.items()
+    ]
+    return page(
+        "Metrics",
+        "Exported by every node through Ray, from `actors/metrics.py`. All metrics have the labels `job_id` and "
+        "`method`; see [monitoring](../guides/monitoring.md).",
+        table(("metric", "kind", "label", "meaning"), rows),
+    )
+
+
+def _modules_with(root: Path, codes: set[str]) -> dict[str, list[str]]:
+    """Code → modules with that string constant; the table of codes itself is left out."""
+    found: dict[str, list[str]] = {code: [] for code in codes}
+    for package in SEARCHED:
+        for path in sorted((root / package).rglob("*.py")):
+            name = path.relative_to(root).as_posix()
+            if name == "pipeline/rows/schemas.py":
+                continue
+            constants = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
+            for code in sorted(codes & {value for value in constants if isinstance(value, str)}):
+                found[code].append(f"`{name}`")
+    return found

@@ -1,0 +1,76 @@
+"""The reference of commands: the options of every job, from its parser, and the targets of the Makefile."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import re
+from pathlib import Path
+from unittest import mock
+
+from docgen.markdown import page, table
+
+EXIT_STATUS = (
+    ("0", "done"),
+    ("1", "the job failed"),
+    ("2", "refused; nothing was started"),
+    ("3", "stopped because too many rows failed (`job.max_error_share`)"),
+    ("143, 130", "stopped by SIGTERM or SIGINT; finished rows are saved"),
+)
+
+
+def parser_of(module: str) -> argparse.ArgumentParser:
+    """The parser that `python -m module --help` prints."""
+    seen: list[argparse.ArgumentParser] = []
+    with mock.patch.object(argparse.ArgumentParser, "print_help", lambda parser, file=None: seen.append(parser)):
+        try:
+            importlib.import_module(module).main(["--help"])
+        except SystemExit:
+            pass
+    return seen[0]
+
+
+def jobs(root: Path) -> list[str]:
+    """Dotted names of the modules of `jobs` that have a command line."""
+    paths = sorted((root / "jobs").glob("*.py"))
+    return [f"jobs.{path.stem}" for path in paths if '__name__ == "__main__"' in path.read_text()]
+
+
+def commands_page(root: Path) -> str:
+    """Options of every job, exit statuses, and make targets."""
+    parts = ["Every job is run from the checkout as `python -m jobs.NAME`. `section.field=value` replaces a value of the YAML."]
+    for module in jobs(root):
+        parser = parser_of(module)
+        parts += [f"## {module}", _first_paragraph(parser.description), table(("option", "meaning"), _options(parser))]
+    parts += ["## Exit status", table(("status", "meaning"), EXIT_STATUS)]
+    parts += ["## make", table(("command", "meaning"), make_targets((root / "Makefile").read_text()))]
+    return page("Commands", *parts)
+
+
+def make_targets(makefile: str) -> list[list[str]]:
+    """Target and help text of the comment lines `# make TARGET  text`."""
+    found: list[list[str]] = []
+    for line in makefile.splitlines():
+        if start := re.fullmatch(r"# (make [a-z-]+) +(\S.*)", line):
+            found.append([f"`{start[1]}`", start[2]])
+        elif found and (more := re.fullmatch(r"#  +(\S.*)", line)):
+            found[-1][1] += " " + more[1]
+        elif found:
+            break
+    return found
+
+
+def _options(parser: argparse.ArgumentParser) -> list[list[str]]:
+    rows = []
+    for action in parser._actions:  # argparse has no public list
+        if isinstance(action, argparse._HelpAction):
+            continue
+        name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
+        value = "" if action.nargs == 0 or not action.option_strings else f" {action.metavar or action.dest.upper()}"
+        required = " (required)" if action.required and action.option_strings else ""
+        rows.append([f"`{name}{value}`", f"{action.help or ''}{required}"])
+    return rows
+
+
+def _first_paragraph(text: str | None) -> str:
+    return " ".join((text or "").strip().split("\n\n")[0].split())

@@ -1,0 +1,127 @@
+"""The reference of job files: every field of a schema with its default and meaning, read from the pydantic models."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from configs.method import Method
+from configs.schema import CaptionJob
+from configs.synthesis import SynthesizeJob
+from configs.training import TrainDrafterJob
+from docgen.markdown import page, table
+
+MEANINGS = json.loads((Path(__file__).parent / "meanings.json").read_text())
+"""Job → key of a field → meaning, for fields whose schema has no description."""
+COMMON = "The keys of a YAML file for `{command}`. `required` has no default. Unknown keys are refused."
+JOBS: tuple[tuple[str, str, type[BaseModel]], ...] = (
+    ("caption", "python -m jobs.caption", CaptionJob),
+    ("synthesize", "python -m jobs.synthesize", SynthesizeJob),
+    ("train", "python -m jobs.train_drafter", TrainDrafterJob),
+)
+
+
+@dataclass(frozen=True)
+class Field:
+    """One key of a job file."""
+
+    path: str
+    kind: str
+    """The `kind` of the section that the key belongs to; empty if the section has no kinds."""
+    default: str
+    meaning: str
+
+    @property
+    def key(self) -> str:
+        """The key of `meanings.json`."""
+        return f"{self.path} {self.kind}".strip()
+
+
+def fields(model: type[BaseModel], job: str) -> list[Field]:
+    """The fields of a job's schema in order, once each."""
+    found: dict[str, Field] = {}
+    for path, kind, default, described in _walk(model):
+        field = Field(path, kind, default, described)
+        meaning = described or meaning_of(job, field)
+        found.setdefault(field.key, Field(path, kind, default, meaning))
+    return list(found.values())
+
+
+def meaning_of(job: str, field: Field) -> str:
+    """The meaning of a field without a description, of this job or of caption jobs; empty if none is written."""
+    for known in (MEANINGS[job], MEANINGS["caption"]):
+        for key in (field.key, field.path):
+            if key in known:
+                return str(known[key])
+    return ""
+
+
+def reference(job: str, command: str, model: type[BaseModel]) -> str:
+    """The page of one job: a table for each section."""
+    sections: dict[str, list[Field]] = {}
+    for field in fields(model, job):
+        sections.setdefault(field.path.split(".")[0].split("[")[0], []).append(field)
+    parts = [COMMON.format(command=command)]
+    for name, inside in sections.items():
+        kinds = any(field.kind for field in inside)
+        head = ("field", "kind", "default", "meaning") if kinds else ("field", "default", "meaning")
+        rows = [
+            [f"`{f.path}`", *([f"`{f.kind}`" if f.kind else ""] if kinds else []), f.default, f.meaning] for f in inside
+        ]
+        parts += [f"## `{name}`", table(head, rows)]
+    return page(f"Job file: {job}", *parts)
+
+
+def _walk(
+    model: type[BaseModel], prefix: str = "", kind: str = "", above: tuple[type[BaseModel], ...] = ()
+) -> Iterator[tuple[str, str, str, str]]:
+    """Path, kind, default and description of every leaf; a section inside itself is listed once."""
+    for name, field in model.model_fields.items():
+        found = [inner for inner in _sections_in(field.annotation) if inner not in above]
+        described = " ".join((field.description or "").split())
+        if name == "kind" and _choice_of(model):
+            yield prefix + name, kind, "default" if model.__name__ in _default_kinds() else "", described
+        elif not found:
+            yield prefix + name, kind, _shown(field.default), described
+        for inner in found:
+            below = prefix + name + ("[]." if _is_list(field.annotation) else ".")
+            yield from _walk(inner, below, _choice_of(inner) or kind, (*above, model))
+
+
+def _sections_in(annotation: Any) -> list[type[BaseModel]]:
+    if get_origin(annotation) is Annotated:
+        return _sections_in(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType, tuple):
+        return [found for part in get_args(annotation) for found in _sections_in(part)]
+    return [annotation] if inspect.isclass(annotation) and issubclass(annotation, BaseModel) else []
+
+
+def _is_list(annotation: Any) -> bool:
+    return get_origin(get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation) is tuple
+
+
+def _shown(default: Any) -> str:
+    """A default as it is written in YAML."""
+    if default is PydanticUndefined:
+        return "required"
+    return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default, default=str)}`"
+
+
+def _default_kinds() -> set[str]:
+    method = Method()
+    choices = (method.drafter, *method.contexts, method.tree, method.acceptance, method.controller)
+    return {type(choice).__name__ for choice in choices}
+
+
+def _choice_of(model: type[BaseModel]) -> str:
+    """The `kind` that selects this section; empty for a section without kinds."""
+    default = model.model_fields["kind"].default if "kind" in model.model_fields else None
+    return default if isinstance(default, str) else ""

@@ -1,0 +1,43 @@
+"""The reference of modules: the tree of rooms with the first sentence of every module's docstring."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+from docgen.markdown import page, table
+
+PACKAGES = ("jobs", "configs", "pipeline", "actors", "decoding", "models", "zoo", "benchmarks", "docgen")
+SOURCES = (".cpp", ".h")
+
+
+def first_sentence(path: Path) -> str:
+    """The first sentence of a module's docstring, or of the leading comment of a C++ source; empty if it has none."""
+    text = path.read_text(encoding="utf-8")
+    if path.suffix in SOURCES:
+        lines = [line.removeprefix("//").strip() for line in text.splitlines() if line.startswith("//")]
+        return _cut(" ".join(lines))
+    return _cut(ast.get_docstring(ast.parse(text)) or "")
+
+
+def modules_page(root: Path) -> str:
+    """A table for every room."""
+    parts = ["Imports point one way: `jobs` → `pipeline` → `actors` → `decoding` → `models`; `configs` is read by the first three."]
+    for package in PACKAGES:
+        for folder in sorted({path.parent for path in (root / package).rglob("*.py")}):
+            found = sorted(path for path in folder.iterdir() if path.suffix in (".py", *SOURCES))
+            modules = [path for path in found if path.name != "__init__.py"]
+            init = folder / "__init__.py"
+            parts.append(f"## {folder.relative_to(root).as_posix()}")
+            if init.exists() and (sentence := first_sentence(init)):
+                parts.append(sentence)
+            if modules:
+                parts.append(table(("module", "content"), [[f"`{path.name}`", first_sentence(path)] for path in modules]))
+    return page("Modules", *parts)
+
+
+def _cut(text: str) -> str:
+    paragraph = " ".join(text.strip().split("\n\n")[0].split())
+    found = re.match(r"(.+?[.:;])(?= [A-Z]|$)", paragraph)
+    return (found[1] if found else paragraph).rstrip(":;")
