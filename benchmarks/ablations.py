@@ -1,6 +1,6 @@
 """The papers' further tables, on the zoo: one setting varied at a time.
 
-    python -m benchmarks.ablations            # runs all; writes results/ablations.json, docs/results/ablations.md and a picture
+    python -m benchmarks.ablations            # runs all; writes results/ablations.json and docs/results/ablations.md
     python -m benchmarks.ablations --table    # makes the page from the committed JSON again
 
 A variant is a preset and dotted overrides, checked by the same schema as a job.
@@ -35,7 +35,7 @@ DOCUMENT = Path("docs/results") / "ablations.md"
 HEAD = """# Ablations
 
 The papers' further tables on the shipped pair, one setting varied at a time; {num_cases} cases of each scenario,
-greedy, float32. Acceptance lengths count the bonus token. What they say is discussed in [the log](../design/log.md). Made by
+greedy, float32. Acceptance lengths count the bonus token. [The log](../design/log.md) discusses them. Made by
 
     python -m benchmarks.ablations            # runs everything, two to five minutes
     python -m benchmarks.ablations --table    # makes this page from the committed benchmarks/results/ablations.json

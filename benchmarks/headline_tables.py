@@ -28,7 +28,8 @@ def headline_table(results: dict[str, Any]) -> str:
         cell = method["scenarios"]["single"]
         lines.append(
             f"| {label} | {method['verify_mode']} | {cell['mean_acceptance_length']:.2f} "
-            f"| {cell['target_forwards_per_token']:.2f} | {100 * cell['accuracy']:.0f} % | {100 * cell['equal_share']:.0f} % |"
+            f"| {cell['target_forwards_per_token']:.2f} | {100 * cell['accuracy']:.0f} % "
+            f"| {100 * cell['equal_share']:.0f} % |"
         )
     return "\n".join(lines)
 

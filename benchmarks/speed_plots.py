@@ -1,4 +1,4 @@
-"""The pictures of docs/results/performance.md, from committed results: throughput, phases of a pass, acceptance by position.
+"""The plots of docs/results/performance.md, from committed results: throughput, phases, acceptance by position.
 
 Owns what is drawn, and in which file; how lines are drawn is `benchmarks.plots`'. A withheld speed has no point.
 """

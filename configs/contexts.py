@@ -13,64 +13,79 @@ class FullContext(Section):
     """The whole prompt, images included (context M of TABED)."""
 
     kind: Literal["full"] = "full"
+    """The whole prompt (M of TABED)."""
 
 
 class TextOnlyContext(Section):
     """Each image is one newline (context T of TABED)."""
 
     kind: Literal["text_only"] = "text_only"
+    """Each image, and each video, is one newline (T)."""
 
 
 class PooledContext(Section):
     """Image features averaged 2×2 before the projector (context P of TABED); drafters of the LLaVA-1.5 kind."""
 
     kind: Literal["pooled"] = "pooled"
+    """Image features averaged 2 × 2 (P); LLaVA-1.5, the Qwen vision families, videos of LLaVA-OneVision."""
 
 
 class CaptionContext(Section):
     """Each image told by a small captioner (context C of TABED)."""
 
     kind: Literal["caption"] = "caption"
+    """Each image, and the middle frame of each video, told by a small captioner (C)."""
     path: Place
-    """The captioner's folder or hub id: any transformers image-text-to-text model."""
+    """The captioner's folder or hub id."""
     revision: str | None = None
+    """The hub commit, tag or branch."""
     prompt: str = "<CAPTION>"
-    """What the captioner is asked; written as its processor expects it, image placeholder included."""
+    """What it is asked, as its processor expects it."""
     lead: str = "image: "
+    """Words before the caption."""
     num_beams: Annotated[int, Field(ge=1, le=16)] = 3
+    """Beams of its search."""
     max_new_tokens: Annotated[int, Field(ge=1, le=4096)] = 128
+    """Longest caption."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """As for the target."""
     device: Device = "auto"
+    """As for the target."""
 
 
 class PrunedContext(Section):
     """The prompt with a share of its visual columns taken out (SpecVLM)."""
 
     kind: Literal["pruned"] = "pruned"
+    """Most visual columns taken out (SpecVLM)."""
     ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    """Share of visual columns taken out."""
+    """Share taken out."""
     guidance: Literal["uniform", "attention"] = "uniform"
-    """`attention`: two stages by the target's attention, which must have as many visual columns as the drafter."""
+    """`uniform` spacing, or two stages by the target's `attention`."""
     attention_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.4
-    """Stage I keeps the smallest set of columns that holds this share of the attention."""
+    """Attention that stage I holds."""
     positions: Literal["original", "compact"] = "original"
-    """Rotary positions of what is kept: as in the whole prompt, or renumbered as the papers' code does."""
+    """Kept columns keep their `original` rotary positions, or are renumbered (`compact`)."""
 
 
 class EnsembleChoice(Section):
     """How the lanes of several contexts are weighed (TABED)."""
 
     policy: Literal["static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost"] = "matches"
-    """`matches` and `error` search a grid; `inverse_*` weigh by 1/error as paper (softmax) or code (linear) has it."""
+    """How lanes are weighed. `matches` and `error` search a grid; `inverse_softmax` (paper) and `inverse_linear` (code)
+    weigh by 1/error."""
     distance: Literal["kl", "tvd"] = "kl"
+    """Error at a position: `kl` or `tvd`."""
     window: Annotated[int, Field(ge=0, le=4096)] = 0
-    """Latest judged positions that count; 0 is all of them."""
+    """Latest judged positions that count; 0 is all."""
     steps: Annotated[int, Field(ge=1, le=100)] = 10
     """Grid weights are multiples of 1 / steps."""
     temperature: Annotated[float, Field(gt=0.0)] = 1.0
+    """Of the softmax over inverse errors."""
     adaboost_constant: Annotated[float, Field(ge=0.0)] = 1.0
+    """The factor C of the constant term."""
     static_weights: tuple[Annotated[float, Field(ge=0.0)], ...] = ()
-    """Shares of the lanes for `static`, and of every policy's first block; equal when empty."""
+    """Shares of the lanes; equal when empty."""
 
     @model_validator(mode="after")
     def _some_weight(self) -> EnsembleChoice:

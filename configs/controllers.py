@@ -13,6 +13,7 @@ class NoController(Section):
     """Trees are as deep as `tree` has them, at every step."""
 
     kind: Literal["none"] = "none"
+    """As deep as `tree` has them."""
 
 
 class MeasuredController(Section):
@@ -20,6 +21,8 @@ class MeasuredController(Section):
     decoding is faster. Acceptance must be `exact`."""
 
     kind: Literal["measured"] = "measured"
+    """As deep as promises the most tokens per second for the rows in work, off where plain decoding is faster;
+    acceptance must be `exact`."""
     max_exploration: Annotated[float, Field(ge=0.0, le=0.5)] = 0.01
     """Share of steps, and of time lost, that trials of other depths may take."""
 

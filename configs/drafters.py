@@ -13,9 +13,10 @@ class DraftVocabulary(Section):
     """The tokens that a drafter may say; its output layer keeps their rows. What ends a text is always among them."""
 
     path: Place | None = None
-    """A list that `python -m jobs.vocabulary` wrote, in a file that every machine sees."""
+    """A list of the [tokens that may be drafted](../methods/vocabulary.md), most frequent first; all when neither is
+    given."""
     size: Annotated[int, Field(ge=1)] | None = None
-    """How many of the list, the most frequent; without a list the lowest ids, by default the whole list."""
+    """How many of the list; without a list the lowest ids."""
 
     @model_validator(mode="after")
     def _some(self) -> DraftVocabulary:
@@ -30,6 +31,7 @@ class EagleDrafter(Section):
     """EAGLE-1/2: one decoder layer over the target's own features (`model.drafter` is the head's folder)."""
 
     kind: Literal["eagle"] = "eagle"
+    """An EAGLE-1/2 head on the target."""
     vocabulary: DraftVocabulary | None = None
     """Tokens that are drafted; all when left out."""
 
@@ -38,6 +40,7 @@ class MedusaDrafter(Section):
     """Medusa: one head per draft depth on the target's last state (`model.drafter` is the heads' folder)."""
 
     kind: Literal["medusa"] = "medusa"
+    """Medusa heads on the target."""
     vocabulary: DraftVocabulary | None = None
     """Tokens that are drafted; all when left out."""
 
@@ -46,11 +49,13 @@ class LookupDrafter(Section):
     """Prompt look-up: copy what followed the last few tokens when they stood in prompt or output before."""
 
     kind: Literal["lookup"] = "lookup"
+    """Copies what followed the last tokens when they stood in prompt or output before."""
     min_ngram_tokens: Annotated[int, Field(ge=1, le=64)] = 1
+    """Shortest match."""
     max_ngram_tokens: Annotated[int, Field(ge=1, le=64)] = 3
-    """Shortest and longest match; the longest found is used."""
+    """Longest match; the longest found is used."""
     match: Literal["latest", "first"] = "latest"
-    """Which of several longest matches is copied."""
+    """Which of several longest matches is copied: `latest` or `first`."""
 
     @model_validator(mode="after")
     def _bounds(self) -> LookupDrafter:

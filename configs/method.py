@@ -36,12 +36,14 @@ class NoDrafter(Section):
     """Plain decoding: the same loop, nothing proposed."""
 
     kind: Literal["none"] = "none"
+    """Plain decoding."""
 
 
 class ModelDrafter(Section):
     """An independent smaller model (`model.drafter`); with several contexts, an ensemble of them (TABED)."""
 
     kind: Literal["model"] = "model"
+    """An independent smaller model."""
     ensemble: EnsembleChoice | None = None
     """How several contexts are weighed; the default choice when it is left out."""
     vocabulary: DraftVocabulary | None = None
@@ -52,7 +54,9 @@ class ChainTree(Section):
     """A single path of `length` drafts."""
 
     kind: Literal["chain"] = "chain"
+    """One path."""
     length: Annotated[int, Field(ge=1, le=64)] = 5
+    """Drafts per step."""
 
 
 NAMED_TREE_LEVELS = 5
@@ -63,10 +67,13 @@ class StaticTree(Section):
     """A fixed tree: `branching[d]` children for every node of depth d, explicit `paths` of child ranks, or a `name`."""
 
     kind: Literal["static"] = "static"
+    """A fixed tree; give one of the three."""
     name: Literal["mc_sim_7b_63", "naive_extend_57"] | None = None
-    """A tree of the papers: EAGLE's of 25 drafts, or LANTERN++'s of 57."""
+    """A tree of the papers: `mc_sim_7b_63` (25 drafts) or `naive_extend_57`."""
     branching: tuple[Annotated[int, Field(ge=1, le=64)], ...] = ()
+    """Children of every node of depth 0, 1, …."""
     paths: tuple[tuple[Annotated[int, Field(ge=0, le=63)], ...], ...] = ()
+    """Paths of child ranks."""
 
     @model_validator(mode="after")
     def _one_of(self) -> StaticTree:
@@ -96,12 +103,13 @@ class DynamicTree(Section):
     """EAGLE-2's tree: a beam grows it, and the best nodes of all that grew are verified."""
 
     kind: Literal["dynamic"] = "dynamic"
+    """EAGLE-2's beam and re-ranking."""
     top_k: Annotated[int, Field(ge=1, le=64)] = 10
     """Children of every node, and nodes of the beam."""
     depth: Annotated[int, Field(ge=0, le=32)] = 5
-    """Levels of the beam below the root's children, as the papers count: the deepest draft is one deeper."""
+    """Levels of the beam below the root's children."""
     total_tokens: Annotated[int, Field(ge=2, le=513)] = 60
-    """Nodes that are verified, the root included."""
+    """Nodes that are verified, root included."""
 
     @model_validator(mode="after")
     def _sizes(self) -> DynamicTree:
@@ -143,6 +151,8 @@ class Auto(Section):
     """
 
     candidates: Annotated[tuple[Method, ...], Field(min_length=1, max_length=8)]
+    """In place of the four choices: methods written as `method` is, with acceptance `exact`; each engine [tries
+    them](../methods/auto.md) and plain decoding on its first rows, and keeps the one that takes least time."""
     max_rounds: Annotated[int, Field(ge=1, le=50)] = 6
     """Blocks of rows that each candidate decodes at most, before one is kept."""
     max_rechecks: Annotated[int, Field(ge=0, le=1000)] = 3
@@ -190,6 +200,7 @@ class Method(Section):
     """A speculative-decoding method: drafter × contexts × tree × acceptance; or several, to be tried."""
 
     name: str | None = None
+    """The name in rows and reports; by default made from the choices."""
     auto: Auto | None = None
     """Methods to choose from by measuring, in place of the four choices."""
     drafter: Drafter = NoDrafter()

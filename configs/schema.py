@@ -25,9 +25,10 @@ class SourceColumns(Section):
     """Which columns hold what."""
 
     image: str | None = None
-    """Encoded bytes, URIs, `struct<bytes, path>`, or lists of those. Tars: by extension."""
+    """Parquet: the column with encoded bytes, URIs, `struct<bytes, path>`, or lists of those; JSONL and CSV: URIs, in
+    JSONL also lists of them."""
     video: str | None = None
-    """The same for videos."""
+    """The same for videos; a row may have images and videos."""
 
 
 URI_SCHEMES = ("file", "data", "http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf")
@@ -44,12 +45,13 @@ class Fetch(Section):
     """How media that rows name by URI are fetched."""
 
     timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 30.0
-    """Of one attempt over http or https, redirects included."""
+    """Seconds of one attempt over http or https, redirects included."""
     max_attempts: Annotated[int, Field(ge=1, le=20)] = 4
+    """Attempts at a URI, with growing waits; only what may pass is tried again."""
     max_parallel: Annotated[int, Field(ge=1, le=256)] = 16
-    """Of one decoding task."""
+    """URIs that one decoding task fetches at once."""
     private_hosts: tuple[str, ...] = ()
-    """Hosts, with or without a port, that may have addresses of private networks; all others must be public."""
+    """Hosts (`name` or `name:port`) that may have addresses of private networks; all others must be public."""
 
 
 MAX_IMAGES_PER_ROW = 64
@@ -60,33 +62,42 @@ class Source(Section):
     """Where samples come from."""
 
     kind: Literal["parquet", "images", "videos", "webdataset", "jsonl", "csv", "text", "hf", "lance"]
+    """`parquet`, `images`, `videos` (files of a folder or glob), `webdataset` (tar shards), `jsonl`, `csv`, `text` (one
+    prompt per line), `hf` (folders of Hugging Face's `datasets`), `lance` (where its library is installed); see
+    [sources](../guides/sources.md)."""
     path: Annotated[str | Annotated[tuple[str, ...], Field(min_length=1)], AfterValidator(without_credentials)]
-    """A file, a folder or a glob, or a list of those in one store; any fsspec URL."""
+    """A file, a folder or a glob, or a list of those in one store; a local path or any fsspec URL."""
     columns: SourceColumns = SourceColumns()
     id_column: str | None = None
-    """The user's own unique id; without it the id is the path relative to the source root and the row's index."""
+    """The column (tars: field) with your own unique id; without it ids are `path#index`."""
     check_ids: bool = True
-    """Read all ids before the job starts, so that a row whose id an earlier row has is an error row. In
-    tars the later row becomes one when the job is done."""
+    """Read all ids before the job starts, so that repeated ones are error rows; ids in tars are checked when the job is
+    done."""
     delimiter: Annotated[str, Field(pattern=r"^[^\"\r\n]$")] | None = None
-    """What separates the fields of CSV; by default a tab in `.tsv` files and a comma in others."""
+    """CSV only: what separates fields; by default a tab in `.tsv` files and a comma in others."""
     span_max_rows: Annotated[int, Field(ge=1)] = 1000
+    """Most rows of one read task; a Parquet row group of small rows is left whole up to 64 times that."""
     span_max_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
+    """Most bytes of one read task; Parquet is cut at row groups and inside larger ones, files of lines between records,
+    plain tars between samples; a compressed tar is one task."""
     uri_schemes: tuple[Annotated[str, AfterValidator(_known_scheme)], ...] = ("file",)
-    """Schemes that URIs inside rows may use; a path without a scheme is relative to the source root."""
+    """Schemes that URIs inside rows may use (`file`, `data`, `http`, `https`, `s3`, `gs`, `gcs`, `az`, `abfs`, `abfss`,
+    `hf`); a path without one is relative to the source root."""
     local_roots: tuple[Annotated[str, Field(pattern="^/")], ...] = ()
-    """Folders besides the source root in which rows and links may name files of the machine; absolute paths."""
+    """Folders besides the source root (absolute paths) in which rows and links may name files of the machine."""
     fetch: Fetch = Fetch()
     max_image_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
+    """Larger files are row errors."""
     max_image_pixels: Annotated[int, Field(ge=1)] = 64_000_000
+    """Larger images, and videos of larger frames, are row errors."""
     max_images_per_row: Annotated[int, Field(ge=1, le=10_000)] = MAX_IMAGES_PER_ROW
     """A row with more images is a row error."""
     max_side_px: Annotated[int, Field(ge=16)] | Literal["auto"] | None = "auto"
-    """Images and frames with a longer side are shrunk to it while they are decoded. `auto` takes a bound beyond what
-    the target's processor makes use of; null shrinks nothing."""
+    """Images and frames with a longer side are shrunk to it while they are decoded; `auto` takes a bound beyond what
+    the target's processor uses; `null` shrinks nothing."""
     max_decoded_bytes: Annotated[int, Field(ge=16 * 1024**2)] = MAX_DECODED_BYTES
-    """Memory of one decoding task: its rows' images, encoded and decoded. Rows beyond it go to other tasks; the images
-    of one row may take a sixth of it. Videos have `video.max_decoded_bytes`."""
+    """Memory of one decoding task for images, encoded and decoded; rows beyond it go to other tasks, and the images of
+    one row may take a sixth of it."""
     video: Video = Video()
 
     @property
@@ -99,7 +110,9 @@ class Message(Section):
     """One turn of the conversation; `text` may hold `{column}` placeholders."""
 
     role: Literal["system", "user", "assistant"]
+    """`system`, `user` or `assistant`; the last turn is the user's."""
     text: str
+    """The turn's text; `{column}` stands for the row's value, `{{` for a brace."""
     images: bool | None = None
     """Whether this turn carries the row's images; by default the first user turn does."""
 
@@ -108,6 +121,7 @@ class Prompt(Section):
     """What the model is asked: a single user text, or messages."""
 
     text: str | None = None
+    """One user turn; `prompt: some text` is short for it."""
     messages: Annotated[tuple[Message, ...], Field(strict=False)] = ()
     """Lists are taken too, because the short form of `prompt` has this section validated as Python data."""
 
@@ -124,15 +138,22 @@ class RowColumns(Section):
     """Columns that say how a row is asked and answered; a row without a value of its own takes the job's."""
 
     prompts: str | None = None
-    """Several prompts for one sample: a list, each of which is a row of the output, and `{prompt}` in the template."""
+    """Several prompts for one sample: a list (or its JSON), each of which is a row of the output, `<id>#0`, `<id>#1` …,
+    and `{prompt}` in the template."""
     messages: str | None = None
-    """A conversation, in place of `prompt`."""
+    """A conversation (or its JSON) that ends with the user, in place of `prompt`."""
     seed: str | None = None
+    """The row's seed."""
     temperature: str | None = None
+    """In place of `sampling.temperature`."""
     top_k: str | None = None
+    """In place of `sampling.top_k`."""
     top_p: str | None = None
+    """In place of `sampling.top_p`."""
     repetition_penalty: str | None = None
+    """In place of `sampling.repetition_penalty`."""
     max_new_tokens: str | None = None
+    """In place of `sampling.max_new_tokens`."""
 
 
 # --- model ---------------------------------------------------------------------------------------------------------
@@ -142,24 +163,29 @@ class Weights(Section):
     """One network's files, and where and in which type they are loaded."""
 
     path: Place
+    """A folder written by `save_pretrained`, a hub id, or a folder in an
+    [object store](../guides/storage.md#weights)."""
     revision: str | None = None
+    """A commit, tag or branch of the hub; for a folder or a store the hash that a dry run prints."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """`auto` (as stored), `float32`, `bfloat16`, `float16`."""
     device: Device = "auto"
-    """`auto` is the first CUDA device where there is one, and the CPU elsewhere."""
+    """`auto` is the first CUDA device where there is one, else the CPU."""
 
 
 class Checkpoint(Weights):
     """One model: a folder written by `save_pretrained`, or a hub id."""
 
     allow_remote_code: bool = False
+    """Whether code that comes with the checkpoint may run."""
 
 
 class TargetCheckpoint(Checkpoint):
     """The model whose distribution counts."""
 
     quantization: Literal["none", "int8", "fp8"] = "none"
-    """`int8`, `fp8`: the decoder's weights are rounded when they are loaded, and the rounded model is the target. With
-    `fp8`, on a GPU that has it, what they are multiplied by is rounded as well."""
+    """`int8`, or on a GPU `fp8`: the decoder's weights are [rounded](../guides/sizing.md#memory) when they are loaded;
+    the rounded model is then the target."""
 
     @model_validator(mode="after")
     def _multiplied(self) -> TargetCheckpoint:
@@ -173,22 +199,30 @@ class TargetCheckpoint(Checkpoint):
 
 
 class Model(Section):
-    """The pair: the target whose distribution counts, and the drafter that guesses ahead."""
+    """The target and its drafter."""
 
     target: TargetCheckpoint
     drafter: Checkpoint | None = None
+    """A model, or EAGLE or Medusa heads for the target; not needed by the drafters `none` and `lookup`."""
 
 
 class Sampling(Section):
     """How tokens are chosen; see `decoding.Sampling`."""
 
     max_new_tokens: Annotated[int, Field(ge=1, le=65_536)] = 256
+    """Longest text."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
+    """0 is greedy."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """0 is off."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """1 is off."""
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
+    """1 is off; counts the prompt's tokens too, as transformers does."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Strings that end the text and are cut off it."""
     ignore_eos: bool = False
+    """Go on after the end-of-text token."""
 
 
 # --- running -------------------------------------------------------------------------------------------------------
@@ -199,16 +233,23 @@ class ActorPool(Section):
 
     _most_gpus: ClassVar[int] = 1
     min_size: Annotated[int, Field(ge=1)] = 1
+    """Actors to start with."""
     max_size: Annotated[int, Field(ge=1)] = 1
+    """Actors at most."""
     initial_size: Annotated[int, Field(ge=1)] | None = None
     """Actors at the start, where that is more than `min_size`."""
     batch_rows: Annotated[int, Field(ge=1)] = 32
+    """Rows of one Ray batch."""
     num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
+    """GPUs of one actor: a share of one, or several, over which the target's layers are
+    [spread](../guides/cluster.md#large-targets); 0 is the CPU."""
     torch_threads: Annotated[int, Field(ge=1)] | None = None
-    """Threads of one CPU actor; by default the machine's cores shared among `max_size` actors."""
+    """Threads of a CPU actor; by default the cores shared among `max_size` actors."""
     accelerator_type: str | None = None
+    """A Ray accelerator type, such as `H100`."""
     label_selector: Labels | None = None
-    """Which nodes may hold the actors."""
+    """Labels that a node must have to hold an actor, such as `{pool: gpu, zone: "in(a, b)"}`; `!` before a condition
+    turns it round."""
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
@@ -237,20 +278,22 @@ class EnginePool(ActorPool):
     """Actors with one pair and one engine each, which several batches feed at once."""
 
     slots: int | Literal["auto"] = 16
-    """`auto`: as many as fit into the memory that is free when an actor has loaded its models."""
+    """Samples that one engine decodes at once; `auto`: as many as [memory holds](../guides/sizing.md#memory)."""
     max_batches_in_flight: Annotated[int, Field(ge=1, le=64)] = 4
+    """Batches that feed one engine at once."""
     max_prefill_tokens: Annotated[int, Field(ge=1)] = 8192
-    """Columns of one forward over prompts, padding included: a bound on what admitting rows takes in memory. A longer
+    """Columns of one forward over prompts, padding included: bounds what admitting rows takes in memory; a longer
     prompt runs alone."""
     max_step_s: Annotated[float, Field(gt=0.0)] | None = 600.0
-    """A step of the engine that takes longer ends its process, which counts as a death for its rows."""
+    """A step of the engine that takes longer ends its process, and its rows are run again; `null` waits for ever."""
     max_row_s: Annotated[float, Field(gt=0.0)] | None = None
-    """A row that is in its slot for longer becomes an error row."""
+    """A row that is in its slot for longer is a row error."""
     compile: Literal["auto", "always", "never"] = "auto"
-    """On a CPU: compile every kind of forward at its first use. `auto` decides when an actor starts, by the size of the
-    weights, and compiles where the machine can."""
+    """On a CPU, compile layers at their first use: `always`, `never`, or `auto`, which decides when an actor starts and
+    compiles pairs whose largest decoder has at least 256 MiB of weights; needs a C++ compiler, and goes on without
+    where there is none."""
     capture: bool = False
-    """On one GPU: record steps as CUDA graphs and replay them. Not tried on a GPU yet."""
+    """On one GPU, record steps as CUDA graphs and replay them; never tried on a GPU, hence off."""
 
     @field_validator("slots", mode="plain")
     @classmethod
@@ -272,47 +315,56 @@ class Pool(EnginePool):
 
     _most_gpus: ClassVar[int] = 64
     max_context_tokens: Annotated[int, Field(ge=16)] = 2048
-    """Prompt, images and generated tokens together; a row that needs more becomes an error row."""
+    """Prompt, images and generated tokens together; a row that needs more is a row error."""
     feature_cache_bytes: Annotated[int, Field(ge=0)] = 256 * 1024**2
     """Visual features, and the pixels that they are known by, that each model of a pair keeps for later prompts about
     the same image or video; 0 keeps none."""
     decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
+    """CPUs that one decoding task reserves."""
     decode_label_selector: Labels | None = None
-    """Which nodes may read and decode."""
+    """Labels of nodes that read and decode, as for `label_selector`."""
     max_ahead_bytes: Annotated[int, Field(ge=1024**2)] = 4 * 1024**3
-    """How far reading and decoding may run ahead of the actors: bytes of all blocks between files and results."""
+    """How far reading and decoding may run ahead of the actors."""
 
 
 class Sink(Section):
     """Where results go: `data/`, `errors/` and `_job/` under `path`."""
 
     path: Place
+    """The output directory; a run of the same job that ended there is gone on with."""
     keep_columns: tuple[str, ...] = ()
-    """Input columns that travel through into every output row."""
+    """Input columns that travel into every output row."""
     rows_per_file: Annotated[int, Field(ge=1)] = 10_000
+    """Most rows of one Parquet file."""
     max_unsaved_seconds: Annotated[float, Field(ge=0.0, le=86_400.0)] = 300.0
-    """A finished row is durable after so long at most, and in a file of `data/` when that is full."""
+    """A finished row is durable after so long at most; with 0 at once."""
     compression: Literal["zstd", "snappy", "none"] = "zstd"
+    """`zstd`, `snappy` or `none`."""
 
 
 class Job(Section):
     """The run itself."""
 
     name: str = "caption"
+    """The beginning of the job's id."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    """Of all sampling."""
     ray_address: str = "local"
-    """`local` starts a private Ray on this machine, `auto` joins the cluster it was submitted to; or an address."""
+    """`local` starts a private Ray, `auto` joins the cluster it was submitted to; or an address."""
     num_cpus: Annotated[int, Field(ge=1)] | None = None
-    """Logical CPUs of a local Ray; by default the machine's cores, and never fewer than 2."""
+    """Logical CPUs of a local Ray; by default the machine's cores, at least 2."""
     progress: bool = True
+    """Whether a progress line is shown."""
     max_error_share: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
-    """End the job, resumable, when a larger share of its rows has failed."""
+    """End the job when a larger share of its rows has failed."""
     error_share_min_rows: Annotated[int, Field(ge=1)] = 1000
     """Rows that must be done before their share of errors counts."""
     max_silence_s: Annotated[float, Field(ge=1.0)] | None = 300.0
-    """A worker process that is stopped or frozen for so long is killed and replaced; `null` waits for ever."""
+    """A worker process that is stopped or frozen for so long is killed and its rows run elsewhere; at least 1; `null`
+    waits for ever."""
     log: Literal["text", "json"] = "text"
-    """`json`: every process says what happens as one JSON object per line; the driver prints no other process's."""
+    """`json`: what happens, on standard error as one JSON object per line, with job, attempt and sample ids; see
+    [monitoring](../guides/monitoring.md#structured-logs)."""
 
 
 class CaptionJob(Section):

@@ -47,4 +47,4 @@ Place = Annotated[str, AfterValidator(without_credentials)]
 class Section(BaseModel):
     """Strict base of every section: unknown keys and silent conversions are errors."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True)

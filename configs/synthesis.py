@@ -21,54 +21,64 @@ class ImagePrompt(Section):
     """What an image shows, in words."""
 
     text: str
-    """May hold `{column}` placeholders."""
+    """A template; `{column}` stands for the row's value, `prompt: some text` is short for it, and it may be missing
+    where a condition comes with the rows."""
 
 
 class ImageColumns(Section):
     """Columns of the source that say how a row's images are made; a row without a value takes the job's."""
 
     features: str | None = None
-    """Ready text features of the prompt: lists of floats, flat or one per token, or bytes. Padding zeros are cut."""
+    """Ready text features."""
     features_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """What the bytes of a features column hold, little-endian, token by token."""
+    """Of features that are bytes: `float32`, `float16` or `bfloat16`."""
     label: str | None = None
-    """The class of a class-conditional target."""
+    """Class labels."""
     seed: str | None = None
+    """Seeds."""
     temperature: str | None = None
+    """Temperatures."""
     top_k: str | None = None
+    """Top_k."""
     top_p: str | None = None
+    """Top_p."""
     guidance_scale: str | None = None
+    """Guidance scales."""
 
 
 class TextEncoder(Weights):
     """The T5 whose encoder turns prompts into features."""
 
     truncate: bool = False
-    """Cut prompts that are too long, as the public code does; by default they are row errors."""
+    """Whether long prompts are cut."""
 
 
 class ImageModel(Section):
-    """The pair, what it is told, and what its codes become."""
+    """The image model, its drafter, its text encoder and its VQ decoder."""
 
     target: Weights
-    """A LlamaGen checkpoint: the public `.pt` file, or a folder."""
+    """LlamaGen: a published `.pt` file, a folder of LANTERN or of this project, or a hub id `owner/name/file`."""
     drafter: Weights | None = None
-    """An EAGLE head or Medusa heads for it, or a smaller LlamaGen."""
+    """An EAGLE head, Medusa heads or a smaller LlamaGen; not needed by the drafter `none`."""
     vq: Weights | None = None
-    """The VQ model; not needed by a job that writes codes only, unless its acceptance asks for the codebook."""
+    """The VQ model; not needed without images, unless the acceptance is `lantern`."""
     condition: TextEncoder | None = None
-    """Not needed where features or labels come with the rows."""
+    """The T5 encoder; not needed if rows contain features or labels."""
 
 
 class ImageSampling(Section):
     """How codes are chosen, guidance first, then temperature, `top_k`, `top_p`; an image's length is the target's."""
 
     num_images_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Rows that every prompt gives."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
+    """0 is greedy."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 1000
+    """0 is off."""
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
+    """1 is off."""
     guidance_scale: Annotated[float, Field(ge=0.0, le=1000.0)] = 7.5
-    """s of u + s · (c − u); up to 1 there is no guidance, and half the work."""
+    """S; up to 1 there is no guidance, and half the work."""
     guidance_interval: Annotated[int, Field(ge=-1, lt=2**31)] = -1
     """−1 guides every code, i only the codes 0 … i + 1."""
 
@@ -77,18 +87,20 @@ class VqPool(ActorPool):
     """The actors that turn codes into pixels."""
 
     batch_rows: Annotated[int, Field(ge=1, le=4096)] = 8
-    """Images decoded at once; the last batch is filled up, so that every image runs in the same shape."""
+    """Images decoded at once."""
 
 
 class ImageFile(Section):
     """What an image is written as."""
 
     format: Literal["png", "webp", "jpeg"] = "png"
+    """`png`, `webp` or `jpeg`."""
     quality: Annotated[int, Field(ge=1, le=100)] | None = None
-    """Of JPEG and of WebP that is not lossless; 95 when left out."""
+    """Of JPEG and lossy WebP, 1 to 100; 95 when left out."""
     lossless: bool = False
-    """WebP without loss; PNG always is."""
+    """WebP without loss."""
     encode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
+    """CPUs that one encoding task reserves."""
 
     @model_validator(mode="after")
     def _fits(self) -> ImageFile:
@@ -103,9 +115,11 @@ class ImageSink(Sink):
     """Where results go, and which of them."""
 
     rows_per_file: Annotated[int, Field(ge=1)] = 1000
+    """Most rows of one Parquet file."""
     images: bool = True
-    """Whether images are decoded and written; without them the output is codes alone."""
+    """Whether images are decoded and written."""
     keep_codes: bool = True
+    """Whether codes are."""
 
     @model_validator(mode="after")
     def _something(self) -> ImageSink:
@@ -118,6 +132,7 @@ class ImageJob(Job):
     """The run itself."""
 
     name: str = "synthesize"
+    """The beginning of the job's id."""
 
 
 class SynthesizeJob(Section):
@@ -131,6 +146,7 @@ class SynthesizeJob(Section):
     sampling: ImageSampling = ImageSampling()
     pool: EnginePool = EnginePool()
     vq: VqPool = VqPool()
+    """The pool of VQ decoders; `num_gpus` is a share of one GPU, 0 is the CPU."""
     image: ImageFile = ImageFile()
     sink: ImageSink
     job: ImageJob = ImageJob()

@@ -15,25 +15,29 @@ class EagleHead(Section):
     """One layer that guesses the target's next state (EAGLE-2)."""
 
     kind: Literal["eagle"] = "eagle"
+    """`eagle` or `medusa`."""
 
 
 class MedusaHead(Section):
     """Heads that each guess one token further ahead."""
 
     kind: Literal["medusa"] = "medusa"
+    """`eagle` or `medusa`."""
     num_heads: Annotated[int, Field(ge=1, le=16)] = 4
+    """Of Medusa."""
 
 
 class ImageColumns(Section):
     """Columns that say what a row's image is made of, and from what."""
 
     codes: str | None = None
-    """VQ codes in raster order, a list of whole numbers; without it the row's image is encoded by `image.vq`."""
+    """VQ codes in raster order; without it the row's picture is encoded by `image.vq`."""
     features: str | None = None
-    """As `columns.features` of synthesis jobs; without it the prompt is encoded by `image.condition`."""
+    """Ready text features; without it `prompt` is encoded by `image.condition`."""
     features_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
+    """What the bytes of a features column hold."""
     label: str | None = None
-    """The class of a class-conditional target, which takes neither prompt nor features."""
+    """The class, for class-conditional targets."""
 
 
 class ImageTeaching(Section):
@@ -41,11 +45,13 @@ class ImageTeaching(Section):
 
     columns: ImageColumns = ImageColumns()
     vq: Weights | None = None
+    """The VQ model: `path`, `revision`, `dtype`, `device`; pictures are cut to a square around the middle."""
     condition: TextEncoder | None = None
+    """The T5: as above, and `truncate`."""
     null_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
-    """The share of rows whose condition is taken away, as guidance does it in decoding."""
+    """The share of rows whose condition is taken away."""
     teach_first_draft: bool = True
-    """Whether the draft right behind the image's first code is learned; the published drafters never saw it."""
+    """Whether the draft behind the first code is taught."""
 
     @model_validator(mode="after")
     def _one_of_each(self) -> ImageTeaching:
@@ -61,37 +67,45 @@ class Teaching(Section):
     """What is shown, how often, how fast. The defaults of optimisation are those of LANTERN's public code."""
 
     num_steps: Annotated[int, Field(ge=1)] = 2000
+    """Batches."""
     batch_rows: Annotated[int, Field(ge=1, le=4096)] = 16
-    """Rows of one step, over all workers together."""
+    """Rows of a batch, over all workers together."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-4
+    """At its highest."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps over which the rate rises; afterwards it falls as `schedule` says, to 0 at `num_steps`."""
+    """Steps over which it rises."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
+    """How it falls afterwards, to 0 at the last step: `linear`, `cosine`, or `constant`."""
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
+    """Of AdamW."""
     beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
+    """Of AdamW."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
+    """Of AdamW."""
     clip: Literal["value", "norm", "none"] = "value"
-    """Bound every gradient by itself, or the norm of all of them."""
+    """Bounds every gradient by itself (`value`), or the `norm` of all; `none`."""
     clip_limit: Annotated[float, Field(gt=0.0)] = 0.5
+    """The bound."""
     feature_noise: Annotated[float, Field(ge=0.0)] = 0.2
-    """Width of the uniform noise on the features that an EAGLE head reads."""
+    """Width of the noise on EAGLE's features."""
     noise_tokens: Annotated[int, Field(ge=1)] | None = 512
     """The noise is scaled by this over the row's length; null leaves it as it is."""
     max_rows: Annotated[int, Field(ge=2)] | None = None
     """Only the first rows of the source."""
     shuffle_rows: Annotated[int, Field(ge=1)] = 4096
-    """Rows held, encoded as they are in the source, to be shuffled among each other."""
+    """Rows held to be shuffled."""
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
-    """The share of the source, chosen by the rows' ids, that is never learned from."""
+    """The share that is never learned from."""
     held_out_rows: Annotated[int, Field(ge=1)] = 64
-    """How many of those are measured: the first that can be used."""
+    """How many of those are measured."""
     max_tokens: Annotated[int, Field(ge=16)] = 1024
-    """A row with more columns, prompt and answer together, is left out, and counted."""
+    """Longer rows are left out."""
     measure_every_steps: Annotated[int, Field(ge=1)] = 500
-    """How often accuracy on held-out rows is measured."""
+    """How often accuracy is measured."""
     keep: Literal["best", "last"] = "best"
-    """Which weights are written: those of the best measured top-3 accuracy, as the paper has it, or the last."""
+    """Which weights are written: `best` or `last`."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Of everything random."""
 
     @model_validator(mode="after")
     def _steps(self) -> Teaching:
@@ -104,39 +118,45 @@ class Acceptance(Section):
     """How the finished head is tried in decoding on held-out prompts, exact acceptance, a tree of 25 nodes."""
 
     num_rows: Annotated[int, Field(ge=0)] = 16
-    """0 leaves it out."""
+    """Held-out prompts decoded at the end; 0 for none."""
     max_new_tokens: Annotated[int, Field(ge=2)] = 128
-    """Of a text; an image is always made whole."""
+    """Of a text; images are made whole."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
+    """As `sampling.temperature`."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """As `sampling.top_k`."""
     guidance_scale: Annotated[float, Field(ge=0.0, le=1000.0)] = 1.0
+    """Of images."""
 
 
 class Workers(Section):
     """Who teaches: one process, or as many under Ray Train. Nothing here changes what is learned, up to rounding."""
 
     count: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Processes that share every batch."""
     num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
-    """Of one worker, as Ray counts them; a single process takes what `target.device` says."""
+    """Of each, under Ray."""
     torch_threads: Annotated[int, Field(ge=1)] | None = None
+    """Of each."""
     max_forward_rows: Annotated[int, Field(ge=1)] = 16
-    """Rows that one worker runs at once; a larger share of a batch is run in parts."""
+    """Rows that one runs at once, which bounds memory."""
     read_ahead_batches: Annotated[int, Field(ge=1, le=64)] = 2
-    """Batches read and decoded while the one before them is learned from."""
+    """Batches decoded ahead."""
     checkpoint_every_s: Annotated[float, Field(ge=0.0)] = 300.0
+    """Seconds between checkpoints."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """How often workers that died are started again, from the last checkpoint."""
+    """How often dead workers are started again."""
     ray_address: str = "local"
-    """As `job.ray_address` of other jobs; not used with a `count` of 1."""
+    """As `job.ray_address`."""
 
 
 class TrainingOutput(Section):
     """Where the head goes."""
 
     path: Place
-    """A folder of this machine, or one that all workers share; it becomes `model.drafter.path` of other jobs."""
+    """The head's folder."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """What the head is written in; `auto` is the type in which the target was loaded."""
+    """What the head is written in; `auto` is the target's type."""
 
 
 class TrainDrafterJob(Section):
@@ -145,7 +165,7 @@ class TrainDrafterJob(Section):
     source: Source
     prompt: Prompt = Prompt(text="")
     answer_column: str | None = None
-    """The column of the text that the target is taught to be guessed on."""
+    """The column of the text that the target is taught to be guessed on; give it or `image`."""
     answer_prefix: str = " "
     """Stands between the rendered prompt and the answer, as the target writes it."""
     image: ImageTeaching | None = None

@@ -16,48 +16,57 @@ class SageTree(Section):
     """SAGE: sure drafters get deep narrow trees, unsure ones shallow wide trees, anew at every step."""
 
     kind: Literal["sage"] = "sage"
+    """SAGE: depth and width from the drafter's confidence."""
     growth: Literal["planned", "online"] = "planned"
-    """Each tree planned from the step before it (Algorithm 1), or grown from the step's own distributions."""
+    """`planned` from the step before, or `online` from the step's own distributions."""
     min_depth: Annotated[int, Field(ge=1, le=16)] = 3
+    """Depth of an unsure drafter's tree."""
     max_depth: Annotated[int, Field(ge=1, le=16)] = 8
+    """Depth of a sure drafter's tree."""
     depth_cap: Annotated[int, Field(ge=1, le=16)] = 8
-    """How far a run of long acceptances may raise the deepest depth."""
+    """How far long acceptances may raise max_depth."""
     min_width: Annotated[int, Field(ge=1, le=64)] = 2
+    """Width of a sure drafter's tree."""
     max_width: Annotated[int, Field(ge=1, le=64)] = 10
+    """Width of an unsure drafter's tree."""
     top_k: Annotated[int, Field(ge=2, le=64)] = 10
-    """Candidates whose entropy is the confidence, and the most children of any node."""
+    """Candidates whose entropy is the confidence, and most children of a node."""
     max_nodes: Annotated[int, Field(ge=2, le=512)] = 64
-    """Most drafts of one tree; this many are verified in every row, padding included."""
+    """Most drafts of a tree."""
     max_expanded: Annotated[int, Field(ge=1, le=64)] = 6
-    """Most nodes of one level that have children; this many are run by the drafter in every row."""
+    """Most nodes of a level that have children."""
     threshold_scale: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.1
-    """A child on level l needs a probability above threshold_scale · l / D."""
+    """A child on level l needs a probability above this · l / D."""
     threshold: Literal["cumulative", "node"] = "cumulative"
-    """Which probability: that of the whole path (the paper's definition), or of the node alone (its text)."""
+    """Of the whole path (`cumulative`) or the `node` alone."""
     threshold_gates: Literal["inclusion", "expansion"] = "inclusion"
-    """What it decides: which nodes are in the tree (the paper's definition), or which get children (its text)."""
+    """What the threshold decides: which nodes are in the tree (`inclusion`), or which get children (`expansion`)."""
     parent_probability: Literal["conditional", "cumulative"] = "conditional"
-    """Which probability of the parent widens a level."""
+    """The parent's probability that widens a level: `conditional` or `cumulative`."""
     width_rounding: Literal["nearest", "floor"] = "nearest"
+    """`nearest` or `floor`."""
     min_children: Annotated[int, Field(ge=0, le=1)] = 1
-    """Children that the decay always leaves; 0 with floor ends even the surest tree at depth 3."""
+    """Children that the decay always leaves, 0 or 1."""
     decay_first_level: bool = False
-    """Whether the root's children are also scaled by (0.5 + P_parent), with P_root = 1."""
+    """Whether the root's children are scaled as well."""
     depth_rounding: Literal["nearest", "floor", "ceil"] = "nearest"
+    """`nearest`, `floor` or `ceil`."""
     count_root: bool = False
     """Whether max_nodes counts the root."""
     order: Literal["best_first", "depth_first"] = "best_first"
-    """Who fills the budget: the most probable nodes, or the first in the recursion's order."""
+    """Who fills the budget: `best_first` or `depth_first`."""
     source: Literal["root", "accepted_leaf", "mean"] = "root"
-    """Whose distribution plans the next tree: the root's, the deepest accepted node's, or the mean of all."""
+    """Whose distribution plans the next tree: `root`, `accepted_leaf` or `mean`."""
     initial_confidence: Annotated[float, Field(ge=0.0, le=1.0)] = 0.5
+    """Confidence before the first step."""
     history_window: Annotated[int, Field(ge=0, le=1000)] = 10
-    """Steps whose mean acceptance length moves the deepest depth; 0 is off."""
+    """Steps whose mean acceptance moves max_depth; 0 is off."""
     history_low: Annotated[float, Field(ge=0.0)] = 2.0
+    """A mean below it lowers max_depth."""
     history_high: Annotated[float, Field(ge=0.0)] = 3.0
-    """Thresholds of that mean, the target's own token not counted."""
+    """A mean above it raises max_depth."""
     first_paths: tuple[tuple[Annotated[int, Field(ge=0, le=63)], ...], ...] = ()
-    """Every sample's first tree, before there is anything to plan from; empty: SpecVLM's 25 nodes."""
+    """Every sample's first tree; empty is SpecVLM's 25 nodes."""
 
     @model_validator(mode="after")
     def _bounds(self) -> SageTree:

@@ -15,27 +15,28 @@ class Video(Section):
     """How videos become clips of frames."""
 
     decoder: Literal["auto", "decord", "pyav", "torchcodec"] = "auto"
-    """`auto` is decord for files in which it finds the right frames, and PyAV for all others."""
+    """`auto` (decord for files in which it finds the right frames, PyAV for all others), `decord`, `pyav`, `torchcodec`
+    (not among the dependencies)."""
     num_frames: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Evenly over the clip, first and last among them; 8 where neither `fps` nor `timestamps_s` is given."""
+    """Frames of a clip, evenly spaced, first and last among them; 8 where neither of the next ways is given."""
     fps: Annotated[float, Field(gt=0.0, le=240.0)] | None = None
-    """Frames per second, from the clip's first."""
+    """Or: frames per second."""
     max_frames: Annotated[int, Field(ge=1, le=4096)] = 64
     """Of a clip sampled by `fps`; a longer one is sampled more thinly."""
     timestamps_s: tuple[Annotated[float, Field(ge=0.0)], ...] = ()
-    """The frames shown at these moments, in ascending order."""
+    """Or: the frames shown at these moments."""
     clip_s: Annotated[float, Field(ge=0.1)] | None = None
-    """Cut videos into windows of this many seconds: one row per window. A rest under half a window joins the last."""
+    """Cut videos into windows of this many seconds, one row each; a rest under half a window joins the last."""
     max_video_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3
-    """Of one encoded video."""
+    """Larger videos are row errors."""
     max_decoded_bytes: Annotated[int, Field(ge=1)] = 1024**3
-    """Of all frames shown of one video."""
+    """So are videos whose shown frames come to more."""
     timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
-    """Of decoding one video."""
+    """So are videos that take longer to decode."""
     worker_max_videos: Annotated[int, Field(ge=1)] = 200
-    """After so many videos the decoders' process is replaced: native decoders leak."""
+    """After so many videos the decoders' process is replaced, because native decoders leak."""
     worker_max_bytes: Annotated[int, Field(ge=64 * 1024**2)] = 1024**3
-    """What the decoders' process may take beside its libraries; it is replaced when it holds half of that."""
+    """What that process may take beside its libraries; it is replaced at half of it."""
 
     @model_validator(mode="after")
     def _one_sampling(self) -> Video:

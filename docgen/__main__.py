@@ -1,7 +1,7 @@
 """Write every generated page, or compare the committed pages with the code.
 
-    python -m docgen            # rewrites docs/reference/* and the generated parts of other pages
-    python -m docgen --check    # changes nothing; exit status 1 and the names of outdated pages
+python -m docgen            # rewrites docs/reference/* and the generated parts of other pages
+python -m docgen --check    # changes nothing; exit status 1 and the names of outdated pages
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The reference of outputs: Arrow columns with type and meaning, error codes with the modules that use them, metrics."""
+"""The reference of outputs: Arrow columns, error codes with the modules that use them, and metrics."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def error_codes_page(root: Path) -> str:
     rows = [[f"`{code}`", meaning, ", ".join(used[code])] for code, meaning in ERROR_CODES.items()]
     return page(
         "Error codes",
-        "The values of the column `error_type`, from `ERROR_CODES` in `pipeline/rows/schemas.py`. Codes may be added and "
-        "are never renamed.",
+        "The values of the column `error_type`, from `ERROR_CODES` in `pipeline/rows/schemas.py`. Codes may be "
+        "added and are never renamed.",
         table(("code", "meaning", "raised in"), rows),
     )
 

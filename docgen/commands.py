@@ -38,7 +38,7 @@ def jobs(root: Path) -> list[str]:
 
 def commands_page(root: Path) -> str:
     """Options of every job, exit statuses, and make targets."""
-    parts = ["Every job is run from the checkout as `python -m jobs.NAME`. `section.field=value` replaces a value of the YAML."]
+    parts = ["Run jobs from the checkout: `python -m jobs.NAME`. `section.field=value` replaces a value of the YAML."]
     for module in jobs(root):
         parser = parser_of(module)
         parts += [f"## {module}", _first_paragraph(parser.description), table(("option", "meaning"), _options(parser))]

@@ -7,20 +7,18 @@ import json
 import types
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from configs.compose import method_names
 from configs.method import Method
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
 from docgen.markdown import page, table
 
-MEANINGS = json.loads((Path(__file__).parent / "meanings.json").read_text())
-"""Job → key of a field → meaning, for fields whose schema has no description."""
 COMMON = "The keys of a YAML file for `{command}`. `required` has no default. Unknown keys are refused."
 JOBS: tuple[tuple[str, str, type[BaseModel]], ...] = (
     ("caption", "python -m jobs.caption", CaptionJob),
@@ -41,33 +39,23 @@ class Field:
 
     @property
     def key(self) -> str:
-        """The key of `meanings.json`."""
+        """Path and kind, unique in a page."""
         return f"{self.path} {self.kind}".strip()
 
 
-def fields(model: type[BaseModel], job: str) -> list[Field]:
+def fields(model: type[BaseModel]) -> list[Field]:
     """The fields of a job's schema in order, once each."""
     found: dict[str, Field] = {}
     for path, kind, default, described in _walk(model):
         field = Field(path, kind, default, described)
-        meaning = described or meaning_of(job, field)
-        found.setdefault(field.key, Field(path, kind, default, meaning))
+        found.setdefault(field.key, field)
     return list(found.values())
-
-
-def meaning_of(job: str, field: Field) -> str:
-    """The meaning of a field without a description, of this job or of caption jobs; empty if none is written."""
-    for known in (MEANINGS[job], MEANINGS["caption"]):
-        for key in (field.key, field.path):
-            if key in known:
-                return str(known[key])
-    return ""
 
 
 def reference(job: str, command: str, model: type[BaseModel]) -> str:
     """The page of one job: a table for each section."""
     sections: dict[str, list[Field]] = {}
-    for field in fields(model, job):
+    for field in fields(model):
         sections.setdefault(field.path.split(".")[0].split("[")[0], []).append(field)
     parts = [COMMON.format(command=command)]
     for name, inside in sections.items():
@@ -91,6 +79,8 @@ def _walk(
             yield prefix + name, kind, "default" if model.__name__ in _default_kinds() else "", described
         elif not found:
             yield prefix + name, kind, _shown(field.default), described
+        elif described:
+            yield prefix + name, kind, _section_default(field.default), described
         for inner in found:
             below = prefix + name + ("[]." if _is_list(field.annotation) else ".")
             yield from _walk(inner, below, _choice_of(inner) or kind, (*above, model))
@@ -115,6 +105,10 @@ def _shown(default: Any) -> str:
     return f"`{default}`" if isinstance(default, str) else f"`{json.dumps(default, default=str)}`"
 
 
+def _section_default(default: Any) -> str:
+    return "required" if default is PydanticUndefined else "`null`" if default is None else ""
+
+
 def _default_kinds() -> set[str]:
     method = Method()
     choices = (method.drafter, *method.contexts, method.tree, method.acceptance, method.controller)
@@ -125,3 +119,17 @@ def _choice_of(model: type[BaseModel]) -> str:
     """The `kind` that selects this section; empty for a section without kinds."""
     default = model.model_fields["kind"].default if "kind" in model.model_fields else None
     return default if isinstance(default, str) else ""
+
+
+def json_schema(model: type[BaseModel]) -> str:
+    """The JSON schema of a job file, for editors, with the short forms: names of methods, and a prompt as text."""
+    schema = model.model_json_schema()
+    properties = schema["properties"]
+    if "prompt" in properties:
+        properties["prompt"] = {"anyOf": [{"type": "string"}, properties["prompt"]]}
+    if "method" in properties:
+        name = {"type": "string", "enum": method_names()}
+        properties["method"] = {"anyOf": [name, properties["method"]]}
+        candidates = schema["$defs"]["Auto"]["properties"]["candidates"]
+        candidates["items"] = {"anyOf": [name, candidates["items"]]}
+    return json.dumps({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}, indent=1) + "\n"

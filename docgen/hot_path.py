@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PROFILER = '''
+PROFILER = """
 import os, sys, threading
 _root = os.environ["HOT_PATH_ROOT"] + os.sep
 _file = open(os.path.join(os.environ["HOT_PATH_OUT"], str(os.getpid())), "a", buffering=1)
@@ -32,7 +32,7 @@ def _profile(frame, event, argument):
             _file.write(code.co_filename[len(_root):] + ":" + code.co_qualname.replace(" ", "") + "\\n")
 threading.setprofile(_profile)
 sys.setprofile(_profile)
-'''
+"""
 
 
 def record(root: Path, config: str, overrides: Sequence[str]) -> set[str]:
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Record one job and write the sorted listing."""
     parser = argparse.ArgumentParser(prog="python -m docgen.hot_path", description="Record the functions of a job.")
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout to run")
-    parser.add_argument("--config", default="configs/zoo_plain.yaml", help="the caption job")
+    parser.add_argument("--config", default="configs/jobs/zoo_caption_plain.yaml", help="the caption job")
     parser.add_argument("--out", type=Path, required=True, help="the file to write")
     parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
     arguments = parser.parse_intermixed_args(argv)

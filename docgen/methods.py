@@ -5,11 +5,16 @@ A method's page begins with its title, one sentence, and a line `**Mode:** lossl
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+import yaml
+
+from configs.compose import method_names, named_method
 from configs.load import load_job
+from configs.method import Method
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
@@ -62,43 +67,51 @@ def long_table(root: Path) -> str:
 
 
 def presets_page(root: Path) -> str:
-    """The four choices and the mode of every job file in `configs`."""
-    rows = []
-    for path in sorted((root / "configs").glob("*.yaml")):
-        model = KINDS[job_kind(path)]
-        job = load_job(model, path)
-        name = f"`{path.relative_to(root).as_posix()}`"
+    """The job files of `configs/jobs` and the methods of `configs/methods`."""
+    jobs = []
+    for path in sorted((root / "configs/jobs").glob("*.yaml")):
+        kind = job_kind(path)
+        job = load_job(KINDS[kind], path)
+        named = yaml.safe_load(path.read_text()).get("method", "")
         if isinstance(job, TrainDrafterJob):
-            rows.append([name, "train_drafter", f"`{job.head.kind}` head", "", "", "", ""])
-            continue
-        method = job.method
-        if method.auto is not None:
-            rows.append([name, job_kind(path), "`auto`", "", "", "", "lossless"])
-            continue
-        contexts = ", ".join(f"`{context.kind}`" for context in method.contexts) if method.drafter.kind == "model" else ""
+            named, mode = f"`{job.head.kind}` head", ""
+        else:
+            named, mode = f"`{named}`" if isinstance(named, str) else "its own", job.method.verify_mode
+        jobs.append([f"`{path.relative_to(root).as_posix()}`", kind, named, mode, comment_of(path)])
+    methods = []
+    for name in method_names():
+        method = Method.model_validate_json(json.dumps(named_method(name, "docgen")))
         drafted = method.drafter.kind != "none"
-        rows.append(
-            [
-                name,
-                job_kind(path),
-                f"`{method.drafter.kind}`",
-                contexts,
-                f"`{method.tree.kind}`" if drafted else "",
-                f"`{method.acceptance.kind}`",
-                method.verify_mode,
-            ]
-        )
+        contexts = ", ".join(context.kind for context in method.contexts) if method.drafter.kind == "model" else ""
+        choices = [method.drafter.kind, contexts, method.tree.kind if drafted else "", method.acceptance.kind]
+        comment = comment_of(root / f"configs/methods/{name}.yaml")
+        methods.append([f"`{name}`", *choices, method.verify_mode, comment])
     return page(
-        "Presets",
-        "Every shipped job file and the method it selects. `caption_*`, `synthesize_*` and `train_llamagen_*` name the "
-        "published models of a paper and have not been run here. `demo_*`, `zoo_*` and `train_zoo_*` use the shipped "
+        "Job files and methods",
+        "A job file of `configs/jobs` names a method of `configs/methods`; `method=NAME` on the command line selects "
+        "another one, and `method.tree.length=3` changes it. `caption_*`, `synthesize_*` and `train_llamagen_*` name "
+        "the published models of a paper and are unmeasured. `demo_*`, `zoo_*` and `train_zoo_*` use the shipped "
         "models and the data that `make demo` writes.",
-        table(("file", "job", "drafter", "contexts", "tree", "acceptance", "mode"), rows),
+        "## Job files",
+        table(("file", "job", "method", "mode", "content"), jobs),
+        "## Methods",
+        table(("method", "drafter", "contexts", "tree", "acceptance", "mode", "content"), methods),
     )
 
 
+def comment_of(path: Path) -> str:
+    """The leading comment of a YAML file, without indented example commands."""
+    lines = []
+    for line in path.read_text().splitlines():
+        if not line.startswith("#"):
+            break
+        if not line.startswith("#  "):
+            lines.append(line.removeprefix("# "))
+    return " ".join(lines).rstrip(":")
+
+
 def job_kind(path: Path) -> str:
-    """The kind of job that a preset is, by its name."""
+    """The kind of a job file, by its name."""
     if path.stem.startswith("train_"):
         return "train"
-    return "synthesize" if re.match(r"synthesize_|zoo_images_", path.stem) else "caption"
+    return "synthesize" if re.match(r"synthesize_|zoo_images", path.stem) else "caption"

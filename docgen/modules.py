@@ -23,7 +23,9 @@ def first_sentence(path: Path) -> str:
 
 def modules_page(root: Path) -> str:
     """A table for every room."""
-    parts = ["Imports point one way: `jobs` → `pipeline` → `actors` → `decoding` → `models`; `configs` is read by the first three."]
+    parts = [
+        "Imports point one way: `jobs` → `pipeline` → `actors` → `decoding` → `models`. The first three use `configs`."
+    ]
     for package in PACKAGES:
         for folder in sorted({path.parent for path in (root / package).rglob("*.py")}):
             found = sorted(path for path in folder.iterdir() if path.suffix in (".py", *SOURCES))
@@ -33,7 +35,9 @@ def modules_page(root: Path) -> str:
             if init.exists() and (sentence := first_sentence(init)):
                 parts.append(sentence)
             if modules:
-                parts.append(table(("module", "content"), [[f"`{path.name}`", first_sentence(path)] for path in modules]))
+                parts.append(
+                    table(("module", "content"), [[f"`{path.name}`", first_sentence(path)] for path in modules])
+                )
     return page("Modules", *parts)
 
 

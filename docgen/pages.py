@@ -12,7 +12,10 @@ REFERENCE = Path("docs/reference")
 def generate(root: Path) -> dict[Path, str]:
     """Path relative to `root` → text of every generated page, and of pages with generated parts."""
     made = {
-        **{REFERENCE / f"config-{job}.md": config.reference(job, command, model) for job, command, model in config.JOBS},
+        **{
+            REFERENCE / f"config-{job}.md": config.reference(job, command, model) for job, command, model in config.JOBS
+        },
+        **{REFERENCE / f"schema/{job}.json": config.json_schema(model) for job, _, model in config.JOBS},
         REFERENCE / "columns.md": columns.columns_page(),
         REFERENCE / "error-codes.md": columns.error_codes_page(root),
         REFERENCE / "metrics.md": columns.metrics_page(),

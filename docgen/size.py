@@ -1,8 +1,10 @@
-"""The size of the source tree: files, lines, fullest folder, hot path. Measured by `python -m docgen.size`.
+"""The size of the source tree: files, lines, fullest folder, hot path.
 
-    python -m docgen.size                       # measures this checkout into the column "after", rewrites docs/design/size.md
-    python -m docgen.size --hot-path FILES      # also the hot path, from the list that docgen.hot_path writes
+    python -m docgen.size                       # measures this checkout and rewrites docs/design/size.md
+    python -m docgen.size --hot-path FILE       # also the hot path, from the list that docgen.hot_path writes
     python -m docgen.size --column before --root OTHER_CHECKOUT
+
+Numbers are stored in `docgen/size.json`.
 """
 
 from __future__ import annotations
@@ -78,7 +80,10 @@ def count_lines(path: Path) -> int:
 def size_page() -> str:
     """The page, from the committed numbers."""
     results = json.loads(RESULTS.read_text())
-    rows = [[meaning, *(_shown(results[column].get(key)) for column in ("before", "after"))] for key, meaning in ROWS.items()]
+    rows = [
+        [meaning, *(_shown(results[column].get(key)) for column in ("before", "after"))]
+        for key, meaning in ROWS.items()
+    ]
     return page(
         "Size of the source tree",
         "Before (commit 7fbe96c) and after the modules were sorted into rooms. Measured by `python -m docgen.size`. "
