@@ -1,11 +1,14 @@
 # make demo       caption scenes and draw prompts with what ships, speculatively and plainly (sets itself up)
-# make test       the whole suite, warnings as errors (sets itself up)
+# make test       every promise once, five minutes, warnings as errors (sets itself up)
+# make test-fast  without Ray, compilers and whole engines (one minute)
+# make test-all   the whole suite
+# make test-product  the full product of the conformance suite
 # make check      ruff, mypy and the layers
+# make docs       build the documentation as a site in build/docs (sets itself up)
 # make bench      every method on the zoo, captions and images, and the tables made from it (no GPU needed)
 # make bench-engine  this engine alone: batches and lengths, where a step's time goes, long contexts (40 minutes)
 # make bench-gpu  this engine on one GPU, true shapes, with the python3 at hand (ten minutes; torch 2.11 and transformers)
 # make bench-peers  this engine beside transformers and vLLM on a CPU, in an environment that it makes (about an hour)
-# make test-all   also the full product of the conformance suite
 # make test-cluster  a node killed, a node drained, a fleet that grows and shrinks (six minutes; not beside another Ray)
 # make chaos      fifty kills of a job's driver in every phase, a hundred runs with attempts that overlap, and fifty kills
 #                 under Ray of each kind of process (a quarter of an hour)
@@ -14,7 +17,7 @@
 
 PY := .venv/bin/python
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-cluster check bench bench-engine bench-gpu bench-peers chaos
+.PHONY: help demo docs test test-fast test-all test-product test-cluster check bench bench-engine bench-gpu bench-peers chaos
 
 help:
 	@sed -n 's/^# //p' Makefile
@@ -26,11 +29,19 @@ help:
 demo: .venv/.installed
 	@$(PY) -m zoo.demo
 
+DESELECTED := not full and not gpu and not cluster
+
 test: .venv/.installed
-	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile
+	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile -m "$(DESELECTED) and not slow"
+
+test-fast: .venv/.installed
+	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile -m "$(DESELECTED) and not slow and not heavy"
 
 test-all: .venv/.installed
-	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile -m "not gpu and not cluster"
+	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile
+
+test-product: .venv/.installed
+	@$(PY) -m pytest -n auto --maxprocesses=4 --dist loadfile -m full
 	@$(PY) -m tests.conformance.product
 
 test-cluster: .venv/.installed
@@ -45,6 +56,15 @@ chaos: .venv/.installed
 	@$(PY) -m tests.chaos.kills
 	@$(PY) -m tests.chaos.overlaps
 	@$(PY) -m tests.chaos.deaths
+
+.venv-docs/.installed: pyproject.toml
+	@python3 -m venv .venv-docs
+	@.venv-docs/bin/python -m pip install -q --disable-pip-version-check --progress-bar off $$(python3 -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	@touch $@
+
+docs: .venv-docs/.installed
+	@.venv-docs/bin/sphinx-build -W -q -b html docs build/docs
+	@echo build/docs/index.html
 
 bench: .venv/.installed
 	@$(PY) -m benchmarks.methods

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import re
 from pathlib import Path
@@ -22,11 +23,9 @@ EXIT_STATUS = (
 def parser_of(module: str) -> argparse.ArgumentParser:
     """The parser that `python -m module --help` prints."""
     seen: list[argparse.ArgumentParser] = []
-    with mock.patch.object(argparse.ArgumentParser, "print_help", lambda parser, file=None: seen.append(parser)):
-        try:
-            importlib.import_module(module).main(["--help"])
-        except SystemExit:
-            pass
+    record = mock.patch.object(argparse.ArgumentParser, "print_help", lambda parser, file=None: seen.append(parser))
+    with record, contextlib.suppress(SystemExit):
+        importlib.import_module(module).main(["--help"])
     return seen[0]
 
 

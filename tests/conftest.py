@@ -3,8 +3,11 @@ examples of properties that are the same in every run."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests.tiers import markers_of
 
 torch.set_num_threads(1)
 # Hypothesis limits the seconds of an example and of drawing it, which a busy machine exceeds.
@@ -12,3 +15,9 @@ settings.register_profile(
     "repeatable", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("repeatable")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the tiers of a test; see `tests.tiers`."""
+    for name in markers_of(item.nodeid):
+        item.add_marker(name)

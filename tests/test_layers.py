@@ -1,8 +1,12 @@
-"""The layers: imports point one way, and importing initialises nothing and needs no Ray below the actors."""
+"""Layers and rooms: imports point one way, folders are small, and only backends depend on the device.
+
+Importing initialises nothing and needs no Ray below the actors.
+"""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,8 +15,20 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("jobs", "pipeline", "actors", "decoding", "models")
-FREE = ("zoo", "benchmarks", "tests")
+FREE = ("zoo", "benchmarks", "docgen", "tests")
 READS_CONFIGS = ("jobs", "pipeline", "actors")
+MAX_MODULES = 15
+FORMATS_AND_METHODS = (
+    "pipeline/sources",
+    "decoding/drafters",
+    "decoding/acceptance",
+    "decoding/contexts",
+    "decoding/trees",
+)
+"""Rooms of one module per format or method, which may have more modules."""
+DEVICE_WORDS = re.compile(
+    r"device\.type|\.is_cuda|torch\.cuda|torch\.compile|torch\._dynamo|torch\._inductor|torch\.backends"
+)
 NEVER_BELOW_ACTORS = ("ray", "pyarrow", "fsspec", "pandas", "duckdb")
 
 
@@ -111,3 +127,65 @@ import sys
 import actors.generate, pipeline.run.graph
 assert "torch" not in sys.modules
 """)
+
+
+# --- rooms ---------------------------------------------------------------------------------------------------------
+
+
+def rooms() -> dict[str, Path]:
+    """Dotted name → file of every module of the layers and of configs."""
+    found = {}
+    for package in (*LAYERS, "configs"):
+        for path in modules_of(package):
+            found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
+    return found
+
+
+def room_edges(modules: dict[str, Path]) -> dict[str, set[str]]:
+    """Folder → folders that its modules import from, lazy and type-only imports included; nested folders are one."""
+    edges: dict[str, set[str]] = {}
+    for path in modules.values():
+        for name in imports_of(path):
+            target = modules.get(name) or modules.get(name.rpartition(".")[0])
+            if target is None:
+                continue
+            own, other = (one.parent.relative_to(ROOT).as_posix() for one in (path, target))
+            if own != other and not f"{own}/".startswith(f"{other}/") and not f"{other}/".startswith(f"{own}/"):
+                edges.setdefault(own, set()).add(other)
+    return edges
+
+
+def cycle_of(edges: dict[str, set[str]]) -> list[str]:
+    """The nodes that are left when nodes without outgoing edges are removed repeatedly; empty if there is no cycle."""
+    left = {node: set(targets) for node, targets in edges.items()}
+    while done := [node for node, targets in left.items() if not targets & left.keys()]:
+        for node in done:
+            del left[node]
+    return sorted(left)
+
+
+def test_rooms_import_without_cycles() -> None:
+    assert cycle_of(room_edges(rooms())) == []
+
+
+def test_the_check_finds_a_cycle() -> None:
+    assert cycle_of({"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "e": {"a"}}) == ["a", "b", "c", "e"]
+    assert cycle_of({"a": {"b", "c"}, "b": {"c"}}) == []
+
+
+def test_rooms_are_small() -> None:
+    counts: dict[str, int] = {}
+    for path in rooms().values():
+        room = path.parent.relative_to(ROOT).as_posix()
+        counts[room] = counts.get(room, 0) + (path.name != "__init__.py")
+    assert {room: n for room, n in counts.items() if n > MAX_MODULES and room not in FORMATS_AND_METHODS} == {}
+
+
+def test_only_backends_depend_on_the_device() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix(): sorted(set(DEVICE_WORDS.findall(path.read_text())))
+        for layer in ("decoding", "models", "actors")
+        for path in modules_of(layer)
+        if not path.relative_to(ROOT).as_posix().startswith("models/backends/")
+    }
+    assert {path: words for path, words in found.items() if words} == {}

@@ -81,6 +81,6 @@ TELEMETRY = {
     "verify_ms": "the row's share of its batches' verification time",
     "batch_size_mean": "mean number of active slots over the row's steps",
     "degraded": "whether the drafter failed on this row, so that the row was decoded without it",
-    "extras": "JSON object: counters of single methods; `drafter_error` (code and message) if the drafter prompt failed; "
+    "extras": "JSON object: counters of methods; `drafter_error` (code and message) if the drafter prompt failed; "
     "`kernels` (the target's kernel path) in half precision",
 }

@@ -53,7 +53,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> metrics.EngineMetrics:
 
 
 def values(told: metrics.EngineMetrics) -> dict[str, list[tuple[Any, ...]]]:
-    return {name: made.told for name, made in told._made.items() if made.told}
+    return {name: made.told for name, made in told._metrics.items() if made.told}
 
 
 def result(*rows: tuple[str, str]) -> pa.Table:
@@ -145,9 +145,9 @@ def test_a_batch_without_drafts_is_told_as_off_and_one_that_nobody_chose_for_is_
 
 
 def test_every_series_says_which_job_and_method_it_is_of(told: metrics.EngineMetrics) -> None:
-    fixed = {tuple(made.fixed.items()) for made in told._made.values()}
+    fixed = {tuple(made.fixed.items()) for made in told._metrics.values()}
     assert fixed == {(("job_id", "job-1"), ("method", "sd-chain"))}
-    assert set(told._made) == set(metrics.METRICS)
+    assert set(told._metrics) == set(metrics.METRICS)
 
 
 def test_where_no_ray_runs_nothing_is_made() -> None:

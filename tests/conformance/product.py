@@ -1,4 +1,4 @@
-"""The full product of the conformance suite, run by `make test-all`; its result is committed beside it.
+"""The full product of the conformance suite, run by `make test-product`; its result is committed beside it.
 
 python -m tests.conformance.product      # every method × family × batch × mode; writes product.json
 

@@ -178,7 +178,7 @@ def test_the_engine_says_how_much_was_missed_prompts_included() -> None:
     assert all(missed == 0 for missed, one in zip(told, controller.outcomes, strict=True) if not one.levels)
     assert max(told) > 11 * 2, "eleven steps of several rows were missed"
     lengths = [len(toys.front_end("llama").encode(one.prompt, ())["input_ids"][0]) for one in long_requests()]
-    assert sum(outcome.reading.num_tokens for outcome in controller.outcomes) == sum(lengths)
+    assert sum(outcome.prefill.num_tokens for outcome in controller.outcomes) == sum(lengths)
 
 
 @pytest.mark.parametrize(

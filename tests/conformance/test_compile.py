@@ -65,7 +65,7 @@ def started(name: str) -> Engine:
     return engine
 
 
-# Tracing takes seconds each: two of them go over most of the code, `make test-all` runs the rest as well.
+# Tracing takes seconds each: two of them go over most of the code, `make test-product` runs the rest as well.
 ALWAYS = ("tabed", "sage+lvspec")
 
 

@@ -80,8 +80,8 @@ def a_request_is_lost_between_two_groups(patch: Patch) -> None:
 
     def wrong(self: Admission, max_requests: int, **options: Any) -> Any:
         taken = take(self, max_requests, **options)
-        if self.waiting:
-            self.waiting.popleft()
+        if self.queue.waiting():
+            self.queue.pop()
         return taken
 
     patch.setattr(Admission, "take", wrong)

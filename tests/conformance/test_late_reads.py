@@ -91,25 +91,25 @@ def test_a_row_that_ended_unseen_runs_once_more_and_its_slot_is_taken_right_afte
     assert 0 < late.stats.num_slot_steps - at_once.stats.num_slot_steps <= ended_by_eos
 
 
-def test_a_step_is_launched_before_the_one_before_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_launched_before_the_previous_one_is_processed(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(toys.target("llama"), Method(NoDrafter(), Chain(1), Exact()), 2, 96, async_output=True)
     seen: list[str] = []
-    launch, land = engine._launch, engine._land
+    launch, process = engine._launch, engine._process
 
     def launched() -> Any:
         seen.append("launch")
         return launch()
 
-    def landed(*flight: Any) -> Any:
-        seen.append("look")
-        return land(*flight)
+    def processed(*step: Any) -> Any:
+        seen.append("process")
+        return process(*step)
 
     monkeypatch.setattr(engine, "_launch", launched)
-    monkeypatch.setattr(engine, "_land", landed)
+    monkeypatch.setattr(engine, "_process", processed)
     engine.submit(replace(endless(30)[2], sample_id="one"))
     for _ in range(3):
         engine.step()
-    assert seen == ["launch", "launch", "look", "launch", "look"]
+    assert seen == ["launch", "launch", "process", "launch", "process"]
     assert engine.has_work
 
 

@@ -1,4 +1,4 @@
-"""Method × family × batch × mode: a pairwise covering set here, the full product by `make test-all`."""
+"""Method × family × batch × mode: a pairwise covering set here, the full product by `make test-product`."""
 
 from __future__ import annotations
 

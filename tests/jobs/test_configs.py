@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import get_args
 
 import pytest
-from pydantic import BaseModel
 
 from configs.acceptance import LanternAcceptance
 from configs.load import load_job, load_preset
 from configs.presets import JOBS, PRESETS, preset
-from configs.schema import CaptionJob, Weights
-from configs.section import Section
+from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
 from configs.trees import SageTree
@@ -109,35 +104,6 @@ def test_presets_have_the_gpus_that_their_weights_need() -> None:
         named = [weights.path.lower() for weights in (job.model.target, job.model.drafter) if weights is not None]
         need_gb = sum(gb for name in named for size, gb in WEIGHTS_GB.items() if f"-{size}" in name)
         assert need_gb <= max(1, job.pool.num_gpus) * GPU_GB, name
-
-
-@pytest.mark.parametrize("section", list(CaptionJob.model_fields))
-def test_the_readme_names_every_section(section: str) -> None:
-    assert f"`{section}`" in (ROOT / "README.md").read_text()
-
-
-def fields_of(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted path and default of every field; checkpoints, the source and the prompt are whole fields here."""
-    for name, field in model.model_fields.items():
-        if prefix + name in ("source", "prompt", "target"):
-            continue
-        default = "required" if field.is_required() else f"`{json.dumps(field.default, default=str)}`"
-        parts = get_args(field.annotation) or (field.annotation,)
-        sections = [part for part in parts if isinstance(part, type) and issubclass(part, Section)]
-        if not sections or any(issubclass(part, Weights) for part in sections):
-            yield prefix + name, default
-        for part in sections:
-            if not issubclass(part, Weights):
-                yield from fields_of(part, f"{prefix}{name}.")
-
-
-def test_the_page_on_training_names_every_field_with_its_default_and_no_other() -> None:
-    rows = [line.split("|") for line in (ROOT / "docs" / "training.md").read_text().splitlines() if "|" in line]
-    told = {row[1].strip(): row[2].strip() for row in rows if row[1].strip().startswith("`")}
-    expected: dict[str, str] = {}
-    for path, default in fields_of(TrainDrafterJob):
-        expected.setdefault(f"`{path}`", default)  # of several heads the default comes first
-    assert told == expected
 
 
 def test_some_captions_are_drafted_as_deep_as_measured_here_and_on_the_shipped_pair() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import av
 import numpy as np
 
-from configs.load import load_job
+from configs.load import load_preset
 from configs.schema import CaptionJob
 from zoo import demo_videos
 from zoo.world.motion import PROMPTS, render_motion
@@ -34,8 +34,8 @@ def test_files_are_lossy_mp4_of_motions_that_nobody_was_trained_on(tmp_path: Pat
 
 
 def test_the_presets_ask_what_the_demo_checks() -> None:
-    for path in demo_videos.CONFIGS.values():
-        assert load_job(CaptionJob, path).prompt.text == PROMPTS[demo_videos.PHRASING]
+    for name in demo_videos.CONFIGS.values():
+        assert load_preset(CaptionJob, name).prompt.text == PROMPTS[demo_videos.PHRASING]
 
 
 def test_lost_ids_errors_and_differing_texts_are_told() -> None:
