@@ -118,7 +118,7 @@ class EngineActor(Generic[Job, Pair]):
         raise NotImplementedError
 
     def _make_engine(self, slots: int, *choice: Any) -> SteppedEngine:
-        """A new engine with the job's method, or the given one."""
+        """A new engine with the configured method, or with `method`."""
         raise NotImplementedError
 
     def _make_plain_engine(self) -> SteppedEngine:

@@ -119,9 +119,9 @@ class DraftTree:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of acceptance: `path` (b, D + 1) nodes from the root, `n` (b,) accepted ones with the root, `next`
-    (b,) the target's own next token, `relaxed` (b, D + 1) nodes that differ from the target's choice. Optionally the
-    tokens `said` after each node of the path and their `logprobs` under the target's raw logits, both (b, D + 1) and
+    """The result of acceptance: `path` (b, D + 1) nodes from the root, `n` (b,) accepted nodes with the root, `next`
+    (b,) the target's next token, `relaxed` (b, D + 1) nodes that differ from the target's token. Optionally the
+    target's tokens `said` after each node of the path and their `logprobs` under its raw logits, both (b, D + 1) and
     undefined beyond `n`."""
 
     path: Tensor

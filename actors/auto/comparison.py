@@ -1,8 +1,7 @@
-"""Which of several methods takes least engine time for a sample, from blocks of rows that took turns.
+"""Statistics of a trial of methods: engine time per sample, fitted over blocks of rows.
 
-Owns the measure of one block, the fit over all blocks, and the intervals. All methods give the same tokens, so a
-sample's time is that of being admitted plus its tokens times the time of one. Knows seconds and counts; knows no
-engine, and not who decodes what when.
+All candidates return the same tokens, so the time of a sample is its admission time plus its token count times the time
+per token. This module computes the fit over all blocks and the confidence intervals.
 """
 
 from __future__ import annotations
@@ -76,12 +75,12 @@ class Recorder:
     num_submitted: int = 0
     rows: list[Row] = field(default_factory=list)
     is_over: bool = False
-    """Whether no more rows are to come in; told by whoever fills it."""
+    """Whether the block is complete; set by the caller."""
     steps: list[Step] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
-        """Of all rows, after the first of each, which its prefill gave."""
+        """Tokens of all rows without the first of each row, which the prefill returns."""
         return sum(row.num_tokens for row in self.rows)
 
     @property
@@ -121,9 +120,9 @@ class Recorder:
 
 
 def fit_steps(steps: Sequence[Step]) -> tuple[float, float]:
-    """Seconds of a step that admits nobody, and of admitting one row, by least squares over `steps`.
+    """Seconds of a step without admission, and of admitting one row, by least squares over `steps`.
 
-    Where every step admits the same number the two cannot be told apart, and what is given adds up to the right sum.
+    If every step admits the same number of rows, the two are not identifiable; only their sum is then correct.
     """
     seconds = np.asarray([step.seconds for step in steps])
     factors = np.asarray([[1.0, step.num_admitted] for step in steps])
@@ -172,7 +171,7 @@ class Comparison:
         return math.exp(self._contrast(name)[0])
 
     def is_slower(self, name: str) -> bool:
-        """Whether the interval of its difference to the best lies above zero."""
+        """Whether the confidence interval of the difference to the best method is above zero."""
         difference, margin = self._contrast(name)
         return difference > 0 and difference - margin > 0
 

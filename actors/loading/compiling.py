@@ -1,4 +1,4 @@
-"""Which models of a pair are compiled or captured, decided when an engine starts. Knows nothing of how."""
+"""Decides which models of a pair are compiled or captured when an engine starts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Checking and loading the heads that ride on a target (EAGLE, Medusa), which are no models of their own.
-
-Knows the heads' checkpoints and the target's sizes. Knows no rows and no Ray.
-"""
+"""Checks and loads heads of a target (EAGLE, Medusa)."""
 
 from __future__ import annotations
 

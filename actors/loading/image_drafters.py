@@ -1,6 +1,6 @@
-"""Checking and loading what image targets and drafters are made of: LlamaGens, text encoders, EAGLE and Medusa heads.
+"""Checks and loads the parts of an image pair: LlamaGen models, text encoders, EAGLE and Medusa heads.
 
-Knows checkpoints and sizes; how a pair is put together is `actors.loading.image_pair`'s business.
+`actors.loading.image_pair` combines them.
 """
 
 from __future__ import annotations
@@ -88,10 +88,10 @@ def _check_medusa(config: SynthesizeJob, path: str, heads: MedusaShape, target: 
 
 
 def load_gpt_target(where: str, weights: Weights, guided: bool) -> LlamaGenTarget:
-    """Load a LlamaGen as a target, or as an independent drafter; `guided` gives it an unconditional lane.
+    """Load a LlamaGen model as a target or as a drafter; with `guided` it has an unconditional lane.
 
     Raises:
-        ConfigError: it is missing or torn.
+        ConfigError: the checkpoint is missing or damaged.
     """
     gpt = read_at(where, weights, lambda ref: load_gpt(ref, weights.dtype, place_of(weights)))
     return LlamaGenTarget(gpt, None, guided, weights.path)

@@ -1,8 +1,7 @@
-"""The only place that loads an image pair: LlamaGen, its drafter, its VQ model and text encoder, checked together.
+"""Loads image pairs: LlamaGen, its drafter, its VQ model and text encoder, checked against each other.
 
 `check` reads sizes and headers and runs on the driver before anything starts; `load` and `load_painter` read weights,
-each in its own actor. Knows checkpoints and the method's parts; knows no rows and no Ray. Pairs that make text are
-`actors.loading.pair`'s.
+each in its own actor. `actors.loading.pair` loads text pairs.
 """
 
 from __future__ import annotations
@@ -176,7 +175,7 @@ def check(config: SynthesizeJob) -> ImagePairInfo:
         check_drafter(config, model.drafter, target)
         refs["drafter"] = model.drafter
     revisions = {
-        # A text encoder is told by its hub commit, so that nobody has to fetch its decoder to hash it.
+        # A text encoder is identified by its hub commit, so that its decoder need not be downloaded and hashed.
         name: read_at(f"model.{name}", weights, _text_revision if name == "condition" else revision_of)
         for name, weights in refs.items()
     }

@@ -69,13 +69,13 @@ def build_method(
     target: TargetModel,
     codebook: Tensor | None = None,
 ) -> Method:
-    """Parts for one engine over `target`. Parts hold per-slot state, so each engine needs its own.
+    """Parts of a method for one engine over `target`. Parts hold state per slot, so each engine needs its own.
 
-    `codebook` (V, code_dim) are an image target's codes as they are stored, for a rule that asks which are alike.
+    `codebook` (V, code_dim) holds the stored codes of an image target, for rules that compare codes.
 
     Raises:
-        CodebookError: the codebook is not the target's, or too small for the rule.
-        ConfigError: the drafter has none of the tokens that it may say, or no output layer with rows.
+        CodebookError: the codebook does not belong to the target, or is too small for the rule.
+        ConfigError: the drafter has none of the draft vocabulary, or no output layer with rows.
     """
     drafter: Drafter
     if isinstance(config.drafter, choices.NoDrafter):
@@ -98,7 +98,7 @@ def build_method(
         merge = _merge(config.drafter.ensemble, len(contexts))
         if target.num_lanes > 1:
             assert len(contexts) == 1, "the schema lets no ensemble through for an image model"
-            # A guided target's drafter sees what the target sees, lane by lane.
+            # The drafter of a guided target has the same lanes as the target.
             contexts, merge = [*contexts, Unconditional()], Guided()
         model = slice_model(drafter_model, config.drafter.vocabulary, target)
         drafter = ModelDrafter(model, contexts, target.vocab_size, merge)
@@ -113,7 +113,7 @@ def build_method(
 
 
 def plain_method() -> Method:
-    """The parts of plain decoding, whatever the job's method is."""
+    """The parts of plain decoding."""
     return Method(NoDrafter(), Chain(1), Exact())
 
 
@@ -142,7 +142,7 @@ def build_lantern(choice: rules.LanternAcceptance, codebook: Tensor, vocab_size:
 
 
 def static_paths(choice: choices.StaticTree) -> Sequence[tuple[int, ...]]:
-    """The paths of a fixed tree, however it was given."""
+    """The paths of a static tree."""
     if choice.name is not None:
         return NAMED_PATHS[choice.name]
     return choice.paths or branching_paths(choice.branching)

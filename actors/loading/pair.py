@@ -1,7 +1,6 @@
-"""The only place that loads a pair: drafter and target, checked against each other.
+"""Loads pairs of a target and a drafter, checked against each other.
 
-`check` is cheap and runs on the driver before anything starts; `load` reads the weights, in the actor. Knows
-checkpoints and the method's parts; knows no rows and no Ray.
+`check` is cheap and runs on the driver before anything starts; `load` reads the weights in the actor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""How many slots an engine gets where the job leaves it to the memory that is free (`pool.slots: auto`).
+"""The number of slots of an engine under `pool.slots: auto`, from free device memory.
 
-Asked once, when an actor's models are loaded. Knows what a slot of each model takes, the pool's sizes, and what else
-wants memory; nothing of engines at work.
+Computed once, after an actor has loaded its models, from the bytes per slot of each model.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from models.kv.slot_memory import position_bytes
 logger = logging.getLogger(__name__)
 
 LOGIT_COPIES = 6
-"""Tensors as large as a step's logits, in fp32, that are alive at once: raw, warped, noise and what is made of them."""
+"""Tensors of the size of the step's logits in fp32 that exist at once: raw, warped, noise and temporaries."""
 
 Sizes = Counter[torch.device]
 
@@ -38,9 +37,9 @@ def count_slots(
     max_context_tokens: int,
     usable: Callable[[EnginePool, torch.device], int] | None = None,
 ) -> tuple[int, str]:
-    """As many slots as fit beside loaded models, whichever of `methods` decodes, at least one; and why, in words.
+    """The number of slots that fit beside the loaded models for every one of `methods`, at least one, and the reason.
 
-    `usable` says how many bytes of a device there are for slots, as `usable_bytes` does.
+    `usable` returns the bytes of a device for slots; see `Backend.usable_bytes`.
     """
     usable = usable or usable_bytes
     in_flight = pool.max_batches_in_flight * pool.batch_rows

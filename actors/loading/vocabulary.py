@@ -1,7 +1,4 @@
-"""Which tokens a drafter may say, from the job's choice of a list or a number; and heads and models that keep those.
-
-Knows the list's file and the sizes of models. Knows no drafters at work.
-"""
+"""The draft vocabulary: token ids from a list or a number, and heads and models sliced to them."""
 
 from __future__ import annotations
 
@@ -47,10 +44,10 @@ def check_vocabulary(choice: DraftVocabulary, where: str, front_end: FrontEnd) -
 
 
 def drafted_ids(choice: DraftVocabulary, target: TargetModel, num_rows: int) -> list[int]:
-    """The ids, of the first `num_rows` that the drafter has, that it may say; what ends a text is always among them.
+    """The ids among the first `num_rows` that may be drafted; EOS tokens are always included.
 
     Raises:
-        ConfigError: none is left.
+        ConfigError: no id remains.
     """
     most = min(num_rows, target.vocab_size)
     if choice.path is not None:

@@ -25,15 +25,15 @@ class Journal(Protocol):
     """Interface of the journal for one stage. Every call returns after the entry is durable."""
 
     def begin(self, who: str, keys: Sequence[str]) -> list[int]:
-        """Process `who` takes these rows; returns how many deaths each was in flight at."""
+        """Record that process `who` takes these rows; return how many deaths each row was in flight at."""
         ...
 
     def running(self, who: str, keys: Sequence[str]) -> None:
-        """Of its suspect rows, `who` runs exactly these."""
+        """Record that `who` runs exactly these of its suspect rows."""
         ...
 
     def end(self, who: str, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> None:
-        """`who` has finished these rows with `num_results` output rows; `errors` counts failed ones by code.
+        """Record that `who` finished these rows with `num_results` output rows; `errors` counts failed rows by code.
 
         Raises:
             ErrorBudgetSpent: too many rows failed; the job must stop.

@@ -1,7 +1,6 @@
-"""A target with the head that learns from it, loaded for one worker.
+"""A target and the head that is trained for it, loaded for one worker.
 
-The only place that knows which families can be taught and what each needs beside its weights. Knows no rows' files and
-no optimisation.
+This module lists the families with trainable heads and the parts that each needs besides its weights.
 """
 
 from __future__ import annotations
@@ -69,10 +68,10 @@ class Learner:
 
 
 def check_target(job: TrainDrafterJob) -> str:
-    """Look at the job's checkpoints without reading weights; gives the target's revision.
+    """Check the job's checkpoints without reading weights; return the target's revision.
 
     Raises:
-        ConfigError: one is missing or unreadable, or does not fit the others; names the dotted path.
+        ConfigError: a checkpoint is missing, unreadable, or does not fit the others; names the dotted path.
     """
     if job.image is None:
         return read_at("target", job.target, lambda ref: checkpoints.revision_of(ref, checkpoints.read_config(ref)))
@@ -92,10 +91,10 @@ def check_target(job: TrainDrafterJob) -> str:
 
 
 def load_learner(job: TrainDrafterJob) -> Learner:
-    """Load the target, make a fresh head for it, and what turns rows into lessons.
+    """Load the target, make a new head for it, and the function that turns rows into training samples.
 
     Raises:
-        ConfigError: a checkpoint is missing, torn or of an unsupported kind; names the dotted path.
+        ConfigError: a checkpoint is missing, damaged or of an unsupported kind; names the dotted path.
     """
     if job.image is None:
         target = load_target(job.target, "target")

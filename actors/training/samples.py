@@ -1,7 +1,6 @@
-"""From decoded rows to lessons, and from a taught head to what is reported of it.
+"""Training samples from decoded rows, and the report of a trained head.
 
-Owns what one row means to a target: a text's answer, or an image's codes after its condition. Knows no sources, no
-workers and no losses (`models.heads.training`).
+A sample is the answer to a text prompt, or the codes of an image after its condition.
 """
 
 from __future__ import annotations
@@ -65,10 +64,10 @@ class Lessons(Protocol):
     """What rows mean to one target."""
 
     def lesson(self, row: Row, ordinal: int | None) -> Lesson:
-        """A row to learn from; `ordinal` keys what is drawn for it, None draws nothing (held-out rows).
+        """The training sample of a row; `ordinal` seeds its random draws, None draws nothing (held-out rows).
 
         Raises:
-            LessonError: it teaches nothing.
+            LessonError: the row has no tokens to train on.
         """
         ...
 
@@ -118,11 +117,11 @@ class CodesOf(Protocol):
 
 
 class ImageLessons:
-    """Conditions followed by an image's codes; of `null_share` of the rows the condition is taken away.
+    """Conditions followed by the codes of an image; the condition of `null_share` of the rows is dropped.
 
-    It is taken away as guidance does it: the lesson is the row's *second* lane, which has the null embeddings under the
-    padding of the first (LANTERN's data has them under none, which no decoding ever shows a drafter). `target` has to
-    have both lanes.
+    As in guidance, a dropped condition makes the sample the row's *second* lane, with null embeddings at the padding of
+    the first. LANTERN's training data has none there, which decoding never shows a drafter. `target` must have both
+    lanes.
     """
 
     def __init__(self, target: TargetModel, job: schema.TrainDrafterJob, codes_of: CodesOf | None) -> None:
@@ -141,7 +140,7 @@ class ImageLessons:
             lanes = self._target.encode_lanes(_text(row.messages), (), row.condition)
         except PromptError:
             raise LessonError("prompt_refused") from None
-        # The target itself says the first token; drafting begins behind it.
+        # The target decodes the first token; drafting starts after it.
         num_known = 1 if self._image.teach_first_draft else 2
         return make_lesson(self._target, lanes[self.is_null(ordinal)], codes, num_known)
 
@@ -169,7 +168,7 @@ class ImageLessons:
 
 
 def _text(messages: Sequence[dict[str, Any]]) -> str:
-    """What the user's turns say."""
+    """The text of the user turns."""
     parts = [part for turn in messages if turn["role"] == "user" for part in turn["content"]]
     return "".join(part["text"] for part in parts if part["type"] == "text")
 
@@ -217,7 +216,7 @@ def acceptance(
     with torch.inference_mode():
         told = [done.telemetry for done in engine.run(requests) if done.error is None]
     if isinstance(task, EagleTask):
-        # The engine runs the layer under its own attention; a lesson runs it under transformers'.
+        # The engine runs the layer with its own attention; training uses that of transformers.
         task.network.set_attn_implementation("sdpa")
     steps = sum(one.num_spec_steps for one in told)
     accepted = sum(one.num_accepted_draft_tokens for one in told)

@@ -1,7 +1,6 @@
-"""A tree seen as its root-to-leaf branches, each of which a blockwise rule judges on its own.
+"""Root-to-leaf branches of trees, for rules that judge a branch as a block.
 
-A chain has one branch. Every row of a batch may have a tree of its own shape: branches are found from the parents, on
-the device. Knows no tokens and no probabilities.
+A chain has one branch. Rows may have trees of different shapes; branches are computed from the parents on the device.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from decoding.tree import DraftTree
 
 @dataclass(frozen=True)
 class Branches:
-    """The branch that ends at each node: `member` (b, L, N) says which drafts stand on branch ℓ, the root left out;
-    `length` (b, L) how many they are; `is_whole` (b, L) whether node ℓ is a leaf, so that the branch is a whole block.
-    L = N: branches are numbered by their last node.
+    """The branch that ends at each node: `member` (b, L, N) the drafts of branch ℓ without the root; `length` (b, L)
+    their number; `is_whole` (b, L) whether node ℓ is a leaf, so that the branch is a whole block. L = N: branches are
+    numbered by their last node.
 
     Example: a root with the chain 1 → 2 and the leaf 3 has the whole branches {1, 2} (number 2) and {3} (number 3).
     """

@@ -1,7 +1,4 @@
-"""What the target itself takes after every node: the token that every rule compares drafts with.
-
-Knows noise and sampling, and nothing of trees' paths.
-"""
+"""The target's token after every node, with which all rules compare drafts."""
 
 from __future__ import annotations
 

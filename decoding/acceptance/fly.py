@@ -1,8 +1,7 @@
-"""FLy: a mismatch passes where the target itself was unsure and the drafts soon agree with it again.
+"""FLy: accepts a mismatch if the target is uncertain there and the following drafts match again.
 
-Two tests: an entropy gate at the mismatch, and a deferred window of drafts after it that must all be the target's own
-choice (Li et al. 2025, "Training-Free Loosely Speculative Decoding", arXiv 2511.22972). Judges each branch as a block;
-knows no images.
+Two tests: an entropy gate at the mismatch, and a deferred window of drafts after it that must all match the target (Li
+et al. 2025, "Training-Free Loosely Speculative Decoding", arXiv 2511.22972). Each branch is judged as a block.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from decoding.contracts import Judgement
 
 
 class Fly(RelaxedRule):
-    """Relax a mismatch whose gate entropy is at least `min_entropy` and that `window` matches follow.
+    """Relax a mismatch whose gate entropy is at least `min_entropy` and that is followed by `window` matches.
 
-    `window` counts the matches *after* the mismatch; 0 leaves the gate alone (FLy⊖). `block_end` says which last drafts
-    of a block are strict: "fit" those whose window does not fit, "margin" one more. `top` probabilities make the
-    entropy. An infinite `min_entropy` relaxes nothing.
+    `window` counts the matches *after* the mismatch; 0 uses the gate only (FLy⊖). `block_end` selects the strict drafts
+    at the end of a block: "fit" those whose window does not fit, "margin" one more. The entropy is computed over the
+    `top` probabilities. An infinite `min_entropy` relaxes nothing.
     """
 
     def __init__(

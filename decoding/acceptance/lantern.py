@@ -1,11 +1,10 @@
-"""LANTERN: a code of an image is taken for another that looks like it, as far as the target's distribution allows.
+"""LANTERN: accepts an image code if the target prefers a similar code, within a bound on the distortion.
 
-Each draft x̃ stands for its neighbourhood A(k, δ) (Jang et al. 2024, "LANTERN", section 3.3, arXiv 2410.03355; as there,
-q is the target's distribution). Greedy rows take x̃ where it is the argmax once its neighbours' probability is its own.
-Sampled rows take it where the target's draw y = argmax(log q + g) falls into A(k, δ): a certain draft that was picked
-without g is then taken with the paper's probability, Σ of q over A(k, δ), and y, where it is not, has the paper's
-residual distribution; `lantern_residual` draws both as the papers do. The token after the path is the target's own.
-Knows no codebooks: neighbours come as a table.
+Each draft x̃ has a neighbourhood A(k, δ) (Jang et al. 2024, "LANTERN", section 3.3, arXiv 2410.03355; as there, q is
+the target's distribution). Greedy rows accept x̃ if it is the argmax after its neighbours' probability is added to its
+own. Sampled rows accept it if the target's draw y = argmax(log q + g) is in A(k, δ). A certain draft that was selected
+without g is then accepted with the paper's probability, Σ of q over A(k, δ); otherwise y has the paper's residual
+distribution. `lantern_residual` draws both as the papers do. The token after the path is the target's own.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from decoding.contracts import EngineSpec, Judgement
 
 
 class Lantern(RelaxedRule):
-    """Relax a mismatch whose draft is close to what the target takes; `table` (V, …) and options as `Neighbourhood`.
+    """Relax a mismatch whose draft is close to the target's token; `table` (V, …) and options as in `Neighbourhood`.
 
-    Of siblings that pass, a sampled row takes the first, as if they were tried in turn, and a greedy row follows
-    whichever leads furthest. `delta` 0 (λ = 1 for "multiplicative") relaxes nothing.
+    Of several accepted siblings, a sampled row takes the first, as if they were tried in turn; a greedy row follows the
+    one with the longest path. `delta` 0 (λ = 1 for "multiplicative") relaxes nothing.
     """
 
     def __init__(
@@ -63,7 +62,7 @@ class Lantern(RelaxedRule):
 
 
 def _at_drafts(judgement: Judgement, tokens: Tensor) -> Tensor:
-    """The target's probabilities (b, N, m) of `tokens` (b, N, m) where each draft stands."""
+    """The target's probabilities (b, N, m) of `tokens` (b, N, m) at the position of each draft."""
     logits = judgement.warped
     above = judgement.tree.parents.clamp_min(0)
     place = above[:, :, None] * logits.shape[-1] + tokens

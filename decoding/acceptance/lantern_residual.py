@@ -1,9 +1,9 @@
-"""LANTERN as its papers draw: accept by ratio of probabilities, else draw from what the refused drafts left.
+"""LANTERN with the draws of its papers: accept by the ratio of probabilities, else draw from the residual.
 
-A draft x̃ from p is taken with probability min(1, Σ of q over A(k, δ) / p(x̃)) (LANTERN, Algorithm 1, arXiv 2410.03355;
-on static trees LANTERN++, Park et al. 2025, arXiv 2502.06352). Letters are the papers': q the target's distribution,
-p the drafter's. What is left of q after a refusal differs between paper and public code; both are here. Drafts, draws
-and trees are as in `rejection`, and so is everything at δ = 0.
+A draft x̃ from p is accepted with probability min(1, Σ of q over A(k, δ) / p(x̃)) (LANTERN, Algorithm 1, arXiv
+2410.03355; on static trees LANTERN++, Park et al. 2025, arXiv 2502.06352). As in the papers, q is the target's
+distribution and p the drafter's. Paper and public code use different residuals of q after a rejection; both are
+implemented. Drafts, draws and trees are as in `rejection`, and δ = 0 equals it.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Residual = Literal["paper", "code"]
 
 
 class LanternResidual(Lantern):
-    """Sampled rows by ratio and residual; greedy rows as in `Lantern`, and options as there.
+    """Sampled rows by ratio and residual; greedy rows and options as in `Lantern`.
 
-    `residual` "paper" is [q_{k,δ} − p]₊, which empties the drafts' A(k, δ), made of the target's distribution. "code"
-    makes A(k, δ) of what is left of it; a refused draft that had gathered anything empties the first neighbours of its
-    row, one more than are looked at: in the target where drafts are certain, in the drafter's distribution, before it
-    is subtracted, where they were drawn; and when nothing is left, everything is.
+    `residual` "paper" is [q_{k,δ} − p]₊, which removes the drafts' A(k, δ), computed from the target's distribution.
+    "code" computes A(k, δ) from the remaining distribution. A rejected draft with gathered mass removes the first
+    neighbours of its row, one more than are examined: from the target if drafts are certain; from the drafter's
+    distribution before it is subtracted if they were drawn. If nothing remains, everything is used.
     """
 
     draft_stream = Stream.DRAFT

@@ -1,9 +1,9 @@
-"""LVSpec: strict where a draft speaks of what is seen, loose elsewhere.
+"""LVSpec: strict acceptance of visually relevant drafts, relaxed acceptance of others.
 
-In a block of K drafts the ⌊λK⌋ with the lowest visual relevance may differ from the target's choice (Eq. 9, 10), and so
-may a draft whose place the target would give to a token that stands elsewhere in the block (position shift, Eq. 11).
-"See the Forest for the Trees: Loosely Speculative Decoding via Visual-Semantic Guidance", 2026. A tree is judged branch
-by branch and the longest accepted one wins (appendix E). Knows nothing of how drafts were made.
+In a block of K drafts the ⌊λK⌋ with the lowest visual relevance may differ from the target's token (Eq. 9, 10), and so
+may a draft if the target's token at its position occurs elsewhere in the block (position shift, Eq. 11). "See the
+Forest for the Trees: Loosely Speculative Decoding via Visual-Semantic Guidance", 2026. A tree is judged branch by
+branch, and the longest accepted branch wins (appendix E).
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from models.kv.lanes import SlotBatch
 
 
 class LVSpec(RelaxedRule):
-    """Loosen the share `loose` (λ) of each block that is least relevant to the `top_visual` (N) nearest visual states.
+    """Relax the share `loose` (λ) of each block with the least relevance to the `top_visual` (N) nearest visual states.
 
-    `position_shift` also takes a draft where the target's own token stands somewhere in the block. In a sample without
-    visual columns nothing tells filler from content, so no position is loosened there. `loose` 0 without
-    `position_shift` relaxes nothing.
+    `position_shift` also accepts a draft if the target's token occurs elsewhere in the block. A sample without visual
+    tokens has no relevance, so no position is relaxed there. `loose` 0 without `position_shift` relaxes nothing.
 
-    `relevance_of` says what stands for a draft: "draft", the target's state at the draft's own position (the paper);
-    "before", the state that predicted its place; "embedding", its input embedding, against embedded images (an ablation
-    of the paper).
+    `relevance_of` selects the state of a draft: "draft", the target's state at the draft's position (the paper);
+    "before", the state that predicted the position; "embedding", its input embedding, compared with embedded images (an
+    ablation of the paper).
     """
 
     def __init__(
@@ -77,7 +76,7 @@ class LVSpec(RelaxedRule):
         return rank < quota[:, :, None]
 
     def _states(self, judgement: Judgement) -> Tensor:
-        """What stands for each draft, (b, N, D)."""
+        """The states of the drafts, (b, N, D)."""
         tree, hidden = judgement.tree, judgement.hidden[:, 0]
         if self.relevance_of == "draft":
             return hidden
@@ -88,6 +87,6 @@ class LVSpec(RelaxedRule):
 
     @staticmethod
     def _shifted(judgement: Judgement, seen: Mismatches) -> Tensor:
-        """Drafts (b, L, N) whose place the target gives to a token that some draft of the branch is."""
+        """Drafts (b, L, N) at whose position the target's token equals some draft of the branch."""
         same = judgement.tree.tokens[:, :, None] == seen.wanted[:, None, :]  # (b, j, i)
         return seen.branches.count(torch.ones_like(seen.match), same) > 0

@@ -1,8 +1,8 @@
-"""A(k, δ): the neighbours of a draft that may stand in for it, as many as a bound on the target's distortion allows.
+"""A(k, δ): the neighbours whose probability a draft may use, within a bound on the distortion.
 
-Moving the probability of a draft's neighbours onto the draft distorts the target's distribution q. Neighbours are added
-nearest first for as long as the distortion stays within δ (Jang et al. 2024, "LANTERN", section 3.3, arXiv 2410.03355).
-Owns the table of neighbours and the bound; knows no trees and no draws. Shapes: n neighbours looked at, V vocabulary.
+Moving the probability of a draft's neighbours to the draft distorts the target's distribution q. Neighbours are added
+nearest first while the distortion is within δ (Jang et al. 2024, "LANTERN", section 3.3, arXiv 2410.03355). Shapes: n
+examined neighbours, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _TINY = 1e-60
 
 
 def jensen_shannon(own: Tensor, moved: Tensor) -> Tensor:
-    """Divergence in nats of q from q with mass `moved` taken from other tokens onto one of probability `own`; float64.
+    """Divergence in nats between q and q with mass `moved` from other tokens to one of probability `own`; float64.
 
     With m = moved, JSD = ½ · [m · ln 2 + (own + m) · ln((own + m) / (own + m/2)) + own · ln(own / (own + m/2))]:
-    emptied tokens add their mass times ln 2, whoever they are, and all others nothing. It rises with m, from 0 at m = 0
-    (the slope is ½ · ln(4 (own + m) / (2 own + m)) ≥ ½ · ln 2), so a longest prefix is found by comparing sums.
+    emptied tokens add their mass times ln 2, and all others nothing. It increases with m, from 0 at m = 0 (the slope is
+    ½ · ln(4 (own + m) / (2 own + m)) ≥ ½ · ln 2), so the longest prefix is found by comparing sums.
     """
     half = moved / 2
     middle = (own + half).clamp_min(_TINY)
@@ -39,7 +39,7 @@ def jensen_shannon(own: Tensor, moved: Tensor) -> Tensor:
 
 
 WITHIN: dict[Divergence, Callable[[Tensor, Tensor, float], Tensor]] = {
-    # Half of |q − q'| is what was taken and half what was added, so the total variation is the mass that moved.
+    # Half of |q − q'| is removed mass and half is added mass, so the total variation is the moved mass.
     "tvd": lambda own, moved, bound: moved <= bound,
     "jsd": lambda own, moved, bound: jensen_shannon(own, moved) <= bound,
     # LANTERN++: own + moved ≤ λ · own.
@@ -49,11 +49,11 @@ WITHIN: dict[Divergence, Callable[[Tensor, Tensor, float], Tensor]] = {
 
 
 class Neighbourhood:
-    """The neighbours (V, …) of all tokens, nearest first, and how many of them a bound `delta` lets in.
+    """The neighbours (V, …) of all tokens, nearest first, and how many of them are within the bound `delta`.
 
-    `k` counts the draft itself, as the paper has it; with `k_counts_draft` False it counts neighbours, as the public
-    code has it. `delta` bounds the `divergence`; for "multiplicative" it is LANTERN++'s λ: what a draft gathers,
-    its own probability included, is at most λ times its own. Special tokens neither lend their probability nor borrow.
+    `k` counts the draft itself, as in the paper; with `k_counts_draft` False it counts neighbours, as in the public
+    code. `delta` bounds the `divergence`; for "multiplicative" it is λ of LANTERN++: the gathered probability of a
+    draft, its own included, is at most λ times its own. Special tokens neither lend nor receive probability.
     """
 
     def __init__(self, table: Tensor, k: int, delta: float, divergence: Divergence, k_counts_draft: bool) -> None:
@@ -78,7 +78,7 @@ class Neighbourhood:
             raise ValueError(
                 f"{self.num_neighbours} neighbours are to be looked at, and the table holds {num_kept} of each code"
             )
-        # One more than is looked at: what the public code zeroes. A code of a small codebook may not have it.
+        # One more than is examined: the public code zeroes it. A code of a small codebook may not have it.
         self._near = self.table[:, : self.num_neighbours + 1].to(spec.device, torch.long).contiguous()
         # Codes of images have no special ones, and then nothing has to be looked up.
         self._is_special = special_tokens(spec) if spec.special_ids | spec.eos_ids else None

@@ -1,7 +1,7 @@
-"""Random relaxation: the control that every informed rule has to beat at equal acceptance.
+"""Random relaxation: the control of informed rules at equal acceptance.
 
-A mismatch passes with a fixed probability, whatever it says. The draws are the sample's own (stream RULE), so they
-depend on neither batch nor retries. Knows no models.
+A mismatch is accepted with a fixed probability. Draws are keyed by sample (stream RULE), so they do not depend on batch
+or retries.
 """
 
 from __future__ import annotations
@@ -26,5 +26,5 @@ class RandomRelaxation(RelaxedRule):
             [judgement.noise.uniform(Stream.RULE, sibling) for sibling in range(tree.max_siblings)], dim=-1
         )  # (b, depths, siblings)
         place = (tree.depth - 1).clamp_min(0) * tree.max_siblings + tree.sibling_rank()
-        # The root's rank is 0 as well, and nobody asks for it.
+        # The root's rank is 0 as well, but it is not read.
         return (draws.flatten(1).gather(1, place) < self.probability)[:, None]

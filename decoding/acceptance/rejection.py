@@ -1,10 +1,10 @@
-"""Lossless in distribution: accept by probability ratio, else draw from the residual.
+"""Lossless in distribution: accept by the ratio of probabilities, else draw from the residual.
 
 A chain is Leviathan, Kalman, Matias 2023, Algorithm 1 (arXiv 2211.17192). Siblings are drawn without replacement (the
-policy ranks by log q + independent Gumbel noise), and each is tried against what the earlier ones left of the target's
-mass: p ← norm(max(p − q, 0)), q ← q without the tried token, renormalised. Drafts that were picked and not drawn (top-k
-children, look-ups) are certain: q is 1 at the tried token, so x is taken with its remaining mass, and refusing it sets
-that mass to zero. Dividing by the drafter's probability would be wrong there.
+policy ranks by log q + independent Gumbel noise). Each is compared with the target's mass that remains after earlier
+siblings: p ← norm(max(p − q, 0)), q ← q without the tried token, renormalised. Drafts that were selected instead of
+drawn (top-k children, look-ups) are certain: q is 1 at the tried token, so x is accepted with its remaining mass, and
+rejecting it sets that mass to zero. Dividing by the drafter's probability would be wrong there.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from decoding.tree import Verdict
 
 @dataclass(frozen=True)
 class Trial:
-    """One draft of every row before the target: `law` (b, V) its distribution after the draft's parent, `mass` (b, V)
-    what refused siblings left of it, `token` (b,) the draft, `drawn_from` (b, V) what it was drawn from given those
-    siblings; where a draft is certain that is 1 at the draft, and `is_certain` says so."""
+    """One draft per row to verify: `law` (b, V) the target's distribution after the draft's parent, `mass` (b, V)
+    its remainder after rejected siblings, `token` (b,) the draft, `drawn_from` (b, V) its distribution after those
+    siblings; 1 at the draft if it `is_certain`."""
 
     law: Tensor
     mass: Tensor

@@ -1,8 +1,7 @@
-"""What all relaxed rules share: a draft is taken where it is the target's own choice, or where the rule lets it pass.
+"""Base of relaxed rules: a draft is accepted if it is the target's token, or if the rule pardons it.
 
-The token after the path is always the target's own choice. End-of-text and other special tokens are never relaxed, in
-either direction: a text may neither end early because a draft said so, nor run on past the target's end. Knows no
-particular rule.
+The token after the path is always the target's own. EOS and other special tokens are never relaxed: a draft can neither
+end a text early nor continue it beyond the target's end.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from decoding.tree import Verdict
 
 @dataclass(frozen=True)
 class Mismatches:
-    """The facts that rules decide from: `wanted` (b, N) the target's token where each draft stands, `match` (b, N)
-    whether the draft is that token, and the tree's branches."""
+    """Inputs of rules: `wanted` (b, N) the target's token at the position of each draft, `match` (b, N) whether the
+    draft equals it, and the branches of the tree."""
 
     wanted: Tensor
     match: Tensor
@@ -47,7 +46,7 @@ class RelaxedRule(StatelessRule):
         return None
 
     def accepts(self, judgement: Judgement, seen: Mismatches) -> Tensor:
-        """Which drafts may be taken, shaped as what `pardon` gives."""
+        """Which drafts may be accepted, in the shape that `pardon` returns."""
         strict = self._is_special[judgement.tree.tokens] | self._is_special[seen.wanted]
         return seen.match[:, None] | (self.pardon(judgement, seen) & ~strict[:, None])
 

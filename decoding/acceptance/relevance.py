@@ -1,7 +1,6 @@
-"""How much each draft has to do with what the target sees: top-N cosine against the sample's visual states.
+"""Visual relevance of drafts: mean of the top-N cosines with the sample's visual states.
 
-Owns the visual states of every slot, kept from the target's prefill. Knows no drafts' fate. Shapes: S slots, C visual
-columns, D hidden.
+Stores the visual states of every slot from the target's prefill. Shapes: S slots, C visual positions, D hidden size.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Typical acceptance: a draft passes when the target gives it a probability that is not small for its uncertainty.
+"""Typical acceptance: accepts a draft if its target probability is not small for the target's uncertainty.
 
-p > min(ε, α · exp(−H)), H the entropy of the target's distribution (Cai et al. 2024, "Medusa", section 2.3.1,
-arXiv 2401.10774). Of equally long paths the likelier one wins. Knows no noise: the rule is deterministic.
+p > min(ε, α · exp(−H)), H the entropy of the target's distribution (Cai et al. 2024, "Medusa", section 2.3.1, arXiv
+2401.10774). Of equally long paths the more probable one wins. Deterministic.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Typical(RelaxedRule):
 
 
 def _at_drafts(judgement: Judgement, values: Tensor) -> Tensor:
-    """What `values` (b, N, V) say at each draft's parent of the draft's own token, (b, N)."""
+    """`values` (b, N, V) at each draft's parent for the draft's token, (b, N)."""
     tree = judgement.tree
     above = values.gather(1, tree.parents.clamp_min(0)[:, :, None].expand(-1, -1, values.shape[-1]))
     return above.gather(-1, tree.tokens[:, :, None])[..., 0]

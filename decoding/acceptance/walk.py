@@ -1,7 +1,4 @@
-"""Walking down a tree: along the target's own choices, or along the longest path that a rule accepts.
-
-Knows no probabilities.
-"""
+"""Walks down a tree: along the target's own tokens, or along the longest path that a rule accepts."""
 
 from __future__ import annotations
 
@@ -44,18 +41,18 @@ def _walk_line(tree: DraftTree, choice: Tensor) -> Verdict:
 
 
 def wanted_tokens(tree: DraftTree, choice: Tensor) -> Tensor:
-    """The token (b, N) that the target takes where each draft stands; meaningless at the root."""
+    """The target's token (b, N) at the position of each draft; undefined at the root."""
     return choice.gather(1, tree.parents.clamp_min(0))
 
 
 def walk_accepted(
     tree: DraftTree, branches: Branches, choice: Tensor, accept: Tensor, merit: Tensor | None = None
 ) -> Verdict:
-    """Take the longest accepted prefix of any branch; `choice` (b, N) gives the token after it.
+    """Take the longest accepted prefix of any branch; `choice` (b, N) is the token after each node.
 
-    `accept` (b, 1, N) says which drafts may be taken, or (b, L, N) where that depends on the branch. Of equally long
-    prefixes the one with the larger sum of `merit` (b, N) wins; by default it counts the target's own choices. What
-    still ties goes to the branch whose last node comes first.
+    `accept` (b, 1, N) are the acceptable drafts, or (b, L, N) if they depend on the branch. Of equally long prefixes
+    the one with the larger sum of `merit` (b, N) wins; by default this counts matches with the target. Remaining ties
+    go to the branch with the smaller last node.
     """
     match = tree.tokens == wanted_tokens(tree, choice)
     own = branches.member & ~accept

@@ -1,7 +1,7 @@
 """The whole prompt with visual features averaged 2×2 (context P of TABED).
 
-For LLaVA-1.5 before the projector, as in the paper. Where rotary positions tell the grid (the Qwen families), and for
-videos of LLaVA-OneVision, behind it: what stands side by side in the prompt is averaged with its position.
+Before the projector for LLaVA-1.5, as in the paper. Behind it for families whose rotary positions contain the grid
+(Qwen) and for videos of LLaVA-OneVision: neighbours in the grid are averaged with their positions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SIDE_FACTOR = 2
 
 
 class Pooled:
-    """A quarter of the visual columns, each the mean of four. For drafters whose prompts tell the grid of their
+    """A quarter of the visual tokens, each the mean of four. For drafters whose prompts contain the grid of their
     features: LLaVA-1.5, the Qwen vision families, and LLaVA-OneVision for videos."""
 
     needs_attention = False

@@ -64,10 +64,10 @@ def evenly_spaced(columns: Tensor, num_kept: int) -> Tensor:
 
 
 def guided(scores: Tensor, num_kept: int, share: float) -> Tensor:
-    """Visual columns to keep (num_kept,), in order: SpecVLM's two stages over attention `scores` (n,).
+    """Visual tokens to keep (num_kept,), in order: the two stages of SpecVLM over attention `scores` (n,).
 
-    Stage I is the smallest set of best columns that holds `share` of the attention, cut to `num_kept`; stage II spaces
-    what is left of the budget evenly over the other columns.
+    Stage I is the smallest set of tokens with `share` of the attention, cut to `num_kept`; stage II spaces the rest of
+    the budget evenly over the other tokens.
     """
     order = scores.argsort(descending=True, stable=True)
     mass = scores[order].cumsum(0) / scores.sum().clamp_min(1e-12)

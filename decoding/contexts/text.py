@@ -1,4 +1,4 @@
-"""Contexts without pixels: images and videos gone, or told in words."""
+"""Contexts without pixels: images and videos are removed, or replaced by a caption."""
 
 from __future__ import annotations
 

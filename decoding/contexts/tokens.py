@@ -1,6 +1,6 @@
-"""Prompts as plain token lists with one placeholder per image or video, before any processor widens it to a run.
+"""Prompts as token lists with one placeholder per image or video, before a processor expands it.
 
-What text-only and caption contexts are made from. Knows tokenizers; no pixels.
+Text-only and caption contexts are built from them.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""EAGLE: a one-layer head continues the target's features, with a small memory of its own.
+"""EAGLE: a one-layer head on the target's features, with its own KV cache.
 
-Its row holds one column per pair (feature of token t, embedding of token t + 1). Pairs of committed tokens carry the
-*target's* features: the prompt's are encoded when a sample is admitted, the accepted ones after every step, so that
-drafting starts from the output at the pending token. Below that, tree levels run in scratch columns and feed on the
-head's own outputs, which the next commit replaces. Li et al. 2024 (arXiv 2401.15077, 2406.16858).
+Its cache row holds one position per pair (feature of token t, embedding of token t + 1). Pairs of committed tokens have
+the *target's* features: those of the prompt are encoded when a sample is admitted, those of accepted tokens after every
+step, so that drafting starts from the output at the pending token. Tree levels run in scratch positions with the head's
+own outputs as features, which the next commit replaces. Li et al. 2024 (arXiv 2401.15077, 2406.16858).
 
-While nothing is drafted the pairs only pile up, and the next draft encodes them first; when as many wait as one forward
-takes, they are encoded there and then, since features are too large to be kept for a whole text.
+While drafting is paused, pairs are collected, and the next draft encodes them first. When as many wait as one forward
+takes, they are encoded at once, because features are too large to be stored for a whole text.
 
-Positions count the pairs, as the public heads were trained: a text's rotary positions in one dimension, whatever the
-target's are. The embedding of a visual column is the one the target's language model received (the image's feature);
-that of a text token is the head's own. Knows no tree shapes and no acceptance rule.
+Positions count the pairs, as the public heads were trained: one-dimensional rotary positions, for any target. The
+embedding of a visual token is the target's input (the image feature); that of a text token is the head's own.
 """
 
 from __future__ import annotations
@@ -131,7 +130,7 @@ class EagleDrafter:
         return self.merge.merge(slots, logits, frontier.depth)
 
     def _begin(self, slots: SlotBatch) -> Tensor:
-        """A new tree: the root, (b, R, 1, D), was encoded by the last commit or is the last of what was missed."""
+        """A new tree: the root, (b, R, 1, D), was encoded by the last commit or is the last missed token."""
         self._encode_missed(slots)
         root = self._output[slots.index][:, :, None]
         b, device = root.shape[0], root.device
@@ -153,7 +152,7 @@ class EagleDrafter:
         self._sees[:, own, own - 1] = True
         num_lanes, size = self._outputs.shape[1], self._outputs.shape[3]
         features = self._outputs.gather(2, parents[:, None, :, None].expand(-1, num_lanes, -1, size))
-        # The root is encoded already, so a node of depth 1 stands at the row's next position.
+        # The root is encoded already, so a node of depth 1 has the row's next position.
         depth = torch.full_like(frontier.tokens, frontier.depth - 1)
         sees = self._sees[:, start + 1 : end + 1, :end]
         outputs = self._run(slots, frontier.tokens, features, depth, sees, start)
@@ -208,7 +207,7 @@ class EagleDrafter:
             self._encode_missed(slots)
 
     def _encode_missed(self, slots: SlotBatch) -> None:
-        """Encode what the rows have missed."""
+        """Encode the missed tokens of the rows."""
         most = max(self._most_missed[slot] for slot in slots.ids)
         if most == 0:
             return

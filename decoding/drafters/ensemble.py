@@ -79,7 +79,7 @@ class Ensemble:
             self._probs = []
         self._probs.append(probs)
         mixed = torch.einsum("br,brfv->bfv", self._weights[slots.index], probs)
-        # What no lane can say stays impossible; what is too small for the type does not become so.
+        # Tokens that no lane can draft stay impossible; values that underflow do not become impossible.
         impossible = (logits == -torch.inf).all(dim=1)
         return mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log().masked_fill(impossible, -torch.inf)
 

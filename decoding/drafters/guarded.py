@@ -1,6 +1,6 @@
-"""A drafter whose exceptions say that they are the drafter's, for whoever can go on without one.
+"""Wraps a drafter: its exceptions become `DrafterError`, so that the engine can continue without it.
 
-Knows nothing of what it guards. Faults of the device are not the drafter's: they leave nothing to go on with.
+Device faults are not wrapped, because nothing can continue after them.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ NOT_THE_DRAFTERS: tuple[type[Exception], ...] = (PromptError, DrafterError)
 
 
 class DrafterOutOfMemory(DrafterError, torch.OutOfMemoryError):
-    """The device has no memory for what the drafter was to do; the target may still have enough."""
+    """The device has no memory for the drafter's work; the target may still have enough."""
 
 
 class Guarded:
-    """Does what `drafter` does; what it raises on a sample becomes a `DrafterError`."""
+    """Calls `drafter`; exceptions on a sample become a `DrafterError`."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.inner = drafter
@@ -80,7 +80,7 @@ def guarded(method: Method) -> Method:
 
 @contextlib.contextmanager
 def blamed() -> Iterator[None]:
-    """Turn what the block raises into a `DrafterError`, unless it is a refused prompt or a fault of the device."""
+    """Convert exceptions of the block to `DrafterError`, except refused prompts and device faults."""
     try:
         yield
     except NOT_THE_DRAFTERS:

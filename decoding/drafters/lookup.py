@@ -1,14 +1,14 @@
-"""Prompt look-up: the drafter that copies what followed the last few tokens when they stood in the text before.
+"""Prompt lookup: drafts copy the tokens that followed the last few tokens earlier in the text.
 
 Saxena 2023, "Prompt lookup decoding". No model: a step searches the sample's prompt and output once for the longest
-earlier place that ends like the text does, and copies on from there, level by level. Its level is a fact and not a
-distribution: logits are 0 at the copied token and −inf elsewhere, which every rule judges as certain; where nothing was
-found they are −inf throughout, and policies mark the children invalid. Owns each slot's text; knows no trees.
+earlier match of the end of the text, and copies from there, level by level. Its logits are 0 at the copied token and
+−inf elsewhere, which every rule treats as certain; without a match they are −inf throughout, and policies mark the
+children invalid. Stores the text of each slot.
 
-By example, with `max_ngram_tokens` 2, text  a b c d a b  (b is pending):
+Example with `max_ngram_tokens` 2, text  a b c d a b  (b is pending):
 
-    last two tokens  a b   stood at places 0, 1; copying begins at place 2
-    drafts           c d a b c d …   the copy runs past the text's end into itself, with a period of 4
+    last two tokens  a b   occur at positions 0, 1; copying starts at position 2
+    drafts           c d a b c d …   the copy continues beyond the end of the text, with a period of 4
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Medusa: heads on the target's last hidden state, each guessing one token further ahead.
+"""Medusa: heads on the target's last hidden state, each predicting one token further ahead.
 
-Head d gives the distribution of every draft of depth d + 1, whatever its parent: the tree is the product of the levels'
-candidates. Cai et al. 2024 (arXiv 2401.10774), section 3.1. No memory beyond one state per sample, and no forward but
-the heads' own. Knows no tree shapes and no acceptance rule.
+Head d gives the distribution of every draft of depth d + 1, for any parent: the tree is the product of the levels'
+candidates. Cai et al. 2024 (arXiv 2401.10774), section 3.1. Stores one state per sample; the only forwards are those of
+the heads.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""How the lanes of one drafter become one distribution: a single lane is itself, two may be guided as the
-target's are, several are an ensemble.
-
-Knows nothing of contexts or trees.
-"""
+"""Merges the lanes of one drafter to one distribution: a single lane is returned as it is, two may be guided as the
+target's are, several are an ensemble."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from models.kv.lanes import SlotBatch
 
 
 class Merge(Protocol):
-    """R lanes in, one distribution out; one that `learns` is told what the target said."""
+    """R lanes in, one distribution out; a merge that `learns` receives the target's outputs."""
 
     learns: bool
 
@@ -26,7 +23,7 @@ class Merge(Protocol):
         ...
 
     def reset(self, slots: SlotBatch) -> None:
-        """Forget what was learned from the slots' former samples."""
+        """Reset the state of the slots' former samples."""
         ...
 
     def merge(self, slots: SlotBatch, logits: Tensor, depth: int) -> Tensor:
@@ -34,11 +31,11 @@ class Merge(Protocol):
         ...
 
     def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
-        """Follow a step: `place` (b, D + 1) says as how many-th node each node of the path was merged, −1 for never."""
+        """Observe a step: `place` (b, D + 1) is the merge order of each node of the path, −1 if it was not merged."""
         ...
 
     def extras(self, slot: int) -> dict[str, Any]:
-        """What the sample's telemetry should say."""
+        """Telemetry of the sample."""
         ...
 
 

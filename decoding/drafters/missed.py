@@ -1,12 +1,12 @@
-"""How a drafter runs what it has missed while nothing was drafted: whose, in how many forwards, and how wide.
+"""Plans how a drafter runs the tokens that it missed while drafting was paused: which rows, and how many forwards.
 
-Everything follows from host numbers that are known before the step. Knows no models.
+Everything is computed from host numbers that are known before the step.
 """
 
 from __future__ import annotations
 
 NARROWEST = 2
-"""Least tokens of a catch-up forward: what a step with drafts may leave to be run."""
+"""Minimum tokens of a catch-up forward: the most that a step with drafts may leave to run."""
 WIDEST = 128
 """Most tokens of a catch-up forward: more of them would not run faster, and their mask grows with the square."""
 

@@ -1,8 +1,8 @@
 """An independent smaller model as the drafter, with one cache lane per context.
 
-Its memory lags the target's by the tokens it has not run yet: the pending token always, the last accepted draft when
-that was a leaf, and all that the target said while nothing was drafted. They are run by the first forward of the next
-draft, each row its own number of them. Knows no tree shapes and no acceptance rule.
+Its KV cache lags behind the target's by the tokens that it has not run: always the pending token, the last accepted
+draft if it was a leaf, and all tokens generated while drafting was paused. The first forward of the next draft runs
+them, with a different number per row.
 """
 
 from __future__ import annotations
@@ -136,12 +136,12 @@ class ModelDrafter:
         """Run the frontier in scratch columns; hidden states (b, R, F, D)."""
         b, width = frontier.nodes.shape
         start = self._num_scratch
-        # As long as every level has one node, each sees all before it, and nobody has to be asked about its parent.
+        # While every level has one node, each node attends to all before it, and parents are not needed.
         is_line = start == frontier.depth - 1
         if is_line and width == 1:
             depth, sees = self._going_on(b, start)
         else:
-            # The root is committed already, so a node of depth 1 stands at the row's next position.
+            # The root is committed already, so a node of depth 1 has the row's next position.
             depth = torch.full_like(frontier.tokens, frontier.depth - 1)
             if self._sees is None:
                 shape = (b, self._max_grown, self._max_scratch)
@@ -159,14 +159,15 @@ class ModelDrafter:
         return self.lanes.forward(slots, self._known(frontier.tokens), depth, sees, start)
 
     def _beginning(self, b: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Depths (b, P) of P pending tokens, what they see (b, P, P), and no columns at all (b, 0)."""
+        """Depths (b, P) of P pending tokens, their visibility (b, P, P), and no draft positions (b, 0)."""
         if (b, width) not in self._begun:
             depth = self._numbers[:width].expand(b, -1)
             self._begun[b, width] = depth, self._causal[:width, :width].expand(b, -1, -1), depth[:, :0]
         return self._begun[b, width]
 
     def _going_on(self, b: int, place: int) -> tuple[Tensor, Tensor]:
-        """Depth (b, 1) of the line's node in scratch column `place`, and what it sees (b, 1, place + 1): all so far."""
+        """Depth (b, 1) of the chain's node in scratch position `place`, and its visibility (b, 1, place + 1): all so
+        far."""
         if (b, place) not in self._gone_on:
             sees = self._first[place + 1, : place + 1].expand(b, 1, -1)
             self._gone_on[b, place] = self._numbers[place].expand(b, 1), sees
@@ -188,7 +189,7 @@ class ModelDrafter:
             return
         num_taken = verdict.n - 1
         if tree.is_chain and not self.merge.learns:
-            # Whose nodes were grown in order, all but the last, and stand where they belong already.
+            # Rows whose nodes were grown in order, except the last; they are in place already.
             ends = torch.minimum(num_taken[:, None], self._limits[self._num_scratch])
             has = ends[:, 0]
             self.lanes.commit(slots, verdict.path[:, :0], has)
@@ -202,7 +203,7 @@ class ModelDrafter:
             has = (taken & (columns >= 0)).sum(dim=1)
             self.lanes.commit(slots, columns.clamp_min(0), has)
             ends = torch.stack([has, num_taken], dim=1)
-        # Not run was the last draft that was taken, a leaf, or none. What stands behind the pending tokens is not read.
+        # The last accepted draft was not run if it was a leaf. Positions behind the pending tokens are not read.
         slots.put(self._pending_first, verdict.produced(tree).gather(1, ends))
         slots.put(self._num_pending, verdict.n - has)
         for slot in slots.ids:

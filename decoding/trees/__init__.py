@@ -1,4 +1,4 @@
-"""Tree policies: which drafts are proposed, whatever drafter gives the distributions."""
+"""Tree policies: which drafts are proposed, for any drafter."""
 
 from decoding.trees.chain import Chain
 from decoding.trees.confidence import SageSettings

@@ -50,7 +50,7 @@ class Chain(StatelessTree):
         self._line = self._line_of(root.shape[0], self._num_levels + 1, root.device)
         self._max_depth: Tensor | None = None
         self._tokens = [root[:, None]]
-        # Of the best child of every node; the root's own stands for a draft that was found.
+        # Score of the best child of every node; the root's is a placeholder for a valid draft.
         self._best = [self._line.beginning]
         self._probs: list[Tensor] = []
         self._keep_probs = keep_probs

@@ -1,7 +1,7 @@
-"""SAGE's formulas: from a draft distribution's entropy to how deep and how wide a tree may be.
+"""SAGE's formulas: depth and width of a tree from the entropy of the draft distribution.
 
 The paper (Tong et al. 2026, "SAGE: Accelerating Vision-Language Models via Entropy-Guided Adaptive Speculative
-Decoding", arXiv 2602.00523) leaves much open; every reading is a field of `SageSettings`. Knows no trees and no slots.
+Decoding", arXiv 2602.00523) is ambiguous in several places; every reading is a field of `SageSettings`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SageSettings:
-    """The paper's numbers, and a choice wherever it can be read in two ways.
+    """The numbers of the paper, and a choice for each ambiguity.
 
-    `depth_cap` bounds what a long run of accepted drafts may raise the deepest tree to. `max_expanded` is the most
-    nodes of one level that may have children: it fixes how many nodes the drafter runs at each level. At the paper's
-    numbers under the cumulative threshold a search found no distribution that expands more than six of a level; under
-    the per-node threshold the most probable ones are kept.
+    `depth_cap` bounds the depth that a long run of accepted drafts can reach. `max_expanded` is the maximum number of
+    nodes of one level with children: it fixes how many nodes the drafter runs per level. With the paper's numbers and
+    the cumulative threshold, a search found no distribution that expands more than six nodes of a level; with the
+    per-node threshold the most probable ones are kept.
     """
 
     min_depth: int = 3
@@ -94,7 +94,7 @@ def level_width(width: Tensor, level: int, parent_probability: Tensor, settings:
 
 
 def level_threshold(level: int, depth: Tensor, settings: SageSettings) -> Tensor:
-    """θ_l = 0.1 · l / D(α), with the real D; what a node's probability must exceed to be in the tree, or, where the
+    """θ_l = 0.1 · l / D(α), with the real D; the minimum probability of a node to be in the tree, or, if the
     threshold gates expansion, to have children."""
     return settings.threshold_scale * level / depth
 

@@ -1,11 +1,11 @@
-"""EAGLE-2's dynamic tree: a beam grows it, and the best nodes of all that grew are verified.
+"""EAGLE-2's dynamic tree: a beam grows it, and the best of all grown nodes are verified.
 
 Li et al. 2024 (arXiv 2406.16858), section 4: the `top_k` children of every beam node are scored by the product of
-probabilities along their path; the `top_k` best of a level are the next beam; in the end the best nodes of all levels
-are kept. Knows nothing of where the distributions come from.
+probabilities along their path; the `top_k` best of a level are the next beam; finally the best nodes of all levels are
+kept.
 
-A node scores no higher than its parent, and the sort is stable over nodes in level order, so of equal scores the
-parent comes first: every kept node's ancestors are kept, whatever the rounding.
+A node scores no higher than its parent, and the sort is stable over nodes in level order, so for equal scores the
+parent comes first: all ancestors of a kept node are kept, regardless of rounding.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class _Grown:
 class DynamicTree(StatelessTree):
     """Beams of `top_k` over `depth` + 1 levels, of which `total_tokens` nodes are verified, the root included.
 
-    Scores are cumulative log-probabilities. Under shared-noise sampling a child's probability is that of
-    softmax(log q + g): given the noise g that the target's own draw will use, that is how likely this child is the
-    target's choice if the target's log-probabilities scatter around the drafter's as Gumbel noise does. Under rejection
-    sampling g is not the target's, so children are EAGLE-2's own, by log q, and are judged as certain.
+    Scores are cumulative log-probabilities. With shared-noise sampling the probability of a child is softmax(log q +
+    g), with the noise g that the target's own draw will use: the probability that this child is the target's token if
+    the target's log-probabilities differ from the drafter's by Gumbel noise. With rejection sampling g is not the
+    target's, so children are those of EAGLE-2, by log q, and are judged as certain.
     """
 
     def __init__(self, top_k: int = 10, depth: int = 5, total_tokens: int = 60) -> None:
@@ -103,7 +103,8 @@ class DynamicTree(StatelessTree):
         kept = _best_first(scores)[:, :keep].sort(dim=1).values
         depth = torch.cat([torch.full_like(one.tokens, i + 1) for i, one in enumerate(self._grown)], dim=1)
         parents = torch.cat([one.parents for one in self._grown], dim=1).gather(1, kept)
-        # Where each grown node stands in the tree; those left out point at the root, and only invalid nodes ask.
+        # Position of each grown node in the tree; nodes that are left out point to the root, and only invalid nodes
+        # read it.
         place = torch.zeros(b, num_grown + 1, dtype=torch.long, device=scores.device)
         place = place.scatter(1, kept + 1, torch.arange(1, keep + 1, device=scores.device).expand(b, -1))
         tokens = torch.cat([one.tokens for one in self._grown], dim=1).gather(1, kept)

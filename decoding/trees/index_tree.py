@@ -1,16 +1,16 @@
-"""Planning SAGE's tree over ranks: which child of which child is proposed, before any token is known.
+"""Plans SAGE's tree over ranks: which child of which child is proposed, before any token is known.
 
-A path (0, 2) is "the root's best child, and of its children the third best"; its probability is taken to be P̃[0] · P̃[2]
-from one distribution P̃ over ranks. Knows no tokens, no slots and no drafter.
+A path (0, 2) is "the root's best child, and of its children the third best"; its probability is P̃[0] · P̃[2] for one
+distribution P̃ over ranks.
 
 The plan is built for all rows at once with fixed shapes. Level by level, the F most probable admissible nodes of a
-level (`max_expanded`) are given all their k children, those that break a rule marked; then the most probable nodes of
-all levels together fill the budget. A child is never more probable than its parent, and stands behind it on a tie
-because the sort is stable and the pool is laid out level by level, so a parent is always kept with its child: this is
-best-first search without its queue.
+level (`max_expanded`) get all their k children, and those that break a rule are marked; then the most probable nodes of
+all levels together fill the budget. A child is never more probable than its parent, and follows it on a tie because the
+sort is stable and the pool is laid out level by level, so a parent is always kept with its child: this is best-first
+search without a queue.
 
-By example, k = 3, P̃ = (0.6, 0.3, 0.1), α = 0.18, D = 3.9 of 3 … 8, W(α) = 8.5, F = 2, a budget of 5 nodes. θ_l =
-0.1 · l / 3.9 = 0.026, 0.051, 0.077, 0.103:
+Example: k = 3, P̃ = (0.6, 0.3, 0.1), α = 0.18, D = 3.9 of 3 … 8, W(α) = 8.5, F = 2, a budget of 5 nodes. θ_l = 0.1 · l
+/ 3.9 = 0.026, 0.051, 0.077, 0.103:
 
     level 1   (0) .60  (1) .30  (2) .10                           all above .026; (0) and (1) may have children
     level 2   (0,0) .36  (0,1) .18  (0,2) .06                     all above .051; W_2 = 8.5 / 2 · (0.5 + 0.6) = 4.7 → 5
@@ -41,10 +41,10 @@ from decoding.trees.confidence import (
 
 @dataclass(frozen=True)
 class IndexTree:
-    """Trees over ranks, one per row, padded to N nodes: column 0 is the root, nodes stand level by level.
+    """Trees over ranks, one per row, padded to N nodes: node 0 is the root, nodes are in level order.
 
-    `parents` (−1 for the root and for padding), `ranks` (a node's place among its siblings in draw order), `depth`,
-    `valid`, `expanded` (has children) and `place` (how many expanded nodes of its level stand before it), all (b, N).
+    `parents` (−1 for the root and for padding), `ranks` (a node's rank among its siblings in draw order), `depth`,
+    `valid`, `expanded` (has children) and `place` (number of expanded nodes before it in its level), all (b, N).
     """
 
     parents: Tensor
@@ -67,7 +67,7 @@ class IndexTree:
 
     @staticmethod
     def of_paths(paths: Sequence[tuple[int, ...]], num_nodes: int, device: torch.device) -> IndexTree:
-        """One row (1, N) with the given paths of ranks; every path's parent must be among them."""
+        """One row (1, N) with `paths` of ranks; the parent of every path must be among them."""
         nodes: list[tuple[int, ...]] = [(), *sorted(set(paths), key=lambda path: (len(path), path))]
         assert len(nodes) <= num_nodes, f"{len(nodes) - 1} paths do not fit into {num_nodes - 1} nodes"
         spare = num_nodes - len(nodes)
@@ -146,7 +146,7 @@ def admissible_children(
 
 
 def priority(children: Children, settings: SageSettings) -> Tensor:
-    """What decides who is kept, (b, F · k), larger first; −inf for those that are not admissible."""
+    """Sort keys (b, F · k), larger first; −inf for nodes that are not admissible."""
     if settings.order == "best_first":
         # Paths of the same ranks in another order are equally probable: rounding must not choose between them.
         value = (children.cumulative.double() * 2.0**40).round()
@@ -156,9 +156,9 @@ def priority(children: Children, settings: SageSettings) -> Tensor:
 
 
 def best_of(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of `values` (b, M) and where they stand; earlier ones first on a tie.
+    """The `count` largest of `values` (b, M) and their positions; earlier ones first on a tie.
 
-    A full stable sort, because top-k leaves ties to chance, and flat distributions are made of ties.
+    A full stable sort, because top-k breaks ties arbitrarily, and flat distributions consist of ties.
     """
     ordered, index = values.sort(dim=1, descending=True, stable=True)
     return ordered[:, :count], index[:, :count]

@@ -1,7 +1,4 @@
-"""Static trees that papers know by a name: which paths of child ranks they hold.
-
-Knows nothing but shapes; `decoding.trees.static` grows them.
-"""
+"""Static trees that papers name: their paths of child ranks. `decoding.trees.static` grows them."""
 
 from __future__ import annotations
 

@@ -1,16 +1,14 @@
-"""SAGE's trees: each row's next tree is planned from how sure the drafter was at the last step.
+"""SAGE's trees: the next tree of each row is planned from the drafter's confidence at the last step.
 
-Owns per slot the planned tree, the confidence and the history of accepted lengths. The formulas are in
-`decoding.trees.confidence`, the plan in `decoding.trees.index_tree`; knows no drafter and no acceptance rule. A plan is
-made of ranks: its nodes are filled with whatever tokens the drafter ranks there when the tree is grown (by log q +
-noise on sampled rows, as in every policy), and its shape was fixed before those were drawn, which keeps rejection
-sampling unbiased.
+Stores per slot the planned tree, the confidence and the history of accepted lengths. The formulas are in
+`decoding.trees.confidence`, the plan in `decoding.trees.index_tree`. A plan consists of ranks: its nodes are filled
+with the tokens that the drafter ranks there when the tree is grown (by log q + noise on sampled rows, as in every
+policy). Its shape is fixed before those are drawn, which keeps rejection sampling unbiased.
 
-What it costs: planning is a few sorts of some hundred numbers per row. The drafter runs `max_expanded` nodes per row
-and level, whether the row's tree has that many there or not, for as many levels as the batch's deepest tree; the target
-verifies `max_nodes` + 1 columns per row, padding included. Under the cumulative threshold no distribution found makes a
-plan of more than 22 nodes at the paper's numbers, so that `max_nodes` of 25 (the first tree) verifies 26 columns and
-loses nothing.
+Cost: planning is a few sorts of some hundred numbers per row. The drafter runs `max_expanded` nodes per row and level,
+for as many levels as the deepest tree of the batch; the target verifies `max_nodes` + 1 nodes per row, padding
+included. With the cumulative threshold and the paper's numbers no distribution was found with a plan of more than 22
+nodes, so `max_nodes` of 25 (the first tree) verifies 26 nodes and loses nothing.
 """
 
 from __future__ import annotations
@@ -93,9 +91,9 @@ class Confidence:
 class SageTree:
     """The policy of the paper's Algorithm 1: plan a tree of ranks from the last step, fill it at the next.
 
-    `first_paths` is every sample's first tree. Per slot it holds an `IndexTree` of N nodes; per step the grown nodes
-    are those N and, behind them, F places for frontier entries that a row does not need: those read the committed
-    columns and themselves, nobody descends from them, and the next level overwrites them.
+    `first_paths` is the first tree of every sample. A slot holds an `IndexTree` of N nodes. The grown nodes of a step
+    are those N and, behind them, F nodes for frontier entries that a row does not need: those attend to committed
+    positions and themselves, have no children, and are overwritten by the next level.
     """
 
     checks_numbers = False
@@ -181,7 +179,7 @@ class SageTree:
 
     def finish(self) -> DraftTree:
         plan = self._plan
-        # Nodes stand level by level, so a tree of few levels is the first few columns.
+        # Nodes are in level order, so a tree of few levels is the first few nodes.
         most = 1 + sum(width * self.max_siblings for width in self._widths[: self._num_levels])
         num_nodes = min(self.max_nodes, most)
         valid = self._valid & (plan.depth <= self._num_levels)
@@ -214,12 +212,12 @@ class SageTree:
         max_depth = self._learned.learn(slots, alpha, verdict)
         plan = _pack(plan_tree(probs, alpha, max_depth, self.settings))
         plan = torch.nn.functional.pad(plan, (0, self.max_nodes - plan.shape[2]))
-        # A drafter that had nothing to say of the root (look-up) teaches nothing: the tree stays.
+        # If the drafter has no candidate after the root (lookup), the tree stays the same.
         self._plans[slots.index] = torch.where(is_known[:, None, None], plan, self._plans[slots.index])
         return _unpack(self._plans[slots.index]).levels()
 
     def _observe(self, tree: DraftTree, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
-        """P̃ (b, k), α (b,) and whether the drafter gave any, from the step's nodes that `settings.source` names."""
+        """P̃ (b, k), α (b,) and whether the drafter had candidates, from the nodes that `settings.source` names."""
         ranked = self._ranked[:, : tree.num_nodes]
         root = ranked[:, 0]
         is_known = root[:, 0] >= 0

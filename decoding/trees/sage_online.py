@@ -82,7 +82,7 @@ class OnlineSageTree:
         drawn = logits.gather(-1, best.indices).float()
         probs = torch.where(has_any, (drawn - likely.logsumexp(dim=-1, keepdim=True)).exp(), 0.0)
         children = admissible_children(beam, probs, frontier.depth + 1, self._alpha, self._depth, settings)
-        # The root's best child is admissible whatever its probability, but not where a filter left none.
+        # The root's best child is admissible at any probability, but not if a filter removed all.
         exists = drawn > -torch.inf
         admissible, expandable = children.admissible & exists, children.expandable & exists
         children = Children(children.cumulative, children.conditional, children.order, admissible, expandable)

@@ -1,7 +1,7 @@
-"""Trees of a shape fixed in advance: uniform branching, or any list of child-rank paths.
+"""Trees of a fixed shape: uniform branching, or a list of child-rank paths.
 
-A path (1, 0) is "the best child of the root's second-best child". Ranks follow log q + noise, so under shared-noise
-sampling the first child is the drafter's own draw. Knows nothing of where the distributions come from.
+A path (1, 0) is "the best child of the root's second-best child". Ranks follow log q + noise, so with shared-noise
+sampling the first child is the drafter's own draw.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ def branching_paths(branching: Sequence[int]) -> list[tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class _LevelPlan:
-    """Index tensors of one level: where each child's parent stands, and which children are drafted from in turn.
+    """Index tensors of one level: the parent of each child, and the children with children of their own.
 
-    `under` and `rank` (children,) pick a child's token from the frontier's ranking; `above` (children,) is its parent's
-    place among the previous level's nodes; `inner` (F',) the children that have children, `nodes` and `parents` (F',)
+    `under` and `rank` (children,) pick a child's token from the frontier's ranking; `above` (children,) is the parent's
+    index among the previous level's nodes; `inner` (F',) the children that have children, `nodes` and `parents` (F',)
     their and their parents' node numbers.
     """
 
