@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(plan: Plan) -> summary.Summary:
-    """Run what is left of a plan under Ray, write `_job/`, and return the summary of the whole output.
+    """Run the rest of a plan under Ray, write `_job/`, and return the summary of the whole output.
 
     Raises:
         ConfigError: another job has taken the attempt meanwhile.

@@ -1,7 +1,7 @@
-"""`python -m jobs.check OUTPUT`: hold an output against its manifest: ids, columns, checksums, and what is missing.
+"""`python -m jobs.check OUTPUT`: compare an output with its manifest: ids, columns, checksums, missing rows.
 
-Changes nothing. Exit status: 0 complete and sound, 1 something is missing or waits, 2 refused (no output of a job), 3
-something is damaged, twice or strange.
+Changes nothing. Exit status: 0 complete and sound, 1 rows are missing or pending, 2 refused (not an output of a job), 3
+files are damaged, duplicated or unknown.
 """
 
 from __future__ import annotations

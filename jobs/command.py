@@ -1,7 +1,7 @@
-"""The command line that every bulk job has: one YAML, overrides, and a few switches; and what it prints in the end.
+"""The command line of all bulk jobs: one YAML file, overrides, a few switches, and the output on the terminal.
 
-Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started), 3 ended because too many rows
-failed, 143 and 130 stopped by SIGTERM and SIGINT with finished rows saved. Knows no kind of job.
+Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started), 3 stopped because too many
+rows failed, 143 and 130 stopped by SIGTERM and SIGINT with finished rows saved.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
 class Command(Generic[Config, AnyPlan]):
     """One kind of job as a command: `make_plan(config, limit, probe_output, going)` checks it, `run(plan)` runs it.
 
-    `describe` gives what a dry run prints; `verb` is what the job does to files, for the line that it begins with.
+    `describe` returns the text of a dry run; `verb` names the job's work in its first line.
     """
 
     module: str
@@ -118,7 +118,7 @@ class Command(Generic[Config, AnyPlan]):
         return DONE
 
     def _estimate(self, config: Config, arguments: argparse.Namespace) -> int:
-        """Run a pilot and print what the job, or what is missing of it, would take; write nothing."""
+        """Run a pilot and print an estimate of the job, or of the missing rows; write nothing."""
         if arguments.dry_run or arguments.limit is not None:
             raise ConfigError("--estimate: takes neither --limit nor --dry-run; it is about all that the job has to do")
         plan = self.make_plan(config, None, False, going(arguments))
@@ -139,7 +139,7 @@ class Command(Generic[Config, AnyPlan]):
         return DONE
 
     def _run(self, config: Config, arguments: argparse.Namespace, stop: Stop) -> int:
-        """Run what is missing; print the whole output's summary, where it is, and how to run it again."""
+        """Run the missing rows; print the summary of the whole output, its path, and the command for another run."""
         plan = self.make_plan(config, arguments.limit, True, going(arguments))
         if resume.is_complete(plan):
             print(f"nothing is missing in {plan.output.shown()}")
@@ -179,7 +179,7 @@ class Command(Generic[Config, AnyPlan]):
         return f"what it finished is kept in {plan.output.shown()}, and this goes on: {self.go_on(arguments)}"
 
     def go_on(self, arguments: argparse.Namespace) -> str:
-        """The command that goes on with this output."""
+        """The command that resumes this output."""
         return shlex.join(self._command(arguments, arguments.overrides))
 
     def run_again(self, arguments: argparse.Namespace) -> str:
@@ -195,7 +195,7 @@ class Command(Generic[Config, AnyPlan]):
 
 
 def going(arguments: argparse.Namespace) -> Going:
-    """How the command line asks a job to go on."""
+    """Resume options from the command line."""
     return Going(arguments.allow_mixed, arguments.retry_errors, arguments.accept_touched, arguments.skip_digests)
 
 

@@ -47,7 +47,7 @@ class Kind:
     module: str
     model: type[BaseModel]
     address: str
-    """Where its file says on which Ray it runs."""
+    """Whether the job file sets the Ray address."""
     paths: Callable[[Any], list[tuple[str, str]]]
     """Dotted path and value of all that is read and written."""
     identity: Callable[[Any], Any]
@@ -136,10 +136,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Do what was asked.
+    """Run the requested action.
 
     Raises:
-        ConfigError: the command line, the job, or the cluster's answer to the wish to connect.
+        ConfigError: the command line, the job, or the connection to the cluster.
     """
     address = arguments.address or next((os.environ[name] for name in ADDRESS_VARIABLES if os.environ.get(name)), "")
     if not address:
@@ -235,10 +235,11 @@ def _refuse_left_behind(value: Any, where: str = "") -> None:
 
 
 def environment(names: Sequence[str], mine: Mapping[str, str]) -> dict[str, str]:
-    """The job's own variables: the revision of the code, how long `--stop` waits, and those of mine that are named.
+    """Environment variables of the job: the revision of the code, how long `--stop` waits, and named variables of this
+    process.
 
     Raises:
-        ConfigError: one is not set, or may be a credential: whoever may look at the cluster's jobs reads them.
+        ConfigError: a variable is not set, or may be a credential: users of the cluster's dashboard can read it.
     """
     variables = {REVISION_VARIABLE: code_revision(), STOP_WAIT_VARIABLE: str(CLUSTER_WAIT_S)}
     for name in names:
@@ -280,7 +281,7 @@ def next_number(earlier: Sequence[Known], again: bool) -> int:
     """The number of the next submission.
 
     Raises:
-        ConfigError: the job runs already, or has succeeded and nobody wants it again.
+        ConfigError: the job is running, or has succeeded and `--again` is not set.
     """
     if not earlier:
         return 1
@@ -316,7 +317,7 @@ def _look(cluster: Cluster, asked: str, submission_id: str) -> int:
 
 
 def exit_status(known: Known) -> int:
-    """What the job's own command gave, as far as the cluster tells."""
+    """The exit status of the job's command, as far as the cluster reports it."""
     return DONE if known.status == "SUCCEEDED" else known.exit_status or FAILED
 
 

@@ -1,7 +1,7 @@
-"""`python -m jobs.train_drafter`: teach an EAGLE or Medusa head on a target with the rows of an ordinary source.
+"""`python -m jobs.train_drafter`: train an EAGLE or Medusa head for a target on the rows of a source.
 
-One process, or several workers under Ray Train; a run that was killed goes on when it is started again. Exit status: 0
-done, 1 failed, 2 refused, 143 and 130 stopped by SIGTERM and SIGINT.
+One process, or several workers under Ray Train; a killed run resumes when it is started again. Exit status: 0 done, 1
+failed, 2 refused, 143 and 130 stopped by SIGTERM and SIGINT.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(job: TrainDrafterJob) -> dict[str, Any]:
-    """Train, measure on held-out rows, write the head and `training.json`; returns what was measured.
+    """Train, measure on held-out rows, write the head and `training.json`; returns the measurements.
 
     Raises:
-        ConfigError: the output is another run's, or the target or the source cannot be used.
+        ConfigError: the output belongs to another run, or the target or the source cannot be used.
     """
     source = freeze_source(job)
     job, found = checkpoints.check(job, lambda own: Known({"target": check_target(own)}), job.workers.count == 1)

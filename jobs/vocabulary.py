@@ -1,7 +1,8 @@
-"""`python -m jobs.vocabulary --target MODEL --out FILE SOURCE ...`: count the tokens of texts, for a drafter that
-may say the frequent ones only (`method.drafter.vocabulary`).
+"""`python -m jobs.vocabulary --target MODEL --out FILE SOURCE ...`: count the tokens of texts, for drafters with a
+restricted vocabulary (`method.drafter.vocabulary`).
 
-A source is a finished job's output, a Parquet file, or a file of texts, one per line. Exit status: 0 done, 2 refused.
+A source is the output of a finished job, a Parquet file, or a text file with one text per line. Exit status: 0 done, 2
+refused.
 """
 
 from __future__ import annotations

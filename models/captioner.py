@@ -1,4 +1,4 @@
-"""A small image-to-text model that tells an image in a sentence. Knows transformers' loaders; no drafts, no slots."""
+"""A small image-to-text model that captions an image in one sentence."""
 
 from __future__ import annotations
 

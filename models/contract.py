@@ -1,6 +1,6 @@
-"""What the engine asks of a model, whatever family it is of: prompts become prefixes, prefixes get lanes.
+"""The interface between the engine and models: prompts become prefixes, prefixes get lanes.
 
-Text models fulfil it in `models.target`, image models in `models.llamagen.target`. Knows neither.
+`models.target` implements it for text models, `models.llamagen.target` for image models.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Condition = NDArray[np.float32] | int | None
 
 
 class TargetModel(Protocol):
-    """A loaded model with its front end; an independent drafter's model is one too.
+    """A loaded model with its front end, as a target or an independent drafter.
 
     `num_lanes` rows hold one sample: two for classifier-free guidance, the conditional one first. `eos_ids` end an
-    output and are empty where its length is fixed; `max_new_tokens` is then that length, and None elsewhere.
-    `num_feature_hits` counts visual features that were taken from memory instead of being made. `prompt_thread` makes
-    prompts while steps run; None where whoever wants one makes it.
+    output; they are empty if its length is fixed, and `max_new_tokens` is then that length, None otherwise.
+    `num_feature_hits` counts visual features from the cache. `prompt_thread` encodes prompts while steps run; None
+    without prefetch.
     """
 
     name: str
@@ -79,7 +79,7 @@ class TargetModel(Protocol):
         ...
 
     def capture(self) -> bool:
-        """Replay steps as CUDA graphs from now on; says whether this model can."""
+        """Replay steps as CUDA graphs from now on; returns whether this model can."""
         ...
 
     def prefetch_prompts(self) -> None:

@@ -1,7 +1,7 @@
-"""Whether the engine's forward is a model's own: both run at load, on text and on a small picture, and are compared.
+"""Compares the engine's forward with the model's own at load time, on text and on a small picture.
 
-The engine's side is the very code that decodes: a ragged prefill of two prompts into a KV cache, and then a step of
-several nodes behind them. The model's side is its own `forward` over the same tokens. Knows no architecture by name.
+The engine's side is the code that decodes: a ragged prefill of two prompts into a KV cache, then a step of several
+nodes behind them. The model's side is its own `forward` over the same tokens.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _own(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def _longer(inputs: dict[str, Tensor], nodes: Tensor) -> dict[str, Tensor]:
-    """The same prompt with more text behind it; what the processor says of each token is continued as for text."""
+    """The same prompt with more text behind it; the processor's per-token outputs continue as for text."""
     length = inputs["input_ids"].shape[1]
     longer = dict(inputs)
     for key, value in inputs.items():

@@ -71,12 +71,12 @@ class Target(BaseModel):
         reserved_bytes: int = 0,
         quantization: str = "none",
     ) -> Target:
-        """Load a checkpoint onto a device, or over the first `num_devices` CUDA devices, `reserved_bytes` of the first
-        of which are somebody else's.
+        """Load a checkpoint onto a device, or over the first `num_devices` CUDA devices, of whose first
+        `reserved_bytes` are used by others.
 
         Raises:
-            CheckpointError: it is missing, torn, not safetensors, or of an unsupported architecture, or there are fewer
-                devices.
+            CheckpointError: it is missing, damaged, not safetensors, or of an unsupported architecture, or there
+                are fewer devices.
         """
         place = resolve_device(device)
         others: list[torch.device] = []
@@ -117,7 +117,7 @@ class Target(BaseModel):
         """Processor outputs of one sample → its embedded prompt, on the model's device.
 
         Raises:
-            PromptError: the model's own front end refuses them, e.g. pictures that it cannot tell apart.
+            PromptError: the model's own front end refuses them, e.g. pictures that it cannot distinguish.
         """
         placed = {
             # Seconds are no activations: in half precision they would move the frames' rotary positions.
@@ -133,7 +133,7 @@ class Target(BaseModel):
             raise PromptError(f"the model refuses the prompt: {error}") from error
 
     def encode(self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()) -> Prefix:
-        """Rendered prompt, images and clips → prefix; see `FrontEnd.encode` for what is refused."""
+        """Rendered prompt, images and clips → prefix; see `FrontEnd.encode` for refused prompts."""
         inputs = self.front_end.encode(prompt, images, videos)
         shown = Content.shown(images, videos)
         if not (images or videos):

@@ -1,4 +1,4 @@
-"""Sources, rows, media, prompts and the output: what happens to samples around the engine.
+"""The data pipeline around the engine: sources, rows, media, prompts and output.
 
-Reads files through fsspec, moves Arrow tables of fixed schemas, writes Parquet. Knows nothing of torch or of models.
+Reads files through fsspec, moves Arrow tables of fixed schemas, writes Parquet. Imports no torch.
 """

@@ -101,7 +101,7 @@ class Backend:
         return None
 
     def place(self, nodes: TreeNodes) -> tuple[AttentionStep, Tensor]:
-        """Where the new keys and values of a tree forward go and what they attend to, and the positions (r, N)."""
+        """KV positions and visibility of the new nodes of a tree forward, and their rotary positions (r, N)."""
         cache_positions, positions = node_positions(nodes)
         bias = mask_bias(tree_mask(nodes.lens, nodes.visible, nodes.window), nodes.dtype)
         return AttentionStep(nodes.cache, nodes.rows, cache_positions, bias, nodes.window, len(nodes.rows)), positions

@@ -1,7 +1,4 @@
-"""Key and value memory with a length per row: a slot owns R rows ("lanes"), writes are scattered, nothing is padded.
-
-Knows rows, columns and lengths. Does not know attention, trees or which tokens a row holds.
-"""
+"""A KV cache with a length per row: a slot owns R rows ("lanes"), writes are scattered, rows are not padded."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from torch import Tensor
 class RaggedCache:
     """K and V of every layer, shape (rows, H_kv, capacity, D_h), with one length per row.
 
-    A layer's tensors are made at its first write, when head count, head size, type and device are known. `lens` (rows,)
-    counts the committed columns; columns at and beyond it are scratch and hold whatever the last forward left there.
+    A layer's tensors are allocated at its first write, when head count, head size, dtype and device are known. `lens`
+    (rows,) counts the committed positions; positions from there on are scratch and hold the nodes of the last forward.
     """
 
     def __init__(self, num_rows: int, capacity: int, num_layers: int, device: torch.device) -> None:
@@ -56,9 +53,9 @@ class RaggedCache:
         return keys, values
 
     def read(self, layer: int, rows: Tensor, num_leading_rows: int | None, window: int) -> tuple[Tensor, Tensor]:
-        """The first `window` columns of the given rows, (r, H_kv, window, D_h) each.
+        """The first `window` positions of `rows`, (r, H_kv, window, D_h) each.
 
-        With `num_leading_rows` the rows are known to be 0 … n − 1 and a view is returned; otherwise they are copied.
+        With `num_leading_rows` the rows are 0 … n − 1 and a view is returned; otherwise they are copied.
         """
         keys, values = self.layer(layer)
         if num_leading_rows is not None:

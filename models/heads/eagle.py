@@ -1,8 +1,8 @@
-"""The EAGLE-1/2 network: one decoder layer that continues a target's own features.
+"""The EAGLE-1/2 network: one decoder layer that continues a target's features.
 
-Input is the pair (feature of token t, embedding of token t + 1), output the guessed feature of token t + 1, which the
-target's own head turns into logits for token t + 2. Li et al. 2024 (arXiv 2401.15077), section 4. Owns the network and
-the public checkpoints' layout. Knows nothing of caches, trees or the target's weights.
+The input is the pair (feature of token t, embedding of token t + 1), the output the predicted feature of token t + 1,
+from which the target's head computes logits for token t + 2. Li et al. 2024 (arXiv 2401.15077), section 4. Contains the
+network and the layout of public checkpoints.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _IGNORED = ("rotary_emb.inv_freq",)
 
 @dataclass(frozen=True)
 class EagleShape:
-    """What a head's `config.json` says of it; `bias` is that of `fc`, `qkv_bias` that of the attention's inputs."""
+    """Fields of a head's `config.json`; `bias` is that of `fc`, `qkv_bias` that of the attention's inputs."""
 
     vocab_size: int
     hidden_size: int
@@ -114,9 +114,9 @@ class EagleShape:
 
 
 class EagleNetwork(nn.Module):
-    """Embedding, fusion and one Llama layer; runs under `models.kv.lanes.LaneModel` as any decoder does.
+    """Embedding, fusion and one Llama layer; runs under `models.kv.lanes.LaneModel` like any decoder.
 
-    `rotary` gives (cos, sin) for positions; a family with another position scheme passes its own.
+    `rotary` returns (cos, sin) for positions; a family with another position scheme passes its own.
     """
 
     def __init__(self, shape: EagleShape, rotary: nn.Module | None = None) -> None:
@@ -166,10 +166,10 @@ class EagleNetwork(nn.Module):
 
 
 def read_eagle_shape(ref: CheckpointRef) -> EagleShape:
-    """What a checkpoint claims to be, compared with its weights' names and shapes where they lie in a folder.
+    """The configuration of a checkpoint, compared with the names and shapes of its weights if they are in a folder.
 
     Raises:
-        CheckpointError: a file is missing or unreadable, or claim and weights differ.
+        CheckpointError: a file is missing or unreadable, or configuration and weights differ.
     """
     folder = head_folder(ref, WEIGHT_NAMES, weights=False)
     shape = EagleShape.of(_config(folder), ref.path)

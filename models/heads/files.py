@@ -1,7 +1,6 @@
-"""Files of small heads that ride on a target (EAGLE, Medusa): `config.json` beside one file of weights.
+"""Files of small heads (EAGLE, Medusa): `config.json` beside one file of weights.
 
-Owns finding them and reading them safely: safetensors, or torch's own format with `weights_only`, never a pickle of
-anything but tensors. Does not know what the tensors are for.
+Finds and reads them safely: safetensors, or torch's own format with `weights_only`; only tensors are unpickled.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 def head_folder(ref: CheckpointRef, weight_names: Sequence[str], weights: bool = True) -> Path:
-    """The local folder of a head; from the hub, only its config and, with `weights`, the files named are fetched.
+    """The local folder of a head; from the hub, only its config and, with `weights`, the named files are downloaded.
 
     Raises:
-        CheckpointError: there is no such folder, or the hub does not give it.
+        CheckpointError: there is no such folder, or the hub does not return it.
     """
     ref.options()  # refuses a path that is neither a folder nor a hub id
     if ref.is_folder:
@@ -125,7 +124,7 @@ def keep_as_safetensors(folder: Path) -> None:
 
 
 def expect_shapes(where: str, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare a weight file with what it has to hold.
+    """Compare a weight file with the expected names and shapes.
 
     Raises:
         CheckpointError: a tensor is missing, unknown or of another shape; all such are counted, the first is named.

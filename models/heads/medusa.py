@@ -1,8 +1,8 @@
-"""Medusa heads: every head guesses one more token ahead from the same hidden state of the target.
+"""Medusa heads: every head predicts one more token ahead from the same hidden state of the target.
 
 Head i is residual blocks x + SiLU(W x + b), then a linear map to the vocabulary, for the token at distance i + 2 from
-the state's own. Cai et al. 2024 (arXiv 2401.10774), equation 1. Owns the heads and the public checkpoints' layouts.
-Knows nothing of trees or of the target's weights.
+the state's own. Cai et al. 2024 (arXiv 2401.10774), equation 1. Contains the heads and the layouts of public
+checkpoints.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 
 @dataclass(frozen=True)
 class MedusaShape:
-    """Sizes that a weight file itself tells: the published configurations are wrong about the number of heads."""
+    """Sizes from the weight file: the published configurations are wrong about the number of heads."""
 
     num_heads: int
     num_blocks: int

@@ -1,8 +1,8 @@
-"""Teacher forcing: whole samples run through a target by the very prefill that decoding uses.
+"""Teacher forcing: whole samples run through a target by the prefill that decoding uses.
 
-Owns what a head is taught from: tokens, what the target received for them, its last states, and which tokens are its to
-say. Works for every target behind `models.contract`: padding, image features, three-dimensional positions and deepstack
-features are the prefill's business. Knows no losses and no rows.
+A training sample has tokens, the target's inputs for them, its last states, and which tokens the target generates.
+Works for every target behind `models.contract`: the prefill handles padding, image features, three-dimensional
+positions and deepstack features.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from models.kv.lanes import SlotBatch
 
 @dataclass(frozen=True)
 class Lesson:
-    """One whole sample as the target receives it: a prompt with what is said after it, in one `prefix` of L columns.
+    """One whole sample as the target receives it: a prompt with its continuation, in one `prefix` of L positions.
 
-    `wanted` (L,) bool, on the CPU, marks the tokens that a head has to learn to draft.
+    `wanted` (L,) bool, on the CPU, marks the tokens that a head must learn to draft.
     """
 
     prefix: Prefix
@@ -31,7 +31,7 @@ class Lesson:
 
 @dataclass(frozen=True)
 class States:
-    """A batch of lessons after the target has run, padded on the right.
+    """A batch of training samples after the target's forward, padded on the right.
 
     `tokens`, `visual` and `wanted` are (b, L); `received` (b, L, D) are the target's inputs and `hidden` (b, L, D) its
     last states, both fp32; `lengths` are those of the rows.
@@ -46,7 +46,7 @@ class States:
 
 
 def extend(prefix: Prefix, token_ids: Tensor, embeds: Tensor) -> Prefix:
-    """A prompt followed by `token_ids` (T,) with their `embeds` (T, D), at the positions that decoding gives them."""
+    """A prompt followed by `token_ids` (T,) with their `embeds` (T, D), at the positions of decoding."""
     later = prefix.next_position + torch.arange(token_ids.shape[0], device=prefix.positions.device)
     axes = prefix.axis_offsets
     return replace(
@@ -63,7 +63,7 @@ def extend(prefix: Prefix, token_ids: Tensor, embeds: Tensor) -> Prefix:
 
 @torch.no_grad()
 def make_lesson(target: TargetModel, prompt: Prefix, said: Sequence[int], num_known: int = 0) -> Lesson:
-    """A prompt and the tokens said after it, of which the first `num_known` need not be drafted."""
+    """A prompt and its continuation, of which the first `num_known` tokens need not be drafted."""
     token_ids = torch.tensor(said, dtype=torch.long, device=target.device)
     embeds = target.decoder.get_input_embeddings()(token_ids)  # type: ignore[operator]
     wanted = torch.zeros(prompt.length + len(said), dtype=torch.bool)
@@ -73,7 +73,7 @@ def make_lesson(target: TargetModel, prompt: Prefix, said: Sequence[int], num_kn
 
 @torch.no_grad()
 def teach_states(target: TargetModel, lessons: Sequence[Lesson]) -> States:
-    """Run the target over whole lessons."""
+    """Run the target over whole training samples."""
     lengths = tuple(lesson.prefix.length for lesson in lessons)
     longest = max(lengths)
     index = torch.arange(len(lessons), device=target.device)

@@ -1,8 +1,8 @@
-"""Training of EAGLE and Medusa heads on a frozen target's own states over teacher-forced samples.
+"""Training of EAGLE and Medusa heads on the states of a frozen target over teacher-forced samples.
 
-Owns the losses, the fresh heads and the optimisation: one `Trainer` is one run, alone or as one of several workers that
-add up their gradients. Everything random is keyed by seed and by a sample's ordinal, so a run that is taken up again,
-or shared among another number of workers, teaches the same. Knows nothing of how samples are read, nor of trees.
+Contains the losses, the initialised heads and the optimisation: one `Trainer` is one run, alone or as one of several
+workers that sum their gradients. All random numbers are keyed by seed and by a sample's ordinal, so a resumed run, or
+one with another number of workers, trains the same.
 """
 
 from __future__ import annotations
@@ -34,18 +34,17 @@ def alone(_values: Tensor) -> None:
 
 
 def key_of(*parts: int | str) -> int:
-    """63 bits that depend on every part, for draws that must not depend on who makes them, or when."""
+    """63 bits that depend on every part, for draws that must not depend on process or time."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How a head is optimised: AdamW over `num_steps` batches, the rate rising for `warmup_steps` and then falling.
+    """Optimisation of a head: AdamW over `num_steps` batches, the rate rising for `warmup_steps` and then falling.
 
-    `clip` bounds every gradient by itself ("value", as LANTERN's code does) or their norm. Features are read with
-    uniform noise of width `feature_noise`, times `noise_tokens` / the sample's length where that is given, as EAGLE's
-    code has it.
+    `clip` bounds every gradient by itself ("value", as LANTERN's code does) or their norm. Features get uniform noise
+    of width `feature_noise`, times `noise_tokens` / the sample's length if set, as in EAGLE's code.
     """
 
     num_steps: int
@@ -71,7 +70,7 @@ class Pace:
 
 
 class HeadTask(Protocol):
-    """A head and what it has to learn; its loss has several terms, each a mean over positions of its own."""
+    """A head and its loss; the loss has several terms, each a mean over its own positions."""
 
     module: nn.Module
 
@@ -80,19 +79,19 @@ class HeadTask(Protocol):
         ...
 
     def sums(self, states: States, noise: Tensor) -> Tensor:
-        """The terms (k,), each summed over its positions; `noise` (b, L, D) is added to what the head reads."""
+        """The terms (k,), each summed over its positions; `noise` (b, L, D) is added to the head's input."""
         ...
 
     def logits(self, states: States) -> Tensor:
-        """What the head says of token t + 2 when the target has just said token t + 1: (b, L − 2, V), fp32."""
+        """Logits of the head for token t + 2 after the target generated token t + 1: (b, L − 2, V), fp32."""
         ...
 
 
 class EagleTask:
-    """SmoothL1 between guessed and true features plus 0.1 times the soft cross-entropy of the tokens they say.
+    """SmoothL1 between predicted and true features plus 0.1 times the soft cross-entropy of their tokens.
 
-    Li et al. 2024 (arXiv 2401.15077), equations 5 to 7. Position t reads (feature t, embedding of token t + 1), guesses
-    feature t + 1, and with it token t + 2. `head` is the target's own output layer.
+    Li et al. 2024 (arXiv 2401.15077), equations 5 to 7. Position t reads (feature t, embedding of token t + 1),
+    predicts feature t + 1, and with it token t + 2. `head` is the target's own output layer.
     """
 
     def __init__(self, network: EagleNetwork, head: nn.Module) -> None:
@@ -131,7 +130,7 @@ class EagleTask:
 
 
 class MedusaTask:
-    """The cross-entropy of every head: head i at position t says token t + 2 + i. Cai et al. 2024, equation 1."""
+    """The cross-entropy of every head: head i at position t predicts token t + 2 + i. Cai et al. 2024, equation 1."""
 
     def __init__(self, heads: MedusaHeads) -> None:
         self.module: nn.Module = heads
@@ -154,9 +153,9 @@ class MedusaTask:
 
 
 def fresh_eagle(target: TargetModel, seed: int, make: Callable[[], EagleNetwork] | None = None) -> EagleTask:
-    """A head drawn from a seed, but for its token embedding, which is the target's and stays frozen.
+    """A head initialised from a seed, except its token embedding, which is the target's and stays frozen.
 
-    `make` gives the network where the target's family has its own; a text's has the target's sizes.
+    `make` returns the network if the target's family has its own; that of a text model has the target's sizes.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -202,10 +201,10 @@ def fresh_medusa(target: TargetModel, seed: int, num_heads: int) -> MedusaTask:
 
 
 class Trainer:
-    """One head being taught on one target, which is frozen; `step` counts the batches so far.
+    """One head in training on one target, which is frozen; `step` counts the batches so far.
 
-    `reduce` adds up over all workers, of which each is given its own part of every batch; what they learn is what one
-    would learn from the whole. `max_rows` lessons are run at once.
+    `reduce` sums over all workers, each of which gets its own part of every batch; the result equals training on the
+    whole batch. At most `max_rows` samples are run at once.
     """
 
     def __init__(
@@ -225,9 +224,9 @@ class Trainer:
         )
 
     def learn(self, lessons: Sequence[tuple[int, Lesson]]) -> float | None:
-        """Take one step on this worker's part of a batch, of (ordinal, lesson); gives the loss over the whole batch.
+        """Take one step on this worker's part of a batch of (ordinal, sample); returns the loss over the whole batch.
 
-        A batch in which nobody has anything to learn leaves the head as it is, and its loss is None.
+        A batch without tokens to learn leaves the head as it is, and its loss is None.
 
         Raises:
             FloatingPointError: the loss is not finite; the head is left as it was.
@@ -287,7 +286,7 @@ class Trainer:
             start += each.numel()
 
     def _noise(self, states: States, ordinals: Sequence[int]) -> Tensor:
-        """Uniform noise for the features of every lesson (b, L, D)."""
+        """Uniform noise for the features of every sample (b, L, D)."""
         noise = torch.zeros_like(states.hidden)
         if self.pace.feature_noise == 0.0:
             return noise
@@ -299,11 +298,11 @@ class Trainer:
         return noise
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of what is learned, on the CPU."""
+        """A copy of the trained weights, on the CPU."""
         return {name: value.detach().cpu().clone() for name, value in self._learned.items()}
 
     def set_weights(self, weights: dict[str, Tensor]) -> None:
-        """Put back what `weights` gave."""
+        """Restore weights that `weights` returned."""
         with torch.no_grad():
             for name, value in self._learned.items():
                 value.copy_(weights[name])
@@ -313,7 +312,7 @@ class Trainer:
         return {"step": self.step, "weights": self.weights(), "optimizer": self._optimizer.state_dict()}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Go on from what `state` gave."""
+        """Resume from the state that `state` returned."""
         self.step = int(state["step"])
         self.set_weights(state["weights"])
         self._optimizer.load_state_dict(state["optimizer"])
@@ -321,9 +320,10 @@ class Trainer:
 
 @torch.no_grad()
 def count_right(task: HeadTask, target: TargetModel, lessons: Sequence[Lesson]) -> tuple[int, int, int]:
-    """Of the drafts to be learned: how many the head has first, how many among its first three, how many there are.
+    """Of the drafts to be learned: how many are the head's first choice, how many are among its first three, and their
+    number.
 
-    Right is what the target itself finds likeliest at that place, as EAGLE's public code counts.
+    A draft is right if it is the target's most probable token at that position, as EAGLE's public code counts.
     """
     states = teach_states(target, lessons)
     use = states.wanted[:, 2:]

@@ -1,4 +1,4 @@
-"""A clip: some frames of one video and when they were seen. Knows neither files nor models, and needs no torch."""
+"""A clip: some frames of one video and their times. Needs no torch."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 class Clip:
     """Frames uint8 RGB (T, height, width, 3) in the order of their times.
 
-    `timestamps_s` (T) count from the clip's own beginning. `fps` is how many of these frames stand for one second: T
-    divided by the time that they were drawn from, which is what video models call the sampled rate.
+    `timestamps_s` (T) count from the beginning of the clip. `fps` is T divided by the sampled duration in seconds,
+    which video models call the sampled rate.
 
     Raises:
-        ValueError: no frames, wrong types or shapes, a timestamp for every frame is missing, or no positive rate.
+        ValueError: no frames, wrong types or shapes, a missing timestamp, or a rate that is not positive.
     """
 
     frames: NDArray[np.uint8]

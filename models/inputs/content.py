@@ -1,7 +1,7 @@
-"""Whether two samples show the same: pixels, frames and features as keys of a dictionary.
+"""Content keys: pixels, frames and features as keys of a dictionary.
 
-A key is hashed by a glance at a few values and compared whole, so that what occurs once costs next to nothing and what
-is taken for the same is the same. Knows arrays; no models and no memory.
+A key is hashed by a few values and compared completely, so unique contents cost next to nothing and equal keys have
+equal contents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NUM_GLANCES = 64
 
 
 class Content:
-    """Arrays, and whatever else is to be equal, as one key."""
+    """Arrays and other values that must be equal, as one key."""
 
     def __init__(self, arrays: Sequence[NDArray[np.generic]], label: Hashable = None) -> None:
         self._arrays = tuple(arrays)
@@ -48,7 +48,7 @@ class Content:
         )
 
     def copy(self) -> Content:
-        """The same over arrays of its own, which nobody else changes and which hold on to nobody's memory."""
+        """The same over copies of the arrays, which no other code changes and which hold no other memory."""
         return Content([array.copy() for array in self._arrays], self._label[0])
 
 

@@ -1,7 +1,7 @@
-"""Visual features that are kept: what several prompts show, or one shows again later, is encoded once.
+"""A cache of visual features: what several prompts show, or one shows again later, is encoded once.
 
-Stands before the one door that all of transformers' vision-language models have for it, `get_image_features` and
-`get_video_features`, so that no family needs code of its own. Knows what is shown by its content; nothing of prompts.
+Wraps `get_image_features` and `get_video_features`, the methods that all vision-language models of transformers have,
+so that no family needs code of its own. Keys are the contents of images and videos.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DOORS = ("get_image_features", "get_video_features")
 READ = ("pooler_output", "deepstack_features")
 """What models read of the features that come through their doors; the encoder's other states are not kept."""
 Features = dict[tuple[str, int], Any]
-"""By door, and by how often it had been passed for what is shown."""
+"""Keyed by method, and by how often it was called before for the same content."""
 
 
 class FeatureCache:
@@ -61,8 +61,7 @@ class FeatureCache:
             self._recent.keep(content, made, sum(_storages(made).values()))
 
     def _pass(self, door: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Features from memory, or made and noted; a door behind a door, and what is shown to nobody's knowledge, is
-        made."""
+        """Features from the cache, or computed and stored; nested calls and content without a key are computed."""
         if self._made is None or self._is_inside:
             return inner(*args, **kwargs)
         key = door, self._num_passed
@@ -80,7 +79,7 @@ class FeatureCache:
 
 
 def _without_the_rest(features: Any) -> Any:
-    """An encoder's output with only what is read of it."""
+    """An encoder's output with only the parts that are read."""
     if not isinstance(features, ModelOutput) or features.get("pooler_output") is None:
         return features
     return type(features)(**{name: features[name] for name in READ if features.get(name) is not None})

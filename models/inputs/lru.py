@@ -1,4 +1,4 @@
-"""The last few values by what they were made from, up to so many bytes; those that went unused longest make room."""
+"""A least-recently-used cache of values by content, with a limit in bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""A prompt as the language model receives it: embedded, positioned, with its visual columns marked.
+"""A prompt as the language model receives it: embedded, positioned, with its visual tokens marked.
 
-Captured once at the language model's door, so that no model family needs code of its own. Knows nothing of caches,
-slots or what is generated after the prompt.
+Captured once at the input of the language model, so that no model family needs code of its own.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from torch import Tensor, nn
 class Prefix:
     """One lane's prompt: `token_ids` (L,), `embeds` (L, D), `positions` (L,) or (3, L), `visual` (L,) bool.
 
-    `deepstack` holds the features (visual columns, D) that some families add at their first layers. `padding` (L,)
-    marks columns that nobody but themselves may look at: they are run, because a drafter may read their states, and
-    then leave the memory.
+    `deepstack` holds the features (visual tokens, D) that some families add at their first layers. `padding` (L,) marks
+    tokens that only they themselves attend to: they are run, because a drafter may read their states, and then leave
+    the KV cache.
     """
 
     token_ids: Tensor
@@ -31,11 +30,11 @@ class Prefix:
     deepstack: tuple[Tensor, ...] = ()
     padding: Tensor | None = None
     num_padding: int = 0
-    """How many columns `padding` marks; given beside it, so that nobody has to ask the device."""
+    """The number of tokens that `padding` marks; a host number, so that the device need not be synchronised."""
     origin: Hashable = field(default=None, init=False, compare=False)
-    """All that a column was made from beside the tokens up to it: prompts of one origin that begin with the same tokens
-    begin with the same columns. None where nobody knows; `dataclasses.replace` does not hand it on, because whoever
-    changes columns changes what they are made from."""
+    """The origin of the prompt's tokens besides the token ids: prompts of one origin with equal leading tokens have
+    equal leading positions. None if unknown. `dataclasses.replace` does not copy it, because a changed prompt has
+    another origin."""
 
     def of(self, origin: Hashable) -> Prefix:
         """The same prompt with its origin."""
@@ -44,7 +43,7 @@ class Prefix:
         return known
 
     def outline(self) -> Prefix:
-        """The same columns without what is in them: embeddings (L, 0), no features."""
+        """The same tokens without contents: embeddings (L, 0), no features."""
         return replace(self, embeds=self.embeds.new_empty(self.length, 0), deepstack=())
 
     def head(self, length: int) -> Prefix:
@@ -91,14 +90,14 @@ class Prefix:
 
 
 class _ReachedDoor(Exception):
-    """The wrapped model got as far as its language model; what it was about to hand over is recorded."""
+    """Raised when the wrapped model reaches its language model, with the recorded inputs."""
 
 
 def capture(model: nn.Module, decoder: nn.Module, inputs: dict[str, Tensor], visual_ids: frozenset[int]) -> Prefix:
-    """Run `model`'s own front end on one sample and stop where it would enter `decoder`.
+    """Run `model`'s own front end on one sample and stop at the input of `decoder`.
 
-    `inputs` is what the processor returned for one sample (batch axis of 1). `visual_ids` are the placeholder tokens
-    that the family replaces by image or video features.
+    `inputs` is the processor's output for one sample (batch axis of 1). `visual_ids` are the placeholder tokens that
+    the family replaces by image or video features.
     """
     received: dict[str, Any] = {}
     own_thread = threading.get_ident()

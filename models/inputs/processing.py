@@ -1,7 +1,5 @@
-"""From text, pictures and clips to model inputs: chat template, tokenizer, image and video processor.
-
-Knows the processor that ships with a checkpoint. Knows nothing of weights, slots or generation.
-"""
+"""From text, pictures and clips to model inputs: chat template, tokenizer, image and video processor of a
+checkpoint."""
 
 from __future__ import annotations
 
@@ -44,12 +42,12 @@ class FrontEnd:
         self._is_used = threading.Lock()
 
     def keep(self, max_bytes: int) -> None:
-        """Keep what was made of the last prompts, up to so many bytes, as a second model reads them too."""
+        """Keep the outputs for the last prompts, up to a number of bytes, for a second model that reads them too."""
         self._recent = Recent(max_bytes)
 
     def reads_like(self, other: FrontEnd) -> bool:
-        """Whether both make the same of every prompt: equal processors, settings and tokenizers. False where a
-        tokenizer is not of the kind whose whole content can be told."""
+        """Whether both front ends return the same for every prompt: equal processors, settings and tokenizers. False
+        for tokenizers whose contents cannot be compared."""
         if type(self.processor) is not type(other.processor):
             return False
         mine = self._settings()
@@ -73,7 +71,7 @@ class FrontEnd:
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Texts that are read as one special token wherever they stand, the places of media among them."""
+        """Texts that are read as one special token at any place, among them the placeholders of media."""
         added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
         places = (getattr(self.processor, f"{kind}_token", None) for kind in ("image", "video", "audio"))
         found = {token.content for token in added if token.special} | {*self.tokenizer.all_special_tokens, *places}

@@ -1,15 +1,16 @@
-"""The longer side beyond which a model's processor has no use for an image: the default of `source.max_side_px`.
+"""The longer side beyond which a model's processor gains nothing from an image: the default of `source.max_side_px`.
 
-Every processor here shrinks large images itself. The bound lies well beyond what it shrinks them to, so that shrinking
-first decides nothing but the filter's last digits, while 50-megapixel photos no longer travel between processes:
+Every processor here shrinks large images itself. The bound is well beyond the size to which it shrinks them, so that
+shrinking first changes only the last digits of the filter, while 50-megapixel photos no longer travel between
+processes:
 
 - a fixed size, a shortest edge or a crop of s pixels: 4 s, so that the shorter side keeps s up to an aspect of 4 to 1
 - a grid of tiles whose largest side is s pixels: 2 s, twice the resolution of the largest grid
 - a longest edge of s pixels: 2 s
-- an area of at most n pixels: the side of n pixels at 4 to 1, so that up to this aspect an image that is shrunk here
-  still has more than n pixels, and the processor shrinks it as before
+- an area of at most n pixels: the side of n pixels at 4 to 1, so that up to this aspect a shrunk image still has more
+than n pixels, and the processor shrinks it as before
 
-Other processors have no known bound. Knows processors' settings; no pixels.
+Other processors have no known bound.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ def _side_of_area(size: Mapping[str, int]) -> int | None:
 
 
 def _numbers(size: Any) -> dict[str, int]:
-    """The given entries of a size in any of the forms that processors keep it in."""
+    """The entries of a size in any of the forms that processors use."""
     if size is None or isinstance(size, (int, float)):
         return {} if size is None else {"shortest_edge": int(size)}
     return {name: int(value) for name, value in dict(size).items() if isinstance(value, (int, float))}

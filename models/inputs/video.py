@@ -1,9 +1,9 @@
-"""Clips as the vision towers of LLaVA-OneVision, Qwen2-VL, Qwen2.5-VL and Qwen3-VL want them, without torchvision.
+"""Clips as inputs of the vision towers of LLaVA-OneVision, Qwen2-VL, Qwen2.5-VL and Qwen3-VL, without torchvision.
 
-transformers' own video processors need torchvision, which does not import beside every build of torch, and decode
-files themselves. Here frames are at hand: what is left is their sizes, values and layout, in torch alone and equal to
-what those processors send. Knows settings and pixels; widening the placeholders in a text stays with each family's own
-processor, which takes a `VideoProcessor` for its video part.
+The video processors of transformers need torchvision, which does not import beside every build of torch, and decode
+files themselves. Here frames are decoded already: sizes, values and layout are computed in torch and equal those of the
+processors. Each family's own processor expands the placeholders in the text; it takes a `VideoProcessor` for its video
+part.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "max_video_tokens": 768,
     },
 }
-"""What each of transformers' classes assumes where a checkpoint's settings say nothing (5.17 to 5.23)."""
+"""Defaults of each class of transformers for settings that a checkpoint does not contain (5.17 to 5.23)."""
 KIND_OF = {
     "LlavaOnevisionProcessor": "LlavaOnevisionVideoProcessor",
     "Qwen2VLProcessor": "Qwen2VLVideoProcessor",
@@ -75,17 +75,17 @@ KIND_OF = {
 
 
 class VideoSettingsError(ValueError):
-    """Settings of a video part that cannot be followed here; the message says which."""
+    """Unsupported settings of a video processor; the message names them."""
 
 
 class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
     """The video part of a processor; `kind` is the name of the class in transformers that it equals.
 
-    `settings` are that class's own, as they stand in `video_preprocessor_config.json` or under `video_processor` in
-    `processor_config.json`; what is not given is that class's default.
+    `settings` are that class's own, from `video_preprocessor_config.json` or `video_processor` in
+    `processor_config.json`; missing settings have the class's defaults.
 
     Raises:
-        VideoSettingsError: the class is not known here, or a setting asks for what it does not do.
+        VideoSettingsError: the class is unknown, or a setting is unsupported.
     """
 
     _auto_class = None
@@ -266,7 +266,7 @@ def _channels(name: str, value: Any) -> tuple[float, float, float]:
 
 
 def _size(kind: str, size: Any, settings: Mapping[str, Any]) -> dict[str, int]:
-    """The size as a checked dict; old Qwen settings say `min_pixels` and `max_pixels` beside it."""
+    """The size as a checked dict; old Qwen settings have `min_pixels` and `max_pixels` beside it."""
     known = {name: int(value) for name, value in dict(size).items() if value is not None}
     if kind == "Qwen2VLVideoProcessor":
         for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):

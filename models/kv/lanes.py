@@ -1,7 +1,7 @@
 """A language model whose samples own slots of R cache rows: prefill, tree forwards, commits.
 
-Knows rows, positions and memory. Does not know what is drafted, accepted or sampled; target and drafter models are the
-same to it. Shapes: b active slots, R lanes, N nodes, D hidden, V vocabulary; r = b · R rows, slot-major.
+Target and drafter models both run here. Shapes: b active slots, R lanes, N nodes, D hidden, V vocabulary; r = b · R
+rows, slot-major.
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ WINDOW_STEP = 64
 class SlotBatch:
     """The active slots of one step, on the device and on the host.
 
-    `index` (b,) and `ids` are the same numbers; `num_generated` is how many tokens each has so far (the pending one
-    included), which bounds every row's length without asking the device.
+    `index` (b,) and `ids` are the same numbers; `num_generated` is the number of tokens of each so far (the pending one
+    included), which bounds every row's length without a device synchronisation.
     """
 
     index: Tensor
     ids: tuple[int, ...]
     num_generated: tuple[int, ...]
     is_leading: bool = field(init=False)
-    """Whether the slots are exactly 0 … b − 1, so that what is kept per slot can be read as a view."""
+    """Whether the slots are exactly 0 … b − 1, so that state per slot can be read as a view."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_leading", self.ids == tuple(range(len(self.ids))))
 
     def of(self, memory: Tensor) -> Tensor:
-        """These slots' part (b, …) of what is kept per slot (S, …), to be read before any of it is written."""
+        """These slots' part (b, …) of a state per slot (S, …), to be read before any of it is written."""
         return memory[: len(self.ids)] if self.is_leading else memory[self.index]
 
     def put(self, memory: Tensor, values: Tensor) -> None:
-        """Write `values` (b, …) to these slots' part of what is kept per slot."""
+        """Write `values` (b, …) to these slots' part of a state per slot."""
         if self.is_leading:
             memory[: len(self.ids)] = values
         else:
             memory[self.index] = values
 
     def add(self, memory: Tensor, values: Tensor, sign: int = 1) -> None:
-        """Add `values` (b,), or take them away, from these slots' part of what is kept per slot."""
+        """Add `values` (b,) to these slots' part of a state per slot."""
         if self.is_leading:
             memory[: len(self.ids)].add_(values, alpha=sign)
         else:
@@ -75,11 +75,11 @@ class SlotBatch:
 
 
 class LaneModel:
-    """One model with memory for `num_slots` samples of `num_lanes` rows and `capacity` columns each.
+    """One model with a KV cache for `num_slots` samples of `num_lanes` rows and `capacity` positions each.
 
-    A slot's rows lie together in a block, at first in the slot's own place. Slots that decode together are moved to
-    the leading blocks, so that memory is always read as a view: where the blocks are is known here and nowhere else.
-    `run` stands for the decoder, and is the decoder itself by default.
+    The rows of a slot are one block, at first in the slot's own place. Slots that decode together are moved to the
+    leading blocks, so that the cache is always read as a view; only this class knows the block of a slot. `run` runs
+    the decoder; by default eagerly.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class LaneModel:
         self._numbers = torch.arange(max(num_slots * num_lanes, capacity), device=device)
 
     def rows(self, slots: SlotBatch) -> Tensor:
-        """Cache rows (b · R,) of the given slots."""
+        """Cache rows (b · R,) of `slots`."""
         blocks = self._blocks[slots.index]
         if self.num_lanes == 1:
             return blocks
@@ -129,10 +129,11 @@ class LaneModel:
         keep_hidden: bool = True,
         max_tokens: int | None = None,
     ) -> Prefill:
-        """Prefill fresh slots from `prefixes[i][lane]`; see `models.kv.prefill` for what is run how often.
+        """Prefill fresh slots from `prefixes[i][lane]`; see `models.kv.prefill` for shared prompts.
 
-        `probe_attention` records attention to every column, `keep_hidden` keeps the states of all columns and not only
-        the last, and `max_tokens` bounds the columns of one forward; see `models.kv.prefill_batching.group_by_length`.
+        `probe_attention` records attention to every position, `keep_hidden` keeps the states of all positions instead
+        of the last, and `max_tokens` bounds the tokens of one forward; see
+        `models.kv.prefill_batching.group_by_length`.
         """
         flat = [prefix for lanes in prefixes for prefix in lanes]
         assert len(flat) == len(slots.ids) * self.num_lanes, (len(flat), len(slots.ids), self.num_lanes)
@@ -188,7 +189,7 @@ class LaneModel:
     def forward_embeds(
         self, slots: SlotBatch, embeds: Tensor, depth: Tensor, visible: Tensor, offset: int = 0
     ) -> Tensor:
-        """As `forward`, for nodes whose inputs are given: `embeds` (b · R, N, D), slot-major."""
+        """As `forward`, for nodes with inputs `embeds` (b · R, N, D), slot-major."""
         b, num_nodes = depth.shape
         is_mixed = self._lead(slots)
         visible = self._spread(visible)
@@ -257,8 +258,8 @@ class LaneModel:
         return out.float()
 
     def commit(self, slots: SlotBatch, source: Tensor, keep: Tensor) -> None:
-        """Keep scratch columns `source` (b, P), the first `keep` (b,) of them, as each row's next columns; those that
-        stand there already where `source` has none."""
+        """Keep scratch positions `source` (b, P), the first `keep` (b,) of them, as each row's next positions;
+        without `source` those that are in place already."""
         if source.shape[1] == 0 and self._are_leading(slots):
             keep = self._spread(keep)
             self.cache.lens[: keep.shape[0]].add_(keep)

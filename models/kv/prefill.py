@@ -1,8 +1,7 @@
-"""Prompts into memory: each is run once, whole or from where it parts from its kin, and its columns lie in its row.
+"""Prefill of prompts into the KV cache: each prompt is run once, whole or from where it differs from others.
 
-Prompts of one origin that begin with the same tokens begin with the same columns: these are run for one of them, copied
-to the others, and what follows is run for all of them together, each behind its own copy. Knows prompts, rows and
-memory; no slots and nothing of what comes after a prompt.
+Prompts of one origin with equal leading tokens have equal leading positions: these are run for one of them and copied
+to the others; the rest is run for all of them together, each behind its own copy.
 """
 
 from __future__ import annotations
@@ -122,7 +121,7 @@ class PromptReader:
         hidden = self._run(embeds, stack_positions(prefixes, longest), step, extra)
         self.num_forwards += 1
         if padding is not None:
-            # The columns that stay move to the front, in their order; what lies behind them is scratch.
+            # The kept positions move to the front, in their order; those behind them are scratch.
             kept = torch.tensor([prefix.num_kept for prefix in prefixes], device=rows.device)
             self._cache.compact(rows, padding.to(torch.uint8).argsort(dim=1, stable=True), kept)
         return hidden, None if probe is None else probe.mean()
@@ -146,7 +145,7 @@ class PromptReader:
     def _note(
         self, places: Sequence[int], run: Sequence[Prefix], hidden: Tensor, received: Tensor | None = None
     ) -> None:
-        """Keep what one forward of `run` gave."""
+        """Keep the outputs of one forward of `run`."""
         last = torch.tensor([prefix.length - 1 for prefix in run], device=hidden.device)
         ends = hidden[torch.arange(len(run), device=hidden.device), last]
         for row, (place, prefix) in enumerate(zip(places, run, strict=True)):
@@ -157,7 +156,7 @@ class PromptReader:
                 self.received[place] = received[row, : prefix.length]
 
     def _at(self, places: Sequence[int], group: Sequence[int]) -> Tensor:
-        """The rows of `places[group]`; all of them in their order are what is at hand."""
+        """The rows of `places[group]`; all of them in order need no copy."""
         wanted = [places[one] for one in group]
         if wanted == list(range(self._rows.shape[0])):
             return self._rows

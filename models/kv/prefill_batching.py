@@ -1,7 +1,6 @@
-"""Many prompts at once: which of them are run together, and what running them leaves behind.
+"""Batching of prompts: which of them are run together, and the outputs of their prefill.
 
-A prompt that several rows share is one `Prefix`, handed in as often as it is wanted: it is run once and its columns are
-copied. Knows prompts and their lengths; no memory, no slots and no model.
+A prompt that several rows share is one `Prefix`, passed once per row: it is run once and its positions are copied.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ class Stem:
 
 @dataclass(frozen=True)
 class Prefill:
-    """What a prefill gives: `last` (b, R, D) states at each prompt's end, and how many forwards it took.
+    """Outputs of a prefill: `last` (b, R, D) states at each prompt's end, and the number of forwards.
 
-    By row, slot-major, where they were asked for: `states` (L, D) of all columns and `received` (L,), the mean
-    attention that each column receives. States are post-norm.
+    By row, slot-major, if requested: `states` (L, D) of all positions and `received` (L,), the mean attention that each
+    position receives. States are post-norm.
     """
 
     last: Tensor
@@ -159,7 +158,7 @@ def stack_padding(prefixes: Sequence[Prefix], length: int) -> Tensor | None:
 
 
 def mask_padding(padding: Tensor) -> Tensor:
-    """A causal mask (r, 1, L, L) in which `padding` (r, L) is seen by nobody but itself."""
+    """A causal mask (r, 1, L, L) in which only `padding` tokens themselves attend to `padding` (r, L)."""
     column = torch.arange(padding.shape[1], device=padding.device)
     causal = column[:, None] >= column
     return ((causal & ~padding[:, None]) | (column[:, None] == column))[:, None]

@@ -57,12 +57,12 @@ class FoundFiles:
 
 
 def find_files(ref: CheckpointRef, weights: bool = True) -> FoundFiles:
-    """Where a checkpoint lies: a file, a folder, a hub id `owner/name`, or one file of the hub, `owner/name/file.pt`.
+    """The path of a checkpoint: a file, a folder, a hub id `owner/name`, or one file of the hub, `owner/name/file.pt`.
 
-    Without `weights` only the configuration is fetched from a hub id.
+    Without `weights` only the configuration is downloaded from a hub id.
 
     Raises:
-        CheckpointError: there is no such thing, or a folder in which no one file is the model's.
+        CheckpointError: nothing is found, or a folder has several candidate files.
     """
     path = Path(ref.path)
     if ref.is_file:
@@ -75,14 +75,14 @@ def find_files(ref: CheckpointRef, weights: bool = True) -> FoundFiles:
 
 
 def read_gpt_shape(ref: CheckpointRef, sizes: Mapping[str, Any] | None = None) -> GptShape:
-    """What a checkpoint holds, from its tensors' shapes and its `config.json`; `sizes` adds what neither says.
+    """The contents of a checkpoint, from its tensors' shapes and its `config.json`; `sizes` adds missing values.
 
-    The number of heads follows from a published size, the grid from a published file's name; otherwise `config.json`
-    or `sizes` has to give `num_heads` and `grid`. Of a hub id only the configuration is fetched.
+    The number of heads follows from a published size, the grid from a published file's name; otherwise `config.json` or
+    `sizes` must contain `num_heads` and `grid`. For a hub id only the configuration is downloaded.
 
     Raises:
-        CheckpointError: a file is missing, unreadable or not LlamaGen's, tensors are missing or misshapen, or a size
-            is unknown or contradicts another.
+        CheckpointError: a file is missing, unreadable or not LlamaGen's, tensors are missing or misshapen, or a
+            size is unknown or contradicts another.
     """
     found = find_files(ref, weights=False)
     if not found.files:
@@ -144,7 +144,7 @@ def revision_of(ref: CheckpointRef) -> str:
     digest = hashlib.sha256()
     for file in files:
         with file.open("rb") as stream:
-            # Headers tell shapes; a sample of the end tells retrained weights of the same shapes apart.
+            # Headers contain shapes; a sample of the end distinguishes retrained weights of the same shapes.
             head = stream.read(1 << 20)
             stream.seek(max(0, file.stat().st_size - (1 << 16)))
             digest.update(f"{file.name}:{file.stat().st_size}:".encode() + head + stream.read())
@@ -192,7 +192,7 @@ def _check(found: FoundFiles, shapes: dict[str, tuple[int, ...]], sizes: Mapping
 
 
 def _shape(found: FoundFiles, told: dict[str, Any], layout: str, sizes: Mapping[str, Any]) -> GptShape:
-    """Put together what the tensors tell, what the configuration says and what the caller adds."""
+    """Combine sizes from the tensors, the configuration and the caller."""
     said = _translate(found) if layout == LANTERN else _own(found)
     for name in told.keys() & said.keys() - {"num_heads", "grid"}:
         if told[name] != said[name]:

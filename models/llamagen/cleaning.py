@@ -1,7 +1,7 @@
-"""The caption cleaning that LlamaGen's text models were trained behind: web captions lose what is no description.
+"""The caption cleaning of LlamaGen's text models: removes parts of web captions that do not describe the image.
 
-The rules and their order are the published ones, their oddities included, because a model knows prompts only so. Two
-rounds are the rule. Knows no tokenizer.
+The rules and their order are the published ones, with their oddities, because the models were trained with them. Two
+rounds are the rule.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _ADDRESSES = _compile(
 _MARKS = _compile(
     [
         r"@\w+",
-        # From CJK strokes to the unified ideographs; Hiragana and Katakana lie before and stay.
+        # From CJK strokes to the unified ideographs; Hiragana and Katakana are before that range and stay.
         "[\u31c0-\u9fff]+",
         (
             "[\u002d\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0"

@@ -1,7 +1,6 @@
-"""What an image is made from: a prompt read by a T5 encoder, or features that somebody read before.
+"""Conditions of images: a prompt encoded by T5, or precomputed features.
 
-Owns the encoder and the padding on the left; ready features are `models.llamagen.features`' business. Knows neither the
-GPT nor guidance.
+Contains the encoder and the padding on the left; `models.llamagen.features` checks precomputed features.
 """
 
 from __future__ import annotations
@@ -57,12 +56,12 @@ class T5Condition:
         return int(config.d_model)
 
     def encode(self, text: str) -> Tensor:
-        """A prompt → features (l, condition_dim) of its l tokens, without padding; not to be written to.
+        """A prompt → features (l, condition_dim) of its l tokens, without padding; read-only.
 
         Raises:
-            EmptyPrompt: nothing is there to read, before or after cleaning.
-            PromptTooLong: it has more tokens than it may have, or is too long to be looked at.
-            PromptError: it is no text, the tokenizer refuses it, or the encoder gives no finite values.
+            EmptyPrompt: the prompt is empty, before or after cleaning.
+            PromptTooLong: it has too many tokens, or too many characters to be tokenized.
+            PromptError: it is not text, the tokenizer refuses it, or the encoder returns values that are not finite.
         """
         cleaned = self._clean(text)
         if cleaned not in self._remembered:
@@ -162,7 +161,7 @@ def load_t5(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torch.device,
             f"{ref.path}: its weights cannot be loaded (tensors only, no other pickled objects): {reason}"
         ) from error
     if missing := sorted(report["missing_keys"]):
-        # transformers fills them with random numbers and says so in a warning only.
+        # transformers initialises them with random numbers and only warns.
         raise CheckpointError(f"{ref.path}: its weights lack {len(missing)} tensors, e.g. {missing[0]}")
     placed: nn.Module = model.requires_grad_(False).eval().to(device)
     return T5Condition(placed, tokenizer, gpt.num_condition_tokens, truncate)

@@ -1,7 +1,7 @@
 """`python -m models.llamagen.convert SRC OUT`: a published LlamaGen file becomes `config.json` and `model.safetensors`.
 
-SRC is a `.pt` file, LANTERN's folder, or a hub id; a GPT or a VQ model, told apart by what it holds. Nothing but
-tensors is ever unpickled.
+SRC is a `.pt` file, LANTERN's folder, or a hub id of a GPT or a VQ model, detected by its contents. Only tensors are
+unpickled.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _WRITTEN = ("config.json", "model.safetensors")
 
 
 def convert(ref: CheckpointRef, out: Path, dtype: str = "auto", sizes: dict[str, Any] | None = None) -> str:
-    """Write the checkpoint into the folder `out`; returns what it was, in words.
+    """Write the checkpoint into the folder `out`; returns a description of it.
 
-    `sizes` gives a GPT's `grid` and `num_heads` where its file does not tell them; `dtype` is as for `load_gpt`.
+    `sizes` contains a GPT's `grid` and `num_heads` if its file does not; `dtype` is as for `load_gpt`.
 
     Raises:
         CheckpointError: it cannot be read, or `out` holds a checkpoint already.
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_gpt(ref: CheckpointRef) -> bool:
-    """Whether this is to be read as a GPT: what is neither is too, because that reader says what it found."""
+    """Whether to read this as a GPT; files of neither kind are too, because that reader reports their contents."""
     names: set[str] = set()
     for file in find_files(ref).files:
         # One set of keys for both: a VQ training keeps averaged weights under a key of its own.

@@ -1,7 +1,7 @@
-"""EAGLE drafters of LlamaGen: the EAGLE network over a grid's rotary positions, and LANTERN's files of it.
+"""EAGLE drafters of LlamaGen: the EAGLE network with the rotary positions of a grid, and LANTERN's files of it.
 
-The network is `models.heads.eagle`'s. What differs: positions turn by row and column, with zeros at the condition;
-files keep a head's rotary pairs side by side. Jang et al. 2024 (arXiv 2410.03355). Knows nothing of lanes and guidance.
+The network is that of `models.heads.eagle`. Differences: positions rotate by row and column, with zeros at the
+condition; files keep a head's rotary pairs side by side. Jang et al. 2024 (arXiv 2410.03355).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from models.llamagen.shape import GptShape
 from models.loading.checkpoints import CheckpointError, CheckpointRef
 
 _TURNED = ("layers.0.self_attn.q_proj.", "layers.0.self_attn.k_proj.")
-# What LANTERN's `input_type` stands for: condition and grid.
+# LANTERN's `input_type` determines condition and grid.
 _INPUT_TYPES = {"t2i": ("text", 16), "t2i2": ("text", 32), "c2i": ("class", 24)}
 
 
@@ -107,7 +107,7 @@ def _misfit(shape: EagleShape, gpt: GptShape) -> str | None:
 
 
 def _other_image(config: dict[str, Any], gpt: GptShape) -> str | None:
-    """What `config.json` says of the images, compared with the target's; nothing where it is silent."""
+    """Image fields of `config.json`, compared with the target's; missing fields are not compared."""
     said = {name: config[name] for name in ("grid", "num_condition_tokens", "condition") if name in config}
     if not said and config.get("input_type") in _INPUT_TYPES:
         condition, grid = _INPUT_TYPES[config["input_type"]]

@@ -1,7 +1,6 @@
-"""Ready text features: what a text encoder said of a prompt, read by somebody before.
+"""Precomputed text features: the output of a text encoder for a prompt.
 
-The one check that they have to pass, wherever they come from. Knows numpy alone, so that it runs where no torch is
-loaded.
+The one check for features of any source. Imports numpy only, so that it runs without torch.
 """
 
 from __future__ import annotations

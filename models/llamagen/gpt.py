@@ -20,7 +20,7 @@ from models.llamagen.shape import GptShape
 
 
 class TextCondition(nn.Module):
-    """Projects text features into the GPT's inputs, and keeps the features that stand for "no text"."""
+    """Projects text features into the GPT's inputs, and holds the features of the empty condition."""
 
     uncond_embedding: Tensor
 
@@ -81,12 +81,12 @@ class Gpt(nn.Module):
         return projected
 
     def null_text(self) -> Tensor:
-        """Inputs (num_condition_tokens, D) that stand for "no text"."""
+        """Inputs (num_condition_tokens, D) of the empty condition."""
         assert isinstance(self.condition, TextCondition), "this model is conditioned on classes"
         return self.embed_text(self.condition.uncond_embedding)
 
     def embed_class(self, label: int) -> Tensor:
-        """The input (1, D) of a class; label `num_classes` stands for "no class"."""
+        """The input (1, D) of a class; label `num_classes` is the empty condition."""
         assert isinstance(self.condition, nn.Embedding), "this model is conditioned on text"
         assert 0 <= label <= self.shape.num_classes, (label, self.shape.num_classes)
         return self.condition.weight[label : label + 1]

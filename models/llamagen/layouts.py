@@ -22,7 +22,7 @@ OFFICIAL, LANTERN = "LlamaGen", "LANTERN"
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Names inside one layer: LlamaGen's → transformers'. `attention.wqkv` stands for three projections.
+# Names inside one layer: LlamaGen's → transformers'. `attention.wqkv` contains three projections.
 _IN_LAYER = {
     "attention.wo": "self_attn.o_proj",
     "feed_forward.w1": "mlp.gate_proj",
@@ -58,7 +58,7 @@ def layout_of(names: Any) -> str | None:
 
 
 def is_stray(name: str) -> bool:
-    """Whether a tensor is a buffer of old files that says nothing new."""
+    """Whether a tensor is a redundant buffer of old files."""
     return name == _STRAY or name.endswith((f".{_STRAY}", "rotary_emb.inv_freq"))
 
 
@@ -156,10 +156,10 @@ def to_official(state: Mapping[str, Tensor], num_heads: int) -> dict[str, Tensor
 
 
 def sizes_of(found: Shapes, layout: str, where: str) -> dict[str, Any]:
-    """Fields of `GptShape` that names and shapes tell; `num_heads` and `grid` only where something gives them away.
+    """Fields of `GptShape` from names and shapes; `num_heads` and `grid` only if they can be inferred.
 
     Raises:
-        CheckpointError: a tensor that tells a size is missing or of no such shape.
+        CheckpointError: a tensor that determines a size is missing or misshapen.
     """
     prefix = "model." if layout == LANTERN else ""
     inner = "layers.0.mlp.gate_proj.weight" if layout == LANTERN else "layers.0.feed_forward.w1.weight"
@@ -186,7 +186,7 @@ def sizes_of(found: Shapes, layout: str, where: str) -> dict[str, Any]:
 
 
 def _read_stray(found: Shapes, sizes: dict[str, Any]) -> dict[str, Any]:
-    """What a rotary table (columns + grid², D_h / 2, 2) in an old file says of the grid and the heads."""
+    """Grid and heads from a rotary table (condition + grid², D_h / 2, 2) of an old file."""
     table = found.get(_STRAY, ())
     if len(table) != 3 or table[2] != 2 or table[1] < 1:
         return {}

@@ -1,8 +1,8 @@
-"""Which codes of a VQ codebook lie next to which: tables of the nearest, made once and kept on disk.
+"""Nearest codes of a VQ codebook: tables that are computed once and stored on disk.
 
 A table (V, k) names each code's k nearest others, nearest first; a code is never its own neighbour, and of equally near
-codes the lower number comes first. LANTERN (arXiv 2410.03355, section 3.2) takes neighbours for interchangeable. Knows
-codebooks and files of tables; what is done with neighbours is `decoding.acceptance.lantern`'s business.
+codes the lower number comes first. LANTERN (arXiv 2410.03355, section 3.2) treats neighbours as interchangeable; see
+`decoding.acceptance.lantern`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_NEIGHBOURS = 1001
 
 _TABLE = "neighbours"
 _FORMAT = 1
-# Distances that are held at once: 32 MiB of float64, whatever the codebook's size.
+# Bytes of distances at once: 32 MiB of float64, for any codebook.
 _DISTANCES_AT_ONCE = 1 << 22
 
 
@@ -43,10 +43,10 @@ class CodebookError(ValueError):
 
 @dataclass(frozen=True)
 class Proximity:
-    """What near means: `metric` over the codes as they are stored, or, `normalised`, over their directions.
+    """The distance of codes: `metric` over the stored codes, or, `normalised`, over their directions.
 
     "cosine" is the distance of directions either way. "random" is the control: every code's neighbours are drawn from
-    all others with `seed`, whatever the codes are.
+    all others with `seed`.
     """
 
     metric: Metric = "l2"
@@ -63,10 +63,11 @@ def cache_folder() -> Path | None:
 
 
 def neighbour_table(codebook: Tensor, num_neighbours: int, proximity: Proximity, folder: Path | None) -> Tensor:
-    """The table (V, k) int64 of a codebook (V, code_dim), from `folder` where it lies there, else made and left there.
+    """The table (V, k) int64 of a codebook (V, code_dim), from `folder` if it is there, otherwise computed and stored
+    there.
 
-    Give the codes in the type that they are stored in: rounded ones have other neighbours. Without a `folder` nothing
-    is kept. A torn file is made anew, and a folder that cannot be written to only costs the next run the same work;
+    Pass the codes in the dtype that they are stored in: rounded ones have other neighbours. Without a `folder` nothing
+    is stored. A damaged file is computed again, and if a folder is read-only the next run computes the table again;
     both are logged.
 
     Raises:
@@ -90,10 +91,10 @@ def neighbour_table(codebook: Tensor, num_neighbours: int, proximity: Proximity,
 
 
 def nearest_codes(codebook: Tensor, num_neighbours: int, proximity: Proximity) -> Tensor:
-    """Each code's nearest others, (V, k) int64 on the CPU; memory is bounded, whatever V is.
+    """Each code's nearest others, (V, k) int64 on the CPU; memory is bounded for any V.
 
     Raises:
-        CodebookError: `codebook` (V, code_dim) is no table of finite numbers, or there are no k others.
+        CodebookError: `codebook` (V, code_dim) has values that are not finite, or fewer than k + 1 codes.
     """
     _check(codebook, num_neighbours)
     if proximity.metric == "random":
@@ -108,11 +109,11 @@ def nearest_codes(codebook: Tensor, num_neighbours: int, proximity: Proximity) -
     found = []
     for first in range(0, len(codes), rows_at_once):
         own = numbers[first : first + rows_at_once]
-        # Differences, not products: products round equal distances apart.
+        # Differences instead of a matrix multiplication, which rounds equal distances apart.
         distance = torch.cdist(codes[own], codes, compute_mode="donot_use_mm_for_euclid_dist")
         distance[torch.arange(len(own)), own] = torch.inf
-        # Numbers that are not negative sort as their bits do. The lowest bits give way to the code's number, by which
-        # equal distances are ranked; 38 binary digits remain of distances among 16,384 codes.
+        # Non-negative numbers sort like their bits. The lowest bits are replaced by the code's number, which ranks
+        # equal distances; 38 binary digits remain of distances among 16,384 codes.
         key = (distance.view(torch.int64) >> num_bits << num_bits) | numbers
         found.append(key.topk(num_neighbours, dim=-1, largest=False, sorted=True).values & ((1 << num_bits) - 1))
     return torch.cat(found)
@@ -161,7 +162,7 @@ def _read(path: Path, num_codes: int, num_neighbours: int) -> Tensor:
         table: NDArray[Any] = file.get_tensor(_TABLE)
     if table.shape != (num_codes, num_neighbours) or told.get("digest") != _digest(table):
         raise ValueError("its content is not what was written")
-    # Widened as numpy: torch can neither gather with uint16 nor tell 40,000 from −25,536 once it is int16.
+    # Widened in numpy: torch can neither gather with uint16 nor distinguish 40,000 from −25,536 in int16.
     return torch.from_numpy(table.astype(np.int64))
 
 

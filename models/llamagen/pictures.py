@@ -1,6 +1,6 @@
-"""Pictures as the VQ model was trained to see them: shrunk, cut to a square around the middle, in [-1, 1].
+"""Pictures as in the training of the VQ model: shrunk, cropped to a square around the middle, in [-1, 1].
 
-The cut is that of ADM, which LlamaGen's and LANTERN's data were made with. Knows no codes.
+The crop is that of ADM, which made the data of LlamaGen and LANTERN.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Two-dimensional rotary positions: half of a head's pairs turn by the code's row, half by its column.
+"""Two-dimensional rotary positions: half of a head's pairs rotate by the code's row, half by its column.
 
-Owns the table and the order of a head's pairs in files and in memory. Files hold pairs side by side (2i, 2i + 1);
-transformers' layers turn dimension i with i + D_h / 2. Knows no weights' names.
+Contains the table and the order of a head's pairs in files and in the model. Files hold pairs side by side (2i, 2i +
+1); transformers' layers rotate dimension i with i + D_h / 2.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Sizes of LlamaGen's two networks: the GPT that writes codes and the VQ model that turns codes into pixels.
+"""Sizes of LlamaGen's two networks: the GPT that generates codes and the VQ model that decodes them to pixels.
 
-Owns the published sizes and their plain-data form in `config.json`. Knows no weights and no files.
+Contains the published sizes and their plain-data form in `config.json`.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class VqShape:
 
 
 def _check_types(shape: GptShape | VqShape) -> None:
-    """Refuse what a hand-written `config.json` may hold: every size is a positive whole number."""
+    """Validate a hand-written `config.json`: every size is a positive whole number."""
     for field in fields(shape):
         value = getattr(shape, field.name)
         if field.name == "condition":

@@ -1,8 +1,8 @@
 """LlamaGen as a target or an independent drafter: conditions become prefixes of one or two lanes.
 
-Lane 0 is conditional, lane 1, where guidance is on, unconditional under the *same* padding: the public checkpoints were
-trained and are sampled so (LlamaGen, arXiv 2406.06525; `autoregressive/models/generate.py`). The output is the VQ codes
-of a square in raster order, of fixed length and without an end token. Knows no pixels, no slots and no methods.
+Lane 0 is conditional; lane 1, with guidance, is unconditional under the *same* padding: the public checkpoints are
+trained and sampled so (LlamaGen, arXiv 2406.06525; `autoregressive/models/generate.py`). The output is the VQ codes of
+a square in raster order, of fixed length and without an end token.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class LlamaGenTarget(BaseModel):
         condition: Condition,
         videos: Sequence[Clip] = (),
     ) -> list[Prefix]:
-        """The condition for each lane; `condition` stands for the prompt where it is given.
+        """The condition for each lane; `condition` replaces the prompt if it is set.
 
         Raises:
             PromptError: there are images or videos, the label is out of range, or the features do not fit the model.
@@ -118,7 +118,7 @@ class LlamaGenTarget(BaseModel):
         return features.to(self.device, self.dtype)
 
     def _prefix(self, embeds: Tensor, padding: Tensor | None, num_padding: int) -> Prefix:
-        """Condition columns; token id 0 stands where there is no token, as EAGLE drafters for LlamaGen expect."""
+        """Condition positions; the token id is 0, as EAGLE drafters for LlamaGen expect."""
         ids = torch.zeros(embeds.shape[0], dtype=torch.long, device=embeds.device)
         return Prefix(
             ids, embeds, torch.arange(embeds.shape[0], device=embeds.device), ids > 0, (), padding, num_padding

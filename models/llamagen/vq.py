@@ -1,8 +1,8 @@
 """The VQ model of LlamaGen: pixels to codes and back, a convolutional network of the taming family.
 
-Modules carry the names of the public files, so a state dict is a public file's. Codes are directions: what the encoder
-gives and what the codebook holds are both scaled to length 1 where they meet, the stored codebook need not be. Owns the
-network; files are `models.llamagen.vq_files`, its training is nobody's here.
+Modules have the names of the public files, so a state dict is that of a public file. Codes are directions: the
+encoder's output and the codebook are both scaled to length 1 when they are compared; the stored codebook need not be.
+`models.llamagen.vq_files` reads files.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class AttentionBlock(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Halves a feature map; the pad stands at the right and the bottom only."""
+    """Halves a feature map; the padding is at the right and the bottom only."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -153,7 +153,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents → pixels; its levels stand from the coarsest to the finest."""
+    """Latents → pixels; its levels are ordered from coarse to fine."""
 
     def __init__(self, shape: VqShape) -> None:
         super().__init__()
@@ -222,10 +222,10 @@ class Vq(nn.Module):
         return self.quant_conv.weight.dtype
 
     def latents(self, pixels: Tensor) -> Tensor:
-        """Pixels (b, 3, H, W) in [-1, 1] → what is compared with the codebook, (b, h, w, code_dim), of any length.
+        """Pixels (b, 3, H, W) in [-1, 1] → latents to compare with the codebook, (b, h, w, code_dim), of any length.
 
         Raises:
-            ValueError: the pixels have another shape, or sides that the model's factor does not divide.
+            ValueError: the pixels have another shape, or sides that are not multiples of the model's factor.
         """
         factor = self.shape.factor
         if pixels.ndim != 4 or pixels.shape[1] != 3 or not all(n and n % factor == 0 for n in pixels.shape[2:]):

@@ -34,11 +34,11 @@ _CODEBOOK = "quantize.embedding.weight"
 
 
 def read_vq_shape(ref: CheckpointRef) -> VqShape:
-    """What a VQ checkpoint holds, from its tensors' shapes; a `config.json` beside it must agree.
+    """The shape of a VQ checkpoint, from its tensors; a `config.json` beside it must agree.
 
     Raises:
         CheckpointError: a file is missing, unreadable or not a VQ model's, tensors are missing or misshapen, or
-            `config.json` says otherwise.
+            `config.json` disagrees.
     """
     found = find_files(ref)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -128,7 +128,7 @@ def _told(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
 
 
 def _said(found: FoundFiles) -> dict[str, Any]:
-    """The sizes that a `config.json` of our own gives; none where there is no such file."""
+    """The sizes in a `config.json` of this project; empty without such a file."""
     if not found.config:
         return {}
     kind = found.config.get("model_type")

@@ -1,7 +1,4 @@
-"""Finding and loading checkpoints: a `save_pretrained` folder or a hub id, safetensors only, remote code off.
-
-Knows transformers' loaders. Does not know which of the two models a checkpoint is for, nor how it is run.
-"""
+"""Finds and loads checkpoints: a `save_pretrained` folder or a hub id, safetensors only, remote code off."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ class CheckpointRef:
     revision: str | None = None
     allow_remote_code: bool = False
 
-    # Not pathlib's, which raise for names that are too long or lie behind a closed door.
+    # Not pathlib's functions, which raise for names that are too long or in unreadable folders.
     @property
     def is_folder(self) -> bool:
         return bool(self.path) and os.path.isdir(self.path)
@@ -160,13 +157,13 @@ def load_weights(
 ) -> nn.Module:
     """Load a model in evaluation mode onto `device`; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
-    With `others` its layers are spread over those too; `reserved_bytes` of `device` are somebody else's. With a
-    `quantization` that is a key of `models.loading.quantization.KINDS` its decoder's weights are rounded before they
+    With `others` its layers are spread over those too; `reserved_bytes` of `device` are used by others. With a
+    `quantization` that is a key of `models.loading.quantization.KINDS` the decoder's weights are rounded before they
     are placed.
 
     Raises:
-        CheckpointError: weights are missing, torn, incomplete or not safetensors, or of no text or image-text model, or
-            cannot be rounded.
+        CheckpointError: weights are missing, damaged, incomplete or not safetensors, or not of a text or image-text
+            model, or cannot be rounded.
     """
     loader: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
     options = ref.options()
@@ -192,7 +189,7 @@ def load_weights(
             reason = "their shapes are not those that config.json asks for"
         raise CheckpointError(f"{ref.path}: its weights cannot be loaded: {reason}") from error
     if missing := sorted(report["missing_keys"]):
-        # transformers fills them with random numbers and says so in a warning only.
+        # transformers initialises them with random numbers and only warns.
         raise CheckpointError(f"{ref.path}: its weights lack {len(missing)} tensors, e.g. {missing[0]}")
     for parameter in model.parameters():
         parameter.requires_grad_(False)
@@ -232,7 +229,7 @@ def check_index(where: str, index: Path) -> None:
 
 
 def _check_weight_files(folder: Path) -> None:
-    """Look at the names and headers of a folder's weights, so that what is wrong with a file is said with its name."""
+    """Check the names and headers of a folder's weights, so that errors name the file."""
     for index in sorted(folder.glob("*.index.json")):
         check_index(str(folder), index)
     files = sorted(folder.glob("*.safetensors"))
@@ -265,8 +262,8 @@ def revision_of(ref: CheckpointRef, config: PreTrainedConfig) -> str:
     for file in sorted(Path(ref.path).iterdir()):
         if file.suffix in {".json", ".safetensors", ".jinja", ".model", ".txt"}:
             with file.open("rb") as stream:
-                # A whole 150 GB target is not read twice: the header names every tensor, its shape and offsets, and
-                # a sample from the end tells retrained weights of the same shape apart.
+                # A 150 GB target is not read twice: the header names every tensor, its shape and offsets, and a sample
+                # from the end distinguishes retrained weights of the same shape.
                 head = stream.read(1 << 20)
                 stream.seek(max(0, file.stat().st_size - (1 << 16)))
                 digest.update(f"{file.name}:{file.stat().st_size}:".encode() + head + stream.read())

@@ -1,6 +1,6 @@
-"""Whether a decoder can run over ragged rows, found by sending two columns through it when it is loaded.
+"""Checks at load time whether a decoder can run over ragged rows, by running two tokens through it.
 
-Knows what `models.backends.attention` leaves out. Knows no architecture by name.
+Refuses features that `models.backends.attention` does not implement.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: s
     """Refuse a model whose layers are not all plain full attention, or that is more than `head` over `decoder`.
 
     Raises:
-        CheckpointError: what the engine would leave out; names `name`.
+        CheckpointError: an unsupported feature; names `name`.
     """
     config: Any = decoder.config
     if kinds := sorted(_rotary_kinds(decoder) & LENGTH_DEPENDENT):
@@ -76,7 +76,7 @@ def parts_of(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
     """The decoder and the output embedding of a model.
 
     Raises:
-        CheckpointError: transformers does not give both, or the decoder has no embeddings or no layers of its own.
+        CheckpointError: transformers does not return both, or the decoder has no embeddings or layers.
     """
     try:
         decoder: Any = model.get_decoder()  # type: ignore[operator]
@@ -123,7 +123,7 @@ def _note(
     notes: _Notes | None = None,
     **asked: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention contract: zeros (1, N, H, D_h), and a note of what was asked."""
+    """transformers' attention contract: returns zeros (1, N, H, D_h), and records the arguments."""
     if notes is not None:
         notes.layers.append(int(module.layer_idx))  # type: ignore[arg-type]
         notes.asked |= {word for word in LEFT_OUT if asked.get(word) is not None}

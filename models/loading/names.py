@@ -1,4 +1,4 @@
-"""Names of a checkpoint's files, as an index or a store gives them: plain names, or refused before they make a path."""
+"""File names of a checkpoint from an index or a store: refused before use unless they are plain names."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""One model over several devices: which layer goes where, and how a forward gets from one device to the next.
+"""One model over several devices: which layer is placed where, and how a forward moves between devices.
 
-The first device holds all that is no layer (embeddings, vision, norm, head), and every forward begins and ends there:
-nobody but the layers, their memory and this module knows of others. Knows no checkpoint and no method.
+The first device holds all parts other than layers (embeddings, vision, norm, head), and every forward begins and ends
+there: only the layers, their KV cache and this module use other devices.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _fill(first_bytes: int, layer_bytes: Sequence[int], size: int) -> tuple[int,
 
 
 def spread(model: nn.Module, decoder: nn.Module, devices: Sequence[torch.device], reserved_bytes: int = 0) -> None:
-    """Move a model onto several devices; `reserved_bytes` of the first are somebody else's."""
+    """Move a model onto several devices; `reserved_bytes` of the first are used by others."""
     layers: nn.ModuleList = decoder.layers  # type: ignore[assignment]
     sizes = [_num_bytes(layer) for layer in layers]
     places = balance(reserved_bytes + _num_bytes(model) - sum(sizes), sizes, len(devices))

@@ -1,9 +1,9 @@
-"""Linear layers whose weights are rounded, one scale for each output, and multiplied by torch's own kernels.
+"""Linear layers with rounded weights and one scale per output, which use torch's own kernels.
 
-`int8`: w ≈ s · q with q from −127 to 127 and s the largest |w| of the output's row over 127; inputs stay as they are.
-`fp8`: q of float8_e4m3fn and s the largest |w| over 448; inputs are rounded as well, with a scale for each of their
-rows, so that no row depends on its neighbours. A model with such layers is another model than the one that was stored:
-what decodes is lossless with respect to it. Knows linear layers, and nothing of what they are parts of.
+`int8`: w ≈ s · q with q from −127 to 127 and s the largest |w| of the output's row over 127; inputs are not rounded.
+`fp8`: q of float8_e4m3fn and s the largest |w| over 448; inputs are rounded as well, with a scale per row, so that no
+row depends on others. A model with such layers is another model than the stored one: lossless decoding is lossless with
+respect to it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The tokens that a drafter may say: an output layer that keeps their rows alone, and the file that lists them.
+"""The draft vocabulary: an output layer with the rows of some tokens, and the file that lists them.
 
-An output layer over a large vocabulary costs a small drafter as much as its layers, and texts are made of few of its
-tokens (Zhao et al. 2025, FR-Spec, arXiv 2502.14856). A token that is left out is never drafted; the target says it all
-the same. Knows no drafters and no acceptance rules.
+An output layer over a large vocabulary costs a small drafter as much as its layers, and texts use few of its tokens
+(Zhao et al. 2025, FR-Spec, arXiv 2502.14856). A token outside the list is never drafted; the target can still generate
+it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TokenCount:
 class SlicedHead(nn.Module):
     """The rows of an output layer that belong to some tokens; every other token of `vocab_size` gets −inf.
 
-    `rows` multiplies, and may stand for a layer of the same weights that runs faster.
+    `rows` computes the logits; a backend may replace it by a faster layer with the same weights.
     """
 
     def __init__(self, rows: nn.Module, token_ids: Tensor, vocab_size: int) -> None:
@@ -71,7 +71,7 @@ class SlicedHead(nn.Module):
 
 
 def write_tokens(path: Path, tokens: Sequence[TokenCount], texts_of: str) -> None:
-    """Write a list, most frequent token first; `texts_of` says in words what was counted."""
+    """Write a list, most frequent token first; `texts_of` describes the counted texts."""
     rows = ",\n".join(json.dumps([one.token_id, one.token, one.count]) for one in _by_count(tokens))
     part = path.with_name(path.name + ".part")
     part.write_text(f'{{"counted": {json.dumps(texts_of)},\n"tokens": [\n{rows}\n]}}\n', encoding="utf-8")

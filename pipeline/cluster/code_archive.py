@@ -1,7 +1,6 @@
-"""What of this checkout travels to a cluster: one archive of the code, the presets and the shipped models.
+"""The code archive for a cluster: code, presets and the shipped models of this checkout.
 
-Folders are named, so that nothing else that lies in a checkout (data, results, an `.env`) is ever uploaded. Knows files
-and nothing of Ray.
+Folders are listed by name, so that no other file of a checkout (data, results, an `.env`) is ever uploaded.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ SHIPPED_FILES = ("pyproject.toml",)
 MAX_ARCHIVE_BYTES = 100 * 1024**2
 """What Ray's dashboard takes in one upload."""
 SUBMITTED = "submitted"
-"""Where the archive holds a job file that lies elsewhere."""
+"""Path in the archive of a job file from another folder."""
 _LEFT_OUT_FOLDERS = ("__pycache__",)
 _LEFT_OUT_SUFFIXES = (".pyc", ".pyo")
 _DENSE_SUFFIXES = (".safetensors", ".png", ".jpg", ".mp4", ".gz", ".zst", ".parquet")
-"""Which compressing would hardly make smaller."""
+"""File types that compression hardly shrinks."""
 # Equal content makes an equal archive, which Ray then knows by its hash and takes only once.
 _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def pack(archive: Path, job_file: Path | None = None, root: Path = ROOT) -> str:
-    """Write the archive, and return where in it the job file lies (empty without one).
+    """Write the archive; return the path of the job file in it (empty without one).
 
     Raises:
-        ConfigError: the archive is larger than Ray takes; names the largest parts of it.
+        ConfigError: the archive is larger than Ray's limit; names its largest parts.
     """
     files = dict(shipped_files(root))
     place = "" if job_file is None else place_of(job_file, root)

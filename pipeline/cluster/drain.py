@@ -1,8 +1,8 @@
-"""Nodes that leave with notice: seen while they drain, and told to those who have something to bring to safety.
+"""Node drain: finds draining nodes, and notifies the writer and the crash ledger.
 
-Ray itself places nothing new on a draining node, gives its actors no further batch, starts them elsewhere when it goes,
-and does not count that against their restarts. What is left is told from here: finished rows are saved at once, and
-what dies on such a node is no row's doing. Knows nodes by their ids, and nothing of rows.
+Ray places nothing new on a draining node, sends its actors no further batch, restarts them elsewhere, and does not
+count that as a restart. In addition, finished rows are saved at once, and deaths on such a node do not count against
+rows.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ LOOK_S = 1.0
 """Between two looks at the nodes; Ray Data looks as often."""
 
 Look = Callable[[], Mapping[str, int]]
-"""The nodes that drain now, and when each is to be gone: milliseconds since 1970, 0 where nobody said."""
+"""Draining nodes and their deadlines: milliseconds since 1970, 0 if unknown."""
 
 
 def draining_nodes() -> Mapping[str, int]:
-    """The nodes of the running Ray that drain now. Nothing public of Ray's tells, short of its dashboard."""
+    """The draining nodes of the running Ray. Ray has no public API for this except its dashboard."""
     found: Mapping[str, int] = ray._private.state.state.get_draining_nodes()
     return found
 
 
 class Drains:
-    """What is known of nodes that drain, look by look.
+    """Polls draining nodes.
 
-    `spare` is told each of them once, `hurry` whenever there begin to be some, or there are none any more.
+    `spare` is called once per node, `hurry` whenever the first node starts to drain or the last one is gone.
     """
 
     def __init__(

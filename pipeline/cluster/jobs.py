@@ -1,7 +1,7 @@
-"""Jobs of a cluster through Ray's Jobs API: connect, submit, follow, ask, stop.
+"""Jobs of a cluster through Ray's Jobs API: connect, submit, follow, status, stop.
 
-A job is known by a stem that follows from what it does; its submissions are the stem and a number. Ray refuses a number
-twice, so of two submitters at once only one goes on. Knows nothing of what a job does.
+A job has a stem that is derived from its work; a submission id is the stem and a number. Ray refuses a number twice, so
+of two simultaneous submitters only one succeeds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TOKEN_ADVICE = (
 
 @dataclass(frozen=True)
 class Known:
-    """What a cluster says of one submission."""
+    """The cluster's record of one submission."""
 
     submission_id: str
     status: str
@@ -83,10 +83,10 @@ class Cluster:
         return sorted(found, key=lambda known: known.number)
 
     def ask(self, submission_id: str) -> Known:
-        """What the cluster knows of a submission.
+        """The record of a submission.
 
         Raises:
-            ConfigError: it knows none of that name.
+            ConfigError: the cluster has no submission of that name.
         """
         try:
             return _known(self._client.get_job_info(submission_id))
@@ -114,10 +114,10 @@ class Cluster:
             raise
 
     def follow(self, submission_id: str, show: Callable[[str], None]) -> Known:
-        """Show what the job's driver prints, from its beginning to its end; a lost connection is taken up again.
+        """Print the output of the job's driver from beginning to end; reconnects after a lost connection.
 
         Raises:
-            ConnectionError: the cluster does not answer any more.
+            ConnectionError: the cluster no longer answers.
         """
         num_shown = 0
         num_lost = 0
@@ -160,10 +160,10 @@ class Cluster:
 
 
 def dashboard_url(address: str) -> str:
-    """An address as given, made the URL of a dashboard.
+    """The URL of a dashboard from an address.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the address is invalid.
     """
     url = address if "://" in address else f"http://{address}"
     try:
@@ -179,13 +179,13 @@ def dashboard_url(address: str) -> str:
 
 
 def _connect(address: str) -> Any:
-    """Ray's client, with a token where the cluster asks for one and there is one.
+    """Ray's client, with a token if the cluster requires one and there is one.
 
-    `ray start` switches tokens on by itself where it finds one, and then a client of the same machine has to send it;
-    Ray's own does so only where RAY_AUTH_MODE says so. No other machine is sent a token without that.
+    `ray start` enables tokens if it finds one, and a client of the same machine must then send it; Ray's own client
+    does so only if RAY_AUTH_MODE is set. Without that, no other machine receives a token.
 
     Raises:
-        ConfigError: nobody answers, or the token is missing or wrong.
+        ConfigError: no answer, or the token is missing or wrong.
     """
     parts = urllib.parse.urlsplit(address)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)

@@ -1,6 +1,6 @@
-"""How a job reaches Ray: a private cluster on this machine that leaves nothing behind, or one that already runs.
+"""Connects a job to Ray: a private cluster on this machine that leaves nothing behind, or a running one.
 
-Owns the environment, the temporary folder and the console lines of Ray. Knows nothing of datasets, models or rows.
+Manages Ray's environment, temporary folder and console lines.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ INSIDE_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 # One for the life of the process, because Ray's client side reads it once.
 _TOKEN = secrets.token_hex(32)
 
-# Ray's C++ core prints this once per process at ERROR level whenever an actor may restart and got a reference. Ray Data
-# always passes one and holds it for as long as the dataset runs, so here it tells the user nothing.
+# Ray's C++ core prints this once per process at ERROR level whenever an actor may restart and was passed a reference.
+# Ray Data always passes one and holds it while the dataset runs, so the message is irrelevant here.
 _RESTART_NOTICE = re.compile(rb"has constructor arguments in the object store and max_restarts > 0")
 # Said at WARNING level when Ray's own bars are off; the job draws its own.
 _OWN_PROGRESS = re.compile(r"^Progress bars (for operators )?disabled")
@@ -70,7 +70,7 @@ def _private_local_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
     """Start a Ray of our own: own token, own folder, no dashboard; stop it and delete the folder at the end."""
     import ray
 
-    # Says at WARNING level that token authentication is on, which is what is wanted.
+    # A warning that token authentication is enabled, as intended.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     folder = Path(tempfile.mkdtemp(prefix="df-", dir=_short_temporary_root()))
     try:
@@ -138,7 +138,7 @@ def _worker_setup(job: Job) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _shipped_environment() -> Iterator[dict[str, Any] | None]:
-    """The runtime environment that gives a remote cluster this checkout; none where Ray has brought it already."""
+    """The runtime environment that uploads this checkout to a remote cluster; None if Ray has uploaded it already."""
     if INSIDE_SUBMITTED_JOB in os.environ:
         yield None
         return
@@ -149,7 +149,7 @@ def _shipped_environment() -> Iterator[dict[str, Any] | None]:
 
 
 def beside_driver() -> NodeAffinitySchedulingStrategy:
-    """Where an actor belongs that has to outlive every worker node: on the node of whoever calls this."""
+    """Placement of an actor that must outlive every worker node: on the node of the caller."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -177,7 +177,8 @@ def _private_environment(folder: Path) -> dict[str, str | None]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_USAGE_STATS_CONFIG_PATH": str(folder / "usage.json"),
         "RAY_TMPDIR": str(folder),
-        # Tasks without GPUs see none; said by name, because Ray otherwise prints a notice that the default will change.
+        # Tasks without GPUs see none; set explicitly, because Ray otherwise prints a notice that the default will
+        # change.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     }
 
@@ -216,7 +217,7 @@ def _object_store(folder: Path) -> dict[str, Any]:
 
 
 def _quiet_console() -> None:
-    """Let only what a user must act on through to the console; Ray's log files keep everything."""
+    """Print only messages that require action by the user; Ray's log files contain everything."""
     import ray.data  # configures the logger that is filtered here
 
     for handler in logging.getLogger("ray.data").handlers:
@@ -235,12 +236,12 @@ _restart_notice_spent = False
 
 
 def _spend_restart_notice(ray: Any) -> None:
-    """Provoke Ray's once-per-process restart notice where it can be caught, and pass on whatever else was said."""
+    """Trigger Ray's once-per-process restart notice where it can be caught, and forward all other messages."""
     global _restart_notice_spent
     if _restart_notice_spent:
         return
     _restart_notice_spent = True
-    # Demands a resource that exists nowhere, so that no process is ever started for it.
+    # Requires a resource that no node has, so that no process is ever started for it.
     actor_class = ray.remote(max_restarts=1, num_cpus=0, resources={"draftfleet_nowhere": 1})(_Never)
     sys.stderr.flush()
     with tempfile.TemporaryFile() as caught:

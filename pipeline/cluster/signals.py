@@ -1,8 +1,9 @@
-"""Ending on a signal: SIGTERM and SIGINT end a job in order, finished rows saved, with an exit status of its own.
+"""Shutdown on a signal: SIGTERM and SIGINT end a job in order, with finished rows saved and an exit status of their
+own.
 
-The first signal raises `KeyboardInterrupt` in the main thread, which every library treats as an end that was asked for.
-The job's contexts then save finished rows and stop Ray. A second signal, or the end of the grace period, ends the
-process at once; that is a kill like any other, which the next attempt goes on from.
+The first signal raises `KeyboardInterrupt` in the main thread, which every library treats as a requested end. The job's
+contexts then save finished rows and stop Ray. A second signal, or the end of the grace period, ends the process at
+once, like any other kill; the next attempt resumes from there.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ _active: list[Stop] = []
 
 @contextlib.contextmanager
 def caught(grace_s: float = GRACE_S) -> Iterator[Stop]:
-    """Turn the first SIGTERM or SIGINT inside the block into `KeyboardInterrupt`; gives what is known of it.
+    """Turn the first SIGTERM or SIGINT inside the block into `KeyboardInterrupt`; yields the state of the stop.
 
-    A signal that the process was started to ignore stays ignored. Outside the main thread nothing changes: Python takes
-    signals there alone.
+    A signal that the process ignored at its start stays ignored. Outside the main thread nothing changes: Python
+    handles signals only there.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -91,8 +92,8 @@ def _end_at_once(number: int, reason: str) -> None:
 def handlers_kept() -> Iterator[None]:
     """Keep the handlers of `caught` while Ray connects.
 
-    Ray's Python side sets a handler of its own that exits with status 15. Its native side sets one that prints a trace
-    and ends the process three seconds later, whatever it does; setting Python's handlers once more takes it away.
+    Ray's Python side sets a handler that exits with status 15. Its native side sets one that prints a trace and ends
+    the process three seconds later; setting Python's handlers again removes it.
     """
     if not _active or threading.current_thread() is not threading.main_thread():
         yield

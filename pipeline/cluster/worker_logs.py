@@ -1,9 +1,9 @@
-"""What Ray and the workers print: all of it goes to a log file, one line per event to the terminal.
+"""The output of Ray and its workers: all of it goes to a log file, one line per event to the terminal.
 
 Ray prints stack traces, retries and the output of all workers on the driver's terminal. While `kept` runs, they are
-written to `_job/logs/attempt-N.log`, and the terminal shows: one line per worker process that died, the messages of
-this program's own loggers in workers, and the first line of each distinct warning or error of Ray, once. The error
-that ends a job is raised as before. Knows nothing of rows.
+written to `_job/logs/attempt-N.log`, and the terminal shows one line per worker process that died, the messages of this
+program's own loggers in workers, and the first line of each distinct warning or error of Ray, once. The error that ends
+a job is raised as before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeline.storage.output_dir import OutputDir
 
 LOGS = "_job/logs"
 MAX_LOG_BYTES = 64 * 1024**2
-"""Of one attempt's log file; what comes later is dropped, and the file ends with a line that says so."""
+"""Limit of one attempt's log file; later output is dropped, and the last line of the file reports it."""
 MAX_SHOWN_CHARS = 300
 RAY_LOGGERS = ("ray", "ray.data", "ray.train")
 _CUT = b"the log has reached its largest size; further lines are dropped\n"

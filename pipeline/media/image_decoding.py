@@ -1,8 +1,7 @@
-"""Media: encoded images and videos to uint8 RGB pixels, and prompts filled, row by row; errors stay in their row.
+"""Decodes media and fills prompts, row by row: encoded images and videos to uint8 RGB pixels; errors stay in their row.
 
-A plain function on Arrow tables (READ to DECODED), so that it runs wherever CPUs are. Images and videos are decoded in
-the one process of `pipeline.media.video.worker`; this one reads stores, holds credentials and opens no image itself.
-Knows the prompt; no model's sizes or normalisation, and videos only as `pipeline.media.video.clips` has them.
+A function of Arrow tables (READ to DECODED), so that it runs on any CPU. Images and videos are decoded in the process
+of `pipeline.media.video.worker`; this process reads stores, holds credentials and opens no image itself.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ to be fetched alone."""
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How rows are decoded: what they are asked, the limits on images, the longer side that images are shrunk to (None:
-    as is), who fetches images that rows name by URI, and how videos are decoded."""
+    """How rows are decoded: their prompt options, the limits on images, the longer side that images are shrunk to
+    (None: unchanged), the fetcher of images by URI, and how videos are decoded."""
 
     asking: Asking
     max_image_pixels: int = 64_000_000
@@ -189,9 +188,9 @@ Fetched = Mapping[str, bytes | RowError]
 def _asked_rows(
     table: pa.Table, codes: Sequence[str], options: DecodeOptions
 ) -> Iterator[tuple[int, _Asked | RowError | None, Fetched]]:
-    """The rows in order, each with its index and what was fetched of its images; those with an error are None.
+    """The rows in order, each with its index and its fetched images; failed rows are None.
 
-    Images are fetched for a few rows at a time, so that what is held encoded does not grow with the table.
+    Images are fetched for a few rows at a time, so that the encoded bytes in memory do not grow with the table.
     """
     at_once = FETCHED_AT_ONCE if options.fetcher is None else options.fetcher.source.fetch.max_parallel
     at_once = min(at_once, FETCHED_AT_ONCE)

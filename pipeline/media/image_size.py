@@ -1,7 +1,7 @@
 """Width and height of an encoded image from its header, in plain Python: no native code reads the bytes.
 
-Used to cut decoding tasks by decoded bytes before anything is decoded. Knows PNG, JPEG, WebP, GIF and BMP; the size of
-any other image is unknown.
+Used to cut decoding tasks by decoded bytes before decoding. Supports PNG, JPEG, WebP, GIF and BMP; the size of any
+other image is unknown.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""One encoded image to uint8 RGB pixels: upright, alpha over white, shrunk. Knows Pillow; no rows and no Arrow.
+"""One encoded image to uint8 RGB pixels: upright, alpha over white, shrunk.
 
-Runs in the decoders' process (`pipeline.media.video.child`), which holds no credentials; so nothing is imported here
-that the process does not need.
+Runs in the decoding process (`pipeline.media.video.child`), which has no credentials; it imports only what that process
+needs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-# Pillow logs some damage as errors; the row's error says what is wrong with an image.
+# Pillow logs some damage as errors; the row's error contains the reason.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
 
 FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JPEG2000", "AVIF")
@@ -127,7 +127,8 @@ def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> Image.Image:
 
 
 class _SilentStderr:
-    """Sends file descriptor 2 to nowhere: libtiff writes there by itself about damaged files. One thread at a time."""
+    """Redirects file descriptor 2 to /dev/null: libtiff writes messages about damaged files there. One thread at a
+    time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

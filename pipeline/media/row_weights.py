@@ -1,9 +1,9 @@
-"""Cutting decoding tasks by decoded bytes: what a row weighs, and the filler rows by which Ray's cut follows weights.
+"""Cuts decoding tasks by decoded bytes: weights of rows, and the filler rows that make Ray cut by weight.
 
-Ray cuts tables by rows alone, at places that the driver decides, and a retry cuts there again. So a row that weighs n
-units comes with n - 1 empty filler rows before it, and a cut after so many rows is a cut after so much weight. A weight
-follows from the row and the configuration alone: from the headers of images that the row holds, and from the largest
-size that is allowed for images that are fetched later. Reads headers in plain Python; decodes nothing.
+Ray cuts tables by rows, at offsets that the driver decides, and a retry cuts at the same ones. A row that weighs n
+units is preceded by n - 1 empty filler rows, so a cut after a number of rows is a cut after that weight. A weight
+depends on the row and the configuration only: on the headers of images in the row, and on the largest allowed size of
+images that are fetched later. Reads headers in plain Python; decodes nothing.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _fillers(schema: pa.Schema, count: int) -> pa.Table:
 
 
 def padded(function: Callable[[pa.Table], pa.Table], num_rows: int) -> Callable[[pa.Table], pa.Table]:
-    """The same function for tables with fillers, which it is not shown; what it makes gets fillers up to `num_rows`."""
+    """The same function for tables with fillers, which are removed first; its output gets fillers up to `num_rows`."""
 
     def stage(table: pa.Table) -> pa.Table:
         made = function(without_fillers(table))

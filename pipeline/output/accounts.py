@@ -1,7 +1,7 @@
-"""Which rows of which samples an output holds, so that a job knows what is done and which rows are there twice.
+"""Counts the rows of samples in an output: finished samples, and rows that are there twice.
 
 A sample is one row, or several: clips, prompts, images of one prompt. It is done when all of them are there, or when it
-failed before it became several. Rows in `data/` win over rows in `errors/`. Knows rows' places; opens nothing.
+failed before it became several. Rows in `data/` win over rows in `errors/`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pipeline.source.done_bitmap import Bools, DoneSet, Ints, PathIndex
 
 PLACES = ("clip_index", "num_clips", "prompt_index", "num_prompts", "replica")
 COLUMNS = ("source", "row_index", "sample_id", "attempt", *PLACES)
-"""What is read of an output to know what is done."""
+"""The columns of an output that are read to find finished samples."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def locate(tables: list[pa.Table], paths: PathIndex) -> list[Rows]:
 
 
 class Accounts:
-    """What has been entered so far. `rows_per_sample` is a number, or None where the rows' own columns tell."""
+    """The entries so far. `rows_per_sample` is a number, or None if the rows' own columns contain it."""
 
     def __init__(self, counts: Ints, rows_per_sample: int | None = 1) -> None:
         self._rows_per_sample = rows_per_sample
@@ -53,14 +53,14 @@ class Accounts:
         self._open: dict[tuple[int, int], _Open] = {}
 
     def add_good(self, rows: Rows) -> Bools:
-        """Enter rows of `data/`; tells which of them are there already."""
+        """Enter rows of `data/`; returns which of them are there already."""
         if self._rows_per_sample == 1:
             return self.good.add(rows.files, rows.rows)
         return self._add_each(rows, is_error=False)
 
     def add_bad(self, rows: Rows) -> Bools:
-        """Enter rows of `errors/`, after all of `data/`; tells which of them count no more, because the row has a
-        result, or another error that was entered before."""
+        """Enter rows of `errors/`, after all of `data/`; returns which of them no longer count, because the row has
+        a result, or another error that was entered before."""
         if self._rows_per_sample == 1:
             return self.good.has(rows.files, rows.rows) | self._bad.add(rows.files, rows.rows)
         return self._add_each(rows, is_error=True)
@@ -113,7 +113,7 @@ class _Open:
     bad: dict[int, str] = field(default_factory=dict)
     """Ids by the row's place among those of the sample."""
     num_rows: int = 0
-    """How many the sample becomes; 0 until a row tells."""
+    """The number of rows of the sample; 0 until a row contains it."""
     failed_in: int | None = None
     """The attempt in which it failed before it became several rows."""
     newest: int = 0

@@ -24,11 +24,11 @@ OTHER_BYTES = "its bytes are not those that were written"
 
 @dataclass(frozen=True)
 class Verified:
-    """What verifying has found, and what it cost: `num_bytes` were read in `seconds`."""
+    """Result of verification, and its cost: `num_bytes` were read in `seconds`."""
 
     sound: frozenset[str] = frozenset()
     problems: dict[str, str] = field(default_factory=dict)
-    """By the path of a damaged file what is wrong with it."""
+    """Path of a damaged file → the reason."""
     unreadable: tuple[str, ...] = ()
     """Files whose checksum note is damaged itself; they cannot be judged."""
     num_bytes: int = 0
@@ -78,9 +78,9 @@ _UNREADABLE = "its checksum note is damaged"
 
 
 def _judge(output: OutputDir, relative: str, by_size: bool) -> tuple[str | None, int]:
-    """What is wrong with a file (nothing: empty; unknown: None), and how many bytes were read of it.
+    """Damage of a file (none: empty; unknown: None), and how many bytes were read of it.
 
-    Another attempt may be replacing the file: a note that has changed meanwhile says nothing about these bytes.
+    Another attempt may be replacing the file: a checksum that has changed meanwhile does not belong to these bytes.
     """
     note = read_note(output, relative)
     if note is None:

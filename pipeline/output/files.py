@@ -1,10 +1,8 @@
-"""Result files: tables of rows as whole Parquet files whose footers say which attempt of which job made them.
+"""Result files: whole Parquet files whose footers name the attempt and the job that made them.
 
-    data/part-NNNNNN.parquet                 rows with a result          (published, see `pipeline.output.publishing`)
-    errors/part-NNNNNN.parquet               rows with an `error_type`
-    _job/spool/aNNNN/NNNNNN-NN-data.parquet  finished rows that wait to be published, the same for errors
-
-Knows the footer, names and the split of rows; nothing of who calls and when.
+data/part-NNNNNN.parquet                 rows with a result          (published, see `pipeline.output.publishing`)
+errors/part-NNNNNN.parquet               rows with an `error_type`
+_job/spool/aNNNN/NNNNNN-NN-data.parquet  finished rows that wait to be published, the same for errors
 """
 
 from __future__ import annotations
@@ -86,7 +84,7 @@ def parts(table: pa.Table, max_rows: int) -> list[pa.Table]:
 
 
 def published_name(folder: str, number: int) -> str:
-    """Where the file with this number lies."""
+    """The path of the file with this number."""
     return f"{folder}/part-{number:06d}.parquet"
 
 
@@ -119,7 +117,7 @@ def spool_attempt(relative: str) -> int:
 
 
 def list_published(output: OutputDir, folder: str) -> list[str]:
-    """All that lies in `data/` or `errors/`, by its path below the output; names of ours in their order."""
+    """All files in `data/` or `errors/`, by path below the output; own file names in order."""
     names = [f"{folder}/{name}" for name in output.list_files(folder)]
     return sorted(names, key=lambda name: (published_number(name) or 0, name))
 
@@ -132,7 +130,8 @@ def list_spooled(output: OutputDir, folder: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Found:
-    """What a file turned out to be: some columns of it and who made it; `problem` says why it is none of ours."""
+    """A result file as read: some columns of it and its attempt; `problem` is the reason why it is not one of this
+    project."""
 
     relative: str
     table: pa.Table | None = None
@@ -183,7 +182,7 @@ def read_all_found(
 
 
 def checksum_name(relative: str) -> str:
-    """Where the checksum of a published file lies."""
+    """The path of a published file's checksum."""
     return f"{CHECKSUMS}/{relative}.json"
 
 
@@ -193,7 +192,7 @@ def checksum_of(data: Any, num_rows: int) -> dict[str, Any]:
 
 
 def write_checksum(output: OutputDir, relative: str, data: Any, num_rows: int) -> None:
-    """Note the checksum of a file that has been published with these bytes, in place of what was noted before."""
+    """Write the checksum of a published file with these bytes, replacing an earlier one."""
     output.write_json(checksum_name(relative), checksum_of(data, num_rows))
 
 

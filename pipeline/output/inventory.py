@@ -1,6 +1,6 @@
-"""What lies in an output: which samples are done, which files are torn or strange, and what waits in the spool.
+"""Inventory of an output: finished samples, damaged or unknown files, and the spool.
 
-Reads and changes nothing. Knows files and manifest; what is then done about it is `pipeline.run.resume`'s.
+Reads only; `pipeline.run.resume` acts on it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Inventory:
     doubled: dict[str, list[str]] = field(default_factory=dict)
     superseded: dict[str, Bools] = field(default_factory=dict)
     empty: set[str] = field(default_factory=set)
-    """Published files without rows: what shut out older attempts, and what was emptied."""
+    """Published files without rows: fences against older attempts, and emptied files."""
     num_rows: dict[str, int] = field(default_factory=lambda: {DATA: 0, ERRORS: 0})
     """Published rows that count."""
 
@@ -60,11 +60,11 @@ def take_inventory(
     fingerprints: Mapping[int, str],
     damaged: Mapping[str, str] | None = None,
 ) -> Inventory:
-    """Look at every file; `fingerprints` are those of the attempts that were taken, `damaged` says of published files
-    what is wrong with them.
+    """Read every file; `fingerprints` are those of the taken attempts, `damaged` the reasons for damaged published
+    files.
 
-    Of published files the columns are read that tell which rows they hold. Spool files have no digests; they are read
-    whole.
+    Of published files only the columns that identify rows are read. Spool files have no checksums; they are read
+    completely.
 
     Raises:
         OSError: the store does not answer.
@@ -127,7 +127,8 @@ def take_inventory(
 def _errors_newest_first(output: OutputDir) -> list[tuple[list[str], bool]]:
     """Runs of error files, newest first, and whether they are published.
 
-    What an attempt published comes before what it or an older one spooled: it was published after a look at the spool.
+    Files that an attempt published come before those that it or an older one spooled: publishing follows an inventory
+    of the spool.
     """
     spooled, published = list_spooled(output, ERRORS)[::-1], list_published(output, ERRORS)[::-1]
     if not spooled:

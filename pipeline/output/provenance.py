@@ -1,7 +1,4 @@
-"""What a run was made of: versions, and the revision of the code.
-
-Knows git and this project's files; nothing of jobs.
-"""
+"""Provenance of a run: versions, and the revision of the code."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 REVISION_VARIABLE = "DRAFTFLEET_REVISION"
-"""Set by whoever submits a job: `.git` does not travel with a working directory."""
+"""Set by the submitter of a job, because `.git` is not part of a working directory."""
 PACKAGES = ("torch", "transformers", "tokenizers", "ray", "pyarrow", "numpy", "pillow", "fsspec", "pydantic")
 CODE_FOLDERS = ("jobs", "pipeline", "actors", "decoding", "models", "configs")
 
@@ -52,7 +49,7 @@ def tree_hash() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says, or None where there is no git or it refuses."""
+    """Output of git, or None if there is no git or it fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

@@ -1,15 +1,16 @@
-"""Publishing: finished rows made durable in the spool, then put into `data/` and `errors/`, file after file.
+"""Publishing: finished rows become durable in the spool, then move into `data/` and `errors/`, file after file.
 
-Published files are a sequence: number k is created where nothing is, after k − 1 is there, by one attempt at a time. A
-new attempt first puts an empty file at the next number. An older one that still lives fails there, sees whose file it
-is, and ends. So a driver that is thought dead can publish nothing any more, however late it wakes. A name of the
-sequence never becomes free again: a file that is set aside, or whose rows count no more, is replaced by an empty one.
+Published files are a sequence: number k is created if it does not exist, after k − 1 exists, by one attempt at a time.
+A new attempt first puts an empty file at the next number. An older attempt that still runs fails there, reads the owner
+of the file, and ends. A driver that is presumed dead can therefore publish nothing any more, however late it wakes. A
+name of the sequence is never reused: a file that is set aside, or whose rows no longer count, is replaced by an empty
+one.
 
 An attempt checks that no later one was taken immediately before every move, delete and overwrite. A store cannot do
-both in one step, so each of these acts is also harmless when it comes late: names carry the attempt or are never
-reused, and an overwrite only ever turns a published file into the same empty file.
+both in one step, so each of these operations is also harmless when it comes late: names contain the attempt or are
+never reused, and an overwrite only ever turns a published file into the same empty file.
 
-Everything here may run twice or be killed anywhere: the same rows under the same name give the same file.
+Every operation may run twice or be killed at any point: the same rows under the same name give the same file.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Press:
         return done
 
     def publish(self, folder: str, number: int, spooled: Sequence[Spooled]) -> int:
-        """Publish what these spool files hold under the first free number from this one on; gives that number.
+        """Publish the rows of these spool files under the first free number from this one on; returns that number.
 
         Raises:
             Fenced: a later attempt has taken over.
@@ -91,7 +92,7 @@ class Press:
         return self.format.check(table)
 
     def fence(self, folder: str) -> int:
-        """Shut every older attempt out of a folder; gives the next free number.
+        """Fence every older attempt out of a folder; returns the next free number.
 
         Raises:
             Fenced: a later attempt has taken over.

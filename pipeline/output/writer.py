@@ -1,7 +1,7 @@
-"""Saving a running job's rows: what has finished is spooled within a bounded time, and full files are published.
+"""The writer: finished rows are spooled within a bounded time, and full files are published.
 
-A thread of the driver decides when; blocks stay where they are until a task near them writes them. So the time bound
-moves no block of the graph. Knows blocks by reference and counts; files are `pipeline.output.publishing`'s.
+A thread of the driver schedules; blocks stay on their nodes until a task near them writes them, so the time bound moves
+no block of the graph.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pipeline.storage.output_dir import DATA, ERRORS
 MAX_HELD_BYTES = 256 * 1024**2
 """Finished blocks are spooled at the latest when they come to this."""
 MAX_HURRIED_SECONDS = 1.0
-"""Finished rows wait no longer than this while a node drains: what is only there goes with it."""
+"""Maximum seconds that finished rows wait while a node drains; rows that are only there are lost with it."""
 FENCE_CHECK_S = 30.0
 
 
@@ -36,7 +36,7 @@ def publish(press: Press, folder: str, number: int, spooled: Sequence[Spooled]) 
 
 
 Call = Callable[..., Any]
-"""Runs a function with arguments, here or elsewhere, and gives its result."""
+"""Runs a function with arguments, here or elsewhere, and returns its result."""
 
 
 def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -62,15 +62,15 @@ class _Held:
 
 
 class Saver:
-    """Takes finished blocks from the graph's end; `waiting` are spool files of earlier attempts, `next_numbers` the
-    first free ones of published files.
+    """Takes finished blocks from the end of the graph; `waiting` are spool files of earlier attempts, `next_numbers`
+    the first free ones of published files.
 
-    As a context it saves at its end whatever it was given, also when the job fails, and publishes everything only when
+    As a context manager it saves all received rows at its end, also if the job fails, and publishes everything only if
     it does not.
 
     Raises (from `add` and at the end):
         Fenced: a later attempt has taken over.
-        OSError: rows could not be written; what was spooled before stays.
+        OSError: rows could not be written; rows that were spooled before stay.
     """
 
     def __init__(

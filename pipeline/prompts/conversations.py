@@ -1,10 +1,10 @@
-"""Conversations that come with rows: two ways of writing them, read into chat messages and places for their media.
+"""Conversations in rows: two formats, parsed into chat messages and placeholders for their media.
 
     [{"role": "user", "content": "text"}]
     [{"role": "user", "content": [{"type": "text", "text": …}, {"type": "image"}, {"type": "image", "url": …}]}]
     [{"from": "human", "value": "<image>\\nWhat is this?"}]
 
-A place without a URI of its own takes the row's next image or video. Knows no template and no tokenizer.
+A placeholder without a URI of its own takes the row's next image or video.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ class Conversation:
 
 
 def read_conversation(value: Any, column: str) -> Conversation:
-    """One row's conversation; text is read as JSON.
+    """One row's conversation; text is parsed as JSON.
 
     Raises:
-        RowError: `missing_column_value`, or `invalid_value` for what is no conversation that ends with the user.
+        RowError: `missing_column_value`, or `invalid_value` for anything but a conversation that ends with the user.
     """
     if isinstance(value, str):
         try:
@@ -128,12 +128,12 @@ def _marked_parts(text: str) -> Iterator[tuple[dict[str, Any], None]]:
 
 
 def place_media(conversation: Conversation, kind: str, given: Sequence[Any], column: str) -> list[Any]:
-    """The media of a kind in the order of their places: a URI where a place has one, else the next of `given`.
+    """The media of a kind in the order of their placeholders: the URI of a placeholder, or the next of `given`.
 
-    A conversation without any place of a kind gets those that the row has before the text of its first user turn.
+    A conversation without placeholders of a kind gets the row's media before the text of its first user turn.
 
     Raises:
-        RowError: `invalid_value` where there are more or fewer than places.
+        RowError: `invalid_value` if there are more or fewer media than placeholders.
     """
     places = conversation.places[kind]
     if not places and given:

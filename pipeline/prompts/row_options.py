@@ -1,8 +1,4 @@
-"""How rows are asked: by the job's prompt or a conversation of their own, once or several times, with what sampling.
-
-Puts together what a row's columns say and what the job says. Knows templates and conversations; no tokenizer but the
-texts that it would take for special tokens.
-"""
+"""Prompt options per row: the job's prompt or a conversation of the row, one or several, and its sampling values."""
 
 from __future__ import annotations
 
@@ -42,7 +38,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Asking:
-    """What the job file says about asking, and the texts that column values must not bring in."""
+    """Prompt options of the job file, and the texts that column values must not contain."""
 
     prompt: Prompt | None = None
     columns: RowColumns = field(default_factory=RowColumns)
@@ -52,7 +48,7 @@ class Asking:
 
     @classmethod
     def of(cls, job: CaptionJob, special_tokens: Sequence[str] = ()) -> Asking:
-        """The asking of a caption job."""
+        """The prompt options of a caption job."""
         return cls(job.prompt, job.columns, job.sampling, job.job.seed, tuple(special_tokens))
 
     def fields(self) -> dict[str, str]:
@@ -88,9 +84,9 @@ class Asking:
     def ask(
         self, fields: Mapping[str, Any], images: Sequence[Any], videos: Sequence[Any]
     ) -> tuple[list[Asked], list[Any], list[Any]]:
-        """A row's questions, and its media in the order of their places in each.
+        """A row's prompts, and its media in the order of their placeholders in each.
 
-        `images` and `videos` are the row's own; a URI that stands in a conversation comes as text.
+        `images` and `videos` are the row's own; a URI in a conversation comes as text.
 
         Raises:
             RowError: `missing_column_value`, `invalid_value` or `invalid_sampling`.

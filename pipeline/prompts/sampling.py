@@ -1,6 +1,6 @@
-"""Seed and sampling values of a row's own, out of the columns that the job file names for them.
+"""Seed and sampling values of a row, from the columns that the job file names.
 
-Knows the schema's limits, through the section that they replace values of; no model and no engine.
+Validated by the schema of the section whose values they replace.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def read_sampling(
 
 
 def _own(value: Any) -> Any:
-    """The value; None for blank text too, which is how a CSV cell says that there is none."""
+    """The value; None for blank text too, the empty cell of a CSV."""
     return None if isinstance(value, str) and not value.strip() else value
 
 

@@ -1,8 +1,7 @@
-"""Prompt templates: which columns a prompt names, and chat messages made of it and one row's values.
+"""Prompt templates: the columns that a prompt names, and chat messages from it and one row's values.
 
-`{column}` stands for the row's value, `{{` and `}}` for braces. A name is looked up as it stands: no attributes,
-indices or format specifications. Text out of a column stays text: special tokens in it are taken apart. Knows no files,
-and no tokenizer but the texts of its special tokens.
+`{column}` is replaced by the row's value, `{{` and `}}` by braces. A name is looked up literally: no attributes,
+indices or format specifications. Text of a column stays text: special tokens in it are split.
 """
 
 from __future__ import annotations
@@ -139,13 +138,13 @@ def _filled(template: str, where: str, fields: Mapping[str, Any]) -> tuple[str, 
 
 
 def neutralise(text: str, special_tokens: Sequence[str], values: Sequence[tuple[int, int]] | None = None) -> str:
-    """The text without special tokens that column values brought in: a space behind their first character.
+    """The text with special tokens of column values split: a space is inserted after their first character.
 
-    A tokenizer reads `< image>` as the characters that they are. `values` are the (start, end) of what came out of
-    columns, everything by default; a token that stands in the template alone is the job's own wish and stays.
+    A tokenizer reads `< image>` as plain characters. `values` are the (start, end) of column values, everything by
+    default; a token in the template itself is intended and stays.
 
     Raises:
-        RowError: `invalid_value` for a special token of a single character, which cannot be taken apart.
+        RowError: `invalid_value` for a special token of a single character, which cannot be split.
     """
     if not special_tokens:
         return text
@@ -178,7 +177,7 @@ def fill(
 ) -> list[dict[str, Any]]:
     """Chat messages for one row: `{"role", "content": [{"type": "image"}, …, {"type": "text", "text"}]}`.
 
-    Images, then videos, stand before the text of their turn.
+    Images, then videos, come before the text of their turn.
 
     Raises:
         RowError: `missing_column_value`.

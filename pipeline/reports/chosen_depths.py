@@ -1,7 +1,6 @@
-"""Which depths an engine's controller chose, by size of the batch, summed over rows: what their telemetry says.
+"""Draft depths chosen by an engine's controller, by batch size, summed over the telemetry of rows.
 
-A row tells its own steps, so a step counts once for every row that took part in it. Knows the telemetry's extras, and
-nothing of who chooses or why.
+A row counts its own steps, so a step counts once for every row in its batch.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class AtBatchSize:
 
 @dataclass
 class ChosenDepths:
-    """Empty where nobody chooses; a key of `by_batch_size` is a power of two with all sizes down to the next one."""
+    """Empty without a controller; a key of `by_batch_size` is a power of two with all sizes down to the next one."""
 
     num_steps: int = 0
     num_off_steps: int = 0

@@ -1,7 +1,4 @@
-"""Many images on one sheet: a grid of pictures of one size with a caption under each.
-
-Knows Pillow and nothing of where pictures and words come from.
-"""
+"""Many images on one sheet: a grid of pictures of one size with a caption under each."""
 
 from __future__ import annotations
 
@@ -26,9 +23,9 @@ def contact_sheet(
     side_px: int = 192,
     title: str = "",
 ) -> bytes:
-    """RGB images (height, width, 3) of any size as one PNG; each is fitted whole into a square of `side_px`.
+    """RGB images (height, width, 3) of any size as one PNG; each is fitted into a square of `side_px`.
 
-    Without `columns` the sheet is about square. Captions stand under their images on at most two lines.
+    Without `columns` the sheet is about square. Captions are below their images on at most two lines.
 
     Raises:
         ValueError: there is no image, or there are captions for another number of them.

@@ -1,7 +1,6 @@
-"""`_job/preview.html`: one page with a thumbnail, the text and the acceptance of each sample, for a look by eye.
+"""`_job/preview.html`: one page with a thumbnail, the text and the acceptance of each sample.
 
-Everything that came from the data is escaped, images are re-encoded, and the page may load and run nothing. Knows
-result rows and pixels; nothing of how they were made.
+All text from the data is escaped, images are re-encoded, and the page may load and run nothing.
 """
 
 from __future__ import annotations

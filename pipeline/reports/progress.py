@@ -1,7 +1,6 @@
-"""How far a running job is: actors report each batch to a tally, and a thread of the driver shows it with rates.
+"""Progress of a running job: actors report each batch to a tally, and a thread of the driver shows it with rates.
 
-For people's eyes only: a batch that Ray runs twice counts twice here, and never in the output or the summary. Knows
-nothing of rows' content.
+For display only: a batch that Ray runs twice counts twice here, and never in the output or the summary.
 """
 
 from __future__ import annotations
@@ -65,9 +64,9 @@ class _Report:
 def shown(
     total_rows: int | None, enabled: bool = True, stream: TextIO | None = None, events: Events | None = None
 ) -> Iterator[Tally | None]:
-    """Show progress while the block runs; what it yields is handed to the actors. Nothing at all when not enabled.
+    """Show progress while the block runs; yields the tally for the actors, None if not enabled.
 
-    With `events` that are enabled it is said as those, and not as a line for people.
+    With enabled `events`, progress is emitted as events instead of a line.
     """
     if not enabled:
         yield None

@@ -1,8 +1,7 @@
-"""The closing summary: what a job did, counted from what it wrote.
+"""The closing summary: totals of a job, counted from its output.
 
-Reads `data/` and `errors/` column by column; the wall time and who waited for whom are all that it is told. The
-acceptance length is 1 + accepted drafts / verify steps, the bonus token included (as vLLM counts; SpecVLM, LVSpec and
-SAGE leave it out).
+Reads `data/` and `errors/` column by column; the wall time and the wait times are passed in. The acceptance length is 1
++ accepted drafts / verify steps, the bonus token included (as vLLM counts; SpecVLM, LVSpec and SAGE exclude it).
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ SUMMED = (
 
 @dataclass
 class Summary:
-    """Totals of one job, whatever attempts made it; rates are of the rows of the `attempt` that the wall time is of.
+    """Totals of one job over all attempts; rates are over the rows of the `attempt` of the wall time.
 
     Times in milliseconds are shares of the engines' time and add up to it.
     """
@@ -141,7 +140,7 @@ class Summary:
         }
 
     def add_telemetry(self, telemetry: dict[str, Any]) -> None:
-        """Count what one row tells of its decoding."""
+        """Count the telemetry of one row."""
         self.num_steps += telemetry["num_spec_steps"]
         self.num_draft_tokens += telemetry["num_draft_tokens"]
         self.num_accepted_draft_tokens += telemetry["num_accepted_draft_tokens"]
@@ -196,12 +195,12 @@ Kind = TypeVar("Kind", bound=Summary)
 def summarise(
     output: OutputDir, job_id: str, method: str, verify_mode: str, wall_s: float, waits: Waits = NO_WAITS
 ) -> Summary:
-    """Count what lies in the output; `wall_s` is the time from the first task to the last file, `waits` who waited."""
+    """Count the output; `wall_s` is the time from the first task to the last file, `waits` are the wait times."""
     return count(output, Summary(job_id, method, verify_mode, max(wall_s, 1e-9), waits))
 
 
 def count(output: OutputDir, summary: Kind) -> Kind:
-    """Count what lies in the output into an empty summary of any kind."""
+    """Count the output into an empty summary of any kind."""
     by_status: Counter[str] = Counter()
     by_error: Counter[str] = Counter()
     by_method: Counter[str] = Counter()
@@ -237,7 +236,7 @@ def _count_inputs(summary: Summary, table: pa.Table) -> None:
 
 
 def _count_made(summary: Summary, table: pa.Table) -> None:
-    """Count what this attempt made, all of it where nobody took an attempt."""
+    """Count the rows of this attempt, or all rows if no attempt was taken."""
     made = _ran(table)
     if summary.attempt:
         made = made.filter(pc.equal(made["attempt"], summary.attempt))
@@ -340,7 +339,7 @@ def _percent(share: float) -> str:
 
 
 def _commonest(counted: tuple[str, int]) -> tuple[int, str]:
-    """Most first, and by name where as many, whatever order files were read in."""
+    """Most first, ties by name, for any order of files."""
     return -counted[1], counted[0]
 
 

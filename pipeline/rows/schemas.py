@@ -1,14 +1,12 @@
 """The row at its three stages, as Arrow schemas, and the stable codes of row errors.
 
-    READ     encoded media or where they are, the prompt's values    (out of `pipeline.source.datasource`)
-    DECODED  RGB pixels, clips of frames and chat messages           (out of `pipeline.media.image_decoding`)
-    RESULT   text, status, telemetry                                 (out of the actor, into `pipeline.datasink`)
+    READ     encoded media or their location, the prompt's values    (output of `pipeline.source.datasource`)
+    DECODED  RGB pixels, clips of frames and chat messages           (output of `pipeline.media.image_decoding`)
+    RESULT   text, status, telemetry                                 (output of the actor, input of the writer)
 
 One sample is one row at every stage, unless `source.video.clip_s` makes a row of each clip of its video, or
-`columns.prompts` one of each of its prompts. A row whose
-`error_type` is not empty passes the later stages untouched and ends in `errors/`. Our own string columns hold empty
-strings, never nulls; columns that the user keeps travel with their own type and their own nulls. Knows no source
-format, no file layout and no engine.
+`columns.prompts` one of each of its prompts. A row whose `error_type` is not empty passes the later stages unchanged
+and ends in `errors/`. Own string columns hold empty strings, never nulls; kept columns have their own type and nulls.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ ERROR_CODES: dict[str, str] = {
     "no_such_frame": "a moment of source.video.timestamps_s lies outside the video",
     "decode_timeout": "decoding an image or the video took longer than source.video.timeout_s",
     "decoder_died": "the process that decoded this row's images or video crashed",
-    # what an image is made from
+    # conditions of an image
     "empty_prompt": "the prompt is empty, or nothing is left of it when it is cleaned as the text encoder's was",
     "prompt_too_long": "the prompt has more tokens than the image model takes",
     "invalid_condition": "ready features or the class label are missing, of another shape, not finite or out of range",
@@ -169,7 +167,7 @@ _RESULT = [
 ]
 
 RESERVED_COLUMNS = frozenset(name for name, _ in (*_READ, *_DECODED, *_RESULT))
-"""Names that a kept column must not have, at whatever stage we use them."""
+"""Names that kept columns must not have, because a stage uses them."""
 
 
 class RowError(Exception):

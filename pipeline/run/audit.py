@@ -1,6 +1,6 @@
-"""Auditing an output: every sample of its manifest, every row, every file, without changing anything.
+"""Audits an output: every sample of its manifest, every row, every file; changes nothing.
 
-Reads only the output: the manifest, `data/`, `errors/`, the spool, checksums. Knows no source and no model.
+Reads only the output: the manifest, `data/`, `errors/`, the spool, checksums.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MAX_NAMED = 20
 
 @dataclass
 class Audit:
-    """What was found. A problem is something that a job at rest never leaves; what waits is not."""
+    """Findings. A problem is a state that a finalized job never leaves; pending rows are none."""
 
     num_files: int
     num_samples: int | None
@@ -45,7 +45,7 @@ class Audit:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every sample has its rows, and they lie where they belong."""
+        """Whether every sample has its rows in the right folders."""
         return self.num_missing == 0 and not self.waiting
 
     def lines(self) -> list[str]:
@@ -95,7 +95,7 @@ def audit(output: OutputDir) -> Audit:
 
 
 def rows_per_sample(output: OutputDir) -> int | None:
-    """How many rows a sample becomes, by the newest attempt's configuration; None where rows tell."""
+    """The number of rows of a sample, by the newest attempt's configuration; None if the rows contain it."""
     record = output.read_attempt(max(output.list_attempts()))
     config = record.get("config") or yaml.safe_load(output.read_bytes("_job/config.yaml"))  # records of before 0.2
     number = config["sampling"].get("num_images_per_prompt")
@@ -123,7 +123,7 @@ def _count_missing(audited: Audit, manifest: Manifest, found: Inventory, limit: 
 
 
 def _ids_twice(output: OutputDir) -> Iterator[str]:
-    """Ids of rows that are there more than once within a folder, whatever sample they are of."""
+    """Ids of rows that occur more than once within a folder, of any sample."""
     for folder in (DATA, ERRORS):
         tables = (one.table for one in read_all_found(output, list_published(output, folder), ("sample_id",)))
         parts = [table["sample_id"].to_numpy(zero_copy_only=False) for table in tables if table is not None]

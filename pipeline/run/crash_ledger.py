@@ -1,9 +1,9 @@
-"""The flight log: which process holds which rows, how many deaths of processes each row was in, how many rows failed.
+"""The crash ledger: which process holds which rows, in how many deaths of processes each row was in flight, and how
+many rows failed.
 
-One Ray actor on the driver's node keeps it, because it has to outlive the processes that it is about, on whatever node
-they die. Nobody watches for deaths: a row that arrives under a new process while an old one still holds it was in
-flight when that one died. On a node that was about to leave a death is no row's doing. Knows rows by their keys, and
-no rows' content; see docs/design/decisions/14 and 15.
+One Ray actor on the driver's node keeps it, because it must outlive worker processes on every node. Deaths are
+inferred: if a row arrives at a new process while an old one still holds it, it was in flight when that one died. Deaths
+on a draining node do not count against rows. See docs/design/decisions/14 and 15.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ DECODER_DIED = "decoder_died"
 
 @dataclass
 class _Row:
-    """A row in flight, or one that was given up: its holder, empty for none, that one's node, and the deaths it was
-    in."""
+    """A row in flight, or one that was given up: its process (empty for none), that process's node, and the row's
+    deaths."""
 
     holder: str = ""
     node: str = ""
@@ -36,10 +36,10 @@ class _Row:
 
 
 class Book:
-    """The log's memory: rows in flight, and rows that were given up. Plain data, in one process.
+    """The state of the ledger: rows in flight, and rows that were given up. Plain data, in one process.
 
-    A death counts for every row of the process that had no past; of those that had one, for those that it said to be
-    running; and for none on a node that is spared.
+    A death counts for every row of the process that had no deaths before; of those that had some, for those that the
+    process reported as running; and for none on a spared node.
     """
 
     def __init__(self, max_error_share: float | None = None, min_rows: int = 1) -> None:
@@ -60,7 +60,7 @@ class Book:
         self._spared.update(nodes)
 
     def begin(self, who: str, keys: Sequence[str], node: str = "") -> list[int]:
-        """See `Journal.begin`; `node` is where `who` is."""
+        """See `Journal.begin`; `node` is the node of `who`."""
         return [self._begin(who, key, node) for key in keys]
 
     def _begin(self, who: str, key: str, node: str) -> int:
@@ -80,7 +80,8 @@ class Book:
             self._running.pop(who, None)
 
     def end(self, who: str, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> str:
-        """See `Journal.end`; why the job is to end, empty while it is not. Rows that were given up stay known."""
+        """See `Journal.end`; returns the reason to end the job, empty if there is none. Rows that were given up stay
+        recorded."""
         self._num_results += num_results
         self._errors.update(errors)
         for key in keys:
@@ -197,7 +198,7 @@ def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Ca
 
 
 def given_up(row: pa.Table, num_deaths: int) -> pa.Table:
-    """The row as one that failed already, which whatever comes next lets pass."""
+    """The row as a failed one, which later stages pass on."""
     message = deaths_message("the decoding process", num_deaths)
     for name, value in (("error_type", DECODER_DIED), ("error_message", message)):
         place = row.schema.get_field_index(name)

@@ -1,7 +1,6 @@
-"""What a whole job would take, from a pilot over some of its samples that are spread over the source.
+"""Estimates the cost of a whole job from a pilot over some samples that are spread over the source.
 
-Owns how the pilot is drawn, how its rows are scaled up, and the interval around it. Writes nothing; knows no model,
-and not how the pilot is run.
+Draws the pilot, scales up its rows, and computes the interval. Writes nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class Pilot:
     span_rows: tuple[int, ...]
     num_spans: int
     num_samples: int | None
-    """Of the whole source, None where only reading all of it would tell."""
+    """Rows of the whole source, None if only reading all of it gives the number."""
 
     @property
     def datasource(self) -> Tables:
@@ -69,7 +68,7 @@ class Tables(Datasource):  # type: ignore[misc]
         return sum(int(table.nbytes) for table in self._tables)
 
     def get_read_tasks(self, parallelism: int, *arguments: Any, **options: Any) -> list[ReadTask]:
-        """One for each table, whatever `parallelism` asks for."""
+        """One task for each table, for any `parallelism`."""
         return [ReadTask(partial(_one, table), _metadata(table)) for table in self._tables]
 
 
@@ -267,7 +266,7 @@ def _written(results: pa.Table) -> int:
 
 
 def _ranged(value: float, drawn: np.ndarray[Any, np.dtype[np.float64]], num_drawn: int) -> Range:
-    """The value between the quantiles of what was drawn, wider where `num_drawn` is small."""
+    """The value between the quantiles of the drawn values, wider if `num_drawn` is small."""
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     wider = _small_sample(num_drawn)
     return Range(

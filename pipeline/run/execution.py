@@ -1,6 +1,6 @@
-"""Running a checked job: the attempt taken, provenance written, the graph run under Ray, every row accounted for.
+"""Runs a checked job: takes the attempt, writes provenance, runs the graph under Ray, and accounts for every row.
 
-What is the same for every kind of job; which graph, which summary and which preview is told by the job. Knows no model.
+Common to all kinds of jobs, which pass their graph, summary and preview.
 """
 
 from __future__ import annotations
@@ -35,15 +35,13 @@ from pipeline.storage.listing import told_skipped
 from pipeline.storage.output_dir import JOB, as_json
 
 Build = Callable[[Any, Stamp, Tally | None, ReportWaits, FlightLog], Dataset]
-"""From the plan of what is left to do, what rows say about the run, and where actors report, to the dataset of
-results."""
+"""From the plan of the remaining work, the stamp of rows, and the reports of actors to the dataset of results."""
 
 
 def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> tuple[float, Waits, Press]:
-    """Take the next attempt, run the graph over what is left to do, save its rows, and bring the output to rest.
+    """Take the next attempt, run the graph over the remaining work, save its rows, and finalize the output.
 
-    Returns the seconds from the first task to the last file, who waited for whom meanwhile, and what the attempt writes
-    with.
+    Returns the seconds from the first task to the last file, the wait times, and the attempt.
 
     Raises:
         ConfigError: another job has taken the attempt meanwhile.
@@ -87,7 +85,7 @@ def _said(plan: JobPlan, events: Events) -> Iterator[None]:
 
 
 def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[float, Waits]:
-    """Make and publish what is missing, and what waits in the spool."""
+    """Make and publish the missing rows, and publish the spool."""
     config = plan.config
     waiting = plan.earlier.inventory.spooled if plan.earlier else []
     if not plan.datasource.num_spans:  # the last attempt made everything, and was killed before it was published
@@ -130,10 +128,10 @@ def told_why_it_ended(log: FlightLog) -> Iterator[None]:
 
 
 def close(plan: JobPlan, done: Summary, preview: Callable[[], str], press: Press) -> None:
-    """Write the summary, with what a kill would have cost, and the preview of a limited run.
+    """Write the summary, with the rows that a kill would have lost, and the preview of a limited run.
 
     Raises:
-        Fenced: a later attempt has taken over, whose summary is the one to keep.
+        Fenced: a later attempt has taken over, and its summary is kept.
     """
     done.max_rows_in_flight, done.max_unsaved_seconds = rows_in_flight(plan), plan.config.sink.max_unsaved_seconds
     done.skipped_files = told_skipped(skipped, plan.config.source.kind) if (skipped := plan.manifest.skipped) else ""
@@ -145,7 +143,7 @@ def close(plan: JobPlan, done: Summary, preview: Callable[[], str], press: Press
 
 
 def rows_in_flight(plan: JobPlan) -> int:
-    """The most rows that actors work on at a time: what a kill loses beside rows that are finished and not saved."""
+    """The most rows that actors work on at a time: those that a kill loses besides finished rows that are not saved."""
     pool = plan.config.pool
     return pool.max_size * pool.max_batches_in_flight * pool.batch_rows * (plan.rows_per_sample or 1)
 
@@ -165,7 +163,7 @@ def opening_record(plan: JobPlan) -> dict[str, Any]:
 
 
 def write_provenance(plan: JobPlan, press: Press) -> None:
-    """Write the resolved configuration and the versions into `_job/`, copies of what the attempt's own record keeps.
+    """Write the resolved configuration and the versions into `_job/`, copies of those in the attempt's record.
 
     Raises:
         Fenced: a later attempt has taken over.

@@ -1,8 +1,8 @@
-"""The end of an attempt: the output brought to rest, and every planned sample accounted for.
+"""The end of an attempt: the output is finalized, and every planned sample accounted for.
 
-At rest `data/` holds a row at most once, an error row stands for a row without a result, and the spool is empty. All of
-it is found by looking, so that the next attempt finishes what this one did not. An attempt that was overtaken meanwhile
-ends with `Fenced` and touches nothing more.
+In a finalized output `data/` has each row at most once, an error row exists only for a row without a result, and the
+spool is empty. The state is read from the output, so that the next attempt finishes an unfinished one. An attempt that
+was overtaken meanwhile ends with `Fenced` and changes nothing more.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 
 def settle(plan: JobPlan, press: Press, fingerprints: Mapping[int, str], next_numbers: Mapping[str, int]) -> Inventory:
-    """Bring the output to rest and check that nothing is missing or there twice.
+    """Finalize the output and check that no row is missing or there twice.
 
     Raises:
-        Fenced: a later attempt has taken over; nothing of it was touched.
-        RuntimeError: something is missing or there twice.
+        Fenced: a later attempt has taken over; none of its files were changed.
+        RuntimeError: a row is missing or there twice.
     """
     output = press.output
     press.check_alone()
@@ -124,10 +124,10 @@ def complete_checksums(press: Press, found: Inventory) -> None:
 
 
 def check_accounted(plan: JobPlan, found: Inventory) -> None:
-    """Refuse to call a job done whose output lacks a planned row or holds one twice.
+    """Fail if the output lacks a planned row or has one twice.
 
     Raises:
-        RuntimeError: says how many, and names the first ones.
+        RuntimeError: the number of rows, and the names of the first ones.
     """
     where = plan.output.shown()
     if found.doubled:

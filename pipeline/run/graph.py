@@ -1,28 +1,28 @@
-"""The Ray Data graphs of jobs: how tables travel from read tasks through actors to the write.
+"""The Ray Data graphs of jobs: the path of tables from read tasks through actors to the writer.
 
 Captions: read spans → cut into batches → decode media → generate → write. Images: read → cut → prepare prompts → draw
 codes → cut → decode codes → encode files → write.
 
 When an actor dies, Ray keeps the blocks that a task had already reported and drops those of its retry by index, unread.
-So every task makes one block, rows in input order, or the very same blocks again. Ray's cutting of blocks by bytes is
-switched off for that, and rows bound the size of a block instead:
+So every task makes one block, rows in input order, or exactly the same blocks again. Ray's cutting of blocks by bytes
+is switched off for that, and rows bound the size of a block instead:
 
     read      one span of the manifest, still encoded: `source.span_max_rows` rows or `source.span_max_bytes`
     cut       slices of `pool.batch_rows` rows, still encoded: the driver decides where, so a retry cuts there again.
               Rows that are heavy once decoded, or have several prompts, count for several
               (`pipeline.media.row_weights`), so that `source.max_decoded_bytes` bounds a decoding task
-    decode    those rows as RGB, one block. One row at a time where `source.video.clip_s` makes many of each; what rows
-              were made of one are then cut again
+    decode    those rows as RGB, one block. One row at a time if `source.video.clip_s` makes many of each; the rows of
+              one row are then cut again
     generate  those rows as text, one block
     prepare   rows of `pool.batch_rows` prompts, their ready features with them
     draw      those prompts' images as codes, one block of `sampling.num_images_per_prompt` rows for each
     cut       slices of `vq.batch_rows` images
     paint     those images as RGB, one block
     encode    those images as files, one block
-    save      what the sink asks for, outside the graph (`pipeline.output.writer`)
+    save      the columns of the sink, outside the graph (`pipeline.output.writer`)
 
-No stage is fused into another: Ray fuses nothing with a cut, and tasks ask for other resources than actors do. So tasks
-before an actor run ahead of it, in other processes. Knows no file format, no torch and no console.
+No stage is fused into another: Ray fuses nothing with a cut, and tasks require other resources than actors. Tasks
+before an actor therefore run ahead of it, in other processes.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ from pipeline.run.crash_ledger import FlightLog, journalled
 MAX_ACTOR_RESTARTS = 100
 """Of one actor over the whole job; losing its machine counts too."""
 MAX_TASK_RETRIES = 3
-"""Of one batch whose rows nobody keeps a journal of: the job fails at the fourth death that the batch is in."""
+"""Retries of one batch without a crash ledger: the job fails at the fourth death of the batch."""
 MAX_READ_RETRIES = 10
-"""Of one task on files or pixels without a journal of its rows; losing its machine, or what it made, counts too."""
+"""Retries of one task on files or pixels without a crash ledger; losing its machine, or its output, counts too."""
 MAX_JOURNALLED_RETRIES = 100
 """Of one batch of journalled rows. It ends well before, by giving up the rows that kill; the batches beside them are
 retried meanwhile. Ray Data retries for ever by default."""
@@ -64,9 +64,9 @@ PREPARE_CPUS = 0.5
 
 
 def configure(context: DataContext, max_ahead_bytes: int | None = None) -> None:
-    """Set what the graph relies on; see the module's first paragraph.
+    """Set the options that the graph relies on; see the module's first paragraph.
 
-    No task is started whose output would take what lies between files and results beyond `max_ahead_bytes`; each stage
+    No task is started whose output would take the bytes between files and results beyond `max_ahead_bytes`; each stage
     may always run one.
     """
     limits = context.execution_options.resource_limits
@@ -157,7 +157,7 @@ def read_batches(
     max_ahead_bytes: int | None = None,
     labels: dict[str, str] | None = None,
 ) -> Dataset:
-    """Read, on nodes with the given labels, and cut."""
+    """Read, on nodes with these labels, and cut."""
     configure(DataContext.get_current(), max_ahead_bytes)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")  # as in `map_tasks`
@@ -170,7 +170,7 @@ def read_batches(
 
 
 def cut(rows: Dataset, batch_rows: int) -> Dataset:
-    """Blocks of `batch_rows` rows, whatever they were."""
+    """Blocks of `batch_rows` rows."""
     return rows.repartition(target_num_rows_per_block=batch_rows, strict=True)
 
 
@@ -184,10 +184,10 @@ def map_tasks(
     labels: dict[str, str] | None = None,
     pad_to: int | None = None,
 ) -> Dataset:
-    """A function of tables on CPUs, one task for a batch, under the name that Ray shows.
+    """A function of tables on CPUs, one task per batch, with the name that Ray shows.
 
-    With a log the rows are READ rows, and what kills the function's process is one of them. With `pad_to`, the function
-    gets tables without their filler rows, and what it makes of them is filled up to so many rows.
+    With a crash ledger the rows are READ rows, and one of them is blamed if the function's process dies. With `pad_to`,
+    the function gets tables without their filler rows, and its output is filled up to this number of rows.
     """
     if log is not None:
         function = journalled(function, log.of(name))

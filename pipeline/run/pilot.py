@@ -1,4 +1,4 @@
-"""Running a pilot: some samples through a job's own graph, whose rows come back here and are written nowhere."""
+"""Runs a pilot: some samples through a job's own graph, whose rows return to the driver and are written nowhere."""
 
 from __future__ import annotations
 

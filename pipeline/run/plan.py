@@ -1,6 +1,6 @@
-"""A job that has passed every check that is possible before Ray starts: what will run, on what, to where.
+"""A job that has passed every check that is possible before Ray starts.
 
-Knows how the rooms of the pipeline fit together; starts nothing, and writes nothing but the probe of the output.
+Starts nothing, and writes only the probe of the output.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ NUM_ROWS_LOOKED_AT = 20
 
 @dataclass(frozen=True)
 class JobPlan(ABC):
-    """A checked job of any kind. `limit` is the number of samples asked for on the command line, `going` how it asks to
-    go on, and `earlier` what there is to go on with."""
+    """A checked job of any kind. `limit` is the number of samples from the command line, `going` the resume options,
+    and `earlier` the state of earlier attempts."""
 
     config: CaptionJob | SynthesizeJob
     pair: PairInfo | ImagePairInfo
@@ -71,7 +71,7 @@ class JobPlan(ABC):
     @property
     @abstractmethod
     def rows_per_sample(self) -> int | None:
-        """How many rows every sample becomes; None where the rows themselves tell."""
+        """The number of rows of every sample; None if the rows contain it."""
 
     @property
     def num_results(self) -> int | None:
@@ -86,7 +86,7 @@ class JobPlan(ABC):
 
     @property
     def left_out(self) -> dict[str, Any]:
-        """What reading is told of earlier attempts, and of whom it tells the next one."""
+        """Reader options derived from earlier attempts, and the receiver of counts for the next one."""
         return {"done": self.earlier.done if self.earlier else None, "note_count": NoteCount(self.output)}
 
     @property
@@ -105,7 +105,7 @@ class JobPlan(ABC):
         return f"{self.config.job.name}-{self.fingerprint}"
 
     def stamp(self, attempt: int) -> Stamp:
-        """What every row says about this run."""
+        """The stamp of this run in every row."""
         return Stamp(self.job_id, attempt, self.fingerprint)
 
 
@@ -133,7 +133,7 @@ class Plan(JobPlan):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Columns that asking needs."""
+        """Columns that prompt options need."""
         return tuple(self.asking.fields())
 
     @property
@@ -152,7 +152,7 @@ class Plan(JobPlan):
         return Weigher.of(self.config.source, self.config.pool.batch_rows, self.asking)
 
     def decode_first(self, limit: int, at_once: int = 1, max_side_px: int | None = None) -> Iterator[pa.Table]:
-        """The first rows, read by this process, in tables of `at_once` samples; shrunk to `max_side_px` where given."""
+        """The first rows, read by this process, in tables of `at_once` samples; shrunk to `max_side_px` if set."""
         rows = read_first(self.config.source, self.manifest, self.fields, limit)
         options = self.decode_options
         if max_side_px is not None:
@@ -212,7 +212,7 @@ def runs_here(config: CaptionJob | SynthesizeJob) -> bool:
 
 
 def check_plan(plan: JobPlan, probe_output: bool) -> None:
-    """The last checks, on what the source turned out to hold and on the output.
+    """The last checks, of the source's contents and of the output.
 
     Raises:
         ConfigError: there are no samples, or the output cannot be written.
@@ -234,7 +234,7 @@ def _check_paths(config: CaptionJob | SynthesizeJob) -> None:
 
 
 def refuse_relative(paths: Iterable[tuple[str, str]], reason: str) -> None:
-    """Refuse relative paths, each given with its dotted name.
+    """Refuse relative paths, each with its dotted name.
 
     Raises:
         ConfigError: names the first one, and why it may not be relative.
@@ -344,7 +344,7 @@ def _sampling(config: CaptionJob) -> str:
 
 
 def first_prompt(plan: Plan) -> str:
-    """The first rendered prompt, with its sample's id; says what is wrong when no row looked at can be rendered."""
+    """The first rendered prompt, with its sample's id; an error message if none of the first rows can be rendered."""
     limit = NUM_ROWS_LOOKED_AT if plan.limit is None else min(plan.limit, NUM_ROWS_LOOKED_AT)
     problems = []
     for table in plan.decode_first(limit):

@@ -1,12 +1,12 @@
 """Rows whose id an earlier row of the source has, in kinds whose ids are known only after reading (tars).
 
-Read tasks of such kinds see one file each, so a repeated id is found when all rows are in the output. The row that
+Read tasks of such kinds read one file each, so a repeated id is found when all rows are in the output. The row that
 comes first in the source keeps the id. The later row becomes an error row `duplicate_id` under an id of its own
-(`path#row`), as a read task does it for kinds whose ids are known before. The outcome depends on the source alone, not
-on the attempt that made a row.
+(`path#row`), as in kinds whose ids are known before. The outcome depends on the source only, not on the attempt that
+made a row.
 
 A kill at any point is harmless: error rows are published before the rows leave `data/`, a row in `data/` wins over an
-error row of the same sample, and the next attempt repeats what is missing.
+error row of the same sample, and the next attempt repeats the missing steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 CODE = "duplicate_id"
 PARTS_OF_IDS = (("clip_index", "@"), ("prompt_index", "#"), ("replica", "#"))
-"""Columns that tell the rows of one sample apart, and how a renamed row's id shows them."""
+"""Columns that distinguish the rows of one sample, and their form in a renamed row's id."""
 _CLEARED = {"status": "error", "finish_reason": "error", "generated_text": ""}
 _EMPTIED = ("image", "codes", "mean_logprob")
 _COLUMNS = ("sample_id", "source", "row_index")

@@ -1,7 +1,7 @@
-"""Going on with an output that earlier attempts have begun: what they left, whether it fits, and taking over from them.
+"""Resumes an output of earlier attempts: reads its state, checks that it fits, and takes over.
 
-An attempt is taken by a file that can be created once, shuts older ones out (`pipeline.output.publishing`), and then
-looks at what is there; nothing that it finds then can change under it. Knows plans; runs nothing.
+An attempt is taken by a file that can be created once, fences older ones out (`pipeline.output.publishing`), and then
+reads the output, which can no longer change under it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Going:
-    """How the command line asks a job to go on: under another config than before, or with rows that failed."""
+    """Resume options of the command line: with another config than before, or with rows that failed."""
 
     allow_mixed: bool = False
     retry_errors: bool = False
@@ -49,8 +49,8 @@ AS_BEFORE = Going()
 
 @dataclass(frozen=True)
 class Earlier:
-    """What earlier attempts have left: their fingerprints, and what lies in the output; `gone` are ordinals of files
-    that the source no longer has."""
+    """The state that earlier attempts left: their fingerprints, and the inventory of the output; `gone` are ordinals
+    of files that the source no longer has."""
 
     fingerprints: Mapping[int, str]
     inventory: Inventory
@@ -148,14 +148,14 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 
 @dataclass(frozen=True)
 class Begun:
-    """An attempt that has been taken: what it writes with, and the next number in each folder."""
+    """A taken attempt: its output directory, and the next number in each folder."""
 
     press: Press
     next_numbers: dict[str, int]
 
 
 def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None = None) -> tuple[AnyPlan, Begun]:
-    """Take the next attempt; gives the plan with what is left to do for it, now that nobody else can publish.
+    """Take the next attempt; returns the plan with the remaining work, now that no other attempt can publish.
 
     Raises:
         ConfigError: another job has taken the attempt.
@@ -185,7 +185,7 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
 
 
 def told(plan: JobPlan) -> list[str]:
-    """What was found, in lines for whoever started the job; none for a first attempt."""
+    """Lines for the user about the earlier attempts; none for a first attempt."""
     if plan.earlier is None:
         return []
     inventory = plan.earlier.inventory
@@ -205,7 +205,7 @@ def verified_lines(plan: JobPlan) -> list[str]:
 
 
 def is_complete(plan: JobPlan) -> bool:
-    """Whether the output is at rest and holds all that is planned, so that no attempt has to be taken."""
+    """Whether the output is finalized and complete, so that no attempt is needed."""
     if plan.earlier is None or plan.datasource.num_spans:
         return False
     found = plan.earlier.inventory

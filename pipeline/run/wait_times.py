@@ -1,6 +1,6 @@
-"""Who waited for whom: actors report how long they stood idle and how long rows stood in front of them.
+"""Wait times: actors report how long they were idle and how long rows waited for them.
 
-One Ray actor adds up; the driver reads it when the job is done. Knows nothing of rows.
+One Ray actor adds them up; the driver reads it when the job is done.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _FlowActor:
 
 @dataclass(frozen=True)
 class Report:
-    """Sends an actor's waits without waiting for an answer; the last report of each `who` counts."""
+    """Sends an actor's wait times without waiting for an answer; the last report of each `who` counts."""
 
     actor: Any
 

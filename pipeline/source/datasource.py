@@ -1,7 +1,7 @@
 """Reading: a Ray Data source over a frozen manifest whose read tasks are spans, and the same reading without Ray.
 
-Every read task gives exactly one table with `rows.read_schema`, rows in manifest order, whatever state its files are
-in. Knows spans, kinds and rows; formats are in `pipeline.sources`.
+Every read task returns exactly one table with `rows.read_schema`, rows in manifest order, in any state of its files.
+Formats are in `pipeline.sources`.
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ MAX_MESSAGE_CHARS = 500
 class SpanDatasource(Datasource):  # type: ignore[misc]
     """A source as Ray Data reads it; `fields` are the columns that the prompt names, `limit` the first N samples.
 
-    Where samples are not made of images (`with_images`), none are read. Samples that are `done` are left out, and files
-    that hold no others are not opened. `note_count` is told the file and its samples when a file whose count was not
-    known has been read to its end.
+    Without `with_images` no images are read. Samples that are `done` are skipped, and files with no others are not
+    opened. `note_count` is called with the file and its samples when a file of unknown count has been read to its end.
 
     Pass `override_num_blocks=datasource.num_spans` to `ray.data.read_datasource`, so that Ray neither merges nor splits
-    what the read tasks give.
+    the output of read tasks.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
 
     @property
     def num_samples(self) -> int | None:
-        """How many rows the read tasks give, None when some file's count is unknown."""
+        """The number of rows of the read tasks, None if some file's count is unknown."""
         known = [self._known_rows(number) for number in range(len(self._spans))]
         return None if None in known else sum(schemas for schemas in known if schemas is not None)
 
@@ -120,7 +119,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
-        """One task per span, whatever parallelism is asked for: a span is what a retry must repeat exactly."""
+        """One task per span, for any `parallelism`: a retry must repeat exactly one span."""
         tasks = []
         for number in range(len(self._spans)):
             pieces = SpanFiles(self._manifest, self._spans, number, self._done)
@@ -248,7 +247,7 @@ def _read_blocks(spec: ReadSpec, pieces: Iterable[FilePiece], note_count: NoteCo
 
 
 def read_span(spec: ReadSpec, pieces: list[FilePiece], note_count: NoteCount | None = None) -> pa.Table:
-    """All samples of a span as one table with `rows.read_schema`; never raises for what is in the files."""
+    """All samples of a span as one table with `rows.read_schema`; never raises for the contents of files."""
     if len(pieces) > 1:
         with ThreadPoolExecutor(min(NUM_PIECE_THREADS, len(pieces))) as pool:
             parts = list(pool.map(lambda piece: _read_piece(spec, piece, note_count), pieces))
@@ -259,9 +258,9 @@ def read_span(spec: ReadSpec, pieces: list[FilePiece], note_count: NoteCount | N
 
 
 def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) -> list[pa.Table]:
-    """The piece's rows without those that are done; where reading fails, an error row for every row that is lost.
+    """The piece's rows without the done ones; if reading fails, an error row for every lost row.
 
-    Where nobody knows how many those are, one row stands for everything from there on.
+    If their number is unknown, one row represents all rows from there on.
     """
     schema = schemas.read_schema(spec.keep)
     tables: list[pa.Table] = []
@@ -294,8 +293,8 @@ def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) 
 
 
 def missing_rows(piece: FilePiece, next_row: int, byte: int | None) -> str:
-    """How many rows are missing of a file of unknown length that cannot be read from `next_row` on, as far as that can
-    be known; `byte` is the byte of the file (compressed, where it is) up to which it was read."""
+    """The number of missing rows of a file of unknown length that cannot be read from `next_row` on, as far as it is
+    known; `byte` is the byte of the file (compressed, if it is) up to which it was read."""
     if byte is not None and byte >= piece.size_bytes:
         return "the file ends there, so at least one row is missing; it does not say how many more"
     if byte and next_row:

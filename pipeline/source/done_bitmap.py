@@ -1,7 +1,7 @@
-"""One bit for every sample of a manifest, and where the files that rows name stand in it.
+"""The done bitmap: one bit for every sample of a manifest, and the positions of files in it.
 
-Sample `row` of file `file` has the ordinal `starts[file] + row`. Files whose count is not known have bits of their own,
-which grow. Knows numbers and paths; nothing of jobs or output files.
+Sample `row` of file `file` has the ordinal `starts[file] + row`. Files of unknown count have bits of their own, which
+grow.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUM_BITS = np.array([bin(byte).count("1") for byte in range(256)], np.uint8)
 
 
 class DoneSet:
-    """A set of (file, row); `counts` are the samples of every file, `UNKNOWN` where only reading tells."""
+    """A set of (file, row); `counts` are the samples of every file, `UNKNOWN` if only reading gives the number."""
 
     def __init__(self, counts: Ints) -> None:
         self.counts = counts
@@ -91,7 +91,8 @@ class DoneSet:
         self._counted = None
 
     def rows(self, file: int, start: int, stop: int | None) -> Bools:
-        """For each row of a piece of a file, whether it is in; up to the last that is, where nobody knows the end."""
+        """For each row of a piece of a file, whether it is in the set; up to the last such row if the end is
+        unknown."""
         if self.counts[file] == UNKNOWN:
             bits = self._open.get(file, np.zeros(0, bool))
             stop = int(np.flatnonzero(bits)[-1]) + 1 if stop is None and bits.any() else stop or 0

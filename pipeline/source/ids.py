@@ -1,6 +1,6 @@
-"""Whether ids are unique: the rows whose id an earlier row has, found by hashes first and then by the ids themselves.
+"""Uniqueness of ids: rows whose id an earlier row has, found by hashes first and then by the ids themselves.
 
-Takes 16 bytes for every id while it looks. Knows ids and places; nothing of files.
+Uses 16 bytes per id while it runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Ids = Iterable[tuple[int, str]]
 def find_repeats(files: Sequence[Callable[[], Ids]]) -> dict[int, list[int]]:
     """By file, the rows whose id an earlier row of this or an earlier file has.
 
-    Each of `files` gives its ids anew; those of files with equal hashes are asked for a second time.
+    Each of `files` yields its ids anew; those of files with equal hashes are read a second time.
     """
     hashes, rows, counts = array("q"), array("q"), []
     for ids in files:

@@ -1,7 +1,6 @@
-"""The manifest: the frozen, sorted listing of a source, kept as Parquet in `_job/manifest/`.
+"""The manifest: the frozen, sorted listing of a source, stored as Parquet in `_job/manifest/`.
 
-Holds Arrow columns, not objects, so that ten million files fit. Knows the listing's columns; how a kind counts samples
-is in `pipeline.sources`, how files become read tasks in `pipeline.source.spans`.
+Holds Arrow columns, not objects, so that ten million files fit.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ SCHEMA = pa.schema(
         ("repeated_rows", pa.list_(pa.int64())),
     ]
 )
-"""`path` is relative to the source root; `token` is the etag or modification time; `num_samples` is null where only
-reading tells; the row groups' rows and uncompressed bytes are empty where there are none. Files of lines and large tars
-have groups too, where a span may begin, and the lines of each (0 in tars). Repeated rows have an id that an earlier row
-has."""
+"""`path` is relative to the source root; `token` is the etag or modification time; `num_samples` is null if only
+reading gives the number; the row groups' rows and uncompressed bytes are empty if there are none. Files of lines and
+large tars have groups too, at whose beginnings a span may start, and the lines of each (0 in tars). Repeated rows
+have an id that an earlier row has."""
 MAX_REPEATED_ROWS = 1000
 """So many may repeat others in any source; in a large one up to half of all rows."""
 GROUP_COLUMNS = ("row_group_rows", "row_group_bytes", "row_group_lines")
@@ -60,7 +59,7 @@ _LISTING_CHUNK = 65_536
 class Manifest:
     """A frozen listing: `root` as a URL, `files` with the columns of `SCHEMA`, the kept columns' types.
 
-    `written` files at the beginning lie in `num_parts` parts of the output already.
+    The first `written` files are in `num_parts` parts of the output already.
     """
 
     root: str
@@ -127,11 +126,11 @@ class Manifest:
 
 
 def needs_of(source: Source, asking: Asking, keep_columns: Sequence[str] | Mapping[str, str]) -> Needs:
-    """The columns that a job reads; a mapping names where the job file asks for each of `keep_columns`, which then stay
-    inside the job.
+    """The columns that a job reads; a mapping names the field of the job file for each of `keep_columns`, which then
+    stay inside the job.
 
     Raises:
-        ConfigError: the prompt has a lone brace or no turn for images, or a kept name is given twice or collides.
+        ConfigError: the prompt has a lone brace or no turn for images, or a kept name occurs twice or collides.
     """
     fields = asking.fields()
     if isinstance(keep_columns, Mapping):
@@ -154,7 +153,7 @@ def freeze(
     keep_columns: Sequence[str] | Mapping[str, str] = (),
     output: OutputDir | None = None,
 ) -> Manifest:
-    """List the source, survey its files, and write the manifest where an output is given.
+    """List the source, survey its files, and write the manifest if there is an output.
 
     Raises:
         ConfigError: the source is missing or empty, or the prompt or the kept columns do not fit it; names the path.
@@ -230,7 +229,8 @@ def survey_files(filesystem: Any, root: str, files: pa.Table, needs: Needs, know
 
 
 def _repeated_rows(filesystem: Any, root: str, source: Source, files: pa.Table) -> pa.Array:
-    """Of every file the rows whose id an earlier row has; of kinds that tell ids, where the source has an id column.
+    """For every file the rows whose id an earlier row has; for kinds with ids before reading, if the source has an id
+    column.
 
     Raises:
         ConfigError: most of the rows have an id that others have, too.

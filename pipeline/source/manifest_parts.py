@@ -82,7 +82,7 @@ def write_parts(manifest: Manifest, output: OutputDir) -> Manifest:
     """Write the manifest's new files as a part behind those of all other attempts; returns the manifest of the output.
 
     Two attempts that were planned at the same time, while the source grew, may both have new files. Parts are created
-    and never replaced; the attempt that comes second keeps the other one's part and adds only what is not in it.
+    and never replaced; the attempt that comes second keeps the other one's part and adds only files that are not in it.
 
     Raises:
         ConfigError: the other attempt saw another state of the same file, or other column types.
@@ -140,7 +140,7 @@ def _with_equal_tokens(filesystem: Any, root: str, needs: Needs, before: pa.Tabl
 
 
 _FACTS = ("num_samples", "row_group_rows", "row_group_bytes")
-"""What a survey knows of a file and the manifest keeps."""
+"""Facts of a surveyed file that the manifest stores."""
 
 
 def _differ(before: pa.Table, now: pa.Table, name: str) -> Bools:
@@ -169,7 +169,7 @@ def _types(schema: pa.Schema) -> str:
 
 
 def read_parts(output: OutputDir) -> Manifest | None:
-    """The manifest that lies in an output, None where there is none.
+    """The manifest of an output, None if there is none.
 
     Raises:
         ConfigError: a part is damaged.
@@ -199,12 +199,12 @@ def read_parts(output: OutputDir) -> Manifest | None:
 
 @dataclass(frozen=True)
 class NoteCount:
-    """Notes how many samples a file turned out to hold, in a file's name, so that a listing tells all of them."""
+    """Stores the number of samples of a file in a file's name, so that one listing returns all of them."""
 
     output: OutputDir
 
     def __call__(self, file: int, num_samples: int, is_broken: bool) -> None:
-        """Of a file that is damaged after so many rows, the last of them the error row, the note says so."""
+        """If a file is damaged after this many rows, the last of them the error row, the note contains it."""
         name = f"{COUNTS}/{file:08d}-{num_samples}{'-broken' if is_broken else ''}"
         self.output.write_bytes(name, b"-")
 
@@ -237,6 +237,6 @@ def with_counts(manifest: Manifest, output: OutputDir, forget_broken: bool = Fal
 
 
 def counts_of(manifest: Manifest) -> Ints:
-    """The samples of every file, `UNKNOWN` where only reading tells."""
+    """The samples of every file, `UNKNOWN` if only reading gives the number."""
     counts = manifest.files["num_samples"].fill_null(UNKNOWN)
     return np.array(counts.combine_chunks().to_numpy(zero_copy_only=False), np.int64)

@@ -1,6 +1,6 @@
-"""Refuse an output inside the source, or a source inside the output: a job must not read what it writes.
+"""Refuses an output inside the source, or a source inside the output: a job must not read its own output.
 
-Compares where paths lead: local paths with links and `..` resolved and as `file://` URLs, object stores by bucket and
+Compares resolved locations: local paths with links and `..` resolved and as `file://` URLs, object stores by bucket and
 key. Opens no file and writes nothing.
 """
 

@@ -1,9 +1,9 @@
-"""Rows of a source in a shuffled order that goes on for ever, can be left anywhere and taken up again, and is the same
-whoever reads it.
+"""Rows of a source in an infinite shuffled order, which can be interrupted and resumed anywhere and is the same for
+every reader.
 
-An epoch takes the spans in an order of its own. Rows fill a window of bounded size, which is shuffled and handed out
-whole before the next one fills. So a `Place` of five numbers says where a reader stands, and taking up at one reads
-again what the window holds and nothing before it. Knows spans and ids; nothing of what a row holds.
+An epoch takes the spans in an order of its own. Rows fill a window of bounded size, which is shuffled and yielded
+completely before the next one fills. A `Place` of five numbers is the position of a reader, and resuming at one reads
+again the rows of the window and nothing before it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class RowStream:
 
 
 def read_ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
-    """The same items, up to `depth` of them made ahead in a thread; an error arrives where its item would have."""
+    """The same items, up to `depth` of them prefetched in a thread; an error is raised at the position of its item."""
     end: Any = object()
     with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
         pending: list[Future[Any]] = [pool.submit(next, items, end) for _ in range(max(1, depth))]

@@ -153,7 +153,7 @@ def plan(files: pa.Table, max_rows: int, max_bytes: int) -> Spans:
 def take(spans: Spans, limit: int, num_samples: Callable[[int, int], int]) -> Spans:
     """The spans of the first `limit` samples.
 
-    `num_samples(file, at_most)` gives a file's count; it is asked only for pieces that run to the end of their file.
+    `num_samples(file, at_most)` returns a file's count; it is called only for pieces that run to the end of their file.
     """
     files, starts, stops, ends = array("q"), array("q"), array("q"), array("q")
     left = limit
@@ -177,9 +177,9 @@ def take(spans: Spans, limit: int, num_samples: Callable[[int, int], int]) -> Sp
 
 
 def remaining(spans: Spans, done: DoneSet) -> Spans:
-    """The same spans without what is done: pieces cut to the first and last row that is not, none of finished ones.
+    """The same spans without done rows: pieces cut to the first and last row that is not done, none of finished ones.
 
-    Rows in between that are done stay inside; who reads leaves them out.
+    Done rows in between stay inside; the reader skips them.
     """
     files, starts, stops = (np.array(column, np.int64) for column in (spans.files, spans.starts, spans.stops))
     counts = done.counts[files]

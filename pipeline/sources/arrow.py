@@ -1,7 +1,6 @@
 """Arrow IPC files, streams as well as files with a footer: rows of record batches.
 
-Local files are mapped, so that rows before a piece cost nothing; elsewhere they are read from the beginning. Knows no
-dataset's layout (`pipeline.sources.hf`).
+Local files are memory-mapped, so that rows before a piece cost nothing; others are read from the beginning.
 """
 
 from __future__ import annotations
@@ -93,10 +92,10 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
 
 
 def check_batch(batch: pa.RecordBatch) -> None:
-    """Refuse a batch whose offsets lead outside its buffers: what it holds cannot even be looked at.
+    """Refuse a batch whose offsets lead outside its buffers, because reading it is unsafe.
 
     Raises:
-        pyarrow.ArrowInvalid: it does. Text that is not UTF-8 is its rows' business.
+        pyarrow.ArrowInvalid: the batch is invalid. Text that is not UTF-8 becomes a row error instead.
     """
     try:
         batch.validate(full=True)

@@ -1,7 +1,4 @@
-"""What a row's cell of images or videos holds: bytes, URIs, `struct<bytes, path>`, or lists of those.
-
-Knows no file format and no pixels, and fetches nothing.
-"""
+"""A row's cell of images or videos: bytes, URIs, `struct<bytes, path>`, or lists of those. Fetches nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Column types of typed sources: what can be an image, an id or a prompt's value, and one type over many files.
-
-Knows Arrow types and the job's needs; opens nothing.
-"""
+"""Column types of typed sources: valid types of images, ids and prompt values, and one type over many files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The source kind `csv`: the first record names the columns, every other one is a sample; images by URI.
 
-Fields may be quoted and then hold delimiters, doubled quotes and line ends. Plain, gzip or zstd. All values are text.
-Knows nothing of pixels.
+Fields may be quoted and then contain delimiters, doubled quotes and line ends. Plain, gzip or zstd. All values are
+text.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ def ends_inside(line: bytes, inside: bool, delimiter: bytes) -> bool:
 
 
 def split_records(each: Iterable[Record], delimiter: bytes, with_header: bool = False) -> Iterator[Record]:
-    """Lines joined where a quoted field goes on; the header of a file that is read from its first line has no content.
+    """Lines joined while a quoted field continues; the header of a file that is read from its first line has no
+    content.
 
-    The content has line feeds only, whatever ended the lines. Where joining gives no record, the first line has a stray
-    quote: it stands alone, and those behind it are looked at afresh.
+    The content has line feeds only, for any line ends of the file. If joining does not give a record, the first line
+    has a stray quote: it is a record of its own, and those behind it are parsed again.
     """
     stream = iter(each)
     waiting: deque[Record] = deque()

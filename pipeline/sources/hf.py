@@ -1,10 +1,10 @@
-"""The source kind `hf`: folders as Hugging Face's `datasets` lays them out.
+"""The source kind `hf`: folders in the layouts of Hugging Face's `datasets`.
 
-    data/train-00000-of-00002.parquet …              what the hub holds: images as `struct<bytes, path>`
-    data-00000-of-00002.arrow, state.json            what `save_to_disk` writes
+    data/train-00000-of-00002.parquet …              files of the hub: images as `struct<bytes, path>`
+    data-00000-of-00002.arrow, state.json            files of `save_to_disk`
     train/metadata.csv (.jsonl, .parquet), *.jpg …   image and video folders: rows are the metadata's
 
-The format is that of the first file; its own module reads it. Knows layouts and the features that schemas tell.
+The format is that of the first file; its own module reads it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _spread(found: Survey, places: list[int | None]) -> Survey:
 
 
 def media_features(filesystem: Any, path: str) -> list[str]:
-    """The columns that a file's own schema says are images or videos; none where it cannot be read."""
+    """The columns that a file's own schema marks as images or videos; none if it cannot be read."""
     try:
         if _suffix(path) == ".arrow":
             with arrow.open_batches(filesystem, path) as (schema, _):

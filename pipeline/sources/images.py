@@ -1,4 +1,4 @@
-"""The source kind `images`: every file is one sample with one image. Knows nothing of what is in the bytes."""
+"""The source kind `images`: every file is one sample with one image."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The source kind `jsonl`: one line is one JSON object and one sample; images by URI. Plain, gzip or zstd.
 
-Blank lines are skipped. Kept columns are text, because no file says their types. Knows nothing of pixels.
+Blank lines are skipped. Kept columns are text, because the files contain no types.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pipeline.sources.records import Row, chunks_of, keep_schema
 from pipeline.storage import access
 
 NUM_PEEKED_ROWS = 100
-"""How many rows tell which columns a source has."""
+"""Number of rows that are read to find the columns of a source."""
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:

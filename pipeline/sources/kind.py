@@ -1,7 +1,6 @@
-"""What every source kind gives: the facts of its files, and the samples of a piece of one file.
+"""The interface of source kinds: the facts of their files, and the samples of a piece of one file.
 
-Holds the shared shapes (`Needs`, `ReadSpec`, `Sample`, `Chunk`, `Kind`) and rules about ids and columns. Knows no
-format.
+Defines the shared shapes (`Needs`, `ReadSpec`, `Sample`, `Chunk`, `Kind`) and rules about ids and columns.
 """
 
 from __future__ import annotations
@@ -64,10 +63,10 @@ class Needs:
 
 @dataclass(frozen=True)
 class Survey:
-    """What a kind knows of the listed files before reading them, one entry per file.
+    """Facts of the listed files before reading them, one entry per file.
 
-    `num_samples` holds None where only reading tells; the row groups of a file are empty where there are none. Files of
-    lines have groups as well, and their bytes are those of the (decompressed) file; only they tell lines.
+    `num_samples` holds None if only reading gives the number; the row groups of a file are empty if there are none.
+    Files of lines have groups as well, with bytes of the (decompressed) file; only they have lines.
     """
 
     num_samples: pa.Array
@@ -98,7 +97,7 @@ class ReadSpec:
 
 
 class Entry(NamedTuple):
-    """A place where reading a file can begin: the row that stands there, the byte, and the line's number from 1."""
+    """A place where reading a file can begin: its row, its byte, and its line number from 1."""
 
     row: int = 0
     offset: int = 0
@@ -109,7 +108,7 @@ class Entry(NamedTuple):
 class FilePiece:
     """Rows `start` to `stop` of one file; `num_samples` is the whole file's count when the manifest was frozen.
 
-    `entry` is the last place at or before `start` where reading can begin: the file's beginning where a kind tells no
+    `entry` is the last place at or before `start` where reading can begin: the beginning of the file if the kind has no
     other.
     """
 
@@ -128,7 +127,7 @@ class FilePiece:
     """One bit for each row from `start` on: rows that are done, in `numpy.packbits`' order; rows beyond it are not."""
 
     def leaves_out(self, row: int) -> bool:
-        """Whether a row is done and must not be given again."""
+        """Whether a row is done and must not be yielded again."""
         byte, bit = divmod(row - self.start, 8)
         return 0 <= byte < len(self.left_out) and bool(self.left_out[byte] >> (7 - bit) & 1)
 
@@ -140,8 +139,8 @@ class FilePiece:
 
 @dataclass(frozen=True)
 class VideoRef:
-    """Where a video is: its bytes, a URI out of a row, or a listed file (`path` relative to the source root), of which
-    it is the `size` bytes from `offset` where those are given."""
+    """The location of a video: its bytes, a URI of a row, or a listed file (`path` relative to the source root), of
+    which it is the `size` bytes from `offset` if those are set."""
 
     bytes: bytes | None = None
     uri: str | None = None
@@ -173,13 +172,13 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Kind:
-    """A source kind: the suffixes it looks for in folders, and its three functions.
+    """A source kind: its suffixes in folders, and its three functions.
 
     `survey(filesystem, root, files, needs)`, of a listing's paths and sizes, raises ConfigError for columns that do not
-    fit. `read(filesystem, spec, piece)` yields chunks and may raise anything for a damaged file: what it has yielded
-    stays. `count(filesystem, spec, path, at_most)` counts the samples of a file whose count the survey left open.
-    `list_units(filesystem, paths)` stands in for the listing of files where samples do not lie in files of their own.
-    `tells_ids` says whether reading ids alone costs less than reading everything.
+    fit. `read(filesystem, spec, piece)` yields chunks and may raise anything for a damaged file: chunks that it has
+    yielded stay. `count(filesystem, spec, path, at_most)` counts the samples of a file of unknown count.
+    `list_units(filesystem, paths)` replaces the listing of files if samples are not in files of their own. `tells_ids`
+    is true if reading only ids costs less than reading everything.
     """
 
     name: str
@@ -211,7 +210,7 @@ def noting_byte(position: Callable[[], int]) -> Iterator[None]:
 
 
 def byte_of(error: Exception) -> int | None:
-    """The byte up to which a damaged file was read, None where its reader does not tell."""
+    """The byte up to which a damaged file was read, None if its reader does not report it."""
     return getattr(error, _BYTE, None)
 
 

@@ -1,7 +1,6 @@
-"""The source kind `lance`: datasets in Lance's own format, where its library is installed.
+"""The source kind `lance`: datasets in the format of Lance, if its library is installed.
 
-A dataset is a folder `*.lance` and one entry of the manifest, pinned to the version that was listed. Knows the
-library's surface; nothing of its files.
+A dataset is a folder `*.lance` and one entry of the manifest, pinned to the listed version.
 """
 
 from __future__ import annotations

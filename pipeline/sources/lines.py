@@ -1,7 +1,7 @@
 """Files of lines, plain, gzip or zstd: records in order within bounds, and an index so that a span can begin anywhere.
 
-A record is a line, or for CSV several of them. Reading any part again gives the same records: an index entry holds
-records, bytes and lines since the last one. Knows bytes and line numbers; what a record means is its kind's business.
+A record is a line, or for CSV several of them. Reading any part again returns the same records: an index entry holds
+records, bytes and lines since the last one.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def suffixes(*plain: str) -> tuple[str, ...]:
 
 
 def codec_of(path: str) -> str | None:
-    """The codec that a file's name tells, None for plain files."""
+    """The codec of a file by its name, None for plain files."""
     return next((codec for suffix, codec in COMPRESSED.items() if path.lower().endswith(suffix)), None)
 
 
@@ -68,7 +68,7 @@ class _Limited:
 
 @contextmanager
 def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
-    """A file's content as a stream of bytes, decompressed where its name says so, from `offset` of the content on."""
+    """A file's content as a stream of bytes, decompressed by its name, from `offset` of the content on."""
     codec = codec_of(path)
     with access.open_file(filesystem, path) as file:
         if codec is None:
@@ -141,7 +141,7 @@ def is_blank(record: Record) -> bool:
 
 
 def text_of(record: Record, max_bytes: int) -> str | RowError:
-    """A record as text, or what is wrong with it."""
+    """A record as text, or the reason why it is invalid."""
     if record.data is None:
         return RowError("broken_line", f"line {record.line} has more than {max_bytes} bytes")
     try:

@@ -1,7 +1,7 @@
 """The source kind `parquet`: one row is one sample; images as bytes, URIs, `struct<bytes, path>`, or lists of those.
 
 Reads footers for the survey and only the needed columns for samples, page by page. A row group that is cut into slices
-is not read from its beginning for each of them: a process goes on where it left it. Knows nothing of pixels.
+is not read from its beginning for each of them: a process continues at its last position.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SUSPICIOUS_RATIO = 50
 
 
 def _footer(filesystem: Any, path: str) -> tuple[pq.FileMetaData, pa.Schema] | None:
-    """Metadata and Arrow schema, or None for a file that cannot be read: its read task will say why."""
+    """Metadata and Arrow schema, or None for an unreadable file: its read task reports the reason."""
     try:
         with access.open_file(filesystem, path) as file, pq.ParquetFile(file) as parquet:
             check_footer(parquet.metadata, access.size_of(file))
@@ -124,7 +124,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
 
 
 class RowsOfFile:
-    """The needed columns of a file from one row on, batch by batch; can be left and gone on with."""
+    """The needed columns of a file from one row on, batch by batch; can be interrupted and resumed."""
 
     def __init__(self, filesystem: Any, path: str, names: list[str], piece: FilePiece) -> None:
         self._file = access.open_file(filesystem, path)
@@ -164,11 +164,11 @@ class RowsOfFile:
 
     @property
     def in_a_group(self) -> bool:
-        """Whether the next row lies inside a row group and not at the beginning of one."""
+        """Whether the next row is inside a row group instead of at the beginning of one."""
         return self.position < self.num_rows and self.position not in self._starts
 
     def until(self, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(first row, batch) of the rows from where it stands up to `stop`.
+        """(first row, batch) of the rows from the current position up to `stop`.
 
         Raises:
             ValueError: the file ends before.
@@ -242,7 +242,7 @@ class _LeftOpen:
             before.close()
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close open files."""
         with self._lock:
             rows, self._rows = self._rows, None
         if rows is not None:
@@ -253,7 +253,7 @@ _LEFT = _LeftOpen()
 
 
 def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
-    """A file without a readable footer gives one row, its error; a footer that has come back gives its rows."""
+    """A file without a readable footer has one row, its error; a footer that is readable again has its rows."""
     footer = _footer(filesystem, access.join(spec.root, path))
     return 1 if footer is None else min(at_most, footer[0].num_rows)
 

@@ -1,4 +1,4 @@
-"""Hive partitions: columns that stand in a file's path as `name=value` folders. Knows only paths."""
+"""Hive partitions: columns in a file's path as `name=value` folders."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Rows that arrive as mappings (JSON objects, CSV records): ids, prompt values, kept text and images of each.
-
-Knows the needs of a job and no file format; columns of Arrow tables are `pipeline.sources.parquet`'s business.
-"""
+"""Rows as mappings (JSON objects, CSV records): ids, prompt values, kept text and images of each."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ CHUNK_ROWS = 256
 
 
 def keep_schema(needs: Needs) -> pa.Schema:
-    """Kept columns of such rows are text, because no file says their types."""
+    """Kept columns of such rows are text, because the files contain no types."""
     return pa.schema([(name, pa.string()) for name in needs.keep])
 
 

@@ -1,6 +1,6 @@
 """Rows of Arrow tables as samples: ids, prompt values, kept columns with their own types, image cells.
 
-For every kind whose files hold typed columns. Knows Arrow and the job's needs; no file format.
+For every kind with typed columns.
 """
 
 from __future__ import annotations

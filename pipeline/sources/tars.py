@@ -1,7 +1,7 @@
 """Tar archives as runs of members with one key: read as streams, plain, gzip, bzip2, xz or zstd, and never unpacked.
 
-A plain archive can be indexed by its headers alone, so that reading can begin at any run. Knows names, sizes and bytes;
-what a run means is `pipeline.sources.webdataset`'s business.
+A plain archive can be indexed by its headers alone, so that reading can begin at any run. `pipeline.sources.webdataset`
+turns a run into a sample.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Header(tarfile.TarInfo):
 
 @dataclass
 class Run:
-    """Members with one key that lie side by side, by extension in lower case."""
+    """Consecutive members with one key, by extension in lower case."""
 
     key: str
     images: dict[str, bytes] = field(default_factory=dict)
@@ -106,10 +106,10 @@ class Wanted:
 def read_runs(file: IO[bytes], wanted: Wanted, offset: int = 0) -> Iterator[Run]:
     """Runs of members with one key, in the order of the archive, from a byte of a plain one on.
 
-    The run that damage cuts short is not yielded: nobody knows which members it lacks.
+    A run that damage cuts short is not yielded, because its missing members are unknown.
 
     Raises:
-        tarfile.TarError, OSError, EOFError and what the decompressors raise: the archive is damaged or cut short.
+        tarfile.TarError, OSError, EOFError and the errors of decompressors: the archive is damaged or cut short.
     """
     size = access.size_of(file)
     file.seek(offset)

@@ -1,7 +1,7 @@
-"""Media that rows name by URI: which URIs are allowed, and fetching them, several at once. Knows no row and no format.
+"""Media by URI in rows: which URIs are allowed, and fetching several at once.
 
-A scheme must be in `source.uri_schemes`; a URI without one is a path below the source root. Files of this machine are
-below the source root or a folder of `source.local_roots`, with links resolved.
+A scheme must be in `source.uri_schemes`; a URI without one is a path below the source root. Files of this machine must
+be below the source root or a folder of `source.local_roots`, with links resolved.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FIRST_WAIT_S = 0.5
 
 @dataclass(frozen=True)
 class Fetcher:
-    """Fetches what the URIs of one source name; `root` is the source root as a URL. Cheap to send to a worker."""
+    """Fetches the URIs of one source; `root` is the source root as a URL. Cheap to send to a worker."""
 
     source: Source
     root: str

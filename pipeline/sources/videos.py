@@ -1,6 +1,6 @@
 """The source kind `videos`: every file is one video, and one sample unless `source.video.clip_s` cuts it into clips.
 
-Only names travel from here: files are opened where they are decoded. Knows nothing of what is in them.
+Only file names are passed on: files are opened by the decoding task.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Fetching over http and https without being led astray: addresses are checked before a connection, on every redirect.
+"""Safe fetching over http and https: addresses are checked before a connection, on every redirect.
 
-A URI inside a row may come from anybody. So a host has to be public, or named by the job file; the address that was
-checked is the one that is connected to; bytes and redirects are bounded, and one deadline bounds an attempt from name
-resolution to the last byte. Knows no row.
+A URI inside a row is untrusted. A host must be public, or named by the job file; the checked address is the one that is
+connected to; bytes and redirects are bounded, and one deadline bounds an attempt from name resolution to the last byte.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The source kind `webdataset`: tar shards in which files of one basename, side by side, are one sample.
+"""The source kind `webdataset`: tar shards in which consecutive files of one basename are one sample.
 
 `a/007.jpg`, `a/007.json`, `a/007.txt` are the sample `a/007`: images and videos are found by suffix and ordered by
-extension, the keys of a JSON object and the text members are its fields, and `__key__` is the field that holds the key.
-Videos of a tar that is not compressed travel as places in it. Knows nothing of pixels.
+extension, the keys of a JSON object and the text members are its fields, and `__key__` is the field with the key.
+Videos of an uncompressed tar are passed on as byte ranges of it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pipeline.sources.tars import Run, Wanted, index_runs, read_runs
 from pipeline.storage import access
 
 NUM_PEEKED_SAMPLES = 16
-"""How many samples tell which fields a shard has."""
+"""Number of samples that are read to find the fields of a shard."""
 NUM_INDEX_THREADS = 8
 REMOTE_INDEX_FACTOR = 16
 """A remote tar is indexed from so many spans on: passing over its data costs about as much as reading it."""

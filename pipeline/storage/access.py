@@ -1,7 +1,6 @@
-"""The doors to files: any fsspec URL opened and read with bounds, and tried again where a store falters.
+"""Access to files: any fsspec URL opened and read with bounds, with retries of transient errors.
 
-Knows fsspec and nothing of what the files hold. Messages made here never show credentials: none that stand in a URL,
-and none that stand in the environment.
+Messages never contain credentials of URLs or of environment variables.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pipeline.storage.retries import CutShort, Patience, retried
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*)://")
 _S3_OPTIONS: dict[str, Any] = {
-    # A connection that stands still is given up and tried again; listings are made once and would only grow stale.
+    # A stalled connection is closed and retried; listings are made once and would only become outdated.
     "config_kwargs": {"connect_timeout": 20, "read_timeout": 60},
     "use_listings_cache": False,
 }
@@ -78,12 +77,12 @@ _MIN_SECRET_CHARS = 8
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether the name of an environment variable says that its value is a secret."""
+    """Whether the name of an environment variable marks its value as a secret."""
     return _SECRET_NAMES.search(name) is not None
 
 
 def scrubbed(text: str) -> str:
-    """The text without credentials: URLs as `shown`, and no value of a variable whose name says that it is a secret."""
+    """The text without credentials: URLs as `shown`, and no value of a variable whose name marks it as a secret."""
     text = _URLS.sub(lambda match: shown(match.group()), text)
     for name, value in os.environ.items():
         if len(value) >= _MIN_SECRET_CHARS and is_secret_name(name) and value in text:
@@ -113,7 +112,7 @@ def join(root: str, relative: str) -> str:
 
 
 class RemoteFile(io.RawIOBase):
-    """A remote file that is opened again where it stood when a read fails transiently or comes back short."""
+    """A remote file that is opened again at its position when a read fails transiently or comes back short."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
         super().__init__()
@@ -261,7 +260,7 @@ def read_bounded(
 
 
 def size_of(file: Any) -> int:
-    """The bytes of an open file; what stands at its end, where the driver does not tell."""
+    """The bytes of an open file; the position of its end if the driver does not report a size."""
     size = getattr(file, "size", None)
     if size is None:
         here = file.tell()

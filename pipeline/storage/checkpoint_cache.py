@@ -1,8 +1,8 @@
-"""Checkpoints in object stores: what one holds, an outline of it for checks, and a copy of it on this machine.
+"""Checkpoints in object stores: their listing, an outline for checks, and a copy on this machine.
 
-A copy is made once per machine: processes that want it wait for whoever makes it, on a lock that the kernel takes back
-from the dead. It is written beside its place and renamed, and is named by the URL and by what the store says of each
-file, so that neither a torn copy nor that of a former object is ever used. Knows files and stores, no job and no model.
+A copy is made once per machine: other processes wait for it on a lock that the kernel releases if its holder dies. It
+is written beside its final path and renamed, and its name is derived from the URL and from the store's version of each
+file, so that neither a partial nor an outdated copy is ever used.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class StoredCheckpoint:
 
     @property
     def revision(self) -> str:
-        """16 hex digits over names, sizes and what the store says of each content."""
+        """16 hex digits over names, sizes and the store's version of each file."""
         told = sorted((file.path, file.size_bytes, file.token) for file in self.files)
         return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
 
@@ -102,7 +102,7 @@ def copies_folder() -> Path:
 
 
 def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
-    """List what a checkpoint would be loaded from; reads no file but an index of shards where a folder has no listing.
+    """List the files of a checkpoint; reads no file but an index of shards if a folder has no listing.
 
     Raises:
         ConfigError: the scheme is unknown, the store does not answer, or there is no checkpoint; names `where`.
@@ -204,10 +204,11 @@ def _present(filesystem: Any, root: str, names: Iterable[str]) -> list[Listed]:
 
 
 def outline(found: StoredCheckpoint) -> Path:
-    """A copy in which weight files have their ends alone, holes in between: all that checks read, and nothing to load.
+    """A copy in which weight files have only their beginning and end, with holes in between: enough for checks, not for
+    loading.
 
     Raises:
-        ConfigError: a file cannot be read, or a header says that the weights are torn.
+        ConfigError: a file cannot be read, or a header shows that the weights are damaged.
     """
     return _kept(found, "outlines", lambda filesystem, folder: _draw(found, filesystem, folder))
 
@@ -222,10 +223,10 @@ def copy(found: StoredCheckpoint) -> Path:
 
 
 def check_disk(found: StoredCheckpoint) -> None:
-    """Refuse a checkpoint that has no place here; one that is here already needs none.
+    """Refuse a checkpoint that does not fit on the disk; one that is cached already needs no space.
 
     Raises:
-        ConfigError: says what is needed, what is free, and where.
+        ConfigError: the needed and the free bytes, and the folder.
     """
     folder = copies_folder()
     if _is_whole(folder / "copies" / found.key, found):
@@ -379,7 +380,7 @@ def _read(filesystem: Any, path: str, end: int | None, start: int = 0) -> bytes:
 
 
 class _Progress:
-    """Lines for whoever watches the job: what is fetched, how much of it is there, and how fast it comes."""
+    """Progress lines of a download: the checkpoint, the share that is done, and the rate."""
 
     def __init__(self, found: StoredCheckpoint) -> None:
         self._found = found

@@ -1,8 +1,8 @@
-"""Where a job's weights come from: pinned and checked on the driver, brought to the machine of each actor.
+"""Sources of a job's weights: pinned and checked on the driver, copied to the machine of each actor.
 
-A checkpoint is a folder that every machine sees, a hub id, or a URL of an object store. Loaders know folders and hub
-ids; so each function here takes a job and gives the same job with other paths or revisions. The identities that rows
-and records carry are those of the job as it was written, pinned. Knows the sections of jobs, and no model.
+A checkpoint is a folder that every machine sees, a hub id, or a URL of an object store. Loaders support folders and hub
+ids; so each function here takes a job and returns the same job with other paths or revisions. The identities in rows
+and records are those of the original job, pinned.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ AnyJob = TypeVar("AnyJob", bound=Section)
 Info = TypeVar("Info")
 
 HUB_TIMEOUT_S = 8.0
-"""For one answer of the hub; where it gives none, a job goes on with what this machine has kept, or is refused."""
+"""Seconds for one answer of the hub; without one, a job uses this machine's cache, or is refused."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+")
 
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """One checkpoint of a job: its name among the revisions, its place in the job file, and what stands there."""
+    """One checkpoint of a job: its name among the revisions, its path in the job file, and its section."""
 
     name: str
     steps: tuple[str, ...]
@@ -80,7 +80,7 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """What a look at a job's checkpoints gave where there is no pair."""
+    """Result of the checkpoint check for jobs without a pair."""
 
     revisions: dict[str, str]
 
@@ -121,13 +121,13 @@ def _replaced(part: Any, steps: Sequence[str], changes: dict[str, Any]) -> Any:
 
 
 def check(job: AnyJob, look_at: Callable[[AnyJob], Info], runs_here: bool) -> tuple[AnyJob, Info]:
-    """The job with every revision pinned, and what `look_at` finds at its checkpoints without reading weights.
+    """The job with every revision pinned, and the result of `look_at` on its checkpoints without reading weights.
 
-    Of a store the files are listed, settings and headers read; of the hub the commit is asked for. `runs_here` says
-    that actors share this machine, whose disk is then checked too.
+    In a store the files are listed, settings and headers read; the hub returns the commit. `runs_here` means that
+    actors share this machine, whose disk is then checked too.
 
     Raises:
-        ConfigError: a checkpoint is missing, refused, torn, of another revision than asked for, or does not fit.
+        ConfigError: a checkpoint is missing, refused, damaged, of another revision, or does not fit.
     """
     outlined = job
     is_unreachable = False
@@ -226,10 +226,10 @@ def _offline() -> Iterator[None]:
 
 
 def _refuse_not_kept(site: Site) -> None:
-    """Refuse a hub id of which this machine has kept no configuration.
+    """Refuse a hub id without a cached configuration on this machine.
 
     Raises:
-        ConfigError: says that the hub does not answer.
+        ConfigError: the hub does not answer.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -290,7 +290,7 @@ def load_painter(config: SynthesizeJob, num_threads: int | None) -> actors.paint
 
 
 def _by_own_name(job: Section, local: Section, act: Callable[[], Info]) -> Info:
-    """What `act` gives; refusals name the URLs of the job, and not the copies that were looked at."""
+    """The result of `act`; errors name the URLs of the job instead of the checked copies."""
     try:
         return act()
     except ConfigError as error:
@@ -302,7 +302,7 @@ def _by_own_name(job: Section, local: Section, act: Callable[[], Info]) -> Info:
 
 
 def _renamed(found: Any, job: Section) -> Any:
-    """A pair, or what is known of one, under the identities of the job's own paths and revisions."""
+    """A pair, or the facts of one, with the identities of the job's own paths and revisions."""
     stored = {site.name: site for site in sites(job) if site.is_stored}
     if not stored:
         return found

@@ -1,7 +1,4 @@
-"""Listing a source: files, folders, globs and lists of those as one root and the files below it.
-
-Knows fsspec and names; opens no file.
-"""
+"""Lists a source: files, folders, globs and lists of those as one root and the files below it. Opens no file."""
 
 from __future__ import annotations
 
@@ -73,14 +70,14 @@ def list_paths(
 ) -> tuple[str, Iterator[Listed]]:
     """The source root, and the files below it, each once; files that are not taken are counted in `skipped`.
 
-    One path is the root itself, or the folder of a file, or the fixed part of a glob; several have the folder that they
-    share.
+    A single path is the root itself, or the folder of a file, or the fixed part of a glob; several paths have their
+    common folder.
 
-    Local links are followed below the given paths and `local_roots`, and nowhere else.
+    Local links are followed below these paths and `local_roots`, and nowhere else.
 
     Raises:
-        OSError: a path does not exist or cannot be listed; its `filename` says which.
-        storage.OutsideRoots: while files are listed: a link leaves these folders.
+        OSError: a path does not exist or cannot be listed; its `filename` names it.
+        storage.OutsideRoots: while files are listed: a link leads outside these folders.
     """
     roots = tuple(os.path.realpath(place) for place in (*map(_fixed, paths), *local_roots))
     filesystem.invalidate_cache()
@@ -197,10 +194,10 @@ def list_folder(
     skipped: Skipped | None = None,
     roots: Sequence[str] | None = None,
 ) -> Iterator[Listed]:
-    """All files below `root` with one of the suffixes (lower case); names that begin with `.` or `_` are left out.
+    """All files below `root` with one of the suffixes (lower case); names that begin with `.` or `_` are skipped.
 
-    `enter` says of a folder's relative path whether it is looked into. Local links may lead below the resolved `roots`,
-    by default below `root`.
+    `enter` decides by a folder's relative path whether to list it. Local links may lead below the resolved `roots`, by
+    default below `root`.
 
     Raises:
         storage.OutsideRoots: a link leads elsewhere.

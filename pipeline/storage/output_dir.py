@@ -1,7 +1,4 @@
-"""The output directory: `data/`, `errors/` and `_job/` on any fsspec URL, written whole or not at all.
-
-Knows where things lie and how a file is put there; knows nothing of what is in them.
-"""
+"""The output directory: `data/`, `errors/` and `_job/` on any fsspec URL, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -84,11 +81,11 @@ class OutputDir:
     def check_writable(self) -> None:
         """Create a small file, try to create it again with other content, read it back, remove it.
 
-        Attempts keep out of each other's way by puts that fail where an object exists (`create_bytes`). A store that
-        lets the second one through would let two drivers publish the same rows, so it is refused.
+        Attempts exclude each other by puts that fail if an object exists (`create_bytes`). A store that accepts the
+        second put would let two drivers publish the same rows, so it is refused.
 
         Raises:
-            ConfigError: the output cannot be written, or its store has no conditional put; says why.
+            ConfigError: the output cannot be written, or its store has no conditional put; gives the reason.
         """
         probe = f"{_PROBE}-{secrets.token_hex(8)}"
         try:
@@ -129,7 +126,8 @@ class OutputDir:
             )
 
     def take_attempt(self, record: dict[str, Any], number: int = 1) -> int:
-        """Take one attempt by a put that fails where it exists, so that of two jobs only one goes on; gives its number.
+        """Take one attempt by a put that fails if it exists, so that of two jobs only one continues; returns its
+        number.
 
         Raises:
             ConfigError: another job has taken it.
@@ -153,10 +151,10 @@ class OutputDir:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def read_attempt(self, number: int) -> dict[str, Any]:
-        """What an attempt's record says.
+        """The contents of an attempt's record.
 
         Raises:
-            ConfigError: it is no JSON object.
+            ConfigError: it is not a JSON object.
         """
         relative = f"{ATTEMPTS}/{number:06d}.json"
         try:
@@ -223,13 +221,13 @@ class OutputDir:
         self.write_bytes(relative, as_json(value))
 
     def create_bytes(self, relative: str, data: Any) -> None:
-        """Put bytes where nothing is yet, in one step: of two that try, one succeeds.
+        """Create a file in one step: of two that try, one succeeds.
 
-        A put that fails may have gone through, and stores call an object that exists by many names: what lies there
-        decides whose it is. So creating the same bytes twice succeeds twice.
+        A put that fails may have succeeded on the server, and stores use many error names for an object that exists:
+        the stored content decides. So creating the same bytes twice succeeds twice.
 
         Raises:
-            FileExistsError: something else lies there.
+            FileExistsError: the file exists with other content.
         """
         if access.is_local(self.filesystem):
             try:
@@ -256,7 +254,7 @@ class OutputDir:
             raise FileExistsError(path)
 
     def write_bytes(self, relative: str, data: Any) -> None:
-        """Put bytes (anything with the buffer protocol) at a path in one step, replacing what is there.
+        """Put bytes (anything with the buffer protocol) at a path in one step, replacing existing content.
 
         Locally a temporary file under `_job/tmp/` is synced and renamed; elsewhere it is one put, checked by its size.
 

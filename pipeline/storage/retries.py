@@ -1,6 +1,6 @@
-"""How long a store is given to recover: what counts as transient, and calls tried again with growing waits.
+"""The retry policy of stores: which errors are transient, and retries with exponential backoff.
 
-Knows the errors of the drivers by name, so that none of them has to be installed.
+Matches the errors of drivers by name, so that none of them has to be installed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _TRANSIENT_NAMES = {
 
 
 class CutShort(OSError):
-    """A file gave fewer bytes than it has."""
+    """A file returned fewer bytes than it has."""
 
 
 def is_transient(error: BaseException) -> bool:
@@ -72,7 +72,7 @@ def is_transient(error: BaseException) -> bool:
         return error.errno == socket.EAI_AGAIN
     if isinstance(error, OSError):
         return error.errno in _TRANSIENT_ERRNO
-    # Drivers stumble over time-outs and raise what is wrong with their own handling of them.
+    # Drivers fail while they handle time-outs and raise errors of their own handling.
     behind = error.__cause__ or error.__context__
     return behind is not None and is_transient(behind)
 

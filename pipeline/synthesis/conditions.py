@@ -1,7 +1,6 @@
-"""What an image is made from, out of one row's columns: ready text features, a class label, sampling values.
+"""The condition of an image from one row's columns: ready text features, a class label, sampling values.
 
-Values arrive as Arrow cells or as JSON data; whatever is wrong with one is its row's error. Knows the schema's limits
-and the sizes it is told; no model.
+Values arrive as Arrow cells or as JSON data; an invalid one becomes the error of its row.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> N
             raise RowError("invalid_condition", f"{numbers.size} numbers are no features of width {width}")
         numbers = numbers.reshape(-1, width)
     if numbers.ndim == 2:
-        # Columns of a fixed shape pad with zeros, on either side; what a text encoder says of a token never is zero.
+        # Columns of a fixed shape pad with zeros, on either side; the features of a token are never zero.
         inside = np.flatnonzero(numbers.any(axis=1))
         numbers = numbers[inside[0] : inside[-1] + 1] if len(inside) else numbers[:0]
     try:

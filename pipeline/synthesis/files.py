@@ -1,7 +1,6 @@
 """Pixels to image files: PNG, WebP or JPEG in memory, row by row.
 
-A plain function on Arrow tables (PAINTED to RESULT), so that it runs wherever CPUs are. Knows Pillow; nothing of how
-pixels came about.
+A function of Arrow tables (PAINTED to RESULT), so that it runs on any CPU.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A synthesis job that has passed every check that is possible before Ray starts.
 
-As `pipeline.run.plan` for captions, of which it shares what is the same; starts nothing, and writes nothing but the
-probe of the output.
+Like `pipeline.run.plan` for captions, with which it shares code; starts nothing, and writes only the probe of the
+output.
 """
 
 from __future__ import annotations
@@ -92,10 +92,10 @@ class SynthesisPlan(JobPlan):
 
 
 def needs_of(config: SynthesizeJob) -> Needs:
-    """The columns that a job reads; ready features travel as a kept column does, with their own type.
+    """The columns that a job reads; ready features are passed on like a kept column, with their own type.
 
     Raises:
-        ConfigError: the prompt has a lone brace, or a name is given twice or collides with one of ours.
+        ConfigError: the prompt has a lone brace, or a name occurs twice or collides with a column of the output.
     """
     keep, features = config.sink.keep_columns, config.columns.features
     for name in rows.find_reserved(keep):
@@ -169,7 +169,7 @@ def _sampling(config: SynthesizeJob) -> str:
 
 
 def first_prompt(plan: SynthesisPlan) -> str:
-    """The first prompt and what it is drawn with; says what is wrong when no row looked at can be used."""
+    """The first prompt and its sampling values; an error message if none of the first rows can be used."""
     table = plan.prepare_first(NUM_ROWS_LOOKED_AT if plan.limit is None else min(plan.limit, NUM_ROWS_LOOKED_AT))
     problems = []
     for row in table.to_pylist():

@@ -1,7 +1,7 @@
-"""Prompt rows made ready for the engine: template filled, condition and sampling values taken out of their columns.
+"""Prompt rows prepared for the engine: template filled, condition and sampling values taken from their columns.
 
-A plain function on Arrow tables (READ to PREPARED), so that it runs wherever CPUs are; errors stay in their row. Knows
-no tokenizer: a prompt's length is the text encoder's business.
+A function of Arrow tables (READ to PREPARED), so that it runs on any CPU; errors stay in their row. The text encoder
+checks the length of a prompt.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pipeline.synthesis import conditions, rows
 
 PROMPT_PATH = "prompt.text"
 MAX_PROMPT_CHARS = 100_000
-"""Far more than any text encoder takes; what is longer is not even tokenized."""
+"""Far more than any text encoder takes; longer prompts are not even tokenized."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PrepareOptions:
 
     @classmethod
     def of(cls, job: SynthesizeJob, condition: ConditionShape) -> PrepareOptions:
-        """What a job says, for a target of these sizes."""
+        """Options of the job, for a target of these sizes."""
         return cls(job.prompt, job.columns, job.sampling, job.job.seed, condition, job.sink.keep_columns)
 
 

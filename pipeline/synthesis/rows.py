@@ -1,12 +1,12 @@
-"""The row of a synthesis job at its stages, as Arrow schemas; the READ stage and the error codes are
-`pipeline.rows.schemas`'.
+"""The row of a synthesis job at its stages, as Arrow schemas; the READ stage and the error codes are those of
+`pipeline.rows.schemas`.
 
-    PREPARED  prompt, condition and sampling values, one row per prompt      (out of `pipeline.synthesis.prompts`)
-    CODED     codes, status, telemetry, one row per image from here on       (out of the engine's actor)
-    PAINTED   the same with RGB pixels                                       (out of the VQ model's actor)
-    RESULT    the same with an encoded image in their place                  (out of `pipeline.synthesis.files`)
+    PREPARED  prompt, condition and sampling values, one row per prompt      (output of `pipeline.synthesis.prompts`)
+    CODED     codes, status, telemetry, one row per image from here on       (output of the engine's actor)
+    PAINTED   the same with RGB pixels                                       (output of the VQ model's actor)
+    RESULT    the same with an encoded image in their place                  (output of `pipeline.synthesis.files`)
 
-A row whose `error_type` is not empty passes the later stages as it is. Knows no source, no engine and no image format.
+A row whose `error_type` is not empty passes the later stages unchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 """An encoded image as Hugging Face's `datasets` stores it."""
 HUGGING_FACE_KEY = b"huggingface"
 ROWS_PER_GROUP = 100
-"""Of a Parquet row group: who looks at one image need not read a whole file of them."""
+"""Rows of a Parquet row group, so that a reader of one image need not read a whole file."""
 
 _SAMPLING: list[tuple[str, pa.DataType]] = [
     ("seed", pa.int64()),
@@ -74,7 +74,7 @@ _AFTER_IMAGE = [
 _ALL = (*_PREPARED, *_BEFORE_IMAGE, *_PIXELS, *_IMAGE, *_SIZE, *_CODES, *_AFTER_IMAGE)
 
 RESERVED_COLUMNS = frozenset(name for name, _ in _ALL) | frozenset(schemas.read_schema().names)
-"""Names that a kept column must not have, at whatever stage we use them."""
+"""Names that kept columns must not have, because a stage uses them."""
 
 
 def prepared_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
@@ -93,7 +93,7 @@ def painted_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
 
 
 def result_schema(keep: Iterable[pa.Field] = (), images: bool = True, codes: bool = True) -> pa.Schema:
-    """The schema of `data/` and `errors/`; its footer tells `datasets` that `image` is one."""
+    """The schema of `data/` and `errors/`; its footer declares `image` as an image for `datasets`."""
     if not images:
         return coded_schema(keep)
     schema = schemas.schema_of([*_BEFORE_IMAGE, *_IMAGE, *_SIZE, *(_CODES if codes else ()), *_AFTER_IMAGE], keep)

@@ -1,6 +1,6 @@
 """The closing summary of a synthesis job: images, and how many codes each forward of the target gave.
 
-Adds to `pipeline.reports.summary` what images are counted by; knows no more than it of how they were made.
+Adds the counts of images to `pipeline.reports.summary`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The output folder of a training run, before anything starts: a fresh one, or one in which the same run was begun.
+"""The output folder of a training run, before anything starts: a fresh one, or one of the same run.
 
-Owns what a run that is taken up again may not change, and that one process is at work in a folder. Knows no rows and no
-heads.
+Checks the settings that a resumed run may not change, and that one process uses a folder.
 """
 
 from __future__ import annotations

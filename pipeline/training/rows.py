@@ -1,6 +1,6 @@
-"""From a training job's source to rows that lessons are made of, each usable or told by the code of what is wrong.
+"""From a training job's source to rows for training samples, each usable or replaced by an error code.
 
-Owns which columns are read, which rows are held out, and what a row's answer, codes and condition are. Knows no heads.
+Contains the read columns, the held-out rows, and a row's answer, codes and condition.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pipeline.synthesis.conditions import read_features, read_label
 
 
 def columns_of(job: TrainDrafterJob) -> dict[str, str]:
-    """The columns that lessons are made of, each with the dotted path that names it."""
+    """The columns of training samples, each with its dotted path in the job file."""
     if job.image is None:
         assert job.answer_column is not None
         return {job.answer_column: "answer_column"}
@@ -50,7 +50,7 @@ def is_held_out(job: TrainDrafterJob, sample_id: str) -> bool:
 
 
 def read_rows(table: pa.Table, job: TrainDrafterJob, options: DecodeOptions, shape: GptShape | None) -> list[Row | str]:
-    """A table out of the read tasks as rows, or in their place the code of what is wrong with them."""
+    """A table of the read tasks as rows, or error codes in their place."""
     decoded = decode_table(table, options)
     told = {name: decoded.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")}
     images, videos = decoded.column("images"), decoded.column("videos")
@@ -86,7 +86,7 @@ def _condition(table: pa.Table, place: int, columns: ImageColumns, shape: GptSha
 
 
 def _codes(table: pa.Table, place: int, column: str | None) -> NDArray[np.int64] | None:
-    """A row's codes; None for what are no whole numbers. Sources without types give lists as JSON text."""
+    """A row's codes; None for anything but whole numbers. Untyped sources have lists as JSON text."""
     if column is None:
         return None
     value = table.column(column)[place].as_py()

@@ -1,8 +1,8 @@
-"""One training run: rows of a source become lessons, a head learns them, and what it was worth is written beside it.
+"""One training run: rows of a source become samples, a head is trained on them, and its measurements are written.
 
-Owns the order of things and the checkpoint (`_job/checkpoint.pt`: weights, optimizer, step, place in the source). One
-process, or one of several workers of which each does its part of every batch. Knows no Ray
-(`pipeline.training.workers`) and no losses.
+Contains the order of steps and the checkpoint (`_job/checkpoint.pt`: weights, optimizer, step, place in the source).
+One process, or one of several workers of which each does its part of every batch; `pipeline.training.workers` runs them
+under Ray.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Run:
         self._load()
 
     def _say(self, line: str) -> None:
-        """Add a line to the log, and show it where nobody follows the log."""
+        """Add a line to the log, and print it if the log is not followed."""
         with open(self._output.path(LOG), "a", encoding="utf-8") as log:
             log.write(line + "\n")
         if self.worker.size == 1:
@@ -100,10 +100,10 @@ class Run:
         return self.worker.rank == 0
 
     def train(self) -> None:
-        """Teach until `training.num_steps`, from wherever the last checkpoint stands.
+        """Train until `training.num_steps`, from the last checkpoint.
 
         Raises:
-            ConfigError: nothing is held out, or nothing is left to learn from.
+            ConfigError: no row is held out, or no row is left to train on.
         """
         teaching = self.job.training
         self._held_out = self._read_held_out()
@@ -176,9 +176,9 @@ class Run:
         return {name: count for name, count in self._first_epoch.items() if name in CODES}
 
     def _read_held_out(self) -> list[Row]:
-        """The first rows of the held-out share that can be used; the first worker reads them, and all know how many.
+        """The first usable rows of the held-out share; the first worker reads them, and all get their number.
 
-        Rows are kept and not lessons: a lesson's embeddings are a hundred times the size of its picture.
+        Rows are stored instead of samples: a sample's embeddings are a hundred times the size of its picture.
 
         Raises:
             ConfigError: there is none.
@@ -227,7 +227,7 @@ class Run:
             self._best = {"step": self.trainer.step, **found, "weights": self.trainer.weights()}
 
     def _held_out_lessons(self) -> Iterator[list[Lesson]]:
-        """The held-out rows as lessons, as many at once as are run at once."""
+        """The held-out rows as samples, in batches of the training batch size."""
         size = self.job.workers.max_forward_rows
         for start in range(0, len(self._held_out), size):
             yield [self.learner.lessons.lesson(row, None) for row in self._held_out[start : start + size]]
@@ -285,7 +285,7 @@ class Run:
             self.trainer.set_weights(self._best["weights"])
             at_step = self._best["step"]
         dtype = DTYPES.get(job.output.dtype, learner.target.dtype)
-        # What is measured is what is written.
+        # The measured weights are the written ones.
         learner.round(dtype)
         measured: dict[str, Any] = {
             **accuracy(learner.task, learner.target, self._held_out_lessons()),
@@ -319,7 +319,7 @@ class Run:
         return [replace(self.learner.lessons.request(row, sampling), seed=self.job.training.seed) for row in rows]
 
     def _write(self, measured: dict[str, Any], dtype: torch.dtype) -> None:
-        """The head's files, then `training.json`, then nothing of the checkpoint."""
+        """Write the head's files, then `training.json`, then remove the checkpoint."""
         made, folder = Path(self._output.path(MADE)), Path(self._output.path(""))
         shutil.rmtree(made, ignore_errors=True)
         self.learner.save(made, dtype)

@@ -1,7 +1,4 @@
-"""How often a tokenizer's tokens occur in texts: of finished jobs, of Parquet columns, of plain text.
-
-Owns which files are read and how. Knows no models; what becomes of the counts is for others to say.
-"""
+"""Token counts of texts: of finished jobs, of Parquet columns, of plain text."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
     workers = job.workers
     refusal = Path(output.path(REFUSAL))
     refusal.unlink(missing_ok=True)
-    # Relative paths have to mean the same to workers: Ray Train would give each a folder of its own.
+    # Relative paths must be the same for workers: Ray Train would use a folder of its own for each.
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
     num_cpus = max(2, ray_session.available_cpus(), workers.count + 1)
     # Checkpoints are ours; Ray Train keeps its own small state here.
@@ -97,7 +97,7 @@ def add_up(values: torch.Tensor) -> None:
 
 @contextmanager
 def _log_shown(path: Path) -> Iterator[None]:
-    """Copy what is added to the log to standard error while the block runs."""
+    """Copy lines that are added to the log to standard error while the block runs."""
     stop = threading.Event()
     start = path.stat().st_size if path.exists() else 0
     thread = threading.Thread(target=_follow, args=(path, start, stop), name="log", daemon=True)

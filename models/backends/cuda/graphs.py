@@ -1,9 +1,9 @@
-"""Forwards recorded once and replayed: a decoder over static buffers, for devices on which launching kernels costs more
-than running them.
+"""Captured forwards: a decoder over static buffers is captured once per size and replayed, so that kernel launches cost
+little.
 
-A recording reads and writes fixed addresses, so inputs are copied into buffers of a few sizes: rows and windows are
-rounded up, and rows that are not in use write to the column behind the memory's last. Recorded when a size first
-occurs. Knows nothing of slots, trees or methods. Unmeasured: no GPU has run it yet.
+A capture reads and writes fixed addresses, so inputs are copied into buffers of a few sizes: rows and windows are
+rounded up, and unused rows write to the position behind the cache's last. A size is captured at its first use.
+Unmeasured: no GPU has run it yet.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Recorder(Protocol):
     """What records a function's work on the device."""
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """The tensor that `run` gives, and what does the same work into it once more; it is not filled yet."""
+        """The output tensor of `run`, and a function that computes it again; the tensor has no values yet."""
         ...
 
 
@@ -106,7 +106,7 @@ class CapturedDecoder(DecoderRunner):
         one.embeds[:num_rows].copy_(embeds)
         one.positions[..., :num_rows, :].copy_(positions)
         one.columns[:num_rows].copy_(step.columns)
-        # Rows that are not in use: nobody reads the column behind the last.
+        # Unused rows write behind the last position, which is never read.
         one.columns[num_rows:].fill_(step.cache.capacity)
         if step.mask is not None and one.mask is not None:
             one.mask[:num_rows, :, :, : step.window].copy_(step.mask)

@@ -1,12 +1,12 @@
-"""Attention in two parts: committed columns without a mask, scratch columns with one, merged by log-sum-exp in fp32.
+"""Attention in two parts: committed positions without a mask, scratch positions with one, merged by log-sum-exp in
+fp32.
 
-A mask over all columns keeps a GPU from its fast kernels, though only the few scratch columns need one. So the first
-part goes to a kernel that takes a length per row, and only the second, nodes × scratch columns, is written out here.
-Where a node stands alone its own column is simply one more of the first part. Knows memory and lengths; nothing of
-transformers or what the nodes are. The kernel is unmeasured: no GPU has run it yet.
+A mask over all positions excludes the fast kernels of a GPU, although only the few scratch positions need one. The
+first part uses a kernel with a length per row; only the second part, nodes × scratch positions, is computed here. If a
+row has a single node, its own position belongs to the first part. The kernel is unmeasured: no GPU has run it yet.
 
-Shapes: r rows, H_kv key heads, G query heads for each of them, N nodes, M scratch columns, C columns of memory, D_h
-head size. The G · N queries of a key head are one block, so that K and V are read once.
+Shapes: r rows, H_kv key heads, G query heads per key head, N nodes, M scratch positions, C cache positions, D_h head
+size. The G · N queries of a key head are one block, so that K and V are read once.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ MIN_CAPABILITY = (8, 0)
 
 @dataclass(frozen=True)
 class TwoParts:
-    """What the nodes of one forward read, made once for all of its layers.
+    """The positions that the nodes of one forward read, computed once for all layers.
 
-    `lens` (r, H_kv) int32 counts the columns of the first part. `bias` (r, 1, G · N, M) fp32 is 0 where a node may look
-    and −inf elsewhere, None for a node that stands alone. `scratch` (r, M) are the columns of the second part, None
-    where these are the nodes' own. `query_starts` and `key_starts` (r · H_kv + 1,) int32 say where the block of each
-    row and head begins, queries and memory laid end to end.
+    `lens` (r, H_kv) int32 counts the positions of the first part. `bias` (r, 1, G · N, M) fp32 is 0 for visible
+    positions and −inf elsewhere, None for a single node. `scratch` (r, M) are the positions of the second part, None if
+    these are the nodes' own. `query_starts` and `key_starts` (r · H_kv + 1,) int32 are the offsets of each row and
+    head, with queries and cache laid end to end.
     """
 
     first: FirstPart
@@ -104,7 +104,7 @@ def flash(query: Tensor, keys: Tensor, values: Tensor, parts: TwoParts, scale: f
         scale=scale,
         seqused_k=parts.lens.view(-1),
     )
-    # The kernel says +inf where there was nothing to sum.
+    # The kernel returns +inf for empty sums.
     total = total.view(num_rows, num_heads, num_queries)
     return mixed.view(query.shape), torch.nan_to_num(total, nan=torch.nan, posinf=-torch.inf, neginf=-torch.inf)
 
@@ -146,7 +146,7 @@ def split(first: FirstPart, lens: Tensor, visible: Tensor, offset: int, memory: 
         bias = bias[:, None].expand(-1, group, -1, -1).reshape(num_rows, 1, group * num_nodes, num_scratch)
         if offset > 0 or num_scratch != num_nodes:
             scratch = lens[:, None] + torch.arange(num_scratch, device=lens.device)
-            # Scratch columns that nobody may see can lie beyond the memory, whose last one holds what idle rows wrote.
+            # Invisible scratch positions may be beyond the cache, whose last position holds writes of unused rows.
             scratch = scratch.clamp_max(num_columns - 2)
     used = (lens + 1 if is_alone else lens).to(torch.int32)[:, None].expand(-1, num_key_heads).contiguous()
     return TwoParts(first, used, bias, scratch, blocks * (group * num_nodes), blocks * num_columns)

@@ -1,4 +1,4 @@
-"""What can be said of a job's videos before anything starts. Imports no decoder."""
+"""Checks of a job's video settings before anything starts. Imports no decoder."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MODULES = {"auto": "av", "pyav": "av", "decord": "decord", "torchcodec": "torchc
 
 
 def has_videos(source: Source) -> bool:
-    """Whether the job file itself says that rows have videos; tars may have them unannounced."""
+    """Whether the job file declares videos; tars may contain them without a declaration."""
     return source.kind == "videos" or source.columns.video is not None
 
 
 def check(source: Source, takes_videos: bool, target: str) -> None:
-    """Refuse videos that nobody here could decode or look at.
+    """Refuse videos that cannot be decoded here or that the target does not support.
 
     Raises:
         ConfigError: a library is missing, or the target takes no videos.

@@ -34,8 +34,7 @@ NO_VIDEOS = "none"
 NUM_NEEDED_FRAMES = 2
 """With room for fewer frames than this left at the worst moment, a failure was for want of memory."""
 GRACE_S = 5.0
-"""How long after its time limit a video may go on before the system ends the process: the supervisor is faster, but it
-may be gone."""
+"""Seconds after its time limit at which the system ends the process; normally the supervisor does so earlier."""
 
 
 def probe(path: str, max_pixels: int) -> Video:
@@ -84,7 +83,7 @@ def _exactly(source: Any, count: int) -> bytes:
 
 
 def _memory_left() -> float:
-    """How much more the process could have taken when it held most; infinite where nobody counts."""
+    """Bytes that the process could still have allocated at its peak; infinite if unknown."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     status = Path("/proc/self/status")
     if limit == resource.RLIM_INFINITY or not status.exists():

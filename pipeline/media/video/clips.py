@@ -1,7 +1,4 @@
-"""A row's videos to clips: fetched or opened where they are, decoded by the process's one worker, put into Arrow.
-
-Knows where videos are (`pipeline.sources.kind.VideoRef`), and the worker; no codec and no prompt.
-"""
+"""A row's videos to clips: fetched or opened in place, decoded by the worker of this process, put into Arrow."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ from pipeline.storage import access
 
 COPY_BYTES = 8 * 1024 * 1024
 CODES = {"missing_image": "missing_video", "unreadable_image": "unreadable_video", "image_too_large": "video_too_large"}
-"""What fetching says of images, for videos."""
+"""Error texts of fetching, for videos."""
 
 
 @dataclass(frozen=True)
@@ -85,10 +82,10 @@ def _seconds(value: float | None) -> str:
 
 def decode_videos(cell: Sequence[Mapping[str, Any]], options: VideoOptions) -> list[tuple[Span, list[DecodedClip]]]:
     """The rows that a row's videos (`rows.ENCODED_VIDEOS`) make: one with all of them, or one for each clip of its only
-    video where the job cuts videos into windows.
+    video if the job cuts videos into windows.
 
     Raises:
-        RowError: a video cannot be had or not be decoded; of several, the message says which.
+        RowError: a video cannot be fetched or decoded; of several, the message names the one.
     """
     cuts = options.sampling.clip_s is not None
     if cuts and len(cell) > 1:

@@ -1,7 +1,7 @@
-"""What is in a video file, found by demultiplexing alone: formats that are taken, times of frames, places to seek to.
+"""The contents of a video file by demultiplexing only: allowed formats, times of frames, seek points.
 
-Everything goes through here before any decoder sees the file: the list of formats keeps out those that name other files
-or URLs (playlists), and times come from packets, never from a rate. Runs in the decoders' own process; knows no rows.
+Every file is checked here before a decoder reads it: the list of formats excludes those that name other files or URLs
+(playlists), and times come from packets, never from a rate. Runs in the decoding process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ FORMATS = (
     *("matroska", "webm", "avi", "mpegts", "mpeg", "flv", "asf", "ogg", "ivf", "gif"),
     *("mpegvideo", "m4v", "h264", "hevc"),
 )
-"""FFmpeg's names of formats that hold their video themselves. Playlists (hls, dash, concat) and image patterns stay
-out: they open whatever file or URL they name."""
+"""FFmpeg's names of formats that contain their video. Playlists (hls, dash, concat) and image patterns are excluded:
+they open any file or URL that they name."""
 KNOWN_STARTS = {
     4: (b"ftyp", b"moov", b"mdat", b"wide", b"free"),
     0: (b"\x1aE\xdf\xa3", b"RIFF", b"FLV", b"OggS", b"GIF8"),
@@ -200,7 +200,7 @@ def _has_leading_frames(ticks: list[int], packets: list[_Packet]) -> bool:
 
 
 def nal_kinds(data: bytes, extradata: bytes) -> set[int]:
-    """The kinds of H.264 units in one packet, whether they stand behind their lengths (avcC) or behind start codes."""
+    """The kinds of H.264 units in one packet, with length prefixes (avcC) or start codes."""
     kinds: set[int] = set()
     if len(extradata) > 4 and extradata[0] == 1:
         width = (extradata[4] & 3) + 1

@@ -1,12 +1,12 @@
-"""Frames out of a probed video, by one of three libraries behind one function, upright and already small.
+"""Frames of a probed video by one of three libraries behind one function, upright and already shrunk.
 
-    pyav         any format that is taken; finds every frame by its time and says so when it is not there
-    decord       only where what follows a key frame needs nothing from before it: elsewhere decord 0.6 gives other
-                 frames than those asked for, without a word; and no rotated video, which it resizes into noise
-    torchcodec   likewise only there: it misses frames after a seek in streams that refresh piece by piece
-    auto         decord where it is right, PyAV for everything else
+    pyav         any allowed format; finds every frame by its time and reports a missing one
+    decord       only if frames after a key frame need nothing before it: otherwise decord 0.6 silently returns
+                 wrong frames; and no rotated video, which it resizes into noise
+    torchcodec   likewise: it misses frames after a seek in streams with gradual refresh
+    auto         decord if it is right, PyAV otherwise
 
-Runs in the decoders' own process; knows no rows and no models.
+Runs in the decoding process.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _turns(frame: Any) -> int:
 
 
 def _decoded(container: Any, stream: Any) -> Iterator[Any]:
-    """Frames in the order they are shown, from where the container stands; damaged packets are passed over."""
+    """Frames in presentation order from the container's current position; damaged packets are skipped."""
     try:
         for packet in container.demux(stream):
             try:
@@ -159,9 +159,9 @@ class _Cursor:
     def _frame_at(self, wanted: int) -> Any:
         """The frame shown from tick `wanted` on.
 
-        Decoding goes on from where it stands, or starts again at the last key frame before the wanted one where that is
-        further ahead. Frames behind a key frame may still need what lies before it: where the wanted one then does not
-        come, decoding starts one key frame earlier, and at last from the beginning.
+        Decoding continues from the current position, or restarts at the last key frame before the wanted one if that is
+        further ahead. Frames behind a key frame may still need earlier ones: if the wanted frame does not appear,
+        decoding starts one key frame earlier, and finally at the beginning.
         """
         ticks = self._video.ticks
         keys = sorted(key for key in self._video.keys if ticks[0] < key <= wanted)
@@ -175,7 +175,8 @@ class _Cursor:
         return self._come_to(wanted)
 
     def _come_to(self, wanted: int, start: int | None = None) -> Any:
-        """The frame of exactly this tick, from `start` on if given; None when a later one comes first, or none."""
+        """The frame of exactly this tick, searched from `start` on if set; None if a later frame comes first, or
+        none."""
         if start is not None:
             self._container.seek(start, stream=self._stream, backward=True)
             self._frames = _decoded(self._container, self._stream)

@@ -1,4 +1,4 @@
-"""What the decoders' process says of a video that cannot be shown. Imports no decoder."""
+"""Errors of videos that cannot be decoded. Imports no decoder."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What the decoders' process and its supervisor say to each other: JSON headers, each followed by bytes.
+"""Messages between the decoding process and its supervisor: JSON headers, each followed by bytes.
 
-Knows nothing of images and videos. No pickle: what comes back from a process that has read hostile files is only ever
-data.
+No pickle: a process that has read hostile files can only return data.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ Bytes = bytes | bytearray | memoryview
 def receive(
     read: Callable[[int], bytes | bytearray], read_payload: Callable[[int], Bytes] | None = None
 ) -> tuple[dict[str, Any], Any]:
-    """One message; `read(n)` gives exactly n bytes, and so does `read_payload` for what follows the header.
+    """One message; `read(n)` returns exactly n bytes, and so does `read_payload` for the bytes after the header.
 
     Raises:
-        EOFError: the other side is gone.
-        ValueError: this is no message.
+        EOFError: the other process is gone.
+        ValueError: the message is invalid.
     """
     (length,) = LENGTH.unpack(read(LENGTH.size))
     if length > MAX_HEADER_BYTES:

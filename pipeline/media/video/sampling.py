@@ -1,4 +1,4 @@
-"""Which frames of a video are shown: windows of a long video, and moments within each. Knows times; opens nothing."""
+"""Frame sampling: windows of a long video, and the times of frames in each window."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ SLACK_S = 1e-6
 
 
 class SamplingError(ValueError):
-    """A video that has not got what is asked for; the message says what."""
+    """A video without the requested frames; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """One of three ways: `num_frames` evenly over the clip, first and last among them; `fps` per second of it, from
-    its first; or the frames shown at `timestamps_s`.
+    """One of three ways: `num_frames` evenly over the clip, first and last among them; `fps` per second of it, from its
+    first; or the frames at `timestamps_s`.
 
-    No frame of a clip sampled by number or rate is shown twice: a video with fewer gives what it has. `max_frames`
-    bounds a clip sampled by rate, which is then spaced evenly. `clip_s` cuts the video into windows of that many
-    seconds; a rest shorter than half a window joins the window before it.
+    No frame of a clip sampled by number or rate occurs twice: a short video has fewer frames. `max_frames` bounds a
+    clip sampled by rate, which is then spaced evenly. `clip_s` cuts the video into windows of that many seconds; a rest
+    shorter than half a window joins the window before it.
     """
 
     num_frames: int | None = None
@@ -36,10 +36,10 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Window:
-    """A clip of the video: from `start_s` up to but not including `end_s`, and the frames of it that are shown.
+    """A clip of the video: from `start_s` up to but not including `end_s`, and its sampled frames.
 
-    `indices` number the video's frames in the order of their times; `rate_fps` is how many of the shown frames stand
-    for one second.
+    `indices` number the video's frames in the order of their times; `rate_fps` is the number of sampled frames per
+    second.
     """
 
     start_s: float
@@ -49,12 +49,12 @@ class Window:
 
 
 def windows(times_s: Sequence[float], end_s: float, sampling: Sampling) -> list[Window]:
-    """The clips of a video that ends at `end_s`, whose frames are shown from `times_s` on (ascending, the first at 0).
+    """The clips of a video that ends at `end_s`, with frame times `times_s` (ascending, the first at 0).
 
-    A window in which no frame begins (a long still) shows the frame that stands there.
+    A window in which no frame begins (a long still) has the frame that is visible then.
 
     Raises:
-        SamplingError: a timestamp lies outside the video.
+        SamplingError: a timestamp is outside the video.
     """
     assert times_s, "a video without frames has no clips"
     spans = _spans(end_s, sampling.clip_s)
@@ -70,7 +70,7 @@ def _spans(end_s: float, clip_s: float | None) -> list[tuple[float, float]]:
 
 
 def _sampled(times_s: Sequence[float], start_s: float, end_s: float, sampling: Sampling) -> Window:
-    # The frame that stands at the start belongs to the clip, also where it began earlier.
+    # The frame that is visible at the start belongs to the clip, even if it began earlier.
     first = max(0, bisect_right(times_s, start_s + SLACK_S) - 1)
     if times_s[first] < start_s - SLACK_S and first + 1 < len(times_s) and times_s[first + 1] < end_s - SLACK_S:
         first += 1

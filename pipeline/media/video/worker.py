@@ -1,7 +1,6 @@
-"""The supervisor of the decoders' process: a crash, a hang or a bomb costs one image or video.
+"""Supervises the decoding process: a crash, a hang or a decompression bomb costs one image or video.
 
-A process decodes at most so many files and is replaced when it has grown, because native decoders leak. Knows the
-messages on its pipes; no codec and no row.
+A process decodes a limited number of files and is replaced when it has grown, because native decoders leak.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ PIPE_BYTES = 1 << 20
 """Asked for each pipe's buffer where the system lets one choose: fewer switches between the processes."""
 _SET_PIPE_BYTES = 1031  # F_SETPIPE_SZ of Linux, which `fcntl` names from Python 3.10 on there only
 KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""What the child inherits of the environment: whatever reads hostile files gets no credentials."""
+"""Environment variables of the child process; a process that reads hostile files gets no credentials."""
 
 
 class WorkerError(RuntimeError):
@@ -122,13 +121,14 @@ class DecoderWorker:
     def decode_image(
         self, data: bytes | pa.Buffer, take: Take, max_decoded_bytes: int, row_limit: str = ""
     ) -> tuple[int, int]:
-        """Decode one encoded image; its pixels go into the memory that `take` gives. Height and width.
+        """Decode one encoded image into the memory that `take` returns. Returns height and width.
 
-        `max_decoded_bytes` bounds its pixels; `row_limit` is what the error calls that bound.
+        `max_decoded_bytes` bounds its pixels; `row_limit` is the name of that bound in the error.
 
         Raises:
             RowError: the codes of `pipeline.media.pixels.PixelError`, `row_too_large`, `decoder_died`,
-            `decode_timeout`. WorkerError: no process can be started.
+                `decode_timeout`.
+            WorkerError: no process can be started.
         """
         process = self._running(takes_videos=False)
         self._num_images += 1
@@ -153,7 +153,7 @@ class DecoderWorker:
         keep: Callable[[dict[str, Any], bytes | bytearray | memoryview], None],
         take: Take | None = None,
     ) -> None:
-        """Send one file and hand what comes back to `keep`, until the process says that this was all."""
+        """Send one file and pass each reply to `keep`, until the process reports the end."""
         what = "image" if request.get("kind") == "image" else "video"
         deadline = time.monotonic() + self._limits.timeout_s
         payload = memoryview(data)
@@ -236,7 +236,7 @@ class DecoderWorker:
         return data
 
     def _filled(self, take: Take | None, deadline: float) -> Callable[[int], bytearray | memoryview]:
-        """Reads the bytes that follow a header, into memory of `take` where that is given."""
+        """Reads the bytes after a header, into memory of `take` if set."""
 
         def read(count: int) -> bytearray | memoryview:
             if take is None or count == 0:
@@ -272,14 +272,14 @@ class DecoderWorker:
             filled += got
 
     def _recycle(self, process: subprocess.Popen[bytes]) -> None:
-        """End a process that has decoded its share of files or holds half of what it may."""
+        """End a process that has decoded its share of files or uses half of its memory limit."""
         self.held_bytes = resident_bytes(process.pid)
         has_had_its_share = self._num_videos >= self._limits.worker_max_videos or self._num_images >= WORKER_MAX_IMAGES
         if has_had_its_share or self.held_bytes > self._limits.worker_max_bytes // 2:
             self._end()
 
     def _end(self) -> str:
-        """End the process, if there is one, and say how it went."""
+        """End the process, if there is one, and return its exit reason."""
         for descriptor in (self._requests, self._answers):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -298,7 +298,7 @@ class DecoderWorker:
 
 
 def resident_bytes(pid: int) -> int:
-    """The resident memory of a process; 0 where it is gone or the system does not say."""
+    """The resident memory of a process; 0 if it is gone or the system does not report it."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError, ValueError):
