@@ -28,17 +28,18 @@ class RejectionAcceptance(Section):
 
 
 class LVSpecAcceptance(Section):
-    """Lossy: strict on drafts that speak of what is seen, loose on the others (LVSpec, 2026, Eq. 8 to 11)."""
+    """Lossy: strict acceptance of visually relevant drafts, relaxed acceptance of others (LVSpec, 2026, Eq. 8 to
+    11)."""
 
     kind: Literal["lvspec"] = "lvspec"
-    """Lossy: loose on drafts that do not speak of what is seen."""
+    """Lossy: relaxed acceptance of drafts without visual relevance."""
     lossless: ClassVar[bool] = False
     loose: Share = 0.7
     """Λ, the share of a block that may differ."""
     top_visual: Annotated[int, Field(ge=1, le=65_536)] = 10
     """N, nearest visual states that count."""
     position_shift: bool = True
-    """Also take a draft where the target's token stands elsewhere in the block."""
+    """Also accept a draft if the target's token occurs elsewhere in the block."""
     relevance_of: Literal["draft", "before", "embedding"] = "draft"
     """What is compared with the images: the state at the `draft`, the one `before` it, or its `embedding`."""
 
@@ -92,7 +93,7 @@ class LanternAcceptance(Section):
     k: Annotated[int, Field(ge=1, le=1000)] = 1000
     """Codes of a neighbourhood, the nearest ones."""
     k_counts_draft: bool = True
-    """Whether the draft is one of the k (papers) or stands beside them (public code)."""
+    """Whether the draft counts among the k (papers) or in addition to them (public code)."""
     delta: Annotated[float, Field(ge=0.0, le=1e6)] = 0.1
     """Δ, the bound of the divergence; λ for `multiplicative`."""
     divergence: Literal["tvd", "jsd", "multiplicative"] = "tvd"

@@ -1,4 +1,4 @@
-"""Named methods: `method: sage` in a job file stands for the `method` section of `configs/methods/sage.yaml`."""
+"""Named methods: `method: sage` in a job file is replaced by the `method` section of `configs/methods/sage.yaml`."""
 
 from __future__ import annotations
 

@@ -31,10 +31,10 @@ class PooledContext(Section):
 
 
 class CaptionContext(Section):
-    """Each image told by a small captioner (context C of TABED)."""
+    """A caption of each image by a small captioner (context C of TABED)."""
 
     kind: Literal["caption"] = "caption"
-    """Each image, and the middle frame of each video, told by a small captioner (C)."""
+    """A caption of each image, and of the middle frame of each video, by a small captioner (C)."""
     path: Place
     """The captioner's folder or hub id."""
     revision: str | None = None

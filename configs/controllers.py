@@ -1,4 +1,4 @@
-"""Who decides how deep the next step's trees are: nobody, or measured times and acceptance."""
+"""Controllers of the draft depth: fixed, or from measured step times and acceptance rates."""
 
 from __future__ import annotations
 

@@ -10,11 +10,12 @@ from configs.section import Place, Section
 
 
 class DraftVocabulary(Section):
-    """The tokens that a drafter may say; its output layer keeps their rows. What ends a text is always among them."""
+    """The draft vocabulary; the drafter's output layer keeps the rows of these tokens. EOS tokens are always
+    included."""
 
     path: Place | None = None
-    """A list of the [tokens that may be drafted](../methods/vocabulary.md), most frequent first; all when neither is
-    given."""
+    """A list of the [draft vocabulary](../methods/vocabulary.md), most frequent token first; all tokens if neither
+    is set."""
     size: Annotated[int, Field(ge=1)] | None = None
     """How many of the list; without a list the lowest ids."""
 
@@ -46,10 +47,10 @@ class MedusaDrafter(Section):
 
 
 class LookupDrafter(Section):
-    """Prompt look-up: copy what followed the last few tokens when they stood in prompt or output before."""
+    """Prompt lookup: copies the tokens that followed the last few tokens earlier in the prompt or output."""
 
     kind: Literal["lookup"] = "lookup"
-    """Copies what followed the last tokens when they stood in prompt or output before."""
+    """Copies the tokens that followed the last few tokens earlier in the prompt or output."""
     min_ngram_tokens: Annotated[int, Field(ge=1, le=64)] = 1
     """Shortest match."""
     max_ngram_tokens: Annotated[int, Field(ge=1, le=64)] = 3

@@ -67,7 +67,7 @@ class StaticTree(Section):
     """A fixed tree: `branching[d]` children for every node of depth d, explicit `paths` of child ranks, or a `name`."""
 
     kind: Literal["static"] = "static"
-    """A fixed tree; give one of the three."""
+    """A static tree, by exactly one of three fields."""
     name: Literal["mc_sim_7b_63", "naive_extend_57"] | None = None
     """A tree of the papers: `mc_sim_7b_63` (25 drafts) or `naive_extend_57`."""
     branching: tuple[Annotated[int, Field(ge=1, le=64)], ...] = ()
@@ -224,7 +224,7 @@ class Method(Section):
         return self
 
     def _check_alone(self) -> None:
-        """The four choices stand in the candidates of `auto`, and not beside it."""
+        """With `auto`, the four choices are in its candidates."""
         for name, field in type(self).model_fields.items():
             if name not in ("name", "auto") and getattr(self, name) != field.default:
                 raise ValueError(f"{name}: the candidates of auto have their own; leave it out beside auto")
@@ -291,7 +291,7 @@ class Method(Section):
 
     @property
     def drafting(self) -> Method:
-        """The method that says what kind of network `model.drafter` is: this one, or one that `auto` tries."""
+        """The method that determines the kind of `model.drafter`: this one, or a candidate of `auto`."""
         if self.auto is None:
             return self
         return next((one for one in self.auto.methods if one.needs_checkpoint), self.auto.methods[-1])
@@ -310,7 +310,7 @@ class Method(Section):
 
     @property
     def verify_mode(self) -> Literal["lossless", "lossy"]:
-        """Whether the output keeps the target's distribution; stands in every row."""
+        """Whether the output has the target's distribution; a value in every row."""
         return "lossless" if self.acceptance.lossless else "lossy"
 
     @property

@@ -1,7 +1,6 @@
 """The schema of a job file: one YAML is one job, strict in every key, refused before anything expensive starts.
 
-Knows the legal values and which choices go together; knows nothing of how a choice is built (that is
-`actors.loading.pair`).
+Contains the legal values and combinations; `actors.loading.pair` builds them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ class SourceColumns(Section):
 
 
 URI_SCHEMES = ("file", "data", "http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf")
-"""What URIs inside rows may be told to use: schemes whose drivers reach nothing but files."""
+"""Schemes that URIs inside rows may use: their drivers access only files."""
 
 
 def _known_scheme(value: str) -> str:
@@ -112,7 +111,7 @@ class Message(Section):
     role: Literal["system", "user", "assistant"]
     """`system`, `user` or `assistant`; the last turn is the user's."""
     text: str
-    """The turn's text; `{column}` stands for the row's value, `{{` for a brace."""
+    """The turn's text; `{column}` is replaced by the row's value, `{{` by a brace."""
     images: bool | None = None
     """Whether this turn carries the row's images; by default the first user turn does."""
 
@@ -135,7 +134,7 @@ class Prompt(Section):
 
 
 class RowColumns(Section):
-    """Columns that say how a row is asked and answered; a row without a value of its own takes the job's."""
+    """Columns with prompt options of rows; a row without a value uses the job's."""
 
     prompts: str | None = None
     """Several prompts for one sample: a list (or its JSON), each of which is a row of the output, `<id>#0`, `<id>#1` …,
@@ -289,9 +288,9 @@ class EnginePool(ActorPool):
     max_row_s: Annotated[float, Field(gt=0.0)] | None = None
     """A row that is in its slot for longer is a row error."""
     compile: Literal["auto", "always", "never"] = "auto"
-    """On a CPU, compile layers at their first use: `always`, `never`, or `auto`, which decides when an actor starts and
-    compiles pairs whose largest decoder has at least 256 MiB of weights; needs a C++ compiler, and goes on without
-    where there is none."""
+    """On a CPU, compile layers at their first use: `always`, `never`, or `auto`, which compiles pairs whose largest
+    decoder has at least 256 MiB of weights, when an actor starts. Needs a C++ compiler; without one, forwards run
+    eagerly."""
     capture: bool = False
     """On one GPU, record steps as CUDA graphs and replay them; never tried on a GPU, hence off."""
 
@@ -331,7 +330,7 @@ class Sink(Section):
     """Where results go: `data/`, `errors/` and `_job/` under `path`."""
 
     path: Place
-    """The output directory; a run of the same job that ended there is gone on with."""
+    """The output directory; a job with an existing output there resumes it."""
     keep_columns: tuple[str, ...] = ()
     """Input columns that travel into every output row."""
     rows_per_file: Annotated[int, Field(ge=1)] = 10_000
@@ -432,10 +431,10 @@ class CaptionJob(Section):
         return self.model_dump(mode="json")
 
     def content(self, revisions: dict[str, str]) -> dict[str, Any]:
-        """All that decides what the output holds: source, prompt, models, method, sampling, seed.
+        """All fields that determine the contents of the output: source, prompt, models, method, sampling, seed.
 
-        Sizes of pools, files and spans, how long is waited, and where the job runs are left out on purpose: they may
-        change between attempts.
+        Sizes of pools, files and spans, time limits, and the place of the job are excluded: they may change between
+        attempts.
         """
         data = self.resolved()
         del data["pool"]
@@ -453,7 +452,7 @@ class CaptionJob(Section):
 
 
 def without_circumstances(content: dict[str, Any]) -> dict[str, Any]:
-    """A job's content without the fields of its sections that say how it is had and on what it is made."""
+    """A job's content without the fields of its sections that affect only how and where it runs."""
     for name in ("span_max_rows", "span_max_bytes", "fetch", "local_roots", "max_decoded_bytes"):
         del content["source"][name]
     for name in ("worker_max_videos", "worker_max_bytes"):

@@ -41,7 +41,7 @@ Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d{1,4})?)$")
 """Where a network runs, by torch's names; whether the machine has it shows where the network is loaded."""
 
 Place = Annotated[str, AfterValidator(without_credentials)]
-"""A path, a hub id or a URL, which may be shown and written down as it stands."""
+"""A path, a hub id or a URL, which may be printed and stored as it is."""
 
 
 class Section(BaseModel):

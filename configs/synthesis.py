@@ -1,7 +1,6 @@
 """The schema of a synthesis job: prompts in, images out, with the method section of every other job.
 
-Knows the legal values and which choices go together for images; sizes of checkpoints are for
-`actors.loading.image_pair`.
+Contains the legal values and combinations for images; `actors.loading.image_pair` checks sizes of checkpoints.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ class ImagePrompt(Section):
     """What an image shows, in words."""
 
     text: str
-    """A template; `{column}` stands for the row's value, `prompt: some text` is short for it, and it may be missing
-    where a condition comes with the rows."""
+    """A template; `{column}` is replaced by the row's value, `prompt: some text` is its short form. Not needed if
+    rows contain conditions."""
 
 
 class ImageColumns(Section):
-    """Columns of the source that say how a row's images are made; a row without a value takes the job's."""
+    """Columns with conditions and sampling values of rows; a row without a value uses the job's."""
 
     features: str | None = None
     """Ready text features."""
@@ -70,7 +69,7 @@ class ImageSampling(Section):
     """How codes are chosen, guidance first, then temperature, `top_k`, `top_p`; an image's length is the target's."""
 
     num_images_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Rows that every prompt gives."""
+    """Rows of every prompt."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
     """0 is greedy."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 1000
@@ -220,7 +219,7 @@ class SynthesizeJob(Section):
         return self.model_dump(mode="json")
 
     def content(self, revisions: dict[str, str]) -> dict[str, Any]:
-        """As `CaptionJob.content`: what decides the output, and nothing of where it is made."""
+        """As `CaptionJob.content`: the fields that determine the output."""
         data = self.resolved()
         for name in ("pool", "vq"):
             del data[name]

@@ -28,7 +28,7 @@ class MedusaHead(Section):
 
 
 class ImageColumns(Section):
-    """Columns that say what a row's image is made of, and from what."""
+    """Columns with a row's image or codes, and with its condition."""
 
     codes: str | None = None
     """VQ codes in raster order; without it the row's picture is encoded by `image.vq`."""
@@ -130,7 +130,7 @@ class Acceptance(Section):
 
 
 class Workers(Section):
-    """Who teaches: one process, or as many under Ray Train. Nothing here changes what is learned, up to rounding."""
+    """Training workers: one process, or several under Ray Train. Does not change the result, up to rounding."""
 
     count: Annotated[int, Field(ge=1, le=1024)] = 1
     """Processes that share every batch."""
@@ -165,7 +165,7 @@ class TrainDrafterJob(Section):
     source: Source
     prompt: Prompt = Prompt(text="")
     answer_column: str | None = None
-    """The column of the text that the target is taught to be guessed on; give it or `image`."""
+    """The column with the text that the drafter learns to predict; set it or `image`."""
     answer_prefix: str = " "
     """Stands between the rendered prompt and the answer, as the target writes it."""
     image: ImageTeaching | None = None
@@ -193,7 +193,7 @@ class TrainDrafterJob(Section):
         return self
 
     def resolved(self) -> dict[str, Any]:
-        """All that decides what is learned, as plain JSON data: not who teaches it, nor on which device."""
+        """All fields that determine the trained head, as plain JSON data, without workers and devices."""
         data = self.model_dump(mode="json")
         del data["workers"], data["output"]["path"]
         for part in (data["target"], *(data["image"] or {}).values()):

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from configs.section import Section
 
 FIRST_NODES = 25
-"""Nodes of the first tree when none is given."""
+"""Nodes of the first tree by default."""
 
 
 class SageTree(Section):

@@ -1,4 +1,4 @@
-"""The section `source.video`: which frames of a video are shown, who decodes them, and what one video may cost."""
+"""The section `source.video`: frame sampling, the decoder, and the limits of one video."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Video(Section):
     """`auto` (decord for files in which it finds the right frames, PyAV for all others), `decord`, `pyav`, `torchcodec`
     (not among the dependencies)."""
     num_frames: Annotated[int, Field(ge=1, le=4096)] | None = None
-    """Frames of a clip, evenly spaced, first and last among them; 8 where neither of the next ways is given."""
+    """Frames of a clip, evenly spaced, first and last among them; 8 if neither `fps` nor `timestamps_s` is set."""
     fps: Annotated[float, Field(gt=0.0, le=240.0)] | None = None
     """Or: frames per second."""
     max_frames: Annotated[int, Field(ge=1, le=4096)] = 64

@@ -1,7 +1,4 @@
-"""Keeping freed memory inside the process: on some machines page faults cost more than the arithmetic.
-
-Owns one call to the C library. Knows nothing of models.
-"""
+"""Keeps freed memory inside the process, because page faults are slow on some machines."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Rebuilds zoo/checkpoints from a seed and prints the pair's quality table: `python -m zoo.build`.
 
-Owns the recipe: how many steps of what, in which order. Knows nothing of how each part works.
+Contains the recipe: the order of steps and their lengths.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Recipe:
 RECIPES = {
     "target": Recipe(2000, 64, 1e-3, 3000, 32, 1e-3, 3e-4, sharpen_steps=1000, polish_steps=400),
     "drafter": Recipe(800, 64, 1e-3, 2000, 32, 2e-3, 5e-4, filler_odds=DRAFTER_FILLER_ODDS),
-    # What stands in for a drafter's images in the context `caption`: between the two in size and in quality.
+    # The captioner of the context `caption`: between target and drafter in size and quality.
     "captioner": Recipe(800, 64, 1e-3, 1400, 32, 1.5e-3, 5e-4),
 }
 # Heads on the finished target: steps of 32 conversations each.
@@ -115,7 +115,7 @@ def build_one(
 
 
 def build_head(kind: str, steps: int, tokenizer: PreTrainedTokenizerFast, seed: int, folder: Path) -> None:
-    """Train one head on the target that lies in `folder`, and save it beside it."""
+    """Train one head for the target in `folder`, and save it beside it."""
     target = Target.load(CheckpointRef(str(folder / "caption_target")), "float32", "cpu")
     samples = draw_batches("train", seed + 7 + list(HEADS).index(kind), HEAD_BATCH, tokenizer)
     pace = Pace(

@@ -1,7 +1,7 @@
 """Rebuilds the image models of zoo/checkpoints from a seed: `python -m zoo.build_images`.
 
-Owns the recipe: how many steps of what, in which order. Knows nothing of how each part works. Their EAGLE drafters are
-trained by `jobs/train_drafter.py`, on rows of `zoo.synthesis_rows`; see zoo/README.md.
+Contains the recipe: the order of steps and their lengths. `jobs/train_drafter.py` trains their EAGLE drafters on rows
+of `zoo.synthesis_rows`; see zoo/README.md.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def build_vq(recipes: dict[str, Recipe], seed: int, folder: Path) -> None:
 
 
 def build_gpt_on(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
-    """Train one GPT on codes of the VQ model that lies in `folder`, and save it beside it."""
+    """Train one GPT on codes of the VQ model in `folder`, and save it beside it."""
     kind, partial = SHAPES_OF[role].condition, folder / f"{role}.partial.safetensors"
     vq: Vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", torch.device("cpu"))
     t5, tokenizer = load_t5(folder) if kind == "text" else (None, None)

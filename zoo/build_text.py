@@ -1,7 +1,5 @@
-"""Rebuilds the text pair of zoo/checkpoints from a seed: `python -m zoo.build_text`.
-
-Owns the recipe and the training loop. Knows nothing of how samples are drawn or how quality is measured.
-"""
+"""Rebuilds the text pair of zoo/checkpoints from a seed: `python -m zoo.build_text`. Contains recipe and training
+loop."""
 
 from __future__ import annotations
 
@@ -69,7 +67,7 @@ def train_text_model(
     started, total = time.monotonic(), 0.0
     model.train()
     for step in range(1, num_steps + 1):
-        # bfloat16 products are twice as fast on the CPUs that have them; the weights stay in float32.
+        # bfloat16 GEMMs are twice as fast on CPUs with bfloat16 instructions; the weights stay in float32.
         with torch.autocast("cpu", torch.bfloat16):
             loss = loss_of(model, next(batches))
         optimizer.zero_grad(set_to_none=True)

@@ -1,7 +1,4 @@
-"""Rebuilds the video pair of zoo/checkpoints from a seed: `python -m zoo.build_videos`.
-
-Owns the recipe: how many steps of what, in which order. Knows nothing of how each part works.
-"""
+"""Rebuilds the video pair of zoo/checkpoints from a seed: `python -m zoo.build_videos`. Contains the recipe."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`make demo`: scenes written as real files, captioned speculatively and plainly, and the two laid side by side.
+"""`make demo`: captions scenes in real files speculatively and plainly, and compares both runs.
 
-Half of the scenes go into Parquet shards, half into tar shards, as PNG and JPEG files, three rows broken on purpose.
-Videos as mp4 files come next (`zoo.demo_videos`), prompts drawn as images last (`zoo.demo_images`). Everything is
-written below `out/demo/`, which is replaced. Knows the world, and the jobs as a user does.
+Half of the scenes are in Parquet shards, half in tar shards, as PNG and JPEG files; three rows are broken on purpose.
+Videos as mp4 files follow (`zoo.demo_videos`), then prompts for images (`zoo.demo_images`). Everything is written below
+`out/demo/`, which is replaced.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NUM_SCENES = 256
 SEED = 20_260
 ROWS_PER_SHARD = 32
 NOT_AN_IMAGE, TRUNCATED, NO_QUESTION = 17, 101, 200
-"""The rows that are broken; the last one lies in a tar, the others in Parquet."""
+"""The broken rows; the last one is in a tar, the others in Parquet."""
 NUM_SHOWN = 5
 RUNS = {"speculative": (), "plain": ("method.drafter.kind=none",)}
 KINDS = {"parquet": ("source.kind=parquet",), "webdataset": ("source.kind=webdataset", "source.columns.image=null")}
@@ -72,7 +72,7 @@ def main() -> int:
 
 
 def caption_scenes() -> list[str]:
-    """Write the scenes, caption them both ways, show what came of it; what is not as it must be."""
+    """Write the scenes, caption them both ways, print the results; returns the failures."""
     rows = draw_rows(NUM_SCENES, SEED)
     write_sources(rows, OUT / "source")
     print(f"wrote {len(rows)} scenes into {OUT}/source: Parquet and tar shards, PNG and JPEG, 3 rows broken on purpose")
@@ -218,7 +218,7 @@ def show_captions(rows: list[Row], found: dict[str, dict[str, Any]]) -> None:
 
 
 def show_verdict(rows: list[Row], found: dict[str, dict[str, Any]], totals: dict[str, summary.Summary]) -> None:
-    """Rows accounted for, captions that say what the scene is, and the gain."""
+    """Accounts for all rows, checks captions against their scenes, and prints the speed-up."""
     good = [row for row in rows if not found[row.sample_id]["error_type"]]
     print(f"rows        {len(rows)} in: {len(good)} in data/, {len(rows) - len(good)} in errors/")
     right = 0

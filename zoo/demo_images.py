@@ -1,7 +1,6 @@
-"""The demo's last part: prompts of the grainy world drawn as images, plainly and under LANTERN's relaxed rule.
+"""Image synthesis in the demo: prompts of the grainy world, with plain decoding and with LANTERN's relaxed rule.
 
-Owns the prompts' file, both runs, the sheet of what was drawn and the comparison with what was asked. Knows the world,
-and the job as a user does; where Ray runs is decided by who calls it.
+Writes the prompts, runs both jobs, and writes a sheet of the images. The caller starts Ray.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class Prompt:
 
 
 def run(out: Path) -> list[str]:
-    """Write prompts below `out`, draw them twice, show what came of it; what is not as it must be.
+    """Write prompts below `out`, synthesize them twice, print the results; returns the failures.
 
     Raises:
         ConfigError: a job is refused.
@@ -103,7 +102,7 @@ def write_prompts(prompts: list[Prompt], folder: Path) -> None:
 
 
 def show_images(name: str, prompts: list[Prompt], found: dict[str, dict[str, Any]], path: Path, reader: Reader) -> None:
-    """All images of a run on one sheet, and how much of what was asked is in them."""
+    """All images of a run on one sheet, and the share of prompts that they match."""
     good = [prompt for prompt in prompts if prompt.sample_id not in BROKEN]
     images = [pixels(found[image_id(prompt)]) for prompt in good]
     texts = [prompt.text for prompt in good]
@@ -114,7 +113,7 @@ def show_images(name: str, prompts: list[Prompt], found: dict[str, dict[str, Any
 
 
 def show_gain(totals: dict[str, ImageSummary]) -> None:
-    """What LANTERN saves and what it costs."""
+    """Savings and cost of LANTERN."""
     relaxed, plain = totals["lantern"], totals["plain"]
     ratio = relaxed.tokens_per_forward / max(plain.tokens_per_forward, 1e-9)
     print(f"forwards    codes per forward of the target, LANTERN / plain: {ratio:.2f}")

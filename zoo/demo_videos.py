@@ -1,7 +1,6 @@
-"""The demo's moving part: held-out motions written as real mp4 files, captioned speculatively and plainly.
+"""Videos in the demo: held-out motions as real mp4 files, captioned speculatively and plainly.
 
-Owns the files, both runs and the comparison with what moved. Knows the world, and the jobs as a user does; where Ray
-runs is decided by who calls it.
+Writes the files, runs both jobs, and compares captions with motions. The caller starts Ray.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ DURATION_S, FPS, SIZE_PX = 3, 12, 192
 CODECS = ("mpeg4", "libx264")
 """Of files in turn, both with the losses of their default quality."""
 PHRASING = "describe"
-"""Of `zoo.world.motion.PROMPTS`: what the presets ask."""
+"""Key of `zoo.world.motion.PROMPTS` that the presets use."""
 NUM_SHOWN = 3
 CONFIGS = {"speculative": "zoo_video_sd", "plain": "zoo_video_plain"}
 
 
 def run(out: Path) -> list[str]:
-    """Write the files below `out`, caption them twice, show what came of it; what is not as it must be.
+    """Write the files below `out`, caption them twice, print the results; returns the failures.
 
     Raises:
         ConfigError: a job is refused.
@@ -88,7 +87,7 @@ def caption_videos(run_name: str, out: Path) -> dict[str, dict[str, Any]]:
 
 
 def count_right(motions: dict[str, Motion], found: dict[str, dict[str, Any]]) -> int:
-    """Captions that state their motion, whatever filler words they have."""
+    """Captions that state their motion, with any filler words."""
     texts = {name: row["generated_text"] for name, row in found.items()}
     return sum(states(motion, PHRASING, texts.get(name, "")) for name, motion in motions.items())
 

@@ -1,7 +1,6 @@
 """Training of the image world's GPTs on codes: teacher-forced, one tenth of the conditions left out.
 
-Owns their sizes, the columns and masks of a training batch, and the loop. Knows nothing of pixels beyond asking the VQ
-model for codes.
+Contains their sizes, the positions and masks of a training batch, and the loop.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from zoo.world.scene import GRID as CELLS
 
 IMAGE_PX = 96
 GRID = IMAGE_PX // VQ_SHAPE.factor
-# The share of the conditions that training replaces by "nothing said", for guidance.
+# The share of conditions that training replaces by the empty condition, for guidance.
 DROPPED_SHARE = 0.1
 MUON_LR = 0.02
 EXAM_WEIGHT = 0.3
@@ -51,8 +50,8 @@ SHAPES_OF = {
 class Codes:
     """Encoded images: codes [n, 144] and for each its condition, a row of `features` and `mask`, or a label.
 
-    `told` [n, 144, 4] is what the condition says of each code's place: size, colour and shape of the object in its cell
-    (0: none), and the tone. Nothing but training looks at it.
+    `told` [n, 144, 4] are the attributes of the condition for each code's place: size, colour and shape of the object
+    in its cell (0: none), and the tone. Used only in training.
     """
 
     codes: Tensor
@@ -75,7 +74,8 @@ def draw_scenes(kind: str, split: str, num: int, seed: int, start: int = 0) -> l
 
 
 def told_places(kind: str, scenes: list[Scene]) -> Tensor:
-    """Return what conditions say of each code's place, [n, 144, 4]; see `Codes`. A class says the same everywhere."""
+    """Return the attributes of conditions for each code's place, [n, 144, 4]; see `Codes`. Those of a class are the
+    same everywhere."""
     side = torch.arange(GRID) * CELLS // GRID
     cells = (side[:, None] * CELLS + side).flatten()
     told = torch.zeros(len(scenes), CELLS * CELLS, 4, dtype=torch.long)
@@ -114,9 +114,9 @@ def encode_scenes(
 
 
 def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
-    """Return who sees whom, bool [n, 1, L, L], for real columns [n, columns] followed by `num_tokens` columns.
+    """Return the attention mask, bool [n, 1, L, L], for real positions [n, columns] followed by `num_tokens` positions.
 
-    Causal; pads at the left are seen by nobody but themselves.
+    Causal; only padding at the left attends to itself.
     """
     seen = torch.cat([mask, mask.new_ones(len(mask), num_tokens)], dim=1)
     length = seen.shape[1]
@@ -126,7 +126,7 @@ def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
 
 
 def code_states(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
-    """Return the states [n, 144, D] from which each code is told; rows of `dropped` [n] have no condition."""
+    """Return the states [n, 144, D] that predict the codes; rows of `dropped` [n] have no condition."""
     if batch.labels is not None:
         labels = torch.where(dropped, gpt.shape.num_classes, batch.labels)
         columns = gpt.condition(labels)[:, None]
@@ -135,7 +135,7 @@ def code_states(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
         assert batch.features is not None
         assert batch.mask is not None
         mask = batch.mask
-        # The null columns stand under the row's own pads, as in the second lane of guidance.
+        # The null embeddings are at the row's own padding, as in the second lane of guidance.
         columns = torch.where(dropped[:, None, None], gpt.null_text(), gpt.embed_text(batch.features))
     inputs = torch.cat([columns, gpt.embed_tokens(batch.codes[:, :-1])], dim=1)
     positions = torch.arange(inputs.shape[1]).expand(len(inputs), -1)
@@ -159,14 +159,14 @@ def pick(codes: Codes, rows: Tensor) -> Codes:
 def build_gpt(role: str, seed: int, codebook: Tensor | None = None) -> Gpt:
     """Build an untrained GPT, its weights drawn from a seed.
 
-    With the VQ model's codes [V, dim] as directions, codes that lie close start out alike, at the input and at the
-    output: 4,096 codes would take longer to learn one by one than all the rest together.
+    With the VQ model's codes [V, dim] as directions, similar codes start with similar embeddings, at the input and at
+    the output: learning 4,096 codes one by one would take longer than all other training.
     """
     torch.manual_seed(seed)
     gpt = Gpt(SHAPES_OF[role])
     for name, parameter in gpt.named_parameters():
         if parameter.ndim == 2:
-            # What layers add starts at zero, so that the codes' own likeness is what the first steps see.
+            # The output of layers starts at zero, so that the first steps use the similarity of codes.
             adds = name.endswith(("o_proj.weight", "down_proj.weight"))
             nn.init.normal_(parameter, std=0.0 if adds else parameter.shape[1] ** -0.5)
     if codebook is not None:
@@ -185,9 +185,9 @@ def smooth_features(directions: Tensor, num_features: int) -> Tensor:
 
 
 class Examiner(nn.Module):
-    """Reads from a GPT's states what the condition says of each place; used in training alone.
+    """Predicts attributes of the condition for each place from a GPT's states; used in training only.
 
-    Grain makes codes a noisy teacher of what conditions mean. This one has no noise.
+    Codes are a noisy training signal of conditions because of the grain. This one has no noise.
     """
 
     WIDTHS = (len(SIZES) + 1, len(COLOURS) + 1, len(SHAPES) + 1, len(TONES))
@@ -197,7 +197,7 @@ class Examiner(nn.Module):
         self.out = nn.Linear(dim, sum(self.WIDTHS))
 
     def forward(self, states: Tensor, told: Tensor) -> Tensor:
-        """States [n, 144, D] and what there is to say [n, 144, 4] → loss."""
+        """States [n, 144, D] and attributes [n, 144, 4] → loss."""
         parts = self.out(states).float().flatten(0, 1).split(self.WIDTHS, dim=-1)
         losses = [cross_entropy(part, told[..., n].flatten()) for n, part in enumerate(parts)]
         return torch.stack(losses).sum()
@@ -246,7 +246,7 @@ def train_gpt(
         batch, order = pick(codes, order[:batch_size]), order[batch_size:]
         dropped = torch.rand(batch_size, generator=generator) < DROPPED_SHARE
         assert batch.told is not None
-        # bfloat16 products are faster on the CPUs that have them; the weights stay in float32.
+        # bfloat16 GEMMs are faster on CPUs with bfloat16 instructions; the weights stay in float32.
         with torch.autocast("cpu", torch.bfloat16):
             states = code_states(gpt, batch, dropped)
             logits = gpt.output(states)

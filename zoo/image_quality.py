@@ -1,7 +1,8 @@
-"""How good images of the grainy world are: what the zoo's captioner reads in them, and a Fréchet distance of two sets.
+"""Quality of images of the grainy world: attributes that the zoo's captioner finds in them, and a Fréchet distance of
+two sets.
 
-Owns both measures, over lists of uint8 images [H, W, 3] of any size. Knows nothing of how the images were made. The
-reader and the features are the shipped `caption_target` and its vision tower, which never saw grain or a VQ model.
+Both measures take lists of uint8 images [H, W, 3] of any size. The captioner and the features are the shipped
+`caption_target` and its vision tower, which were not trained on grain or VQ images.
 """
 
 from __future__ import annotations
@@ -35,10 +36,10 @@ class Reader:
 
 @dataclass(frozen=True)
 class Described:
-    """Shares of images that the captioner describes as their prompts say: all of it, and attribute by attribute.
+    """Shares of images that the captioner describes as their prompts: completely, and by attribute.
 
-    An attribute is the tone, that something stands in a cell, or that object's size, colour or shape. Objects nobody
-    asked for spoil the whole and no attribute.
+    An attribute is the tone, the presence of an object in a cell, or its size, colour or shape. Additional objects
+    count against the whole and no attribute.
     """
 
     whole: float
@@ -66,10 +67,10 @@ def read_images(reader: Reader, images: Sequence[np.ndarray], batch_size: int = 
 
 
 def measure_described(reader: Reader, images: Sequence[np.ndarray], prompts: Sequence[str]) -> Described:
-    """Compare what the captioner reads in images with their prompts.
+    """Compare captions of images with their prompts.
 
     Raises:
-        ValueError: there is no image, not one prompt per image, or a prompt that is none of this world's.
+        ValueError: there is no image, not one prompt per image, or a prompt of another world.
     """
     if len(images) != len(prompts) or not images:
         raise ValueError(f"{len(images)} images and {len(prompts)} prompts: as many are needed, and at least one")
@@ -121,7 +122,7 @@ def frechet_distance(one: np.ndarray, other: np.ndarray) -> float:
     covariances = [np.atleast_2d(np.cov(features, rowvar=False)) for features in (one, other)]
     values, vectors = np.linalg.eigh(covariances[0])
     root = (vectors * np.sqrt(values.clip(0))) @ vectors.T
-    # tr((A B)^½) by the symmetric product A^½ B A^½, whose eigenvalues are real.
+    # tr((A B)^½) by the symmetric matrix A^½ B A^½, whose eigenvalues are real.
     shared = np.sqrt(np.linalg.eigvalsh(root @ covariances[1] @ root).clip(0)).sum()
     gap = one.mean(0) - other.mean(0)
     return float(max(0.0, gap @ gap + np.trace(covariances[0]) + np.trace(covariances[1]) - 2 * shared))
@@ -146,7 +147,7 @@ def _checked(image: np.ndarray) -> np.ndarray:
 
 
 def measure_class(reader: Reader, images: Sequence[np.ndarray], labels: Sequence[int]) -> Described:
-    """Compare what the captioner reads in images of a class with that class: one object, of its colour and its shape.
+    """Compare captions of images of a class with that class: one object, of its colour and its shape.
 
     Raises:
         ValueError: there is no image, or not one label per image.

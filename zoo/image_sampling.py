@@ -1,7 +1,6 @@
-"""Plain sampling of the zoo's GPTs, a batch at a time: what the recipe measures its models with.
+"""Plain sampling of the zoo's GPTs in batches, for measurements of the recipe.
 
-Owns a loop over codes with a cache of transformers' own. Knows nothing of the engine, which is not needed to judge
-weights; it draws the same distribution.
+Uses a cache of transformers and draws the same distribution as the engine.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from zoo.image_vq import images_of
 
 
 def lanes_of(gpt: Gpt, batch: Codes, guided: bool) -> tuple[Tensor, Tensor]:
-    """Return the condition columns [lanes · n, columns, D] and which are real; the null lane comes second.
+    """Return the condition positions [lanes · n, columns, D] and which are real; the null lane comes second.
 
-    Null columns stand under the pads of the row's own prompt.
+    Null embeddings are at the padding of the row's own prompt.
     """
     if batch.labels is not None:
         labels = [batch.labels, torch.full_like(batch.labels, gpt.shape.num_classes)]

@@ -1,8 +1,7 @@
-"""The image world's text encoder: a tokenizer and a tiny T5 encoder, taught to read prompts before any image is drawn.
+"""The image world's text encoder: a tokenizer and a tiny T5 encoder, trained to read prompts before any image is drawn.
 
-Owns both, and the T5's training: from the mean of its features one must be able to tell what stands in each cell. Image
-tokens of LlamaGen see a prompt's columns through exactly such a mean, because rotary zeros make all of them weigh the
-same. Knows nothing of pixels or codes.
+The T5's training predicts the contents of each cell from the mean of its features. Image tokens of LlamaGen attend to a
+prompt through exactly such a mean, because rotary zeros give all its positions the same weight.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ def build_t5(tokenizer: PreTrainedTokenizerFast, seed: int) -> T5EncoderModel:
 
 
 def encode_prompts(t5: T5EncoderModel, tokenizer: PreTrainedTokenizerFast, prompts: list[str]) -> tuple[Tensor, Tensor]:
-    """Return left-padded features [n, 24, 96], zero at pads, and the mask [n, 24] that says which columns are real."""
+    """Return left-padded features [n, 24, 96], zero at padding, and the mask [n, 24] of real positions."""
     tokens = tokenizer(prompts, padding="max_length", truncation=True, return_tensors="pt")
     mask = tokens["attention_mask"].bool()
     features = t5(input_ids=tokens["input_ids"], attention_mask=tokens["attention_mask"]).last_hidden_state
@@ -94,7 +93,7 @@ def _prompts(num: int, seed: int, start: int) -> list[tuple[Scene, str]]:
 
 
 def _answers(scenes: list[Scene]) -> Tensor:
-    """Return per scene and cell the size, colour and shape that stand there (0: nothing), then the tone, [n, 28]."""
+    """Return per scene and cell the size, colour and shape (0: nothing), then the tone, [n, 28]."""
     rows = torch.zeros(len(scenes), NUM_CELLS * 3 + 1, dtype=torch.long)
     for row, scene in zip(rows, scenes):
         for thing in scene.things:
@@ -122,7 +121,7 @@ class Examiner(nn.Module):
         return self.out((self.each(features) * weights).sum(1)).split(self.WIDTHS, dim=-1)
 
     def noun_loss(self, features: Tensor, scenes: list[Scene]) -> Tensor:
-        """Return the loss of telling each object's cell, size, colour and shape from its noun's feature alone."""
+        """Return the loss of predicting each object's cell, size, colour and shape from the feature of its noun."""
         rows, columns, answers = [], [], []
         for row, scene in enumerate(scenes):
             ends = len(scene.things)

@@ -1,6 +1,6 @@
-"""Training of the image world's VQ model: first without a codebook, then with one that k-means lays out.
+"""Training of the image world's VQ model: first without a codebook, then with one initialised by k-means.
 
-Owns the losses, the codebook's updates and the loop. Knows nothing of prompts or of what draws the codes.
+Contains the losses, the codebook's updates and the loop.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DEAD_SHARE = 0.05
 
 
 def pixels_of(images: list[np.ndarray] | np.ndarray) -> Tensor:
-    """Turn uint8 images [96, 96, 3] into what a VQ model reads: float32 [n, 3, 96, 96] in [-1, 1]."""
+    """Turn uint8 images [96, 96, 3] into VQ inputs: float32 [n, 3, 96, 96] in [-1, 1]."""
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2).float() / 127.5 - 1.0
 
 
@@ -75,7 +75,7 @@ def fit_codes(latents: Tensor, weights: Tensor, num_codes: int, num_rounds: int,
 
 
 class CodeKeeper:
-    """Moves a codebook after the latents that choose it: moving averages, and new places for codes nobody chooses."""
+    """Moves codes towards the latents that choose them: moving averages, and new positions for unused codes."""
 
     def __init__(self, vq: Vq, seed: int) -> None:
         self.codes = vq.codebook
@@ -110,7 +110,7 @@ def picture_loss(made: Tensor, pixels: Tensor, tower: nn.Module) -> Tensor:
     gap = made - pixels
     grey = gap.mean(1, keepdim=True)
     squares = grey.square() + CHROMA_WEIGHT * (gap - grey).square().mean(1, keepdim=True)
-    # The tower's own normalisation: (x / 255 - 0.5) / 0.25 of bytes is twice what lies in [-1, 1].
+    # The tower's own normalisation: (x / 255 - 0.5) / 0.25 of bytes is twice the value in [-1, 1].
     true, seen = (tower(2.0 * image).last_hidden_state[:, 1:] for image in (pixels, made))
     perception = F.mse_loss(seen, true) / true.detach().var()
     return 10 * (squares * pixel_weights(pixels)).mean() + 10 * PERCEPTION * perception
@@ -134,7 +134,7 @@ def vq_loss(vq: Vq, pixels: Tensor, tower: nn.Module, quantised: bool) -> tuple[
 
 
 class Progress:
-    """Prints a line every 50 steps: the mean loss, the rate and what is left."""
+    """Prints a line every 50 steps: the mean loss, the rate and the remaining time."""
 
     def __init__(self, num_steps: int, batch_size: int, report: Callable[[str], None]) -> None:
         self.num_steps, self.batch_size, self.report = num_steps, batch_size, report
@@ -159,7 +159,7 @@ def set_rate(optimizer: torch.optim.Optimizer, lr: float, step: int, num_steps: 
 
 
 def save_partial(module: nn.Module, path: Path | None) -> None:
-    """Write a module's weights as they are, to go on from by hand after a broken run; nothing without a path."""
+    """Write a module's weights, to resume by hand after a broken run; nothing without a path."""
     if path is not None:
         save_file({name: value.contiguous() for name, value in module.state_dict().items()}, path)
 
@@ -223,7 +223,7 @@ def polish_decoder(
     autosave: Path | None = None,
     report: Callable[[str], None] = say,
 ) -> None:
-    """Train the decoder alone, in place: codes stay what they are, so GPTs may be trained on them meanwhile."""
+    """Train the decoder alone, in place: codes stay the same, so GPTs may be trained on them meanwhile."""
     tower.requires_grad_(False).eval()
     vq.to(memory_format=torch.channels_last).requires_grad_(False)
     parts = [*vq.decoder.requires_grad_(True).parameters(), *vq.post_quant_conv.requires_grad_(True).parameters()]

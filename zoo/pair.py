@@ -1,7 +1,4 @@
-"""The tokenizer, the processor and the two untrained models of a pair, and how they are saved.
-
-Owns the architecture and the file layout of zoo/checkpoints. Knows nothing of scenes' truth or of training.
-"""
+"""The tokenizer, the processor and the two untrained models of a pair, and their files in zoo/checkpoints."""
 
 from __future__ import annotations
 
@@ -65,7 +62,7 @@ def grammar_texts(num_scenes: int, seed: int) -> list[str]:
         texts.append(dialogue.write_change(scene, after, kind, changed, rng))
         texts.append(dialogue.write_clip(draw_clip(rng, "train", 3), rng))
         texts += list(dialogue.draw_text_only(rng))
-    # A prompt stands after a line break, an answer after a space: the tokenizer sees every text both ways.
+    # A prompt follows a line break, an answer follows a space: the tokenizer is trained on both forms.
     return texts + [f" {text}" for text in texts if not text.startswith(" ")]
 
 

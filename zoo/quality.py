@@ -1,8 +1,7 @@
-"""How good a pair is: captions and attributes right, certainty on attributes and fillers, agreement of the two models.
+"""Quality of a pair: right captions and attributes, certainty on attributes and fillers, agreement of the two models.
 
-Owns the measures and the table of zoo/README.md. `python -m zoo.quality` measures the shipped pair and writes
-zoo/quality.json; with `--table` it prints the table of the committed file. Knows nothing of training or of the engine:
-the acceptance length here is a walk over the target's own greedy output.
+`python -m zoo.quality` measures the shipped pair and writes zoo/quality.json; with `--table` it prints the table of the
+committed file for zoo/README.md. The acceptance length here is a walk over the target's own greedy output.
 """
 
 from __future__ import annotations
@@ -95,11 +94,11 @@ def answer_all(
 
 
 def count_attributes(scene: Scene, phrasing: str, text: str) -> tuple[int, int]:
-    """Return how many stated attributes are right, and how many are stated.
+    """Return the number of right attributes, and of stated ones.
 
     A caption states its tone, its texture and four attributes per object (cell, size, colour, shape), each compared
-    with the object that stands in the stated cell. A text that no phrasing could have written counts as if it
-    stated as many attributes as the truth, all wrong.
+    with the object in the stated cell. A text in no known phrasing counts as if it stated as many attributes as the
+    truth, all wrong.
     """
     parsed = grammar.parse_caption(text)
     if parsed is None or parsed[0] != phrasing:
@@ -115,7 +114,7 @@ def count_attributes(scene: Scene, phrasing: str, text: str) -> tuple[int, int]:
 
 
 def mask_fillers(text: str) -> str:
-    """Return a text with every filler word replaced by `*`, so that two answers compare by what they state."""
+    """Return a text with every filler word replaced by `*`, so that two answers compare by their attributes."""
     words = (word.strip(".,:;") for word in text.split())
     return " ".join("*" if word in FILLER_WORDS else raw for word, raw in zip(words, text.split()))
 
@@ -134,10 +133,10 @@ def top_tokens(
 
 
 def walk_acceptance(agrees: list[bool], num_drafted: int = NUM_DRAFTED) -> list[int]:
-    """Return the tokens that each step of greedy speculative decoding commits, the bonus token included.
+    """Return the number of tokens that each step of greedy speculative decoding commits, the bonus token included.
 
-    agrees[i] says whether the drafter's top-1 token after the target's first i tokens is the target's. Up to the first
-    mismatch the drafts are the target's own tokens, so this teacher-forced walk commits what the real loop would.
+    agrees[i] is whether the drafter's top-1 token after the target's first i tokens is the target's. Up to the first
+    mismatch the drafts are the target's own tokens, so this teacher-forced walk commits the tokens of the real loop.
     The first token comes from the prefill.
     """
     committed, position = [], 1
@@ -229,7 +228,7 @@ def measure_pair(folder: Path = CHECKPOINTS, num: int = 500, num_other: int = 10
     return found
 
 
-# The rows of the table: what is measured, its key or keys in zoo/quality.json, what is aimed at.
+# Rows of the table: the measure, its key or keys in zoo/quality.json, and the goal.
 ROWS = (
     ("captions right, target", "target_captions_right", "at least 0.95"),
     ("captions right, drafter", "drafter_captions_right", ""),

@@ -1,7 +1,4 @@
-"""Training samples: the mixture of conversations, their pixels and their token ids with weights.
-
-Owns the mixture and the layout of a conversation's text. Knows nothing of models or of optimisation.
-"""
+"""Training samples: the mixture of conversations, their pixels and their token ids with weights."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ MIXTURE = {"caption": 0.78, "second": 0.09, "change": 0.06, "clip": 0.04, "text"
 
 @dataclass(frozen=True)
 class Conversation:
-    """Turns of (prompt, answer) about the images of some scenes; the images all stand before the first prompt."""
+    """Turns of (prompt, answer) about the images of some scenes; all images come before the first prompt."""
 
     scenes: tuple[Scene, ...]
     turns: tuple[tuple[str, str], ...]
@@ -52,7 +49,7 @@ class Batch:
 
 
 def draw_conversation(split: str, rng: random.Random, odds: Sequence[float] = grammar.FILLER_ODDS) -> Conversation:
-    """Draw one conversation of the mixture from a split, its filler words with the given odds."""
+    """Draw one conversation of the mixture from a split, its filler words with these odds."""
     task = rng.choices(list(MIXTURE), list(MIXTURE.values()))[0]
     if task == "text":
         return Conversation((), (dialogue.draw_text_only(rng),))

@@ -1,7 +1,7 @@
-"""A second stage for a trained model's vision tower: many small objects, while its features stay where they are.
+"""A second training stage for a model's vision tower: many small objects, while its features are kept close to the old
+ones.
 
-Owns that loop and the crowded scenes it draws. The language model is not run here, so an image costs a twentieth of a
-conversation. Knows nothing of captions.
+The language model is not run here, so an image costs a twentieth of a conversation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from zoo.samples import pixels_of, render_like_a_file
 from zoo.tower import HEADS, IGNORED, label_patches
 from zoo.world.scene import SIZES, Scene, draw_scene, scene_rng, split_of
 
-# Small objects are what a tower mistakes last.
+# A tower learns small objects last.
 SIZE_ODDS = (0.6, 0.25, 0.15)
 # What a squared step of the features away from those that the language model has learned to read costs.
 ANCHOR_WEIGHT = 1.0

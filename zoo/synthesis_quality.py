@@ -1,8 +1,7 @@
-"""How good the zoo's image models are: what a captioner reads in their images, their codes, how flat they choose.
+"""Quality of the zoo's image models: attributes that a captioner finds in their images, their codes, and their entropy.
 
-Owns the measures and the table of zoo/README.md. `python -m zoo.synthesis_quality` measures the shipped models and
-writes zoo/synthesis_quality.json; with `--table` it prints the table of the committed file. Knows nothing of training
-or of the engine: images are drawn by `zoo.image_sampling`.
+`python -m zoo.synthesis_quality` measures the shipped models and writes zoo/synthesis_quality.json; with `--table` it
+prints the table of the committed file for zoo/README.md. `zoo.image_sampling` draws the images.
 """
 
 from __future__ import annotations
@@ -153,7 +152,7 @@ def measure_synthesis(folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0)
 
 
 def sweep_guidance(role: str, folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0) -> list[str]:
-    """Return a line per guidance scale: what the captioner reads in a model's images at temperature 1."""
+    """Return a line per guidance scale: attributes that the captioner finds in a model's images at temperature 1."""
     reader = load_reader()
     vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", CPU)
     gpt = load_gpt(CheckpointRef(str(folder / f"image_{role}")), "float32", CPU)

@@ -1,8 +1,7 @@
 """Writes rows of the image world as Parquet: `python -m zoo.synthesis_rows OUT --rows N`.
 
-What a drafter of images is trained on (`jobs/train_drafter.py`), and what a synthesis job may be given as prompts. Owns
-the columns: `sample_id`, `prompt`, `codes` (by the zoo's VQ model, in raster order), `image` where asked for, and for
-the class-conditional model `label`.
+Training data of image drafters (`jobs/train_drafter.py`) and prompts of synthesis jobs. Columns: `sample_id`, `prompt`,
+`codes` (by the zoo's VQ model, in raster order), `image` if requested, and `label` for the class-conditional model.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def schema_of(kind: str, images: bool) -> pa.Schema:
 
 
 def draw_tables(vq: Vq, kind: str, split: str, num_rows: int, seed: int, images: bool) -> Iterator[pa.Table]:
-    """Yield tables of at most 50 rows; the same arguments give the same rows."""
+    """Yield tables of at most 50 rows; the same arguments yield the same rows."""
     for start in range(0, num_rows, ROWS_AT_ONCE):
         scenes = draw_scenes(kind, split, min(ROWS_AT_ONCE, num_rows - start), seed, start)
         pictures = [render_grainy(scene) for scene in scenes]

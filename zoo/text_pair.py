@@ -1,7 +1,6 @@
-"""The tokenizer and the two untrained models of the text pair, and how they are saved.
+"""The tokenizer and the two untrained models of the text pair, and their files.
 
-Both are `LlamaForCausalLM`: a pair that every engine can run, for comparisons. Owns architecture and file layout;
-knows nothing of training.
+Both are `LlamaForCausalLM`, which every engine can run, for comparisons.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""How good the text pair is: answers, attributes and tokens right on held-out scenes, and how far the two models agree.
+"""Quality of the text pair: right answers, attributes and tokens on held-out scenes, and agreement of the two models.
 
 `python -m zoo.text_quality` measures the shipped pair and writes zoo/text_quality.json; with `--table` it prints the
-table of the committed file. Owns the measures. Knows nothing of training.
+table of the committed file.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def answer(model: Target, asked: list[Question], drafter: Target | None = None) 
 
 
 def attributes_right(scene: Scene, phrasing: str, text: str) -> tuple[int, int]:
-    """Attribute words that stand where the true answer has them, and how many that one has."""
+    """Attribute words at the positions of the true answer, and the number of its attribute words."""
     true, said = listing.stated(true_answer(scene, phrasing)), listing.stated(text)
     return sum(one == other for one, other in zip(true, said)), max(len(true), len(said))
 

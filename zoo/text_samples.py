@@ -1,7 +1,4 @@
-"""Samples of the text pair: token ids with weights for training, and held-out prompts for benchmarks.
-
-Owns the layout of a conversation's text. Knows nothing of models or of optimisation.
-"""
+"""Samples of the text pair: token ids with weights for training, and held-out prompts for benchmarks."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Pre-training of a vision tower on attribute labels: every patch names what stands in its cell.
+"""Pre-training of a vision tower on attribute labels: every patch predicts the contents of its cell.
 
-Owns the heads, which are thrown away afterwards, and that training loop. Knows nothing of language models.
+The prediction heads are discarded afterwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Training of one model of the pair on the mixture of conversations.
-
-Owns the loop and the schedule. Knows nothing of how the samples are drawn or how quality is measured.
-"""
+"""Training of one model of the pair on the mixture of conversations: the loop and the schedule."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ def train_model(
     model.train()
     for step, batch in enumerate(draw_batches("train", seed, batch_size, tokenizer, odds=odds), start=1):
         batch = batch.to(model.device)
-        # bfloat16 products are twice as fast on the CPUs that have them; the weights stay in float32.
+        # bfloat16 GEMMs are twice as fast on CPUs with bfloat16 instructions; the weights stay in float32.
         with torch.autocast(model.device.type, torch.bfloat16):
             loss = loss_of(model, batch)
         optimizer.zero_grad(set_to_none=True)

@@ -1,6 +1,6 @@
-"""The tokenizer, the processor and the two untrained models of the video pair, and how they are saved.
+"""The tokenizer, the processor and the two untrained models of the video pair, and their files.
 
-Both are `Qwen2_5_VLForConditionalGeneration`. Owns architecture and file layout; knows nothing of training.
+Both are `Qwen2_5_VLForConditionalGeneration`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ NUM_FRAMES = 8
 """Frames of a clip as the pair was trained; 9 visual tokens for every two."""
 MAX_POSITIONS = 4096
 ROPE_THETA = 10.0
-"""A frame's columns turn the slowest of the rotary angles. At the usual 10,000 neighbouring cells are 0.003 apart in a
-head of 64, and nothing learns where anything stands."""
+"""Base of the rotary angles. With the usual 10,000, neighbouring cells differ by 0.003 in the slowest angles of a
+head of 64, which encode a frame's columns, and no position is learned."""
 SPECIALS = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -96,7 +96,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLProcessor:
-    """The processor of both models: frames of 96 px, whatever size they come in."""
+    """The processor of both models: frames of 96 px from frames of any size."""
     size = {"shortest_edge": FRAME_PX * FRAME_PX, "longest_edge": FRAME_PX * FRAME_PX}
     sizes: dict[str, Any] = {"patch_size": PATCH_PX, "merge_size": MERGE, "temporal_patch_size": TEMPORAL, "size": size}
     made: Qwen2_5_VLProcessor = without_torchvision(Qwen2_5_VLProcessor)(

@@ -1,7 +1,7 @@
-"""How good the video pair is: captions and attributes right on held-out clips, and how far the two models agree.
+"""Quality of the video pair: right captions and attributes on held-out clips, and agreement of the two models.
 
 `python -m zoo.video_quality` measures the shipped pair and writes zoo/video_quality.json; with `--table` it prints the
-table of the committed file. Owns the measures. Knows nothing of training.
+table of the committed file.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def requests(model: Target, clips: list[tuple[Motion, str, Clip]]) -> list[Reque
 
 
 def attributes_right(motion: Motion, phrasing: str, text: str) -> tuple[int, int]:
-    """Attribute words that stand where the true caption has them, and how many that one has."""
+    """Attribute words at the positions of the true caption, and the number of its attribute words."""
     true = stated(write_motion(motion, phrasing, scene_rng("held_out", 0, 0)))
     said = stated(text)
     return sum(one == other for one, other in zip(true, said)), max(len(true), len(said))

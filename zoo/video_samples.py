@@ -1,6 +1,6 @@
-"""Training samples of the video pair: clips as the processor sends them, and conversations about them.
+"""Training samples of the video pair: clips as processor outputs, and conversations about them.
 
-Owns the layout of a conversation and how a clip is worn before it is shown. Knows nothing of models or optimisation.
+Contains the layout of a conversation and the augmentation of clips.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from zoo.world.scene import COLOURS, GRID, SHAPES, SIZES, TEXTURES, TONES, scene
 RATES_FPS = (2.0, 4.0)
 """Bounds of a clip's sampled rate: eight frames of a file of two to four seconds."""
 NEAR_CELLS = 0.35
-"""How far an object may be from a cell's middle and still be what stands there."""
+"""Maximum distance of an object from a cell's middle at which it counts as the object of the cell."""
 HEADS = {
     "filled": 2, "size": len(SIZES), "colour": len(COLOURS), "shape": len(SHAPES),
     "tone": len(TONES), "texture": len(TEXTURES),
@@ -52,7 +52,7 @@ class VideoBatch:
 
 
 def wear(frames: Sequence[Image.Image], rng: random.Random) -> list[np.ndarray]:
-    """Frames as a file would give them: often through a lossy codec, in the model's size."""
+    """Frames as in a file: often through a lossy codec, in the model's size."""
     quality = rng.randint(50, 92) if rng.random() < 0.5 else None
     worn = []
     for frame in frames:

@@ -1,7 +1,4 @@
-"""Training of one model of the video pair: its vision tower on labels of the cells, then the whole on captions.
-
-Owns both loops. Knows nothing of how the samples are drawn or how quality is measured.
-"""
+"""Training of one model of the video pair: its vision tower on labels of the cells, then the whole on captions."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ def to_stderr(line: str) -> None:
 
 
 def label_loss(features: Tensor, head: nn.Module, labels: Tensor) -> tuple[Tensor, list[float]]:
-    """Cross-entropy of all labels [6, tokens] given features [tokens, D], and the share that is right of each."""
+    """Cross-entropy of all labels [6, tokens] from features [tokens, D], and the accuracy of each."""
     loss, right = features.new_zeros(()), []
     for wanted, logits in zip(labels, head(features.float()).split(list(HEADS.values()), dim=-1), strict=True):
         loss = loss + cross_entropy(logits, wanted, ignore_index=IGNORED)

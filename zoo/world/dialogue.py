@@ -1,7 +1,5 @@
-"""Everything that is asked besides a single caption: what changed, a second turn, text-only questions, clips.
-
-Owns those prompts, their answers and the readers of the answers. Knows nothing of pixels, tokens or models.
-"""
+"""Prompts besides single captions: changes, second turns, text-only questions, clips; with answers and their
+parsers."""
 
 from __future__ import annotations
 

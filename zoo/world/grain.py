@@ -1,8 +1,7 @@
-"""The world of the image models: scenes of one or two objects on grainy ground, and the prompts that ask for them.
+"""The world of the image models: scenes of one or two objects on grainy ground, and their prompts with a parser.
 
-Owns the grain, which scenes there are, and a prompt's words with their parser. Knows nothing of codes or models.
-Grain is why it exists: brightness noise at three scales, drawn from the scene's seed, that no prompt states and nobody
-can foretell. So many codes fit any place of a picture equally well, as in photographs.
+The grain is brightness noise at three scales, drawn from the scene's seed, which no prompt states and no model can
+predict. As in photographs, many codes therefore fit any place of a picture equally well.
 """
 
 from __future__ import annotations

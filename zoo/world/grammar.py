@@ -1,7 +1,7 @@
-"""The captions of a scene: five phrasings, each chosen by its prompt, each with a parser that reads the scene back.
+"""The captions of a scene: five phrasings, each selected by its prompt, each with a parser that recovers the scene.
 
-Owns the words of single-image captions. Knows nothing of pixels, tokens or models. A caption states attributes, which
-follow from the scene, and filler words, which are drawn independently of it with the fixed odds FILLER_ODDS.
+A caption states attributes, which follow from the scene, and filler words, which are drawn independently of it with the
+fixed odds FILLER_ODDS.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from zoo.world.scene import COLOURS, MAX_OBJECTS, SHAPES, SIZES, TEXTURES, TONES, Scene, Thing
 
 FILLER_ODDS = (0.5, 0.3, 0.2)
-# The drafter learned from authors with other habits: the same words, another favourite. So the two models disagree on
-# fillers as well, where a disagreement does no harm, and rules that relax the right places can be told from others.
+# The drafter is trained on texts with other habits: the same words, another favourite. So the two models disagree on
+# fillers as well, where a disagreement does no harm, and rules that relax the right positions can be distinguished from
+# others.
 DRAFTER_FILLER_ODDS = (0.3, 0.5, 0.2)
 PLACES = (
     "top left", "top centre", "top right",
@@ -166,7 +167,7 @@ def parse_caption(text: str) -> tuple[str, tuple[tuple[Thing, ...], str, str]] |
         tone = next(group for group in groups if group in TONES)
         texture = next(group for group in groups if group in TEXTURES)
         scene = Scene(things, tone, texture, 0)
-        # Writing it again, with the filler words that the text has, settles every question of form at once.
+        # Rendering it again with the text's filler words checks the whole form at once.
         if things and _same_form(text, scene, phrasing):
             return phrasing, scene.truth
     return None

@@ -1,7 +1,7 @@
-"""Scenes without pictures: a prompt lists what stands where, and the answer tells it at length.
+"""Scenes without pictures: a prompt lists the objects, and the answer describes them at length.
 
-Owns which scenes there are, the prompts, the answers and their reader. Knows nothing of tokens or models. An answer is
-long (93 to 167 tokens) and states only what its prompt lists, besides filler words, which nobody can know.
+An answer is long (93 to 167 tokens) and states only attributes of its prompt, besides filler words, which cannot be
+predicted.
 """
 
 from __future__ import annotations
@@ -95,12 +95,12 @@ PHRASINGS = {"tour": _tour, "story": _story, "survey": _survey}
 
 
 def write_answer(scene: Scene, phrasing: str, rng: random.Random, odds: Sequence[float] = FILLER_ODDS) -> str:
-    """Tell a scene in a phrasing of ASKED, its filler words drawn with the given odds."""
+    """Describe a scene in a phrasing of ASKED, its filler words drawn with these odds."""
     return PHRASINGS[phrasing](scene, draw_fillers(rng, odds))
 
 
 def states(scene: Scene, phrasing: str, text: str) -> bool:
-    """Whether `text` tells exactly this scene in this phrasing, whatever filler words it has."""
+    """Whether `text` describes exactly this scene in this phrasing, with any filler words."""
     written = PHRASINGS[phrasing](scene, lambda slot: f"\0{slot}\0")
     # Split at the slots' marks, every second part is the name of a slot.
     parts = [

@@ -1,8 +1,4 @@
-"""Moving scenes: one object goes straight from cell to cell, another may stay; their captions and the reader of them.
-
-Owns what a motion is, how one is drawn, where everything stands at a moment, and the words. Knows nothing of files,
-tokens or models.
-"""
+"""Moving scenes: one object moves straight from cell to cell, another may stay; their captions and a parser."""
 
 from __future__ import annotations
 
@@ -51,7 +47,7 @@ class Motion:
 
 
 def draw_motion(rng: random.Random, split: str) -> Motion:
-    """Draw a motion whose contents belong to `split`; nothing stands in the mover's way."""
+    """Draw a motion whose contents belong to `split`; no object is in the mover's way."""
     while True:
         scene = draw_scene(rng, split)
         if len(scene.things) > 2:
@@ -66,7 +62,7 @@ def draw_motion(rng: random.Random, split: str) -> Motion:
 
 
 def _is_in_the_way(start: int, end: int, cell: int) -> bool:
-    """Whether a cell's middle lies within 0.8 cells of the straight line between two others."""
+    """Whether a cell's middle is within 0.8 cells of the straight line between two others."""
     ax, ay, bx, by, x, y = start % GRID, start // GRID, end % GRID, end // GRID, cell % GRID, cell // GRID
     length = (bx - ax) ** 2 + (by - ay) ** 2
     share = max(0.0, min(1.0, ((x - ax) * (bx - ax) + (y - ay) * (by - ay)) / length))
@@ -134,7 +130,7 @@ def write_motion(motion: Motion, phrasing: str, rng: random.Random, odds: Sequen
 
 
 def states(motion: Motion, phrasing: str, text: str) -> bool:
-    """Whether `text` is a caption of this motion in this phrasing, whatever filler words it has."""
+    """Whether `text` is a caption of this motion in this phrasing, with any filler words."""
     written = PHRASINGS[phrasing](motion, lambda slot: f"\0{slot}\0")
     # Split at the slots' marks, every second part is the name of a slot.
     parts = [

@@ -1,7 +1,4 @@
-"""Pixels of a scene: the same scene at any size, deterministic from the scene alone.
-
-Owns colours, outlines and textures. Knows nothing of words, files or models.
-"""
+"""Pixels of a scene: the same scene at any size, deterministic from the scene alone."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ Place = tuple[float, float]
 
 
 def render_frames(scene: Scene, places: Sequence[Sequence[Place]], size_px: int = NATIVE_PX) -> list[Image.Image]:
-    """Render a scene once per entry of `places`, its objects standing where that entry says; ground and looks stay."""
+    """Render a scene once per entry of `places`, its objects at those places; ground and looks stay."""
     side = size_px * OVERSAMPLE
     rng = random.Random(scene.look_seed)
     ground = Image.fromarray(_ground(scene, side, rng))

@@ -1,7 +1,4 @@
-"""What a scene is, how one is drawn from a seed, and which split it belongs to.
-
-Owns the attribute values, `Scene` and the rule that keeps the splits apart. Knows nothing of pixels, words or models.
-"""
+"""Scenes: attribute values, drawing from a seed, and the rule that keeps the splits apart."""
 
 from __future__ import annotations
 
@@ -49,10 +46,10 @@ class Scene:
 
 
 def split_of(scene: Scene) -> str:
-    """Return the one split a scene belongs to: a hash of its background and its objects, wherever they stand.
+    """Return the one split a scene belongs to: a hash of its background and its objects, at any place.
 
-    Positions and `look_seed` are left out on purpose: two scenes with the same contents are always in one split, and
-    an object that moves through a clip does not carry its scene into another split.
+    Positions and `look_seed` are excluded: two scenes with the same contents are always in one split, and an object
+    that moves through a clip does not carry its scene into another split.
     """
     kinds = sorted((thing.size, thing.colour, thing.shape) for thing in scene.things)
     digest = hashlib.sha256(repr((scene.tone, scene.texture, kinds)).encode()).digest()
