@@ -167,7 +167,7 @@ class TrainDrafterJob(Section):
     answer_column: str | None = None
     """The column with the text that the drafter learns to predict; set it or `image`."""
     answer_prefix: str = " "
-    """Stands between the rendered prompt and the answer, as the target writes it."""
+    """Text between the rendered prompt and the answer, as the target generates it."""
     image: ImageTeaching | None = None
     """In place of `answer_column`: the target makes images."""
     target: Checkpoint

@@ -146,7 +146,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("--address: give the address of the cluster's dashboard, such as http://HEAD:8265")
     asked = next((name for name in ("follow", "status", "stop") if getattr(arguments, name) is not None), "")
     named = getattr(arguments, asked) if asked else ""
-    if "=" in named:  # no submission's name, but a value that stood behind the option
+    if "=" in named:  # not a submission id, but a value after the option
         arguments.overrides, named = [named, *arguments.overrides], ""
     submission = None if named else prepare(arguments)
     if submission is None:
@@ -300,7 +300,7 @@ def next_number(earlier: Sequence[Known], again: bool) -> int:
 def _look(cluster: Cluster, asked: str, submission_id: str) -> int:
     """Follow, ask for or stop one submission."""
     if asked == "follow":
-        cluster.ask(submission_id)  # refuses one that nobody knows
+        cluster.ask(submission_id)  # raises for an unknown one
         try:
             known = cluster.follow(submission_id, _show)
         except KeyboardInterrupt:

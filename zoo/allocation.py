@@ -10,7 +10,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 
 
 def keep_memory() -> bool:
-    """Tell glibc to reuse freed memory instead of returning it to the system; False where the C library is another.
+    """Make glibc reuse freed memory instead of returning it to the system; False with another C library.
 
     Training frees and allocates the same large tensors at every step. Measured in a virtual machine with costly page
     faults: 12 samples/s without this, 81 with it.

@@ -26,7 +26,7 @@ from models.inputs.prefix import Prefix
 from models.kv.lanes import SlotBatch
 
 NO_TOKEN = -1
-"""Stands for visual columns and for places beyond the text: equals nothing and is never proposed."""
+"""Placeholder of visual tokens and of positions beyond the text: equals no token and is never proposed."""
 
 
 class LookupDrafter:

@@ -108,7 +108,7 @@ class FrontEnd:
             if made is None:
                 made = self._encode(prompt, images, videos)
                 self._recent.keep(content, made, sum(one.nbytes for one in made.values()))
-            # Whoever gets it may put other tensors in, but not write into these.
+            # Callers may replace these tensors, but must not write to them.
             return dict(made)
 
     def _encode(self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip]) -> dict[str, Tensor]:

@@ -133,7 +133,7 @@ class PromptReader:
         lens = torch.tensor(starts, device=rows.device)
         place = torch.arange(longest, device=rows.device)
         is_real = place < torch.tensor([rest.length for rest in rests], device=rows.device)[:, None]
-        # Nobody reads the column behind the last.
+        # The position behind the last is never read.
         columns = torch.where(is_real, lens[:, None] + place, self._cache.capacity)
         window = max(start + rest.length for start, rest in zip(starts, rests, strict=True))
         causal = (place[:, None] >= place).expand(len(rests), -1, -1)

@@ -24,7 +24,7 @@ LARGEST_FP8 = torch.finfo(FP8).max
 
 
 class RoundedLinear(nn.Module):
-    """Stands for a linear layer, with its weights rounded: `weight` (O, D), `scales` (O,) and `bias` of its type."""
+    """A linear layer with rounded weights: `weight` (O, D), `scales` (O,) and `bias` of its type."""
 
     block_of_outputs: ClassVar[int] = 1
 

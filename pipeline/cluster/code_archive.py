@@ -23,7 +23,7 @@ SUBMITTED = "submitted"
 _LEFT_OUT_FOLDERS = ("__pycache__",)
 _LEFT_OUT_SUFFIXES = (".pyc", ".pyo")
 _DENSE_SUFFIXES = (".safetensors", ".png", ".jpg", ".mp4", ".gz", ".zst", ".parquet")
-"""File types that compression hardly shrinks."""
+"""File types that compression does not shrink much."""
 # Equal content makes an equal archive, which Ray then knows by its hash and takes only once.
 _DATE = (1980, 1, 1, 0, 0, 0)
 

@@ -212,7 +212,7 @@ def _client(address: str, headers: dict[str, str]) -> Any:
 
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
-    with _without_variables(ADDRESS_VARIABLES):  # which Ray prefers to what it is told
+    with _without_variables(ADDRESS_VARIABLES):  # which Ray prefers to its arguments
         return JobSubmissionClient(address, headers=headers)
 
 

@@ -155,7 +155,7 @@ class Saver:
                 self._save(held)
                 if not self._closing:
                     self._publish(everything=False)
-        except BaseException as failure:  # told to whoever adds next, or at the end
+        except BaseException as failure:  # raised by the next `add`, or at the end
             with self._changed:
                 self._failure = failure
                 self._changed.notify_all()

@@ -62,7 +62,7 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
 
 @contextlib.contextmanager
 def _said(plan: JobPlan, events: Events) -> Iterator[None]:
-    """Say when the job begins, and how it ends."""
+    """Emit events at the start and at the end of the job."""
     events.emit(
         "job_began",
         output=plan.output.shown(),

@@ -1,4 +1,4 @@
-"""Runs a pilot: some samples through a job's own graph, whose rows return to the driver and are written nowhere."""
+"""Runs a pilot: some samples through a job's own graph, whose rows return to the driver and are not written."""
 
 from __future__ import annotations
 

@@ -178,7 +178,7 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     for one in inventory.strange:
         press.set_aside(one.relative)
     for relative in plan.earlier.verified.unreadable:
-        press.remove(checksum_name(relative))  # settling notes it anew
+        press.remove(checksum_name(relative))  # finalizing writes it again
     for relative in inventory.spent:
         press.remove(relative)
     return plan, Begun(press, numbers)

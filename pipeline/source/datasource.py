@@ -276,7 +276,7 @@ def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) 
                 raise ValueError(f"what has been read of it takes more than {max_bytes} bytes")
             tables.append(table)
             next_row = chunk.samples[-1].row_index + 1 if chunk.samples else next_row
-    except Exception as error:  # decoders of damaged files raise what they like; the row says what it was
+    except Exception as error:  # decoders of damaged files raise any error; it goes into the row
         known = piece.num_samples if piece.stop is None else piece.stop
         message = f"{piece.path}: cannot be read from row {next_row} on: {access.reason_of(error)}"
         if known is None:

@@ -263,7 +263,7 @@ def _own_ids(filesystem: Any, spec: ReadSpec, kind: Kind, piece: FilePiece) -> I
             for sample in chunk.samples:
                 if sample.own_id is not None:
                     yield sample.row_index, sample.own_id
-    except Exception:  # what is wrong with the file is told by its read task
+    except Exception:  # the read task reports the error
         return
 
 

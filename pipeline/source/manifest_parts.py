@@ -194,7 +194,7 @@ def read_parts(output: OutputDir) -> Manifest | None:
     return Manifest(footer[ROOT_KEY].decode(), files, keep, files.num_rows, len(names))
 
 
-# --- counts that only reading tells --------------------------------------------------------------------------------
+# --- counts known only after reading -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
         try:
             with open_batches(filesystem, access.join(root, path)) as (schema, batches):
                 index = _index(batches) if access.is_local(filesystem) else None
-        except Exception:  # what is wrong with it is told by its read task
+        except Exception:  # the read task reports the error
             found.append(None)
             continue
         kept.add(schema, path)

@@ -161,7 +161,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     for path in files["path"].to_pylist() if needs.columns() else ():
         try:
             names = read_header(filesystem, access.join(root, path), delimiter_of(needs.source, path))
-        except Exception:  # what is wrong with the file is told by its read task
+        except Exception:  # the read task reports the error
             continue
         if names is None:
             continue

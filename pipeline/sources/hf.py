@@ -101,7 +101,7 @@ def media_features(filesystem: Any, path: str) -> list[str]:
         if _suffix(path) == ".parquet":
             with access.open_file(filesystem, path) as file:
                 return features_of(pq.read_schema(file))
-    except Exception:  # what is wrong with it is told by its read task
+    except Exception:  # the read task reports the error
         return []
     return []
 

@@ -44,7 +44,7 @@ def _peek(filesystem: Any, path: str) -> set[str]:
         for (_, record), _ in zip(records, range(NUM_PEEKED_ROWS), strict=False):
             row = parse(record)
             names |= set() if isinstance(row, RowError) else set(row)
-    except Exception:  # what is wrong with the file is told by its read task
+    except Exception:  # the read task reports the error
         return names
     return names
 

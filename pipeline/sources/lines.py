@@ -208,7 +208,7 @@ def survey_files(
             with open_bytes(filesystem, access.join(root, path)) as stream:
                 records = split_of(path)(split_lines(stream, max_bytes))
                 return index_records(records, source.span_max_rows, source.span_max_bytes)
-        except Exception:  # damaged, or gone: its read task says why
+        except Exception:  # damaged, or gone: the read task reports the error
             return None
 
     with ThreadPoolExecutor(NUM_INDEX_THREADS) as pool:

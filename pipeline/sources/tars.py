@@ -219,7 +219,7 @@ def index_runs(file: IO[bytes], max_rows: int, max_bytes: int) -> Index | None:
                 rows += 1
             if not getattr(tar, "saw_end_marker", False) or tar.pax_headers:
                 return None
-    except Exception:  # what is wrong with it is told by its read task
+    except Exception:  # the read task reports the error
         return None
     end = access.size_of(file)
     close_before(end)

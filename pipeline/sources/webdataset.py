@@ -55,7 +55,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
         try:
             with access.open_file(filesystem, access.join(root, path)) as file:
                 return index_runs(file, source.span_max_rows, source.span_max_bytes)
-        except Exception:  # what is wrong with it is told by its read task
+        except Exception:  # the read task reports the error
             return None
 
     with ThreadPoolExecutor(NUM_INDEX_THREADS) as pool:
@@ -75,7 +75,7 @@ def _peek(filesystem: Any, path: str) -> set[str] | None:
                     names = (names or set()) | set(_fields(run))
                 except RowError:
                     continue
-    except Exception:  # what is wrong with the shard is told by its read task
+    except Exception:  # the read task reports the error
         return names
     return names
 

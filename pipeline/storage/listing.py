@@ -73,7 +73,7 @@ def list_paths(
     A single path is the root itself, or the folder of a file, or the fixed part of a glob; several paths have their
     common folder.
 
-    Local links are followed below these paths and `local_roots`, and nowhere else.
+    Local links are followed below these paths and `local_roots` only.
 
     Raises:
         OSError: a path does not exist or cannot be listed; its `filename` names it.

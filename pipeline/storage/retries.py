@@ -60,7 +60,7 @@ def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed a little later: time-outs, lost connections, 429 and 5xx."""
     known_by_name = bool({kind.__name__ for kind in type(error).__mro__} & _TRANSIENT_NAMES)
     status = _status_of(error)
-    if status is None and not known_by_name:  # what a cut answer is caused by may carry a status that is nobody's
+    if status is None and not known_by_name:  # the cause of a truncated answer may carry an unrelated status
         status = _status_of(error.__cause__)
     if status is not None:
         return status in TRANSIENT_STATUS

@@ -328,7 +328,7 @@ class Run:
             os.replace(file, folder / file.name)
         made.rmdir()
         job = self.job.model_dump(mode="json")
-        del job["output"]["path"]  # where this file lies, wherever it is copied to
+        del job["output"]["path"]  # the path of this file, which may be copied
         record = {
             "job": job,
             "measured": measured,

@@ -195,7 +195,7 @@ def _read_things(body: str, phrasing: str) -> list[Thing]:
 
 
 def _same_form(text: str, scene: Scene, phrasing: str) -> bool:
-    """Say whether the phrasing can write exactly this text for this scene, for some choice of the filler words."""
+    """Whether the phrasing can write exactly this text for this scene, for some choice of the filler words."""
     if any(thing.cell >= 9 for thing in scene.things) or len(scene.things) > MAX_OBJECTS:
         return False
     written = PHRASINGS[phrasing](scene, lambda slot: f"\0{slot}\0")

@@ -97,7 +97,7 @@ class DecoderWorker:
         self._takes_videos = False
         self.num_started = 0
         self.held_bytes = 0
-        """What the process had in memory after the last file; 0 where it is gone or the system does not say."""
+        """Resident memory of the process after the last file; 0 if it is gone or the system does not report it."""
 
     def decode(self, path: str) -> list[DecodedClip]:
         """The clips of the video at `path`.
@@ -212,7 +212,7 @@ class DecoderWorker:
                 env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,  # decoders chatter about damage there; what is wrong is told by the row
+                stderr=subprocess.DEVNULL,  # decoders print warnings there; the row has the error
             )
         finally:
             os.close(child_reads)
