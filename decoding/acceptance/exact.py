@@ -29,6 +29,6 @@ class Exact(StatelessRule):
         tree = judgement.tree
         # Without sampling, penalties and filters the target's choice is the argmax of the raw logits.
         if tree.is_chain and judgement.warped is judgement.raw:
-            path, n, own, tokens, logprobs = self._backend.verify_chain(judgement.raw, tree.tokens, tree.valid)
-            return Verdict(path, n, own, torch.zeros_like(path, dtype=torch.bool), tokens, logprobs)
+            verdict = self._backend.verify_chain(judgement.raw, tree.tokens, tree.valid)
+            return Verdict(*verdict, torch.zeros_like(verdict.path, dtype=torch.bool))
         return walk_choices(tree, target_choice(judgement))

@@ -52,14 +52,11 @@ class TreeNodes:
 
 class ChainVerdict(NamedTuple):
     """Greedy verification of a chain. `path` (b, N) node numbers, 0 after the last; `num_taken` (b,) nodes of the path,
-    the root included; `next_token` (b,) the target's token after the last node. `tokens` and `logprobs` (b, N) are the
-    target's token after each node and its natural-log probability, None if the backend does not compute them."""
+    the root included; `next_token` (b,) the target's token after the last node."""
 
     path: Tensor
     num_taken: Tensor
     next_token: Tensor
-    tokens: Tensor | None = None
-    logprobs: Tensor | None = None
 
 
 class SideStream:

@@ -1,15 +1,15 @@
-// Attention of a few nodes over ragged rows, for CPUs: what `models.backends.cpu.attention` compiles and calls.
+// CPU attention of a few nodes per row over rows of different lengths. Built by `models.backends.cpu.attention`, after
+// `vectors.h`.
 //
-// Each row and key-value head is one task: its keys and values are read once, up to the last column that any of its
-// nodes may see, and used by all queries. Sums run in fp32, over columns in one order whatever the window, the other
-// rows or the number of nodes. Compiled behind `vectors.h`.
+// Each pair of row and key-value head is one task. It reads keys and values once, up to the last unmasked position, for
+// all queries. Sums are in fp32 over positions in ascending order, independent of window, other rows and node count.
 
 namespace {
 
-constexpr int TILE = 6;           // queries whose sums are kept in registers at once
-constexpr uint16_t CLOSED = 0xff80;  // NOTHING in bf16
+constexpr int TILE = 6;           // queries with sums in registers at a time
+constexpr uint16_t NEG_INF_BF16 = 0xff80;
 
-// Sums of sixteen vectors, in one vector: each round adds halves, side by side, of two.
+// The sums of sixteen vectors in one vector. Each round adds halves of two vectors.
 inline Floats sums_of(Floats (&m)[WIDTH]) {
     for (int i = 0; i < 8; i++)
         m[i] = MIXED(m[i], m[i + 8], 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
@@ -24,25 +24,25 @@ inline Floats sums_of(Floats (&m)[WIDTH]) {
            MIXED(m[0], m[1], 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31);
 }
 
-// One row's memory for one key-value head, up to the last column that any node sees.
+// The KV cache of one row and key-value head, up to the last position that any node reads.
 template <typename T>
-struct Memory {
+struct KvCache {
     const T* keys;
     const T* values;
     int64_t key_stride, value_stride;
     int64_t num_columns;
 };
 
-// Products of some queries (QUERIES, dim) with all keys, into scores (QUERIES, stride). STRIPS is dim in strips, where
-// that is known.
+// Dot products of QUERIES queries (QUERIES, dim) with all keys, into scores (QUERIES, stride). STRIPS is dim / STRIP if
+// known at compile time, else 0.
 template <int QUERIES, int STRIPS, typename T>
-void score(const Memory<T>& memory, const float* queries, int64_t dim, float* scores, int64_t stride) {
+void score(const KvCache<T>& memory, const float* queries, int64_t dim, float* scores, int64_t stride) {
     const int64_t num_strips = STRIPS ? STRIPS : dim / STRIP;
     for (int64_t column = 0; column < memory.num_columns; column += WIDTH) {
         const int num_columns = int(std::min<int64_t>(WIDTH, memory.num_columns - column));
         Floats products[QUERIES][WIDTH];
         for (int i = 0; i < WIDTH; i++) {
-            // Columns behind the last are read as the last once more, and masked later.
+            // Positions after the last one repeat it; the mask excludes them later.
             const T* key = memory.keys + (column + std::min(i, num_columns - 1)) * memory.key_stride;
             const char* later = reinterpret_cast<const char*>(key + 2 * WIDTH * memory.key_stride);
             const char* value = reinterpret_cast<const char*>(memory.values + (column + i) * memory.value_stride);
@@ -65,7 +65,7 @@ void score(const Memory<T>& memory, const float* queries, int64_t dim, float* sc
     }
 }
 
-// What is added to the scores of columns `column` and on, of which only those below `limit` are seen.
+// The bias of WIDTH scores from `column`; positions from `limit` on get -inf.
 template <typename T>
 inline Floats bias_at(const T* mask, int64_t column, int64_t limit) {
     if (column + WIDTH <= limit) return mask ? load_bias(mask + column) : (Floats){};
@@ -73,14 +73,14 @@ inline Floats bias_at(const T* mask, int64_t column, int64_t limit) {
     const int64_t left = std::max<int64_t>(0, limit - column);
     if (mask) std::memcpy(rest, mask + column, left * sizeof(T));
     Floats bias = load_bias(rest);
-    for (int64_t i = left; i < WIDTH; i++) bias[i] = NOTHING;
+    for (int64_t i = left; i < WIDTH; i++) bias[i] = NEG_INF;
     return bias;
 }
 
-// Scores plus mask -> their exponentials below the largest; 1 / their sum. `scores` is padded to whole vectors.
+// Adds the mask and replaces scores by exp(score - max); returns 1 / their sum. `scores` is padded to whole vectors.
 template <typename T>
-float weigh(float* scores, const T* mask, int64_t limit, int64_t num_columns) {
-    Floats most = spread(NOTHING);
+float softmax_weights(float* scores, const T* mask, int64_t limit, int64_t num_columns) {
+    Floats most = spread(NEG_INF);
     for (int64_t column = 0; column < num_columns; column += WIDTH) {
         Floats score = load(scores + column) + bias_at(mask, column, limit);
         store(scores + column, score);
@@ -96,7 +96,7 @@ float weigh(float* scores, const T* mask, int64_t limit, int64_t num_columns) {
     return 1.0f / sum(total);
 }
 
-// STRIPS strips of the values, mixed by weights (QUERIES, stride) and scaled, to out.
+// Weighted sum of STRIPS strips of the values by weights (QUERIES, stride), scaled, into `out`.
 template <int QUERIES, int STRIPS, typename T>
 void mix(const T* values, int64_t value_stride, int64_t num_columns, const float* weights, int64_t stride,
          const float* scales, T* const* out, int64_t at) {
@@ -117,17 +117,17 @@ void mix(const T* values, int64_t value_stride, int64_t num_columns, const float
         }
 }
 
-// One query: its place in its row's mask, if there is one, the columns that it may see at most, and where it goes.
+// One query: its row of the mask (or null), its position limit, and its output.
 template <typename T>
-struct Place {
+struct Query {
     const T* mask;
     int64_t limit;
     T* out;
 };
 
-// One tile of queries over one row's memory.
+// One tile of queries over the KV cache of one row.
 template <int QUERIES, typename T>
-void attend(const Memory<T>& memory, const float* queries, int64_t dim, const Place<T>* places, float* scores,
+void attend(const KvCache<T>& memory, const float* queries, int64_t dim, const Query<T>* places, float* scores,
             int64_t stride) {
     if (dim == 2 * STRIP) score<QUERIES, 2>(memory, queries, dim, scores, stride);
     else if (dim == 4 * STRIP) score<QUERIES, 4>(memory, queries, dim, scores, stride);
@@ -135,7 +135,7 @@ void attend(const Memory<T>& memory, const float* queries, int64_t dim, const Pl
     float scales[QUERIES];
     T* out[QUERIES];
     for (int q = 0; q < QUERIES; q++) {
-        scales[q] = weigh(scores + q * stride, places[q].mask, places[q].limit, memory.num_columns);
+        scales[q] = softmax_weights(scores + q * stride, places[q].mask, places[q].limit, memory.num_columns);
         out[q] = places[q].out;
     }
     int64_t at = 0;
@@ -146,31 +146,31 @@ void attend(const Memory<T>& memory, const float* queries, int64_t dim, const Pl
 }
 
 template <typename T>
-bool is_open(T bias);
+bool is_visible(T bias);
 template <>
-bool is_open(float bias) {
-    return bias != NOTHING;
+bool is_visible(float bias) {
+    return bias != NEG_INF;
 }
 template <>
-bool is_open(uint16_t bias) {
-    return bias != CLOSED;
+bool is_visible(uint16_t bias) {
+    return bias != NEG_INF_BF16;
 }
 
-// Columns up to the last that any of the nodes may see.
+// Number of positions up to the last one that any node reads.
 template <typename T>
-int64_t seen(const T* mask, int64_t node_stride, int64_t num_nodes, int64_t window) {
+int64_t visible_length(const T* mask, int64_t node_stride, int64_t num_nodes, int64_t window) {
     int64_t most = 1;
     for (int64_t node = 0; node < num_nodes; node++) {
         int64_t column = window;
-        while (column > most && !is_open(mask[node * node_stride + column - 1])) column--;
+        while (column > most && !is_visible(mask[node * node_stride + column - 1])) column--;
         most = std::max(most, column);
     }
     return most;
 }
 
 // query (rows, heads * groups, nodes, dim), keys and values (rows, heads, window, dim), mask (rows, 1, nodes, window) or
-// none for nodes that see the columns up to their own, out (rows, nodes, heads * groups, dim). Strides in numbers; the
-// last axis of each has stride 1.
+// null for causal attention over the nodes, out (rows, nodes, heads * groups, dim). Strides count elements; the last
+// axis of each has stride 1.
 template <typename T>
 void attend_rows(const T* query, const int64_t* query_stride, const T* keys, const int64_t* key_stride, const T* values,
                  const int64_t* value_stride, const T* mask, const int64_t* mask_stride, T* out, const int64_t* sizes,
@@ -180,14 +180,14 @@ void attend_rows(const T* query, const int64_t* query_stride, const T* keys, con
 #pragma omp parallel num_threads(num_threads)
     {
         std::vector<float> queries(num_queries * dim), scores(TILE * padded);
-        std::vector<Place<T>> places(num_queries);
+        std::vector<Query<T>> places(num_queries);
 #pragma omp for collapse(2) schedule(dynamic, 1)
         for (int64_t row = 0; row < rows; row++) {
             for (int64_t head = 0; head < heads; head++) {
-                const T* own_mask = mask ? mask + row * mask_stride[0] : nullptr;
-                Memory<T> memory = {keys + row * key_stride[0] + head * key_stride[1],
+                const T* row_mask = mask ? mask + row * mask_stride[0] : nullptr;
+                KvCache<T> memory = {keys + row * key_stride[0] + head * key_stride[1],
                                     values + row * value_stride[0] + head * value_stride[1], key_stride[2],
-                                    value_stride[2], mask ? seen(own_mask, mask_stride[1], nodes, window) : window};
+                                    value_stride[2], mask ? visible_length(row_mask, mask_stride[1], nodes, window) : window};
                 for (int64_t q = 0; q < num_queries; q++) {
                     const int64_t whole = head * groups + q / nodes, node = q % nodes;
                     const T* from = query + row * query_stride[0] + whole * query_stride[1] + node * query_stride[2];
@@ -196,13 +196,13 @@ void attend_rows(const T* query, const int64_t* query_stride, const T* keys, con
                         store(&queries[q * dim + d], part.one * scaling);
                         store(&queries[q * dim + d + WIDTH], part.other * scaling);
                     }
-                    places[q] = {mask ? own_mask + node * mask_stride[1] : nullptr, mask ? memory.num_columns : node + 1,
+                    places[q] = {mask ? row_mask + node * mask_stride[1] : nullptr, mask ? memory.num_columns : node + 1,
                                  out + ((row * nodes + node) * heads * groups + whole) * dim};
                 }
                 for (int64_t q = 0; q < num_queries;) {
                     auto run = [&](auto tile) {
                         constexpr int QUERIES = decltype(tile)::value;
-                        Memory<T> part = memory;
+                        KvCache<T> part = memory;
                         part.num_columns = 0;
                         for (int i = 0; i < QUERIES; i++) part.num_columns = std::max(part.num_columns, places[q + i].limit);
                         attend<QUERIES>(part, &queries[q * dim], dim, &places[q], scores.data(), padded);
@@ -219,7 +219,7 @@ void attend_rows(const T* query, const int64_t* query_stride, const T* keys, con
     }
 }
 
-// New entries (rows, heads, nodes, dim) into a memory's rows and columns (rows, nodes).
+// Copies new entries (rows, heads, nodes, dim) to the cache rows and positions (rows, nodes).
 template <typename T>
 void write_rows(const T* entries, T* memory, const int64_t* rows, const int64_t* columns, const int64_t* sizes,
                 const int64_t* from, const int64_t* to, int num_threads) {
@@ -232,27 +232,7 @@ void write_rows(const T* entries, T* memory, const int64_t* rows, const int64_t*
                             entries + row * from[0] + head * from[1] + node * from[2], dim * sizeof(T));
 }
 
-// Where each of some rows' nodes (rows, nodes) goes, its position, and what is added to its scores over a window.
-// `visible` (rows, nodes, scratch) says which of the columns behind the committed ones a node sees.
-template <typename T>
-void place(const int64_t* lens, const int64_t* delta, const int64_t* depth, const bool* visible, const int64_t* sizes,
-           const int64_t* strides, int64_t* columns, int64_t* positions, T* mask, T nothing) {
-    const int64_t rows = sizes[0], nodes = sizes[1], scratch = sizes[2], offset = sizes[3], window = sizes[4];
-    for (int64_t row = 0; row < rows; row++) {
-        const int64_t committed = std::min(lens[row], window), end = std::min(lens[row] + scratch, window);
-        for (int64_t node = 0; node < nodes; node++, mask += window) {
-            *columns++ = lens[row] + offset + node;
-            *positions++ = lens[row] + delta[row] + depth[row * strides[0] + node * strides[1]];
-            const bool* own = visible + row * strides[2] + node * strides[3];
-            std::fill(mask, mask + committed, T(0));
-            for (int64_t column = committed; column < end; column++)
-                mask[column] = own[(column - committed) * strides[4]] ? T(0) : nothing;
-            std::fill(mask + end, mask + window, nothing);
-        }
-    }
-}
-
-// Strides of query, key, value, the memories of both, and the mask, each of its leading axes.
+// Writes new keys and values, then attends. `strides` holds those of query, key, value, both caches and the mask.
 template <typename T>
 void step(const T* query, const T* key, const T* value, T* keys, T* values, const int64_t* rows, const int64_t* columns,
           const T* mask, T* out, const int64_t* sizes, const int64_t* strides, float scaling, int num_threads) {
@@ -277,16 +257,4 @@ extern "C" void step_bf16(const uint16_t* query, const uint16_t* key, const uint
                           uint16_t* values, const int64_t* rows, const int64_t* columns, const uint16_t* mask,
                           uint16_t* out, const int64_t* sizes, const int64_t* strides, float scaling, int num_threads) {
     step(query, key, value, keys, values, rows, columns, mask, out, sizes, strides, scaling, num_threads);
-}
-
-extern "C" void place_fp32(const int64_t* lens, const int64_t* delta, const int64_t* depth, const bool* visible,
-                           const int64_t* sizes, const int64_t* strides, int64_t* columns, int64_t* positions,
-                           float* mask) {
-    place(lens, delta, depth, visible, sizes, strides, columns, positions, mask, NOTHING);
-}
-
-extern "C" void place_bf16(const int64_t* lens, const int64_t* delta, const int64_t* depth, const bool* visible,
-                           const int64_t* sizes, const int64_t* strides, int64_t* columns, int64_t* positions,
-                           uint16_t* mask) {
-    place(lens, delta, depth, visible, sizes, strides, columns, positions, mask, CLOSED);
 }

@@ -1,4 +1,4 @@
-"""Attention over rows of different lengths on a CPU, and node placement: `attention.cpp`, compiled at first use.
+"""Attention over rows of different lengths on a CPU: `attention.cpp`, compiled at first use.
 
 torch's kernel packs keys and values for GEMMs and computes every position of a window. This kernel reads the positions
 that a row has, once.
@@ -17,18 +17,12 @@ from models.backends.cpu.build import Library, beside
 
 STRIP = 32
 """Head sizes are multiples of this."""
-_FUNCTIONS = {torch.float32: ("step_fp32", "place_fp32"), torch.bfloat16: ("step_bf16", "place_bf16")}
+_FUNCTIONS = {torch.float32: "step_fp32", torch.bfloat16: "step_bf16"}
 _Sizes, _Strides = ctypes.c_int64 * 6, ctypes.c_int64 * 17
-_PlaceSizes = ctypes.c_int64 * 5
 _STEP_TYPES: list[Any] = [*[ctypes.c_void_p] * 11, ctypes.c_float, ctypes.c_int]
-_PLACE_TYPES: list[Any] = [ctypes.c_void_p] * 9
 LIBRARY = Library(
     beside("vectors.h", "attention.cpp"),
-    {
-        name: types
-        for names in _FUNCTIONS.values()
-        for name, types in zip(names, (_STEP_TYPES, _PLACE_TYPES), strict=True)
-    },
+    dict.fromkeys(_FUNCTIONS.values(), _STEP_TYPES),
     "attention on this CPU uses torch's kernel, which is slower",
     ("-ffp-contract=fast",),
 )
@@ -66,7 +60,7 @@ def attend_rows(
     assert one[3] == two[3] == three[3] == four[3] == five[3] == 1, "the last axis must be contiguous"
     window = num_nodes if mask is None else mask.shape[3]
     of_mask: tuple[int, ...] = (0, 0, 0) if mask is None else mask.stride()
-    getattr(LIBRARY.library(), _FUNCTIONS[query.dtype][0])(
+    getattr(LIBRARY.library(), _FUNCTIONS[query.dtype])(
         query.data_ptr(),
         key.data_ptr(),
         value.data_ptr(),
@@ -84,46 +78,6 @@ def attend_rows(
     return out
 
 
-def can_place(lens: Tensor, dtype: torch.dtype) -> bool:
-    """Whether `place_nodes` supports these rows and dtype; only if the library is already built."""
-    return lens.device.type == "cpu" and dtype in _FUNCTIONS and LIBRARY.is_built
-
-
-def place_nodes(
-    lens: Tensor, delta: Tensor, depth: Tensor, visible: Tensor, offset: int, window: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    """KV positions (r, N), rotary positions (r, N) and the attention bias (r, 1, N, window) of N nodes per row.
-
-    Arguments as in `models.backends.base.TreeNodes`. One pass replaces about twenty small operations of the reference.
-    """
-    num_rows, num_nodes, num_scratch = visible.shape
-    columns, positions = lens.new_empty(num_rows, num_nodes), lens.new_empty(num_rows, num_nodes)
-    mask = torch.empty(num_rows, 1, num_nodes, window, dtype=dtype)
-    assert lens.is_contiguous(), "lens must be contiguous"
-    assert delta.is_contiguous(), "delta must be contiguous"
-    assert (depth.dtype, visible.dtype) == (torch.long, torch.bool), (depth.dtype, visible.dtype)
-    getattr(LIBRARY.library(), _FUNCTIONS[dtype][1])(
-        lens.data_ptr(),
-        delta.data_ptr(),
-        depth.data_ptr(),
-        visible.data_ptr(),
-        _PlaceSizes(num_rows, num_nodes, num_scratch, offset, window),
-        _PlaceSizes(*depth.stride(), *visible.stride()),
-        columns.data_ptr(),
-        positions.data_ptr(),
-        mask.data_ptr(),
-    )
-    return columns, positions, mask
-
-
-def _places(
-    lens: Tensor, delta: Tensor, depth: Tensor, visible: Tensor, offset: int, window: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor, Tensor]:
-    num_rows, num_nodes = depth.shape
-    mask = lens.new_empty(num_rows, 1, num_nodes, window, dtype=dtype)
-    return lens.new_empty(num_rows, num_nodes), lens.new_empty(num_rows, num_nodes), mask
-
-
 def _shape(query: Tensor, *_: object) -> Tensor:
     num_rows, num_heads, num_nodes, head_dim = query.shape
     return query.new_empty(num_rows, num_nodes, num_heads, head_dim)
@@ -136,14 +90,7 @@ _definition.define(  # type: ignore[no-untyped-call]
 )
 _definition.impl("attend_rows", attend_rows, "CPU")  # type: ignore[no-untyped-call]
 torch.library.register_fake("draftfleet::attend_rows", _shape, lib=_definition)
-_definition.define(  # type: ignore[no-untyped-call]
-    "place_nodes(Tensor lens, Tensor delta, Tensor depth, Tensor visible, int offset, int window, ScalarType dtype) "
-    "-> (Tensor, Tensor, Tensor)"
-)
-_definition.impl("place_nodes", place_nodes, "CPU")  # type: ignore[no-untyped-call]
-torch.library.register_fake("draftfleet::place_nodes", _places, lib=_definition)
 OPERATION = torch.ops.draftfleet.attend_rows
-PLACE = torch.ops.draftfleet.place_nodes
 
 
 class RowsKernel:

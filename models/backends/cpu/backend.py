@@ -1,4 +1,4 @@
-"""The CPU backend: compiled layers, packed weights, own attention and chain verification."""
+"""The CPU backend: compiled layers with packed weights, an attention kernel and a GEMM kernel."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from models.backends.attention import AttentionStep
-from models.backends.base import Backend, ChainVerdict, TreeNodes
-from models.backends.cpu.attention import PLACE, can_place
+from models.backends.base import Backend
 from models.backends.cpu.compiled import CompiledDecoder, can_compile
-from models.backends.cpu.verify_chain import CUT, WALK, can_walk
 from models.backends.forward import DecoderRunner
 from models.backends.host_copy import HostCopy, ReadCopy
 
@@ -30,28 +27,6 @@ class CpuBackend(Backend):
     def compile(self, decoder: nn.Module) -> DecoderRunner | None:
         """See `Backend.compile`."""
         return CompiledDecoder(decoder) if can_compile(decoder) else None
-
-    def place(self, nodes: TreeNodes) -> tuple[AttentionStep, Tensor]:
-        """See `Backend.place`."""
-        if not can_place(nodes.lens, nodes.dtype):
-            return super().place(nodes)
-        cache_positions, positions, bias = PLACE(
-            nodes.lens, nodes.delta, nodes.depth, nodes.visible, nodes.offset, nodes.window, nodes.dtype
-        )
-        return AttentionStep(nodes.cache, nodes.rows, cache_positions, bias, nodes.window, len(nodes.rows)), positions
-
-    def cut_chain(self, best: Tensor, max_depth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """See `Backend.cut_chain`."""
-        if not can_walk(best):
-            return super().cut_chain(best, max_depth)
-        valid, num_drafted, has_failed = CUT(best, max_depth)
-        return valid, num_drafted, has_failed
-
-    def verify_chain(self, logits: Tensor, tokens: Tensor, valid: Tensor) -> ChainVerdict:
-        """See `Backend.verify_chain`."""
-        if not can_walk(logits):
-            return super().verify_chain(logits, tokens, valid)
-        return ChainVerdict(*WALK(logits, tokens, valid))
 
     def copy_to_host(self, parts: Sequence[Tensor | None]) -> HostCopy:
         """See `Backend.copy_to_host`."""

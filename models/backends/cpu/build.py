@@ -31,11 +31,6 @@ class Library:
         self._built: ctypes.CDLL | None = None
         self._was_tried = False
 
-    @property
-    def is_built(self) -> bool:
-        """Whether the library is built and loaded. Optional kernels are used only then, to spare short jobs a build."""
-        return self._built is not None
-
     def library(self) -> ctypes.CDLL | None:
         """The library, built if necessary; None if the build fails."""
         if not self._was_tried:

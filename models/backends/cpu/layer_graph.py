@@ -2,7 +2,7 @@
 
 Before every call torch checks its guards, and after it repeats side effects on Python objects: twice the time of a
 small layer. Both depend on the arguments' lengths only. Lengths that passed through torch once are mapped to their
-graph, which is then called directly.
+graph, which is then called directly; `benchmarks/results/backend_pieces.json` has the gain.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import copy
 import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.fx.experimental._config as symbols
@@ -21,7 +20,6 @@ from torch import Tensor, nn
 from models.backends.attention import AttentionStep
 from models.backends.cache import RaggedCache
 from models.backends.cpu.attention import ROWS_KERNEL, can_attend
-from models.backends.cpu.decoder_frame import FrameRecorder
 from models.backends.cpu.packing import forget, merge_linears
 
 MAX_GRAPHS = 16
@@ -34,27 +32,17 @@ _NAME = re.compile(r"L\['\w+'\](\[(\d+|'[\w.]+')\])*(\.(size|stride)\(\)\[\d+\])
 """Torch's name of a graph input: an argument, an element of one, or a size or stride of either."""
 
 
-@dataclass
-class _Graph:
-    """A compiled function with inputs `names`.
-
-    `run` is the function that torch returned. `pick` selects its inputs from the arguments, None if an input is not
-    among them. `bare` is the generated code without torch's wrapper, None if it may take other inputs; `filled` holds
-    the inputs of every layer with its weights in place.
-    """
+class _Graph(NamedTuple):
+    """A compiled function, and the selection of its inputs from the arguments; None if an input is not among them."""
 
     run: Callable[..., Sequence[Tensor]]
     pick: Callable[[dict[str, Any]], tuple[Any, ...]] | None
-    names: Sequence[str]
-    bare: Callable[[list[Any]], Sequence[Tensor]] | None
-    filled: list[list[Any]] | None = None
 
 
 class LayerGraph:
-    """Runs one of `layers`, which have one structure, or all in turn, compiled. Layers report to `recorder` if set."""
+    """Runs `layers`, which have one structure, compiled."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
-        self.recorder: FrameRecorder | None = None
         self._weights = [dict(layer.named_parameters()) for layer in layers]
         # The traced layer: without weights, and with index 0 in its cache.
         self._template = copy.deepcopy(layers[0]).to("meta")
@@ -87,30 +75,6 @@ class LayerGraph:
             self._graphs[lengths] = self._latest
         return out
 
-    def run_all(self, hidden: Tensor, step: AttentionStep, given: dict[str, Any]) -> Tensor:
-        """All layers in turn, with the same other arguments."""
-        graph = self._graphs.get(_lengths(hidden, step))
-        if graph is None or graph.pick is None or graph.bare is None:
-            for index in range(len(self._weights)):
-                hidden = self(index, hidden, step, given)
-            return hidden
-        if graph.filled is None:
-            graph.filled = [self._fill(graph, weights) for weights in self._weights]
-        # Layers return contiguous states; the generated code requires the same of the first input.
-        hidden = hidden.contiguous()
-        inputs = graph.pick(self._arguments(0, hidden, step, given))
-        # These three differ between layers, besides the weights, which are in place.
-        at_hidden, at_key, at_value = (graph.names.index(name) for name in ("L['hidden']", "L['key']", "L['value']"))
-        shared = [(at, one) for at, one in enumerate(inputs) if graph.filled[0][at] is None]
-        bare, keys, values = graph.bare, step.cache.keys, step.cache.values
-        for index, filled in enumerate(graph.filled):
-            ready = filled.copy()
-            for at, one in shared:
-                ready[at] = one
-            ready[at_hidden], ready[at_key], ready[at_value] = hidden, keys[index], values[index]
-            hidden = bare(ready)[0]
-        return hidden
-
     def _arguments(self, index: int, hidden: Tensor, step: AttentionStep, given: dict[str, Any]) -> dict[str, Any]:
         return {
             "weights": self._weights[index],
@@ -122,12 +86,6 @@ class LayerGraph:
             "value": step.cache.values[index],
             "given": given,
         }
-
-    @staticmethod
-    def _fill(graph: _Graph, weights: Mapping[str, Tensor]) -> list[Any]:
-        """A layer's constant inputs: its weights."""
-        found = {f"L['weights'][{name!r}]": weight for name, weight in weights.items()}
-        return [found.get(name) for name in graph.names]
 
     def _layer(
         self,
@@ -149,37 +107,24 @@ class LayerGraph:
 
     def _compile(self, module: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Sequence[Tensor]]:
         # The import takes a second, and most processes never compile.
-        from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+        from torch._inductor.compile_fx import compile_fx
 
         names = [node.meta["grapharg"].source.name for node in module.graph.nodes if node.op == "placeholder"]
         merge_linears(module.graph)
         module.recompile()
-        bare: list[Callable[[list[Any]], Sequence[Tensor]]] = []
-
-        def compile_inside(inner: torch.fx.GraphModule, examples: Sequence[Any], **options: Any) -> Any:
-            compiled: Any = compile_fx_inner(inner, examples, **options)
-            nodes = inner.graph.nodes
-            outputs = next(node for node in reversed(nodes) if node.op == "output").args[0]
-            # Torch may have added inputs, or outputs that its wrapper copies.
-            if len(examples) == len(names) and len(outputs) == 1 and callable(found := compiled.current_callable):
-                bare.append(found)
-            return compiled
-
         # One layer's few kernels need no pool of compiler processes.
         options: dict[str, Any] = {"compile_threads": 1} | dict.fromkeys(_ASSERTS, False)
         if tuple(inputs[names.index("L['hidden']")].shape[:2]) == (1, 1):
             # A single node's element-wise kernels finish before a second thread wakes up.
             options["cpp.threads"] = 1
-        # A hit in torch's outer cache would bypass `compile_inside`. The inner cache saves most of the time.
-        with torch._functorch.config.patch(enable_autograd_cache=False):
-            run: Any = compile_fx(module, inputs, inner_compile=compile_inside, config_patches=options)
-        graph = _Graph(run, _picker(names), names, bare[0] if len(bare) == 1 else None)
+        run: Any = compile_fx(module, inputs, config_patches=options)
+        graph = _Graph(run, _picker(names))
 
-        def noted(*given: Any) -> Sequence[Tensor]:
+        def recorded(*inputs: Any) -> Sequence[Tensor]:
             self._latest = graph
-            return run(*given)  # type: ignore[no-any-return]
+            return run(*inputs)  # type: ignore[no-any-return]
 
-        return noted
+        return recorded
 
 
 def _lengths(hidden: Tensor, step: AttentionStep) -> tuple[int, ...]:

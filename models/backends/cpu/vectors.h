@@ -1,5 +1,5 @@
-// Sixteen numbers at once, for the loops that are compiled for CPUs: what stands before each of them. Written with the
-// vector types of GCC and Clang, which exist for every CPU.
+// Vectors of sixteen floats, included before every CPU kernel. Uses the vector extensions of GCC and Clang, which work on
+// every CPU.
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-// Numbers of two vectors, by their places in both. GCC had no name in common with Clang before its version 12.
+// A shuffle of two vectors. GCC before version 12 lacks Clang's name for it.
 #ifdef __clang__
 #define MIXED(one, other, ...) __builtin_shufflevector(one, other, __VA_ARGS__)
 #else
@@ -18,8 +18,8 @@
 
 namespace {
 
-constexpr int WIDTH = 16;         // numbers of one vector, and columns of one block
-constexpr int STRIP = 2 * WIDTH;  // places of a head that are loaded at once
+constexpr int WIDTH = 16;         // elements of a vector, and positions of a block
+constexpr int STRIP = 2 * WIDTH;  // elements of a head that are loaded together
 
 typedef float Floats __attribute__((vector_size(4 * WIDTH)));
 typedef int32_t Ints __attribute__((vector_size(4 * WIDTH)));
@@ -28,7 +28,7 @@ typedef int32_t LooseInts __attribute__((vector_size(4 * WIDTH), aligned(2)));
 typedef uint16_t Halves __attribute__((vector_size(2 * WIDTH), aligned(2)));
 
 constexpr int64_t PARALLEL_NUMBERS = 1 << 16;  // below it, waking a thread takes longer than copying
-constexpr float NOTHING = -std::numeric_limits<float>::infinity();
+constexpr float NEG_INF = -std::numeric_limits<float>::infinity();
 constexpr int32_t UPPER = int32_t(0xffff0000);
 
 inline Floats spread(float value) { return value - (Floats){}; }
@@ -37,8 +37,8 @@ inline Floats load(const float* from) { return *reinterpret_cast<const LooseFloa
 
 inline void store(float* to, Floats value) { *reinterpret_cast<LooseFloats*>(to) = value; }
 
-// Thirty-two neighbours in fp32. Those of bf16, the upper half of an fp32 number, are parted into those of even and of
-// odd place, which takes two operations; order means nothing to sums, as long as all that meets is parted alike.
+// Thirty-two consecutive elements in fp32. bf16 elements are split into even and odd ones, which takes two operations;
+// the order does not affect sums if all operands are split alike.
 struct Pair {
     Floats one, other;
 };
@@ -55,7 +55,7 @@ inline void store_pair(float* to, Pair value) {
     store(to + WIDTH, value.other);
 }
 
-// The bits of bf16 in the upper half: rounded to the nearest, ties to even; NaN stays NaN.
+// bf16 in the upper half: round to nearest, ties to even; NaN stays NaN.
 inline Ints rounded(Floats value) {
     Ints bits = (Ints)value;
     Ints is_nan = (Ints)(value != value);
@@ -74,11 +74,10 @@ inline Floats load_bias(const uint16_t* from) {
 
 inline Floats pick(Ints which, Floats yes, Floats no) { return (Floats)((which & (Ints)yes) | (~which & (Ints)no)); }
 
-// exp for values at or below zero: 2^n times a polynomial on half a binary order, to about 1e-7; below -87 it is 0,
-// and NaN stays NaN.
+// exp(x) for x <= 0 with a relative error of about 1e-7: 2^n times a polynomial. 0 below -87; NaN stays NaN.
 inline Floats exponential(Floats x) {
-    Ints is_nothing = (Ints)(x < spread(-87.0f));
-    Floats clamped = pick(is_nothing, spread(-87.0f), x);
+    Ints is_zero = (Ints)(x < spread(-87.0f));
+    Floats clamped = pick(is_zero, spread(-87.0f), x);
     Floats shifted = clamped * 1.44269504f + 12582912.0f;  // rounds to whole numbers
     Floats n = shifted - 12582912.0f;
     Floats r = clamped - n * 0.693359375f + n * 2.12194440e-4f;
@@ -90,7 +89,7 @@ inline Floats exponential(Floats x) {
     p = p * r + 5.0000001201e-1f;
     Floats y = p * r * r + r + 1.0f;
     Floats scale = (Floats)((__builtin_convertvector(n, Ints) + 127) << 23);
-    return pick(is_nothing, (Floats){}, y * scale);
+    return pick(is_zero, (Floats){}, y * scale);
 }
 
 inline float sum(Floats v) {

@@ -20,7 +20,6 @@ from models.backends.base import REFERENCE, Backend, ChainVerdict, TreeNodes
 from models.backends.cache import RaggedCache
 from models.backends.cpu.attention import LIBRARY
 from models.backends.cpu.backend import CpuBackend
-from models.backends.cpu.verify_chain import can_walk
 from models.backends.cuda.backend import CudaBackend
 from models.backends.cuda.graphs import CapturedDecoder
 from models.backends.forward import DecoderRunner
@@ -139,15 +138,6 @@ def compare_verdicts(verdict: ChainVerdict, logits: Tensor, tokens: Tensor, vali
     assert verdict.path.tolist() == walked.path.tolist()
     assert verdict.num_taken.tolist() == walked.n.tolist()
     assert verdict.next_token.tolist() == walked.next.tolist()
-    if verdict.tokens is None:
-        return
-    assert verdict.logprobs is not None
-    best = logits.argmax(dim=-1)
-    logprobs = logits.log_softmax(dim=-1).gather(-1, best[:, :, None])[:, :, 0]
-    for row, length in enumerate(expected.num_taken.tolist()):
-        assert verdict.tokens[row, :length].tolist() == best[row, :length].tolist()
-        got, wanted = verdict.logprobs[row, :length], logprobs[row, :length]
-        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=2e-6, equal_nan=True)
 
 
 @PER_TEST
@@ -170,7 +160,6 @@ def test_chains_of_any_logits_are_verified(backend: Backend, data: st.DataObject
 def test_chains_of_all_sizes_are_verified(backend: Backend, vocabulary: int, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(vocabulary)
     logits = (4 * torch.randn(5, 6, vocabulary, generator=generator)).to(dtype)
-    assert can_walk(logits) == (dtype == torch.float32)
     tokens = logits.argmax(dim=-1).roll(1, dims=1)
     tokens[1, -1] += 1
     tokens[2] = 0
