@@ -7,16 +7,19 @@ tokens, so every row is decoded once.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from actors.auto.comparison import Block, Comparison, Recorder, Row, Step, acceptance_band
-from actors.choice import CHOSEN, SLOWER, WITHIN, Choice, Standing, TriedCompletion
-from actors.serving.recovery import RecoveringEngine, is_out_of_memory, release_memory
-from decoding.scheduling.queue import Group, RequestQueue
+from actors.choice import CHOSEN, SLOWER, WITHIN, Choice, Standing
+from actors.serving.engine_thread import SteppedEngine
+from actors.serving.recovery import QueuedEngine, RecoveringEngine, is_out_of_memory, release_memory
+from configs.method import Method
+from decoding.scheduling.queue import RequestQueue
 from decoding.types import Completion, Request
 
 logger = logging.getLogger(__name__)
@@ -51,7 +54,7 @@ class Candidate:
     by_load: bool = False
 
 
-class Trial:
+class Trial(QueuedEngine):
     """An engine that uses one of several methods at a time; `candidates` by name, the first without a drafter.
 
     At most one candidate's engine exists, so that each has all memory and slots; a change waits until started rows have
@@ -84,16 +87,6 @@ class Trial:
     # --- engine interface ------------------------------------------------------------------------------------------
 
     @property
-    def has_work(self) -> bool:
-        """Whether a row is unfinished."""
-        return self.queue.num_unfinished > 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Rows that have not started."""
-        return len(self.queue.waiting(Group.NEW))
-
-    @property
     def num_free_slots(self) -> int:
         """Slots minus unfinished rows; 0 while started rows finish before a change of engines."""
         if self._is_changing and self.queue.num_started:
@@ -104,14 +97,6 @@ class Trial:
     def choices(self) -> tuple[Choice, ...]:
         """Results of all trials so far. Thread-safe."""
         return self._choices
-
-    def submit(self, request: Request) -> None:
-        """Queue a row."""
-        self.queue.submit(request)
-
-    def expect(self, requests: Iterable[Request]) -> None:
-        """See `RequestQueue.expect`."""
-        self.queue.expect(requests)
 
     def step(self) -> list[Completion]:
         """One step of the current engine; returns the rows that finished."""
@@ -129,7 +114,7 @@ class Trial:
         self._slots[name] = engine.num_slots
         if name == self._turn:
             self._count(done)
-        return [_named(completion, name) for completion in done]
+        return [replace(completion, method=name) for completion in done]
 
     # --- admission policy ------------------------------------------------------------------------------------------
 
@@ -324,6 +309,24 @@ def block_rows(slots: int) -> int:
     return max(MIN_BLOCK_ROWS, SLOTS_PER_BLOCK * slots)
 
 
-def _named(completion: Completion, method: str) -> TriedCompletion:
-    values = {field.name: getattr(completion, field.name) for field in fields(Completion)}
-    return TriedCompletion(**values, method=method)
+def make_engine(
+    method: Method, slots: int, make: Callable[..., SteppedEngine], make_plain: Callable[[], SteppedEngine]
+) -> RecoveringEngine | Trial:
+    """An engine of at most `slots` slots that recovers, or a trial of the candidates of `method.auto`.
+
+    `make` builds an engine of a number of slots, with the method of the second argument if there is one; `make_plain`
+    builds one without a drafter.
+    """
+    if method.auto is None:
+        return RecoveringEngine(make, make_plain, slots)
+
+    def recovering(one: Method, num_slots: int, queue: RequestQueue) -> RecoveringEngine:
+        return RecoveringEngine(lambda slots: make(slots, one), make_plain, num_slots, queue)
+
+    candidates = {
+        one.label: Candidate(
+            functools.partial(recovering, one), one.drafter.kind != "none", one.controller.kind != "none"
+        )
+        for one in method.methods
+    }
+    return Trial(candidates, slots, method.auto.max_rounds, method.auto.max_rechecks)

@@ -1,7 +1,4 @@
-"""From a method's four configured choices to its parts.
-
-The one place where names in a YAML meet classes. Each family is a plain mapping from the schema's class to a maker.
-"""
+"""Builds the parts of a method from its configuration; each family maps the schema's classes to constructors."""
 
 from __future__ import annotations
 
@@ -17,6 +14,7 @@ from configs import controllers
 from configs import drafters as heads
 from configs import method as choices
 from configs import trees as adaptive
+from configs.load import ConfigError
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly, Unconditional
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
@@ -40,13 +38,13 @@ CONTEXTS: dict[type, Callable[[Any], Context]] = {
     seen.TextOnlyContext: lambda _: TextOnly(),
     seen.PooledContext: lambda _: Pooled(),
     seen.PrunedContext: lambda c: Pruned(c.ratio, c.guidance, c.attention_share, c.positions),
-    seen.CaptionContext: lambda c: Caption(load_captioner(c), c.lead),
+    seen.CaptionContext: lambda c: Caption(_captioner(c), c.lead),
 }
 TREES: dict[type, Callable[[Any], TreePolicy]] = {
     choices.ChainTree: lambda tree: Chain(tree.length),
-    choices.StaticTree: lambda tree: StaticTree(static_paths(tree)),
+    choices.StaticTree: lambda tree: StaticTree(_static_paths(tree)),
     choices.DynamicTree: lambda tree: DynamicTree(tree.top_k, tree.depth, tree.total_tokens),
-    adaptive.SageTree: lambda tree: build_sage(tree),
+    adaptive.SageTree: lambda tree: _sage(tree),
 }
 ACCEPTANCES: dict[type, Callable[[Any], Acceptance]] = {
     rules.ExactAcceptance: lambda _: Exact(),
@@ -118,22 +116,18 @@ def plain_method() -> Method:
 
 
 def build_lantern(choice: rules.LanternAcceptance, codebook: Tensor, vocab_size: int) -> Lantern:
-    """LANTERN's rule with the neighbours of a codebook (V, code_dim), which are looked up or made.
+    """LANTERN's rule with the neighbours of a codebook (V, code_dim), from the cache or computed.
 
     Raises:
-        CodebookError: the codebook has other codes than the target, or fewer than k.
+        CodebookError: the codebook has other codes than the target.
+        ConfigError: it has fewer than k.
     """
     num_codes = codebook.shape[0]
     if num_codes != vocab_size:
         raise CodebookError(
             f"the codebook has {num_codes} codes, but the target draws from {vocab_size}: they do not belong together"
         )
-    num_others = choice.k - 1 if choice.k_counts_draft else choice.k
-    if num_others > num_codes - 1:
-        raise CodebookError(
-            f"method.acceptance.k {choice.k} asks for {num_others} neighbours, and a codebook of {num_codes} codes has "
-            f"{num_codes - 1}; take a smaller k"
-        )
+    check_neighbours(choice, num_codes)
     proximity = Proximity(choice.metric, choice.codebook == "normalised", choice.seed)
     # As many as are ever kept, so that all k share one table.
     table = neighbour_table(codebook, min(num_codes - 1, MAX_NEIGHBOURS), proximity, cache_folder())
@@ -141,11 +135,14 @@ def build_lantern(choice: rules.LanternAcceptance, codebook: Tensor, vocab_size:
     return Lantern(*options) if choice.draw == "coupled" else LanternResidual(*options, choice.draw)
 
 
-def static_paths(choice: choices.StaticTree) -> Sequence[tuple[int, ...]]:
-    """The paths of a static tree."""
-    if choice.name is not None:
-        return NAMED_PATHS[choice.name]
-    return choice.paths or branching_paths(choice.branching)
+def check_neighbours(choice: rules.LanternAcceptance, num_codes: int) -> None:
+    """Raise ConfigError if a codebook has too few codes for `k`."""
+    num_others = choice.k - 1 if choice.k_counts_draft else choice.k
+    if num_others > num_codes - 1:
+        raise ConfigError(
+            f"method.acceptance.k: {choice.k} asks for {num_others} neighbours of a code, and a codebook of "
+            f"{num_codes} codes has {num_codes - 1}; take a smaller k"
+        )
 
 
 def build_tree(config: choices.Method) -> TreePolicy:
@@ -154,21 +151,25 @@ def build_tree(config: choices.Method) -> TreePolicy:
 
 
 def num_medusa_levels(config: choices.Method) -> int:
-    """How deep the deepest tree is that Medusa heads have to fill, one level for each head."""
+    """Levels of the deepest tree that Medusa heads draft, one level per head."""
     drafting = [one for one in config.methods if isinstance(one.drafter, heads.MedusaDrafter)]
     return max((build_tree(one).max_levels for one in drafting), default=0)
 
 
-def build_sage(choice: adaptive.SageTree) -> TreePolicy:
-    """SAGE's policy, planned or online."""
+def _static_paths(choice: choices.StaticTree) -> Sequence[tuple[int, ...]]:
+    if choice.name is not None:
+        return NAMED_PATHS[choice.name]
+    return choice.paths or branching_paths(choice.branching)
+
+
+def _sage(choice: adaptive.SageTree) -> TreePolicy:
     settings = SageSettings(**choice.model_dump(exclude={"kind", "growth", "first_paths"}))
     if choice.growth == "online":
         return OnlineSageTree(settings)
     return SageTree(settings, choice.first_paths or SPECVLM_PATHS)
 
 
-def load_captioner(choice: seen.CaptionContext) -> Captioner:
-    """The small model behind a caption context."""
+def _captioner(choice: seen.CaptionContext) -> Captioner:
     ref = CheckpointRef(choice.path, choice.revision)
     return Captioner.load(ref, choice.prompt, choice.dtype, choice.device, choice.num_beams, choice.max_new_tokens)
 

@@ -19,10 +19,10 @@ NUM_NAMED_DIFFERENCES = 3
 
 
 def check_vocabulary(choice: DraftVocabulary, where: str, front_end: FrontEnd) -> str | None:
-    """Hold a list of tokens against the target's tokenizer; returns what identifies its content, None without a list.
+    """Compare a list of tokens with the target's tokenizer; returns a hash of its ids, None without a list.
 
     Raises:
-        ConfigError: it is missing or torn, or its ids mean other tokens; names the dotted path `where`.
+        ConfigError: it is missing or damaged, or its ids mean other tokens; names the dotted path `where`.
     """
     if choice.path is None:
         return None
@@ -93,5 +93,5 @@ def slice_medusa(heads: MedusaHeads, choice: DraftVocabulary | None, target: Tar
 
 @lru_cache(maxsize=8)
 def _tokens(path: str) -> tuple[TokenCount, ...]:
-    """Read once in a process: an engine that is made anew must not find another list."""
+    """Cached, so that a rebuilt engine has the same list."""
     return tuple(read_tokens(path))

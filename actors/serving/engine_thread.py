@@ -8,6 +8,7 @@ on, a row is decoded alone.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import queue
@@ -17,18 +18,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 from actors.choice import Choice
 from actors.serving.journal import ALONE_FROM_DEATHS
-from actors.serving.watchdog import Watchdog
 from decoding.scheduling.queue import Group, RequestQueue
 from decoding.types import Completion, Request
 
 logger = logging.getLogger(__name__)
 
 EXIT_STATUS_OF_A_DEAD_ENGINE = 1
+STDERR = 2
+REARM_SHARE = 0.1
+"""Share of the watchdog's limit between two restarts, each of which starts a thread."""
 
 
 class SteppedEngine(Protocol):
@@ -64,12 +67,7 @@ class Waits:
     choices: tuple[Choice, ...] = ()
 
     def __add__(self, other: Waits) -> Waits:
-        return Waits(
-            self.idle_s + other.idle_s,
-            self.queued_s + other.queued_s,
-            self.total_s + other.total_s,
-            self.choices + other.choices,
-        )
+        return Waits(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
     @property
     def actors_waited(self) -> float:
@@ -90,15 +88,40 @@ class Suspect:
     num_deaths: int
 
 
+class Watchdog:
+    """Ends the process (status 1), with a traceback, if `watch` or `rest` is not called again within `limit_s`.
+
+    `faulthandler` needs no GIL, so that hangs in native code end as well. One per process; late by a tenth at most.
+    """
+
+    def __init__(self, limit_s: float | None) -> None:
+        self._limit_s = limit_s
+        self._armed_s: float | None = None
+
+    def watch(self) -> None:
+        """Call before a step."""
+        if self._limit_s is None:
+            return
+        now_s = time.monotonic()
+        if self._armed_s is None or now_s - self._armed_s > REARM_SHARE * self._limit_s:
+            faulthandler.dump_traceback_later((1 + REARM_SHARE) * self._limit_s, exit=True, file=STDERR)
+            self._armed_s = now_s
+
+    def rest(self) -> None:
+        """Call when the engine is idle."""
+        if self._armed_s is not None:
+            faulthandler.cancel_dump_traceback_later()
+            self._armed_s = None
+
+
 @dataclass
 class _Batch:
-    """One caller's requests, the suspects among them, and the completions so far."""
+    """One caller's requests, the suspects among them by index, and the completions so far by index."""
 
     requests: Sequence[Request]
-    suspects: Mapping[int, Suspect] = field(default_factory=dict)
+    suspects: Mapping[int, Suspect]
     future: Future[list[Completion]] = field(default_factory=Future)
-    completions: list[Completion | None] = field(default_factory=list)
-    num_missing: int = 0
+    completions: dict[int, Completion] = field(default_factory=dict)
 
 
 _Place = tuple[_Batch, int]
@@ -148,13 +171,11 @@ class EngineThread:
         `suspects` maps indices of requests.
         """
         assert not suspects or self._mark is not None, "suspects need a journal"
-        batch = _Batch(requests=tuple(requests), suspects=suspects or {})
-        batch.completions = [None] * len(batch.requests)
-        batch.num_missing = len(batch.requests)
-        if not batch.requests:
-            batch.future.set_result([])
-        else:
+        batch = _Batch(tuple(requests), suspects or {})
+        if batch.requests:
             self._arrived.put(batch)
+        else:
+            batch.future.set_result([])
         return batch.future
 
     @property
@@ -235,10 +256,9 @@ class EngineThread:
                     self._submit(Group.SUSPECT)
                 while waiting(Group.NEW) and not waiting(Group.SUSPECT):
                     self._submit(Group.NEW)
-        if self._marked != self._suspects:
-            assert self._mark is not None
-            self._mark(list(self._suspects))
+        if self._mark is not None and self._marked != self._suspects:
             self._marked = list(self._suspects)
+            self._mark(self._marked)
 
     def _submit(self, group: Group) -> None:
         """Submit the first request of a group to the engine, which starts it in its next step."""
@@ -260,9 +280,8 @@ class EngineThread:
             self._suspects.remove(suspect.key)
         batch, index = place
         batch.completions[index] = completion
-        batch.num_missing -= 1
-        if not batch.num_missing:
-            batch.future.set_result([done for done in batch.completions if done is not None])
+        if len(batch.completions) == len(batch.requests):
+            batch.future.set_result([batch.completions[number] for number in range(len(batch.requests))])
 
 
 def _suspect(place: _Place) -> Suspect | None:

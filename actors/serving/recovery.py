@@ -24,7 +24,31 @@ from decoding.types import Completion, Request
 logger = logging.getLogger(__name__)
 
 
-class RecoveringEngine:
+class QueuedEngine:
+    """The part of an engine that holds its requests in `queue`."""
+
+    queue: RequestQueue
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is unfinished."""
+        return self.queue.num_unfinished > 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot."""
+        return self.queue.num_waiting
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; a later `step` with a free slot starts it."""
+        self.queue.submit(request)
+
+    def expect(self, requests: Iterable[Request]) -> None:
+        """See `RequestQueue.expect`."""
+        self.queue.expect(requests)
+
+
+class RecoveringEngine(QueuedEngine):
     """Steps an engine of at most `slots` slots and, if needed, a one-slot engine without a drafter.
 
     `make(slots)` and `make_plain()` build engines. Sample ids of unfinished requests must be unique. `queue` holds all
@@ -49,27 +73,9 @@ class RecoveringEngine:
         self._engine = self._built()
 
     @property
-    def has_work(self) -> bool:
-        """Whether a request is unfinished."""
-        return self.queue.num_unfinished > 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests without a slot."""
-        return self.queue.num_waiting
-
-    @property
     def num_free_slots(self) -> int:
         """Slots minus unfinished requests, at least 0."""
         return max(0, self.num_slots - self.queue.num_unfinished)
-
-    def submit(self, request: Request) -> None:
-        """Queue a request; the next `step` with a free slot starts it."""
-        self.queue.submit(request)
-
-    def expect(self, requests: Iterable[Request]) -> None:
-        """See `RequestQueue.expect`."""
-        self.queue.expect(requests)
 
     def step(self) -> list[Completion]:
         """Start waiting requests, step every engine that has requests, and return finished requests."""
@@ -136,14 +142,11 @@ class RecoveringEngine:
 
     def _step_plain(self) -> list[Completion]:
         assert self._plain is not None
-        done = [
-            replace(completion, telemetry=replace(completion.telemetry, degraded=True))
-            for completion in self._plain.step()
-        ]
+        done = self._plain.step()
         for completion in done:
             self.queue.finish(completion.sample_id)
             self._plain_request = None
-        return done
+        return [replace(one, telemetry=replace(one.telemetry, degraded=True)) for one in done]
 
     def _batched(self) -> list[Request]:
         return [request for request in self.queue.running.values() if request is not self._plain_request]

@@ -12,12 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.loading.image_drafters import load_gpt_target, load_text_encoder, place_of, read_at
+from actors.loading.drafters import load_gpt_target, load_text_encoder, read_at
 from actors.loading.pair import load_target
 from actors.training.samples import ImageLessons, Lessons, TextLessons
 from configs.load import ConfigError
 from configs.schema import Weights
 from configs.training import ImageTeaching, MedusaHead, TrainDrafterJob
+from models.backends.select import resolve_device
 from models.contract import TargetModel
 from models.heads.eagle import save_eagle
 from models.heads.medusa import save_medusa
@@ -122,7 +123,7 @@ def _image_learner(job: TrainDrafterJob, image: ImageTeaching) -> Learner:
 
 
 def _load_vq(weights: Weights) -> Vq:
-    return read_at("image.vq", weights, lambda ref: load_vq(ref, weights.dtype, place_of(weights)))
+    return read_at("image.vq", weights, lambda ref: load_vq(ref, weights.dtype, resolve_device(weights.device)))
 
 
 @dataclass(frozen=True)

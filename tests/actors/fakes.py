@@ -132,12 +132,12 @@ class FakePair:
             raise ValueError("conversation roles must alternate")
         return prompt
 
-    def engine(self, slots: int, max_context_tokens: int) -> FakeEngine:
+    def engine(self, slots: int) -> FakeEngine:
         self.engines.append(FakeEngine(slots, self.gate))
         return self.engines[-1]
 
-    def plain_engine(self, max_context_tokens: int) -> FakeEngine:
-        return self.engine(1, max_context_tokens)
+    def plain_engine(self) -> FakeEngine:
+        return self.engine(1)
 
 
 def fake_job(**sections: Any) -> CaptionJob:

@@ -7,9 +7,8 @@ from collections import Counter
 
 import pyarrow as pa
 
-from actors.auto.trial import Trial
+from actors.auto.trial import Trial, make_engine
 from actors.choice import Choice
-from actors.engines import make_engine
 from actors.generate import Generate
 from actors.results import Stamp
 from actors.serving.engine_thread import Waits
@@ -38,9 +37,9 @@ class ChoosingPair(FakePair):
         super().__init__()
         self.labels: list[str] = []
 
-    def engine(self, slots: int, max_context_tokens: int, choice: Method | None = None) -> FakeEngine:
+    def engine(self, slots: int, choice: Method | None = None) -> FakeEngine:
         self.labels.append("" if choice is None else choice.label)
-        return super().engine(slots, max_context_tokens)
+        return super().engine(slots)
 
 
 def job(**sections: object) -> CaptionJob:

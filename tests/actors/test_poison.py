@@ -97,7 +97,7 @@ def test_a_row_that_has_run_alone_and_is_done_is_not_blamed_for_the_next_death()
 
 def test_suspects_come_before_others_and_lonely_rows_have_the_engine_to_themselves() -> None:
     pair, marks = FakePair(), []
-    engine = pair.engine(3, 64)
+    engine = pair.engine(3)
     thread = EngineThread(engine, mark=lambda keys: marks.append(list(keys)))
     rows = [request(name) for name in ("a", "b", "c", "d", "e", "f")]
     future = thread.decode(rows, {1: Suspect("B", 1), 2: Suspect("C", 2), 4: Suspect("E", 2), 5: Suspect("F", 1)})
@@ -113,7 +113,7 @@ def test_suspects_come_before_others_and_lonely_rows_have_the_engine_to_themselv
 
 def test_rows_without_a_past_are_never_written_down_one_by_one() -> None:
     marks: list[object] = []
-    thread = EngineThread(FakePair().engine(2, 64), mark=marks.append)
+    thread = EngineThread(FakePair().engine(2), mark=marks.append)
     future = thread.decode([request(f"s{index}") for index in range(9)])
     thread.close()
     assert len(future.result(timeout=0)) == 9

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from actors.loading.method import build_lantern, build_method, build_tree
 from configs.acceptance import LanternAcceptance
+from configs.load import ConfigError
 from configs.method import NAMED_TREE_LEVELS, Method, StaticTree
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
@@ -152,7 +153,7 @@ def test_no_more_neighbours_can_be_asked_for_than_there_are(k: int, counts: bool
         assert build_lantern(choice, codebook(), 60).neighbourhood.num_neighbours == 59
         return
     with pytest.raises(
-        CodebookError, match=f"method.acceptance.k {k} asks for 60 neighbours, .* has 59; take a smaller k"
+        ConfigError, match=f"method.acceptance.k: {k} asks for 60 neighbours of a code, .* has 59; take a smaller k"
     ):
         build_lantern(choice, codebook(), 60)
 

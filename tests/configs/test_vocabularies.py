@@ -130,8 +130,8 @@ def test_a_list_is_held_against_the_tokenizer_and_its_content_is_part_of_what_th
     found = pair.check(job(tmp_path, path)).revisions["vocabulary_0"]
     assert pair.check(job(tmp_path, path, size=2)).revisions["vocabulary_0"] != found
     loaded = pair.load(job(tmp_path, path))
-    assert loaded.revisions["vocabulary_0"] == found
-    drafter = loaded.engine(2, 64).method.drafter
+    assert loaded.info.revisions["vocabulary_0"] == found
+    drafter = loaded.engine(2).method.drafter
     assert set(kept(drafter.inner.model.head)) >= {12, 30, 40}  # type: ignore[attr-defined]
 
 

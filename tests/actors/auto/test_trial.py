@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from actors.auto import comparison
 from actors.auto.comparison import Block, Comparison, Recorder, Row, Step, fit_steps
 from actors.auto.trial import Trial
-from actors.choice import CHOSEN, SLOWER, WITHIN, Choice, TriedCompletion
+from actors.choice import CHOSEN, SLOWER, WITHIN, Choice
 from actors.serving.engine_thread import EngineThread, Suspect
 from decoding.types import Completion, Request
 from tests.actors.costs import METHODS, CostEngine, Makers, Workload
@@ -164,7 +164,7 @@ def test_every_row_is_decoded_once_and_told_by_its_method(
     done = run(trial, rows(number))
     assert Counter(one.sample_id for one in done) == Counter(f"s{index}" for index in range(number))
     assert {one.text for one in done} == {request(index).prompt for index in range(number)}
-    assert all(isinstance(one, TriedCompletion) and one.method in METHODS for one in done)
+    assert all(one.method in METHODS for one in done)
     assert (trial.num_waiting, trial.num_free_slots, trial.has_work) == (0, slots, False)
     degraded = {one.sample_id for one in done if one.telemetry.degraded}
     assert degraded <= ill
@@ -329,7 +329,7 @@ def test_when_acceptance_drifts_the_candidates_are_tried_again_and_another_is_ke
     assert len(done) == 4000
     assert [choice.method for choice in trial.choices][:2] == ["chain-5", "plain"]
     assert trial.choices[1].reason.startswith("acceptance length 1.")
-    assert {one.method for one in done[-500:] if isinstance(one, TriedCompletion)} == {"plain"}
+    assert {one.method for one in done[-500:]} == {"plain"}
 
 
 def test_rows_that_drain_before_another_trial_count_for_nobody_in_it() -> None:
@@ -345,7 +345,7 @@ def test_rows_that_drain_before_another_trial_count_for_nobody_in_it() -> None:
     while trial.queue.num_started:
         assert trial._block is not None
         assert (trial._block.steps, trial._block.rows, trial._block.num_submitted) == ([], [], 0)
-        assert {one.method for one in trial.step() if isinstance(one, TriedCompletion)} <= {"chain-5"}
+        assert {one.method for one in trial.step()} <= {"chain-5"}
     trial.step()
     assert trial._block is not None
     assert (trial._made, len(trial._block.steps), trial._block.num_submitted) == ("plain", 1, 4)

@@ -51,9 +51,9 @@ def job(folders: Path, kind: str, head: str | None = None) -> CaptionJob:
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_a_loaded_pair_with_a_head_gives_the_targets_own_tokens(folders: Path, kind: str) -> None:
     loaded = pair.load(job(folders, kind))
-    assert loaded.drafter_id == f"{folders / kind}@{loaded.revisions['drafter']}"
+    assert loaded.drafter_id == f"{folders / kind}@{loaded.info.revisions['drafter']}"
     wanted = checks.requests("llava", 5)
-    done = checks.run(loaded.engine(3, 128), wanted)
+    done = checks.run(loaded.engine(3), wanted)
     for request in wanted:
         expected = checks.generated("llava", request, loaded.target.eos_ids)
         assert done[request.sample_id].token_ids == expected

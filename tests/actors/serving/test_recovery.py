@@ -153,7 +153,7 @@ def test_whatever_fails_every_row_comes_to_its_own_end(says: list[str], slots: i
 
 def test_what_is_neither_memory_nor_drafter_is_passed_on() -> None:
     pair = FakePair()
-    engine = RecoveringEngine(lambda slots: pair.engine(slots, 64), lambda: pair.plain_engine(64), 2)
+    engine = RecoveringEngine(pair.engine, pair.plain_engine, 2)
     engine.submit(Request("a", "CRASH"))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         engine.step()
