@@ -1,7 +1,6 @@
-"""The method section: four choices, and which of them go together.
+"""The method section: drafter × contexts × tree × acceptance, and which of them may be combined.
 
-A method is drafter × contexts × tree × acceptance. Adding a choice is one class here and its name in its family's
-tuple; how it is built is `actors.loading.method`'s business.
+A new choice is one class in its family's module, and a constructor in `actors.loading.method`.
 """
 
 from __future__ import annotations
@@ -11,137 +10,29 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.acceptance import (
-    Acceptance,
-    ExactAcceptance,
-    FlyAcceptance,
-    LanternAcceptance,
-    RejectionAcceptance,
-)
-from configs.contexts import (
-    CaptionContext,
-    EnsembleChoice,
-    FullContext,
-    PooledContext,
-    PrunedContext,
-    TextOnlyContext,
-)
-from configs.controllers import Controller, NoController
-from configs.drafters import DraftVocabulary, EagleDrafter, LookupDrafter, MedusaDrafter
+from configs.acceptance import Acceptance, ExactAcceptance, FlyAcceptance, LanternAcceptance, RejectionAcceptance
+from configs.contexts import CaptionContext, Context, EnsembleChoice, FullContext
+from configs.drafters import Drafter, ModelDrafter, NoDrafter
 from configs.section import Section
-from configs.trees import SageTree
+from configs.trees import ChainTree, SageTree, Tree, max_depth
 
 
-class NoDrafter(Section):
-    """Plain decoding: the same loop, nothing proposed."""
+class NoController(Section):
+    """Every step drafts to the depth of `tree`."""
 
     kind: Literal["none"] = "none"
-    """Plain decoding."""
 
 
-class ModelDrafter(Section):
-    """An independent smaller model (`model.drafter`); with several contexts, an ensemble of them (TABED)."""
+class MeasuredController(Section):
+    """The depth with the most expected tokens per second, up to that of `tree`; off if plain decoding is faster.
+    Acceptance must be `exact`."""
 
-    kind: Literal["model"] = "model"
-    """An independent smaller model."""
-    ensemble: EnsembleChoice | None = None
-    """How several contexts are weighed; the default choice when it is left out."""
-    vocabulary: DraftVocabulary | None = None
-    """Tokens that are drafted; all when left out."""
+    kind: Literal["measured"] = "measured"
+    max_exploration: Annotated[float, Field(ge=0.0, le=0.5)] = 0.01
+    """Share of steps, and of time, that trials of other depths may take."""
 
 
-class ChainTree(Section):
-    """A single path of `length` drafts."""
-
-    kind: Literal["chain"] = "chain"
-    """One path."""
-    length: Annotated[int, Field(ge=1, le=64)] = 5
-    """Drafts per step."""
-
-
-NAMED_TREE_LEVELS = 5
-"""How deep every named tree is."""
-
-
-class StaticTree(Section):
-    """A fixed tree: `branching[d]` children for every node of depth d, explicit `paths` of child ranks, or a `name`."""
-
-    kind: Literal["static"] = "static"
-    """A static tree, by exactly one of three fields."""
-    name: Literal["mc_sim_7b_63", "naive_extend_57"] | None = None
-    """A tree of the papers: `mc_sim_7b_63` (25 drafts) or `naive_extend_57`."""
-    branching: tuple[Annotated[int, Field(ge=1, le=64)], ...] = ()
-    """Children of every node of depth 0, 1, …."""
-    paths: tuple[tuple[Annotated[int, Field(ge=0, le=63)], ...], ...] = ()
-    """Paths of child ranks."""
-
-    @model_validator(mode="after")
-    def _one_of(self) -> StaticTree:
-        if sum(map(bool, (self.branching, self.paths, self.name))) != 1:
-            raise ValueError("give one of branching, paths and name, and not more")
-        num_nodes, level = 0, 1
-        for width in self.branching:
-            level *= width
-            num_nodes += level
-        if num_nodes > 512:
-            raise ValueError(
-                f"branching {list(self.branching)} makes {num_nodes} nodes; at most 512 are verified at once"
-            )
-        known = set(self.paths)
-        for path in self.paths:
-            if not path:
-                raise ValueError("a path must not be empty: the root is always there")
-            for parent in (path[:-1], (*path[:-1], path[-1] - 1) if path[-1] else ()):
-                if parent and parent not in known:
-                    raise ValueError(f"path {list(path)} needs {list(parent)}, which is not among the paths")
-        if len(known) != len(self.paths):
-            raise ValueError("the same path is given twice")
-        return self
-
-
-class DynamicTree(Section):
-    """EAGLE-2's tree: a beam grows it, and the best nodes of all that grew are verified."""
-
-    kind: Literal["dynamic"] = "dynamic"
-    """EAGLE-2's beam and re-ranking."""
-    top_k: Annotated[int, Field(ge=1, le=64)] = 10
-    """Children of every node, and nodes of the beam."""
-    depth: Annotated[int, Field(ge=0, le=32)] = 5
-    """Levels of the beam below the root's children."""
-    total_tokens: Annotated[int, Field(ge=2, le=513)] = 60
-    """Nodes that are verified, root included."""
-
-    @model_validator(mode="after")
-    def _sizes(self) -> DynamicTree:
-        num_grown = self.top_k + self.depth * self.top_k**2
-        if self.total_tokens > num_grown + 1:
-            raise ValueError(
-                f"total_tokens {self.total_tokens} is more than the {num_grown + 1} nodes that top_k {self.top_k} and "
-                f"depth {self.depth} can grow"
-            )
-        return self
-
-
-Drafter = Annotated[
-    NoDrafter | ModelDrafter | EagleDrafter | MedusaDrafter | LookupDrafter, Field(discriminator="kind")
-]
-Context = Annotated[
-    FullContext | TextOnlyContext | PooledContext | CaptionContext | PrunedContext, Field(discriminator="kind")
-]
-Tree = Annotated[ChainTree | StaticTree | DynamicTree | SageTree, Field(discriminator="kind")]
-
-
-def _max_depth(tree: Section) -> int | None:
-    """The deepest draft of a tree whose shape is fixed; None for the others."""
-    if isinstance(tree, ChainTree):
-        return tree.length
-    if isinstance(tree, StaticTree):
-        if tree.name is not None:
-            return NAMED_TREE_LEVELS
-        return len(tree.branching) or max(len(path) for path in tree.paths)
-    if isinstance(tree, DynamicTree):
-        return tree.depth + 1
-    return None
+Controller = Annotated[NoController | MeasuredController, Field(discriminator="kind")]
 
 
 class Auto(Section):
@@ -242,7 +133,7 @@ class Method(Section):
                 "tree.growth 'online' keeps drafts by the probability of the drawn token, which would bias rejection "
                 f"sampling; use growth 'planned', or {other}"
             )
-        if isinstance(rule, FlyAcceptance) and rule.window > 0 and (deepest := _max_depth(self.tree)):
+        if isinstance(rule, FlyAcceptance) and rule.window > 0 and (deepest := max_depth(self.tree)):
             needed = rule.window + 1 + (rule.block_end == "margin")
             if deepest < needed:
                 raise ValueError(

@@ -1,18 +1,14 @@
-"""The schema of a synthesis job: prompts in, images out, with the method section of every other job.
-
-Contains the legal values and combinations for images; `actors.loading.image_pair` checks sizes of checkpoints.
-"""
+"""The schema of a synthesis job: prompts in, images out."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from configs.acceptance import LanternAcceptance, LVSpecAcceptance
 from configs.contexts import FullContext
-from configs.method import Method
-from configs.schema import ActorPool, EnginePool, Job, Sink, Source, Weights, hash_of, without_circumstances
+from configs.schema import SHORT_PROMPT, ActorPool, DatasetJob, EnginePool, Job, Sink, Weights
 from configs.section import Section
 
 
@@ -24,15 +20,20 @@ class ImagePrompt(Section):
     rows contain conditions."""
 
 
-class ImageColumns(Section):
-    """Columns with conditions and sampling values of rows; a row without a value uses the job's."""
+class ConditionColumns(Section):
+    """Columns with conditions of rows."""
 
     features: str | None = None
-    """Ready text features."""
+    """Text features; without it `prompt` is encoded."""
     features_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Of features that are bytes: `float32`, `float16` or `bfloat16`."""
+    """Type of features that are bytes: `float32`, `float16` or `bfloat16`."""
     label: str | None = None
-    """Class labels."""
+    """The class, for class-conditional targets."""
+
+
+class ImageColumns(ConditionColumns):
+    """Columns with conditions and sampling values of rows; a row without a value uses the job's."""
+
     seed: str | None = None
     """Seeds."""
     temperature: str | None = None
@@ -134,14 +135,13 @@ class ImageJob(Job):
     """The beginning of the job's id."""
 
 
-class SynthesizeJob(Section):
+class SynthesizeJob(DatasetJob):
     """A whole synthesis job."""
 
-    source: Source
-    prompt: ImagePrompt | None = None
+    _sink_content: ClassVar[tuple[str, ...]] = ("keep_columns", "images", "keep_codes")
+    prompt: Annotated[ImagePrompt | None, SHORT_PROMPT] = None
     columns: ImageColumns = ImageColumns()
     model: ImageModel
-    method: Method = Method()
     sampling: ImageSampling = ImageSampling()
     pool: EnginePool = EnginePool()
     vq: VqPool = VqPool()
@@ -150,35 +150,24 @@ class SynthesizeJob(Section):
     sink: ImageSink
     job: ImageJob = ImageJob()
 
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _short_prompt(cls, value: Any) -> Any:
-        return {"text": value} if isinstance(value, str) else value
-
     @model_validator(mode="after")
     def _fits_together(self) -> SynthesizeJob:
-        self._check_source()
-        self._check_condition()
-        self._check_method()
-        self._check_replicas()
-        if self.sink.images and self.model.vq is None:
-            raise ValueError("model.vq must name the VQ model that decodes images; or set sink.images: false")
-        return self
-
-    def _check_replicas(self) -> None:
-        number = self.sampling.num_images_per_prompt
-        if number > 1 and self.sampling.temperature == 0 and self.columns.temperature is None:
-            raise ValueError(
-                f"sampling.num_images_per_prompt is {number}, and at temperature 0 they would all be the same image"
-            )
-
-    def _check_source(self) -> None:
         if self.source.kind in ("images", "videos"):
             what = self.source.kind.removesuffix("s")
             raise ValueError(f"source.kind: {what} files hold no prompts; use parquet, jsonl, text or webdataset")
         for name in ("image", "video"):
             if getattr(self.source.columns, name) is not None:
                 raise ValueError(f"source.columns.{name}: no {name} is read by a job that makes images")
+        self._check_condition()
+        self._check_method()
+        number = self.sampling.num_images_per_prompt
+        if number > 1 and self.sampling.temperature == 0 and self.columns.temperature is None:
+            raise ValueError(
+                f"sampling.num_images_per_prompt is {number}, and at temperature 0 they would all be the same image"
+            )
+        if self.sink.images and self.model.vq is None:
+            raise ValueError("model.vq must name the VQ model that decodes images; or set sink.images: false")
+        return self
 
     def _check_condition(self) -> None:
         ready = [name for name in ("features", "label") if getattr(self.columns, name) is not None]
@@ -197,9 +186,6 @@ class SynthesizeJob(Section):
 
     def _check_method(self) -> None:
         method = self.method
-        if method.needs_checkpoint and self.model.drafter is None:
-            kind = method.drafting.drafter.kind
-            raise ValueError(f"method.drafter.kind is '{kind}', so model.drafter must name a checkpoint")
         if any(one.contexts != (FullContext(),) for one in method.methods):
             raise ValueError("method.contexts: a prompt for an image has no visual part to change; leave them out")
         if any(getattr(one.drafter, "vocabulary", None) is not None for one in method.methods):
@@ -214,21 +200,9 @@ class SynthesizeJob(Section):
         """Whether any row can be guided, so that the models need an unconditional lane."""
         return self.sampling.guidance_scale > 1.0 or self.columns.guidance_scale is not None
 
-    def resolved(self) -> dict[str, Any]:
-        """The whole configuration as plain JSON data, defaults filled in."""
-        return self.model_dump(mode="json")
-
     def content(self, revisions: dict[str, str]) -> dict[str, Any]:
-        """As `CaptionJob.content`: the fields that determine the output."""
-        data = self.resolved()
-        for name in ("pool", "vq"):
-            del data[name]
-        data["job"] = {"seed": self.job.seed}
-        data["sink"] = {name: data["sink"][name] for name in ("keep_columns", "images", "keep_codes")}
+        """See `DatasetJob.content`."""
+        data = super().content(revisions)
+        del data["vq"]
         data["image"] = {**data["image"], "encode_cpus": None} if self.sink.images else None
-        data["method"] = self.method.content()
-        return without_circumstances({**data, "revisions": revisions})
-
-    def fingerprint(self, revisions: dict[str, str]) -> str:
-        """A short hash of `content`."""
-        return hash_of(self.content(revisions))
+        return data

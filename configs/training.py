@@ -4,40 +4,32 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from configs.schema import Checkpoint, Prompt, Source, Weights
+from configs.schema import SHORT_PROMPT, Checkpoint, Prompt, Source, Weights
 from configs.section import Place, Section
-from configs.synthesis import TextEncoder
+from configs.synthesis import ConditionColumns, TextEncoder
 
 
 class EagleHead(Section):
-    """One layer that guesses the target's next state (EAGLE-2)."""
+    """One layer that predicts the target's next state (EAGLE-2)."""
 
     kind: Literal["eagle"] = "eagle"
-    """`eagle` or `medusa`."""
 
 
 class MedusaHead(Section):
-    """Heads that each guess one token further ahead."""
+    """Medusa heads, each for one token further ahead."""
 
     kind: Literal["medusa"] = "medusa"
-    """`eagle` or `medusa`."""
     num_heads: Annotated[int, Field(ge=1, le=16)] = 4
-    """Of Medusa."""
+    """Number of Medusa heads."""
 
 
-class ImageColumns(Section):
+class ImageColumns(ConditionColumns):
     """Columns with a row's image or codes, and with its condition."""
 
     codes: str | None = None
     """VQ codes in raster order; without it the row's picture is encoded by `image.vq`."""
-    features: str | None = None
-    """Ready text features; without it `prompt` is encoded by `image.condition`."""
-    features_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """What the bytes of a features column hold."""
-    label: str | None = None
-    """The class, for class-conditional targets."""
 
 
 class ImageTeaching(Section):
@@ -163,7 +155,7 @@ class TrainDrafterJob(Section):
     """A whole training job."""
 
     source: Source
-    prompt: Prompt = Prompt(text="")
+    prompt: Annotated[Prompt, SHORT_PROMPT] = Prompt(text="")
     answer_column: str | None = None
     """The column with the text that the drafter learns to predict; set it or `image`."""
     answer_prefix: str = " "
@@ -176,11 +168,6 @@ class TrainDrafterJob(Section):
     acceptance: Acceptance = Acceptance()
     workers: Workers = Workers()
     output: TrainingOutput
-
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _short_prompt(cls, value: Any) -> Any:
-        return {"text": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _text_or_image(self) -> TrainDrafterJob:

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 MIN_BLOCK_ROWS = 16
 SLOTS_PER_BLOCK = 2
-"""Least rows of a block per slot: the first fill all slots at once, the others come one by one."""
+"""Least rows of a block per slot: the first ones fill all slots at once, the others follow one by one."""
 MIN_FULL_STEPS = 24
 """Steps at full slots that a block should have; short outputs need more rows for them."""
 MAX_LONGER = 4
@@ -80,11 +80,10 @@ class Trial(QueuedEngine):
         self._engine: RecoveringEngine | None = None
         self._made = ""
         self._dropped: dict[str, str] = {}
-        self._choices: tuple[Choice, ...] = ()
+        self.choices: tuple[Choice, ...] = ()
+        """Results of all trials so far; read by other threads."""
         self._begin("first rows")
         self._take_turn()
-
-    # --- engine interface ------------------------------------------------------------------------------------------
 
     @property
     def num_free_slots(self) -> int:
@@ -92,11 +91,6 @@ class Trial(QueuedEngine):
         if self._is_changing and self.queue.num_started:
             return 0
         return max(0, self._slots[self._turn] - self.queue.num_unfinished)
-
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        """Results of all trials so far. Thread-safe."""
-        return self._choices
 
     def step(self) -> list[Completion]:
         """One step of the current engine; returns the rows that finished."""
@@ -211,7 +205,7 @@ class Trial(QueuedEngine):
         return [Comparison(part, self._num_tokens / self._num_rows) for part in parts if part]
 
     def _judge(self) -> None:
-        """Drop candidates that are clearly slower than the best."""
+        """Remove candidates that are clearly slower than the best from this trial."""
         if not self._blocks:
             return
         found = self._comparisons()[-1]
@@ -227,7 +221,7 @@ class Trial(QueuedEngine):
         notes = {**self._out, **self._dropped}
         standings: dict[str, Standing] = {}
         self._turn = next(iter(self._racing), next(iter(self._candidates)))
-        for found in self._comparisons() if self._blocks else ():
+        for found in self._comparisons():
             racing = [name for name in found.names if name in self._racing]
             self._turn = min(racing, key=found.slowdown, default=self._turn)
             standings |= {name: found.standing(name, notes.get(name, WITHIN)) for name in found.names}
@@ -240,7 +234,7 @@ class Trial(QueuedEngine):
         ordered = sorted(standings.values(), key=lambda one: (one.sample_s is None, one.sample_s or 0.0))
         tokens = self._num_tokens / self._num_rows if self._num_rows else 0.0
         choice = Choice(self._turn, self._reason, self._num_rows, self._num_rounds, tokens, tuple(ordered))
-        self._choices = (*self._choices, choice)
+        self.choices = (*self.choices, choice)
         self._num_rows_since = self._num_windows_off = 0
         self._window = self._recorder()
         logger.info("keeping the method %s: %s", self._turn, choice)
@@ -289,8 +283,8 @@ class Trial(QueuedEngine):
         if len(self._window.rows) < self._block_rows:
             return
         window, self._window = self._window, self._recorder()
-        num_rechecks = len(self._choices) - 1
-        num_tried = max(1, self._choices[-1].num_rows)
+        num_rechecks = len(self.choices) - 1
+        num_tried = max(1, self.choices[-1].num_rows)
         if num_rechecks >= self._max_rechecks or len(self._candidates) - len(self._dropped) < 2:
             return
         if not self._candidates[self._turn].drafts:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from actors.loading.method import build_method, plain_method
+from actors.loading.method import DrafterModel, build_method, plain_method
 from actors.loading.slot_count import count_slots
 from configs.load import ConfigError
 from configs.method import Method as MethodChoice
@@ -17,8 +17,6 @@ from decoding import Engine
 from decoding.contracts import Method
 from decoding.drafters.guarded import guarded
 from models.contract import TargetModel
-from models.heads.eagle import EagleNetwork
-from models.heads.medusa import MedusaHeads
 from models.llamagen.neighbours import CodebookError
 
 MIN_COMPILED_BYTES = 1 << 28
@@ -41,7 +39,7 @@ class LoadedPair:
 
     config: CaptionJob | SynthesizeJob
     target: TargetModel
-    drafter: TargetModel | EagleNetwork | MedusaHeads | None
+    drafter: DrafterModel | None
     info: PairInfo
     codebook: Tensor | None = None
 

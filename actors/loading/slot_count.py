@@ -11,8 +11,9 @@ from collections.abc import Iterable
 
 import torch
 
-from actors.loading.method import build_tree
-from configs.method import Method, ModelDrafter, NoDrafter
+from actors.loading.method import DrafterModel, build_tree
+from configs.drafters import ModelDrafter, NoDrafter
+from configs.method import Method
 from configs.schema import EnginePool
 from decoding.drafters.missed import WIDEST
 from models.backends.select import backend_for
@@ -33,7 +34,7 @@ def count_slots(
     pool: EnginePool,
     methods: Iterable[Method],
     target: TargetModel,
-    drafter: TargetModel | EagleNetwork | MedusaHeads | None,
+    drafter: DrafterModel | None,
     max_context_tokens: int,
 ) -> tuple[int, str]:
     """The number of slots, at least one, that fit beside the loaded models with each of `methods`, and the reason."""
@@ -86,7 +87,7 @@ def usable_bytes(pool: EnginePool, device: torch.device) -> int:
     return backend_for(device).usable_bytes(device, pool.num_gpus, pool.max_size)
 
 
-def _drafter_position(drafter: TargetModel | EagleNetwork | MedusaHeads | None) -> dict[torch.device, int]:
+def _drafter_position(drafter: DrafterModel | None) -> dict[torch.device, int]:
     """Bytes per position of a drafter with a KV cache."""
     if drafter is None or isinstance(drafter, MedusaHeads):
         return {}

@@ -8,8 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from actors.loading.method import build_tree
-from configs.drafters import LookupDrafter
-from configs.method import Method, ModelDrafter
+from configs.drafters import LookupDrafter, ModelDrafter
+from configs.method import Method
 from configs.trees import SageTree
 from decoding.trees import OnlineSageTree
 from decoding.trees import SageTree as SagePolicy

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from configs.drafters import LookupDrafter
+from configs.drafters import LookupDrafter, NoDrafter
 from configs.load import ConfigError, validate
-from configs.method import Method, NoDrafter
+from configs.method import Method
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 

@@ -9,8 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from actors.loading.method import build_method
-from configs.controllers import MeasuredController
-from configs.method import Method
+from configs.method import MeasuredController, Method
 from decoding.controllers.base import FixedDepth
 from decoding.controllers.goodput import GoodputController
 from tests import toys

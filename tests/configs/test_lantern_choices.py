@@ -13,9 +13,10 @@ from pydantic import ValidationError
 from actors.loading.method import build_lantern, build_method, build_tree
 from configs.acceptance import LanternAcceptance
 from configs.load import ConfigError
-from configs.method import NAMED_TREE_LEVELS, Method, StaticTree
+from configs.method import Method
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
+from configs.trees import NAMED_TREE_LEVELS, StaticTree
 from decoding.acceptance import Lantern, LanternResidual
 from decoding.trees.named import NAMED_PATHS
 from models.llamagen import neighbours

@@ -58,4 +58,4 @@ def test_names_of_labels_are_taken_and_refused_as_ray_does(name: str) -> None:
     if validate_label_key(name) is None:
         assert Pool(label_selector={name: "a"}).label_selector == {name: "a"}
     else:
-        assert "is no name of a label" in message(label_selector={name: "a"})
+        assert "is not a label name" in message(label_selector={name: "a"})
