@@ -112,7 +112,7 @@ class LanternAcceptance(Section):
                 "LANTERN++'s λ, which is divergence: multiplicative"
             )
         if self.codebook == "normalised" and self.metric != "l2":
-            reason = "compares directions already" if self.metric == "cosine" else "looks at no codes"
+            reason = "compares directions already" if self.metric == "cosine" else "compares no codes"
             raise ValueError(f"codebook normalised changes nothing for the metric {self.metric}, which {reason}")
         if self.seed and self.metric != "random":
             raise ValueError(f"seed {self.seed} is for the metric random; {self.metric} draws nothing")

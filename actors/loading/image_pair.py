@@ -114,6 +114,8 @@ def check(config: SynthesizeJob) -> ImagePairInfo:
     model = config.model
     target = read_at("model.target", model.target, read_gpt_shape)
     refs = {"target": model.target}
+    if model.condition is not None:
+        refs["condition"] = model.condition
     _check_condition(config, target)
     interval, num_codes = config.sampling.guidance_interval, target.num_image_tokens
     if interval + 1 >= num_codes:
@@ -121,8 +123,6 @@ def check(config: SynthesizeJob) -> ImagePairInfo:
             f"sampling.guidance_interval: {interval} guides the codes 0 … {interval + 1}, and an image of the target "
             f"has {num_codes}; take -1 to guide all of them"
         )
-    if model.condition is not None:
-        refs["condition"] = model.condition
     image_px = 0
     if model.vq is not None:
         vq = read_at("model.vq", model.vq, read_vq_shape)
@@ -151,16 +151,17 @@ def check(config: SynthesizeJob) -> ImagePairInfo:
 
 def _check_condition(config: SynthesizeJob, target: GptShape) -> None:
     path = config.model.target.path
-    if target.condition == "class" and config.columns.label is None:
+    encoder, has_labels = config.model.condition, config.columns.label is not None
+    if target.condition == "class" and not has_labels:
         raise ConfigError(
             f"columns.label: the target {path} draws one of {target.num_classes} classes, so the rows must name them"
         )
-    if target.condition == "text" and config.columns.label is not None:
-        raise ConfigError(f"columns.label: the target {path} draws what a text says, and knows no classes")
-    if target.condition == "class" and config.model.condition is not None:
-        raise ConfigError(f"model.condition: the target {path} draws classes, and reads no text")
-    if config.model.condition is not None:
-        read_at("model.condition", config.model.condition, lambda ref: check_t5(ref, target))
+    if target.condition == "text" and has_labels:
+        raise ConfigError(f"columns.label: the target {path} is text-conditional and has no classes")
+    if target.condition == "class" and encoder is not None:
+        raise ConfigError(f"model.condition: the target {path} is class-conditional and reads no text")
+    if encoder is not None:
+        read_at("model.condition", encoder, lambda ref: check_t5(ref, target))
 
 
 def load(config: SynthesizeJob, torch_threads: int | None = None) -> ImagePair:

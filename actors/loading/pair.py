@@ -14,7 +14,7 @@ import torch
 from actors.loading import loaded_pair
 from actors.loading.drafters import Head, check_head, is_head, load_head, read_at
 from actors.loading.loaded_pair import LoadedPair, compile_models
-from actors.loading.vocabulary import check_vocabulary
+from actors.loading.vocabulary import NUM_NAMED_DIFFERENCES, check_vocabulary
 from configs.contexts import CaptionContext
 from configs.load import ConfigError
 from configs.schema import CaptionJob, Checkpoint, TargetCheckpoint, Weights
@@ -22,7 +22,6 @@ from models.inputs.processing import FrontEnd
 from models.loading.checkpoints import CheckpointRef, read_config, read_processor, revision_of
 from models.target import Target
 
-NUM_NAMED_DIFFERENCES = 3
 SHARED_INPUT_BYTES = 1 << 28
 """Processed prompts, images and videos that target and drafter share."""
 

@@ -31,14 +31,15 @@ def check_vocabulary(choice: DraftVocabulary, where: str, front_end: FrontEnd) -
     except VocabularyError as error:
         raise ConfigError(f"{where}.path: {error}") from None
     known = {number: token for token, number in front_end.tokenizer.get_vocab().items()}
-    wrong = [one for one in tokens if known.get(one.token_id) != one.token]
+    wrong = [
+        f"{one.token_id} is {one.token!r} there and {known.get(one.token_id)!r} for the target"
+        for one in tokens
+        if known.get(one.token_id) != one.token
+    ]
     if wrong:
-        named = "; ".join(
-            f"{one.token_id} is {one.token!r} there and {known.get(one.token_id)!r} for the target"
-            for one in wrong[:NUM_NAMED_DIFFERENCES]
-        )
         raise ConfigError(
-            f"{where}.path: {choice.path} was counted with another tokenizer: {len(wrong)} ids differ, e.g. id {named}"
+            f"{where}.path: {choice.path} was counted with another tokenizer: {len(wrong)} ids differ, e.g. id "
+            + "; ".join(wrong[:NUM_NAMED_DIFFERENCES])
         )
     return hashlib.sha256(" ".join(str(one.token_id) for one in tokens).encode()).hexdigest()[:16]
 
@@ -58,13 +59,13 @@ def drafted_ids(choice: DraftVocabulary, target: TargetModel, num_rows: int) -> 
     kept = sorted(number for number in {*chosen, *target.eos_ids} if number < most)
     if not kept:
         raise ConfigError(
-            f"method.drafter.vocabulary: the drafter has {num_rows} tokens, and none of those that are chosen"
+            f"method.drafter.vocabulary: the drafter has {num_rows} tokens, and none of the chosen ones"
         )
     return kept
 
 
 def slice_model(model: TargetModel, choice: DraftVocabulary | None, target: TargetModel) -> TargetModel:
-    """The same model with the chosen rows of its output layer; the model itself without a choice."""
+    """The model with the chosen rows of its output layer."""
     if choice is None:
         return model
     sliced = copy.copy(model)
@@ -73,19 +74,19 @@ def slice_model(model: TargetModel, choice: DraftVocabulary | None, target: Targ
 
 
 def slice_head(head: nn.Module, choice: DraftVocabulary | None, target: TargetModel) -> nn.Module:
-    """The chosen rows of an output layer, as wide as the target's; the layer itself without a choice."""
+    """The chosen rows of an output layer, as wide as the target's; the whole layer without a choice."""
     if choice is None:
         return head
     if not isinstance(head, nn.Linear):
         raise ConfigError(
-            f"method.drafter.vocabulary: the drafter's output layer is a {type(head).__name__}, of which no rows can "
-            "be kept apart; leave it out"
+            f"method.drafter.vocabulary: the drafter's output layer is a {type(head).__name__}, which cannot be "
+            "sliced; leave it out"
         )
     return SlicedHead.of(head, drafted_ids(choice, target, head.weight.shape[0]), target.vocab_size)
 
 
 def slice_medusa(heads: MedusaHeads, choice: DraftVocabulary | None, target: TargetModel) -> MedusaHeads:
-    """The same heads with the chosen rows of each one's output layer; the heads themselves without a choice."""
+    """Medusa heads with the chosen rows of their output layers."""
     if choice is None:
         return heads
     return heads.with_outputs([slice_head(list(own.children())[-1], choice, target) for own in heads])

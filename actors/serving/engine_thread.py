@@ -55,11 +55,8 @@ class SteppedEngine(Protocol):
 
 @dataclass(frozen=True)
 class Waits:
-    """Wait times of an engine from its first to its last batch.
-
-    `idle_s` without a row, `queued_s` decoding while further rows waited for a slot, `total_s` overall; `choices` are
-    the results of trials of methods.
-    """
+    """Wait times of an engine from its first to its last batch: `idle_s` without a row, `queued_s` decoding while
+    further rows waited for a slot, `total_s` overall; `choices` are the results of trials of methods."""
 
     idle_s: float = 0.0
     queued_s: float = 0.0
@@ -116,15 +113,22 @@ class Watchdog:
 
 @dataclass
 class _Batch:
-    """One caller's requests, the suspects among them by index, and the completions so far by index."""
+    """One caller's batch, and its completions so far by index."""
 
-    requests: Sequence[Request]
-    suspects: Mapping[int, Suspect]
+    size: int
     future: Future[list[Completion]] = field(default_factory=Future)
     completions: dict[int, Completion] = field(default_factory=dict)
 
 
-_Place = tuple[_Batch, int]
+@dataclass(frozen=True)
+class _Row:
+    """One request of a batch."""
+
+    batch: _Batch
+    index: int
+    request: Request
+    suspect: Suspect | None
+
 
 ReportWaits = Callable[[str, Waits], None]
 """Called after each batch with the actor's id and its wait times so far."""
@@ -153,12 +157,12 @@ class EngineThread:
         self._mark = mark
         self._watchdog = Watchdog(max_step_s)
         self._queue = RequestQueue()
-        # Requests by sample id, in order; the first of each is in the queue or in the engine.
-        self._places: dict[str, deque[_Place]] = {}
+        # Rows by sample id, in order; the first of each is in the queue or in the engine.
+        self._rows: dict[str, deque[_Row]] = {}
         self._suspects: list[str] = []
         self._marked: list[str] = []
         self._runs_alone = False
-        self._arrived: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[list[_Row] | None] = queue.SimpleQueue()
         self._waits = Waits()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -171,9 +175,9 @@ class EngineThread:
         `suspects` maps indices of requests.
         """
         assert not suspects or self._mark is not None, "suspects need a journal"
-        batch = _Batch(tuple(requests), suspects or {})
-        if batch.requests:
-            self._arrived.put(batch)
+        batch, known = _Batch(len(requests)), suspects or {}
+        if requests:
+            self._arrived.put([_Row(batch, index, one, known.get(index)) for index, one in enumerate(requests)])
         else:
             batch.future.set_result([])
         return batch.future
@@ -218,34 +222,30 @@ class EngineThread:
         may_wait = not self._engine.has_work
         while True:
             try:
-                batch = self._arrived.get(block=may_wait)
+                rows = self._arrived.get(block=may_wait)
             except queue.Empty:
                 return True
-            if batch is None:
+            if rows is None:
                 return False
             may_wait = False
-            for index, request in enumerate(batch.requests):
-                line = self._places.setdefault(request.sample_id, deque())
-                line.append((batch, index))
-                if len(line) == 1:
-                    self._enqueue((batch, index))
+            for row in rows:
+                same_id = self._rows.setdefault(row.request.sample_id, deque())
+                same_id.append(row)
+                if len(same_id) == 1:
+                    self._enqueue(row)
             self._feed()
 
     # --- scheduling of suspects ------------------------------------------------------------------------------------
 
-    def _enqueue(self, place: _Place) -> None:
-        batch, index = place
-        suspect = batch.suspects.get(index)
+    def _enqueue(self, row: _Row) -> None:
         group = Group.NEW
-        if suspect is not None:
-            group = Group.SUSPECT if suspect.num_deaths < ALONE_FROM_DEATHS else Group.ALONE
-        self._queue.submit(batch.requests[index], group)
+        if row.suspect is not None:
+            group = Group.SUSPECT if row.suspect.num_deaths < ALONE_FROM_DEATHS else Group.ALONE
+        self._queue.submit(row.request, group)
 
     def _feed(self) -> None:
-        """Submit requests to the engine: those that run alone first, then suspects, then all others.
-
-        In that order, because rows that are in flight beside a suspect at a death become suspects.
-        """
+        """Submit requests to the engine: those that run alone first, then suspects, then all others, because rows that
+        are in flight beside a suspect at a death become suspects."""
         waiting = self._queue.waiting
         if not (self._engine.has_work and (waiting(Group.ALONE) or self._runs_alone)):
             self._runs_alone = bool(waiting(Group.ALONE))
@@ -263,30 +263,24 @@ class EngineThread:
     def _submit(self, group: Group) -> None:
         """Submit the first request of a group to the engine, which starts it in its next step."""
         request = self._queue.pop(group)
-        suspect = _suspect(self._places[request.sample_id][0])
+        suspect = self._rows[request.sample_id][0].suspect
         if suspect is not None:
             self._suspects.append(suspect.key)
         self._engine.submit(request)
 
     def _deliver(self, completion: Completion) -> None:
-        line = self._places[completion.sample_id]
-        place = line.popleft()
-        if line:
-            self._enqueue(line[0])
+        same_id = self._rows[completion.sample_id]
+        row = same_id.popleft()
+        if same_id:
+            self._enqueue(same_id[0])
         else:
-            del self._places[completion.sample_id]
-        suspect = _suspect(place)
-        if suspect is not None:
-            self._suspects.remove(suspect.key)
-        batch, index = place
-        batch.completions[index] = completion
-        if len(batch.completions) == len(batch.requests):
-            batch.future.set_result([batch.completions[number] for number in range(len(batch.requests))])
-
-
-def _suspect(place: _Place) -> Suspect | None:
-    batch, index = place
-    return batch.suspects.get(index)
+            del self._rows[completion.sample_id]
+        if row.suspect is not None:
+            self._suspects.remove(row.suspect.key)
+        batch = row.batch
+        batch.completions[row.index] = completion
+        if len(batch.completions) == batch.size:
+            batch.future.set_result([batch.completions[index] for index in range(batch.size)])
 
 
 def end_process(error: BaseException) -> None:

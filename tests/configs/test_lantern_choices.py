@@ -47,7 +47,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"delta": 5.0, "divergence": "jsd"}, "jsd is never above 1"),
     ({"divergence": "multiplicative"}, "delta 0.1 is λ where divergence is multiplicative, and must be at least 1"),
     ({"metric": "cosine", "codebook": "normalised"}, "the metric cosine, which compares directions already"),
-    ({"metric": "random", "codebook": "normalised"}, "the metric random, which looks at no codes"),
+    ({"metric": "random", "codebook": "normalised"}, "the metric random, which compares no codes"),
     ({"seed": 3}, "seed 3 is for the metric random; l2 draws nothing"),
     ({"draw": "residual"}, "'coupled', 'paper' or 'code'"),
     ({"lossless": True}, "Extra inputs are not permitted"),

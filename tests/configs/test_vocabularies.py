@@ -165,7 +165,7 @@ def test_a_drafter_that_has_none_of_the_tokens_is_refused(tmp_path: Path) -> Non
     target.eos_ids = frozenset()
     model = toys.perturbed("llama", 0.02)
     model.head = type(model.head)(model.hidden_size, 8, bias=False)  # type: ignore[call-arg, arg-type]
-    with pytest.raises(ConfigError, match="the drafter has 8 tokens, and none of those that are chosen"):
+    with pytest.raises(ConfigError, match="the drafter has 8 tokens, and none of the chosen ones"):
         build_method(method(path=listed(tmp_path, 40, 12)), model, target)
 
 
