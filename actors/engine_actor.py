@@ -26,7 +26,6 @@ from actors.results import (
     errors_of,
     failed,
     method_values,
-    own_method_values,
     result_table,
     result_values,
     torch_threads,
@@ -106,10 +105,8 @@ class EngineActor(Generic[Job, Pair]):
             slots, reason = self._pair.count_slots()
             self._events.emit("slots_counted", num_slots=slots, reason=reason)
         self._metrics = engine_metrics(stamp, config.method.label, slots)
-        self._constants = {
-            **asdict(stamp),
-            **method_values(config.method, self._pair.target_id, self._pair.drafter_id),
-        }
+        verify_mode, target_id = config.method.verify_mode, self._pair.target_id
+        self._constants = {**asdict(stamp), "verify_mode": verify_mode, "target_id": target_id}
         self._journal = JournalClient(journal)
         self._engine = EngineThread(
             make_engine(config.method, slots, self._pair.engine, self._pair.plain_engine),
@@ -199,6 +196,6 @@ class EngineActor(Generic[Job, Pair]):
             completion = completions.get(place)
             if completion is None:
                 completion = failed(row["sample_id"], row["error_type"], row["error_message"])
-            own = self._own_values(place, row, completion) | own_method_values(method, drafter_id, completion)
-            values.append(result_values(completion) | own)
+            own = self._own_values(place, row, completion)
+            values.append(result_values(completion) | method_values(method, drafter_id, completion) | own)
         return result_table(self._schema, table, self._constants, values)

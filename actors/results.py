@@ -37,19 +37,12 @@ class RowError(ValueError):
         self.code = code
 
 
-def method_values(method: Method, target_id: str, drafter_id: str) -> dict[str, Any]:
-    """Method columns that are constant in a run; see `own_method_values`."""
-    values = {"verify_mode": method.verify_mode, "target_id": target_id}
-    return values if method.auto is not None else {**values, "method": method.label, "drafter_id": drafter_id}
-
-
-def own_method_values(method: Method, drafter_id: str, completion: Completion) -> dict[str, Any]:
-    """Method columns of one row in a trial of methods; a row that was not decoded has the trial's label."""
-    if method.auto is None:
-        return {}
+def method_values(method: Method, drafter_id: str, completion: Completion) -> dict[str, Any]:
+    """Method columns of one row. In a trial of methods, a row that was not decoded has the trial's label."""
     label = completion.method or method.label
-    drafting = {one.label for one in method.methods if one.needs_checkpoint}
-    return {"method": label, "drafter_id": drafter_id if label in drafting else ""}
+    if method.auto is not None and label not in {one.label for one in method.methods if one.needs_checkpoint}:
+        drafter_id = ""
+    return {"method": label, "drafter_id": drafter_id}
 
 
 def result_values(completion: Completion) -> dict[str, Any]:

@@ -58,9 +58,7 @@ def drafted_ids(choice: DraftVocabulary, target: TargetModel, num_rows: int) -> 
         chosen = list(range(min(choice.size, most)))
     kept = sorted(number for number in {*chosen, *target.eos_ids} if number < most)
     if not kept:
-        raise ConfigError(
-            f"method.drafter.vocabulary: the drafter has {num_rows} tokens, and none of the chosen ones"
-        )
+        raise ConfigError(f"method.drafter.vocabulary: the drafter has {num_rows} tokens, and none of the chosen ones")
     return kept
 
 

@@ -51,8 +51,7 @@ class QueuedEngine:
 class RecoveringEngine(QueuedEngine):
     """Steps an engine of at most `slots` slots and, if needed, a one-slot engine without a drafter.
 
-    `make(slots)` and `make_plain()` build engines. Sample ids of unfinished requests must be unique. `queue` holds all
-    requests; engines that are used one after the other may share it.
+    Sample ids of unfinished requests must be unique. Engines that are used one after the other may share `queue`.
     """
 
     def __init__(
@@ -87,7 +86,8 @@ class RecoveringEngine(QueuedEngine):
             if self._plain_request is not None:
                 done += self._step_plain()
             if self._num_batched:
-                done += self._step_engine()
+                self._engine.expect(self.queue.upcoming())
+                done += self._run(self._engine)
         except Exception as error:
             # If memory for the drafter is missing, fewer slots are tried first.
             lacks_memory = is_out_of_memory(error)
@@ -133,20 +133,18 @@ class RecoveringEngine(QueuedEngine):
             self._engine.submit(request)
             room -= 1
 
-    def _step_engine(self) -> list[Completion]:
-        self._engine.expect(self.queue.upcoming())
-        done = self._engine.step()
+    def _step_plain(self) -> list[Completion]:
+        assert self._plain is not None
+        done = self._run(self._plain)
+        if done:
+            self._plain_request = None
+        return [replace(one, telemetry=replace(one.telemetry, degraded=True)) for one in done]
+
+    def _run(self, engine: SteppedEngine) -> list[Completion]:
+        done = engine.step()
         for completion in done:
             self.queue.finish(completion.sample_id)
         return done
-
-    def _step_plain(self) -> list[Completion]:
-        assert self._plain is not None
-        done = self._plain.step()
-        for completion in done:
-            self.queue.finish(completion.sample_id)
-            self._plain_request = None
-        return [replace(one, telemetry=replace(one.telemetry, degraded=True)) for one in done]
 
     def _batched(self) -> list[Request]:
         return [request for request in self.queue.running.values() if request is not self._plain_request]
@@ -174,7 +172,7 @@ class RecoveringEngine(QueuedEngine):
         self._drop_engines()
         given_up: list[Completion] = []
         if self.num_slots == 1:
-            (request,) = [*requests, plain_request] if plain_request is not None else requests
+            (request,) = self.queue.running.values()
             error = decoding.errors.out_of_memory(reason)
             given_up.append(failed(request.sample_id, error.code, error.message))
             self.queue.finish(request.sample_id)
