@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
@@ -373,11 +373,10 @@ class DatasetJob(Section):
     """Base of the jobs that write a dataset; jobs with equal `content` continue each other."""
 
     _sink_content: ClassVar[tuple[str, ...]] = ("keep_columns",)
-    source: Source
-    model: Any
-    method: Method = Method()
-    sink: Sink
-    job: Job = Job()
+    if TYPE_CHECKING:  # each job declares its sections, in its order
+        method: Method
+        model: Any
+        job: Any
 
     @model_validator(mode="after")
     def _has_drafter(self) -> Self:
@@ -418,11 +417,15 @@ class DatasetJob(Section):
 class CaptionJob(DatasetJob):
     """A whole caption job."""
 
+    source: Source
     prompt: Annotated[Prompt | None, SHORT_PROMPT] = None
     columns: RowColumns = RowColumns()
     model: Model
+    method: Method = Method()
     sampling: Sampling = Sampling()
     pool: Pool = Pool()
+    sink: Sink
+    job: Job = Job()
 
     @model_validator(mode="after")
     def _fits_together(self) -> CaptionJob:

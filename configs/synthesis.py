@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 
 from configs.acceptance import LanternAcceptance, LVSpecAcceptance
 from configs.contexts import FullContext
-from configs.schema import SHORT_PROMPT, ActorPool, DatasetJob, EnginePool, Job, Sink, Weights
+from configs.method import Method
+from configs.schema import SHORT_PROMPT, ActorPool, DatasetJob, EnginePool, Job, Sink, Source, Weights
 from configs.section import Section
 
 
@@ -139,9 +140,11 @@ class SynthesizeJob(DatasetJob):
     """A whole synthesis job."""
 
     _sink_content: ClassVar[tuple[str, ...]] = ("keep_columns", "images", "keep_codes")
+    source: Source
     prompt: Annotated[ImagePrompt | None, SHORT_PROMPT] = None
     columns: ImageColumns = ImageColumns()
     model: ImageModel
+    method: Method = Method()
     sampling: ImageSampling = ImageSampling()
     pool: EnginePool = EnginePool()
     vq: VqPool = VqPool()
