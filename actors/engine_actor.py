@@ -1,6 +1,6 @@
 """Base of the engine actors: loading, metrics, events, crash journal, engine thread and the call of one batch.
 
-Subclasses map one row to requests, and add their own columns to results.
+Subclasses map one row to requests, and add columns to results.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class EngineActor(Generic[Job, Pair]):
 
     One input table becomes exactly one table of `schema`, rows in input order, so that a retry by Ray yields the same
     block. Rows with an error pass through. Each input row becomes `rows_per_input` result rows. `encodes_prompts` moves
-    the making of requests to a thread; `request_columns` are the columns that requests are made of.
+    `_requests` to a thread; `request_columns` are the columns of `row` in `_row_requests`.
     """
 
     rows_per_input = 1
@@ -159,8 +159,8 @@ class EngineActor(Generic[Job, Pair]):
                 if deaths[index] >= GIVEN_UP_FROM_DEATHS:
                     raise RowError(ENGINE_DIED, deaths_message("the engine's process", deaths[index]))
                 arrays = functools.partial(arrays_of, index)
-                made = self._row_requests(row, arrays, keys[index] if deaths[index] else None)
-                requests |= {first + replica: request for replica, request in made.items()}
+                replicas = self._row_requests(row, arrays, keys[index] if deaths[index] else None)
+                requests |= {first + replica: request for replica, request in replicas.items()}
             except RowError as error:
                 failure = failed(row["sample_id"], error.code, str(error))
                 completions |= dict.fromkeys(range(first, first + self.rows_per_input), failure)
@@ -178,7 +178,7 @@ class EngineActor(Generic[Job, Pair]):
         """
         raise NotImplementedError
 
-    def _own_values(self, place: int, row: dict[str, Any], completion: Completion) -> dict[str, Any]:
+    def _extra_values(self, place: int, row: dict[str, Any], completion: Completion) -> dict[str, Any]:
         """Result columns besides `result_values`, from the result row's index, the input row, and its completion."""
         raise NotImplementedError
 
@@ -196,6 +196,6 @@ class EngineActor(Generic[Job, Pair]):
             completion = completions.get(place)
             if completion is None:
                 completion = failed(row["sample_id"], row["error_type"], row["error_message"])
-            own = self._own_values(place, row, completion)
-            values.append(result_values(completion) | method_values(method, drafter_id, completion) | own)
+            common = result_values(completion) | method_values(method, drafter_id, completion)
+            values.append(common | self._extra_values(place, row, completion))
         return result_table(self._schema, table, self._constants, values)

@@ -45,18 +45,18 @@ class Generate(EngineActor[CaptionJob, Pair]):
             message = f"the target's chat template refuses this conversation: {error}"
             raise RowError(PROMPT_REFUSED, message) from None
         images, videos = arrays()
-        options = self._sampling_of(row["sampling"])
-        return {0: Request(row["sample_id"], prompt, images=images, videos=videos, **options)}
+        sampling = self._sampling_of(row["sampling"])
+        return {0: Request(row["sample_id"], prompt, images=images, videos=videos, **sampling)}
 
     @cached_property
     def _sampling(self) -> Sampling:
         return Sampling(**self._config.sampling.model_dump())
 
-    def _sampling_of(self, own: str) -> dict[str, Any]:
+    def _sampling_of(self, options: str) -> dict[str, Any]:
         """Seed and sampling of a row: the job's, overridden by the row's JSON object."""
-        values = json.loads(own) if own else {}
+        values = json.loads(options) if options else {}
         seed = values.pop("seed", self._config.job.seed)
         return {"seed": seed, "sampling": replace(self._sampling, **values)}
 
-    def _own_values(self, place: int, row: dict[str, Any], completion: Completion) -> dict[str, Any]:
+    def _extra_values(self, place: int, row: dict[str, Any], completion: Completion) -> dict[str, Any]:
         return {"seed": self._sampling_of(row["sampling"])["seed"]}

@@ -102,7 +102,7 @@ class Synthesize(EngineActor[SynthesizeJob, ImagePair]):
                 if suspect is not None:
                     self._journal.running("encode", [])
 
-    def _own_values(self, place: int, row: dict[str, Any], completion: Completion) -> dict[str, Any]:
+    def _extra_values(self, place: int, row: dict[str, Any], completion: Completion) -> dict[str, Any]:
         replica = place % self.rows_per_input
         return {
             "sample_id": image_id(row["sample_id"], replica),

@@ -36,18 +36,15 @@ Controller = Annotated[NoController | MeasuredController, Field(discriminator="k
 
 
 class Auto(Section):
-    """Several methods, of which each engine keeps the one that its first rows take least time with.
-
-    Plain decoding is always one of them.
-    """
+    """Several methods, plain decoding included, of which each engine keeps the fastest on its first rows."""
 
     candidates: Annotated[tuple[Method, ...], Field(min_length=1, max_length=8)]
-    """In place of the four choices: methods written as `method` is, with acceptance `exact`; each engine [tries
-    them](../methods/auto.md) and plain decoding on its first rows, and keeps the one that takes least time."""
+    """In place of the four choices: methods, each a section or a name, with acceptance `exact`. Each engine
+    [tries](../methods/auto.md) them and plain decoding on its first rows, and keeps the fastest."""
     max_rounds: Annotated[int, Field(ge=1, le=50)] = 6
-    """Blocks of rows that each candidate decodes at most, before one is kept."""
+    """Most blocks of rows that each candidate decodes before one is kept."""
     max_rechecks: Annotated[int, Field(ge=0, le=1000)] = 3
-    """How often an engine tries them again at most, when acceptance has changed."""
+    """Most further trials of an engine, after acceptance has changed."""
 
     @model_validator(mode="after")
     def _comparable(self) -> Auto:
@@ -82,7 +79,7 @@ class Auto(Section):
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """All that are tried, plain decoding first."""
+        """All candidates, plain decoding first."""
         plain = [one for one in self.candidates if isinstance(one.drafter, NoDrafter)] or [Method()]
         return (plain[0], *(one for one in self.candidates if one is not plain[0]))
 
@@ -91,7 +88,7 @@ class Method(Section):
     """A speculative-decoding method: drafter × contexts × tree × acceptance; or several, to be tried."""
 
     name: str | None = None
-    """The name in rows and reports; by default made from the choices."""
+    """The name in rows and reports; by default composed of the choices."""
     auto: Auto | None = None
     """Methods to choose from by measuring, in place of the four choices."""
     drafter: Drafter = NoDrafter()
@@ -142,7 +139,7 @@ class Method(Section):
                 )
 
     def _check_controller(self) -> None:
-        """Depths that follow from time leave the output alone only where drafts are compared with the target's own."""
+        """Depths that depend on time leave tokens unchanged only under exact acceptance."""
         if isinstance(self.controller, NoController):
             return
         if isinstance(self.drafter, NoDrafter):
@@ -177,7 +174,7 @@ class Method(Section):
 
     @property
     def needs_checkpoint(self) -> bool:
-        """Whether the drafter is a network of its own, which `model.drafter` names."""
+        """Whether the drafter has weights, which `model.drafter` names."""
         return self.drafting.drafter.kind in ("model", "eagle", "medusa")
 
     @property
@@ -188,14 +185,14 @@ class Method(Section):
         return next((one for one in self.auto.methods if one.needs_checkpoint), self.auto.methods[-1])
 
     def content(self) -> dict[str, Any]:
-        """What of the method decides the output; how long `auto` tries decides nothing."""
+        """All fields that determine the output."""
         data = self.model_dump(mode="json")
         if self.auto is not None:
             return {"auto": [one.content() for one in self.auto.methods]}
         if isinstance(self.drafter, NoDrafter):
             return {"drafter": data["drafter"], "acceptance": data["acceptance"]}
         del data["auto"]
-        # Acceptance is exact wherever a depth is chosen, so the choice changes no token.
+        # A controller requires exact acceptance, so it changes no token.
         del data["controller"]
         return data
 

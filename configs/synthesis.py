@@ -14,7 +14,7 @@ from configs.section import Section
 
 
 class ImagePrompt(Section):
-    """What an image shows, in words."""
+    """The prompt of an image."""
 
     text: str
     """A template; `{column}` is replaced by the row's value, `prompt: some text` is its short form. Not needed if
@@ -36,22 +36,22 @@ class ImageColumns(ConditionColumns):
     """Columns with conditions and sampling values of rows; a row without a value uses the job's."""
 
     seed: str | None = None
-    """Seeds."""
+    """The row's seed."""
     temperature: str | None = None
-    """Temperatures."""
+    """In place of `sampling.temperature`."""
     top_k: str | None = None
-    """Top_k."""
+    """In place of `sampling.top_k`."""
     top_p: str | None = None
-    """Top_p."""
+    """In place of `sampling.top_p`."""
     guidance_scale: str | None = None
-    """Guidance scales."""
+    """In place of `sampling.guidance_scale`."""
 
 
 class TextEncoder(Weights):
     """The T5 whose encoder turns prompts into features."""
 
     truncate: bool = False
-    """Whether long prompts are cut."""
+    """Whether long prompts are truncated."""
 
 
 class ImageModel(Section):
@@ -71,7 +71,7 @@ class ImageSampling(Section):
     """How codes are chosen, guidance first, then temperature, `top_k`, `top_p`; an image's length is the target's."""
 
     num_images_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Rows of every prompt."""
+    """Images of every prompt."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
     """0 is greedy."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 1000
@@ -92,7 +92,7 @@ class VqPool(ActorPool):
 
 
 class ImageFile(Section):
-    """What an image is written as."""
+    """The file format of images."""
 
     format: Literal["png", "webp", "jpeg"] = "png"
     """`png`, `webp` or `jpeg`."""
@@ -113,14 +113,14 @@ class ImageFile(Section):
 
 
 class ImageSink(Sink):
-    """Where results go, and which of them."""
+    """Where results go: images, codes, or both."""
 
     rows_per_file: Annotated[int, Field(ge=1)] = 1000
     """Most rows of one Parquet file."""
     images: bool = True
     """Whether images are decoded and written."""
     keep_codes: bool = True
-    """Whether codes are."""
+    """Whether codes are written."""
 
     @model_validator(mode="after")
     def _something(self) -> ImageSink:

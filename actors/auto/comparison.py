@@ -172,14 +172,14 @@ class Comparison:
     def standing(self, name: str, note: str = "") -> Standing:
         """A candidate's time with its interval, acceptance length and rows."""
         place = self.names.index(name)
-        own = [block for block in self.blocks if block.candidate == name]
+        blocks = [block for block in self.blocks if block.candidate == name]
         value = math.exp(self._effects[place])
         low = high = None
         if math.isfinite(self._width):
             margin = self._width * math.sqrt(max(0.0, self._spread[place, place]))
             low, high = value * math.exp(-margin), value * math.exp(margin)
-        num_rows = sum(block.num_rows for block in own)
-        length = sum(block.acceptance_length * block.num_rows for block in own) / num_rows
+        num_rows = sum(block.num_rows for block in blocks)
+        length = sum(block.acceptance_length * block.num_rows for block in blocks) / num_rows
         return Standing(name, value, low, high, length, num_rows, note)
 
     def _contrast(self, name: str) -> tuple[float, float]:

@@ -83,7 +83,7 @@ def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShap
         if heads is not None:
             _check_medusa(config, drafter.path, heads, target.dim, target)
         return
-    own = read_at(WHERE, drafter, read_gpt_shape)
+    shape = read_at(WHERE, drafter, read_gpt_shape)
     for name, what in (
         ("vocab_size", "codes"),
         ("grid", "codes along a side"),
@@ -91,9 +91,9 @@ def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShap
         ("num_condition_tokens", "condition positions"),
         ("condition_dim" if target.condition == "text" else "num_classes", "as the size of its condition"),
     ):
-        if getattr(own, name) != getattr(target, name):
+        if getattr(shape, name) != getattr(target, name):
             raise ConfigError(
-                f"{WHERE}: {drafter.path} has {getattr(own, name)} {what} ({name}), and the target "
+                f"{WHERE}: {drafter.path} has {getattr(shape, name)} {what} ({name}), and the target "
                 f"{getattr(target, name)}; drafts would mean other images"
             )
 
@@ -159,9 +159,11 @@ def _check_medusa(
         )
 
 
-def _check_width(path: str, own: int, needed: int) -> None:
-    if own != needed:
-        raise ConfigError(f"{WHERE}: {path} reads states of width {own}, and the target's are {needed} wide; {ADVICE}")
+def _check_width(path: str, width: int, needed: int) -> None:
+    if width != needed:
+        raise ConfigError(
+            f"{WHERE}: {path} reads states of width {width}, and the target's are {needed} wide; {ADVICE}"
+        )
 
 
 def _check_tokens(path: str, num_tokens: int, front_end: FrontEnd) -> None:

@@ -138,12 +138,12 @@ def _describe(where: str, weights: Weights | CaptionContext) -> tuple[Any, Front
 
 def _check_vocabulary(target: FrontEnd, drafter: FrontEnd, drafter_path: str) -> None:
     """Every token that both have must have one id, because drafts are ids."""
-    ours: dict[str, int] = target.tokenizer.get_vocab()
-    theirs: dict[str, int] = drafter.tokenizer.get_vocab()
-    by_id = {number: token for token, number in theirs.items()}
+    target_ids: dict[str, int] = target.tokenizer.get_vocab()
+    drafter_ids: dict[str, int] = drafter.tokenizer.get_vocab()
+    by_id = {number: token for token, number in drafter_ids.items()}
     wrong = [
         f"{number} is {token!r} for the target and {by_id[number]!r} for the drafter"
-        for token, number in sorted(ours.items(), key=lambda item: item[1])
+        for token, number in sorted(target_ids.items(), key=lambda item: item[1])
         if number in by_id and by_id[number] != token
     ]
     if wrong:
@@ -152,8 +152,8 @@ def _check_vocabulary(target: FrontEnd, drafter: FrontEnd, drafter_path: str) ->
             + "; ".join(wrong[:NUM_NAMED_DIFFERENCES])
             + ". Choose a drafter with the target's tokenizer."
         )
-    shared = len(ours.keys() & theirs.keys())
-    if shared < len(ours) // 2:
+    shared = len(target_ids.keys() & drafter_ids.keys())
+    if shared < len(target_ids) // 2:
         raise ConfigError(
-            f"model.drafter: {drafter_path} knows only {shared} of the target's {len(ours)} tokens, too few to draft"
+            f"model.drafter: {drafter_path} knows only {shared} of the target's {len(target_ids)} tokens, too few to draft"
         )

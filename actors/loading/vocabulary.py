@@ -87,7 +87,7 @@ def slice_medusa(heads: MedusaHeads, choice: DraftVocabulary | None, target: Tar
     """Medusa heads with the chosen rows of their output layers."""
     if choice is None:
         return heads
-    return heads.with_outputs([slice_head(list(own.children())[-1], choice, target) for own in heads])
+    return heads.with_outputs([slice_head(list(head.children())[-1], choice, target) for head in heads])
 
 
 @lru_cache(maxsize=8)
