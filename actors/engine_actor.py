@@ -10,7 +10,7 @@ import functools
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,32 +30,17 @@ from actors.results import (
     result_values,
     torch_threads,
 )
-from actors.serving.engine_thread import EngineThread, ReportWaits, SteppedEngine, Suspect
+from actors.serving.engine_thread import EngineThread, ReportWaits, Suspect
 from actors.serving.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Journal, JournalClient, deaths_message, row_keys
-from configs.method import Method
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from decoding.types import Completion, Request
 
-
-class EnginePair(Protocol):
-    """The interface of `actors.loading.loaded_pair.LoadedPair`."""
-
-    @property
-    def target_id(self) -> str: ...
-
-    @property
-    def drafter_id(self) -> str: ...
-
-    def engine(self, slots: int, choice: Method | None = None) -> SteppedEngine: ...
-
-    def plain_engine(self) -> SteppedEngine: ...
-
-    def count_slots(self) -> tuple[int, str]: ...
-
+if TYPE_CHECKING:
+    from actors.loading.loaded_pair import LoadedPair
 
 Job = TypeVar("Job", CaptionJob, SynthesizeJob)
-Pair = TypeVar("Pair", bound=EnginePair)
+Pair = TypeVar("Pair", bound="LoadedPair")
 
 
 def load_pair(config: Job, num_threads: int | None) -> Any:

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
-from actors.engine_actor import EngineActor, EnginePair
+from actors.engine_actor import EngineActor
 from actors.media import Media, without_fillers
 from actors.results import RowError
 from configs.schema import CaptionJob
 from decoding.errors import PROMPT_REFUSED
 from decoding.types import Completion, Request, Sampling
 
+if TYPE_CHECKING:
+    from actors.loading.pair import Pair
 
-class Pair(EnginePair, Protocol):
-    """The interface of `actors.loading.pair.Pair`."""
-
-    def render(self, messages: Sequence[dict[str, Any]]) -> str: ...
-
-
-LoadPair = Callable[[CaptionJob, int | None], Pair]
+LoadPair = Callable[[CaptionJob, int | None], "Pair"]
 
 
-class Generate(EngineActor[CaptionJob, Pair]):
+class Generate(EngineActor[CaptionJob, "Pair"]):
     """Maps rows of the stage `decoded` to text requests, and completions to rows."""
 
     request_columns: ClassVar = ("sample_id", "messages", "sampling", "error_type")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from actors.results import result_table, torch_threads
 from actors.serving.engine_thread import end_process
@@ -22,18 +21,13 @@ FAILURE = {
 """Columns of an image without finite pixels."""
 
 
-class Painter(Protocol):
-    """The interface of `actors.loading.image_pair.VqPainter`."""
+if TYPE_CHECKING:
+    from actors.loading.image_pair import VqPainter
 
-    def paint(self, codes: NDArray[np.int32]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Codes (b, grid²) in raster order → RGB pixels (b, H, W, 3), and which images have finite ones (b,)."""
-        ...
+LoadPainter = Callable[[SynthesizeJob, int | None], "VqPainter"]
 
 
-LoadPainter = Callable[[SynthesizeJob, int | None], Painter]
-
-
-def load_painter(config: SynthesizeJob, num_threads: int | None) -> Painter:
+def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
     """Load the VQ model; imports torch, inside the actor's process."""
     import actors.loading.image_pair
 

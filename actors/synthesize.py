@@ -4,38 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from actors.engine_actor import EngineActor, EnginePair
+from actors.engine_actor import EngineActor
 from actors.results import RowError
 from actors.serving.engine_thread import end_process
 from configs.synthesis import SynthesizeJob
 from decoding.types import Completion, Request, Sampling
 
+if TYPE_CHECKING:
+    from actors.loading.image_pair import ImagePair
 
-class ImagePair(EnginePair, Protocol):
-    """The interface of `actors.loading.image_pair.ImagePair`."""
-
-    @property
-    def num_image_tokens(self) -> int: ...
-
-    def encode(self, prompt: str) -> NDArray[np.float32]:
-        """A prompt's features (L, condition_dim).
-
-        Raises:
-            RowError: the prompt is refused.
-        """
-        ...
+LoadPair = Callable[[SynthesizeJob, int | None], "ImagePair"]
 
 
-LoadPair = Callable[[SynthesizeJob, int | None], ImagePair]
-
-
-class Synthesize(EngineActor[SynthesizeJob, ImagePair]):
+class Synthesize(EngineActor[SynthesizeJob, "ImagePair"]):
     """Maps rows of the stage `prepared` to image requests, and completions to rows of codes.
 
     Every prompt becomes `sampling.num_images_per_prompt` adjacent rows with the ids `<id>#0`, `<id>#1`, …, and is

@@ -152,8 +152,9 @@ def _check_vocabulary(target: FrontEnd, drafter: FrontEnd, drafter_path: str) ->
             + "; ".join(wrong[:NUM_NAMED_DIFFERENCES])
             + ". Choose a drafter with the target's tokenizer."
         )
-    shared = len(target_ids.keys() & drafter_ids.keys())
-    if shared < len(target_ids) // 2:
+    num_tokens, num_shared = len(target_ids), len(target_ids.keys() & drafter_ids.keys())
+    if num_shared < num_tokens // 2:
         raise ConfigError(
-            f"model.drafter: {drafter_path} knows only {shared} of the target's {len(target_ids)} tokens, too few to draft"
+            f"model.drafter: {drafter_path} knows only {num_shared} of the target's {num_tokens} tokens, too few to "
+            "draft"
         )

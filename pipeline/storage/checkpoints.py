@@ -279,7 +279,7 @@ def load_image_pair(config: SynthesizeJob, num_threads: int | None) -> actors.sy
     return named
 
 
-def load_painter(config: SynthesizeJob, num_threads: int | None) -> actors.paint.Painter:
+def load_painter(config: SynthesizeJob, num_threads: int | None) -> actors.paint.VqPainter:
     """As `actors.paint.load_painter`; the VQ model alone is read whole."""
     local = config
     for site in sites(config):
