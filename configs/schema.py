@@ -26,14 +26,8 @@ class SourceColumns(Section):
     """The same for videos; a row may have images and videos."""
 
 
-URI_SCHEMES = ("file", "data", "http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf")
-"""Schemes that URIs inside rows may use: their drivers access only files."""
-
-
-def _known_scheme(value: str) -> str:
-    if value not in URI_SCHEMES:
-        raise ValueError(f"{value!r} is none of {', '.join(URI_SCHEMES)}")
-    return value
+UriScheme = Literal["file", "data", "http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf"]
+"""Schemes of URIs in rows; their drivers access only files."""
 
 
 class Fetch(Section):
@@ -74,7 +68,7 @@ class Source(Section):
     span_max_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
     """Most bytes of one read task. Parquet is cut at row groups and inside larger ones, text between records, plain
     tars between samples; a compressed tar is one task."""
-    uri_schemes: tuple[Annotated[str, AfterValidator(_known_scheme)], ...] = ("file",)
+    uri_schemes: tuple[UriScheme, ...] = ("file",)
     """Schemes of URIs in rows (`file`, `data`, `http`, `https`, `s3`, `gs`, `gcs`, `az`, `abfs`, `abfss`, `hf`); a path
     without one is relative to the source root."""
     local_roots: tuple[Annotated[str, Field(pattern="^/")], ...] = ()
