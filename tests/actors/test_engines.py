@@ -1,4 +1,4 @@
-"""From a job's method to its engine, and from completions to rows that say which of several methods decoded them."""
+"""Engines of a job's method, and the method columns of rows after a trial."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ AUTO = {
 
 
 class ChoosingPair(FakePair):
-    """Remembers the method of every engine."""
+    """Records the method of every engine."""
 
     def __init__(self) -> None:
         super().__init__()

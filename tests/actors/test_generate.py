@@ -1,4 +1,4 @@
-"""The actor's contract, on a fake engine: order, refill across batches, row errors, and death as a whole process."""
+"""The caption actor on a fake engine: order, refill across batches, row errors, and the end of its process."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def test_progress_is_counted_once_per_batch() -> None:
 
 
 class WatchedPair(FakePair):
-    """Remembers every request that its engine gets."""
+    """Records every request of its engine."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the schema makes of SAGE's and look-up's options, and what it refuses, by its message."""
+"""Options of SAGE and prompt lookup, and their refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the schema makes of several methods to be tried, and what it refuses, by its message."""
+"""`method.auto`, and its refusals."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_resolved_job_is_read_again_as_it_was() -> None:
 
 
 def test_jobs_of_one_method_keep_the_fingerprints_they_had() -> None:
-    """Outputs of earlier versions are gone on with: their content held nothing of `auto`."""
+    """Outputs of earlier versions, whose content has no key `auto`, can be resumed."""
     content = job({"drafter": MODEL}).content({})["method"]
     assert {"acceptance", "contexts", "drafter", "name", "tree"} <= set(content)
     assert "auto" not in content

@@ -1,4 +1,4 @@
-"""Which methods may have a controller that goes by the clock, and what becomes of it."""
+"""Methods that may have a measured controller, and the controller that is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the schema makes of LANTERN's options and of trees with names, and what it refuses, by its message."""
+"""Options of LANTERN and named trees, and their refusals."""
 
 from __future__ import annotations
 

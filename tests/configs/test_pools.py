@@ -1,4 +1,4 @@
-"""Pools of actors: sizes that fit each other, a share of a GPU, and labels as Ray reads them."""
+"""Pools of actors: sizes, shares of a GPU, and labels."""
 
 from __future__ import annotations
 

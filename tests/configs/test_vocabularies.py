@@ -1,4 +1,4 @@
-"""Which drafters may be kept to some tokens, and what a job's choice becomes."""
+"""Restricted draft vocabularies: legal drafters, and the built parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def method(kind: str = "model", **vocabulary: Any) -> Method:
 
 
 def listed(folder: Path, *ids: int) -> str:
-    """A list of the toys' tokens, the first the most frequent."""
+    """A list of the toys' tokens, the most frequent first."""
     file = folder / "tokens.json"
     write_tokens(file, [TokenCount(number, f"w{number}", 100 - place) for place, number in enumerate(ids)], "toys")
     return str(file)

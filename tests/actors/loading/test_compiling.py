@@ -1,4 +1,4 @@
-"""What the pool asks of a pair's models: compiled or not; captured, where there is a GPU."""
+"""`pool.compile` and `pool.capture`: which models of a pair are compiled or captured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Heads as `model.drafter`: checked against the target before any weight is read, loaded, and run."""
+"""Heads as `model.drafter`: checked against the target without weights, loaded, and run."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_head_for_another_target_is_refused_before_anything_starts(
 def test_illegal_choices_are_refused_by_the_schema(folders: Path, method: dict[str, Any], message: str) -> None:
     data = job(folders, "eagle").model_dump(mode="json")
     data["method"] = method
-    # As JSON, which has lists where the schema has tuples.
+    # As JSON, because the schema accepts lists for tuples only there.
     with pytest.raises(ValueError, match=message):
         CaptionJob.model_validate_json(json.dumps(data))
 

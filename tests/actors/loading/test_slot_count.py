@@ -1,4 +1,4 @@
-"""How many slots the memory that is free has room for, and who says so."""
+"""`pool.slots: auto`: the number of slots that fit into free memory, and its reason."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ LANES = method(drafter={"kind": "model"}, contexts=[{"kind": "full"}, {"kind": "
 
 
 def count(free: int, *methods: Method, context: int = 160, **pool: Any) -> tuple[int, str]:
-    """With so many bytes for slots on the device of the toys."""
+    """Count slots with `free` bytes on the device of the toys."""
     drafter = toys.target("llama") if any(one.needs_checkpoint for one in methods) else None
     settings = EnginePool(slots="auto", **(MANY | pool))
     with pytest.MonkeyPatch.context() as patch:
@@ -98,7 +98,7 @@ def test_a_slot_is_reckoned_no_smaller_than_what_engines_allocate(one: Method) -
     )
     num_nodes = built.tree.max_nodes if one.needs_checkpoint else 1
     logits = LOGIT_COPIES * num_nodes * toys.VOCAB_SIZE * 4
-    # A drafter's scratch is reckoned for the widest catch-up, which takes 125 columns more than this one has.
+    # A drafter's scratch is sized for the widest catch-up, which has 125 positions more than this one.
     assert held / 8 + logits <= sizes(one)
     spare = (
         0
