@@ -102,10 +102,7 @@ class LanternAcceptance(Section):
     @model_validator(mode="after")
     def _bound(self) -> LanternAcceptance:
         if self.divergence == "multiplicative" and self.delta < 1.0:
-            raise ValueError(
-                f"delta {self.delta} is λ for the divergence multiplicative, and must be at least 1: a draft's own "
-                "probability is gathered too"
-            )
+            raise ValueError(f"delta {self.delta} is λ for the divergence multiplicative, and must be at least 1")
         if self.divergence != "multiplicative" and self.delta > 1.0:
             raise ValueError(
                 f"delta {self.delta}: {self.divergence} is never above 1; larger values of the public code are "

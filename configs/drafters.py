@@ -76,7 +76,7 @@ class LookupDrafter(Section):
     def _bounds(self) -> LookupDrafter:
         if self.min_ngram_tokens > self.max_ngram_tokens:
             raise ValueError(
-                f"min_ngram_tokens {self.min_ngram_tokens} is above max_ngram_tokens {self.max_ngram_tokens}"
+                f"min_ngram_tokens is {self.min_ngram_tokens}, above max_ngram_tokens {self.max_ngram_tokens}"
             )
         return self
 

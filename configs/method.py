@@ -58,9 +58,7 @@ class Auto(Section):
                     "the rows of a trial are results; use exact"
                 )
             if any(isinstance(context, CaptionContext) for context in one.contexts):
-                raise ValueError(
-                    f"{where}.contexts: a captioner would be loaded again for every trial; leave out 'caption'"
-                )
+                raise ValueError(f"{where}.contexts: every trial would load the captioner again; leave out 'caption'")
         kinds = [one.drafter.kind for one in self.candidates if one.needs_checkpoint]
         if len(set(kinds)) > 1:
             raise ValueError(
@@ -156,16 +154,13 @@ class Method(Section):
             raise ValueError("drafter.ensemble weighs several contexts, but contexts names one")
         if ensemble is None:
             return
-        if ensemble.static_weights and len(ensemble.static_weights) != num_lanes:
-            raise ValueError(
-                f"drafter.ensemble.static_weights has {len(ensemble.static_weights)} numbers for {num_lanes} contexts"
-            )
+        weights = ensemble.static_weights
+        if weights and len(weights) != num_lanes:
+            raise ValueError(f"drafter.ensemble.static_weights has {len(weights)} numbers for {num_lanes} contexts")
         if ensemble.policy in ("matches", "error"):
-            num_candidates = math.comb(ensemble.steps + num_lanes - 1, num_lanes - 1)
-            if num_candidates > 2000:
-                raise ValueError(
-                    f"drafter.ensemble: a grid of {num_candidates} weights; use fewer steps or inverse_linear"
-                )
+            size = math.comb(ensemble.steps + num_lanes - 1, num_lanes - 1)
+            if size > 2000:
+                raise ValueError(f"drafter.ensemble: a grid of {size} weights; use fewer steps or inverse_linear")
 
     @property
     def methods(self) -> tuple[Method, ...]:

@@ -186,9 +186,7 @@ class TargetCheckpoint(Checkpoint):
     @model_validator(mode="after")
     def _multiplied(self) -> TargetCheckpoint:
         if self.quantization == "int8" and self.device == "cpu" and self.dtype in ("float32", "float16"):
-            raise ValueError(
-                f"quantization int8 is multiplied fast on a CPU with bfloat16 only, and dtype is '{self.dtype}'"
-            )
+            raise ValueError(f"quantization int8 on a CPU takes the dtype bfloat16, and dtype is '{self.dtype}'")
         if self.quantization == "fp8" and self.device == "cpu":
             raise ValueError("quantization fp8 takes a GPU, and device is 'cpu'; on a CPU there is int8")
         return self
@@ -251,15 +249,9 @@ class ActorPool(Section):
         if self.max_size < self.min_size:
             raise ValueError(f"max_size ({self.max_size}) is smaller than min_size ({self.min_size})")
         if self.initial_size is not None and not self.min_size <= self.initial_size <= self.max_size:
-            raise ValueError(
-                f"initial_size ({self.initial_size}) is not between min_size ({self.min_size}) and max_size "
-                f"({self.max_size})"
-            )
+            raise ValueError(f"initial_size ({self.initial_size}) is not between min_size and max_size")
         if self.num_gpus > self._most_gpus:
-            raise ValueError(
-                f"num_gpus ({self.num_gpus:g}) is more than one: these actors' models run on one GPU, and others would "
-                "be idle"
-            )
+            raise ValueError(f"num_gpus ({self.num_gpus:g}) is more than one: these actors' models run on one GPU")
         if self.num_gpus > 1 and not self.num_gpus.is_integer():
             raise ValueError(f"num_gpus ({self.num_gpus:g}) must be a share of one GPU, or a whole number of them")
         return self

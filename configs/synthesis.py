@@ -165,9 +165,7 @@ class SynthesizeJob(DatasetJob):
         self._check_method()
         number = self.sampling.num_images_per_prompt
         if number > 1 and self.sampling.temperature == 0 and self.columns.temperature is None:
-            raise ValueError(
-                f"sampling.num_images_per_prompt is {number}, and at temperature 0 they would all be the same image"
-            )
+            raise ValueError(f"sampling.num_images_per_prompt is {number}, and at temperature 0 all are the same image")
         if self.sink.images and self.model.vq is None:
             raise ValueError("model.vq must name the VQ model that decodes images; or set sink.images: false")
         return self
@@ -177,15 +175,11 @@ class SynthesizeJob(DatasetJob):
         if len(ready) == 2:
             raise ValueError("columns: give features or label, and not both: a target is made for one of them")
         if ready and self.model.condition is not None:
-            raise ValueError(
-                f"model.condition: it would encode nothing, because columns.{ready[0]} comes with the rows"
-            )
+            raise ValueError(f"model.condition: it would encode nothing, because rows have columns.{ready[0]}")
         if not ready and self.prompt is None:
             raise ValueError("prompt is required unless columns.features or columns.label is given")
         if not ready and self.model.condition is None:
-            raise ValueError(
-                "model.condition must name the T5 that encodes prompts; or give columns.features or columns.label"
-            )
+            raise ValueError("model.condition must name a T5 encoder; or give columns.features or columns.label")
 
     def _check_method(self) -> None:
         method = self.method

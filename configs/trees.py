@@ -55,7 +55,7 @@ class StaticTree(Section):
             num_nodes += level
         if num_nodes > 512:
             raise ValueError(
-                f"branching {list(self.branching)} makes {num_nodes} nodes; at most 512 are verified at once"
+                f"branching {list(self.branching)} has {num_nodes} nodes; at most 512 are verified at once"
             )
         check_paths("", self.paths)
         if len(set(self.paths)) != len(self.paths):
