@@ -74,10 +74,9 @@ class LookupDrafter(Section):
 
     @model_validator(mode="after")
     def _bounds(self) -> LookupDrafter:
-        if self.min_ngram_tokens > self.max_ngram_tokens:
-            raise ValueError(
-                f"min_ngram_tokens is {self.min_ngram_tokens}, above max_ngram_tokens {self.max_ngram_tokens}"
-            )
+        shortest, longest = self.min_ngram_tokens, self.max_ngram_tokens
+        if shortest > longest:
+            raise ValueError(f"min_ngram_tokens {shortest} is above max_ngram_tokens {longest}")
         return self
 
 

@@ -246,10 +246,13 @@ class ActorPool(Section):
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
-        if self.max_size < self.min_size:
-            raise ValueError(f"max_size ({self.max_size}) is smaller than min_size ({self.min_size})")
-        if self.initial_size is not None and not self.min_size <= self.initial_size <= self.max_size:
-            raise ValueError(f"initial_size ({self.initial_size}) is not between min_size and max_size")
+        least, most = self.min_size, self.max_size
+        if most < least:
+            raise ValueError(f"max_size ({most}) is smaller than min_size ({least})")
+        if self.initial_size is not None and not least <= self.initial_size <= most:
+            raise ValueError(
+                f"initial_size ({self.initial_size}) is not between min_size ({least}) and max_size ({most})"
+            )
         if self.num_gpus > self._most_gpus:
             raise ValueError(f"num_gpus ({self.num_gpus:g}) is more than one: these actors' models run on one GPU")
         if self.num_gpus > 1 and not self.num_gpus.is_integer():

@@ -179,7 +179,7 @@ class SynthesizeJob(DatasetJob):
         if not ready and self.prompt is None:
             raise ValueError("prompt is required unless columns.features or columns.label is given")
         if not ready and self.model.condition is None:
-            raise ValueError("model.condition must name a T5 encoder; or give columns.features or columns.label")
+            raise ValueError("model.condition must name the T5 encoder; or give columns.features or columns.label")
 
     def _check_method(self) -> None:
         method = self.method

@@ -54,9 +54,7 @@ class StaticTree(Section):
             level *= width
             num_nodes += level
         if num_nodes > 512:
-            raise ValueError(
-                f"branching {list(self.branching)} has {num_nodes} nodes; at most 512 are verified at once"
-            )
+            raise ValueError(f"branching {list(self.branching)} has {num_nodes} nodes, and at most 512 are verified")
         check_paths("", self.paths)
         if len(set(self.paths)) != len(self.paths):
             raise ValueError("the same path is given twice")

@@ -31,7 +31,7 @@ def test_an_actor_has_a_share_of_one_gpu_or_whole_ones() -> None:
     assert Pool(num_gpus=0.25).num_gpus == 0.25
     assert "must be a share of one GPU, or a whole number of them" in message(num_gpus=1.5)
     assert "num_gpus (2) is more than one" in message(EnginePool, num_gpus=2.0)
-    assert "others would stand idle" in message(ActorPool, num_gpus=1.5)
+    assert "models run on one GPU" in message(ActorPool, num_gpus=1.5)
 
 
 def test_a_target_over_several_gpus_has_no_device_of_its_own() -> None:
