@@ -16,7 +16,7 @@ from decoding.trees import SageTree as SagePolicy
 from decoding.trees.sage import SPECVLM_PATHS
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"min_depth": 9}, "must stand in ascending order"),
+    ({"min_depth": 9}, "must be in ascending order"),
     ({"max_width": 11}, "only top_k candidates"),
     ({"history_low": 4.0}, "history_low 4.0 is above history_high 3.0"),
     ({"max_nodes": 20}, "does not hold the 25 nodes"),

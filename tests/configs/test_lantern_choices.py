@@ -45,7 +45,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"delta": -0.1}, "greater than or equal to 0"),
     ({"delta": 1.5}, "tvd is never above 1; .* LANTERN\\+\\+'s λ, which is divergence: multiplicative"),
     ({"delta": 5.0, "divergence": "jsd"}, "jsd is never above 1"),
-    ({"divergence": "multiplicative"}, "delta 0.1 is λ where divergence is multiplicative, and must be at least 1"),
+    ({"divergence": "multiplicative"}, "delta 0.1 is λ for the divergence multiplicative, and must be at least 1"),
     ({"metric": "cosine", "codebook": "normalised"}, "the metric cosine, which compares directions already"),
     ({"metric": "random", "codebook": "normalised"}, "the metric random, which compares no codes"),
     ({"seed": 3}, "seed 3 is for the metric random; l2 draws nothing"),
@@ -83,7 +83,7 @@ def test_a_text_has_no_codes_that_look_alike() -> None:
         "method": {"drafter": {"kind": "model"}, "acceptance": {"kind": "lantern"}},
         "sink": {"path": "out"},
     }
-    with pytest.raises(ValidationError, match=r"method\.acceptance 'lantern' takes codes for others"):
+    with pytest.raises(ValidationError, match=r"method\.acceptance 'lantern' accepts codes of similar images"):
         CaptionJob.model_validate_json(json.dumps(job))
 
 

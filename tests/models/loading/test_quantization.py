@@ -292,7 +292,7 @@ def test_types_that_a_cpu_multiplies_slowly_are_refused(dtype: str, tmp_path: Pa
     reason = f"on a CPU torch has fast int8 kernels for bfloat16 only, not for {dtype}; set dtype bfloat16"
     with pytest.raises(ConfigError, match=rf"^model\.target: .*quantization: its weights cannot be int8: {reason}"):
         pair.load(job(tmp_path / "model", dtype, device="auto"))
-    with pytest.raises(ValidationError, match=f"on a CPU with bfloat16 only, and dtype is '{dtype}'"):
+    with pytest.raises(ValidationError, match=f"on a CPU takes the dtype bfloat16, and dtype is '{dtype}'"):
         job(tmp_path / "model", dtype)
 
 
