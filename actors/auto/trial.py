@@ -80,8 +80,7 @@ class Trial(QueuedEngine):
         self._engine: RecoveringEngine | None = None
         self._made = ""
         self._dropped: dict[str, str] = {}
-        self.choices: tuple[Choice, ...] = ()
-        """Results of all trials so far; read by other threads."""
+        self.choices: tuple[Choice, ...] = ()  # results of all trials so far; read by other threads
         self._begin("first rows")
         self._take_turn()
 
