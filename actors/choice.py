@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decoding.types import Completion
-
 CHOSEN, WITHIN, SLOWER = "chosen", "within the interval", "slower"
 
 
@@ -34,10 +32,3 @@ class Choice:
     num_rounds: int
     tokens_per_sample: float
     standings: tuple[Standing, ...]
-
-
-@dataclass(frozen=True)
-class TriedCompletion(Completion):
-    """A completion with the method that decoded it."""
-
-    method: str = ""

@@ -1,6 +1,6 @@
 """Base of the engine actors: loading, metrics, events, crash journal, engine thread and the call of one batch.
 
-Subclasses map rows to requests and completions to rows.
+Subclasses map one row to requests, and add columns to results.
 """
 
 from __future__ import annotations
@@ -10,52 +10,71 @@ import functools
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+import numpy as np
 import pyarrow as pa
 
-from actors.engines import make_engine
+from actors.auto.trial import make_engine
 from actors.events import Events
 from actors.metrics import engine_metrics
-from actors.results import Stamp, Tally, counts, errors_of, method_values, torch_threads
-from actors.serving.engine_thread import EngineThread, ReportWaits, SteppedEngine, Suspect
-from actors.serving.journal import Journal, JournalClient, row_keys
+from actors.results import (
+    RowError,
+    Stamp,
+    Tally,
+    counts,
+    errors_of,
+    failed,
+    method_values,
+    result_table,
+    result_values,
+    torch_threads,
+)
+from actors.serving.engine_thread import EngineThread, ReportWaits, Suspect
+from actors.serving.journal import ENGINE_DIED, GIVEN_UP_FROM_DEATHS, Journal, JournalClient, deaths_message, row_keys
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from decoding.types import Completion, Request
 
-
-class EnginePair(Protocol):
-    """A loaded pair of target and drafter."""
-
-    @property
-    def target_id(self) -> str: ...
-
-    @property
-    def drafter_id(self) -> str: ...
-
+if TYPE_CHECKING:
+    from actors.loading.loaded_pair import LoadedPair
 
 Job = TypeVar("Job", CaptionJob, SynthesizeJob)
-Pair = TypeVar("Pair", bound=EnginePair)
+Pair = TypeVar("Pair", bound="LoadedPair")
+
+
+def load_pair(config: Job, num_threads: int | None) -> Any:
+    """Load the models of a job; imports torch, inside the actor's process."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    if isinstance(config, SynthesizeJob):
+        import actors.loading.image_pair
+
+        return actors.loading.image_pair.load(config, torch_threads=num_threads)
+    import actors.loading.pair
+
+    return actors.loading.pair.load(config, torch_threads=num_threads)
 
 
 class EngineActor(Generic[Job, Pair]):
     """Holds one pair and one engine; concurrent calls share the engine's slots.
 
     One input table becomes exactly one table of `schema`, rows in input order, so that a retry by Ray yields the same
-    block. Rows with an error pass through. Each input row becomes `rows_per_input` result rows; `encodes_prompts` moves
-    `_requests` to a thread.
+    block. Rows with an error pass through. Each input row becomes `rows_per_input` result rows. `encodes_prompts` moves
+    `_requests` to a thread; `request_columns` are the columns of `row` in `_row_requests`.
     """
 
     rows_per_input = 1
     encodes_prompts = False
+    request_columns: ClassVar[tuple[str, ...]]
 
     def __init__(
         self,
         config: Job,
         schema: pa.Schema,
         stamp: Stamp,
-        load: Callable[[Job, int | None], Pair],
+        load: Callable[[Job, int | None], Pair] = load_pair,
         tally: Tally | None = None,
         flow: ReportWaits | None = None,
         journal: Journal | None = None,
@@ -68,14 +87,14 @@ class EngineActor(Generic[Job, Pair]):
         self._pair: Pair = load(config, torch_threads(config.pool))
         slots = config.pool.slots
         if slots == "auto":
-            slots, reason = self._count_slots()
+            slots, reason = self._pair.count_slots()
             self._events.emit("slots_counted", num_slots=slots, reason=reason)
         self._metrics = engine_metrics(stamp, config.method.label, slots)
-        pair = self._pair
-        self._constants = {**asdict(stamp), **method_values(config.method, pair.target_id, pair.drafter_id)}
+        verify_mode, target_id = config.method.verify_mode, self._pair.target_id
+        self._constants = {**asdict(stamp), "verify_mode": verify_mode, "target_id": target_id}
         self._journal = JournalClient(journal)
         self._engine = EngineThread(
-            make_engine(config.method, slots, self._make_engine, self._make_plain_engine),
+            make_engine(config.method, slots, self._pair.engine, self._pair.plain_engine),
             mark=functools.partial(self._journal.running, "engine"),
             max_step_s=config.pool.max_step_s,
         )
@@ -92,8 +111,8 @@ class EngineActor(Generic[Job, Pair]):
             requests, completions = self._requests(table, keys, deaths)
         indices = [place // self.rows_per_input for place in requests]
         suspects = {number: Suspect(keys[i], deaths[i]) for number, i in enumerate(indices) if deaths[i]}
-        for place, completion in zip(requests, await self._decode(list(requests.values()), suspects)):
-            completions[place] = completion
+        decoded = await asyncio.wrap_future(self._engine.decode(list(requests.values()), suspects))
+        completions |= zip(requests, decoded)
         result = self._results(table, completions)
         await asyncio.to_thread(self._journal.end, keys, result.num_rows, errors_of(result))
         waits = self._engine.waits
@@ -106,31 +125,62 @@ class EngineActor(Generic[Job, Pair]):
             self._metrics.batch(result, completions.values(), waits)
         yield result
 
-    async def _decode(self, requests: list[Request], suspects: dict[int, Suspect]) -> list[Completion]:
-        return await asyncio.wrap_future(self._engine.decode(requests, suspects))
-
     def _inputs(self, table: pa.Table) -> pa.Table:
         """The rows to decode."""
         return table
-
-    def _count_slots(self) -> tuple[int, str]:
-        """The number of slots that fit into memory, and the reason."""
-        raise NotImplementedError
-
-    def _make_engine(self, slots: int, *choice: Any) -> SteppedEngine:
-        """A new engine with the configured method, or with `method`."""
-        raise NotImplementedError
-
-    def _make_plain_engine(self) -> SteppedEngine:
-        """A new one-slot engine without a drafter."""
-        raise NotImplementedError
 
     def _requests(
         self, table: pa.Table, keys: Sequence[str], deaths: Sequence[int]
     ) -> tuple[dict[int, Request], dict[int, Completion]]:
         """By result row: the requests to run, and completions of rows that cannot run."""
+        requests: dict[int, Request] = {}
+        completions: dict[int, Completion] = {}
+        arrays_of = self._arrays(table)
+        for index, row in enumerate(table.select(self.request_columns).to_pylist()):
+            if row["error_type"]:
+                continue
+            first = index * self.rows_per_input
+            try:
+                if deaths[index] >= GIVEN_UP_FROM_DEATHS:
+                    raise RowError(ENGINE_DIED, deaths_message("the engine's process", deaths[index]))
+                arrays = functools.partial(arrays_of, index)
+                replicas = self._row_requests(row, arrays, keys[index] if deaths[index] else None)
+                requests |= {first + replica: request for replica, request in replicas.items()}
+            except RowError as error:
+                failure = failed(row["sample_id"], error.code, str(error))
+                completions |= dict.fromkeys(range(first, first + self.rows_per_input), failure)
+        return requests, completions
+
+    def _arrays(self, table: pa.Table) -> Callable[[int], Any]:
+        """From the index of a row to its arrays."""
+        raise NotImplementedError
+
+    def _row_requests(self, row: dict[str, Any], arrays: Callable[[], Any], suspect: str | None) -> dict[int, Request]:
+        """The requests of one row by replica; `suspect` is the journal's key of a row that was in flight at a death.
+
+        Raises:
+            RowError: the row cannot run.
+        """
+        raise NotImplementedError
+
+    def _extra_values(self, place: int, row: dict[str, Any], completion: Completion) -> dict[str, Any]:
+        """Result columns besides `result_values`, from the result row's index, the input row, and its completion."""
         raise NotImplementedError
 
     def _results(self, table: pa.Table, completions: Mapping[int, Completion]) -> pa.Table:
         """One table of the result schema."""
-        raise NotImplementedError
+        if self.rows_per_input > 1:
+            table = table.select([name for name in table.column_names if name in self._schema.names])
+            table = table.take(pa.array(np.repeat(np.arange(table.num_rows), self.rows_per_input)))
+        names = [
+            name for name in ("sample_id", "error_type", "error_message", "sampling") if name in table.column_names
+        ]
+        method, drafter_id = self._config.method, self._pair.drafter_id
+        values = []
+        for place, row in enumerate(table.select(names).to_pylist()):
+            completion = completions.get(place)
+            if completion is None:
+                completion = failed(row["sample_id"], row["error_type"], row["error_message"])
+            common = result_values(completion) | method_values(method, drafter_id, completion)
+            values.append(common | self._extra_values(place, row, completion))
+        return result_table(self._schema, table, self._constants, values)

@@ -20,39 +20,26 @@ def without_fillers(table: pa.Table) -> pa.Table:
     if not pc.any(pc.equal(indices, FILLER_INDEX)).as_py():
         return table
     # Slices instead of `filter`, which would copy the media.
-    places = [place for place, index in enumerate(indices.to_pylist()) if index != FILLER_INDEX]
-    runs: list[list[int]] = []
-    for place in places:
-        if runs and runs[-1][1] == place:
-            runs[-1][1] += 1
-        else:
-            runs.append([place, place + 1])
-    return pa.concat_tables([table.slice(0, 0), *(table.slice(start, stop - start) for start, stop in runs)])
+    kept = pc.not_equal(indices, FILLER_INDEX).to_numpy().astype(np.int8)
+    bounds = np.flatnonzero(np.diff(kept, prepend=0, append=0)).reshape(-1, 2).tolist()
+    return pa.concat_tables([table.slice(0, 0), *(table.slice(start, stop - start) for start, stop in bounds)])
 
 
 def media_rows(table: pa.Table) -> list[int]:
     """For each row, the index of the row with its images and clips: itself, or the first row of the same sample if the
     sample has several prompts."""
-    if table.column("prompt_index").null_count == table.num_rows:
+    prompts = table.column("prompt_index")
+    if prompts.null_count == table.num_rows:
         return list(range(table.num_rows))
-    prompts = table.column("prompt_index").to_pylist()
-    names = zip(*(table.column(name).to_pylist() for name in _SAMPLE), strict=True)
-    images, videos = (_lengths(table.column(name)) for name in ("images", "videos"))
-    holder: dict[tuple[object, ...], int] = {}
+    samples = zip(*(table.column(name).to_pylist() for name in _SAMPLE), strict=True)
+    lengths = zip(*(pc.list_value_length(table.column(name)).to_pylist() for name in ("images", "videos")))
+    holders: dict[tuple[object, ...], int] = {}
     found = []
-    for index, (prompt, sample) in enumerate(zip(prompts, names, strict=True)):
-        if prompt is None:
-            found.append(index)
-        elif images[index] or videos[index]:
-            holder[sample] = index
-            found.append(index)
-        else:
-            found.append(holder.get(sample, index))
+    for index, (prompt, sample, counts) in enumerate(zip(prompts.to_pylist(), samples, lengths, strict=True)):
+        if prompt is None or any(counts):
+            holders[sample] = index
+        found.append(holders.get(sample, index))
     return found
-
-
-def _lengths(column: pa.ChunkedArray) -> list[int]:
-    return [length or 0 for length in pc.list_value_length(column).to_pylist()]
 
 
 class Media:
@@ -73,22 +60,21 @@ class Media:
 
 def rgb_images(cell: pa.ListScalar) -> tuple[NDArray[np.uint8], ...]:
     """The images of one row, uint8 of shape (height, width, 3); copies, because Arrow buffers are read-only."""
-    if cell.values is None:
-        return ()
-    images = []
-    for image in cell.values:
-        shape = (image["height"].as_py(), image["width"].as_py(), 3)
-        images.append(np.frombuffer(image["rgb"].as_buffer(), dtype=np.uint8).reshape(shape).copy())
-    return tuple(images)
+    return tuple(_pixels(image, "height", "width") for image in cell.values or ())
 
 
 def clips(cell: pa.ListScalar) -> tuple[Clip, ...]:
     """The clips of one row, each with frames uint8 (T, height, width, 3); copies."""
-    if cell.values is None:
-        return ()
-    made = []
-    for clip in cell.values:
-        shape = (clip["num_frames"].as_py(), clip["height"].as_py(), clip["width"].as_py(), 3)
-        frames = np.frombuffer(clip["rgb"].as_buffer(), dtype=np.uint8).reshape(shape).copy()
-        made.append(Clip(frames, tuple(clip["timestamps_s"].as_py()), clip["fps"].as_py()))
-    return tuple(made)
+    return tuple(
+        Clip(
+            _pixels(clip, "num_frames", "height", "width"),
+            tuple(clip["timestamps_s"].as_py()),
+            clip["fps"].as_py(),
+        )
+        for clip in cell.values or ()
+    )
+
+
+def _pixels(media: pa.StructScalar, *sizes: str) -> NDArray[np.uint8]:
+    shape = (*(media[name].as_py() for name in sizes), 3)
+    return np.frombuffer(media["rgb"].as_buffer(), dtype=np.uint8).reshape(shape).copy()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import pyarrow as pa
 
-from actors.results import Stamp
+from actors.results import Stamp, counts
 from actors.serving.engine_thread import Waits
 from decoding.types import Completion
 
@@ -68,72 +68,65 @@ class EngineMetrics:
     """The metrics of one actor, updated once per batch."""
 
     def __init__(self, stamp: Stamp, method: str, num_slots: int) -> None:
-        self._metrics = {name: _metrics(name, metric) for name, metric in METRICS.items()}
+        self._metrics = {name: _make(name, metric) for name, metric in METRICS.items()}
         for metric in self._metrics.values():
             metric.set_default_tags({"job_id": stamp.job_id, "method": method})
         self._waits = Waits()
         self._metrics["draftfleet_slots"].set(num_slots)
 
-    def batch(self, result: pa.Table, completions: Iterable[Completion], waits: Waits) -> None:
+    def batch(self, result: pa.Table, completions: Collection[Completion], waits: Waits) -> None:
         """Count one batch: its results, its completions, and the engine's wait times so far."""
         for label, column, name in (("status", "status", "samples"), ("code", "error_type", "errors")):
             for value, number in Counter(result.column(column).to_pylist()).items():
                 if value:
-                    self._add(f"draftfleet_{name}", number, {label: value})
-        ran = list(completions)
-        telemetries = [completion.telemetry for completion in ran]
-        num_steps = sum(telemetry.num_spec_steps for telemetry in telemetries)
-        self._add("draftfleet_tokens", sum(len(completion.token_ids) for completion in ran))
-        self._add("draftfleet_steps", num_steps)
-        self._add("draftfleet_draft_tokens", sum(telemetry.num_draft_tokens for telemetry in telemetries))
-        self._add(
-            "draftfleet_accepted_draft_tokens", sum(telemetry.num_accepted_draft_tokens for telemetry in telemetries)
-        )
+                    self._add(name, number, {label: value})
+        num_tokens, num_steps, num_accepted = counts(completions)
+        telemetries = [completion.telemetry for completion in completions]
+        self._add("tokens", num_tokens)
+        self._add("steps", num_steps)
+        self._add("draft_tokens", sum(telemetry.num_draft_tokens for telemetry in telemetries))
+        self._add("accepted_draft_tokens", num_accepted)
         for phase in ("prefill", "draft", "verify"):
             seconds = sum(getattr(telemetry, f"{phase}_ms") for telemetry in telemetries) / 1000
-            self._add("draftfleet_phase_seconds", seconds, {"phase": phase})
+            self._add("phase_seconds", seconds, {"phase": phase})
         for telemetry in telemetries:
             if telemetry.num_spec_steps:  # one token comes from the prefill
                 length = 1 + telemetry.num_accepted_draft_tokens / telemetry.num_spec_steps
                 self._metrics["draftfleet_acceptance_length"].observe(length)
-        self._count_choices(
-            [telemetry.extras["controller"] for telemetry in telemetries if "controller" in telemetry.extras]
-        )
+        self._count_choices([one.extras["controller"] for one in telemetries if "controller" in one.extras])
         if num_steps:
             in_use = sum(telemetry.batch_size_mean * telemetry.num_spec_steps for telemetry in telemetries) / num_steps
             self._metrics["draftfleet_slots_in_use"].set(in_use)
-        self._add("draftfleet_input_wait_seconds", waits.idle_s - self._waits.idle_s)
-        self._add("draftfleet_queue_seconds", waits.queued_s - self._waits.queued_s)
+        self._add("input_wait_seconds", waits.idle_s - self._waits.idle_s)
+        self._add("queue_seconds", waits.queued_s - self._waits.queued_s)
         self._waits = waits
 
     def _count_choices(self, chosen: list[dict[str, Any]]) -> None:
         """Count the chosen depths from the telemetry of rows with a controller."""
+        sizes = [one for row in chosen for one in row["by_batch_size"].values()]
         levels: Counter[str] = Counter()
-        num_promised, promised = 0, {"chosen": 0.0, "plain": 0.0}
-        for at_size in (one for row in chosen for one in row["by_batch_size"].values()):
+        for at_size in sizes:
             levels.update(at_size["levels"])
-            num_promised += at_size["num_promised_steps"]
-            promised["chosen"] += at_size["num_promised_steps"] * at_size["tokens_per_s"]
-            promised["plain"] += at_size["num_promised_steps"] * at_size["plain_tokens_per_s"]
         for depth, number in sorted(levels.items(), key=lambda one: int(one[0])):
-            self._add("draftfleet_chosen_steps", number, {"levels": depth})
-        self._add("draftfleet_measuring_steps", sum(row["num_measuring_steps"] for row in chosen))
+            self._add("chosen_steps", number, {"levels": depth})
+        self._add("measuring_steps", sum(row["num_measuring_steps"] for row in chosen))
         if levels:
             self._metrics["draftfleet_off_share"].set(levels["0"] / levels.total())
-        for decoding, total in promised.items():
-            if num_promised:
-                self._metrics["draftfleet_expected_tokens_per_second"].set(total / num_promised, {"decoding": decoding})
+        if num_promised := sum(at_size["num_promised_steps"] for at_size in sizes):
+            for decoding, rate in (("chosen", "tokens_per_s"), ("plain", "plain_tokens_per_s")):
+                total = sum(at_size["num_promised_steps"] * at_size[rate] for at_size in sizes)
+                labels = {"decoding": decoding}
+                self._metrics["draftfleet_expected_tokens_per_second"].set(total / num_promised, labels)
 
     def _add(self, name: str, amount: float, labels: dict[str, str] | None = None) -> None:
         if amount > 0:  # Ray accepts only positive amounts
-            self._metrics[name].inc(amount, labels)
+            self._metrics[f"draftfleet_{name}"].inc(amount, labels)
 
 
-def _metrics(name: str, metric: Metric) -> Any:
+def _make(name: str, metric: Metric) -> Any:
     from ray.util import metrics
 
     labels = (*LABELS, metric.label) if metric.label else LABELS
     if metric.kind == "histogram":
         return metrics.Histogram(name, metric.meaning, ACCEPTANCE_BOUNDARIES, labels)
-    made = metrics.Counter if metric.kind == "counter" else metrics.Gauge
-    return made(name, metric.meaning, labels)
+    return (metrics.Counter if metric.kind == "counter" else metrics.Gauge)(name, metric.meaning, labels)

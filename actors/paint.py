@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
-from actors.results import torch_threads
+from actors.results import result_table, torch_threads
 from actors.serving.engine_thread import end_process
 from configs.synthesis import SynthesizeJob
 
-NON_FINITE_PIXELS = "non_finite_pixels"
+FAILURE = {
+    "status": "error",
+    "error_type": "non_finite_pixels",
+    "error_message": "the VQ model's pixels are not finite for these codes; try another dtype",
+    "finish_reason": "error",
+}
+"""Columns of an image without finite pixels."""
 
 
-class Painter(Protocol):
-    """The interface of `actors.loading.image_pair.VqPainter`."""
+if TYPE_CHECKING:
+    from actors.loading.image_pair import VqPainter
 
-    def paint(self, codes: NDArray[np.int32]) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
-        """Codes (b, grid²) in raster order → RGB pixels (b, H, W, 3), and which images have finite ones (b,)."""
-        ...
+LoadPainter = Callable[[SynthesizeJob, int | None], "VqPainter"]
 
 
-LoadPainter = Callable[[SynthesizeJob, int | None], Painter]
-
-
-def load_painter(config: SynthesizeJob, num_threads: int | None) -> Painter:
+def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
     """Load the VQ model; imports torch, inside the actor's process."""
     import actors.loading.image_pair
 
@@ -48,12 +48,10 @@ class Paint:
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """Decode one table of the stage `coded`; rows with an error get no pixels."""
-        if not table.num_rows:
-            return self._schema.empty_table()
-        rows: list[dict[str, Any]] = [{"rgb": b"", "width_px": 0, "height_px": 0} for _ in range(table.num_rows)]
-        good = [index for index, code in enumerate(table.column("error_type").to_pylist()) if not code]
+        blank = {"rgb": b"", "width_px": 0, "height_px": 0}
+        rows = [row | blank for row in table.select(list(FAILURE)).to_pylist()]
+        good = [index for index, row in enumerate(rows) if not row["error_type"]]
         codes = table.column("codes")
-        failed: set[int] = set()
         for start in range(0, len(good), self._batch_rows):
             part = good[start : start + self._batch_rows]
             drawn = np.stack([codes[index].values.to_numpy() for index in part])
@@ -63,30 +61,8 @@ class Paint:
             except Exception as error:  # codes are valid, so the device failed
                 end_process(error)
                 raise
-            for place, index in enumerate(part):
-                if finite[place]:
-                    height, width, _ = pixels[place].shape
-                    rows[index] = {"rgb": pixels[place].tobytes(), "width_px": width, "height_px": height}
-                else:
-                    failed.add(index)
-        return _assemble(table, self._schema, rows, failed)
-
-
-def _assemble(table: pa.Table, schema: pa.Schema, rows: list[dict[str, Any]], failed: set[int]) -> pa.Table:
-    replaced = {
-        "status": "error",
-        "error_type": NON_FINITE_PIXELS,
-        "error_message": "the VQ model's pixels are not finite for these codes; try another dtype",
-        "finish_reason": "error",
-    }
-    columns = []
-    for field in schema:
-        if field.name in rows[0]:
-            columns.append(pa.array([row[field.name] for row in rows], field.type))
-        elif field.name in replaced and failed:
-            values = table.column(field.name).to_pylist()
-            own = [replaced[field.name] if index in failed else value for index, value in enumerate(values)]
-            columns.append(pa.array(own, field.type))
-        else:
-            columns.append(table.column(field.name))
-    return pa.table(columns, schema=schema)
+            for image, is_finite, index in zip(pixels, finite, part):
+                height, width, _ = image.shape
+                painted = {"rgb": image.tobytes(), "width_px": width, "height_px": height}
+                rows[index] |= painted if is_finite else FAILURE
+        return result_table(self._schema, table, {}, rows)

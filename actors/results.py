@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from actors.choice import TriedCompletion
 from configs.method import Method
 from configs.schema import ActorPool
 from decoding.types import Completion, RequestError
@@ -30,19 +29,37 @@ class Stamp:
     config_fingerprint: str
 
 
-def method_values(method: Method, target_id: str, drafter_id: str) -> dict[str, Any]:
-    """Method columns that are constant in a run; see `own_method_values`."""
-    values = {"verify_mode": method.verify_mode, "target_id": target_id}
-    return values if method.auto is not None else {**values, "method": method.label, "drafter_id": drafter_id}
+class RowError(ValueError):
+    """A row that cannot run: a stable code and a message."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
-def own_method_values(method: Method, drafter_id: str, completion: Completion | None) -> dict[str, Any]:
-    """Method columns of one row in a trial of methods; a row that was not decoded has the trial's label."""
-    if method.auto is None:
-        return {}
-    label = completion.method if isinstance(completion, TriedCompletion) else method.label
-    drafting = {one.label for one in method.methods if one.needs_checkpoint}
-    return {"method": label, "drafter_id": drafter_id if label in drafting else ""}
+def method_values(method: Method, drafter_id: str, completion: Completion) -> dict[str, Any]:
+    """Method columns of one row. In a trial of methods, a row that was not decoded has the trial's label."""
+    label = completion.method or method.label
+    if method.auto is not None and label not in {one.label for one in method.methods if one.needs_checkpoint}:
+        drafter_id = ""
+    return {"method": label, "drafter_id": drafter_id}
+
+
+def result_values(completion: Completion) -> dict[str, Any]:
+    """Result columns of one completion."""
+    error = completion.error
+    return {
+        "status": "error" if error else "truncated" if completion.finish_reason == "length" else "success",
+        "error_type": error.code if error else "",
+        "error_message": error.message if error else "",
+        "finish_reason": completion.finish_reason,
+        "generated_text": completion.text,
+        "mean_logprob": completion.mean_logprob,
+        "num_input_tokens": completion.num_input_tokens,
+        "num_visual_tokens": completion.num_visual_tokens,
+        "num_generated_tokens": len(completion.token_ids),
+        "telemetry": completion.telemetry,
+    }
 
 
 def result_table(
@@ -68,12 +85,8 @@ def result_table(
 
 def telemetry_values(telemetry: Any, struct: pa.StructType) -> dict[str, Any]:
     """Telemetry by the field names of the schema; dictionaries become JSON."""
-    values: dict[str, Any] = {}
-    for index in range(struct.num_fields):
-        name = struct.field(index).name
-        value = getattr(telemetry, name)
-        values[name] = json.dumps(value, sort_keys=True) if isinstance(value, dict) else value
-    return values
+    values = {field.name: getattr(telemetry, field.name) for field in struct}
+    return {name: json.dumps(one, sort_keys=True) if isinstance(one, dict) else one for name, one in values.items()}
 
 
 def failed(sample_id: str, code: str, message: str) -> Completion:
@@ -83,12 +96,12 @@ def failed(sample_id: str, code: str, message: str) -> Completion:
 
 def counts(completions: Iterable[Completion]) -> tuple[int, int, int]:
     """Tokens, steps and accepted drafts."""
-    done = list(completions)
-    return (
-        sum(len(completion.token_ids) for completion in done),
-        sum(completion.telemetry.num_spec_steps for completion in done),
-        sum(completion.telemetry.num_accepted_draft_tokens for completion in done),
-    )
+    num_tokens = num_steps = num_accepted = 0
+    for completion in completions:
+        num_tokens += len(completion.token_ids)
+        num_steps += completion.telemetry.num_spec_steps
+        num_accepted += completion.telemetry.num_accepted_draft_tokens
+    return num_tokens, num_steps, num_accepted
 
 
 def errors_of(result: pa.Table) -> dict[str, int]:

@@ -31,9 +31,8 @@ from safetensors.torch import load_file, save_file
 from transformers.utils.logging import disable_progress_bar
 
 from actors.auto.comparison import Comparison
-from actors.auto.trial import Trial
+from actors.auto.trial import Trial, make_engine
 from actors.choice import WITHIN
-from actors.engines import make_engine
 from actors.loading.method import plain_method
 from actors.loading.pair import Pair, load
 from benchmarks.auto_alone import MAX_CONTEXT_TOKENS, Alone, Tokens, check_equal, requests
@@ -139,12 +138,7 @@ def hold_trial(pair: Pair, slots: int, length: int, tokens: Tokens) -> Trial:
     Raises:
         RuntimeError: it came to no choice, or gave other tokens than the methods alone.
     """
-    trial = make_engine(
-        pair.config.method,
-        slots,
-        lambda slots, *choice: pair.engine(slots, MAX_CONTEXT_TOKENS, *choice),
-        lambda: pair.plain_engine(MAX_CONTEXT_TOKENS),
-    )
+    trial = make_engine(pair.config.method, slots, pair.engine, pair.plain_engine)
     assert isinstance(trial, Trial)
     waiting = requests(MAX_TRIAL_ROWS, length)
     waiting.reverse()

@@ -36,7 +36,7 @@ class Alone:
 
     def __init__(self, pair: Pair, slots: int, length: int, rows_per_slot: int) -> None:
         methods = {one.label: one for one in pair.config.method.methods}
-        self._engines = {name: pair.engine(slots, MAX_CONTEXT_TOKENS, one) for name, one in methods.items()}
+        self._engines = {name: pair.engine(slots, one) for name, one in methods.items()}
         self._rows = requests(max(MIN_ROWS, rows_per_slot * slots), length)
         self._blocks: list[Block] = []
         self._num_turns = 0

@@ -15,9 +15,10 @@ import transformers
 from actors.loading.method import build_method
 from actors.loading.pair import load_target
 from benchmarks.peer_process import Outcome, Work, serve
-from configs.controllers import MeasuredController, NoController
-from configs.method import ChainTree, Method, ModelDrafter
+from configs.drafters import ModelDrafter
+from configs.method import MeasuredController, Method, NoController
 from configs.schema import Checkpoint
+from configs.trees import ChainTree
 from decoding import Engine, Request, Sampling
 from models.target import Target
 

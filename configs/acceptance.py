@@ -1,4 +1,4 @@
-"""Which drafts the target takes: the lossless rules, and the relaxed ones with every knob they have."""
+"""Rules that accept drafts: lossless ones, and relaxed ones with their options."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 
 
 class ExactAcceptance(Section):
-    """Lossless: greedy match, or the target's own shared-noise draw."""
+    """Lossless, token by token: the greedy token, or the target's own draw with shared noise."""
 
     kind: Literal["exact"] = "exact"
-    """Lossless, token by token."""
     lossless: ClassVar[bool] = True
 
 
@@ -23,16 +22,13 @@ class RejectionAcceptance(Section):
     """Lossless in distribution: rejection sampling with residuals (Leviathan et al. 2023, Algorithm 1)."""
 
     kind: Literal["rejection"] = "rejection"
-    """Lossless in distribution."""
     lossless: ClassVar[bool] = True
 
 
 class LVSpecAcceptance(Section):
-    """Lossy: strict acceptance of visually relevant drafts, relaxed acceptance of others (LVSpec, 2026, Eq. 8 to
-    11)."""
+    """Lossy: relaxed acceptance of drafts without visual relevance (LVSpec, 2026, Eq. 8 to 11)."""
 
     kind: Literal["lvspec"] = "lvspec"
-    """Lossy: relaxed acceptance of drafts without visual relevance."""
     lossless: ClassVar[bool] = False
     loose: Share = 0.7
     """Λ, the share of a block that may differ."""
@@ -45,10 +41,9 @@ class LVSpecAcceptance(Section):
 
 
 class FlyAcceptance(Section):
-    """Lossy: a mismatch passes where the target was unsure and agrees again soon after (FLy, 2025)."""
+    """Lossy: a mismatch passes if the target was unsure and agrees again soon after (FLy, 2025)."""
 
     kind: Literal["fly"] = "fly"
-    """Lossy: a mismatch passes where the target was unsure and agrees again."""
     lossless: ClassVar[bool] = False
     min_entropy: Annotated[float, Field(ge=0.0, le=100.0)] = 0.3
     """Gate, in nats over the `top` probabilities."""
@@ -61,34 +56,31 @@ class FlyAcceptance(Section):
 
 
 class RandomAcceptance(Section):
-    """Lossy: any mismatch passes with a fixed probability; the control for informed rules."""
+    """Lossy control: any mismatch passes with a fixed probability."""
 
     kind: Literal["random"] = "random"
-    """Lossy control: any mismatch passes with one probability."""
     lossless: ClassVar[bool] = False
     probability: Share = 0.5
-    """That probability."""
+    """Probability that a mismatch passes."""
 
 
 class TypicalAcceptance(Section):
     """Lossy: a draft passes with p > min(epsilon, alpha · exp(−entropy)) (Medusa, 2024, section 2.3.1)."""
 
     kind: Literal["typical"] = "typical"
-    """Lossy: drafts that the target finds likely enough (Medusa)."""
     lossless: ClassVar[bool] = False
     epsilon: Annotated[float, Field(gt=0.0, le=1.0)] = 0.09
-    """The bound where the target is sure."""
+    """The bound if the target is sure."""
     alpha: Annotated[float, Field(gt=0.0, le=1e9)] = 0.3
-    """The bound's factor where it is not."""
+    """The bound's factor if it is not."""
     temperature: Annotated[float, Field(gt=0.0, le=100.0)] = 0.7
     """Softens the target's distribution on greedy rows."""
 
 
 class LanternAcceptance(Section):
-    """Lossy: a code of an image passes for others that look like it (LANTERN, 2024; LANTERN++, 2025)."""
+    """Lossy, image models only: a code passes for others that look like it (LANTERN, 2024; LANTERN++, 2025)."""
 
     kind: Literal["lantern"] = "lantern"
-    """Lossy, image models only: a code passes for others that look like it."""
     lossless: ClassVar[bool] = False
     k: Annotated[int, Field(ge=1, le=1000)] = 1000
     """Codes of a neighbourhood, the nearest ones."""
@@ -105,22 +97,19 @@ class LanternAcceptance(Section):
     codebook: Literal["raw", "normalised"] = "raw"
     """Codes as they are stored, or their directions (`normalised`)."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of the metric `random`."""
+    """Seed of the metric `random`."""
 
     @model_validator(mode="after")
     def _bound(self) -> LanternAcceptance:
         if self.divergence == "multiplicative" and self.delta < 1.0:
-            raise ValueError(
-                f"delta {self.delta} is λ where divergence is multiplicative, and must be at least 1: a draft's own "
-                "probability is gathered too"
-            )
+            raise ValueError(f"delta {self.delta} is λ for the divergence multiplicative, and must be at least 1")
         if self.divergence != "multiplicative" and self.delta > 1.0:
             raise ValueError(
-                f"delta {self.delta}: {self.divergence} is never above 1; where the public code is given more it means "
+                f"delta {self.delta}: {self.divergence} is never above 1; larger values of the public code are "
                 "LANTERN++'s λ, which is divergence: multiplicative"
             )
         if self.codebook == "normalised" and self.metric != "l2":
-            reason = "compares directions already" if self.metric == "cosine" else "looks at no codes"
+            reason = "compares directions already" if self.metric == "cosine" else "compares no codes"
             raise ValueError(f"codebook normalised changes nothing for the metric {self.metric}, which {reason}")
         if self.seed and self.metric != "random":
             raise ValueError(f"seed {self.seed} is for the metric random; {self.metric} draws nothing")

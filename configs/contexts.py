@@ -1,4 +1,4 @@
-"""What a drafter lane may see of a sample, and how several lanes are weighed."""
+"""Contexts: the part of a sample that a drafter lane gets, and the weights of several lanes."""
 
 from __future__ import annotations
 
@@ -10,37 +10,34 @@ from configs.section import Device, Place, Section
 
 
 class FullContext(Section):
-    """The whole prompt, images included (context M of TABED)."""
+    """The whole prompt, images included (M of TABED)."""
 
     kind: Literal["full"] = "full"
-    """The whole prompt (M of TABED)."""
 
 
 class TextOnlyContext(Section):
-    """Each image is one newline (context T of TABED)."""
+    """Each image, and each video, is one newline (T of TABED)."""
 
     kind: Literal["text_only"] = "text_only"
-    """Each image, and each video, is one newline (T)."""
 
 
 class PooledContext(Section):
-    """Image features averaged 2×2 before the projector (context P of TABED); drafters of the LLaVA-1.5 kind."""
+    """Image features averaged 2 × 2 before the projector (P of TABED); LLaVA-1.5, the Qwen vision families, videos of
+    LLaVA-OneVision."""
 
     kind: Literal["pooled"] = "pooled"
-    """Image features averaged 2 × 2 (P); LLaVA-1.5, the Qwen vision families, videos of LLaVA-OneVision."""
 
 
 class CaptionContext(Section):
-    """A caption of each image by a small captioner (context C of TABED)."""
+    """A caption of each image, and of the middle frame of each video, by a small captioner (C of TABED)."""
 
     kind: Literal["caption"] = "caption"
-    """A caption of each image, and of the middle frame of each video, by a small captioner (C)."""
     path: Place
     """The captioner's folder or hub id."""
     revision: str | None = None
     """The hub commit, tag or branch."""
     prompt: str = "<CAPTION>"
-    """What it is asked, as its processor expects it."""
+    """Its prompt, as its processor expects it."""
     lead: str = "image: "
     """Words before the caption."""
     num_beams: Annotated[int, Field(ge=1, le=16)] = 3
@@ -54,18 +51,17 @@ class CaptionContext(Section):
 
 
 class PrunedContext(Section):
-    """The prompt with a share of its visual columns taken out (SpecVLM)."""
+    """The prompt without most of its visual tokens (SpecVLM)."""
 
     kind: Literal["pruned"] = "pruned"
-    """Most visual columns taken out (SpecVLM)."""
     ratio: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    """Share taken out."""
+    """Share of visual tokens that are removed."""
     guidance: Literal["uniform", "attention"] = "uniform"
     """`uniform` spacing, or two stages by the target's `attention`."""
     attention_share: Annotated[float, Field(gt=0.0, le=1.0)] = 0.4
-    """Attention that stage I holds."""
+    """Share of the attention that stage I keeps."""
     positions: Literal["original", "compact"] = "original"
-    """Kept columns keep their `original` rotary positions, or are renumbered (`compact`)."""
+    """Kept tokens have their `original` rotary positions, or are renumbered (`compact`)."""
 
 
 class EnsembleChoice(Section):
@@ -92,3 +88,8 @@ class EnsembleChoice(Section):
         if self.static_weights and sum(self.static_weights) <= 0:
             raise ValueError("static_weights must not all be 0")
         return self
+
+
+Context = Annotated[
+    FullContext | TextOnlyContext | PooledContext | CaptionContext | PrunedContext, Field(discriminator="kind")
+]

@@ -1,4 +1,4 @@
-"""Drafters that are heads on the target (their checkpoint is `model.drafter`), and the one without a model."""
+"""Drafters, and the vocabulary that they draft from."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from configs.contexts import EnsembleChoice
 from configs.section import Place, Section
 
 
@@ -28,29 +29,42 @@ class DraftVocabulary(Section):
         return self
 
 
+class NoDrafter(Section):
+    """Plain decoding."""
+
+    kind: Literal["none"] = "none"
+
+
+class ModelDrafter(Section):
+    """An independent smaller model, `model.drafter`; with several contexts, an ensemble of them (TABED)."""
+
+    kind: Literal["model"] = "model"
+    ensemble: EnsembleChoice | None = None
+    """Weights of several contexts; the section's defaults if left out."""
+    vocabulary: DraftVocabulary | None = None
+    """Tokens that are drafted; all if left out."""
+
+
 class EagleDrafter(Section):
-    """EAGLE-1/2: one decoder layer over the target's own features (`model.drafter` is the head's folder)."""
+    """An EAGLE-1/2 head: one decoder layer over the target's features; `model.drafter` is its folder."""
 
     kind: Literal["eagle"] = "eagle"
-    """An EAGLE-1/2 head on the target."""
     vocabulary: DraftVocabulary | None = None
-    """Tokens that are drafted; all when left out."""
+    """Tokens that are drafted; all if left out."""
 
 
 class MedusaDrafter(Section):
-    """Medusa: one head per draft depth on the target's last state (`model.drafter` is the heads' folder)."""
+    """Medusa heads: one per draft depth on the target's last state; `model.drafter` is their folder."""
 
     kind: Literal["medusa"] = "medusa"
-    """Medusa heads on the target."""
     vocabulary: DraftVocabulary | None = None
-    """Tokens that are drafted; all when left out."""
+    """Tokens that are drafted; all if left out."""
 
 
 class LookupDrafter(Section):
     """Prompt lookup: copies the tokens that followed the last few tokens earlier in the prompt or output."""
 
     kind: Literal["lookup"] = "lookup"
-    """Copies the tokens that followed the last few tokens earlier in the prompt or output."""
     min_ngram_tokens: Annotated[int, Field(ge=1, le=64)] = 1
     """Shortest match."""
     max_ngram_tokens: Annotated[int, Field(ge=1, le=64)] = 3
@@ -60,8 +74,12 @@ class LookupDrafter(Section):
 
     @model_validator(mode="after")
     def _bounds(self) -> LookupDrafter:
-        if self.min_ngram_tokens > self.max_ngram_tokens:
-            raise ValueError(
-                f"min_ngram_tokens {self.min_ngram_tokens} is above max_ngram_tokens {self.max_ngram_tokens}"
-            )
+        shortest, longest = self.min_ngram_tokens, self.max_ngram_tokens
+        if shortest > longest:
+            raise ValueError(f"min_ngram_tokens {shortest} is above max_ngram_tokens {longest}")
         return self
+
+
+Drafter = Annotated[
+    NoDrafter | ModelDrafter | EagleDrafter | MedusaDrafter | LookupDrafter, Field(discriminator="kind")
+]

@@ -139,5 +139,5 @@ def load_preset(model: type[JobModel], name: str, overrides: tuple[str, ...] = (
         KeyError: no preset has this name.
         ConfigError: an override is invalid.
     """
-    path, own = preset(name)
-    return load_job(model, path, (*own, *overrides))
+    path, defaults = preset(name)
+    return load_job(model, path, (*defaults, *overrides))

@@ -1,7 +1,6 @@
-"""The method section: four choices, and which of them go together.
+"""The method section: drafter × contexts × tree × acceptance, and which of them may be combined.
 
-A method is drafter × contexts × tree × acceptance. Adding a choice is one class here and its name in its family's
-tuple; how it is built is `actors.loading.method`'s business.
+A new choice is one class in its family's module, and a constructor in `actors.loading.method`.
 """
 
 from __future__ import annotations
@@ -11,152 +10,41 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from configs.acceptance import (
-    Acceptance,
-    ExactAcceptance,
-    FlyAcceptance,
-    LanternAcceptance,
-    RejectionAcceptance,
-)
-from configs.contexts import (
-    CaptionContext,
-    EnsembleChoice,
-    FullContext,
-    PooledContext,
-    PrunedContext,
-    TextOnlyContext,
-)
-from configs.controllers import Controller, NoController
-from configs.drafters import DraftVocabulary, EagleDrafter, LookupDrafter, MedusaDrafter
+from configs.acceptance import Acceptance, ExactAcceptance, FlyAcceptance, LanternAcceptance, RejectionAcceptance
+from configs.contexts import CaptionContext, Context, EnsembleChoice, FullContext
+from configs.drafters import Drafter, ModelDrafter, NoDrafter
 from configs.section import Section
-from configs.trees import SageTree
+from configs.trees import ChainTree, SageTree, Tree, max_depth
 
 
-class NoDrafter(Section):
-    """Plain decoding: the same loop, nothing proposed."""
+class NoController(Section):
+    """Every step drafts to the depth of `tree`."""
 
     kind: Literal["none"] = "none"
-    """Plain decoding."""
 
 
-class ModelDrafter(Section):
-    """An independent smaller model (`model.drafter`); with several contexts, an ensemble of them (TABED)."""
+class MeasuredController(Section):
+    """The depth with the most expected tokens per second, up to that of `tree`; off if plain decoding is faster.
+    Acceptance must be `exact`."""
 
-    kind: Literal["model"] = "model"
-    """An independent smaller model."""
-    ensemble: EnsembleChoice | None = None
-    """How several contexts are weighed; the default choice when it is left out."""
-    vocabulary: DraftVocabulary | None = None
-    """Tokens that are drafted; all when left out."""
+    kind: Literal["measured"] = "measured"
+    max_exploration: Annotated[float, Field(ge=0.0, le=0.5)] = 0.01
+    """Share of steps, and of time, that trials of other depths may take."""
 
 
-class ChainTree(Section):
-    """A single path of `length` drafts."""
-
-    kind: Literal["chain"] = "chain"
-    """One path."""
-    length: Annotated[int, Field(ge=1, le=64)] = 5
-    """Drafts per step."""
-
-
-NAMED_TREE_LEVELS = 5
-"""How deep every named tree is."""
-
-
-class StaticTree(Section):
-    """A fixed tree: `branching[d]` children for every node of depth d, explicit `paths` of child ranks, or a `name`."""
-
-    kind: Literal["static"] = "static"
-    """A static tree, by exactly one of three fields."""
-    name: Literal["mc_sim_7b_63", "naive_extend_57"] | None = None
-    """A tree of the papers: `mc_sim_7b_63` (25 drafts) or `naive_extend_57`."""
-    branching: tuple[Annotated[int, Field(ge=1, le=64)], ...] = ()
-    """Children of every node of depth 0, 1, …."""
-    paths: tuple[tuple[Annotated[int, Field(ge=0, le=63)], ...], ...] = ()
-    """Paths of child ranks."""
-
-    @model_validator(mode="after")
-    def _one_of(self) -> StaticTree:
-        if sum(map(bool, (self.branching, self.paths, self.name))) != 1:
-            raise ValueError("give one of branching, paths and name, and not more")
-        num_nodes, level = 0, 1
-        for width in self.branching:
-            level *= width
-            num_nodes += level
-        if num_nodes > 512:
-            raise ValueError(
-                f"branching {list(self.branching)} makes {num_nodes} nodes; at most 512 are verified at once"
-            )
-        known = set(self.paths)
-        for path in self.paths:
-            if not path:
-                raise ValueError("a path must not be empty: the root is always there")
-            for parent in (path[:-1], (*path[:-1], path[-1] - 1) if path[-1] else ()):
-                if parent and parent not in known:
-                    raise ValueError(f"path {list(path)} needs {list(parent)}, which is not among the paths")
-        if len(known) != len(self.paths):
-            raise ValueError("the same path is given twice")
-        return self
-
-
-class DynamicTree(Section):
-    """EAGLE-2's tree: a beam grows it, and the best nodes of all that grew are verified."""
-
-    kind: Literal["dynamic"] = "dynamic"
-    """EAGLE-2's beam and re-ranking."""
-    top_k: Annotated[int, Field(ge=1, le=64)] = 10
-    """Children of every node, and nodes of the beam."""
-    depth: Annotated[int, Field(ge=0, le=32)] = 5
-    """Levels of the beam below the root's children."""
-    total_tokens: Annotated[int, Field(ge=2, le=513)] = 60
-    """Nodes that are verified, root included."""
-
-    @model_validator(mode="after")
-    def _sizes(self) -> DynamicTree:
-        num_grown = self.top_k + self.depth * self.top_k**2
-        if self.total_tokens > num_grown + 1:
-            raise ValueError(
-                f"total_tokens {self.total_tokens} is more than the {num_grown + 1} nodes that top_k {self.top_k} and "
-                f"depth {self.depth} can grow"
-            )
-        return self
-
-
-Drafter = Annotated[
-    NoDrafter | ModelDrafter | EagleDrafter | MedusaDrafter | LookupDrafter, Field(discriminator="kind")
-]
-Context = Annotated[
-    FullContext | TextOnlyContext | PooledContext | CaptionContext | PrunedContext, Field(discriminator="kind")
-]
-Tree = Annotated[ChainTree | StaticTree | DynamicTree | SageTree, Field(discriminator="kind")]
-
-
-def _max_depth(tree: Section) -> int | None:
-    """The deepest draft of a tree whose shape is fixed; None for the others."""
-    if isinstance(tree, ChainTree):
-        return tree.length
-    if isinstance(tree, StaticTree):
-        if tree.name is not None:
-            return NAMED_TREE_LEVELS
-        return len(tree.branching) or max(len(path) for path in tree.paths)
-    if isinstance(tree, DynamicTree):
-        return tree.depth + 1
-    return None
+Controller = Annotated[NoController | MeasuredController, Field(discriminator="kind")]
 
 
 class Auto(Section):
-    """Several methods, of which each engine keeps the one that its first rows take least time with.
-
-    Plain decoding is always one of them.
-    """
+    """Several methods, plain decoding included, of which each engine keeps the fastest on its first rows."""
 
     candidates: Annotated[tuple[Method, ...], Field(min_length=1, max_length=8)]
-    """In place of the four choices: methods written as `method` is, with acceptance `exact`; each engine [tries
-    them](../methods/auto.md) and plain decoding on its first rows, and keeps the one that takes least time."""
+    """In place of the four choices: methods, each a section or a name, with acceptance `exact`. Each engine
+    [tries](../methods/auto.md) them and plain decoding on its first rows, and keeps the fastest."""
     max_rounds: Annotated[int, Field(ge=1, le=50)] = 6
-    """Blocks of rows that each candidate decodes at most, before one is kept."""
+    """Most blocks of rows that each candidate decodes before one is kept."""
     max_rechecks: Annotated[int, Field(ge=0, le=1000)] = 3
-    """How often an engine tries them again at most, when acceptance has changed."""
+    """Most further trials of an engine, after acceptance has changed."""
 
     @model_validator(mode="after")
     def _comparable(self) -> Auto:
@@ -170,9 +58,7 @@ class Auto(Section):
                     "the rows of a trial are results; use exact"
                 )
             if any(isinstance(context, CaptionContext) for context in one.contexts):
-                raise ValueError(
-                    f"{where}.contexts: a captioner would be loaded again for every trial; leave out 'caption'"
-                )
+                raise ValueError(f"{where}.contexts: every trial would load the captioner again; leave out 'caption'")
         kinds = [one.drafter.kind for one in self.candidates if one.needs_checkpoint]
         if len(set(kinds)) > 1:
             raise ValueError(
@@ -191,7 +77,7 @@ class Auto(Section):
 
     @property
     def methods(self) -> tuple[Method, ...]:
-        """All that are tried, plain decoding first."""
+        """All candidates, plain decoding first."""
         plain = [one for one in self.candidates if isinstance(one.drafter, NoDrafter)] or [Method()]
         return (plain[0], *(one for one in self.candidates if one is not plain[0]))
 
@@ -200,7 +86,7 @@ class Method(Section):
     """A speculative-decoding method: drafter × contexts × tree × acceptance; or several, to be tried."""
 
     name: str | None = None
-    """The name in rows and reports; by default made from the choices."""
+    """The name in rows and reports; by default composed of the choices."""
     auto: Auto | None = None
     """Methods to choose from by measuring, in place of the four choices."""
     drafter: Drafter = NoDrafter()
@@ -242,7 +128,7 @@ class Method(Section):
                 "tree.growth 'online' keeps drafts by the probability of the drawn token, which would bias rejection "
                 f"sampling; use growth 'planned', or {other}"
             )
-        if isinstance(rule, FlyAcceptance) and rule.window > 0 and (deepest := _max_depth(self.tree)):
+        if isinstance(rule, FlyAcceptance) and rule.window > 0 and (deepest := max_depth(self.tree)):
             needed = rule.window + 1 + (rule.block_end == "margin")
             if deepest < needed:
                 raise ValueError(
@@ -251,7 +137,7 @@ class Method(Section):
                 )
 
     def _check_controller(self) -> None:
-        """Depths that follow from time leave the output alone only where drafts are compared with the target's own."""
+        """Depths that depend on time leave tokens unchanged only under exact acceptance."""
         if isinstance(self.controller, NoController):
             return
         if isinstance(self.drafter, NoDrafter):
@@ -268,16 +154,13 @@ class Method(Section):
             raise ValueError("drafter.ensemble weighs several contexts, but contexts names one")
         if ensemble is None:
             return
-        if ensemble.static_weights and len(ensemble.static_weights) != num_lanes:
-            raise ValueError(
-                f"drafter.ensemble.static_weights has {len(ensemble.static_weights)} numbers for {num_lanes} contexts"
-            )
+        weights = ensemble.static_weights
+        if weights and len(weights) != num_lanes:
+            raise ValueError(f"drafter.ensemble.static_weights has {len(weights)} numbers for {num_lanes} contexts")
         if ensemble.policy in ("matches", "error"):
-            num_candidates = math.comb(ensemble.steps + num_lanes - 1, num_lanes - 1)
-            if num_candidates > 2000:
-                raise ValueError(
-                    f"drafter.ensemble: a grid of {num_candidates} weights; use fewer steps or inverse_linear"
-                )
+            size = math.comb(ensemble.steps + num_lanes - 1, num_lanes - 1)
+            if size > 2000:
+                raise ValueError(f"drafter.ensemble: a grid of {size} weights; use fewer steps or inverse_linear")
 
     @property
     def methods(self) -> tuple[Method, ...]:
@@ -286,7 +169,7 @@ class Method(Section):
 
     @property
     def needs_checkpoint(self) -> bool:
-        """Whether the drafter is a network of its own, which `model.drafter` names."""
+        """Whether the drafter has weights, which `model.drafter` names."""
         return self.drafting.drafter.kind in ("model", "eagle", "medusa")
 
     @property
@@ -297,14 +180,14 @@ class Method(Section):
         return next((one for one in self.auto.methods if one.needs_checkpoint), self.auto.methods[-1])
 
     def content(self) -> dict[str, Any]:
-        """What of the method decides the output; how long `auto` tries decides nothing."""
+        """All fields that determine the output."""
         data = self.model_dump(mode="json")
         if self.auto is not None:
             return {"auto": [one.content() for one in self.auto.methods]}
         if isinstance(self.drafter, NoDrafter):
             return {"drafter": data["drafter"], "acceptance": data["acceptance"]}
         del data["auto"]
-        # Acceptance is exact wherever a depth is chosen, so the choice changes no token.
+        # A controller requires exact acceptance, so it changes no token.
         del data["controller"]
         return data
 

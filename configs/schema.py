@@ -1,15 +1,12 @@
-"""The schema of a job file: one YAML is one job, strict in every key, refused before anything expensive starts.
-
-Contains the legal values and combinations; `actors.loading.pair` builds them.
-"""
+"""The schema of a caption job, and the sections that all jobs share."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from configs.acceptance import LanternAcceptance
@@ -21,36 +18,29 @@ from configs.video import Video
 
 
 class SourceColumns(Section):
-    """Which columns hold what."""
+    """Columns with media."""
 
     image: str | None = None
-    """Parquet: the column with encoded bytes, URIs, `struct<bytes, path>`, or lists of those; JSONL and CSV: URIs, in
-    JSONL also lists of them."""
+    """Parquet: encoded bytes, URIs, `struct<bytes, path>`, or lists of them; JSONL: URIs or lists; CSV: URIs."""
     video: str | None = None
     """The same for videos; a row may have images and videos."""
 
 
-URI_SCHEMES = ("file", "data", "http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf")
-"""Schemes that URIs inside rows may use: their drivers access only files."""
-
-
-def _known_scheme(value: str) -> str:
-    if value not in URI_SCHEMES:
-        raise ValueError(f"{value!r} is none of {', '.join(URI_SCHEMES)}")
-    return value
+UriScheme = Literal["file", "data", "http", "https", "s3", "gs", "gcs", "az", "abfs", "abfss", "hf"]
+"""Schemes of URIs in rows; their drivers access only files."""
 
 
 class Fetch(Section):
-    """How media that rows name by URI are fetched."""
+    """How media are fetched by URI."""
 
     timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 30.0
     """Seconds of one attempt over http or https, redirects included."""
     max_attempts: Annotated[int, Field(ge=1, le=20)] = 4
-    """Attempts at a URI, with growing waits; only what may pass is tried again."""
+    """Attempts at a URI, with growing waits; only transient errors are retried."""
     max_parallel: Annotated[int, Field(ge=1, le=256)] = 16
     """URIs that one decoding task fetches at once."""
     private_hosts: tuple[str, ...] = ()
-    """Hosts (`name` or `name:port`) that may have addresses of private networks; all others must be public."""
+    """Hosts (`name` or `name:port`) that may have private addresses; all others must be public."""
 
 
 MAX_IMAGES_PER_ROW = 64
@@ -68,22 +58,21 @@ class Source(Section):
     """A file, a folder or a glob, or a list of those in one store; a local path or any fsspec URL."""
     columns: SourceColumns = SourceColumns()
     id_column: str | None = None
-    """The column (tars: field) with your own unique id; without it ids are `path#index`."""
+    """The column (tars: field) with unique ids; without it ids are `path#index`."""
     check_ids: bool = True
-    """Read all ids before the job starts, so that repeated ones are error rows; ids in tars are checked when the job is
-    done."""
+    """Read all ids before the job starts, so that repeated ones are error rows; ids in tars are checked at the end."""
     delimiter: Annotated[str, Field(pattern=r"^[^\"\r\n]$")] | None = None
-    """CSV only: what separates fields; by default a tab in `.tsv` files and a comma in others."""
+    """CSV only: the field separator; by default a tab in `.tsv` files and a comma in others."""
     span_max_rows: Annotated[int, Field(ge=1)] = 1000
-    """Most rows of one read task; a Parquet row group of small rows is left whole up to 64 times that."""
+    """Most rows of one read task; a Parquet row group of small rows is not cut up to 64 times that."""
     span_max_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
-    """Most bytes of one read task; Parquet is cut at row groups and inside larger ones, files of lines between records,
-    plain tars between samples; a compressed tar is one task."""
-    uri_schemes: tuple[Annotated[str, AfterValidator(_known_scheme)], ...] = ("file",)
-    """Schemes that URIs inside rows may use (`file`, `data`, `http`, `https`, `s3`, `gs`, `gcs`, `az`, `abfs`, `abfss`,
-    `hf`); a path without one is relative to the source root."""
+    """Most bytes of one read task. Parquet is cut at row groups and inside larger ones, text between records, plain
+    tars between samples; a compressed tar is one task."""
+    uri_schemes: tuple[UriScheme, ...] = ("file",)
+    """Schemes of URIs in rows (`file`, `data`, `http`, `https`, `s3`, `gs`, `gcs`, `az`, `abfs`, `abfss`, `hf`); a path
+    without one is relative to the source root."""
     local_roots: tuple[Annotated[str, Field(pattern="^/")], ...] = ()
-    """Folders besides the source root (absolute paths) in which rows and links may name files of the machine."""
+    """Absolute paths of folders, besides the source root, in which rows and links may name local files."""
     fetch: Fetch = Fetch()
     max_image_bytes: Annotated[int, Field(ge=1)] = 64 * 1024 * 1024
     """Larger files are row errors."""
@@ -92,11 +81,11 @@ class Source(Section):
     max_images_per_row: Annotated[int, Field(ge=1, le=10_000)] = MAX_IMAGES_PER_ROW
     """A row with more images is a row error."""
     max_side_px: Annotated[int, Field(ge=16)] | Literal["auto"] | None = "auto"
-    """Images and frames with a longer side are shrunk to it while they are decoded; `auto` takes a bound beyond what
-    the target's processor uses; `null` shrinks nothing."""
+    """Images and frames with a longer side are resized to it during decoding; `auto` is a bound above the size that the
+    target's processor uses; `null` resizes nothing."""
     max_decoded_bytes: Annotated[int, Field(ge=16 * 1024**2)] = MAX_DECODED_BYTES
-    """Memory of one decoding task for images, encoded and decoded; rows beyond it go to other tasks, and the images of
-    one row may take a sixth of it."""
+    """Memory of one decoding task for images, encoded and decoded; further rows go to other tasks, and the images of
+    one row may use a sixth of it."""
     video: Video = Video()
 
     @property
@@ -117,12 +106,13 @@ class Message(Section):
 
 
 class Prompt(Section):
-    """What the model is asked: a single user text, or messages."""
+    """The prompt: a single user text, or messages."""
 
     text: str | None = None
-    """One user turn; `prompt: some text` is short for it."""
+    """One user turn; `prompt: some text` is its short form."""
+    # Not strict, because the short form has this section validated as Python data, where lists are no tuples.
     messages: Annotated[tuple[Message, ...], Field(strict=False)] = ()
-    """Lists are taken too, because the short form of `prompt` has this section validated as Python data."""
+    """The turns of a conversation."""
 
     @model_validator(mode="after")
     def _one_of(self) -> Prompt:
@@ -137,8 +127,8 @@ class RowColumns(Section):
     """Columns with prompt options of rows; a row without a value uses the job's."""
 
     prompts: str | None = None
-    """Several prompts for one sample: a list (or its JSON), each of which is a row of the output, `<id>#0`, `<id>#1` …,
-    and `{prompt}` in the template."""
+    """Several prompts of one sample: a list (or its JSON). Each is a row of the output, `<id>#0`, `<id>#1` …, and
+    `{prompt}` in the template."""
     messages: str | None = None
     """A conversation (or its JSON) that ends with the user, in place of `prompt`."""
     seed: str | None = None
@@ -155,21 +145,28 @@ class RowColumns(Section):
     """In place of `sampling.max_new_tokens`."""
 
 
+def _short_prompt(value: Any) -> Any:
+    return {"text": value} if isinstance(value, str) else value
+
+
+SHORT_PROMPT = BeforeValidator(_short_prompt)
+"""Accepts a text in place of a section with `text`."""
+
+
 # --- model ---------------------------------------------------------------------------------------------------------
 
 
 class Weights(Section):
-    """One network's files, and where and in which type they are loaded."""
+    """One network's files, with the type and device of its weights."""
 
     path: Place
-    """A folder written by `save_pretrained`, a hub id, or a folder in an
-    [object store](../guides/storage.md#weights)."""
+    """A folder of `save_pretrained`, a hub id, or a folder in an [object store](../guides/storage.md#weights)."""
     revision: str | None = None
     """A commit, tag or branch of the hub; for a folder or a store the hash that a dry run prints."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """`auto` (as stored), `float32`, `bfloat16`, `float16`."""
     device: Device = "auto"
-    """`auto` is the first CUDA device where there is one, else the CPU."""
+    """`auto` is the first CUDA device if there is one, else the CPU."""
 
 
 class Checkpoint(Weights):
@@ -183,15 +180,13 @@ class TargetCheckpoint(Checkpoint):
     """The model whose distribution counts."""
 
     quantization: Literal["none", "int8", "fp8"] = "none"
-    """`int8`, or on a GPU `fp8`: the decoder's weights are [rounded](../guides/sizing.md#memory) when they are loaded;
-    the rounded model is then the target."""
+    """`int8`, or on a GPU `fp8`: the decoder's weights are [rounded](../guides/sizing.md#memory) when loaded; the
+    rounded model is then the target."""
 
     @model_validator(mode="after")
     def _multiplied(self) -> TargetCheckpoint:
         if self.quantization == "int8" and self.device == "cpu" and self.dtype in ("float32", "float16"):
-            raise ValueError(
-                f"quantization int8 is multiplied fast on a CPU with bfloat16 only, and dtype is '{self.dtype}'"
-            )
+            raise ValueError(f"quantization int8 on a CPU takes the dtype bfloat16, and dtype is '{self.dtype}'")
         if self.quantization == "fp8" and self.device == "cpu":
             raise ValueError("quantization fp8 takes a GPU, and device is 'cpu'; on a CPU there is int8")
         return self
@@ -219,16 +214,16 @@ class Sampling(Section):
     repetition_penalty: Annotated[float, Field(gt=0.0, le=100.0)] = 1.0
     """1 is off; counts the prompt's tokens too, as transformers does."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
-    """Strings that end the text and are cut off it."""
+    """Strings that end the text; they are cut off."""
     ignore_eos: bool = False
-    """Go on after the end-of-text token."""
+    """Continue after the end-of-text token."""
 
 
 # --- running -------------------------------------------------------------------------------------------------------
 
 
 class ActorPool(Section):
-    """Actors that each hold a model: how many, and what each of them gets."""
+    """Number and resources of actors that each hold a model."""
 
     _most_gpus: ClassVar[int] = 1
     min_size: Annotated[int, Field(ge=1)] = 1
@@ -236,68 +231,61 @@ class ActorPool(Section):
     max_size: Annotated[int, Field(ge=1)] = 1
     """Actors at most."""
     initial_size: Annotated[int, Field(ge=1)] | None = None
-    """Actors at the start, where that is more than `min_size`."""
+    """Actors at the start, if more than `min_size`."""
     batch_rows: Annotated[int, Field(ge=1)] = 32
     """Rows of one Ray batch."""
     num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
-    """GPUs of one actor: a share of one, or several, over which the target's layers are
-    [spread](../guides/cluster.md#large-targets); 0 is the CPU."""
+    """GPUs of one actor: a share of one, or several that the target's layers are
+    [spread](../guides/cluster.md#large-targets) over; 0 is the CPU."""
     torch_threads: Annotated[int, Field(ge=1)] | None = None
     """Threads of a CPU actor; by default the cores shared among `max_size` actors."""
     accelerator_type: str | None = None
     """A Ray accelerator type, such as `H100`."""
     label_selector: Labels | None = None
-    """Labels that a node must have to hold an actor, such as `{pool: gpu, zone: "in(a, b)"}`; `!` before a condition
-    turns it round."""
+    """Labels of nodes for actors, such as `{pool: gpu, zone: "in(a, b)"}`; `!` negates a condition."""
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
-        if self.max_size < self.min_size:
-            raise ValueError(f"max_size ({self.max_size}) is smaller than min_size ({self.min_size})")
-        if self.initial_size is not None and not self.min_size <= self.initial_size <= self.max_size:
+        least, most = self.min_size, self.max_size
+        if most < least:
+            raise ValueError(f"max_size ({most}) is smaller than min_size ({least})")
+        if self.initial_size is not None and not least <= self.initial_size <= most:
             raise ValueError(
-                f"initial_size ({self.initial_size}) is not between min_size ({self.min_size}) and max_size "
-                f"({self.max_size})"
+                f"initial_size ({self.initial_size}) is not between min_size ({least}) and max_size ({most})"
             )
         if self.num_gpus > self._most_gpus:
-            raise ValueError(
-                f"num_gpus ({self.num_gpus:g}) is more than one: these actors' models run on one GPU, and others would "
-                "stand idle"
-            )
+            raise ValueError(f"num_gpus ({self.num_gpus:g}) is more than one: these actors' models run on one GPU")
         if self.num_gpus > 1 and not self.num_gpus.is_integer():
             raise ValueError(f"num_gpus ({self.num_gpus:g}) must be a share of one GPU, or a whole number of them")
         return self
 
 
 MOST_SLOTS = 4096
-"""Of one engine."""
 
 
 class EnginePool(ActorPool):
-    """Actors with one pair and one engine each, which several batches feed at once."""
+    """Actors with one pair and one engine each, which several batches share."""
 
     slots: int | Literal["auto"] = 16
     """Samples that one engine decodes at once; `auto`: as many as [memory holds](../guides/sizing.md#memory)."""
     max_batches_in_flight: Annotated[int, Field(ge=1, le=64)] = 4
     """Batches that feed one engine at once."""
     max_prefill_tokens: Annotated[int, Field(ge=1)] = 8192
-    """Columns of one forward over prompts, padding included: bounds what admitting rows takes in memory; a longer
-    prompt runs alone."""
+    """Tokens of one prefill forward, padding included, which bounds its memory; a longer prompt runs alone."""
     max_step_s: Annotated[float, Field(gt=0.0)] | None = 600.0
-    """A step of the engine that takes longer ends its process, and its rows are run again; `null` waits for ever."""
+    """A longer step of the engine ends its process, and its rows run again; `null` is no limit."""
     max_row_s: Annotated[float, Field(gt=0.0)] | None = None
-    """A row that is in its slot for longer is a row error."""
+    """A row that is longer in its slot is a row error."""
     compile: Literal["auto", "always", "never"] = "auto"
-    """On a CPU, compile layers at their first use: `always`, `never`, or `auto`, which compiles pairs whose largest
-    decoder has at least 256 MiB of weights, when an actor starts. Needs a C++ compiler; without one, forwards run
-    eagerly."""
+    """On a CPU, compile layers at their first use: `always`, `never`, or `auto` for pairs whose largest decoder has at
+    least 256 MiB of weights. Needs a C++ compiler; without one, forwards run eagerly."""
     capture: bool = False
     """On one GPU, record steps as CUDA graphs and replay them; never tried on a GPU, hence off."""
 
     @field_validator("slots", mode="plain")
     @classmethod
     def _slots(cls, value: Any) -> Any:
-        """A number, or `auto`; refused in the words that other numbers are refused with."""
+        """A number, or `auto`; with the messages of other numbers, which a union would not have."""
         if value == "auto":
             return value
         if isinstance(value, bool) or not isinstance(value, int):
@@ -316,14 +304,14 @@ class Pool(EnginePool):
     max_context_tokens: Annotated[int, Field(ge=16)] = 2048
     """Prompt, images and generated tokens together; a row that needs more is a row error."""
     feature_cache_bytes: Annotated[int, Field(ge=0)] = 256 * 1024**2
-    """Visual features, and the pixels that they are known by, that each model of a pair keeps for later prompts about
-    the same image or video; 0 keeps none."""
+    """Cache of visual features, with their pixels, of each model of a pair, for later prompts about the same image or
+    video; 0 is off."""
     decode_cpus: Annotated[float, Field(gt=0.0)] = 1.0
     """CPUs that one decoding task reserves."""
     decode_label_selector: Labels | None = None
     """Labels of nodes that read and decode, as for `label_selector`."""
     max_ahead_bytes: Annotated[int, Field(ge=1024**2)] = 4 * 1024**3
-    """How far reading and decoding may run ahead of the actors."""
+    """Bytes of rows that are read and decoded ahead of the actors."""
 
 
 class Sink(Section):
@@ -332,11 +320,11 @@ class Sink(Section):
     path: Place
     """The output directory; a job with an existing output there resumes it."""
     keep_columns: tuple[str, ...] = ()
-    """Input columns that travel into every output row."""
+    """Input columns that are copied into every output row."""
     rows_per_file: Annotated[int, Field(ge=1)] = 10_000
     """Most rows of one Parquet file."""
     max_unsaved_seconds: Annotated[float, Field(ge=0.0, le=86_400.0)] = 300.0
-    """A finished row is durable after so long at most; with 0 at once."""
+    """Longest time until a finished row is durable; 0 is at once."""
     compression: Literal["zstd", "snappy", "none"] = "zstd"
     """`zstd`, `snappy` or `none`."""
 
@@ -347,9 +335,9 @@ class Job(Section):
     name: str = "caption"
     """The beginning of the job's id."""
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
-    """Of all sampling."""
+    """Seed of all sampling."""
     ray_address: str = "local"
-    """`local` starts a private Ray, `auto` joins the cluster it was submitted to; or an address."""
+    """`local` starts a private Ray, `auto` joins the cluster that the job was submitted to; or an address."""
     num_cpus: Annotated[int, Field(ge=1)] | None = None
     """Logical CPUs of a local Ray; by default the machine's cores, at least 2."""
     progress: bool = True
@@ -357,20 +345,69 @@ class Job(Section):
     max_error_share: Annotated[float, Field(ge=0.0, lt=1.0)] | None = None
     """End the job when a larger share of its rows has failed."""
     error_share_min_rows: Annotated[int, Field(ge=1)] = 1000
-    """Rows that must be done before their share of errors counts."""
+    """Finished rows from which on the share of errors counts."""
     max_silence_s: Annotated[float, Field(ge=1.0)] | None = 300.0
-    """A worker process that is stopped or frozen for so long is killed and its rows run elsewhere; at least 1; `null`
-    waits for ever."""
+    """A worker process that is stopped or frozen for longer is killed, its rows run elsewhere; `null` is no limit."""
     log: Literal["text", "json"] = "text"
-    """`json`: what happens, on standard error as one JSON object per line, with job, attempt and sample ids; see
+    """`json`: events on standard error, one JSON object per line, with job, attempt and sample ids; see
     [monitoring](../guides/monitoring.md#structured-logs)."""
 
 
-class CaptionJob(Section):
+CIRCUMSTANCES = ("span_max_rows", "span_max_bytes", "fetch", "local_roots", "max_decoded_bytes")
+VIDEO_CIRCUMSTANCES = ("worker_max_videos", "worker_max_bytes")
+"""Keys of `source` and `source.video` that do not affect the output."""
+
+
+class DatasetJob(Section):
+    """Base of the jobs that write a dataset; jobs with equal `content` continue each other."""
+
+    _sink_content: ClassVar[tuple[str, ...]] = ("keep_columns",)
+    if TYPE_CHECKING:  # each job declares its sections, in its order
+        method: Method
+        model: Any
+        job: Any
+
+    @model_validator(mode="after")
+    def _has_drafter(self) -> Self:
+        if self.method.needs_checkpoint and self.model.drafter is None:
+            kind = self.method.drafting.drafter.kind
+            raise ValueError(f"method.drafter.kind is '{kind}', so model.drafter must name a checkpoint")
+        return self
+
+    def resolved(self) -> dict[str, Any]:
+        """The whole configuration as plain JSON data, with defaults."""
+        return self.model_dump(mode="json")
+
+    def content(self, revisions: dict[str, str]) -> dict[str, Any]:
+        """All fields that determine the output: source, prompt, models, method, sampling, seed.
+
+        Pools, devices, limits of time and memory, and sizes of files and spans are excluded: they may change between
+        attempts.
+        """
+        data = self.resolved()
+        del data["pool"]
+        data["job"] = {"seed": self.job.seed}
+        data["sink"] = {name: data["sink"][name] for name in self._sink_content}
+        data["method"] = self.method.content()
+        for name in CIRCUMSTANCES:
+            del data["source"][name]
+        for name in VIDEO_CIRCUMSTANCES:
+            del data["source"]["video"][name]
+        for weights in filter(None, data["model"].values()):
+            del weights["device"]
+        return {**data, "revisions": revisions}
+
+    def fingerprint(self, revisions: dict[str, str]) -> str:
+        """A short hash of `content`."""
+        content = json.dumps(self.content(revisions), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+class CaptionJob(DatasetJob):
     """A whole caption job."""
 
     source: Source
-    prompt: Prompt | None = None
+    prompt: Annotated[Prompt | None, SHORT_PROMPT] = None
     columns: RowColumns = RowColumns()
     model: Model
     method: Method = Method()
@@ -379,45 +416,24 @@ class CaptionJob(Section):
     sink: Sink
     job: Job = Job()
 
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _short_prompt(cls, value: Any) -> Any:
-        return {"text": value} if isinstance(value, str) else value
-
     @model_validator(mode="after")
-    def _asked(self) -> CaptionJob:
+    def _fits_together(self) -> CaptionJob:
         if (self.prompt is None) == (self.columns.messages is None):
             raise ValueError("give either prompt or columns.messages, and not both")
         if self.columns.prompts is not None and self.prompt is None:
             raise ValueError("columns.prompts fill the template of prompt; a conversation is asked once")
-        return self
-
-    @model_validator(mode="after")
-    def _pair(self) -> CaptionJob:
-        drafter = self.method.drafting.drafter
-        if self.method.needs_checkpoint and self.model.drafter is None:
-            raise ValueError(f"method.drafter.kind is '{drafter.kind}', so model.drafter must name a checkpoint")
         if isinstance(self.method.acceptance, LanternAcceptance):
+            raise ValueError("method.acceptance 'lantern' accepts codes of similar images, and a text has none")
+        target, pool = self.model.target, self.pool
+        if pool.num_gpus > 1 and target.device != "auto":
             raise ValueError(
-                "method.acceptance 'lantern' takes codes for others that look like them, and a text has none"
+                f"model.target.device is '{target.device}', but with pool.num_gpus {pool.num_gpus:g} its layers are "
+                "spread over the actor's GPUs; leave it out"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _spread(self) -> CaptionJob:
-        if self.pool.num_gpus > 1 and self.model.target.device != "auto":
+        if target.quantization != "none" and pool.compile == "always":
             raise ValueError(
-                f"model.target.device is '{self.model.target.device}', but with pool.num_gpus "
-                f"{self.pool.num_gpus:g} its layers are spread over the actor's GPUs; leave it out"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _rounded(self) -> CaptionJob:
-        if self.model.target.quantization != "none" and self.pool.compile == "always":
-            raise ValueError(
-                f"model.target.quantization is '{self.model.target.quantization}', and such weights are not compiled; "
-                "take pool.compile 'auto' or 'never'"
+                f"model.target.quantization is '{target.quantization}', and such weights are not compiled; take "
+                "pool.compile 'auto' or 'never'"
             )
         return self
 
@@ -425,44 +441,3 @@ class CaptionJob(Section):
     def multiplies_rows(self) -> bool:
         """Whether one sample may become several rows: clips of its video, or several prompts."""
         return self.source.video.clip_s is not None or self.columns.prompts is not None
-
-    def resolved(self) -> dict[str, Any]:
-        """The whole configuration as plain JSON data, defaults filled in."""
-        return self.model_dump(mode="json")
-
-    def content(self, revisions: dict[str, str]) -> dict[str, Any]:
-        """All fields that determine the contents of the output: source, prompt, models, method, sampling, seed.
-
-        Sizes of pools, files and spans, time limits, and the place of the job are excluded: they may change between
-        attempts.
-        """
-        data = self.resolved()
-        del data["pool"]
-        data["job"] = {"seed": self.job.seed}
-        data["sink"] = {"keep_columns": data["sink"]["keep_columns"]}
-        data["method"] = self.method.content()
-        return without_circumstances({**data, "revisions": revisions})
-
-    def fingerprint(self, revisions: dict[str, str]) -> str:
-        """A short hash of `content`."""
-        return hash_of(self.content(revisions))
-
-
-# --- what makes two jobs the same ----------------------------------------------------------------------------------
-
-
-def without_circumstances(content: dict[str, Any]) -> dict[str, Any]:
-    """A job's content without the fields of its sections that affect only how and where it runs."""
-    for name in ("span_max_rows", "span_max_bytes", "fetch", "local_roots", "max_decoded_bytes"):
-        del content["source"][name]
-    for name in ("worker_max_videos", "worker_max_bytes"):
-        del content["source"]["video"][name]
-    for weights in content["model"].values():
-        if weights is not None:
-            del weights["device"]
-    return content
-
-
-def hash_of(content: dict[str, Any]) -> str:
-    """16 hex digits over plain data."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]

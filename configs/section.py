@@ -1,4 +1,4 @@
-"""The strict base of every section of a job file, and types that several of them share."""
+"""The strict base of every section of a job file, and shared types."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ def without_credentials(value: Places) -> Places:
 def _known_labels(value: dict[str, str]) -> dict[str, str]:
     for name, condition in value.items():
         if not _LABEL_NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a label; one is like pool, or example.com/pool")
+            raise ValueError(f"{name!r} is not a label name such as pool or example.com/pool")
         if not _LABEL_CONDITION.fullmatch(condition):
             raise ValueError(f"{name}: {condition!r} is none of value, !value, in(a, b), !in(a, b)")
     return value
 
 
 Labels = Annotated[dict[str, str], AfterValidator(_known_labels)]
-"""What the labels of a node have to be, as Ray's `label_selector` has it; no conditions fit every node."""
+"""Conditions on a node's labels, as Ray's `label_selector`."""
 
 Device = Annotated[str, Field(pattern=r"^(auto|cpu|(cuda|mps|xpu)(:\d{1,4})?)$")]
-"""Where a network runs, by torch's names; whether the machine has it shows where the network is loaded."""
+"""A device by torch's name; whether the machine has it is checked when the network is loaded."""
 
 Place = Annotated[str, AfterValidator(without_credentials)]
 """A path, a hub id or a URL, which may be printed and stored as it is."""

@@ -1,55 +1,57 @@
-"""The schema of a synthesis job: prompts in, images out, with the method section of every other job.
-
-Contains the legal values and combinations for images; `actors.loading.image_pair` checks sizes of checkpoints.
-"""
+"""The schema of a synthesis job: prompts in, images out."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from configs.acceptance import LanternAcceptance, LVSpecAcceptance
 from configs.contexts import FullContext
 from configs.method import Method
-from configs.schema import ActorPool, EnginePool, Job, Sink, Source, Weights, hash_of, without_circumstances
+from configs.schema import SHORT_PROMPT, ActorPool, DatasetJob, EnginePool, Job, Sink, Source, Weights
 from configs.section import Section
 
 
 class ImagePrompt(Section):
-    """What an image shows, in words."""
+    """The prompt of an image."""
 
     text: str
     """A template; `{column}` is replaced by the row's value, `prompt: some text` is its short form. Not needed if
     rows contain conditions."""
 
 
-class ImageColumns(Section):
-    """Columns with conditions and sampling values of rows; a row without a value uses the job's."""
+class ConditionColumns(Section):
+    """Columns with conditions of rows."""
 
     features: str | None = None
-    """Ready text features."""
+    """Text features; without it `prompt` is encoded."""
     features_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """Of features that are bytes: `float32`, `float16` or `bfloat16`."""
+    """Type of features that are bytes: `float32`, `float16` or `bfloat16`."""
     label: str | None = None
-    """Class labels."""
+    """The class, for class-conditional targets."""
+
+
+class ImageColumns(ConditionColumns):
+    """Columns with conditions and sampling values of rows; a row without a value uses the job's."""
+
     seed: str | None = None
-    """Seeds."""
+    """The row's seed."""
     temperature: str | None = None
-    """Temperatures."""
+    """In place of `sampling.temperature`."""
     top_k: str | None = None
-    """Top_k."""
+    """In place of `sampling.top_k`."""
     top_p: str | None = None
-    """Top_p."""
+    """In place of `sampling.top_p`."""
     guidance_scale: str | None = None
-    """Guidance scales."""
+    """In place of `sampling.guidance_scale`."""
 
 
 class TextEncoder(Weights):
     """The T5 whose encoder turns prompts into features."""
 
     truncate: bool = False
-    """Whether long prompts are cut."""
+    """Whether long prompts are truncated."""
 
 
 class ImageModel(Section):
@@ -69,7 +71,7 @@ class ImageSampling(Section):
     """How codes are chosen, guidance first, then temperature, `top_k`, `top_p`; an image's length is the target's."""
 
     num_images_per_prompt: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Rows of every prompt."""
+    """Images of every prompt."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 1.0
     """0 is greedy."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 1000
@@ -90,7 +92,7 @@ class VqPool(ActorPool):
 
 
 class ImageFile(Section):
-    """What an image is written as."""
+    """The file format of images."""
 
     format: Literal["png", "webp", "jpeg"] = "png"
     """`png`, `webp` or `jpeg`."""
@@ -111,14 +113,14 @@ class ImageFile(Section):
 
 
 class ImageSink(Sink):
-    """Where results go, and which of them."""
+    """Where results go: images, codes, or both."""
 
     rows_per_file: Annotated[int, Field(ge=1)] = 1000
     """Most rows of one Parquet file."""
     images: bool = True
     """Whether images are decoded and written."""
     keep_codes: bool = True
-    """Whether codes are."""
+    """Whether codes are written."""
 
     @model_validator(mode="after")
     def _something(self) -> ImageSink:
@@ -134,11 +136,12 @@ class ImageJob(Job):
     """The beginning of the job's id."""
 
 
-class SynthesizeJob(Section):
+class SynthesizeJob(DatasetJob):
     """A whole synthesis job."""
 
+    _sink_content: ClassVar[tuple[str, ...]] = ("keep_columns", "images", "keep_codes")
     source: Source
-    prompt: ImagePrompt | None = None
+    prompt: Annotated[ImagePrompt | None, SHORT_PROMPT] = None
     columns: ImageColumns = ImageColumns()
     model: ImageModel
     method: Method = Method()
@@ -150,56 +153,36 @@ class SynthesizeJob(Section):
     sink: ImageSink
     job: ImageJob = ImageJob()
 
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _short_prompt(cls, value: Any) -> Any:
-        return {"text": value} if isinstance(value, str) else value
-
     @model_validator(mode="after")
     def _fits_together(self) -> SynthesizeJob:
-        self._check_source()
-        self._check_condition()
-        self._check_method()
-        self._check_replicas()
-        if self.sink.images and self.model.vq is None:
-            raise ValueError("model.vq must name the VQ model that decodes images; or set sink.images: false")
-        return self
-
-    def _check_replicas(self) -> None:
-        number = self.sampling.num_images_per_prompt
-        if number > 1 and self.sampling.temperature == 0 and self.columns.temperature is None:
-            raise ValueError(
-                f"sampling.num_images_per_prompt is {number}, and at temperature 0 they would all be the same image"
-            )
-
-    def _check_source(self) -> None:
         if self.source.kind in ("images", "videos"):
             what = self.source.kind.removesuffix("s")
             raise ValueError(f"source.kind: {what} files hold no prompts; use parquet, jsonl, text or webdataset")
         for name in ("image", "video"):
             if getattr(self.source.columns, name) is not None:
                 raise ValueError(f"source.columns.{name}: no {name} is read by a job that makes images")
+        self._check_condition()
+        self._check_method()
+        number = self.sampling.num_images_per_prompt
+        if number > 1 and self.sampling.temperature == 0 and self.columns.temperature is None:
+            raise ValueError(f"sampling.num_images_per_prompt is {number}, and at temperature 0 all are the same image")
+        if self.sink.images and self.model.vq is None:
+            raise ValueError("model.vq must name the VQ model that decodes images; or set sink.images: false")
+        return self
 
     def _check_condition(self) -> None:
         ready = [name for name in ("features", "label") if getattr(self.columns, name) is not None]
         if len(ready) == 2:
             raise ValueError("columns: give features or label, and not both: a target is made for one of them")
         if ready and self.model.condition is not None:
-            raise ValueError(
-                f"model.condition: it would encode nothing, because columns.{ready[0]} comes with the rows"
-            )
+            raise ValueError(f"model.condition: it would encode nothing, because rows have columns.{ready[0]}")
         if not ready and self.prompt is None:
             raise ValueError("prompt is required unless columns.features or columns.label is given")
         if not ready and self.model.condition is None:
-            raise ValueError(
-                "model.condition must name the T5 that encodes prompts; or give columns.features or columns.label"
-            )
+            raise ValueError("model.condition must name the T5 encoder; or give columns.features or columns.label")
 
     def _check_method(self) -> None:
         method = self.method
-        if method.needs_checkpoint and self.model.drafter is None:
-            kind = method.drafting.drafter.kind
-            raise ValueError(f"method.drafter.kind is '{kind}', so model.drafter must name a checkpoint")
         if any(one.contexts != (FullContext(),) for one in method.methods):
             raise ValueError("method.contexts: a prompt for an image has no visual part to change; leave them out")
         if any(getattr(one.drafter, "vocabulary", None) is not None for one in method.methods):
@@ -214,21 +197,9 @@ class SynthesizeJob(Section):
         """Whether any row can be guided, so that the models need an unconditional lane."""
         return self.sampling.guidance_scale > 1.0 or self.columns.guidance_scale is not None
 
-    def resolved(self) -> dict[str, Any]:
-        """The whole configuration as plain JSON data, defaults filled in."""
-        return self.model_dump(mode="json")
-
     def content(self, revisions: dict[str, str]) -> dict[str, Any]:
-        """As `CaptionJob.content`: the fields that determine the output."""
-        data = self.resolved()
-        for name in ("pool", "vq"):
-            del data[name]
-        data["job"] = {"seed": self.job.seed}
-        data["sink"] = {name: data["sink"][name] for name in ("keep_columns", "images", "keep_codes")}
+        """See `DatasetJob.content`."""
+        data = super().content(revisions)
+        del data["vq"]
         data["image"] = {**data["image"], "encode_cpus": None} if self.sink.images else None
-        data["method"] = self.method.content()
-        return without_circumstances({**data, "revisions": revisions})
-
-    def fingerprint(self, revisions: dict[str, str]) -> str:
-        """A short hash of `content`."""
-        return hash_of(self.content(revisions))
+        return data

@@ -1,57 +1,49 @@
-"""The schema of a training job: heads on a target, taught with the rows of an ordinary source."""
+"""The schema of a training job: heads on a target, trained on the rows of a source."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from configs.schema import Checkpoint, Prompt, Source, Weights
+from configs.schema import SHORT_PROMPT, Checkpoint, Prompt, Source, Weights
 from configs.section import Place, Section
-from configs.synthesis import TextEncoder
+from configs.synthesis import ConditionColumns, TextEncoder
 
 
 class EagleHead(Section):
-    """One layer that guesses the target's next state (EAGLE-2)."""
+    """One layer that predicts the target's next state (EAGLE-2)."""
 
     kind: Literal["eagle"] = "eagle"
-    """`eagle` or `medusa`."""
 
 
 class MedusaHead(Section):
-    """Heads that each guess one token further ahead."""
+    """Medusa heads, each for one token further ahead."""
 
     kind: Literal["medusa"] = "medusa"
-    """`eagle` or `medusa`."""
     num_heads: Annotated[int, Field(ge=1, le=16)] = 4
-    """Of Medusa."""
+    """Number of Medusa heads."""
 
 
-class ImageColumns(Section):
+class ImageColumns(ConditionColumns):
     """Columns with a row's image or codes, and with its condition."""
 
     codes: str | None = None
     """VQ codes in raster order; without it the row's picture is encoded by `image.vq`."""
-    features: str | None = None
-    """Ready text features; without it `prompt` is encoded by `image.condition`."""
-    features_dtype: Literal["float32", "float16", "bfloat16"] = "float32"
-    """What the bytes of a features column hold."""
-    label: str | None = None
-    """The class, for class-conditional targets."""
 
 
 class ImageTeaching(Section):
-    """A target that makes images: how rows become codes and conditions, and how conditions are taken away."""
+    """Training on images: codes and conditions of rows, and how often conditions are dropped."""
 
     columns: ImageColumns = ImageColumns()
     vq: Weights | None = None
-    """The VQ model: `path`, `revision`, `dtype`, `device`; pictures are cut to a square around the middle."""
+    """The VQ model: `path`, `revision`, `dtype`, `device`; images are center-cropped to a square."""
     condition: TextEncoder | None = None
-    """The T5: as above, and `truncate`."""
+    """The T5 encoder: as above, and `truncate`."""
     null_share: Annotated[float, Field(ge=0.0, le=1.0)] = 0.1
-    """The share of rows whose condition is taken away."""
+    """Share of rows whose condition is dropped."""
     teach_first_draft: bool = True
-    """Whether the draft behind the first code is taught."""
+    """Whether the draft after the first code is trained."""
 
     @model_validator(mode="after")
     def _one_of_each(self) -> ImageTeaching:
@@ -64,48 +56,48 @@ class ImageTeaching(Section):
 
 
 class Teaching(Section):
-    """What is shown, how often, how fast. The defaults of optimisation are those of LANTERN's public code."""
+    """Rows, optimisation and evaluation. The defaults of optimisation are those of LANTERN's public code."""
 
     num_steps: Annotated[int, Field(ge=1)] = 2000
-    """Batches."""
+    """Number of batches."""
     batch_rows: Annotated[int, Field(ge=1, le=4096)] = 16
     """Rows of a batch, over all workers together."""
     learning_rate: Annotated[float, Field(gt=0.0, le=1.0)] = 1e-4
-    """At its highest."""
+    """Highest learning rate."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Steps over which it rises."""
+    """Steps over which the learning rate rises."""
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    """How it falls afterwards, to 0 at the last step: `linear`, `cosine`, or `constant`."""
+    """Decay to 0 at the last step: `linear` or `cosine`; `constant` is none."""
     beta1: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.9
-    """Of AdamW."""
+    """β₁ of AdamW."""
     beta2: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.95
-    """Of AdamW."""
+    """β₂ of AdamW."""
     weight_decay: Annotated[float, Field(ge=0.0, le=1.0)] = 0.01
-    """Of AdamW."""
+    """Weight decay of AdamW."""
     clip: Literal["value", "norm", "none"] = "value"
-    """Bounds every gradient by itself (`value`), or the `norm` of all; `none`."""
+    """Clips each gradient (`value`), the `norm` of all, or `none`."""
     clip_limit: Annotated[float, Field(gt=0.0)] = 0.5
-    """The bound."""
+    """Bound of `clip`."""
     feature_noise: Annotated[float, Field(ge=0.0)] = 0.2
     """Width of the noise on EAGLE's features."""
     noise_tokens: Annotated[int, Field(ge=1)] | None = 512
-    """The noise is scaled by this over the row's length; null leaves it as it is."""
+    """The noise is scaled by this over the row's length; `null` does not scale it."""
     max_rows: Annotated[int, Field(ge=2)] | None = None
-    """Only the first rows of the source."""
+    """Most rows of the source."""
     shuffle_rows: Annotated[int, Field(ge=1)] = 4096
-    """Rows held to be shuffled."""
+    """Rows of the shuffle buffer."""
     held_out_share: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.05
-    """The share that is never learned from."""
+    """Share of rows that are held out from training."""
     held_out_rows: Annotated[int, Field(ge=1)] = 64
-    """How many of those are measured."""
+    """Most held-out rows that are measured."""
     max_tokens: Annotated[int, Field(ge=16)] = 1024
-    """Longer rows are left out."""
+    """Longer rows are skipped."""
     measure_every_steps: Annotated[int, Field(ge=1)] = 500
-    """How often accuracy is measured."""
+    """Steps between measurements of accuracy."""
     keep: Literal["best", "last"] = "best"
-    """Which weights are written: `best` or `last`."""
+    """Weights that are written: `best` or `last`."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Of everything random."""
+    """Seed of initial weights, shuffling and noise."""
 
     @model_validator(mode="after")
     def _steps(self) -> Teaching:
@@ -115,18 +107,18 @@ class Teaching(Section):
 
 
 class Acceptance(Section):
-    """How the finished head is tried in decoding on held-out prompts, exact acceptance, a tree of 25 nodes."""
+    """Decoding of held-out prompts with the trained head, exact acceptance and a tree of 25 nodes."""
 
     num_rows: Annotated[int, Field(ge=0)] = 16
     """Held-out prompts decoded at the end; 0 for none."""
     max_new_tokens: Annotated[int, Field(ge=2)] = 128
-    """Of a text; images are made whole."""
+    """Longest text; images are always complete."""
     temperature: Annotated[float, Field(ge=0.0, le=100.0)] = 0.0
     """As `sampling.temperature`."""
     top_k: Annotated[int, Field(ge=0, lt=2**31)] = 0
     """As `sampling.top_k`."""
     guidance_scale: Annotated[float, Field(ge=0.0, le=1000.0)] = 1.0
-    """Of images."""
+    """Guidance scale of images."""
 
 
 class Workers(Section):
@@ -135,52 +127,47 @@ class Workers(Section):
     count: Annotated[int, Field(ge=1, le=1024)] = 1
     """Processes that share every batch."""
     num_gpus: Annotated[float, Field(ge=0.0)] = 0.0
-    """Of each, under Ray."""
+    """GPUs of each worker under Ray."""
     torch_threads: Annotated[int, Field(ge=1)] | None = None
-    """Of each."""
+    """Torch threads of each worker."""
     max_forward_rows: Annotated[int, Field(ge=1)] = 16
-    """Rows that one runs at once, which bounds memory."""
+    """Rows in one forward of a worker, which bounds memory."""
     read_ahead_batches: Annotated[int, Field(ge=1, le=64)] = 2
-    """Batches decoded ahead."""
+    """Batches that are decoded ahead."""
     checkpoint_every_s: Annotated[float, Field(ge=0.0)] = 300.0
     """Seconds between checkpoints."""
     max_failures: Annotated[int, Field(ge=0)] = 3
-    """How often dead workers are started again."""
+    """Most restarts of dead workers."""
     ray_address: str = "local"
     """As `job.ray_address`."""
 
 
 class TrainingOutput(Section):
-    """Where the head goes."""
+    """Where the head is written."""
 
     path: Place
     """The head's folder."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """What the head is written in; `auto` is the target's type."""
+    """Type of the written weights; `auto` is the target's type."""
 
 
 class TrainDrafterJob(Section):
     """A whole training job."""
 
     source: Source
-    prompt: Prompt = Prompt(text="")
+    prompt: Annotated[Prompt, SHORT_PROMPT] = Prompt(text="")
     answer_column: str | None = None
     """The column with the text that the drafter learns to predict; set it or `image`."""
     answer_prefix: str = " "
     """Text between the rendered prompt and the answer, as the target generates it."""
     image: ImageTeaching | None = None
-    """In place of `answer_column`: the target makes images."""
+    """In place of `answer_column`, for a target that generates images."""
     target: Checkpoint
     head: Annotated[EagleHead | MedusaHead, Field(discriminator="kind")] = EagleHead()
     training: Teaching = Teaching()
     acceptance: Acceptance = Acceptance()
     workers: Workers = Workers()
     output: TrainingOutput
-
-    @field_validator("prompt", mode="before")
-    @classmethod
-    def _short_prompt(cls, value: Any) -> Any:
-        return {"text": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _text_or_image(self) -> TrainDrafterJob:

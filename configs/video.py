@@ -15,14 +15,14 @@ class Video(Section):
     """How videos become clips of frames."""
 
     decoder: Literal["auto", "decord", "pyav", "torchcodec"] = "auto"
-    """`auto` (decord for files in which it finds the right frames, PyAV for all others), `decord`, `pyav`, `torchcodec`
-    (not among the dependencies)."""
+    """`auto` (decord for files whose frames it finds exactly, otherwise PyAV), `decord`, `pyav`, `torchcodec` (not a
+    dependency)."""
     num_frames: Annotated[int, Field(ge=1, le=4096)] | None = None
     """Frames of a clip, evenly spaced, first and last among them; 8 if neither `fps` nor `timestamps_s` is set."""
     fps: Annotated[float, Field(gt=0.0, le=240.0)] | None = None
     """Or: frames per second."""
     max_frames: Annotated[int, Field(ge=1, le=4096)] = 64
-    """Of a clip sampled by `fps`; a longer one is sampled more thinly."""
+    """Most frames of a clip sampled by `fps`; a longer one gets fewer frames per second."""
     timestamps_s: tuple[Annotated[float, Field(ge=0.0)], ...] = ()
     """Or: the frames shown at these moments."""
     clip_s: Annotated[float, Field(ge=0.1)] | None = None
@@ -30,13 +30,13 @@ class Video(Section):
     max_video_bytes: Annotated[int, Field(ge=1)] = 2 * 1024**3
     """Larger videos are row errors."""
     max_decoded_bytes: Annotated[int, Field(ge=1)] = 1024**3
-    """So are videos whose shown frames come to more."""
+    """So are videos whose sampled frames have more bytes."""
     timeout_s: Annotated[float, Field(gt=0.0, le=3600.0)] = 60.0
     """So are videos that take longer to decode."""
     worker_max_videos: Annotated[int, Field(ge=1)] = 200
-    """After so many videos the decoders' process is replaced, because native decoders leak."""
+    """Videos after which the decoding process is replaced, because native decoders leak."""
     worker_max_bytes: Annotated[int, Field(ge=64 * 1024**2)] = 1024**3
-    """What that process may take beside its libraries; it is replaced at half of it."""
+    """Memory of that process besides its libraries; it is replaced at half of it."""
 
     @model_validator(mode="after")
     def _one_sampling(self) -> Video:

@@ -124,7 +124,8 @@ class Completion:
     """Result of one request: tokens (with EOS if drawn), text and telemetry, or an error.
 
     `mean_logprob` is the mean natural-log probability of the kept tokens under the target before temperature and
-    filters. `finish_reason` is one of `FINISH_REASONS`: "stop" (EOS), "length", "stop_string", "error".
+    filters. `finish_reason` is one of `FINISH_REASONS`: "stop" (EOS), "length", "stop_string", "error". `method` is set
+    only in a trial of methods.
     """
 
     sample_id: str
@@ -136,3 +137,4 @@ class Completion:
     num_visual_tokens: int = 0
     telemetry: Telemetry = field(default_factory=Telemetry)
     error: RequestError | None = None
+    method: str = ""

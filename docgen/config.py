@@ -74,7 +74,8 @@ def _walk(
     """Path, kind, default and description of every leaf; a section inside itself is listed once."""
     for name, field in model.model_fields.items():
         found = [inner for inner in _sections_in(field.annotation) if inner not in above]
-        described = " ".join((field.description or "").split())
+        meaning = field.description or (name == "kind" and model.__doc__) or ""
+        described = " ".join(meaning.split())
         if name == "kind" and _choice_of(model):
             yield prefix + name, kind, "default" if model.__name__ in _default_kinds() else "", described
         elif not found:

@@ -15,23 +15,22 @@ import numpy as np
 from actors.choice import Standing
 
 FULL_SHARE = 0.9
-"""A step counts when so many of the rows are in slots that were there at most."""
+"""Share of a block's most rows in slots from which on a step counts."""
 FAR_OFF = 8.0
-"""A step does not count that is late by so many times what steps are off in the median: something else held it up."""
+"""Steps later than the fit by this multiple of the median deviation are outliers, if there are enough steps."""
 MIN_TRIMMED_STEPS = 20
-"""Steps from which on a block may have such."""
 NUM_REFITS = 3
 LEAST_OFF_S = 1e-9
 LEAST_NOISE = 0.005
-"""Deviation of the logarithm of one block's time; few blocks may agree better by chance."""
-# Student's t for 95 %, by degrees of freedom; beyond the table, the next smaller one in it.
+"""Least deviation of the logarithm of a block's time; few blocks may agree better by chance."""
+# Student's t for 95 %, by degrees of freedom.
 T_95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
 T_95 |= {12: 2.179, 15: 2.131, 20: 2.086, 30: 2.042, 60: 2.000, 120: 1.980}
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of an engine: its seconds, the rows that were in slots, and how many of them had just come in."""
+    """One step of an engine: seconds, rows in slots, and how many of them it admitted."""
 
     seconds: float
     num_active: int
@@ -40,7 +39,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Row:
-    """A row with a text: its tokens after the first, its steps, and how many rows were in slots at them on average."""
+    """A decoded row: its tokens after the first, its steps, and the mean number of rows in slots during them."""
 
     num_tokens: int
     num_steps: int
@@ -49,7 +48,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Block:
-    """What one candidate took in one round: seconds to admit a row, and for each of its further tokens."""
+    """Times of one candidate in one round: seconds to admit a row, and per token after its first."""
 
     candidate: str
     round: int
@@ -60,18 +59,18 @@ class Block:
     num_rows: int
 
     def sample_s(self, tokens_per_sample: float) -> float:
-        """Engine seconds of one sample that draws so many tokens after its first."""
+        """Engine seconds of one sample with so many tokens after its first."""
         return self.admit_s + tokens_per_sample * self.token_s
 
 
 @dataclass
 class Recorder:
-    """Gathers one block: steps as they are made, and rows as they finish."""
+    """Records the steps and the finished rows of one block."""
 
     candidate: str
     round: int
     by_load: bool = False
-    """Whether the candidate's drafts depend on how many rows there are, so that only rows among many count."""
+    """Whether drafts depend on the number of rows, so that only rows at full slots count for acceptance."""
     num_submitted: int = 0
     rows: list[Row] = field(default_factory=list)
     is_over: bool = False
@@ -95,11 +94,10 @@ class Recorder:
 
     @property
     def num_full_steps(self) -> int:
-        """Steps that count."""
         return len(self._full())
 
     def block(self) -> Block | None:
-        """The measure of this block; None where no row or no step can be counted."""
+        """The times of this block; None without a row."""
         steps = self._full()
         if not steps or not self.rows:
             return None
@@ -113,7 +111,7 @@ class Recorder:
         return Block(self.candidate, self.round, admit_s, token_s, length, len(self.rows))
 
     def _full(self) -> list[Step]:
-        """Steps with as many rows as there ever were; not the first one, which prepares what all others use."""
+        """Steps at full slots, without the first one, which includes one-time preparations."""
         most = max((step.num_active for step in self.steps), default=0)
         later = self.steps[1:] or self.steps
         return [step for step in later if step.num_active >= FULL_SHARE * most]
@@ -135,23 +133,18 @@ def fit_steps(steps: Sequence[Step]) -> tuple[float, float]:
 
 
 class Comparison:
-    """Blocks of all candidates, fitted as candidate × round: what changes for all of them between rounds cancels.
-
-    log(seconds) = a[candidate] + b[round] + noise, by least squares; candidates may have left after any round.
-    """
+    """Fits log(seconds) = a[candidate] + b[round] + noise to blocks by least squares, so that changes between rounds
+    that affect all candidates cancel. Candidates may leave after any round."""
 
     def __init__(self, blocks: Sequence[Block], tokens_per_sample: float) -> None:
         self.blocks = tuple(blocks)
         self.names = tuple(dict.fromkeys(block.candidate for block in blocks))
         rounds = sorted({block.round for block in blocks})
         values = np.log([max(block.sample_s(tokens_per_sample), 1e-12) for block in blocks])
-        factors = np.zeros((len(blocks), len(self.names) + len(rounds) - 1))
-        for row, block in enumerate(blocks):
-            factors[row, self.names.index(block.candidate)] = 1.0
-            if block.round == rounds[-1]:  # round effects add up to zero
-                factors[row, len(self.names) :] = -1.0
-            else:
-                factors[row, len(self.names) + rounds.index(block.round)] = 1.0
+        is_candidate = np.array([[float(block.candidate == name) for name in self.names] for block in blocks])
+        is_round = np.array([[float(block.round == number) for number in rounds] for block in blocks])
+        # Round effects add up to zero.
+        factors = np.hstack([is_candidate, is_round[:, :-1] - is_round[:, -1:]])
         found, _, rank, _ = np.linalg.lstsq(factors, values, rcond=None)
         self._effects = found[: len(self.names)]
         self._spread = np.linalg.pinv(factors.T @ factors)[: len(self.names), : len(self.names)]
@@ -159,7 +152,8 @@ class Comparison:
         self._width = math.inf
         if freedom > 0:
             noise = float(np.sum((values - factors @ found) ** 2)) / freedom
-            self._width = _student(freedom) * max(LEAST_NOISE, math.sqrt(noise))
+            student = T_95[max(known for known in T_95 if known <= freedom)]
+            self._width = student * max(LEAST_NOISE, math.sqrt(noise))
 
     @property
     def best(self) -> str:
@@ -167,29 +161,29 @@ class Comparison:
         return self.names[int(np.argmin(self._effects))]
 
     def slowdown(self, name: str) -> float:
-        """How many times the best one's time this candidate takes."""
+        """This candidate's time as a multiple of the best one's."""
         return math.exp(self._contrast(name)[0])
 
     def is_slower(self, name: str) -> bool:
         """Whether the confidence interval of the difference to the best method is above zero."""
         difference, margin = self._contrast(name)
-        return difference > 0 and difference - margin > 0
+        return difference > max(0.0, margin)
 
     def standing(self, name: str, note: str = "") -> Standing:
-        """A candidate's time with its interval, and what its blocks saw."""
+        """A candidate's time with its interval, acceptance length and rows."""
         place = self.names.index(name)
-        own = [block for block in self.blocks if block.candidate == name]
+        blocks = [block for block in self.blocks if block.candidate == name]
         value = math.exp(self._effects[place])
         low = high = None
         if math.isfinite(self._width):
             margin = self._width * math.sqrt(max(0.0, self._spread[place, place]))
             low, high = value * math.exp(-margin), value * math.exp(margin)
-        num_rows = sum(block.num_rows for block in own)
-        length = sum(block.acceptance_length * block.num_rows for block in own) / num_rows
+        num_rows = sum(block.num_rows for block in blocks)
+        length = sum(block.acceptance_length * block.num_rows for block in blocks) / num_rows
         return Standing(name, value, low, high, length, num_rows, note)
 
     def _contrast(self, name: str) -> tuple[float, float]:
-        """The difference of the logarithms to the best one, and the half width of its interval."""
+        """The logarithmic difference to the best candidate, and half the width of its interval."""
         place, best = self.names.index(name), self.names.index(self.best)
         if place == best:
             return 0.0, 0.0
@@ -199,14 +193,9 @@ class Comparison:
 
 
 def acceptance_band(blocks: Sequence[Block], name: str, least_share: float) -> tuple[float, float]:
-    """The acceptance lengths that a candidate's blocks lead one to expect: three deviations, and `least_share` at
-    least."""
+    """Range of a candidate's acceptance length over its blocks: mean ± three deviations, at least `least_share`."""
     lengths = np.asarray([block.acceptance_length for block in blocks if block.candidate == name])
     middle = float(lengths.mean())
     deviation = float(lengths.std(ddof=1)) if len(lengths) > 1 else 0.0
     reach = max(least_share * middle, 3 * deviation)
     return middle - reach, middle + reach
-
-
-def _student(freedom: int) -> float:
-    return T_95[max(known for known in T_95 if known <= freedom)]

@@ -7,23 +7,26 @@ tokens, so every row is decoded once.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 from actors.auto.comparison import Block, Comparison, Recorder, Row, Step, acceptance_band
-from actors.choice import CHOSEN, SLOWER, WITHIN, Choice, Standing, TriedCompletion
-from actors.serving.recovery import RecoveringEngine, is_out_of_memory, release_memory
-from decoding.scheduling.queue import Group, RequestQueue
+from actors.choice import CHOSEN, SLOWER, WITHIN, Choice, Standing
+from actors.serving.engine_thread import SteppedEngine
+from actors.serving.recovery import QueuedEngine, RecoveringEngine, is_out_of_memory, release_memory
+from configs.method import Method
+from decoding.scheduling.queue import RequestQueue
 from decoding.types import Completion, Request
 
 logger = logging.getLogger(__name__)
 
 MIN_BLOCK_ROWS = 16
 SLOTS_PER_BLOCK = 2
-"""Least rows of a block per slot: the first fill all slots at once, the others come one by one."""
+"""Least rows of a block per slot: the first ones fill all slots at once, the others follow one by one."""
 MIN_FULL_STEPS = 24
 """Steps at full slots that a block should have; short outputs need more rows for them."""
 MAX_LONGER = 4
@@ -51,7 +54,7 @@ class Candidate:
     by_load: bool = False
 
 
-class Trial:
+class Trial(QueuedEngine):
     """An engine that uses one of several methods at a time; `candidates` by name, the first without a drafter.
 
     At most one candidate's engine exists, so that each has all memory and slots; a change waits until started rows have
@@ -77,21 +80,9 @@ class Trial:
         self._engine: RecoveringEngine | None = None
         self._made = ""
         self._dropped: dict[str, str] = {}
-        self._choices: tuple[Choice, ...] = ()
+        self.choices: tuple[Choice, ...] = ()  # results of all trials so far; read by other threads
         self._begin("first rows")
         self._take_turn()
-
-    # --- engine interface ------------------------------------------------------------------------------------------
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a row is unfinished."""
-        return self.queue.num_unfinished > 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Rows that have not started."""
-        return len(self.queue.waiting(Group.NEW))
 
     @property
     def num_free_slots(self) -> int:
@@ -99,19 +90,6 @@ class Trial:
         if self._is_changing and self.queue.num_started:
             return 0
         return max(0, self._slots[self._turn] - self.queue.num_unfinished)
-
-    @property
-    def choices(self) -> tuple[Choice, ...]:
-        """Results of all trials so far. Thread-safe."""
-        return self._choices
-
-    def submit(self, request: Request) -> None:
-        """Queue a row."""
-        self.queue.submit(request)
-
-    def expect(self, requests: Iterable[Request]) -> None:
-        """See `RequestQueue.expect`."""
-        self.queue.expect(requests)
 
     def step(self) -> list[Completion]:
         """One step of the current engine; returns the rows that finished."""
@@ -129,7 +107,7 @@ class Trial:
         self._slots[name] = engine.num_slots
         if name == self._turn:
             self._count(done)
-        return [_named(completion, name) for completion in done]
+        return [replace(completion, method=name) for completion in done]
 
     # --- admission policy ------------------------------------------------------------------------------------------
 
@@ -226,7 +204,7 @@ class Trial:
         return [Comparison(part, self._num_tokens / self._num_rows) for part in parts if part]
 
     def _judge(self) -> None:
-        """Drop candidates that are clearly slower than the best."""
+        """Remove candidates that are clearly slower than the best from this trial."""
         if not self._blocks:
             return
         found = self._comparisons()[-1]
@@ -242,7 +220,7 @@ class Trial:
         notes = {**self._out, **self._dropped}
         standings: dict[str, Standing] = {}
         self._turn = next(iter(self._racing), next(iter(self._candidates)))
-        for found in self._comparisons() if self._blocks else ():
+        for found in self._comparisons():
             racing = [name for name in found.names if name in self._racing]
             self._turn = min(racing, key=found.slowdown, default=self._turn)
             standings |= {name: found.standing(name, notes.get(name, WITHIN)) for name in found.names}
@@ -255,7 +233,7 @@ class Trial:
         ordered = sorted(standings.values(), key=lambda one: (one.sample_s is None, one.sample_s or 0.0))
         tokens = self._num_tokens / self._num_rows if self._num_rows else 0.0
         choice = Choice(self._turn, self._reason, self._num_rows, self._num_rounds, tokens, tuple(ordered))
-        self._choices = (*self._choices, choice)
+        self.choices = (*self.choices, choice)
         self._num_rows_since = self._num_windows_off = 0
         self._window = self._recorder()
         logger.info("keeping the method %s: %s", self._turn, choice)
@@ -304,8 +282,8 @@ class Trial:
         if len(self._window.rows) < self._block_rows:
             return
         window, self._window = self._window, self._recorder()
-        num_rechecks = len(self._choices) - 1
-        num_tried = max(1, self._choices[-1].num_rows)
+        num_rechecks = len(self.choices) - 1
+        num_tried = max(1, self.choices[-1].num_rows)
         if num_rechecks >= self._max_rechecks or len(self._candidates) - len(self._dropped) < 2:
             return
         if not self._candidates[self._turn].drafts:
@@ -324,6 +302,24 @@ def block_rows(slots: int) -> int:
     return max(MIN_BLOCK_ROWS, SLOTS_PER_BLOCK * slots)
 
 
-def _named(completion: Completion, method: str) -> TriedCompletion:
-    values = {field.name: getattr(completion, field.name) for field in fields(Completion)}
-    return TriedCompletion(**values, method=method)
+def make_engine(
+    method: Method, slots: int, make: Callable[..., SteppedEngine], make_plain: Callable[[], SteppedEngine]
+) -> RecoveringEngine | Trial:
+    """An engine of at most `slots` slots that recovers, or a trial of the candidates of `method.auto`.
+
+    `make` builds an engine of a number of slots, with the method of the second argument if there is one; `make_plain`
+    builds one without a drafter.
+    """
+    if method.auto is None:
+        return RecoveringEngine(make, make_plain, slots)
+
+    def recovering(one: Method, num_slots: int, queue: RequestQueue) -> RecoveringEngine:
+        return RecoveringEngine(lambda slots: make(slots, one), make_plain, num_slots, queue)
+
+    candidates = {
+        one.label: Candidate(
+            functools.partial(recovering, one), one.drafter.kind != "none", one.controller.kind != "none"
+        )
+        for one in method.methods
+    }
+    return Trial(candidates, slots, method.auto.max_rounds, method.auto.max_rechecks)

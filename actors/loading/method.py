@@ -1,26 +1,26 @@
-"""From a method's four configured choices to its parts.
+"""Builds the parts of a method from its configuration.
 
-The one place where names in a YAML meet classes. Each family is a plain mapping from the schema's class to a maker.
+Each family maps a `kind` to a constructor, whose parameters are named as the keys of the section.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
 from actors.loading.vocabulary import slice_head, slice_medusa, slice_model
-from configs import acceptance as rules
-from configs import contexts as seen
-from configs import controllers
-from configs import drafters as heads
-from configs import method as choices
-from configs import trees as adaptive
+from configs import drafters as choices
+from configs.acceptance import LanternAcceptance
+from configs.contexts import EnsembleChoice
+from configs.load import ConfigError
+from configs.method import Method as MethodChoice
+from configs.section import Section
 from decoding.acceptance import Exact, Fly, Lantern, LanternResidual, LVSpec, RandomRelaxation, Rejection, Typical
 from decoding.contexts import Caption, Full, Pooled, Pruned, TextOnly, Unconditional
 from decoding.contracts import Acceptance, Context, Drafter, Method, TreePolicy
-from decoding.controllers.base import Controller, FixedDepth
+from decoding.controllers.base import FixedDepth
 from decoding.controllers.goodput import GoodputController
 from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
@@ -35,39 +35,48 @@ from models.heads.medusa import MedusaHeads
 from models.llamagen.neighbours import MAX_NEIGHBOURS, CodebookError, Proximity, cache_folder, neighbour_table
 from models.loading.checkpoints import CheckpointRef
 
-CONTEXTS: dict[type, Callable[[Any], Context]] = {
-    seen.FullContext: lambda _: Full(),
-    seen.TextOnlyContext: lambda _: TextOnly(),
-    seen.PooledContext: lambda _: Pooled(),
-    seen.PrunedContext: lambda c: Pruned(c.ratio, c.guidance, c.attention_share, c.positions),
-    seen.CaptionContext: lambda c: Caption(load_captioner(c), c.lead),
-}
-TREES: dict[type, Callable[[Any], TreePolicy]] = {
-    choices.ChainTree: lambda tree: Chain(tree.length),
-    choices.StaticTree: lambda tree: StaticTree(static_paths(tree)),
-    choices.DynamicTree: lambda tree: DynamicTree(tree.top_k, tree.depth, tree.total_tokens),
-    adaptive.SageTree: lambda tree: build_sage(tree),
-}
-ACCEPTANCES: dict[type, Callable[[Any], Acceptance]] = {
-    rules.ExactAcceptance: lambda _: Exact(),
-    rules.RejectionAcceptance: lambda _: Rejection(),
-    rules.LVSpecAcceptance: lambda rule: LVSpec(rule.loose, rule.top_visual, rule.position_shift, rule.relevance_of),
-    rules.FlyAcceptance: lambda rule: Fly(rule.min_entropy, rule.window, rule.top, rule.block_end),
-    rules.RandomAcceptance: lambda rule: RandomRelaxation(rule.probability),
-    rules.TypicalAcceptance: lambda rule: Typical(rule.epsilon, rule.alpha, rule.temperature),
-}
+DrafterModel = TargetModel | EagleNetwork | MedusaHeads
 
-CONTROLLERS: dict[type, Callable[[Any, TreePolicy], Controller]] = {
-    controllers.NoController: lambda *_: FixedDepth(),
-    controllers.MeasuredController: lambda choice, tree: GoodputController(tree.max_levels, choice.max_exploration),
+
+def _static(name: str | None, branching: tuple[int, ...], paths: tuple[tuple[int, ...], ...]) -> StaticTree:
+    return StaticTree(NAMED_PATHS[name] if name is not None else paths or branching_paths(branching))
+
+
+def _sage(growth: str, first_paths: tuple[tuple[int, ...], ...], **settings: Any) -> TreePolicy:
+    if growth == "online":
+        return OnlineSageTree(SageSettings(**settings))
+    return SageTree(SageSettings(**settings), first_paths or SPECVLM_PATHS)
+
+
+def _caption(path: str, revision: str | None, lead: str, **options: Any) -> Caption:
+    return Caption(Captioner.load(CheckpointRef(path, revision), **options), lead)
+
+
+CONTEXTS: dict[str, Callable[..., Context]] = {
+    "full": Full,
+    "text_only": TextOnly,
+    "pooled": Pooled,
+    "pruned": Pruned,
+    "caption": _caption,
+}
+TREES: dict[str, Callable[..., TreePolicy]] = {
+    "chain": Chain,
+    "static": _static,
+    "dynamic": DynamicTree,
+    "sage": _sage,
+}
+ACCEPTANCES: dict[str, Callable[..., Acceptance]] = {
+    "exact": Exact,
+    "rejection": Rejection,
+    "lvspec": LVSpec,
+    "fly": Fly,
+    "random": RandomRelaxation,
+    "typical": Typical,
 }
 
 
 def build_method(
-    config: choices.Method,
-    drafter_model: TargetModel | EagleNetwork | MedusaHeads | None,
-    target: TargetModel,
-    codebook: Tensor | None = None,
+    config: MethodChoice, drafter_model: DrafterModel | None, target: TargetModel, codebook: Tensor | None = None
 ) -> Method:
     """Parts of a method for one engine over `target`. Parts hold state per slot, so each engine needs its own.
 
@@ -77,39 +86,16 @@ def build_method(
         CodebookError: the codebook does not belong to the target, or is too small for the rule.
         ConfigError: the drafter has none of the draft vocabulary, or no output layer with rows.
     """
-    drafter: Drafter
-    if isinstance(config.drafter, choices.NoDrafter):
-        drafter = NoDrafter()
-    elif isinstance(config.drafter, heads.EagleDrafter):
-        assert isinstance(drafter_model, EagleNetwork)
-        head = slice_head(target.head, config.drafter.vocabulary, target)
-        drafter = EagleDrafter(drafter_model, head, target.num_lanes, _head_merge(target))
-    elif isinstance(config.drafter, heads.MedusaDrafter):
-        assert isinstance(drafter_model, MedusaHeads)
-        medusa = slice_medusa(drafter_model, config.drafter.vocabulary, target)
-        drafter = MedusaDrafter(medusa, target.num_lanes, _head_merge(target))
-    elif isinstance(config.drafter, heads.LookupDrafter):
-        choice = config.drafter
-        drafter = LookupDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, choice.match)
+    if isinstance(config.acceptance, LanternAcceptance):
+        assert codebook is not None, "the schema requires a codebook for the acceptance 'lantern'"
+        rule: Acceptance = build_lantern(config.acceptance, codebook, target.vocab_size)
     else:
-        assert drafter_model is not None, "the schema lets no drafter 'model' through without model.drafter"
-        assert not isinstance(drafter_model, (EagleNetwork, MedusaHeads))
-        contexts = [CONTEXTS[type(context)](context) for context in config.contexts]
-        merge = _merge(config.drafter.ensemble, len(contexts))
-        if target.num_lanes > 1:
-            assert len(contexts) == 1, "the schema lets no ensemble through for an image model"
-            # The drafter of a guided target has the same lanes as the target.
-            contexts, merge = [*contexts, Unconditional()], Guided()
-        model = slice_model(drafter_model, config.drafter.vocabulary, target)
-        drafter = ModelDrafter(model, contexts, target.vocab_size, merge)
-    rule: Acceptance
-    if isinstance(config.acceptance, rules.LanternAcceptance):
-        assert codebook is not None, "the schema lets no acceptance 'lantern' through without a codebook"
-        rule = build_lantern(config.acceptance, codebook, target.vocab_size)
-    else:
-        rule = ACCEPTANCES[type(config.acceptance)](config.acceptance)
+        rule = _build(ACCEPTANCES, config.acceptance)
     tree = build_tree(config)
-    return Method(drafter, tree, rule, CONTROLLERS[type(config.controller)](config.controller, tree))
+    controller: FixedDepth | GoodputController = FixedDepth()
+    if config.controller.kind == "measured":
+        controller = GoodputController(tree.max_levels, config.controller.max_exploration)
+    return Method(_drafter(config, drafter_model, target), tree, rule, controller)
 
 
 def plain_method() -> Method:
@@ -117,23 +103,30 @@ def plain_method() -> Method:
     return Method(NoDrafter(), Chain(1), Exact())
 
 
-def build_lantern(choice: rules.LanternAcceptance, codebook: Tensor, vocab_size: int) -> Lantern:
-    """LANTERN's rule with the neighbours of a codebook (V, code_dim), which are looked up or made.
+def build_tree(config: MethodChoice) -> TreePolicy:
+    """The tree policy alone."""
+    return _build(TREES, config.tree)
+
+
+def num_medusa_levels(config: MethodChoice) -> int:
+    """Levels of the deepest tree that Medusa heads draft, one level per head."""
+    drafting = [one for one in config.methods if one.drafter.kind == "medusa"]
+    return max((build_tree(one).max_levels for one in drafting), default=0)
+
+
+def build_lantern(choice: LanternAcceptance, codebook: Tensor, vocab_size: int) -> Lantern:
+    """LANTERN's rule with the neighbours of a codebook (V, code_dim), from the cache or computed.
 
     Raises:
-        CodebookError: the codebook has other codes than the target, or fewer than k.
+        CodebookError: the codebook has other codes than the target.
+        ConfigError: it has fewer than k.
     """
     num_codes = codebook.shape[0]
     if num_codes != vocab_size:
         raise CodebookError(
             f"the codebook has {num_codes} codes, but the target draws from {vocab_size}: they do not belong together"
         )
-    num_others = choice.k - 1 if choice.k_counts_draft else choice.k
-    if num_others > num_codes - 1:
-        raise CodebookError(
-            f"method.acceptance.k {choice.k} asks for {num_others} neighbours, and a codebook of {num_codes} codes has "
-            f"{num_codes - 1}; take a smaller k"
-        )
+    check_neighbours(choice, num_codes)
     proximity = Proximity(choice.metric, choice.codebook == "normalised", choice.seed)
     # As many as are ever kept, so that all k share one table.
     table = neighbour_table(codebook, min(num_codes - 1, MAX_NEIGHBOURS), proximity, cache_folder())
@@ -141,44 +134,41 @@ def build_lantern(choice: rules.LanternAcceptance, codebook: Tensor, vocab_size:
     return Lantern(*options) if choice.draw == "coupled" else LanternResidual(*options, choice.draw)
 
 
-def static_paths(choice: choices.StaticTree) -> Sequence[tuple[int, ...]]:
-    """The paths of a static tree."""
-    if choice.name is not None:
-        return NAMED_PATHS[choice.name]
-    return choice.paths or branching_paths(choice.branching)
+def check_neighbours(choice: LanternAcceptance, num_codes: int) -> None:
+    """Raise ConfigError if a codebook has too few codes for `k`."""
+    num_others = choice.k - 1 if choice.k_counts_draft else choice.k
+    if num_others > num_codes - 1:
+        raise ConfigError(
+            f"method.acceptance.k: {choice.k} asks for {num_others} neighbours of a code, and a codebook of "
+            f"{num_codes} codes has {num_codes - 1}; take a smaller k"
+        )
 
 
-def build_tree(config: choices.Method) -> TreePolicy:
-    """The tree policy alone."""
-    return TREES[type(config.tree)](config.tree)
+def _build(family: dict[str, Callable[..., Any]], choice: Section) -> Any:
+    options = choice.model_dump()
+    return family[options.pop("kind")](**options)
 
 
-def num_medusa_levels(config: choices.Method) -> int:
-    """How deep the deepest tree is that Medusa heads have to fill, one level for each head."""
-    drafting = [one for one in config.methods if isinstance(one.drafter, heads.MedusaDrafter)]
-    return max((build_tree(one).max_levels for one in drafting), default=0)
-
-
-def build_sage(choice: adaptive.SageTree) -> TreePolicy:
-    """SAGE's policy, planned or online."""
-    settings = SageSettings(**choice.model_dump(exclude={"kind", "growth", "first_paths"}))
-    if choice.growth == "online":
-        return OnlineSageTree(settings)
-    return SageTree(settings, choice.first_paths or SPECVLM_PATHS)
-
-
-def load_captioner(choice: seen.CaptionContext) -> Captioner:
-    """The small model behind a caption context."""
-    ref = CheckpointRef(choice.path, choice.revision)
-    return Captioner.load(ref, choice.prompt, choice.dtype, choice.device, choice.num_beams, choice.max_new_tokens)
-
-
-def _head_merge(target: TargetModel) -> Merge:
-    """A head has the target's own lanes."""
-    return SingleLane() if target.num_lanes == 1 else Guided()
-
-
-def _merge(choice: seen.EnsembleChoice | None, num_lanes: int) -> Merge:
-    if num_lanes == 1:
-        return SingleLane()
-    return Ensemble(EnsembleOptions(**(choice or seen.EnsembleChoice()).model_dump()))
+def _drafter(config: MethodChoice, model: DrafterModel | None, target: TargetModel) -> Drafter:
+    choice = config.drafter
+    merge: Merge = SingleLane() if target.num_lanes == 1 else Guided()
+    if isinstance(choice, choices.NoDrafter):
+        return NoDrafter()
+    if isinstance(choice, choices.LookupDrafter):
+        return LookupDrafter(choice.min_ngram_tokens, choice.max_ngram_tokens, choice.match)
+    if isinstance(choice, choices.EagleDrafter):
+        assert isinstance(model, EagleNetwork)
+        return EagleDrafter(model, slice_head(target.head, choice.vocabulary, target), target.num_lanes, merge)
+    if isinstance(choice, choices.MedusaDrafter):
+        assert isinstance(model, MedusaHeads)
+        return MedusaDrafter(slice_medusa(model, choice.vocabulary, target), target.num_lanes, merge)
+    assert model is not None, "the schema requires model.drafter for the drafter 'model'"
+    assert not isinstance(model, (EagleNetwork, MedusaHeads))
+    contexts: list[Context] = [_build(CONTEXTS, context) for context in config.contexts]
+    if target.num_lanes > 1:
+        assert len(contexts) == 1, "the schema allows no ensemble for an image model"
+        # The drafter of a guided target has the same lanes as the target.
+        contexts.append(Unconditional())
+    elif len(contexts) > 1:
+        merge = Ensemble(EnsembleOptions(**(choice.ensemble or EnsembleChoice()).model_dump()))
+    return ModelDrafter(slice_model(model, choice.vocabulary, target), contexts, target.vocab_size, merge)

@@ -19,10 +19,10 @@ NUM_NAMED_DIFFERENCES = 3
 
 
 def check_vocabulary(choice: DraftVocabulary, where: str, front_end: FrontEnd) -> str | None:
-    """Hold a list of tokens against the target's tokenizer; returns what identifies its content, None without a list.
+    """Compare a list of tokens with the target's tokenizer; returns a hash of its ids, None without a list.
 
     Raises:
-        ConfigError: it is missing or torn, or its ids mean other tokens; names the dotted path `where`.
+        ConfigError: it is missing or damaged, or its ids mean other tokens; names the dotted path `where`.
     """
     if choice.path is None:
         return None
@@ -31,14 +31,15 @@ def check_vocabulary(choice: DraftVocabulary, where: str, front_end: FrontEnd) -
     except VocabularyError as error:
         raise ConfigError(f"{where}.path: {error}") from None
     known = {number: token for token, number in front_end.tokenizer.get_vocab().items()}
-    wrong = [one for one in tokens if known.get(one.token_id) != one.token]
+    wrong = [
+        f"{one.token_id} is {one.token!r} there and {known.get(one.token_id)!r} for the target"
+        for one in tokens
+        if known.get(one.token_id) != one.token
+    ]
     if wrong:
-        named = "; ".join(
-            f"{one.token_id} is {one.token!r} there and {known.get(one.token_id)!r} for the target"
-            for one in wrong[:NUM_NAMED_DIFFERENCES]
-        )
         raise ConfigError(
-            f"{where}.path: {choice.path} was counted with another tokenizer: {len(wrong)} ids differ, e.g. id {named}"
+            f"{where}.path: {choice.path} was counted with another tokenizer: {len(wrong)} ids differ, e.g. id "
+            + "; ".join(wrong[:NUM_NAMED_DIFFERENCES])
         )
     return hashlib.sha256(" ".join(str(one.token_id) for one in tokens).encode()).hexdigest()[:16]
 
@@ -57,14 +58,12 @@ def drafted_ids(choice: DraftVocabulary, target: TargetModel, num_rows: int) -> 
         chosen = list(range(min(choice.size, most)))
     kept = sorted(number for number in {*chosen, *target.eos_ids} if number < most)
     if not kept:
-        raise ConfigError(
-            f"method.drafter.vocabulary: the drafter has {num_rows} tokens, and none of those that are chosen"
-        )
+        raise ConfigError(f"method.drafter.vocabulary: the drafter has {num_rows} tokens, and none of the chosen ones")
     return kept
 
 
 def slice_model(model: TargetModel, choice: DraftVocabulary | None, target: TargetModel) -> TargetModel:
-    """The same model with the chosen rows of its output layer; the model itself without a choice."""
+    """The model with the chosen rows of its output layer."""
     if choice is None:
         return model
     sliced = copy.copy(model)
@@ -73,25 +72,25 @@ def slice_model(model: TargetModel, choice: DraftVocabulary | None, target: Targ
 
 
 def slice_head(head: nn.Module, choice: DraftVocabulary | None, target: TargetModel) -> nn.Module:
-    """The chosen rows of an output layer, as wide as the target's; the layer itself without a choice."""
+    """The chosen rows of an output layer, as wide as the target's; the whole layer without a choice."""
     if choice is None:
         return head
     if not isinstance(head, nn.Linear):
         raise ConfigError(
-            f"method.drafter.vocabulary: the drafter's output layer is a {type(head).__name__}, of which no rows can "
-            "be kept apart; leave it out"
+            f"method.drafter.vocabulary: the drafter's output layer is a {type(head).__name__}, which cannot be "
+            "sliced; leave it out"
         )
     return SlicedHead.of(head, drafted_ids(choice, target, head.weight.shape[0]), target.vocab_size)
 
 
 def slice_medusa(heads: MedusaHeads, choice: DraftVocabulary | None, target: TargetModel) -> MedusaHeads:
-    """The same heads with the chosen rows of each one's output layer; the heads themselves without a choice."""
+    """Medusa heads with the chosen rows of their output layers."""
     if choice is None:
         return heads
-    return heads.with_outputs([slice_head(list(own.children())[-1], choice, target) for own in heads])
+    return heads.with_outputs([slice_head(list(head.children())[-1], choice, target) for head in heads])
 
 
 @lru_cache(maxsize=8)
 def _tokens(path: str) -> tuple[TokenCount, ...]:
-    """Read once in a process: an engine that is made anew must not find another list."""
+    """Cached, so that a rebuilt engine has the same list."""
     return tuple(read_tokens(path))

@@ -8,6 +8,7 @@ on, a row is decoded alone.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import queue
@@ -17,18 +18,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 from actors.choice import Choice
 from actors.serving.journal import ALONE_FROM_DEATHS
-from actors.serving.watchdog import Watchdog
 from decoding.scheduling.queue import Group, RequestQueue
 from decoding.types import Completion, Request
 
 logger = logging.getLogger(__name__)
 
 EXIT_STATUS_OF_A_DEAD_ENGINE = 1
+STDERR = 2
+REARM_SHARE = 0.1
+"""Share of the watchdog's limit between two restarts, each of which starts a thread."""
 
 
 class SteppedEngine(Protocol):
@@ -52,11 +55,8 @@ class SteppedEngine(Protocol):
 
 @dataclass(frozen=True)
 class Waits:
-    """Wait times of an engine from its first to its last batch.
-
-    `idle_s` without a row, `queued_s` decoding while further rows waited for a slot, `total_s` overall; `choices` are
-    the results of trials of methods.
-    """
+    """Wait times of an engine from its first to its last batch: `idle_s` without a row, `queued_s` decoding while
+    further rows waited for a slot, `total_s` overall; `choices` are the results of trials of methods."""
 
     idle_s: float = 0.0
     queued_s: float = 0.0
@@ -64,12 +64,7 @@ class Waits:
     choices: tuple[Choice, ...] = ()
 
     def __add__(self, other: Waits) -> Waits:
-        return Waits(
-            self.idle_s + other.idle_s,
-            self.queued_s + other.queued_s,
-            self.total_s + other.total_s,
-            self.choices + other.choices,
-        )
+        return Waits(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(self)))
 
     @property
     def actors_waited(self) -> float:
@@ -90,18 +85,50 @@ class Suspect:
     num_deaths: int
 
 
+class Watchdog:
+    """Ends the process (status 1), with a traceback, if `watch` or `rest` is not called again within `limit_s`.
+
+    `faulthandler` needs no GIL, so that hangs in native code end as well. One per process; late by a tenth at most.
+    """
+
+    def __init__(self, limit_s: float | None) -> None:
+        self._limit_s = limit_s
+        self._armed_s: float | None = None
+
+    def watch(self) -> None:
+        """Call before a step."""
+        if self._limit_s is None:
+            return
+        now_s = time.monotonic()
+        if self._armed_s is None or now_s - self._armed_s > REARM_SHARE * self._limit_s:
+            faulthandler.dump_traceback_later((1 + REARM_SHARE) * self._limit_s, exit=True, file=STDERR)
+            self._armed_s = now_s
+
+    def rest(self) -> None:
+        """Call when the engine is idle."""
+        if self._armed_s is not None:
+            faulthandler.cancel_dump_traceback_later()
+            self._armed_s = None
+
+
 @dataclass
 class _Batch:
-    """One caller's requests, the suspects among them, and the completions so far."""
+    """One caller's batch, and its completions so far by index."""
 
-    requests: Sequence[Request]
-    suspects: Mapping[int, Suspect] = field(default_factory=dict)
+    size: int
     future: Future[list[Completion]] = field(default_factory=Future)
-    completions: list[Completion | None] = field(default_factory=list)
-    num_missing: int = 0
+    completions: dict[int, Completion] = field(default_factory=dict)
 
 
-_Place = tuple[_Batch, int]
+@dataclass(frozen=True)
+class _Row:
+    """One request of a batch."""
+
+    batch: _Batch
+    index: int
+    request: Request
+    suspect: Suspect | None
+
 
 ReportWaits = Callable[[str, Waits], None]
 """Called after each batch with the actor's id and its wait times so far."""
@@ -130,12 +157,12 @@ class EngineThread:
         self._mark = mark
         self._watchdog = Watchdog(max_step_s)
         self._queue = RequestQueue()
-        # Requests by sample id, in order; the first of each is in the queue or in the engine.
-        self._places: dict[str, deque[_Place]] = {}
+        # Rows by sample id, in order; the first of each is in the queue or in the engine.
+        self._rows: dict[str, deque[_Row]] = {}
         self._suspects: list[str] = []
         self._marked: list[str] = []
         self._runs_alone = False
-        self._arrived: queue.SimpleQueue[_Batch | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[list[_Row] | None] = queue.SimpleQueue()
         self._waits = Waits()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -148,13 +175,11 @@ class EngineThread:
         `suspects` maps indices of requests.
         """
         assert not suspects or self._mark is not None, "suspects need a journal"
-        batch = _Batch(requests=tuple(requests), suspects=suspects or {})
-        batch.completions = [None] * len(batch.requests)
-        batch.num_missing = len(batch.requests)
-        if not batch.requests:
-            batch.future.set_result([])
+        batch, known = _Batch(len(requests)), suspects or {}
+        if requests:
+            self._arrived.put([_Row(batch, index, one, known.get(index)) for index, one in enumerate(requests)])
         else:
-            self._arrived.put(batch)
+            batch.future.set_result([])
         return batch.future
 
     @property
@@ -197,34 +222,30 @@ class EngineThread:
         may_wait = not self._engine.has_work
         while True:
             try:
-                batch = self._arrived.get(block=may_wait)
+                rows = self._arrived.get(block=may_wait)
             except queue.Empty:
                 return True
-            if batch is None:
+            if rows is None:
                 return False
             may_wait = False
-            for index, request in enumerate(batch.requests):
-                line = self._places.setdefault(request.sample_id, deque())
-                line.append((batch, index))
-                if len(line) == 1:
-                    self._enqueue((batch, index))
+            for row in rows:
+                same_id = self._rows.setdefault(row.request.sample_id, deque())
+                same_id.append(row)
+                if len(same_id) == 1:
+                    self._enqueue(row)
             self._feed()
 
     # --- scheduling of suspects ------------------------------------------------------------------------------------
 
-    def _enqueue(self, place: _Place) -> None:
-        batch, index = place
-        suspect = batch.suspects.get(index)
+    def _enqueue(self, row: _Row) -> None:
         group = Group.NEW
-        if suspect is not None:
-            group = Group.SUSPECT if suspect.num_deaths < ALONE_FROM_DEATHS else Group.ALONE
-        self._queue.submit(batch.requests[index], group)
+        if row.suspect is not None:
+            group = Group.SUSPECT if row.suspect.num_deaths < ALONE_FROM_DEATHS else Group.ALONE
+        self._queue.submit(row.request, group)
 
     def _feed(self) -> None:
-        """Submit requests to the engine: those that run alone first, then suspects, then all others.
-
-        In that order, because rows that are in flight beside a suspect at a death become suspects.
-        """
+        """Submit requests to the engine: those that run alone first, then suspects, then all others, because rows that
+        are in flight beside a suspect at a death become suspects."""
         waiting = self._queue.waiting
         if not (self._engine.has_work and (waiting(Group.ALONE) or self._runs_alone)):
             self._runs_alone = bool(waiting(Group.ALONE))
@@ -235,39 +256,31 @@ class EngineThread:
                     self._submit(Group.SUSPECT)
                 while waiting(Group.NEW) and not waiting(Group.SUSPECT):
                     self._submit(Group.NEW)
-        if self._marked != self._suspects:
-            assert self._mark is not None
-            self._mark(list(self._suspects))
+        if self._mark is not None and self._marked != self._suspects:
             self._marked = list(self._suspects)
+            self._mark(self._marked)
 
     def _submit(self, group: Group) -> None:
         """Submit the first request of a group to the engine, which starts it in its next step."""
         request = self._queue.pop(group)
-        suspect = _suspect(self._places[request.sample_id][0])
+        suspect = self._rows[request.sample_id][0].suspect
         if suspect is not None:
             self._suspects.append(suspect.key)
         self._engine.submit(request)
 
     def _deliver(self, completion: Completion) -> None:
-        line = self._places[completion.sample_id]
-        place = line.popleft()
-        if line:
-            self._enqueue(line[0])
+        same_id = self._rows[completion.sample_id]
+        row = same_id.popleft()
+        if same_id:
+            self._enqueue(same_id[0])
         else:
-            del self._places[completion.sample_id]
-        suspect = _suspect(place)
-        if suspect is not None:
-            self._suspects.remove(suspect.key)
-        batch, index = place
-        batch.completions[index] = completion
-        batch.num_missing -= 1
-        if not batch.num_missing:
-            batch.future.set_result([done for done in batch.completions if done is not None])
-
-
-def _suspect(place: _Place) -> Suspect | None:
-    batch, index = place
-    return batch.suspects.get(index)
+            del self._rows[completion.sample_id]
+        if row.suspect is not None:
+            self._suspects.remove(row.suspect.key)
+        batch = row.batch
+        batch.completions[row.index] = completion
+        if len(batch.completions) == batch.size:
+            batch.future.set_result([batch.completions[index] for index in range(batch.size)])
 
 
 def end_process(error: BaseException) -> None:

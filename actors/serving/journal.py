@@ -22,7 +22,7 @@ class ErrorBudgetSpent(RuntimeError):
 
 
 class Journal(Protocol):
-    """Interface of the journal for one stage. Every call returns after the entry is durable."""
+    """The journal of one stage. Every call returns after the entry is durable."""
 
     def begin(self, who: str, keys: Sequence[str]) -> list[int]:
         """Record that process `who` takes these rows; return how many deaths each row was in flight at."""
@@ -55,38 +55,29 @@ def deaths_message(process: str, num_deaths: int) -> str:
     )
 
 
-class NoJournal:
-    """A journal that records nothing: no row is a suspect."""
-
-    def begin(self, who: str, keys: Sequence[str]) -> list[int]:
-        return [0] * len(keys)
-
-    def running(self, who: str, keys: Sequence[str]) -> None:
-        pass
-
-    def end(self, who: str, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> None:
-        pass
-
-
 class JournalClient:
-    """One process in a journal, under a unique name; several parts of the process may run rows. Thread-safe."""
+    """One process in a journal, under a unique name; several parts of the process may run rows. Thread-safe.
+
+    Without a journal nothing is recorded, and no row is a suspect. For the methods see `Journal`.
+    """
 
     def __init__(self, journal: Journal | None) -> None:
-        self._journal = journal or NoJournal()
+        self._journal = journal
         self._who = uuid4().hex
-        self._parts: dict[str, list[str]] = {}
+        self._parts: dict[str, Sequence[str]] = {}
         self._lock = threading.Lock()
 
     def begin(self, keys: Sequence[str]) -> list[int]:
-        """See `Journal.begin`."""
-        return self._journal.begin(self._who, keys)
+        return [0] * len(keys) if self._journal is None else self._journal.begin(self._who, keys)
 
     def running(self, part: str, keys: Sequence[str]) -> None:
         """Of the suspect rows, this part of the process runs exactly these."""
+        if self._journal is None:
+            return
         with self._lock:
             self._parts[part] = list(keys)
             self._journal.running(self._who, sorted({key for keys in self._parts.values() for key in keys}))
 
     def end(self, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> None:
-        """See `Journal.end`."""
-        self._journal.end(self._who, keys, num_results, errors)
+        if self._journal is not None:
+            self._journal.end(self._who, keys, num_results, errors)

@@ -24,11 +24,34 @@ from decoding.types import Completion, Request
 logger = logging.getLogger(__name__)
 
 
-class RecoveringEngine:
+class QueuedEngine:
+    """The part of an engine that holds its requests in `queue`."""
+
+    queue: RequestQueue
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is unfinished."""
+        return self.queue.num_unfinished > 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests without a slot."""
+        return self.queue.num_waiting
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; a later `step` with a free slot starts it."""
+        self.queue.submit(request)
+
+    def expect(self, requests: Iterable[Request]) -> None:
+        """See `RequestQueue.expect`."""
+        self.queue.expect(requests)
+
+
+class RecoveringEngine(QueuedEngine):
     """Steps an engine of at most `slots` slots and, if needed, a one-slot engine without a drafter.
 
-    `make(slots)` and `make_plain()` build engines. Sample ids of unfinished requests must be unique. `queue` holds all
-    requests; engines that are used one after the other may share it.
+    Sample ids of unfinished requests must be unique. Engines that are used one after the other may share `queue`.
     """
 
     def __init__(
@@ -49,27 +72,9 @@ class RecoveringEngine:
         self._engine = self._built()
 
     @property
-    def has_work(self) -> bool:
-        """Whether a request is unfinished."""
-        return self.queue.num_unfinished > 0
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests without a slot."""
-        return self.queue.num_waiting
-
-    @property
     def num_free_slots(self) -> int:
         """Slots minus unfinished requests, at least 0."""
         return max(0, self.num_slots - self.queue.num_unfinished)
-
-    def submit(self, request: Request) -> None:
-        """Queue a request; the next `step` with a free slot starts it."""
-        self.queue.submit(request)
-
-    def expect(self, requests: Iterable[Request]) -> None:
-        """See `RequestQueue.expect`."""
-        self.queue.expect(requests)
 
     def step(self) -> list[Completion]:
         """Start waiting requests, step every engine that has requests, and return finished requests."""
@@ -81,7 +86,8 @@ class RecoveringEngine:
             if self._plain_request is not None:
                 done += self._step_plain()
             if self._num_batched:
-                done += self._step_engine()
+                self._engine.expect(self.queue.upcoming())
+                done += self._run(self._engine)
         except Exception as error:
             # If memory for the drafter is missing, fewer slots are tried first.
             lacks_memory = is_out_of_memory(error)
@@ -127,22 +133,17 @@ class RecoveringEngine:
             self._engine.submit(request)
             room -= 1
 
-    def _step_engine(self) -> list[Completion]:
-        self._engine.expect(self.queue.upcoming())
-        done = self._engine.step()
-        for completion in done:
-            self.queue.finish(completion.sample_id)
-        return done
-
     def _step_plain(self) -> list[Completion]:
         assert self._plain is not None
-        done = [
-            replace(completion, telemetry=replace(completion.telemetry, degraded=True))
-            for completion in self._plain.step()
-        ]
+        done = self._run(self._plain)
+        if done:
+            self._plain_request = None
+        return [replace(one, telemetry=replace(one.telemetry, degraded=True)) for one in done]
+
+    def _run(self, engine: SteppedEngine) -> list[Completion]:
+        done = engine.step()
         for completion in done:
             self.queue.finish(completion.sample_id)
-            self._plain_request = None
         return done
 
     def _batched(self) -> list[Request]:
@@ -171,7 +172,7 @@ class RecoveringEngine:
         self._drop_engines()
         given_up: list[Completion] = []
         if self.num_slots == 1:
-            (request,) = [*requests, plain_request] if plain_request is not None else requests
+            (request,) = self.queue.running.values()
             error = decoding.errors.out_of_memory(reason)
             given_up.append(failed(request.sample_id, error.code, error.message))
             self.queue.finish(request.sample_id)

@@ -1,7 +1,4 @@
-"""A target and the head that is trained for it, loaded for one worker.
-
-This module lists the families with trainable heads and the parts that each needs besides its weights.
-"""
+"""A target and the head that is trained for it, loaded for one worker."""
 
 from __future__ import annotations
 
@@ -12,12 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from actors.loading.image_drafters import load_gpt_target, load_text_encoder, place_of, read_at
+from actors.loading.drafters import load_gpt_target, load_text_encoder, read_at
 from actors.loading.pair import load_target
-from actors.training.samples import ImageLessons, Lessons, TextLessons
+from actors.training.samples import CodesOf, ImageLessons, Lessons, TextLessons
 from configs.load import ConfigError
 from configs.schema import Weights
 from configs.training import ImageTeaching, MedusaHead, TrainDrafterJob
+from models.backends.select import resolve_device
 from models.contract import TargetModel
 from models.heads.eagle import save_eagle
 from models.heads.medusa import save_medusa
@@ -28,7 +26,6 @@ from models.llamagen.eagle import image_eagle, image_eagle_shape, save_image_eag
 from models.llamagen.pictures import square_pixels
 from models.llamagen.shape import GptShape
 from models.llamagen.target import LlamaGenTarget
-from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq, read_vq_shape
 from models.loading import checkpoints
 from models.target import Target
@@ -36,21 +33,20 @@ from models.target import Target
 
 @dataclass(frozen=True)
 class Learner:
-    """What one worker teaches with."""
+    """The models of one worker; `shape` is that of a target for images."""
 
     target: TargetModel
     task: HeadTask
     lessons: Lessons
     shape: GptShape | None = None
-    """Of targets that make images."""
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Texts that columns must not bring in; none where a prompt is read by another model."""
+        """Texts that columns must not contain; none if a text encoder reads the prompt."""
         return self.target.front_end.special_tokens if isinstance(self.target, Target) else ()
 
     def round(self, dtype: torch.dtype) -> None:
-        """Give the head the values that a file of this type will hold."""
+        """Round the head's weights to a type."""
         with torch.no_grad():
             for parameter in self.task.module.parameters():
                 parameter.copy_(parameter.to(dtype))
@@ -80,18 +76,18 @@ def check_target(job: TrainDrafterJob) -> str:
     is_class = job.image.columns.label is not None
     if is_class != (shape.condition == "class"):
         needed = "image.columns.label" if shape.condition == "class" else "a prompt or image.columns.features"
-        raise ConfigError(f"target: {job.target.path} is {shape.condition}-conditional, so it is taught with {needed}")
+        raise ConfigError(f"target: {job.target.path} is {shape.condition}-conditional, so it is trained with {needed}")
     if job.image.condition is not None:
         read_at("image.condition", job.image.condition, lambda ref: check_t5(ref, shape))
     if job.image.vq is not None:
         codebook_size = read_at("image.vq", job.image.vq, read_vq_shape).codebook_size
         if codebook_size != shape.vocab_size:
-            raise ConfigError(f"image.vq: it has {codebook_size} codes, and the target writes {shape.vocab_size}")
+            raise ConfigError(f"image.vq: it has {codebook_size} codes, and the target draws from {shape.vocab_size}")
     return revision
 
 
 def load_learner(job: TrainDrafterJob) -> Learner:
-    """Load the target, make a new head for it, and the function that turns rows into training samples.
+    """Load the target, a new head, and the mapping of rows to training samples.
 
     Raises:
         ConfigError: a checkpoint is missing, damaged or of an unsupported kind; names the dotted path.
@@ -117,22 +113,16 @@ def _image_learner(job: TrainDrafterJob, image: ImageTeaching) -> Learner:
     gpt = load_gpt_target("target", job.target, guided=True).gpt
     encoder = None if image.condition is None else load_text_encoder("image.condition", image.condition, gpt.shape)
     target = LlamaGenTarget(gpt, encoder, guided=True, name=job.target.path)
-    codes_of = None if image.vq is None else _ImageCodes(_load_vq(image.vq), gpt.shape.grid)
+    codes_of = None if image.vq is None else _codes_of(image.vq, gpt.shape.grid)
     return Learner(target, fresh_head(job, target), ImageLessons(target, job, codes_of), gpt.shape)
 
 
-def _load_vq(weights: Weights) -> Vq:
-    return read_at("image.vq", weights, lambda ref: load_vq(ref, weights.dtype, place_of(weights)))
+def _codes_of(weights: Weights, grid: int) -> CodesOf:
+    vq = read_at("image.vq", weights, lambda ref: load_vq(ref, weights.dtype, resolve_device(weights.device)))
 
-
-@dataclass(frozen=True)
-class _ImageCodes:
-    """See `actors.training.samples.CodesOf`."""
-
-    vq: Vq
-    grid: int
-
-    def __call__(self, image: NDArray[np.uint8]) -> NDArray[np.int64]:
-        pixels = square_pixels(image, self.grid * self.vq.shape.factor)
-        codes: NDArray[np.int64] = self.vq.encode(pixels[None].to(self.vq.codebook.device)).flatten().cpu().numpy()
+    def codes_of(image: NDArray[np.uint8]) -> NDArray[np.int64]:
+        pixels = square_pixels(image, grid * vq.shape.factor)
+        codes: NDArray[np.int64] = vq.encode(pixels[None].to(vq.codebook.device)).flatten().cpu().numpy()
         return codes
+
+    return codes_of

@@ -5,8 +5,8 @@ A sample is the answer to a text prompt, or the codes of an image after its cond
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
 import numpy as np
@@ -31,14 +31,14 @@ LESSON_CODES = {
     "missing_answer": "the answer column has no value in this row",
     "prompt_refused": "the processor, the chat template or the text encoder refuses the row",
     "too_long": "prompt and answer together have more tokens than training.max_tokens",
-    "wrong_codes": "the codes are no whole numbers, not as many as an image has, or lie beyond the codebook",
+    "wrong_codes": "the codes are no whole numbers, not as many as an image has, or outside the codebook",
     "wrong_image": "an image target learns from rows with exactly one image each",
 }
-"""Why a row that was decoded teaches nothing, beside the codes of `pipeline.rows.schemas`."""
+"""Codes of decoded rows without a training sample, besides those of `pipeline.rows.schemas`."""
 
 
 class LessonError(Exception):
-    """A row that teaches nothing: a code from `LESSON_CODES`."""
+    """A row without a training sample: a code from `LESSON_CODES`."""
 
     def __init__(self, code: str) -> None:
         assert code in LESSON_CODES, code
@@ -48,8 +48,8 @@ class LessonError(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """One decoded row: chat `messages`, `images` as uint8 RGB (height, width, 3), `videos`, and what else was asked
-    for: a text's `answer`, an image's `codes`, its `condition`."""
+    """One decoded row: chat `messages`, `images` as uint8 RGB (height, width, 3), `videos`, the `answer` of a text
+    target, the `codes` and the `condition` of an image target."""
 
     sample_id: str
     messages: list[dict[str, Any]]
@@ -61,7 +61,7 @@ class Row:
 
 
 class Lessons(Protocol):
-    """What rows mean to one target."""
+    """Maps rows to training samples and requests of one target."""
 
     def lesson(self, row: Row, ordinal: int | None) -> Lesson:
         """The training sample of a row; `ordinal` seeds its random draws, None draws nothing (held-out rows).
@@ -72,22 +72,22 @@ class Lessons(Protocol):
         ...
 
     def request(self, row: Row, sampling: Sampling) -> Request:
-        """The same row's prompt, to be decoded."""
+        """A request with the row's prompt."""
         ...
 
 
 class TextLessons:
-    """Prompts with images, answered in text; any family that `models.target` runs."""
+    """Text answers to prompts with images, for any family of `models.target`."""
 
     def __init__(self, target: Target, job: schema.TrainDrafterJob) -> None:
         assert job.answer_column is not None
         self._target = target
         self._prefix = job.answer_prefix
         self._max_tokens = job.training.max_tokens
-        tokenizer = target.front_end.tokenizer
-        own = getattr(tokenizer, "eos_token_id", None)
-        # Of several ends the tokenizer's own is what closes a turn.
-        self._eos = [own] if own in target.eos_ids else sorted(target.eos_ids)[:1]
+        self._tokenizer = target.front_end.tokenizer
+        eos_id = getattr(self._tokenizer, "eos_token_id", None)
+        # Of several EOS tokens, the tokenizer's closes a turn.
+        self._eos = [eos_id] if eos_id in target.eos_ids else sorted(target.eos_ids)[:1]
 
     def lesson(self, row: Row, ordinal: int | None) -> Lesson:
         if row.answer is None or not row.answer.strip():
@@ -97,36 +97,30 @@ class TextLessons:
             prefix = self._target.encode(prompt, row.images, row.videos)
         except PromptError:
             raise LessonError("prompt_refused") from None
-        tokenizer = self._target.front_end.tokenizer
-        said = tokenizer(f"{self._prefix}{row.answer}", add_special_tokens=False)["input_ids"]
-        if prefix.length + len(said) + len(self._eos) > self._max_tokens:
+        answer = self._tokenizer(f"{self._prefix}{row.answer}", add_special_tokens=False)["input_ids"] + self._eos
+        if prefix.length + len(answer) > self._max_tokens:
             raise LessonError("too_long")
-        return make_lesson(self._target, prefix, [*said, *self._eos])
+        return make_lesson(self._target, prefix, answer)
 
     def request(self, row: Row, sampling: Sampling) -> Request:
         prompt = self._target.front_end.render(row.messages)
         return Request(row.sample_id, prompt, row.images, videos=row.videos, sampling=sampling)
 
 
-class CodesOf(Protocol):
-    """Turns a picture into VQ codes."""
-
-    def __call__(self, image: NDArray[np.uint8]) -> NDArray[np.int64]:
-        """uint8 RGB (height, width, 3) → codes (grid²,) in raster order."""
-        ...
+CodesOf = Callable[[NDArray[np.uint8]], NDArray[np.int64]]
+"""uint8 RGB (height, width, 3) → codes (grid²,) in raster order."""
 
 
 class ImageLessons:
     """Conditions followed by the codes of an image; the condition of `null_share` of the rows is dropped.
 
-    As in guidance, a dropped condition makes the sample the row's *second* lane, with null embeddings at the padding of
-    the first. LANTERN's training data has none there, which decoding never shows a drafter. `target` must have both
-    lanes.
+    As in guidance, a sample without its condition is the row's second lane, with null embeddings at the padding of the
+    first; LANTERN's training data has none there, unlike decoding. `target` must have both lanes.
     """
 
     def __init__(self, target: TargetModel, job: schema.TrainDrafterJob, codes_of: CodesOf | None) -> None:
         assert job.image is not None
-        assert target.num_lanes == 2, "taking a condition away needs a target with an unconditional lane"
+        assert target.num_lanes == 2, "dropping a condition needs a target with an unconditional lane"
         assert target.max_new_tokens is not None
         self._target = target
         self._image = job.image
@@ -145,10 +139,8 @@ class ImageLessons:
         return make_lesson(self._target, lanes[self.is_null(ordinal)], codes, num_known)
 
     def is_null(self, ordinal: int | None) -> bool:
-        """Whether the row of this ordinal loses its condition."""
-        if ordinal is None:
-            return False
-        return key_of(self._seed, "null", ordinal) < self._image.null_share * 2**63
+        """Whether the condition of the row with this ordinal is dropped."""
+        return ordinal is not None and key_of(self._seed, "null", ordinal) < self._image.null_share * 2**63
 
     def _codes(self, row: Row) -> list[int]:
         codes = row.codes
@@ -160,8 +152,7 @@ class ImageLessons:
             raise LessonError("wrong_codes")
         if codes.min() < 0 or codes.max() >= self._target.vocab_size:
             raise LessonError("wrong_codes")
-        found: list[int] = codes.tolist()
-        return found
+        return codes.tolist()
 
     def request(self, row: Row, sampling: Sampling) -> Request:
         return Request(row.sample_id, _text(row.messages), condition=row.condition, sampling=sampling)
@@ -174,28 +165,15 @@ def _text(messages: Sequence[dict[str, Any]]) -> str:
 
 
 def pace_of(teaching: schema.Teaching) -> Pace:
-    """The optimisation that a job asks for."""
-    return Pace(
-        num_steps=teaching.num_steps,
-        learning_rate=teaching.learning_rate,
-        seed=teaching.seed,
-        warmup_steps=teaching.warmup_steps,
-        schedule=teaching.schedule,
-        betas=(teaching.beta1, teaching.beta2),
-        weight_decay=teaching.weight_decay,
-        clip=teaching.clip,
-        clip_limit=teaching.clip_limit,
-        feature_noise=teaching.feature_noise,
-        noise_tokens=teaching.noise_tokens,
-    )
+    """The optimisation that a job configures."""
+    options = teaching.model_dump(include={field.name for field in fields(Pace)})
+    return Pace(betas=(teaching.beta1, teaching.beta2), **options)
 
 
 def accuracy(task: HeadTask, target: TargetModel, batches: Iterable[Sequence[Lesson]]) -> dict[str, float]:
     """The share of drafts for which the head has the target's likeliest token first, and among its first three."""
-    first = three = total = 0
-    for lessons in batches:
-        found = count_right(task, target, lessons)
-        first, three, total = first + found[0], three + found[1], total + found[2]
+    counts = [count_right(task, target, lessons) for lessons in batches]
+    first, three, total = (sum(column) for column in zip(*counts)) if counts else (0, 0, 0)
     return {"top1_accuracy": first / max(1, total), "top3_accuracy": three / max(1, total)}
 
 
@@ -214,10 +192,10 @@ def acceptance(
         drafter, tree = EagleDrafter(task.network, task.head, target.num_lanes, merge), DynamicTree(4, 4, 25)
     engine = Engine(target, Method(drafter, tree, Exact()), min(slots, len(requests)), max_context_tokens)
     with torch.inference_mode():
-        told = [done.telemetry for done in engine.run(requests) if done.error is None]
+        telemetries = [done.telemetry for done in engine.run(requests) if done.error is None]
     if isinstance(task, EagleTask):
-        # The engine runs the layer with its own attention; training uses that of transformers.
+        # The engine sets its own attention; training uses that of transformers.
         task.network.set_attn_implementation("sdpa")
-    steps = sum(one.num_spec_steps for one in told)
-    accepted = sum(one.num_accepted_draft_tokens for one in told)
-    return {"mean_acceptance_length": 1 + accepted / max(1, steps), "num_decoded": len(told)}
+    steps = sum(one.num_spec_steps for one in telemetries)
+    accepted = sum(one.num_accepted_draft_tokens for one in telemetries)
+    return {"mean_acceptance_length": 1 + accepted / max(1, steps), "num_decoded": len(telemetries)}

@@ -38,7 +38,8 @@ import ray.data
 from ray.data import ActorPoolStrategy, DataContext, Dataset, Datasource
 
 from actors import synthesize as image_stage
-from actors.generate import Generate, LoadPair, load_pair
+from actors.engine_actor import load_pair
+from actors.generate import Generate, LoadPair
 from actors.paint import LoadPainter, Paint, load_painter
 from actors.results import Stamp, Tally
 from actors.serving.engine_thread import ReportWaits
@@ -123,7 +124,7 @@ def synthesis_dataset(
     encode: Callable[[pa.Table], pa.Table],
     schemas: tuple[pa.Schema, pa.Schema],
     stamp: Stamp,
-    load: image_stage.LoadPair = image_stage.load_pair,
+    load: image_stage.LoadPair = load_pair,
     load_painter: LoadPainter = load_painter,
     tally: Tally | None = None,
     flow: ReportWaits | None = None,

@@ -18,8 +18,9 @@ import pyarrow as pa
 
 from actors.auto.trial import block_rows
 from actors.results import Stamp
+from configs.drafters import NoDrafter
 from configs.load import ConfigError
-from configs.method import Auto, Method, NoDrafter
+from configs.method import Auto, Method
 from configs.schema import ActorPool, CaptionJob, EnginePool
 from configs.synthesis import SynthesizeJob
 from pipeline.cluster import ray_session

@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
+import actors.engine_actor
 import actors.generate
 import actors.paint
 import actors.synthesize
@@ -263,22 +264,22 @@ def fetched(job: AnyJob) -> AnyJob:
 
 
 def load_pair(config: CaptionJob, num_threads: int | None) -> actors.generate.Pair:
-    """As `actors.generate.load_pair`, from wherever the weights are."""
+    """As `actors.engine_actor.load_pair`, from wherever the weights are."""
     local = fetched(config)
-    pair = _by_own_name(config, local, lambda: actors.generate.load_pair(local, num_threads))
+    pair = _by_own_name(config, local, lambda: actors.engine_actor.load_pair(local, num_threads))
     named: actors.generate.Pair = _renamed(pair, config)
     return named
 
 
 def load_image_pair(config: SynthesizeJob, num_threads: int | None) -> actors.synthesize.ImagePair:
-    """As `actors.synthesize.load_pair`, from wherever the weights are."""
+    """As `actors.engine_actor.load_pair`, from wherever the weights are."""
     local = fetched(config)
-    pair = _by_own_name(config, local, lambda: actors.synthesize.load_pair(local, num_threads))
+    pair = _by_own_name(config, local, lambda: actors.engine_actor.load_pair(local, num_threads))
     named: actors.synthesize.ImagePair = _renamed(pair, config)
     return named
 
 
-def load_painter(config: SynthesizeJob, num_threads: int | None) -> actors.paint.Painter:
+def load_painter(config: SynthesizeJob, num_threads: int | None) -> actors.paint.VqPainter:
     """As `actors.paint.load_painter`; the VQ model alone is read whole."""
     local = config
     for site in sites(config):

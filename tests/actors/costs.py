@@ -1,7 +1,7 @@
-"""Engines that decode nothing: rows of given lengths, steps of given costs, on a clock of their own.
+"""Fake engines with given row lengths and step costs, on a fake clock.
 
-A method drafts `length` tokens, of which each is accepted with the workload's probability when all before it were; a
-step costs length·c + v, where v grows with the batch as a verification of length + 1 tokens does.
+A method drafts `length` tokens; each is accepted with the workload's probability if all before it were. A step costs
+length·c + v, where v grows with the batch like the verification of length + 1 tokens.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from decoding.scheduling.queue import RequestQueue
 from decoding.types import Completion, Request, Telemetry
 
 TOKENS_AT_ONCE = 100
-"""Tokens of one forward, over all rows, from which on each further one costs as much as a forward of one row."""
+"""Tokens of a forward, over all rows, from which on each further token costs as much as a forward of one row."""
 
 
 class Clock:
-    """Seconds that engines let pass."""
+    """A clock that engines advance."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -33,7 +33,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Workload:
-    """What decides which method is best, and how noisy steps are."""
+    """The parameters that determine the best method, and the noise of steps."""
 
     batch: int
     num_tokens: int
@@ -42,10 +42,10 @@ class Workload:
     noise: float = 0.0
 
     def num_steps(self, drafts: int) -> float:
-        """Steps that a row takes on average, whose last one may be cut short.
+        """Mean steps of a row; the last one may be cut short.
 
-        By the number of tokens that are missing; k + 1 of them come with probability α^k (1 - α), and all of a step's
-        with α^γ (Leviathan et al., eq. 1).
+        Recursion over the missing tokens: a step yields k + 1 tokens with probability α^k (1 - α), and all γ + 1 with
+        α^γ (Leviathan et al., eq. 1).
         """
         alpha = self.acceptance
         shares = [alpha**kept * (1 - alpha) for kept in range(drafts)] + [alpha**drafts]
@@ -55,7 +55,7 @@ class Workload:
         return steps[-1]
 
     def step_s(self, drafts: int) -> float:
-        """Milliseconds stand for a forward of the target over one token."""
+        """Seconds of a step; a target forward over one token takes 1 ms."""
         forward = max(1.0, self.batch * (drafts + 1) / TOKENS_AT_ONCE)
         return 0.001 * (drafts * self.latency_ratio * max(1.0, self.batch / TOKENS_AT_ONCE) + forward)
 
@@ -65,12 +65,12 @@ class Workload:
 
 
 def admit_s(drafts: int) -> float:
-    """Of one row; a drafter has a prefill too."""
+    """Prefill of one row, by target and drafter."""
     return 0.0005 * (1.2 if drafts else 1.0)
 
 
 class CostEngine:
-    """One method on one workload. `fails_on` says of which rows the drafter raises."""
+    """One method on one workload; the drafter raises on rows that `fails_on` selects."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class CostEngine:
     def step(self) -> list[Completion]:
         while self.waiting and len(self.rows) < self.slots:
             self.rows.append(self.waiting.popleft())
-            self.active.append([1, 0, 0])  # tokens, steps, rows beside it over all steps
+            self.active.append([1, 0, 0])  # tokens, steps, sum of batch sizes
             self.clock.now_s += admit_s(self.drafts)
         if self.drafts and any(self.fails_on(row) for row in self.rows):
             raise decoding.errors.DrafterError("the drafter failed: IndexError")
@@ -139,7 +139,7 @@ METHODS = {"plain": 0, "chain-2": 2, "chain-5": 5}
 
 
 class Makers:
-    """Candidates over such engines, and the engines that were made, in order."""
+    """Makes candidates over these engines, and records the engines in order."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A pair and an engine without torch, with the surface of the real ones and texts that can be computed by hand."""
+"""A fake pair and engine without torch, whose texts can be computed by hand."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from pipeline.rows.schemas import PROMPT, SPAN, decoded_schema
 
 
 def text_of(request: Request) -> str:
-    """What the fake engine answers: it shows which prompt and which pixels reached it."""
+    """The fake engine's text, which contains the prompt and the sums of the pixels."""
     clips = [(int(clip.frames.sum()), clip.timestamps_s, clip.fps) for clip in request.videos]
     return f"{request.prompt} / {[int(image.sum()) for image in request.images]}" + (f" {clips}" if clips else "")
 
 
 def num_steps_of(sample_id: str) -> int:
-    """How many steps a sample occupies its slot: 1 to 5, from its id alone."""
+    """Steps of a sample, 1 to 5, from its id."""
     return 1 + zlib.crc32(sample_id.encode()) % 5
 
 
 class FakeEngine:
-    """Slots, a waiting line, one step at a time; `gate`, when given, is acquired once per step."""
+    """An engine with slots and waiting requests; each step acquires `gate`, if there is one."""
 
     def __init__(self, slots: int, gate: threading.Semaphore | None = None) -> None:
         self.slots = slots
@@ -82,7 +82,7 @@ class FakeEngine:
 
 
 def complete(request: Request) -> Completion:
-    """The completion of one request: 2 tokens kept in each step after the prefill's first."""
+    """The completion of one request: the prefill's token, and 2 tokens per step."""
     if "TOO LONG" in request.prompt:
         error = RequestError("context_too_long", "this prompt is too long")
         return Completion(sample_id=request.sample_id, finish_reason="error", error=error)
@@ -112,7 +112,7 @@ def complete(request: Request) -> Completion:
 
 
 class FakePair:
-    """Renders messages as `role: text` lines; refuses a conversation that says REFUSE."""
+    """Renders messages as lines `role: text`; refuses a conversation with the word REFUSE."""
 
     target_id = "fake/target"
     drafter_id = "fake/drafter"
@@ -132,12 +132,12 @@ class FakePair:
             raise ValueError("conversation roles must alternate")
         return prompt
 
-    def engine(self, slots: int, max_context_tokens: int) -> FakeEngine:
+    def engine(self, slots: int) -> FakeEngine:
         self.engines.append(FakeEngine(slots, self.gate))
         return self.engines[-1]
 
-    def plain_engine(self, max_context_tokens: int) -> FakeEngine:
-        return self.engine(1, max_context_tokens)
+    def plain_engine(self) -> FakeEngine:
+        return self.engine(1)
 
 
 def fake_job(**sections: Any) -> CaptionJob:
@@ -155,7 +155,7 @@ def fake_job(**sections: Any) -> CaptionJob:
 
 
 def decoded_table(rows: list[dict[str, Any]], keep: tuple[pa.Field, ...] = ()) -> pa.Table:
-    """A table of the stage `decoded`; a row has `id`, `text`, `grey` (fills a 2×3 image), `error`, kept values."""
+    """A table of the stage `decoded`; a row has `id`, `text`, `grey` (of a 2×3 image), `error` and kept values."""
     columns: dict[str, list[Any]] = {field.name: [] for field in decoded_schema(keep)}
     for index, row in enumerate(rows):
         error = row.get("error", "")

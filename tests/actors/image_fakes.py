@@ -1,4 +1,4 @@
-"""An image pair, an engine and a painter without torch, with codes and pixels that can be computed by hand."""
+"""A fake image pair, engine and painter without torch, whose codes and pixels can be computed by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from actors.synthesize import ConditionError
+from actors.results import RowError
 from configs.synthesis import SynthesizeJob
 from decoding.types import Completion, Request, RequestError, Telemetry
 from pipeline.synthesis.rows import prepared_schema
@@ -22,14 +22,14 @@ SIDE_PX = 2
 
 
 def codes_of(request: Request) -> tuple[int, ...]:
-    """What the fake engine draws: it shows the sample's noise key and which condition reached it."""
+    """The fake engine's codes, which contain the sample's noise key and its condition."""
     condition = request.condition
     told = -1 if condition is None else condition if isinstance(condition, int) else round(float(condition.sum()))
     return (request.seed % 1000, request.replica, zlib.crc32(request.sample_id.encode()) % 1000, told)
 
 
 class FakeImageEngine(FakeEngine):
-    """Draws `NUM_TOKENS` codes; prompts that say NAN fail."""
+    """Draws `NUM_TOKENS` codes; prompts with the word NAN fail."""
 
     def finish(self, request: Request) -> Completion:
         if "NAN" in request.prompt:
@@ -41,7 +41,7 @@ class FakeImageEngine(FakeEngine):
 
 
 class FakeImagePair:
-    """Features of a prompt are its length, once for each word; refuses prompts that say REFUSE."""
+    """Encodes a prompt as its length, once per word; refuses prompts with the word REFUSE."""
 
     target_id = "fake/llamagen"
     drafter_id = ""
@@ -58,7 +58,7 @@ class FakeImagePair:
         self.encoded.append(prompt)
         self.threads.add(threading.get_ident())
         if "REFUSE" in prompt:
-            raise ConditionError("prompt_too_long", "the prompt has 200 tokens")
+            raise RowError("prompt_too_long", "the prompt has 200 tokens")
         return np.full((len(prompt.split()), 1), len(prompt), np.float32)
 
     def engine(self, slots: int) -> FakeImageEngine:
@@ -70,7 +70,7 @@ class FakeImagePair:
 
 
 class FakePainter:
-    """Paints every image in the grey of its first code; code 13 gives no finite pixels. Remembers its batches."""
+    """Paints every image in the grey of its first code; code 13 gives no finite pixels. Records its batches."""
 
     def __init__(self) -> None:
         self.batches: list[NDArray[np.int32]] = []
@@ -96,7 +96,7 @@ def image_job(**sections: Any) -> SynthesizeJob:
 
 
 def prepared_table(rows: list[dict[str, Any]], keep: tuple[pa.Field, ...] = ()) -> pa.Table:
-    """A table of the stage `prepared`; a row has `id`, `prompt`, `features` or `label`, `error`, values of its own."""
+    """A table of the stage `prepared`; a row has `id`, `prompt`, `features` or `label`, `error` and other values."""
     defaults = {"seed": 7, "temperature": 1.0, "top_k": 5, "top_p": 1.0, "guidance_scale": 2.0}
     names = prepared_schema(keep).names
     columns: dict[str, list[Any]] = {name: [] for name in names}

@@ -1,4 +1,4 @@
-"""Rows that end the process that works on them, and what keeps its head meanwhile, without any process ending."""
+"""Simulates rows that end their process, without ending any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.actors.fakes import FakeEngine
 
 
 class BookJournal:
-    """The flight log in this process."""
+    """A journal over the crash ledger's book in this process."""
 
     def __init__(self, book: Book) -> None:
         self.book = book
@@ -30,7 +30,7 @@ class BookJournal:
 
 
 class PoisonEngine(FakeEngine):
-    """Raises where a row that says POISON is admitted, and in the last step of one that says LATE."""
+    """Raises when a row with the word POISON is admitted, and in the last step of one with the word LATE."""
 
     def __init__(self, slots: int) -> None:
         super().__init__(slots)
@@ -57,7 +57,7 @@ class PoisonEngine(FakeEngine):
 
 
 class Life:
-    """One process after another with the same batches, until all of them are done."""
+    """Runs the same batches in one simulated process after another, until all are done."""
 
     def __init__(self, slots: int = 4) -> None:
         self.slots = slots
@@ -66,7 +66,7 @@ class Life:
         self.engines: list[PoisonEngine] = []
 
     def run(self, batches: Sequence[Sequence[Request]], max_deaths: int = 50) -> list[dict[str, str]]:
-        """The text of every row by id, batch by batch; `engine_died` for one that was given up."""
+        """By batch, the text of every row by id; `engine_died` for a row that was given up."""
         while True:
             done = self._live(batches)
             if done is not None:
@@ -79,7 +79,7 @@ class Life:
         died = threading.Event()
         engine = PoisonEngine(self.slots)
         self.engines.append(engine)
-        # Batches wait in the thread's queue until all are there, so that a life does not depend on timing.
+        # Batches are held until all have arrived, so that the result does not depend on timing.
         gate = threading.Event()
         engine_step = engine.step
 

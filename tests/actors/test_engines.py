@@ -1,4 +1,4 @@
-"""From a job's method to its engine, and from completions to rows that say which of several methods decoded them."""
+"""Engines of a job's method, and the method columns of rows after a trial."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections import Counter
 
 import pyarrow as pa
 
-from actors.auto.trial import Trial
+from actors.auto.trial import Trial, make_engine
 from actors.choice import Choice
-from actors.engines import make_engine
 from actors.generate import Generate
 from actors.results import Stamp
 from actors.serving.engine_thread import Waits
@@ -32,15 +31,15 @@ AUTO = {
 
 
 class ChoosingPair(FakePair):
-    """Remembers the method of every engine."""
+    """Records the method of every engine."""
 
     def __init__(self) -> None:
         super().__init__()
         self.labels: list[str] = []
 
-    def engine(self, slots: int, max_context_tokens: int, choice: Method | None = None) -> FakeEngine:
+    def engine(self, slots: int, choice: Method | None = None) -> FakeEngine:
         self.labels.append("" if choice is None else choice.label)
-        return super().engine(slots, max_context_tokens)
+        return super().engine(slots)
 
 
 def job(**sections: object) -> CaptionJob:

@@ -1,4 +1,4 @@
-"""Lines for collectors of logs: one JSON object each, bounded, without credentials, and never an error."""
+"""Events are bounded JSON lines without credentials, and never raise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The actor's contract, on a fake engine: order, refill across batches, row errors, and death as a whole process."""
+"""The caption actor on a fake engine: order, refill across batches, row errors, and the end of its process."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_two_rows_with_one_id_each_get_their_own_answer() -> None:
 def test_an_engine_that_raises_is_given_up_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     died: list[BaseException] = []
     pair = FakePair()
-    thread = EngineThread(pair.engine(2, 64), die=died.append)
+    thread = EngineThread(pair.engine(2), die=died.append)
     future = thread.decode([Request(sample_id="a", prompt="CRASH")])
     thread.close()
     assert [str(error) for error in died] == ["CUDA error: an illegal memory access was encountered"]
@@ -230,7 +230,7 @@ def test_an_engine_that_raises_is_given_up_with_its_reason(caplog: pytest.LogCap
 
 
 def test_closing_finishes_what_was_handed_over() -> None:
-    thread = EngineThread(FakePair().engine(2, 64))
+    thread = EngineThread(FakePair().engine(2))
     future = thread.decode([Request(sample_id=f"s{index}", prompt="x") for index in range(5)])
     thread.close()
     completions: list[Completion] = future.result(timeout=0)
@@ -268,14 +268,14 @@ def test_progress_is_counted_once_per_batch() -> None:
 
 
 class WatchedPair(FakePair):
-    """Remembers every request that its engine gets."""
+    """Records every request of its engine."""
 
     def __init__(self) -> None:
         super().__init__()
         self.requests: dict[str, Request] = {}
 
-    def engine(self, slots: int, max_context_tokens: int) -> FakeEngine:
-        engine = super().engine(slots, max_context_tokens)
+    def engine(self, slots: int) -> FakeEngine:
+        engine = super().engine(slots)
         submit = engine.submit
 
         def watched(request: Request) -> None:

@@ -1,4 +1,4 @@
-"""What actors tell Prometheus follows from their batches; Ray's metrics are stood in for."""
+"""Metrics of actors, with fakes in place of Ray's metrics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Made:
-    """Records what is told; refuses what Ray's own refuses."""
+    """Records values; refuses the values that Ray refuses."""
 
     def __init__(self, name: str, description: str, *rest: Any) -> None:
         self.name, self.labels, self.told = name, rest[-1], []
@@ -107,7 +107,7 @@ def test_rows_that_never_ran_and_rows_of_one_token_are_no_steps(told: metrics.En
 
 
 def controlled(*steps: tuple[int, Choice]) -> Completion:
-    """A row that took part in these steps, each with its batch's size."""
+    """A row of these steps, each with its batch size."""
     counted = Choices()
     for num_active, choice in steps:
         counted.add(num_active, choice)
@@ -126,7 +126,7 @@ def test_what_a_controller_chose_is_told_by_depth_with_what_it_promised(told: me
     second = controlled((1, Choice(0, "best", 10.0, 40.0)))
     told.batch(result(), [first, completion(9, 4, 20, 5), second], Waits())
     found = values(told)
-    # As text 13 would come before 5. Sums over steps: chosen 30 + 60 + 120 + 10, plain 10 + 20 + 90 + 40, of 4.
+    # As text, 13 sorts before 5. Sums over steps: chosen 30 + 60 + 120 + 10, plain 10 + 20 + 90 + 40, of 4.
     assert found["draftfleet_chosen_steps"] == [(2, "0"), (1, "5"), (2, "13")]
     assert found["draftfleet_measuring_steps"] == [(3,)]
     assert found["draftfleet_off_share"] == [(0.4,)]

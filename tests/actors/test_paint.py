@@ -1,4 +1,4 @@
-"""The actor that turns codes into pixels: fixed shapes, order, rows that fail, rows that have failed."""
+"""The actor that decodes codes to pixels: fixed shapes, order, failing and failed rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEEP = (pa.field("mine", pa.int32()),)
 
 
 def coded_table(rows: list[dict[str, Any]]) -> pa.Table:
-    """A table of the stage `coded`; a row has `id`, `codes` or `error`, and a kept value."""
+    """A table of the stage `coded`; a row has `id`, `codes` or `error`, and a kept column."""
     schema = coded_schema(KEEP)
     texts = {field.name: "" for field in schema if field.type == pa.string()}
     filled = [

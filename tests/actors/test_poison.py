@@ -1,4 +1,4 @@
-"""A row that ends its process is found and given up, whatever is beside it; every other row comes out right."""
+"""A row that ends its process is found and given up, and all other rows are decoded."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def request(sample_id: str, says: str = "fine") -> Request:
 
 
 def outcome(batches: Sequence[Sequence[Request]]) -> list[dict[str, str]]:
-    """What every row must come to."""
+    """The expected result of every row."""
     return [
         {
             one.sample_id: "engine_died" if "POISON" in one.prompt or "LATE" in one.prompt else text_of(one)
@@ -85,7 +85,7 @@ def test_a_machine_that_is_taken_away_twice_costs_no_row() -> None:
 
 
 def test_a_row_that_has_run_alone_and_is_done_is_not_blamed_for_the_next_death() -> None:
-    """Marks that outlived their rows would condemn whoever ran alone before the one that kills."""
+    """Marks that are not removed would blame the row that ran alone before."""
     batch = [request("a"), request("b"), request("c", "POISON")]
     life = Life()
     life.book.begin("lost-1", ["a", "b", "c"])
@@ -97,7 +97,7 @@ def test_a_row_that_has_run_alone_and_is_done_is_not_blamed_for_the_next_death()
 
 def test_suspects_come_before_others_and_lonely_rows_have_the_engine_to_themselves() -> None:
     pair, marks = FakePair(), []
-    engine = pair.engine(3, 64)
+    engine = pair.engine(3)
     thread = EngineThread(engine, mark=lambda keys: marks.append(list(keys)))
     rows = [request(name) for name in ("a", "b", "c", "d", "e", "f")]
     future = thread.decode(rows, {1: Suspect("B", 1), 2: Suspect("C", 2), 4: Suspect("E", 2), 5: Suspect("F", 1)})
@@ -113,7 +113,7 @@ def test_suspects_come_before_others_and_lonely_rows_have_the_engine_to_themselv
 
 def test_rows_without_a_past_are_never_written_down_one_by_one() -> None:
     marks: list[object] = []
-    thread = EngineThread(FakePair().engine(2, 64), mark=marks.append)
+    thread = EngineThread(FakePair().engine(2), mark=marks.append)
     future = thread.decode([request(f"s{index}") for index in range(9)])
     thread.close()
     assert len(future.result(timeout=0)) == 9
@@ -127,7 +127,7 @@ def in_a_process(program: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("hangs", ["threading.Event().wait()", "ctypes.PyDLL(None).pause()"], ids=["python", "native"])
 def test_a_step_that_never_returns_ends_its_process_and_says_where_it_was(hangs: str) -> None:
-    """`PyDLL` keeps the interpreter's lock, so that no thread of Python's could end this process."""
+    """`PyDLL` holds the GIL, so that no Python thread can end the process."""
     done = in_a_process(
         f"""
         import ctypes, threading
@@ -173,7 +173,7 @@ def test_an_engine_that_waits_for_rows_is_not_taken_for_hung() -> None:
     assert done.stdout.strip() == str([True, False, True, False])
 
 
-# --- planted faults: each must blame a row that kills nobody -------------------------------------------------------
+# --- planted faults: each must blame an innocent row ---------------------------------------------------------------
 
 
 def rows_that_wait_are_blamed(patch: pytest.MonkeyPatch) -> None:

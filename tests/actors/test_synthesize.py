@@ -1,4 +1,4 @@
-"""The actor that draws codes, on a fake engine: replicas, order, conditions, row errors, one encoding per prompt."""
+"""The image actor on a fake engine: replicas, order, conditions, row errors, one encoding per prompt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for whom, by a clock that counts how often it is read."""
+"""Wait times of the engine thread, with a clock that counts its reads."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_time_between_batches_is_idle_and_time_before_the_first_and_after_the_la
         thread.decode([request(name)]).result(timeout=600)
     thread.close()
     steps = sum(num_steps_of(name) for name in ("a", "b", "c"))
-    # A step reads the clock before and after; an arrival after idleness reads it once: each is one tick.
+    # A step reads the clock twice, an arrival after idle time once; each read is one tick.
     assert thread.waits == Waits(idle_s=2.0, queued_s=0.0, total_s=2.0 + steps)
 
 

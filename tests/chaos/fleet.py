@@ -56,7 +56,7 @@ class PacedPair(FakePair):
         super().__init__()
         self.admitted, self.step_s = admitted, step_s
 
-    def engine(self, slots: int, max_context_tokens: int) -> FakeEngine:
+    def engine(self, slots: int) -> FakeEngine:
         return PacedEngine(slots, self.admitted, self.step_s)
 
 

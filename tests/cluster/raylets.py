@@ -84,7 +84,7 @@ class NotedEngine(fleet.PacedEngine):
 class NotedPair(fleet.PacedPair):
     """Gives such engines."""
 
-    def engine(self, slots: int, max_context_tokens: int) -> FakeEngine:
+    def engine(self, slots: int) -> FakeEngine:
         return NotedEngine(slots, self.admitted, self.step_s)
 
 

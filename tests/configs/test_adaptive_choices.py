@@ -1,4 +1,4 @@
-"""What the schema makes of SAGE's and look-up's options, and what it refuses, by its message."""
+"""Options of SAGE and prompt lookup, and their refusals."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 from pydantic import ValidationError
 
 from actors.loading.method import build_tree
-from configs.drafters import LookupDrafter
-from configs.method import Method, ModelDrafter
+from configs.drafters import LookupDrafter, ModelDrafter
+from configs.method import Method
 from configs.trees import SageTree
 from decoding.trees import OnlineSageTree
 from decoding.trees import SageTree as SagePolicy
 from decoding.trees.sage import SPECVLM_PATHS
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"min_depth": 9}, "must stand in ascending order"),
+    ({"min_depth": 9}, "must be in ascending order"),
     ({"max_width": 11}, "only top_k candidates"),
     ({"history_low": 4.0}, "history_low 4.0 is above history_high 3.0"),
     ({"max_nodes": 20}, "does not hold the 25 nodes"),

@@ -1,4 +1,4 @@
-"""What the schema makes of several methods to be tried, and what it refuses, by its message."""
+"""`method.auto`, and its refusals."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from configs.drafters import LookupDrafter
+from configs.drafters import LookupDrafter, NoDrafter
 from configs.load import ConfigError, validate
-from configs.method import Method, NoDrafter
+from configs.method import Method
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 
@@ -113,7 +113,7 @@ def test_a_resolved_job_is_read_again_as_it_was() -> None:
 
 
 def test_jobs_of_one_method_keep_the_fingerprints_they_had() -> None:
-    """Outputs of earlier versions are gone on with: their content held nothing of `auto`."""
+    """Outputs of earlier versions, whose content has no key `auto`, can be resumed."""
     content = job({"drafter": MODEL}).content({})["method"]
     assert {"acceptance", "contexts", "drafter", "name", "tree"} <= set(content)
     assert "auto" not in content

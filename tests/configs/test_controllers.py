@@ -1,4 +1,4 @@
-"""Which methods may have a controller that goes by the clock, and what becomes of it."""
+"""Methods that may have a measured controller, and the controller that is built."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from actors.loading.method import build_method
-from configs.controllers import MeasuredController
-from configs.method import Method
+from configs.method import MeasuredController, Method
 from decoding.controllers.base import FixedDepth
 from decoding.controllers.goodput import GoodputController
 from tests import toys

@@ -1,4 +1,4 @@
-"""What the schema makes of LANTERN's options and of trees with names, and what it refuses, by its message."""
+"""Options of LANTERN and named trees, and their refusals."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from pydantic import ValidationError
 
 from actors.loading.method import build_lantern, build_method, build_tree
 from configs.acceptance import LanternAcceptance
-from configs.method import NAMED_TREE_LEVELS, Method, StaticTree
+from configs.load import ConfigError
+from configs.method import Method
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
+from configs.trees import NAMED_TREE_LEVELS, StaticTree
 from decoding.acceptance import Lantern, LanternResidual
 from decoding.trees.named import NAMED_PATHS
 from models.llamagen import neighbours
@@ -43,9 +45,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"delta": -0.1}, "greater than or equal to 0"),
     ({"delta": 1.5}, "tvd is never above 1; .* LANTERN\\+\\+'s λ, which is divergence: multiplicative"),
     ({"delta": 5.0, "divergence": "jsd"}, "jsd is never above 1"),
-    ({"divergence": "multiplicative"}, "delta 0.1 is λ where divergence is multiplicative, and must be at least 1"),
+    ({"divergence": "multiplicative"}, "delta 0.1 is λ for the divergence multiplicative, and must be at least 1"),
     ({"metric": "cosine", "codebook": "normalised"}, "the metric cosine, which compares directions already"),
-    ({"metric": "random", "codebook": "normalised"}, "the metric random, which looks at no codes"),
+    ({"metric": "random", "codebook": "normalised"}, "the metric random, which compares no codes"),
     ({"seed": 3}, "seed 3 is for the metric random; l2 draws nothing"),
     ({"draw": "residual"}, "'coupled', 'paper' or 'code'"),
     ({"lossless": True}, "Extra inputs are not permitted"),
@@ -81,7 +83,7 @@ def test_a_text_has_no_codes_that_look_alike() -> None:
         "method": {"drafter": {"kind": "model"}, "acceptance": {"kind": "lantern"}},
         "sink": {"path": "out"},
     }
-    with pytest.raises(ValidationError, match=r"method\.acceptance 'lantern' takes codes for others"):
+    with pytest.raises(ValidationError, match=r"method\.acceptance 'lantern' accepts codes of similar images"):
         CaptionJob.model_validate_json(json.dumps(job))
 
 
@@ -152,7 +154,7 @@ def test_no_more_neighbours_can_be_asked_for_than_there_are(k: int, counts: bool
         assert build_lantern(choice, codebook(), 60).neighbourhood.num_neighbours == 59
         return
     with pytest.raises(
-        CodebookError, match=f"method.acceptance.k {k} asks for 60 neighbours, .* has 59; take a smaller k"
+        ConfigError, match=f"method.acceptance.k: {k} asks for 60 neighbours of a code, .* has 59; take a smaller k"
     ):
         build_lantern(choice, codebook(), 60)
 

@@ -1,4 +1,4 @@
-"""Reading a job file: overrides, and refusals that name the dotted path as the user wrote it."""
+"""Loading a job file: overrides, and refusals with the dotted path."""
 
 from __future__ import annotations
 

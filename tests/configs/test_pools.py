@@ -1,4 +1,4 @@
-"""Pools of actors: sizes that fit each other, a share of a GPU, and labels as Ray reads them."""
+"""Pools of actors: sizes, shares of a GPU, and labels."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_an_actor_has_a_share_of_one_gpu_or_whole_ones() -> None:
     assert Pool(num_gpus=0.25).num_gpus == 0.25
     assert "must be a share of one GPU, or a whole number of them" in message(num_gpus=1.5)
     assert "num_gpus (2) is more than one" in message(EnginePool, num_gpus=2.0)
-    assert "others would stand idle" in message(ActorPool, num_gpus=1.5)
+    assert "models run on one GPU" in message(ActorPool, num_gpus=1.5)
 
 
 def test_a_target_over_several_gpus_has_no_device_of_its_own() -> None:
@@ -58,4 +58,4 @@ def test_names_of_labels_are_taken_and_refused_as_ray_does(name: str) -> None:
     if validate_label_key(name) is None:
         assert Pool(label_selector={name: "a"}).label_selector == {name: "a"}
     else:
-        assert "is no name of a label" in message(label_selector={name: "a"})
+        assert "is not a label name" in message(label_selector={name: "a"})

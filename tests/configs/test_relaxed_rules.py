@@ -1,4 +1,4 @@
-"""What the schema says of the relaxed rules: lossy by name, refused where they could relax nothing."""
+"""Relaxed rules are marked as lossy, and refused if they could relax nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHAIN = {"kind": "chain", "length": 10}
 
 
 def method(acceptance: dict[str, Any], **changed: Any) -> Method:
-    # Through JSON, as a job file comes: lists become tuples there, and nowhere else.
+    # Through JSON, as for a job file, because only there lists become tuples.
     return Method.model_validate_json(
         json.dumps({"drafter": {"kind": "model"}, "tree": CHAIN, "acceptance": acceptance} | changed)
     )

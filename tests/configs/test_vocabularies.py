@@ -1,4 +1,4 @@
-"""Which drafters may be kept to some tokens, and what a job's choice becomes."""
+"""Restricted draft vocabularies: legal drafters, and the built parts."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def method(kind: str = "model", **vocabulary: Any) -> Method:
 
 
 def listed(folder: Path, *ids: int) -> str:
-    """A list of the toys' tokens, the first the most frequent."""
+    """A list of the toys' tokens, the most frequent first."""
     file = folder / "tokens.json"
     write_tokens(file, [TokenCount(number, f"w{number}", 100 - place) for place, number in enumerate(ids)], "toys")
     return str(file)
@@ -130,8 +130,8 @@ def test_a_list_is_held_against_the_tokenizer_and_its_content_is_part_of_what_th
     found = pair.check(job(tmp_path, path)).revisions["vocabulary_0"]
     assert pair.check(job(tmp_path, path, size=2)).revisions["vocabulary_0"] != found
     loaded = pair.load(job(tmp_path, path))
-    assert loaded.revisions["vocabulary_0"] == found
-    drafter = loaded.engine(2, 64).method.drafter
+    assert loaded.info.revisions["vocabulary_0"] == found
+    drafter = loaded.engine(2).method.drafter
     assert set(kept(drafter.inner.model.head)) >= {12, 30, 40}  # type: ignore[attr-defined]
 
 
@@ -165,7 +165,7 @@ def test_a_drafter_that_has_none_of_the_tokens_is_refused(tmp_path: Path) -> Non
     target.eos_ids = frozenset()
     model = toys.perturbed("llama", 0.02)
     model.head = type(model.head)(model.hidden_size, 8, bias=False)  # type: ignore[call-arg, arg-type]
-    with pytest.raises(ConfigError, match="the drafter has 8 tokens, and none of those that are chosen"):
+    with pytest.raises(ConfigError, match="the drafter has 8 tokens, and none of the chosen ones"):
         build_method(method(path=listed(tmp_path, 40, 12)), model, target)
 
 

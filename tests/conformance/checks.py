@@ -1,4 +1,4 @@
-"""The contract of every method, as functions: the tests run them, and the planted faults must make them fail.
+"""Checks of every method. Tests run them, and planted faults must make them fail.
 
 Each check runs an engine on toy models and compares tokens with an oracle that shares no code with it.
 """
@@ -47,7 +47,7 @@ def make_drafter(kind: str, family: str) -> Drafter:
 
 
 class Recorder:
-    """An acceptance rule that notes what the rule it wraps decided: taken depth, offered depth, sibling ranks."""
+    """Wraps an acceptance rule and records its decisions: accepted depth, offered depth, sibling ranks."""
 
     def __init__(self, rule: Acceptance) -> None:
         self.rule = rule
@@ -106,8 +106,8 @@ def _generated(family: str, request: Request, eos_ids: frozenset[int]) -> tuple[
 
 
 def generated(family: str, request: Request, eos_ids: frozenset[int]) -> tuple[int, ...]:
-    """What transformers' own `generate` gives for the target alone, greedy."""
-    # Arrays cannot be hashed; a prompt's text names its pictures.
+    """Greedy output of transformers' `generate` for the target alone."""
+    # Arrays cannot be hashed; the prompt's text identifies its images.
     return _generated(family, _Hashable.of(request), eos_ids)
 
 
@@ -118,12 +118,12 @@ def _referenced(family: str, request: Request, eos_ids: frozenset[int]) -> tuple
 
 
 def referenced(family: str, request: Request, eos_ids: frozenset[int]) -> tuple[int, ...]:
-    """What the slow reference gives, greedy or sampled."""
+    """Output of the slow reference, greedy or sampled."""
     return _referenced(family, _Hashable.of(request), eos_ids)
 
 
 class _Hashable(Request):
-    """A request that hashes by everything but its pictures."""
+    """A request that is hashed without its images."""
 
     @classmethod
     def of(cls, request: Request) -> _Hashable:
@@ -160,7 +160,7 @@ def check_greedy(
         assert done[request.sample_id].token_ids == generated(family, request, target.eos_ids), request.sample_id
         check_telemetry(done[request.sample_id])
     if drafter == "right" and tree == "chain":
-        # The target as its own drafter is never refused: every step takes all that it offered.
+        # Drafts of the target itself are all accepted.
         for completion in done.values():
             told = completion.telemetry
             assert told.ended_inside_path or told.num_accepted_draft_tokens == told.num_draft_tokens, told
@@ -180,7 +180,7 @@ def check_sampled(family: str, tree: str, drafter: str, slots: int, sampling: Sa
 
 
 def check_eos_at_every_depth(family: str, tree: str) -> None:
-    """A text ends right at its EOS wherever in the tree that falls: as first token, at each depth, as the bonus."""
+    """A text ends at its EOS as first token, at each depth of the tree, and as the bonus token."""
     depths_seen = set()
     base = Request("eos", *toys.prompt(family, 3), Sampling(max_new_tokens=16))
     full = generated(family, base, frozenset())
@@ -210,7 +210,7 @@ def check_eos_at_every_depth(family: str, tree: str) -> None:
 
 
 def check_cache(family: str, tree: str, drafter: str) -> None:
-    """After every commit, each row's memory equals a fresh prefill of that row's tokens, for target and drafter."""
+    """After every commit, each row's KV cache equals a fresh prefill of its tokens, for target and drafter."""
     target = toys.target(family)
     guess = make_drafter(drafter, family)
     engine = Engine(target, Method(guess, TREES[tree](), Exact()), 3, 128)
@@ -271,8 +271,8 @@ def joint_of_two_tokens(
 ) -> float:
     """Chi-square statistic, per degree of freedom, of three sampled tokens against the target's own probabilities.
 
-    The first token comes from the prefill, the second and third from one verify step. A statistic near 1 is what the
-    right distribution gives; its standard deviation is √(2 / dof).
+    The first token comes from the prefill, the second and third from one verify step. The right distribution
+    gives a statistic near 1, with the standard deviation √(2 / dof).
     """
     prompt, _ = toys.prompt("llama", 5)
     sampling = Sampling(max_new_tokens=3, temperature=1.4, top_k=3, ignore_eos=True)
@@ -318,7 +318,7 @@ def run_rejection(drafter: str, sampling: Sampling) -> Telemetry:
 
 
 def check_stop_strings(family: str) -> None:
-    """A stop string ends the text, is cut off it, and may be completed by a draft or by the target's own token."""
+    """A stop string ends the text and is cut off; a draft or the target's own token may complete it."""
     base = Request("stopped", *toys.prompt(family, 2), Sampling(max_new_tokens=20, ignore_eos=True))
     full = generated(family, base, frozenset())
     decode = toys.front_end(family).decode

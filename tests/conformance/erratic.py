@@ -1,4 +1,4 @@
-"""A controller without sense: it takes any depth at any step, and rests whenever it likes. Output must not care."""
+"""A controller with arbitrary depths, off included, which must not change the output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from decoding.controllers.base import Choice, Outcome
 
 
 class Erratic:
-    """Takes depths from `pattern`, over and over, or draws them when there is none; notes what it was told."""
+    """Repeats the depths of `pattern`, or draws random ones without it; records its outcomes."""
 
     can_be_off = True
 
@@ -28,7 +28,7 @@ class Erratic:
         if self._pattern:
             levels = min(max_levels, self._pattern[self.num_asked % len(self._pattern)])
         else:
-            # Often off, for several steps on end, with every depth in between.
+            # Often off for several steps in a row, with all depths in between.
             rests = self.is_off and self._random.random() < 0.5
             levels = 0 if rests or self._random.random() < 0.25 else self._random.randint(0, max_levels)
         self.is_off = levels == 0
@@ -40,5 +40,5 @@ class Erratic:
 
 
 def unsettled(method: Method, seed: int = 0, pattern: Sequence[int] = ()) -> Method:
-    """The method under such a controller."""
+    """The method with this controller."""
     return replace(method, controller=Erratic(seed, pattern))

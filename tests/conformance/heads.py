@@ -1,6 +1,6 @@
-"""The contract of drafters that are heads on the target, as functions: tests run them, planted faults must fail them.
+"""Checks of drafters that are heads on the target. Tests run them, and planted faults must make them fail.
 
-The heads are trained for a moment on the toy targets' own texts, so that they are right often and wrong often.
+The heads are trained briefly on texts of the toy targets, so that they are often right and often wrong.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def texts(family: str) -> Tensor:
 
 
 def teach(target: Target, task: HeadTask, num_steps: int, lr: float) -> None:
-    """Teach a head those texts, sixteen at a time; what the target wrote is to be learned."""
+    """Train a head on these texts, sixteen at a time, with loss on the target's tokens."""
     wanted = torch.arange(PROMPT_TOKENS + TEXT_TOKENS) >= PROMPT_TOKENS
     ids = texts(target.name)
     mask = torch.ones_like(ids[:1])
@@ -121,7 +121,7 @@ def check_sampled(kind: str, family: str, tree: str, sampling: Sampling) -> floa
 
 
 def check_independence(kind: str, family: str, tree: str, sampling: Sampling) -> None:
-    """Output *and acceptance* of a sample are those it has alone, whatever the batch, the order or the slot."""
+    """Output and acceptance of a sample do not depend on batch, order or slot."""
     wanted = checks.requests(family, 8, sampling)
     outputs = []
     for slots, order in ((1, wanted), (3, wanted[::-1]), (8, wanted[4:] + wanted[:4])):
@@ -136,7 +136,7 @@ def check_independence(kind: str, family: str, tree: str, sampling: Sampling) ->
 
 
 def check_eos(kind: str, family: str, tree: str) -> None:
-    """A text ends right at its EOS, wherever in a tree that falls."""
+    """A text ends at its EOS at every place of a tree."""
     inside = 0
     for sample in range(3):
         base = Request("eos", *toys.prompt(family, sample), Sampling(max_new_tokens=16))
@@ -157,7 +157,7 @@ def check_eos(kind: str, family: str, tree: str) -> None:
 
 
 class Watcher(checks.Recorder):
-    """An acceptance rule that hands every judgement to `look` before it is judged."""
+    """An acceptance rule that calls `look` before every decision."""
 
     def __init__(self, look: Callable[[Judgement], None]) -> None:
         super().__init__(Exact())
@@ -186,7 +186,7 @@ def true_states(family: str, request: Request, tokens: list[int]) -> Tensor:
 
 
 def true_pairs(network: EagleNetwork, family: str, request: Request, prefix: Prefix, tokens: list[int]) -> Tensor:
-    """What the head has to have read so far: column t is feature t with the embedding of token t + 1; (L, D)."""
+    """The expected inputs of the head: position t is feature t with the embedding of token t + 1; (L, D)."""
     states = true_states(family, request, tokens[:-1])
     rows = [
         prefix.embeds[column] if prefix.visual[column] else network.embed_tokens(prefix.token_ids[column])
@@ -198,7 +198,7 @@ def true_pairs(network: EagleNetwork, family: str, request: Request, prefix: Pre
 
 @torch.no_grad()
 def check_memory(family: str, tree: str, slots: int = 3, wanted: Sequence[Request] = ()) -> None:
-    """After every commit the head's memory equals a fresh encoding of all pairs with the target's own features."""
+    """After every commit, the head's KV cache equals a fresh encoding of all inputs with the target's features."""
     engine = make_engine("eagle", family, tree, slots)
     drafter: Any = engine.method.drafter
     for request in wanted or checks.requests(family, 10):
@@ -243,7 +243,7 @@ def line(tree: DraftTree, row: int, node: int) -> list[int]:
 
 
 def check_drafts(kind: str, family: str, tree: str) -> None:
-    """Every node's children are what a slow head says, node by node, with no batch, no memory and no tree."""
+    """Every node's children equal those of a slow head, node by node, without batch, KV cache or tree."""
     engine = make_engine(kind, family, tree, 3)
     drafter: Any = engine.method.drafter
     slow = copy.deepcopy(eagle(family))
@@ -270,7 +270,7 @@ def check_drafts(kind: str, family: str, tree: str) -> None:
                 logits = said[len(path)] if kind == "medusa" else slow_logits(slow, drafter.head, pairs, path)
                 best = logits.topk(len(below) + 1)
                 if float((best.values[:-1] - best.values[1:]).min()) < 1e-3:
-                    continue  # too close for rounding to agree on the order
+                    continue  # closer than rounding
                 assert below == best.indices[:-1].tolist(), (request.sample_id, path)
                 counted[0] += 1
 
@@ -280,7 +280,7 @@ def check_drafts(kind: str, family: str, tree: str) -> None:
 
 
 def slow_logits(network: EagleNetwork, head: Any, pairs: Tensor, path: list[int]) -> Tensor:
-    """The head's logits after a drafted path: every token is read with the output at the token before it."""
+    """The head's logits after a drafted path; each token is encoded with the output at the token before it."""
     inputs = pairs
     for token in [*path, None]:
         positions = torch.arange(inputs.shape[0])[None]

@@ -1,4 +1,4 @@
-"""What every method on image models has to fulfil, as checks that a test states and a planted fault must break."""
+"""Checks of every method on image models. Tests run them, and planted faults must make them fail."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _referenced(kind: str, index: int, mode: str, scale: float) -> tuple[int, ..
 
 
 def expected(kind: str, wanted: Sequence[Request], mode: str) -> dict[str, tuple[int, ...]]:
-    """What the slow single-image reference gives for `images.requests` of a mode."""
+    """Codes of the slow single-image reference for `images.requests` of a mode."""
     return {r.sample_id: _referenced(kind, i, mode, r.sampling.guidance_scale) for i, r in enumerate(wanted)}
 
 

@@ -1,6 +1,6 @@
-"""Every method of the project on toy models, one line each: what the conformance suite runs on every family.
+"""Every method on toy models, one line each, which the conformance suite runs on every family.
 
-Lossy rules stand here at their zero setting, where they have to equal the target's own output. A new method adds one.
+Lossy rules are at their zero setting, at which they equal the target's output. A new method adds one line.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def drafted(
     rule: Acceptance | None = None,
     policy: Policy | None = None,
 ) -> Make:
-    """A method that drafts with the disturbed target behind `contexts`."""
+    """A method that drafts with the perturbed target and `contexts`."""
 
     def make(family: str) -> Method:
         merge = Ensemble(EnsembleOptions(policy, steps=4)) if policy else None
@@ -46,7 +46,7 @@ def drafted(
 
 
 def sliced(contexts: list[Context], tree: Callable[[], TreePolicy], policy: Policy | None = None) -> Make:
-    """A method that drafts every other token and nothing else."""
+    """A method with every other token as its draft vocabulary."""
 
     def make(family: str) -> Method:
         model = copy.copy(toys.perturbed(family, 0.02))
@@ -105,7 +105,7 @@ METHODS: dict[str, tuple[Make, tuple[str, ...]]] = {
     "random-zero": (drafted([Full()], bush, RandomRelaxation(0.0)), EVERY),
     "typical-zero": (drafted([Full()], bush, Typical(epsilon=1.0, alpha=1e9)), EVERY),
     "lantern-zero": (drafted([Full()], bush, Lantern(NEIGHBOURS, 60, 0.0)), EVERY),
-    # Combinations that no paper has run.
+    # Combinations without a paper.
     "tabed+sage+lvspec-zero": (
         drafted(MT, SageTree, LVSpec(0.0, 3, position_shift=False), policy="inverse_softmax"),
         VISUAL,
@@ -128,7 +128,7 @@ def every_case() -> list[Case]:
 
 
 def covering_cases() -> list[Case]:
-    """A set in which every pair of values that can stand together does so at least once; greedy and deterministic."""
+    """A covering set of all legal pairs of values; greedy and deterministic."""
     cases = every_case()
     pairs = {case: _pairs(case) for case in cases}
     open_pairs = set().union(*pairs.values())

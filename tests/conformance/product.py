@@ -1,9 +1,9 @@
-"""The full product of the conformance suite, run by `make test-product`; its result is committed beside it.
+"""The full product of the conformance suite, run by `make test-product`; its result is committed.
 
 python -m tests.conformance.product      # every method × family × batch × mode; writes product.json
 
-Vision-language families are asked with images, and with a video in every third request where they take any. Image
-models stand under what they are conditioned on: text, class. Lossy rules run at their zero setting, as `…-zero`.
+Vision-language families get images, and a video in every third request if they support it. Image models are listed by
+their condition: text, class. Lossy rules run at their zero setting, as `…-zero`.
 """
 
 from __future__ import annotations

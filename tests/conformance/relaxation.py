@@ -1,4 +1,4 @@
-"""The contract of every lossy rule, as functions: strict at its zero setting, honest about what it relaxes."""
+"""Checks of every lossy rule: exact at its zero setting, and correct counts of relaxed tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests import toys
 from tests.conformance import checks
 
 NEIGHBOURS = nearest_codes(torch.zeros(toys.VOCAB_SIZE, 1), toys.VOCAB_SIZE - 1, Proximity("random"))
-"""The toys' tokens are no codes; neighbours by lot put a rule to the same test."""
+"""Random neighbours, because the toys' tokens are not codes."""
 ZERO: dict[str, Callable[[], RelaxedRule]] = {
     "lvspec": lambda: LVSpec(0.0, 3, position_shift=False),
     "fly": lambda: Fly(min_entropy=100.0, window=1),
@@ -66,7 +66,7 @@ def decode(
 
 
 def check_zero(family: str, tree: str, rule: RelaxedRule, slots: int, sampling: Sampling) -> None:
-    """At its zero setting a lossy rule gives the target's own text, and says that it relaxed nothing."""
+    """At its zero setting, a lossy rule gives the target's own text and counts no relaxed token."""
     wanted = checks.requests(family, 9, sampling)
     done = decode(family, tree, rule, slots, wanted)
     eos_ids = toys.target(family).eos_ids
@@ -78,8 +78,8 @@ def check_zero(family: str, tree: str, rule: RelaxedRule, slots: int, sampling: 
 
 
 def check_honest(family: str, tree: str, rule: RelaxedRule, slots: int, temperature: float) -> tuple[int, int]:
-    """Tokens that are not the target's own choice are exactly the relaxed ones, none of them special; the target's
-    choice is found anew over the text as it was emitted. Returns relaxed and accepted drafts."""
+    """Tokens that differ from the target's choice over the emitted text are exactly the relaxed ones, none of them
+    special. Returns relaxed and accepted drafts."""
     sampling = Sampling(temperature=temperature)
     wanted = checks.requests(family, 12, sampling)
     done = decode(family, tree, rule, slots, wanted)
@@ -99,7 +99,7 @@ def check_honest(family: str, tree: str, rule: RelaxedRule, slots: int, temperat
 
 @torch.inference_mode()
 def own_choices(family: str, request: Request, completion: Completion) -> list[int]:
-    """What the target would have taken at each place of an emitted text; transformers' forward over the whole text."""
+    """The target's choice at each place of an emitted text, by transformers' forward over the whole text."""
     model = toys.oracle(family)
     prompt: Any = model(**toys.front_end(family).encode(request.prompt, request.images, request.videos), use_cache=True)
     text = torch.tensor([completion.token_ids[:-1]], dtype=torch.long)

@@ -1,6 +1,6 @@
-"""The contract of drafters that rest, as functions: tests run them, planted faults must fail them.
+"""Checks of drafters that are off for some steps. Tests run them, and planted faults must make them fail.
 
-The oracle knows nothing of steps: the drafter's own model over prompt, text and drafts, in one forward.
+The oracle is the drafter's model over prompt, text and drafts in one forward.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def unsettled_engine(pattern: list[int], family: str = "llama") -> tuple[Engine,
 
 @torch.no_grad()
 def check_chains(pattern: list[int]) -> int:
-    """Every draft is what the drafter's model says after prompt, text and the drafts before it, in one forward."""
+    """Every draft is the drafter's choice after prompt, text and the drafts before it, in one forward."""
     engine, drafter = unsettled_engine(pattern)
     model: Any = drafter.model
     decoder = copy.deepcopy(model.decoder)
@@ -57,7 +57,7 @@ def check_chains(pattern: list[int]) -> int:
             said = model.head(decoder(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[0])
             best = said[-len(drafts) - 1 : -1].topk(2)
             for draft, tokens, values in zip(drafts, best.indices.tolist(), best.values, strict=True):
-                if float(values[0] - values[1]) > 1e-3:  # nearer ones are rounding's to choose
+                if float(values[0] - values[1]) > 1e-3:  # closer than rounding
                     assert draft == tokens[0], (progress.request.sample_id, len(progress.token_ids), pattern)
                     counted[0] += 1
 
@@ -67,7 +67,7 @@ def check_chains(pattern: list[int]) -> int:
 
 
 def late_engine(monkeypatch: pytest.MonkeyPatch, pattern: list[int], until_drafted: bool = True) -> None:
-    """Engines of the heads' checks get this pattern, and a step of theirs may go on until something was drafted."""
+    """Gives engines of the heads' checks this pattern; their steps repeat until there are drafts."""
     make = heads.make_engine
 
     def unsettled_heads(kind: str, family: str, tree: str, slots: int, rule: Any = None) -> Engine:

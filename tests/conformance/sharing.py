@@ -1,4 +1,4 @@
-"""What has to hold where samples share prompts: outputs as if they did not, memory as after a prefill of their own."""
+"""Checks of shared prompts: outputs and KV caches equal those without sharing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ LIVELY = Sampling(temperature=1.5, top_k=5, ignore_eos=True)
 
 
 def equal_prompts(family: str, count: int = 9, sampling: Sampling | None = None) -> list[Request]:
-    """Requests of three prompts in turns; each has arrays, a seed and a limit of its own."""
+    """Requests of three prompts in turns, each with separate arrays, seed and limit."""
     base = sampling or Sampling()
     made = []
     for i in range(count):
@@ -42,7 +42,7 @@ def equal_prompts(family: str, count: int = 9, sampling: Sampling | None = None)
 
 
 class Read:
-    """Counts what the forwards over prompts read: `whole` prompts or stems, `behind` stems, and their `columns`."""
+    """Counts prefills: `whole` prompts or stems, continuations `behind` stems, and their positions (`columns`)."""
 
     def __init__(self, patch: pytest.MonkeyPatch, of: LaneModel) -> None:
         self.whole = self.behind = self.columns = 0
@@ -65,7 +65,7 @@ class Read:
 
 
 def check_equal_prompts(method: str, family: str, slots: int, sampling: Sampling | None = None) -> int:
-    """Output equals the oracle's, whoever shares a prompt; returns how many prompts the target read."""
+    """Output equals the oracle's with shared prompts; returns the number of prefilled prompts."""
     target = toys.target(family)
     engine = Engine(target, METHODS[method][0](family), slots, 160)
     wanted = equal_prompts(family, sampling=sampling)
@@ -84,7 +84,7 @@ def check_equal_prompts(method: str, family: str, slots: int, sampling: Sampling
 
 
 def check_memory(family: str, method: str = "sd-chain", wanted: Sequence[Request] = ()) -> None:
-    """After every step each row holds what a prefill of its own tokens gives, in the target and in the drafter."""
+    """After every step, each row's KV cache equals a prefill of its tokens, for target and drafter."""
     target = toys.target(family)
     made = METHODS[method][0](family)
     engine = Engine(target, made, 4, 160)
@@ -109,7 +109,7 @@ def check_memory(family: str, method: str = "sd-chain", wanted: Sequence[Request
 
 
 def check_images(method: str, kind: str, mode: str = "sampled-guided") -> int:
-    """Images of one condition with several seeds equal those made one at a time; returns how many prompts were read."""
+    """Images of one condition with several seeds equal those generated one at a time; returns prefilled prompts."""
     sampling = images.MODES[mode]
     base = images.images.requests(kind, 2, sampling)
     wanted = [replace(base[i % 2], sample_id=f"image-{i}", seed=i, replica=i) for i in range(6)]
@@ -126,7 +126,7 @@ def check_images(method: str, kind: str, mode: str = "sampled-guided") -> int:
 
 
 def check_pictures_alone(family: str) -> None:
-    """Samples of one text over different pictures of one size are different samples."""
+    """Samples with equal texts and different images of one size are different."""
     text, pictures = toys.prompt(family, 2)
     shapes = [picture.shape for picture in pictures]
     assert shapes, "the prompt has pictures"
@@ -151,14 +151,14 @@ def check_pictures_alone(family: str) -> None:
 
 @contextmanager
 def small_savings() -> Iterator[None]:
-    """Lets prompts as short as toys' share what they begin with."""
+    """Allows sharing of prefixes as short as the toys' prompts."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(prefill_batching, "MIN_SAVING", 1)
         yield
 
 
 def questions(family: str, sampling: Sampling | None = None, count: int = 9) -> list[Request]:
-    """Questions of different lengths about two samples in turns, the second with a video; of texts, about one."""
+    """Questions of different lengths about two samples in turns, the second with a video; one sample for texts."""
     base = sampling or Sampling()
     num_samples = 2 if toys.FAMILIES[family].takes_images else 1
     made = []
@@ -174,7 +174,7 @@ def questions(family: str, sampling: Sampling | None = None, count: int = 9) -> 
 
 
 def check_questions(method: str, family: str, slots: int, sampling: Sampling | None = None) -> Read:
-    """Output equals the oracle's though prompts share what they begin with; returns what the target read."""
+    """Output equals the oracle's with shared prefixes; returns the target's prefills."""
     target = toys.target(family)
     engine = Engine(target, METHODS[method][0](family), slots, 160)
     wanted = questions(family, sampling)
@@ -190,7 +190,7 @@ def check_questions(method: str, family: str, slots: int, sampling: Sampling | N
 
 
 def check_drafts(method: str, family: str, wanted: Sequence[Request]) -> None:
-    """Drafts are taken as often as where every sample is alone: sharing changes nothing for the drafter either."""
+    """Acceptance equals that of samples alone: sharing does not change drafts."""
     told = []
     for slots in (1, 9):
         engine = Engine(toys.target(family), METHODS[method][0](family), slots, 160)
@@ -202,7 +202,7 @@ def check_drafts(method: str, family: str, wanted: Sequence[Request]) -> None:
 
 
 def check_states(family: str, wanted: Sequence[Request] = ()) -> int:
-    """Rows and states behind a stem equal those of prompts that were run whole; returns how many were run behind."""
+    """Rows and states behind a stem equal those of whole prompts; returns the number of continuations."""
     target = toys.target(family)
     prompts = [[target.encode(one.prompt, one.images, one.videos)] for one in wanted or questions(family)]
     slots = SlotBatch(torch.arange(len(prompts)), tuple(range(len(prompts))), (0,) * len(prompts))
@@ -221,7 +221,7 @@ def check_states(family: str, wanted: Sequence[Request] = ()) -> int:
 
 
 def check_picture_last(family: str) -> None:
-    """Prompts whose picture follows different words: features that layers add are never behind a stem."""
+    """Prompts whose image follows different words: features that layers add are never behind a stem."""
     words = " ".join(f"w{5 + i}" for i in range(30))
     text, pictures = toys.prompt(family, 2)
     assert pictures

@@ -1,4 +1,4 @@
-"""Trees of a different shape in every row, and drafts copied from the text: the output stays the target's own."""
+"""Trees of a different shape per row, and prompt lookup: the output equals the target's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from models.target import Target
 from tests import toys
 from tests.conformance import checks, heads
 
-# The toys' distributions are flat; a sharper bound on depth and a lower threshold make their trees deep as well.
+# The toys' distributions are flat, so these depths and a lower threshold are needed for deep trees.
 DEEP = SageSettings(min_depth=5, threshold_scale=0.004, history_window=3, history_high=1.0, history_low=0.3)
 TREES: dict[str, Callable[[], TreePolicy]] = {
     "sage": SageTree,
@@ -121,7 +121,7 @@ def test_the_target_as_its_own_drafter_is_taken_to_the_trees_end() -> None:
         replace(one, sampling=Sampling(max_new_tokens=40, ignore_eos=True)) for one in checks.requests("llama", 5)
     ]
     taken = [one.telemetry for one in checks.run(Engine(toys.target("llama"), method, 3, 128), wanted).values()]
-    # All first children of a plan are right, so a step takes as many drafts as its tree is deep.
+    # All first children are right, so a step accepts as many drafts as its tree is deep.
     for told in taken:
         depth = told.extras["tree_depth_mean"]
         assert told.num_accepted_draft_tokens >= told.num_spec_steps * depth - 1e-3 - int(told.ended_inside_path)
@@ -139,7 +139,7 @@ def test_an_adaptive_tree_tells_its_mean_shape() -> None:
 
 
 def without_attention() -> Target:
-    """A target whose next token depends on the last one alone: greedy, it soon goes round in a circle."""
+    """A target whose next token depends only on the last one, so that greedy texts repeat."""
     target = toys.target("llama")
     with torch.no_grad():
         for layer in target.decoder.layers:  # type: ignore[union-attr]

@@ -1,6 +1,6 @@
-"""A drafter that was off drafts what it would have drafted had it followed every step, whatever the pattern of steps.
+"""A drafter that was off for any pattern of steps gives the drafts of one that was never off.
 
-The oracles know nothing of steps: the drafter's model over the whole text, a slow head node by node, a fresh prefill.
+Oracles: the drafter's model over the whole text, a slow head node by node, and a fresh prefill.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def test_a_prompt_that_the_drafter_refuses_late_costs_its_row_the_drafts_and_no_
 
 
 def count_prompts(drafter: ModelDrafter, refused: Container[str] = ()) -> list[str]:
-    """Whose prompts the drafter makes from now on; it refuses those of some samples."""
+    """Makes the drafter refuse the prompts of some samples."""
     made: list[str] = []
     make = drafter.prefixes
 

@@ -1,4 +1,4 @@
-"""Draft and grow, verify, judge and commit each compile as one whole graph, and give what they give uncompiled."""
+"""Draft, verify, accept and commit each compile as one whole graph, with the results of eager mode."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def fresh_compiler() -> Iterator[None]:
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """One graph or an error; the backend runs it as traced, since tracing is what is tested."""
+    """Compiles to one graph or raises; the backend runs the traced graph."""
     return torch.compile(function, fullgraph=True, dynamic=False, backend="eager")
 
 
 def started(name: str) -> Engine:
-    """An engine with three samples in its slots, a few steps in."""
+    """An engine with three samples after a few steps."""
     ensemble, tree, rule = METHODS[name]
     contexts = [Full(), TextOnly()] if ensemble else [Full()]
     merge = Ensemble(EnsembleOptions("matches", steps=4)) if ensemble else SingleLane()
@@ -65,7 +65,7 @@ def started(name: str) -> Engine:
     return engine
 
 
-# Tracing takes seconds each: two of them go over most of the code, `make test-product` runs the rest as well.
+# Tracing takes seconds: two cases cover most of the code, and `make test-product` runs all.
 ALWAYS = ("tabed", "sage+lvspec")
 
 

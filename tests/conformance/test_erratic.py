@@ -1,4 +1,4 @@
-"""No depth, off included, changes a token: every drafter and tree under a controller without sense."""
+"""No depth, off included, changes a token: every drafter and tree with an arbitrary controller."""
 
 from __future__ import annotations
 

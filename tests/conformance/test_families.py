@@ -1,7 +1,6 @@
 """The lossless promise for every model family: one `Target` serves them all, each against its own `generate`.
 
-Prompts hold no, one or two pictures of different sizes and every third a video, so rows with and without share every
-batch.
+Prompts have zero to two images of different sizes, and every third a video, so that every batch mixes them.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ def test_a_planted_fault_is_caught(
     fault: Callable[[pytest.MonkeyPatch], None], family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without the fault this is a case of the first test of this file, which passes.
-    # Some faults are seen when a model is loaded, too; here the check has to see them.
+    # Some faults are also found when a model is loaded; here the check must find them.
     monkeypatch.setattr("models.target.prove", lambda *_: None)
     fault(monkeypatch)
     with pytest.raises(AssertionError):

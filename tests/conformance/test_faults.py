@@ -1,7 +1,6 @@
-"""A suite that a planted bug passes is no suite: each fault here must make its check fail.
+"""Planted faults: each must make its check fail.
 
-The checks are those that the other conformance tests run, unchanged. Every fault is one that an engine of this kind has
-really had somewhere.
+The checks are those of the other conformance tests. Every fault has occurred in an engine of this kind.
 """
 
 from __future__ import annotations
@@ -262,7 +261,7 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
 def test_a_planted_fault_is_caught(
     fault: Callable[[Patch], None], check: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Some faults are seen when a model is loaded, too; here the check has to see them.
+    # Some faults are also found when a model is loaded; here the check must find them.
     monkeypatch.setattr("models.target.prove", lambda *_: None)
     fault(monkeypatch)
     try:

@@ -1,4 +1,4 @@
-"""Faults of adaptive trees and of look-up, each of which a check must catch."""
+"""Planted faults of adaptive trees and prompt lookup: each must make its check fail."""
 
 from __future__ import annotations
 

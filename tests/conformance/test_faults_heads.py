@@ -1,4 +1,4 @@
-"""Faults that heads have really had: each must make its check fail, and lossless output hides most of them."""
+"""Planted faults of heads: each must make its check fail; most do not change lossless output."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def accepted_features_are_shifted_by_one(patch: Patch) -> None:
 
 
 def accepted_tokens_keep_the_heads_own_features(patch: Patch) -> None:
-    """The tree's columns are committed as they are, instead of being encoded again with the target's features."""
+    """The tree's positions are committed unchanged, instead of being encoded again with the target's features."""
     commit = EagleDrafter.commit
 
     def lazy(self: Any, judgement: Any, verdict: Any) -> None:
@@ -177,7 +177,7 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
 
 
 def checks_cache() -> None:
-    """A model drafter commits the columns that `origin` names."""
+    """A model drafter commits the positions of `origin`."""
     with pytest.MonkeyPatch.context() as inner:
         inner.setitem(checks.TREES, "dynamic", lambda: DynamicTree(3, 2, 6))
         checks.check_cache("llama", "dynamic", "perturbed")
@@ -194,7 +194,7 @@ def test_a_planted_fault_is_caught(
 
 
 def test_a_wrong_head_is_invisible_in_the_output_and_visible_in_the_acceptance(monkeypatch: Patch) -> None:
-    """Why drafts have to be compared at all: lossless output does not tell a good head from a broken one."""
+    """Drafts must be compared, because a broken head does not change lossless output."""
     good = heads.check_sampled("eagle", "llama", "dynamic", Sampling())
     prompt_features_are_shifted_by_one(monkeypatch)
     accepted_features_are_shifted_by_one(monkeypatch)

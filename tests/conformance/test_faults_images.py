@@ -1,4 +1,4 @@
-"""Faults of guided image decoding, each of which its check has to catch; see `test_faults`."""
+"""Planted faults of guided image decoding: each must make its check fail."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def refill_keeps_the_old_scale(patch: Patch) -> None:
 
 
 def condition_positions_turn_by_nothing(patch: Patch) -> None:
-    """Rows of ones instead of zeros: the identity, which the published weights never saw."""
+    """Rows of ones instead of zeros: the identity, which the published weights were not trained with."""
     tables = rotary.GridRotary._tables
 
     def identity(self: Any) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""Faults of drafters that rest, each of which must make its check fail."""
+"""Planted faults of drafters that are off for some steps: each must make its check fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Patch = pytest.MonkeyPatch
 
 
 def without_drafts(commit: Callable[..., None], wrong: Callable[[Any, Any, Any], None]) -> Callable[..., None]:
-    """A commit that is wrong after steps without drafts, and only there."""
+    """A commit that is wrong only after steps without drafts."""
 
     def changed(self: Any, judgement: Any, verdict: Any) -> None:
         commit(self, judgement, verdict)
@@ -38,7 +38,7 @@ def a_missed_token_is_forgotten(patch: Patch) -> None:
 
 def the_batch_catches_up_only_as_far_as_its_youngest_row(patch: Patch) -> None:
     class Least(list[int]):
-        """Believes of every slot what is true of the one that missed least."""
+        """Applies to every slot the state of the one that missed least."""
 
         def __getitem__(self, place: Any) -> Any:
             return min((value for value in self if value), default=0)

@@ -1,4 +1,4 @@
-"""Faults of shared prefills: each is planted, and the contract must notice."""
+"""Planted faults of shared prefills: each must make its check fail."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ of = Prefix.of
 
 
 def features_of_layers_may_come_later(patch: Patch) -> None:
-    # As if no layer added any: the first words of a prompt are a stem though its picture comes behind them.
+    # Ignores features that layers add: the first words are a stem although an image follows.
     common = prefill_batching._common_length
     patch.setattr(
         prefill_batching, "_common_length", lambda some: common([replace(prefix, deepstack=()) for prefix in some])
@@ -151,7 +151,7 @@ def features_of_layers_may_come_later(patch: Patch) -> None:
 
 
 def pairs_of_all_samples_are_taken_for_the_firsts(patch: Patch) -> None:
-    # The last pair holds the first token, which is each sample's own.
+    # The last pair contains the first token, which differs between samples.
     _behind(patch, lambda rests, starts: ([rests[0]] * len(rests), starts))
 
 
@@ -192,7 +192,7 @@ def memory_of_a_head() -> None:
 
 
 def memory_of_one_prompt() -> None:
-    # No other prompt is longer, whose columns would be copied along.
+    # Without a longer prompt, whose positions would be copied as well.
     sharing.check_memory(
         "llava", wanted=sharing.equal_prompts("llava", 24, Sampling(ignore_eos=True))[1 :: sharing.NUM_PROMPTS]
     )
@@ -229,7 +229,7 @@ FAULTS: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
 def test_a_planted_fault_is_caught(fault: Callable[[Patch], None], check: Callable[[], object]) -> None:
     check()
     with pytest.MonkeyPatch.context() as patch:
-        # Some faults are seen when a model is loaded, too; here the check has to see them.
+        # Some faults are also found when a model is loaded; here the check must find them.
         patch.setattr("models.target.prove", lambda *_: None)
         fault(patch)
         try:

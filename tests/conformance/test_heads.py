@@ -1,4 +1,4 @@
-"""EAGLE and Medusa heads under every tree: the output is the target's own, and the drafts are the heads' own."""
+"""EAGLE and Medusa heads with every tree: the output equals the target's, and drafts equal the heads'."""
 
 from __future__ import annotations
 

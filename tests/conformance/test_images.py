@@ -1,4 +1,4 @@
-"""Image models on the one engine: guided lanes, conditions of different lengths, trees that end with the image."""
+"""Image models: guided lanes, conditions of different lengths, trees cut at the end of the image."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_image_equals_the_slow_reference(method: str, kind: str, slots: in
 
 @pytest.mark.parametrize("kind", images.KINDS)
 def test_trees_of_a_drafter_that_knows_the_target_are_walked_to_the_last_code(kind: str) -> None:
-    """The drafter is the target: a chain of 5 takes everything, and the image still has exactly its codes."""
+    """The drafter is the target: a chain of 5 accepts all drafts, and the image has exactly its codes."""
     target = images.target(kind)
     engine = Engine(target, Method(images.smaller(target, kind, noise=0.0), Chain(5), Exact()), 4, 64)
     wanted = images.requests(kind, 5, contract.MODES["sampled-guided"])
@@ -44,13 +44,13 @@ def test_trees_of_a_drafter_that_knows_the_target_are_walked_to_the_last_code(ki
     for request in wanted:
         told = done[request.sample_id].telemetry
         assert done[request.sample_id].token_ids == reference[request.sample_id]
-        # The prefill gives one code, two steps six each, the last three: sixteen.
+        # One code from the prefill, six from each of two steps, three from the last: sixteen.
         assert told.num_spec_steps == 3
         assert told.num_accepted_draft_tokens == told.num_draft_tokens == 12
 
 
 def test_the_drafter_stops_being_guided_with_its_target() -> None:
-    """The drafter is the target, so every draft is accepted, beyond the interval's end as before it."""
+    """The drafter is the target, so every draft is accepted, also beyond the guidance interval."""
     sampling = replace(contract.MODES["sampled-interval"], guidance_interval=4)
     target = images.target("text")
     engine = Engine(target, Method(images.smaller(target, "text", noise=0.0), Chain(4), Exact()), 3, 64)
@@ -59,7 +59,7 @@ def test_the_drafter_stops_being_guided_with_its_target() -> None:
 
 
 def test_drafts_of_a_disturbed_copy_are_accepted_partly() -> None:
-    """Otherwise the trees above are never walked, and their tests prove nothing."""
+    """Ensures that the tests above accept paths of trees."""
     length = contract.check_equal("sd-tree", "text", 4, "sampled-guided")
     assert 1.2 < length < 3.8
 
@@ -141,7 +141,7 @@ def test_an_independent_drafter_keeps_it_too() -> None:
 
 
 class NoLook(TorchDispatchMode):
-    """Lets every operation through but those that ask the device for a number, or for how many there are."""
+    """Raises on operations that read a number or a count from the device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__

@@ -1,4 +1,4 @@
-"""LANTERN on guided image models through the engine: honest about what it relaxes, strict where that is nothing."""
+"""LANTERN on guided image models: correct counts of relaxed codes, and exact at its zero setting."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TREES: dict[str, Callable[[], TreePolicy]] = {
 def decode(
     rule: Acceptance, tree: str, sampling: Sampling, slots: int = 4, count: int = 8, order: int = 1
 ) -> tuple[list[Request], dict[str, Completion]]:
-    """Images of one rule, drafted by a disturbed copy of the target."""
+    """Images of one rule, drafted by a perturbed copy of the target."""
     target = images.target(KIND, sampling.guidance_scale > 1.0)
     method = Method(images.smaller(target, KIND, noise=0.05), TREES[tree](), rule)
     wanted = images.requests(KIND, count, sampling)
@@ -43,7 +43,7 @@ def decode(
 
 
 def replayed(request: Request, codes: tuple[int, ...]) -> list[tuple[int, Tensor]]:
-    """The slow reference over an emitted image: at each place its own choice and the distribution it was made from."""
+    """The slow reference over an emitted image: its choice and its distribution at each place."""
     seen = []
     key = torch.tensor([key_of(request.seed, request.sample_id, request.replica)])
 
@@ -65,7 +65,7 @@ def replayed(request: Request, codes: tuple[int, ...]) -> list[tuple[int, Tensor
 @pytest.mark.parametrize("tree", ["chain", "dynamic"])
 @pytest.mark.parametrize("mode", ["greedy-guided", "sampled-guided", "sampled-interval"])
 def test_every_code_against_the_targets_choice_was_close_to_it_and_counted(mode: str, tree: str) -> None:
-    """Judged after guidance, temperature and filters: the reference is asked anew over the image as it was emitted."""
+    """Compares with the reference over the emitted image, after guidance, temperature and filters."""
     delta = 0.4
     wanted, done = decode(Lantern(contract.NEIGHBOURS, K, delta), tree, contract.MODES[mode])
     total = 0

@@ -1,4 +1,4 @@
-"""Steps that are looked at when the next one was launched: the same outputs, the same telemetry, nothing lost."""
+"""Asynchronous output processing gives the same outputs and telemetry."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.conformance.erratic import Erratic, unsettled
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All engines read late."""
+    """Enables asynchronous output processing in all engines."""
     monkeypatch.setattr(Engine, "__init__", functools.partialmethod(Engine.__init__, async_output=True))
 
 
@@ -149,7 +149,7 @@ def test_where_the_host_computes_steps_are_looked_at_at_once() -> None:
 
 
 def poison(target: Any, number: int) -> Callable[..., Any]:
-    """Logits that are no numbers in every forward from one on."""
+    """NaN logits in every forward from a given one on."""
     head, calls = target.head.forward, [0]
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:
@@ -176,7 +176,7 @@ def test_rows_without_numbers_and_rows_without_time_end_once(monkeypatch: pytest
 
 
 def test_windows_hold_what_was_made_unseen() -> None:
-    # Every draft is taken, so a text crosses a window's end by several columns at once.
+    # Every draft is accepted, so a text crosses the end of the window by several positions at once.
     wanted = [replace(one, sampling=Sampling(max_new_tokens=150, ignore_eos=True)) for one in endless(30)]
     method = Method(checks.make_drafter("right", "llama"), Chain(5), Exact())
     done = checks.run(Engine(toys.target("llama"), method, 3, 200, async_output=True), wanted)
@@ -195,7 +195,7 @@ def test_a_drafter_that_refuses_late_refuses_no_row_that_has_ended() -> None:
         raise PromptError("no such words")
 
     drafter.prefixes = refuse  # type: ignore[method-assign]
-    # Drafts are wanted for the first time when the text has ended and nobody has seen it.
+    # The first drafts are requested after the text has ended, before its output is processed.
     pattern = [0] * len(expected.token_ids) + [2]
     method = unsettled(Method(drafter, Chain(4), Exact()), pattern=pattern)
     assert isinstance(method.controller, Erratic)

@@ -1,4 +1,4 @@
-"""The lossless promise: whatever drafts, the output is the target's own."""
+"""The lossless promise: with every drafter, the output equals the target's."""
 
 from __future__ import annotations
 

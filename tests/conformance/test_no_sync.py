@@ -1,4 +1,4 @@
-"""Draft, grow, verify, judge and commit never ask the device for a number.
+"""Draft, verify, accept and commit do not synchronise with the device.
 
 Under FakeTensorMode tensors have shapes but no values, so any `.item()`, `.tolist()`, `if tensor:` or data-dependent
 shape raises; a step that runs there can be captured and compiled.
@@ -37,10 +37,10 @@ COPIES = {torch.tensor, torch.as_tensor, torch.from_numpy}
 
 
 class NothingFromTheHost(TorchFunctionMode):
-    """Refuses tensors made of host numbers: a device is waited for until it has copied them."""
+    """Refuses tensors built from host numbers, whose copy synchronises."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # A number alone stays on the host and travels with the kernel.
+        # A scalar is a kernel argument.
         is_kept = bool(args) and isinstance(args[0], (int, float))
         assert func not in COPIES or is_kept, f"{func.__name__}{args} is copied from the host"
         return func(*args, **(kwargs or {}))
@@ -146,15 +146,15 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         method.drafter.prefill(slots, own)
         tree.reset(slots)
         if isinstance(rule, LVSpec):
-            # Its admission counts visual columns on the host, between steps; here they are known.
+            # Its admission counts visual tokens on the host between steps; here they are known.
             assert probes[0].hidden is not None
             rule._visual._reserve(2, probes[0].hidden[0])
             rule._visual._counts = [2, 2, 2]
         rows = table.sampling(slots)
         levels = tree.max_levels if method.drafter.name != "none" else 0
-        # Off in between: what was missed is as wide as the host knows it to be.
+        # Off in between: the host knows the number of missed tokens.
         for number, num_levels in enumerate((levels, 0, 0, 0, levels, levels)):
-            # What the first step copies is kept.
+            # Copies of the first step are cached.
             with NothingFromTheHost() if number else nullcontext():
                 result = run_step(method, lanes, table, slots, rows, num_levels)
         assert result.tokens.shape[0] == 3

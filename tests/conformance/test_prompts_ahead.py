@@ -1,4 +1,4 @@
-"""Prompts made by a thread of their own while steps run: the same outputs, the same refusals, nothing lost."""
+"""Prompt prefetch on a thread gives the same outputs and refusals."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from tests.conformance import checks, images, methods
 from tests.models.inputs.test_features import check_answers, keeping
 
 MAX_WAIT_S = 600.0
-"""Nothing takes so long but what waits in vain."""
+"""Timeout of a failing test."""
 Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture
 def ahead(monkeypatch: Patch) -> None:
-    """All engines get their target's prompts from its thread."""
+    """Enables prompt prefetch in all engines."""
     make = Engine.__init__
 
     def made(self: Engine, target: Any, *options: Any, **named: Any) -> None:
@@ -79,7 +79,7 @@ def shown(count: int, num_tokens: int = 16) -> list[Request]:
 
 
 class Held:
-    """Features of one call that wait until so many steps have been made since."""
+    """Features of one call that wait for a number of further steps."""
 
     def __init__(self, target: Target, call: int, num_steps: int) -> None:
         owner: Any = target.model
@@ -104,7 +104,7 @@ class Held:
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("slots", [1, 2])
 def test_steps_go_on_while_a_prompt_is_inside_the_models_own_front_end(slots: int, compiled: bool) -> None:
-    """With two slots one of them stays empty meanwhile."""
+    """With two slots, one is empty meanwhile."""
     target = toys.target("llava")
     if compiled:
         assert target.compile()
@@ -165,7 +165,7 @@ def test_refused_prompts_are_the_same_rows_with_the_same_words(ahead: None) -> N
 
 
 def test_whoever_makes_it_a_prompt_is_checked_against_its_own_requests_limits(ahead: None) -> None:
-    # Equal prompts, of which one wants more than there is room for and one more than the model has lanes for.
+    # Equal prompts, one too long for the context window and one with guidance that the model does not support.
     one = shown(1)[0]
     wanted = [
         one,
@@ -179,7 +179,7 @@ def test_whoever_makes_it_a_prompt_is_checked_against_its_own_requests_limits(ah
 
 
 def fail_once(target: Target, prompt: str, error: BaseException) -> list[int]:
-    """Making this prompt fails the first time; the list has the threads that made any."""
+    """Encoding this prompt fails the first time; the list has the encoding threads."""
     threads: list[int] = []
     inner = target.encode_lanes
     failed = []
@@ -270,7 +270,7 @@ def test_what_making_a_prompt_raises_reaches_whoever_steps() -> None:
     engine = plain(target, 1)
     with pytest.raises(RuntimeError, match="a kernel failed"):
         list(engine.run(wanted))
-    # Refusals do not: they are rows.
+    # Refusals do not raise, because they are rows.
     fail_once(target, wanted[0].prompt, PromptError("no such words"))
     done = {one.sample_id: one for one in plain(target, 1).run(wanted)}
     refused = done[wanted[0].sample_id].error

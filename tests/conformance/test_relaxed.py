@@ -1,4 +1,4 @@
-"""Lossy rules through the engine: exact at their zero setting, and everywhere honest about what they relaxed."""
+"""Lossy rules in the engine: exact at their zero setting, and correct counts of relaxed tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.conformance import relaxation
 
 FAMILY = "llava"
 COVERING = (("chain", 4, 0.0), ("two-branches", 9, 0.8), ("ragged", 9, 0.0), ("chain", 1, 0.8))
-"""Trees, batch sizes and temperatures; every rule meets them all."""
+"""Trees, batch sizes and temperatures for every rule."""
 
 
 @pytest.mark.parametrize(("tree", "slots", "temperature"), COVERING)

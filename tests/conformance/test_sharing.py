@@ -1,4 +1,4 @@
-"""Samples of one prompt that are admitted together: one prefill, the outputs of many."""
+"""Samples of one prompt that are admitted together share one prefill."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_images_of_one_condition_are_prefilled_once_for_all_seeds(method: str, k
 @pytest.mark.parametrize("family", EVERY)
 def test_questions_about_one_image_share_what_comes_before_them_and_equal_generate(family: str) -> None:
     read = sharing.check_questions("sd-chain", family, 9)
-    # Texts show nothing that tells them apart, so they are taken for kin of one prompt, or of none.
+    # Texts have no media that distinguish samples, so they share one prompt or none.
     assert (read.whole, read.behind) == ((2, 9) if family in VISUAL else (1, 9))
 
 

@@ -1,4 +1,4 @@
-"""Prompts whose last column is visual: tokens count on from it axis by axis, as in transformers' `generate`."""
+"""Prompts whose last token is visual: positions continue axis by axis, as in transformers' `generate`."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ TEXTS = (
     "<s> w5 <video> w6 w11 w12 w5 <image>",
     "<s> w5 <image> w6 w5 <image> w6 w5 <image>",
 )
-"""The opening mark of a picture without the closing one."""
+"""The opening mark of an image without the closing one."""
 
 
 def requests(family: str, sampling: Sampling | None = None) -> list[Request]:
-    """Prompts that end in a picture or a video, of several sizes, among prompts that end in words."""
+    """Prompts that end in an image or a video of several sizes, among prompts that end in words."""
     base = sampling or Sampling()
     made = checks.requests(family, 3, base)
     for i in range(2 * len(TEXTS)):
@@ -44,7 +44,7 @@ def requests(family: str, sampling: Sampling | None = None) -> list[Request]:
         pictures = tuple(toys.picture(10 * i + n, family) for n in range(text.count(IMAGE)))
         clips = tuple(toys.clip(i + n, family) for n in range(text.count(VIDEO)))
         limits = replace(base, max_new_tokens=5 + (7 * i) % 19)
-        # The oracle's answers are kept by the prompt's text, which therefore names the pictures.
+        # The oracle's outputs are cached by the prompt's text, which therefore identifies the images.
         text = text.replace("<s>", f"<s> w{40 + i}")
         made.insert((5 * i) % (len(made) + 1), Request(f"end-{i}", text, pictures, limits, seed=3, videos=clips))
     return made
@@ -78,7 +78,7 @@ def test_sampled_rows_equal_the_reference(family: str) -> None:
     done = checks.run(made, wanted)
     for one in wanted:
         assert done[one.sample_id].token_ids == checks.referenced(family, one, made.target.eos_ids), one.sample_id
-    # A drafter whose positions were off would be refused more often than for other prompts.
+    # A drafter with wrong positions would have a lower acceptance than on other prompts.
     ends = [done[one.sample_id].telemetry.mean_acceptance_length for one in wanted if one.sample_id.startswith("end")]
     assert sum(ends) / len(ends) > 1.1
 
@@ -97,7 +97,7 @@ def test_the_target_as_its_own_drafter_is_never_refused(family: str) -> None:
 
 
 def kin(family: str) -> list[Request]:
-    """Equal prompts, and prompts over the same pictures that begin alike and part in words before the last picture."""
+    """Equal prompts, and prompts with the same images that differ in words before the last image."""
     words = " ".join(f"w{7 + i}" for i in range(40))
     pictures = tuple(toys.picture(i, family) for i in range(2))
     limits = Sampling(max_new_tokens=14)
@@ -113,7 +113,7 @@ def test_shared_prompts_and_stems_keep_each_rows_axes(family: str) -> None:
         done = checks.run(made, wanted)
     for one in wanted:
         assert done[one.sample_id].token_ids == checks.generated(family, one, made.target.eos_ids), one.sample_id
-    # Features that layers add are never read behind a stem.
+    # Features that layers add are never behind a stem.
     assert (sharing.check_states(family, wanted) > 0) == (family == "qwen2_5_vl")
 
 

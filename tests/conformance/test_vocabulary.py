@@ -1,4 +1,4 @@
-"""Drafters that may say some tokens only: the output is the target's own, whatever they may say."""
+"""Restricted draft vocabularies: the output equals the target's for every vocabulary."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sliced(head: Any, tokens: Sequence[int]) -> SlicedHead:
 
 
 def drafter(kind: str, family: str, tokens: Sequence[int]) -> Drafter:
-    """A drafter that may say `tokens`."""
+    """A drafter with the vocabulary `tokens`."""
     target = toys.target(family)
     if kind == "eagle":
         return EagleDrafter(copy.deepcopy(heads.eagle(family)), sliced(target.head, tokens))
@@ -51,7 +51,7 @@ def drafter(kind: str, family: str, tokens: Sequence[int]) -> Drafter:
 
 
 class Inside(checks.Recorder):
-    """An acceptance rule that is offered nothing but `tokens`, by node and by the drafter's distributions."""
+    """Checks that nodes and draft distributions contain only `tokens`."""
 
     def __init__(self, rule: Acceptance, tokens: Sequence[int]) -> None:
         super().__init__(rule)
@@ -134,7 +134,7 @@ def test_the_right_drafter_is_accepted_up_to_the_first_token_that_it_may_not_say
     engine.target.eos_ids = frozenset()
     done = checks.run(engine, [request])["one"]
     assert done.token_ids == told
-    # The first token is the prefill's own; chains of 4 stop before each place of the missing token.
+    # The prefill gives the first token; chains of 4 stop before each place of the missing token.
     steps, place = [], 1
     while place < len(told):
         accepted = 0

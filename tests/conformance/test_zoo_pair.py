@@ -1,4 +1,4 @@
-"""The lossless promise on the pair that ships: trained models, real prompts, one to three images or none."""
+"""The lossless promise on the shipped pair: trained models and real prompts with zero to three images."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def pair() -> Pair:
 
 @cache
 def requests() -> tuple[Request, ...]:
-    """Eleven prompts of four kinds, with limits of their own."""
+    """Eleven prompts of four kinds with different limits."""
     singles = [ask(prompt, [image], "") for _, image, _, prompt in sample_scenes("test", 5, 21)]
     others = other_questions(2, 77)
     asked = [*singles, *others["change"], *others["second"], *others["text"]]
@@ -55,7 +55,7 @@ def requests() -> tuple[Request, ...]:
 
 @cache
 def generated() -> dict[str, tuple[int, ...]]:
-    """What transformers' `generate` gives for the target alone, one prompt at a time."""
+    """Output of transformers' `generate` for the target alone, one prompt at a time."""
     processor, models = load_pair()
     found = {}
     for request in requests():

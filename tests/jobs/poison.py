@@ -57,7 +57,7 @@ class PoisonedPair(FakePair):
         super().__init__()
         self.folder = folder
 
-    def engine(self, slots: int, max_context_tokens: int) -> FakeEngine:
+    def engine(self, slots: int) -> FakeEngine:
         return PoisonedEngine(slots, self.folder)
 
 

@@ -79,7 +79,7 @@ class MortalPair(FakePair):
         super().__init__()
         self.lease = lease
 
-    def engine(self, slots: int, max_context_tokens: int) -> FakeEngine:
+    def engine(self, slots: int) -> FakeEngine:
         return MortalEngine(slots, self.lease)
 
 

@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from actors.choice import CHOSEN, SLOWER, Choice, Standing
-from actors.generate import result_values, unrun_values
-from actors.results import telemetry_values
+from actors.results import failed, result_values, telemetry_values
 from actors.serving.engine_thread import Waits
 from decoding.types import Completion, Telemetry
 from pipeline.output.files import Format
@@ -21,7 +20,7 @@ from pipeline.storage.output_dir import OutputDir
 
 def result_table(completions: list[Completion], errors: list[str]) -> pa.Table:
     """Rows of the result schema from completions and codes of rows that never ran."""
-    values = [result_values(completion) for completion in completions] + [unrun_values(code, "why") for code in errors]
+    values = [result_values(one) for one in (*completions, *(failed("", code, "why") for code in errors))]
     columns = {}
     for field in result_schema():
         if field.name == "telemetry":

@@ -211,7 +211,7 @@ CASES: dict[str, tuple[Spoil, list[str]]] = {
     ),
     "labels for a target that reads text": (
         overrides("model.condition=null", "columns.label=class"),
-        ["columns.label", "knows no classes"],
+        ["columns.label", "has no classes"],
     ),
     "prompts for a target of classes": (class_target(*PLAIN), ["columns.label", "one of 5 classes"]),
     # the source

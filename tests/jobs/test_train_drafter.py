@@ -117,7 +117,7 @@ def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
         request = Request(
             "one", pair.render([message]), (np.asarray(image.convert("RGB")),), sampling=Sampling(max_new_tokens=30)
         )
-        (done,) = pair.engine(1, 256).run([request])
+        (done,) = pair.engine(1).run([request])
         texts.append(done.token_ids)
     assert texts[0] == texts[1]
 

@@ -1,4 +1,4 @@
-"""Several methods are tried on the first rows, by a clock of the test's own: the cheapest is kept, no row is lost."""
+"""A trial of methods with a fake clock: the cheapest candidate is kept, and no row is lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from actors.auto import comparison
 from actors.auto.comparison import Block, Comparison, Recorder, Row, Step, fit_steps
 from actors.auto.trial import Trial
-from actors.choice import CHOSEN, SLOWER, WITHIN, Choice, TriedCompletion
+from actors.choice import CHOSEN, SLOWER, WITHIN, Choice
 from actors.serving.engine_thread import EngineThread, Suspect
 from decoding.types import Completion, Request
 from tests.actors.costs import METHODS, CostEngine, Makers, Workload
@@ -24,7 +24,7 @@ ROUNDS, RECHECKS = 6, 3
 
 @pytest.fixture(autouse=True, scope="module")
 def no_collection() -> Iterator[None]:
-    """Collecting garbage among everything that a test process holds takes a second, and frees nothing here."""
+    """Skips garbage collection, which takes a second in a test process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("actors.serving.recovery.release_memory", lambda: None)
         patch.setattr("actors.auto.trial.release_memory", lambda: None)
@@ -36,7 +36,7 @@ def request(index: int, says: str = "fine") -> Request:
 
 
 def run(trial: Trial, requests: Iterator[Request], until: Callable[[], bool] = lambda: False) -> list[Completion]:
-    """Rows as an engine's thread hands them in: always some waiting. Ends when they end, or `until` holds."""
+    """Step a trial with rows always waiting, until the rows end or `until` holds."""
     done: list[Completion] = []
     more = True
     for _ in range(200_000):
@@ -65,7 +65,7 @@ def tried(workload: Workload, seed: int = 0, methods: dict[str, int] = METHODS) 
     return trial.choices[0]
 
 
-# --- which one is kept ---------------------------------------------------------------------------------------------
+# --- choice --------------------------------------------------------------------------------------------------------
 
 GRID = [
     Workload(batch, num_tokens, ratio, acceptance, noise=0.05)
@@ -123,7 +123,7 @@ def test_a_clear_winner_ends_the_trial_early_and_a_tie_is_tried_for_all_rounds()
 
 
 def test_drift_between_rounds_costs_nobody() -> None:
-    """A machine that grows slower all the time makes the later blocks slower, whoever's they are."""
+    """A machine that becomes slower with time slows the later blocks of all candidates."""
     workload = Workload(4, 32, 0.2, 0.5)
     makers = Makers(lambda _: workload)
 
@@ -136,7 +136,7 @@ def test_drift_between_rounds_costs_nobody() -> None:
     assert found["plain"] / found["chain-2"] == pytest.approx(workload.sample_s(0) / workload.sample_s(2), rel=0.06)
 
 
-# --- every row once, whatever happens ------------------------------------------------------------------------------
+# --- every row once, also after failures ---------------------------------------------------------------------------
 
 
 @settings(deadline=None, max_examples=60)
@@ -164,7 +164,7 @@ def test_every_row_is_decoded_once_and_told_by_its_method(
     done = run(trial, rows(number))
     assert Counter(one.sample_id for one in done) == Counter(f"s{index}" for index in range(number))
     assert {one.text for one in done} == {request(index).prompt for index in range(number)}
-    assert all(isinstance(one, TriedCompletion) and one.method in METHODS for one in done)
+    assert all(one.method in METHODS for one in done)
     assert (trial.num_waiting, trial.num_free_slots, trial.has_work) == (0, slots, False)
     degraded = {one.sample_id for one in done if one.telemetry.degraded}
     assert degraded <= ill
@@ -203,7 +203,7 @@ def test_rows_to_come_are_named_to_the_engine_that_will_get_them(monkeypatch: py
         trial.submit(one)
     while not trial._is_changing:
         trial.step()
-    # Who gets the rows behind a change is not known before it.
+    # Before a change of engines, the engine of the following rows is unknown.
     trial.step()
     assert trial.num_waiting
     assert named[-1] == []
@@ -280,7 +280,7 @@ def test_a_candidate_without_memory_has_fewer_slots_or_none() -> None:
     notes = {one.method: one.note for one in trial.choices[0].standings}
     assert notes["chain-5"] == "does not fit into the device's memory: CUDA out of memory"
     assert {name: slots for name, slots in makers.made if name != "without"} == {"plain": 8, "chain-2": 2}
-    assert [slots for name, slots in asked if name == "chain-2"][:4] == [8, 4, 2, 2]  # remembered from block to block
+    assert [slots for name, slots in asked if name == "chain-2"][:4] == [8, 4, 2, 2]  # kept between blocks
     assert trial.num_free_slots == (8 if trial.choices[0].method == "plain" else 2)
 
 
@@ -314,7 +314,7 @@ def test_under_an_engine_thread_suspects_and_lonely_rows_come_to_their_end() -> 
     assert marked[-1] == []
 
 
-# --- trying again --------------------------------------------------------------------------------------------------
+# --- further trials ------------------------------------------------------------------------------------------------
 
 
 def drifting(before: Workload, after: Workload, from_row: int) -> Makers:
@@ -329,7 +329,7 @@ def test_when_acceptance_drifts_the_candidates_are_tried_again_and_another_is_ke
     assert len(done) == 4000
     assert [choice.method for choice in trial.choices][:2] == ["chain-5", "plain"]
     assert trial.choices[1].reason.startswith("acceptance length 1.")
-    assert {one.method for one in done[-500:] if isinstance(one, TriedCompletion)} == {"plain"}
+    assert {one.method for one in done[-500:]} == {"plain"}
 
 
 def test_rows_that_drain_before_another_trial_count_for_nobody_in_it() -> None:
@@ -345,7 +345,7 @@ def test_rows_that_drain_before_another_trial_count_for_nobody_in_it() -> None:
     while trial.queue.num_started:
         assert trial._block is not None
         assert (trial._block.steps, trial._block.rows, trial._block.num_submitted) == ([], [], 0)
-        assert {one.method for one in trial.step() if isinstance(one, TriedCompletion)} <= {"chain-5"}
+        assert {one.method for one in trial.step()} <= {"chain-5"}
     trial.step()
     assert trial._block is not None
     assert (trial._made, len(trial._block.steps), trial._block.num_submitted) == ("plain", 1, 4)
@@ -433,7 +433,7 @@ def test_steps_are_split_into_decoding_and_admitting_and_a_hiccup_counts_for_not
     assert fit_steps(steps) == (pytest.approx(1.0, abs=0.002), pytest.approx(0.25, abs=0.002))
     steps[7] = Step(60.0, 8, 3)
     assert fit_steps(steps) == (pytest.approx(1.0, abs=0.01), pytest.approx(0.25, abs=0.01))
-    # Where every step admits two of eight rows, a row lasts four steps: 1.5 s / 2 rows, whatever the split.
+    # If every step admits two of eight rows, a row takes four steps: 1.5 s / 2 rows, for any split.
     step_s, admit_s = fit_steps([Step(1.5, 8, 2)] * 5)
     assert admit_s + 4 * step_s / 8 == pytest.approx(1.5 / 2)
 

@@ -1,10 +1,10 @@
-"""What the pool asks of a pair's models: compiled or not; captured, where there is a GPU."""
+"""`pool.compile` and `pool.capture`: which models of a pair are compiled or captured."""
 
 from __future__ import annotations
 
 import pytest
 
-from actors.loading.compiling import compile_models, num_bytes
+from actors.loading.loaded_pair import compile_models, num_bytes
 from configs.load import ConfigError
 from configs.schema import Pool
 from models.backends.cpu.compiled import CompiledDecoder
@@ -26,13 +26,13 @@ def test_auto_follows_from_the_size_of_the_largest_decoder(monkeypatch: pytest.M
     size = num_bytes(toys.target("qwen2").decoder)
     assert num_bytes(toys.target("llava").decoder) < size
     for bound, expected in ((size, True), (size + 1, False)):
-        monkeypatch.setattr("actors.loading.compiling.MIN_COMPILED_BYTES", bound)
+        monkeypatch.setattr("actors.loading.loaded_pair.MIN_COMPILED_BYTES", bound)
         assert compiled(Pool(), toys.target("llava"), toys.target("qwen2")) == [expected] * 2
         assert compiled(Pool(compile="never"), toys.target("qwen2")) == [False]
 
 
 def test_what_cannot_be_compiled_runs_uncompiled_unless_it_must_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.loading.compiling.MIN_COMPILED_BYTES", 0)
+    monkeypatch.setattr("actors.loading.loaded_pair.MIN_COMPILED_BYTES", 0)
     target = toys.target("llava")
     target.decoder.double()
     assert compiled(Pool(), target) == [False]

@@ -1,4 +1,4 @@
-"""Heads as `model.drafter`: checked against the target before any weight is read, loaded, and run."""
+"""Heads as `model.drafter`: checked against the target without weights, loaded, and run."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def job(folders: Path, kind: str, head: str | None = None) -> CaptionJob:
 @pytest.mark.parametrize("kind", ["eagle", "medusa"])
 def test_a_loaded_pair_with_a_head_gives_the_targets_own_tokens(folders: Path, kind: str) -> None:
     loaded = pair.load(job(folders, kind))
-    assert loaded.drafter_id == f"{folders / kind}@{loaded.revisions['drafter']}"
+    assert loaded.drafter_id == f"{folders / kind}@{loaded.info.revisions['drafter']}"
     wanted = checks.requests("llava", 5)
-    done = checks.run(loaded.engine(3, 128), wanted)
+    done = checks.run(loaded.engine(3), wanted)
     for request in wanted:
         expected = checks.generated("llava", request, loaded.target.eos_ids)
         assert done[request.sample_id].token_ids == expected
@@ -125,7 +125,7 @@ def test_a_head_for_another_target_is_refused_before_anything_starts(
 def test_illegal_choices_are_refused_by_the_schema(folders: Path, method: dict[str, Any], message: str) -> None:
     data = job(folders, "eagle").model_dump(mode="json")
     data["method"] = method
-    # As JSON, which has lists where the schema has tuples.
+    # As JSON, because the schema accepts lists for tuples only there.
     with pytest.raises(ValueError, match=message):
         CaptionJob.model_validate_json(json.dumps(data))
 

@@ -1,4 +1,4 @@
-"""What only the weights of an image pair show is refused under its dotted path, as what headers show is."""
+"""Errors in the weights of an image pair are refused with the dotted path of the checkpoint."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_slots_of_images_are_reckoned_with_both_lanes_of_both_models(
         next(iter(position_bytes(*one).values()))
         for one in ((target.decoder, target.hidden_size), (drafter, drafter.hidden_size))
     ]
-    # A chain of 2 has three nodes; the head's scratch is that of its widest catch-up.
+    # A chain of 2 has three nodes; the head needs scratch positions for its widest catch-up.
     places = 2 * (engine.max_context_tokens + 3 + 1), 2 * (engine.max_context_tokens + 128 + 3)
     logits = 6 * 3 * 2 * target.vocab_size * 4
     each = places[0] * columns[0] + places[1] * columns[1] + logits

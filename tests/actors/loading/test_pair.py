@@ -1,4 +1,4 @@
-"""A pair that does not fit is refused before weights are read, by the dotted path of the checkpoint at fault."""
+"""A pair that does not match is refused before weights are read, with the dotted path of the checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many slots the memory that is free has room for, and who says so."""
+"""`pool.slots: auto`: the number of slots that fit into free memory, and its reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import torch
 
 from actors import metrics
 from actors.generate import Generate
-from actors.loading import pair
+from actors.loading import pair, slot_count
+from actors.loading.method import build_method
 from actors.loading.slot_count import LOGIT_COPIES, count_slots, slot_bytes, usable_bytes
 from actors.results import Stamp
 from configs.load import ConfigError, load_job, load_preset
@@ -42,10 +43,12 @@ LANES = method(drafter={"kind": "model"}, contexts=[{"kind": "full"}, {"kind": "
 
 
 def count(free: int, *methods: Method, context: int = 160, **pool: Any) -> tuple[int, str]:
-    """With so many bytes for slots on the device of the toys."""
+    """Count slots with `free` bytes on the device of the toys."""
     drafter = toys.target("llama") if any(one.needs_checkpoint for one in methods) else None
     settings = EnginePool(slots="auto", **(MANY | pool))
-    return count_slots(settings, methods, toys.target("llama"), drafter, context, lambda *_: free)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slot_count, "usable_bytes", lambda *_: free)
+        return count_slots(settings, methods, toys.target("llama"), drafter, context)
 
 
 def sizes(one: Method, context: int = 160) -> int:
@@ -80,7 +83,7 @@ def test_no_more_are_taken_than_pay_or_than_rows_can_be_in_flight() -> None:
 @pytest.mark.parametrize("one", [PLAIN, CHAIN, LANES], ids=["plain", "chain", "lanes"])
 def test_a_slot_is_reckoned_no_smaller_than_what_engines_allocate(one: Method) -> None:
     target, drafter = toys.target("llama"), toys.perturbed("llama", 0.02)
-    built = pair.build_method(one, drafter if one.needs_checkpoint else None, target)
+    built = build_method(one, drafter if one.needs_checkpoint else None, target)
     engine = checks.Engine(target, built, 8, 160)
     checks.run(engine, checks.requests("llama", 2))
     caches = [engine._lanes.cache]
@@ -95,7 +98,7 @@ def test_a_slot_is_reckoned_no_smaller_than_what_engines_allocate(one: Method) -
     )
     num_nodes = built.tree.max_nodes if one.needs_checkpoint else 1
     logits = LOGIT_COPIES * num_nodes * toys.VOCAB_SIZE * 4
-    # A drafter's scratch is reckoned for the widest catch-up, which takes 125 columns more than this one has.
+    # A drafter's scratch is sized for the widest catch-up, which has 125 positions more than this one.
     assert held / 8 + logits <= sizes(one)
     spare = (
         0
@@ -141,16 +144,16 @@ def test_an_actor_asks_its_pair_once_and_tells_its_metrics(monkeypatch: pytest.M
     class Counting(FakePair):
         asked: list[int] = []  # noqa: RUF012
 
-        def count_slots(self, max_context_tokens: int) -> tuple[int, str]:
-            self.asked.append(max_context_tokens)
+        def count_slots(self) -> tuple[int, str]:
+            self.asked.append(1)
             return 7, "told"
 
     told: list[int] = []
     monkeypatch.setattr("actors.engine_actor.engine_metrics", lambda stamp, method, slots: told.append(slots))
     fake = Counting()
-    job = fake_job(pool={"slots": "auto", "batch_rows": 8, "max_context_tokens": 99})
+    job = fake_job(pool={"slots": "auto", "batch_rows": 8})
     Generate(job, result_schema(()), Stamp("j", 1, "f"), load=lambda *_: fake)
-    assert Counting.asked == [99]
+    assert Counting.asked == [1]
     assert told == [7]
     assert [engine.slots for engine in fake.engines] == [7]
 
@@ -165,17 +168,17 @@ def test_a_loaded_pair_counts_for_itself(tmp_path: Path, monkeypatch: pytest.Mon
                 "prompt": "Describe.",
                 "model": {"target": checkpoint, "drafter": checkpoint},
                 "method": json.loads(CHAIN.model_dump_json()),
-                "pool": {"slots": "auto", **MANY},
+                "pool": {"slots": "auto", "max_context_tokens": 160, **MANY},
                 "sink": {"path": "out"},
             }
         )
     )
     monkeypatch.setattr("models.backends.base.free_bytes", lambda: 2 * 7 * sizes(CHAIN))
     loaded = pair.load(job)
-    slots, reason = loaded.count_slots(160)
+    slots, reason = loaded.count_slots()
     assert slots == 7
     assert "of cpu for" in reason
-    assert loaded.engine(slots, 160).num_free_slots == 7
+    assert loaded.engine(slots).num_free_slots == 7
 
 
 def test_the_plan_says_that_memory_decides() -> None:

@@ -1,4 +1,4 @@
-"""A process that is stopped is killed from outside; one that ends takes its guard with it."""
+"""A stopped process is killed from outside, and the guard of a finished process ends."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.chaos.deaths import children_of
 
 ROOT = Path(__file__).resolve().parents[3]
 PATIENCE_S = 300.0
-"""Only a test that fails waits for so long."""
+"""Longest wait of a failing test."""
 Found = TypeVar("Found")
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are found in /proc")
 
 
 def until(look: Callable[[], Found]) -> Found:
-    """What `look` finds, as soon as it finds something."""
+    """Poll `look` until it returns a value."""
     last_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < last_s:
         if found := look():
@@ -35,7 +35,7 @@ def until(look: Callable[[], Found]) -> Found:
 
 @pytest.fixture
 def guarded(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process with the limit of the test that waits for its input to end."""
+    """A guarded process that runs until its input ends."""
     imports = "import sys; from actors.serving import heartbeat"
     program = f"{imports}; heartbeat.start({request.param}); print('up', flush=True)"
     with (tmp_path / "stderr").open("w") as stderr:

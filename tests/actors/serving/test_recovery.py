@@ -1,4 +1,4 @@
-"""Out of memory costs slots and a drafter's fault costs its row the drafts: every row's tokens stay what they are."""
+"""Recovery after out-of-memory and drafter errors does not change the tokens of any row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.decoding.sick import SickDrafter
 
 @pytest.fixture(autouse=True, scope="module")
 def no_collection() -> Iterator[None]:
-    """Collecting garbage among everything that a test process holds takes a second, and frees nothing here."""
+    """Skips garbage collection, which takes a second in a test process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("actors.serving.recovery.release_memory", lambda: None)
         yield
@@ -36,7 +36,7 @@ TORCH_SAYS = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 class SmallMemory(FakeEngine):
-    """Holds `room` rows at once; one that says HUGE takes `huge` places. Its drafter fails on one that says SICK."""
+    """Has room for `room` rows; one with the word HUGE counts `huge` times. Its drafter fails on the word SICK."""
 
     def __init__(self, slots: int, room: int, huge: int, says: str) -> None:
         super().__init__(slots)
@@ -54,7 +54,7 @@ class SmallMemory(FakeEngine):
 
 
 class Maker:
-    """Makes such engines and remembers them."""
+    """Builds these engines and records them."""
 
     def __init__(self, room: int, huge: int = 1, fits: int = 1000, says: str = TORCH_SAYS) -> None:
         self.room, self.huge, self.fits, self.says = room, huge, fits, says
@@ -153,7 +153,7 @@ def test_whatever_fails_every_row_comes_to_its_own_end(says: list[str], slots: i
 
 def test_what_is_neither_memory_nor_drafter_is_passed_on() -> None:
     pair = FakePair()
-    engine = RecoveringEngine(lambda slots: pair.engine(slots, 64), lambda: pair.plain_engine(64), 2)
+    engine = RecoveringEngine(pair.engine, pair.plain_engine, 2)
     engine.submit(Request("a", "CRASH"))
     with pytest.raises(RuntimeError, match="illegal memory access"):
         engine.step()
@@ -193,7 +193,7 @@ def tokens_of(found: dict[str, Completion]) -> dict[str, tuple[int, ...]]:
 def test_a_device_that_holds_two_rows_gives_the_same_tokens_as_one_that_holds_all(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Sampled, so that noise keyed by anything but the row would show; rows die in mid-text and begin again."""
+    """Uses sampling, so that noise must be keyed by the row; interrupted rows start again."""
     requests = checks.requests("llava", 9, SAMPLED)
     expected = undisturbed(requests)
     honest = getattr(LaneModel, where)
@@ -206,7 +206,7 @@ def test_a_device_that_holds_two_rows_gives_the_same_tokens_as_one_that_holds_al
     monkeypatch.setattr(LaneModel, where, cramped)
     engine = recovering()
     assert tokens_of(run(engine, requests)) == expected
-    # Admission alone is cramped: as slots fall free one by one, more rows fit than may come at once.
+    # Only admission is limited: as slots become free one by one, more rows fit than can be admitted at once.
     assert engine.num_slots in ((1, 3) if where == "forward" else (1, 3, 6))
 
 

@@ -1,4 +1,4 @@
-"""What a row means to a target: an answer that ends as the target ends it, codes after a condition or none."""
+"""Training samples of text and image targets: answers that end in EOS, and codes with or without a condition."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def image_row(kind: str = "text", index: int = 0) -> Row:
 
 
 class Plain:
-    """A front end whose template is the text itself."""
+    """A front end whose chat template returns the text."""
 
     def __init__(self, inner: Any) -> None:
         self._inner = inner

@@ -100,7 +100,11 @@ def test_a_pair_of_a_store_is_checked_pinned_and_loaded_under_its_urls(memory: A
     assert info.revisions["target"] == revision
     assert not (here / "copies").exists()
     loaded = pickle.loads(pickle.dumps(checkpoints.load_pair))(job, None)
-    assert (loaded.target_id, loaded.drafter_id, loaded.revisions) == (info.target_id, info.drafter_id, info.revisions)
+    assert (loaded.target_id, loaded.drafter_id, loaded.info.revisions) == (
+        info.target_id,
+        info.drafter_id,
+        info.revisions,
+    )
     local = actors.loading.pair.load(caption_job(str(tmp_path / "target")))
     assert torch.equal(loaded.target.head.weight, local.target.head.weight)
 

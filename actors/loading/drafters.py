@@ -1,0 +1,180 @@
+"""Checks and loads the drafters of text and image pairs: heads on the target, and smaller LlamaGen models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+
+from actors.loading.method import num_medusa_levels
+from configs.contexts import CaptionContext
+from configs.drafters import EagleDrafter, MedusaDrafter
+from configs.load import ConfigError
+from configs.schema import CaptionJob, Checkpoint, Weights
+from configs.synthesis import SynthesizeJob, TextEncoder
+from models.backends.select import resolve_device
+from models.heads.eagle import WEIGHT_NAMES as EAGLE_NAMES
+from models.heads.eagle import EagleNetwork, load_eagle, read_eagle_shape
+from models.heads.files import fingerprint, head_folder
+from models.heads.medusa import WEIGHT_NAMES as MEDUSA_NAMES
+from models.heads.medusa import MedusaHeads, MedusaShape, load_medusa, read_medusa_shape
+from models.inputs.processing import FrontEnd
+from models.llamagen.checkpoints import load_gpt, read_gpt_shape
+from models.llamagen.condition import T5Condition, load_t5
+from models.llamagen.eagle import load_image_eagle, read_image_eagle_shape
+from models.llamagen.shape import GptShape
+from models.llamagen.target import LlamaGenTarget
+from models.loading.checkpoints import CheckpointError, CheckpointRef
+from models.target import Target
+
+Found = TypeVar("Found")
+Head = EagleNetwork | MedusaHeads
+WHERE = "model.drafter"
+ADVICE = "take a head that was trained for this target"
+
+
+def read_at(where: str, weights: Weights | CaptionContext, read: Callable[[CheckpointRef], Found]) -> Found:
+    """The result of `read` for a checkpoint; a CheckpointError becomes a ConfigError at the dotted path `where`."""
+    runs_code = isinstance(weights, Checkpoint) and weights.allow_remote_code
+    try:
+        return read(CheckpointRef(weights.path, weights.revision, runs_code))
+    except CheckpointError as error:
+        raise ConfigError(f"{where}: {error}") from None
+
+
+def is_head(config: CaptionJob | SynthesizeJob) -> bool:
+    """Whether `model.drafter` is a head on the target and not a model."""
+    return isinstance(config.method.drafting.drafter, (EagleDrafter, MedusaDrafter))
+
+
+def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontEnd) -> str:
+    """Compare a head's sizes with the configuration of a text target; returns the head's revision.
+
+    Raises:
+        ConfigError: the head is missing or unreadable, was made for another target, or is too short for the tree.
+    """
+    hidden_size = target.get_text_config().hidden_size
+    names: Sequence[str] = MEDUSA_NAMES
+    if isinstance(config.method.drafting.drafter, EagleDrafter):
+        names = EAGLE_NAMES
+        eagle = read_at(WHERE, head, read_eagle_shape)
+        _check_width(head.path, eagle.hidden_size, hidden_size)
+        _check_tokens(head.path, eagle.vocab_size, front_end)
+    else:
+        medusa = read_at(WHERE, head, read_medusa_shape)
+        if medusa is not None:
+            _check_medusa(config, head.path, medusa, hidden_size, front_end)
+    return read_at(WHERE, head, lambda ref: fingerprint(head_folder(ref, names, weights=False), ref))
+
+
+def check_image_drafter(config: SynthesizeJob, drafter: Weights, target: GptShape) -> None:
+    """Compare a drafter's sizes with those of an image target, without reading its weights.
+
+    Raises:
+        ConfigError: it is missing or unreadable, was made for another target, or is too short for the tree.
+    """
+    kind = config.method.drafting.drafter
+    if isinstance(kind, EagleDrafter):
+        read_at(WHERE, drafter, lambda ref: read_image_eagle_shape(ref, target))
+        return
+    if isinstance(kind, MedusaDrafter):
+        heads = read_at(WHERE, drafter, read_medusa_shape)
+        if heads is not None:
+            _check_medusa(config, drafter.path, heads, target.dim, target)
+        return
+    shape = read_at(WHERE, drafter, read_gpt_shape)
+    for name, what in (
+        ("vocab_size", "codes"),
+        ("grid", "codes along a side"),
+        ("condition", "as its kind of condition"),
+        ("num_condition_tokens", "condition positions"),
+        ("condition_dim" if target.condition == "text" else "num_classes", "as the size of its condition"),
+    ):
+        if getattr(shape, name) != getattr(target, name):
+            raise ConfigError(
+                f"{WHERE}: {drafter.path} has {getattr(shape, name)} {what} ({name}), and the target "
+                f"{getattr(target, name)}; drafts would mean other images"
+            )
+
+
+def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarget) -> Head:
+    """Load the head onto its target's device; a checkpoint from the hub is compared with the target only here.
+
+    Raises:
+        ConfigError: as `check_head`; the weights are damaged, or another device is configured.
+    """
+    weights, device = config.model.drafter, target.device
+    assert weights is not None
+    if weights.device != "auto" and torch.device(weights.device) != device:
+        raise ConfigError(f"{WHERE}.device: a head runs where its target does, on {device}, not {weights.device}")
+    if not isinstance(config.method.drafting.drafter, EagleDrafter):
+        heads = read_at(WHERE, weights, lambda ref: load_medusa(ref, weights.dtype, device))
+        tokens = target.front_end if isinstance(target, Target) else target.gpt.shape
+        _check_medusa(config, weights.path, heads.shape, target.hidden_size, tokens)
+        return heads
+    if isinstance(target, LlamaGenTarget):
+        shape = target.gpt.shape
+        return read_at(WHERE, weights, lambda ref: load_image_eagle(ref, shape, weights.dtype, device))
+    eagle = read_at(WHERE, weights, lambda ref: load_eagle(ref, weights.dtype, device))
+    _check_width(weights.path, eagle.hidden_size, target.hidden_size)
+    return eagle
+
+
+def load_gpt_target(where: str, weights: Weights, guided: bool) -> LlamaGenTarget:
+    """Load a LlamaGen model as a target or as a drafter; with `guided` it has an unconditional lane.
+
+    Raises:
+        ConfigError: the checkpoint is missing or damaged.
+    """
+    gpt = read_at(where, weights, lambda ref: load_gpt(ref, weights.dtype, resolve_device(weights.device)))
+    return LlamaGenTarget(gpt, None, guided, weights.path)
+
+
+def load_text_encoder(where: str, encoder: TextEncoder, shape: GptShape) -> T5Condition:
+    """Load the T5 that encodes prompts for a target of this shape.
+
+    Raises:
+        ConfigError: it is missing, damaged, no T5, or of another width.
+    """
+    options = (encoder.dtype, resolve_device(encoder.device), encoder.truncate)
+    return read_at(where, encoder, lambda ref: load_t5(ref, shape, *options))
+
+
+def _check_medusa(
+    config: CaptionJob | SynthesizeJob, path: str, heads: MedusaShape, hidden_size: int, tokens: FrontEnd | GptShape
+) -> None:
+    _check_width(path, heads.hidden_size, hidden_size)
+    if isinstance(tokens, FrontEnd):
+        _check_tokens(path, heads.vocab_size, tokens)
+    elif heads.vocab_size != tokens.vocab_size:
+        raise ConfigError(
+            f"{WHERE}: {path} knows {heads.vocab_size} codes, and the target {tokens.vocab_size}; {ADVICE}"
+        )
+    levels = num_medusa_levels(config.method)
+    if levels > heads.num_heads:
+        raise ConfigError(
+            f"method.tree: it drafts {levels} levels deep, and model.drafter has {heads.num_heads} Medusa heads, one "
+            "per level; take a shallower tree"
+        )
+
+
+def _check_width(path: str, width: int, needed: int) -> None:
+    if width != needed:
+        raise ConfigError(
+            f"{WHERE}: {path} reads states of width {width}, and the target's are {needed} wide; {ADVICE}"
+        )
+
+
+def _check_tokens(path: str, num_tokens: int, front_end: FrontEnd) -> None:
+    """A head may lack the target's special tokens (image placeholders, padding), which are never drafted from text."""
+    tokenizer = front_end.tokenizer
+    special = set(tokenizer.all_special_ids) | set(tokenizer.added_tokens_decoder)
+    missing = sorted(
+        number for number in tokenizer.get_vocab().values() if number >= num_tokens and number not in special
+    )
+    if missing:
+        raise ConfigError(
+            f"{WHERE}: {path} knows {num_tokens} tokens, and {len(missing)} of the target's words lie beyond, e.g. id "
+            f"{missing[0]}; {ADVICE}"
+        )

@@ -1,0 +1,109 @@
+"""Base of loaded pairs: builds engines over a target and its drafter, and has the models compiled or captured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from actors.loading.method import DrafterModel, build_method, plain_method
+from actors.loading.slot_count import count_slots
+from configs.load import ConfigError
+from configs.method import Method as MethodChoice
+from configs.schema import CaptionJob, EnginePool
+from configs.synthesis import SynthesizeJob
+from decoding import Engine
+from decoding.contracts import Method
+from decoding.drafters.guarded import guarded
+from models.contract import TargetModel
+from models.llamagen.neighbours import CodebookError
+
+MIN_COMPILED_BYTES = 1 << 28
+"""Weights of the largest decoder from which on `auto` compiles: smaller models gain less than compiling takes."""
+
+
+@dataclass(frozen=True)
+class PairInfo:
+    """Facts about a pair without its weights; `revisions` identifies the content of each checkpoint."""
+
+    target_id: str
+    drafter_id: str
+    revisions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class LoadedPair:
+    """A target and its drafter: a model, a head on the target, or None. `codebook` (V, code_dim) is an image target's,
+    for rules that compare codes."""
+
+    config: CaptionJob | SynthesizeJob
+    target: TargetModel
+    drafter: DrafterModel | None
+    info: PairInfo
+    codebook: Tensor | None = None
+
+    @property
+    def target_id(self) -> str:
+        return self.info.target_id
+
+    @property
+    def drafter_id(self) -> str:
+        return self.info.drafter_id
+
+    @property
+    def max_context_tokens(self) -> int:
+        """KV positions of one sample."""
+        raise NotImplementedError
+
+    def engine(self, slots: int, choice: MethodChoice | None = None) -> Engine:
+        """A new engine with the configured method, or with one of several that it names.
+
+        Raises:
+            ConfigError: the codebook has no neighbours to look up.
+        """
+        try:
+            method = build_method(choice or self.config.method, self.drafter, self.target, self.codebook)
+        except CodebookError as error:
+            raise ConfigError(f"model.vq: {error}") from None
+        return self._engine(guarded(method), slots)
+
+    def plain_engine(self) -> Engine:
+        """A new engine of one slot without a drafter."""
+        return self._engine(plain_method(), 1)
+
+    def count_slots(self) -> tuple[int, str]:
+        """The number of slots that fit into memory with each of the job's methods, and the reason."""
+        config = self.config
+        return count_slots(config.pool, config.method.methods, self.target, self.drafter, self.max_context_tokens)
+
+    def _engine(self, method: Method, slots: int) -> Engine:
+        pool = self.config.pool
+        return Engine(self.target, method, slots, self.max_context_tokens, pool.max_row_s, pool.max_prefill_tokens)
+
+
+def compile_models(pool: EnginePool, models: Sequence[TargetModel]) -> None:
+    """Have the models of a pair compiled or captured. `auto` depends on weights and machine alone, so that all engines
+    of a job on one type of machine decide alike, before their first row.
+
+    Raises:
+        ConfigError: they must be and cannot be.
+    """
+    largest = max((num_bytes(model.decoder) for model in models), default=0)
+    compiles = pool.compile == "always" or (pool.compile == "auto" and largest >= MIN_COMPILED_BYTES)
+    for model in models:
+        if pool.capture and not model.capture():
+            raise ConfigError(
+                f"pool.capture: {model.name} cannot be captured: that takes one CUDA device, "
+                f"and it is on {model.device}"
+            )
+        if compiles and not model.compile() and pool.compile == "always":
+            raise ConfigError(
+                f"pool.compile: {model.name} cannot be compiled: that takes a CPU, bfloat16 or float32 weights and "
+                "layers of one make; take 'auto'"
+            )
+
+
+def num_bytes(decoder: nn.Module) -> int:
+    """Bytes of a decoder's weights."""
+    return sum(one.numel() * one.element_size() for one in decoder.parameters())
