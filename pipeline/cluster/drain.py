@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import ray
 
 from actors.events import Events
+from pipeline.cluster.polling import polled
 
 LOOK_S = 1.0
 """Between two looks at the nodes; Ray Data looks as often."""
@@ -44,7 +44,7 @@ class Drains:
         self._hurried = False
 
     def look(self, draining: Mapping[str, int]) -> None:
-        """Take in which nodes drain now."""
+        """Handle the set of nodes that drain now."""
         if bool(draining) != self._hurried:
             self._hurried = bool(draining)
             self._hurry(self._hurried)
@@ -64,22 +64,8 @@ class Drains:
             print(f"node {node[:12]} drains{when}: new rows go to other nodes", file=sys.stderr, flush=True)
 
 
-@contextlib.contextmanager
-def watched(drains: Drains, look: Look = draining_nodes, every_s: float = LOOK_S) -> Iterator[None]:
-    """Look after the nodes while the block runs."""
-    stop = threading.Event()
-
-    def run() -> None:
-        while not stop.wait(every_s):
-            try:
-                drains.look(look())
-            except ray.exceptions.RayError:
-                return  # the cluster is going away; its own error is the one to show
-
-    thread = threading.Thread(target=run, name="drains", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+def watched(
+    drains: Drains, look: Look = draining_nodes, every_s: float = LOOK_S
+) -> contextlib.AbstractContextManager[None]:
+    """Poll the nodes while the block runs."""
+    return polled(lambda: drains.look(look()), every_s, "drains")

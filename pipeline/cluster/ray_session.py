@@ -15,14 +15,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from configs.schema import Job
 from pipeline.cluster import code_archive, signals
 from pipeline.cluster import worker_logs as terminal
-
-if TYPE_CHECKING:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 logger = logging.getLogger(__name__)
 
@@ -148,12 +145,18 @@ def _shipped_environment() -> Iterator[dict[str, Any] | None]:
         yield {"working_dir": str(archive)}
 
 
-def beside_driver() -> NodeAffinitySchedulingStrategy:
-    """Placement of an actor that must outlive every worker node: on the node of the caller."""
+@contextlib.contextmanager
+def driver_actor(kind: type, *arguments: Any, **options: Any) -> Iterator[Any]:
+    """An actor on the node of the caller while the block runs: it outlives every worker node and takes no CPU."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    place = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, scheduling_strategy=place, **options)(kind).remote(*arguments)
+    try:
+        yield actor
+    finally:
+        ray.kill(actor)
 
 
 def available_cpus() -> int:

@@ -57,7 +57,8 @@ class ChosenDepths:
         for size, one in row["by_batch_size"].items():
             levels = {int(depth): number for depth, number in one["levels"].items()}
             steps = one["num_promised_steps"]
-            sizes[int(size)] = AtBatchSize(levels, steps, steps * one["tokens_per_s"], steps * one["plain_tokens_per_s"])
+            tokens_per_s = (steps * one[name] for name in ("tokens_per_s", "plain_tokens_per_s"))
+            sizes[int(size)] = AtBatchSize(levels, steps, *tokens_per_s)
         num_steps = sum(sum(one.levels.values()) for one in sizes.values())
         self.add(ChosenDepths(num_steps, row.get("num_off_steps", 0), row.get("num_measuring_steps", 0), sizes))
 

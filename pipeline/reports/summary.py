@@ -205,16 +205,14 @@ Kind = TypeVar("Kind", bound=Summary)
 
 
 def summarise(
-    output: OutputDir,
-    job_id: str,
-    method: str,
-    verify_mode: str,
-    wall_s: float,
-    waits: Waits = NO_WAITS,
-    kind: type[Kind] = Summary,  # type: ignore[assignment]
-) -> Kind:
+    output: OutputDir, job_id: str, method: str, verify_mode: str, wall_s: float, waits: Waits = NO_WAITS
+) -> Summary:
     """Count the output; `wall_s` is the time from the first task to the last file, `waits` are the wait times."""
-    summary = kind(job_id, method, verify_mode, max(wall_s, 1e-9), waits)
+    return count(output, Summary(job_id, method, verify_mode, max(wall_s, 1e-9), waits))
+
+
+def count(output: OutputDir, summary: Kind) -> Kind:
+    """Count the output into an empty summary of any kind."""
     summary.attempt = max(output.list_attempts(), default=0)
     for table in read_tables(output, (DATA, ERRORS), (*COLUMNS, *PLACES)):
         summary.add_rows(table)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import ray
 
 from actors.serving.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, Journal, deaths_message, row_keys
-from pipeline.cluster.ray_session import beside_driver
+from pipeline.cluster.ray_session import driver_actor
 
 READ_TIMEOUT_S = 30.0
 DECODER_DIED = "decoder_died"
@@ -27,8 +27,7 @@ DECODER_DIED = "decoder_died"
 
 @dataclass
 class _Row:
-    """A row in flight, or one that was given up: its process (empty for none), that process's node, and the row's
-    deaths."""
+    """A row in flight, or one that was given up: its process (empty for none), the process's node, and its deaths."""
 
     holder: str = ""
     node: str = ""
@@ -56,7 +55,7 @@ class Book:
         return len(self._rows)
 
     def spare(self, nodes: Sequence[str]) -> None:
-        """These nodes are leaving: what ends on them from now on is not the doing of rows."""
+        """Do not count deaths on these nodes from now on."""
         self._spared.update(nodes)
 
     def begin(self, who: str, keys: Sequence[str], node: str = "") -> list[int]:
@@ -103,7 +102,7 @@ class Book:
                 del self._running[who]
 
     def verdict(self) -> str:
-        """Why the job is to end; empty while too few rows failed, or too few are known."""
+        """The reason to end the job; empty while too few rows failed, or too few rows have ended."""
         failed = self._errors.total()
         if self._max_error_share is None or self._num_results < max(self._min_rows, 1):
             return ""
@@ -119,13 +118,13 @@ class Book:
 
 @dataclass(frozen=True)
 class FlightLog:
-    """The log as a process sees it: a `Journal` of one stage, cheap to send to workers."""
+    """The ledger's client in a process: a `Journal` of one stage, cheap to send to workers."""
 
     actor: Any
     stage: str = ""
 
     def of(self, stage: str) -> FlightLog:
-        """The same log for another stage; a row is a different one in each."""
+        """The client for another stage; a row has an entry in each."""
         return replace(self, stage=stage)
 
     def begin(self, who: str, keys: Sequence[str]) -> list[int]:
@@ -145,11 +144,11 @@ class FlightLog:
             raise ErrorBudgetSpent(verdict)
 
     def spare(self, nodes: Sequence[str]) -> None:
-        """See `Book.spare`; without waiting."""
+        """See `Book.spare`; does not wait."""
         self.actor.spare.remote(list(nodes))
 
     def verdict(self) -> str:
-        """Why the job was ended by its errors; empty where it was not, or where the cluster is going away."""
+        """See `Book.verdict`; empty if the cluster is going away."""
         try:
             return str(ray.get(self.actor.verdict.remote(), timeout=READ_TIMEOUT_S))
         except ray.exceptions.RayError:
@@ -161,26 +160,23 @@ class FlightLog:
 
 @contextlib.contextmanager
 def kept(max_error_share: float | None = None, min_rows: int = 1) -> Iterator[FlightLog]:
-    """A log on this node, while the block runs; it costs no CPU of Ray's."""
-    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": beside_driver()}
-    make = ray.remote(**options)(Book)
-    actor = make.remote(max_error_share, min_rows)
-    try:
+    """A ledger on this node while the block runs."""
+    with driver_actor(Book, max_error_share, min_rows, max_restarts=-1, max_task_retries=-1) as actor:
         yield FlightLog(actor)
-    finally:
-        ray.kill(actor)
 
 
 def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Callable[[pa.Table], pa.Table]:
-    """A function of READ tables whose rows are in the journal while it runs; in the same order, one table for one.
+    """A function of READ tables whose rows are in the journal while it runs.
 
-    Rows with a past go one by one; a row that was in flight at too many deaths of its process gets `decoder_died`.
+    Rows with deaths run one by one; a row with too many becomes an error row (`decoder_died`).
     """
 
     def stage(table: pa.Table) -> pa.Table:
         who, keys = uuid4().hex, row_keys(table)
         deaths = journal.begin(who, keys)
-        if any(deaths):
+        if not any(deaths):
+            result = function(table)
+        else:
             parts = []
             for index, num_deaths in enumerate(deaths):
                 row = table.slice(index, 1)
@@ -189,9 +185,7 @@ def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Ca
                 journal.running(who, [keys[index]] if num_deaths else [])
                 parts.append(function(row))
             result = pa.concat_tables(parts)
-        else:
-            result = function(table)
-        journal.end(who, keys, 0, {})  # what comes of them is counted where the job's results are made
+        journal.end(who, keys, 0, {})  # the engine counts results and errors
         return result
 
     return stage
@@ -201,6 +195,5 @@ def given_up(row: pa.Table, num_deaths: int) -> pa.Table:
     """The row as a failed one, which later stages pass on."""
     message = deaths_message("the decoding process", num_deaths)
     for name, value in (("error_type", DECODER_DIED), ("error_message", message)):
-        place = row.schema.get_field_index(name)
-        row = row.set_column(place, row.schema.field(place), pa.array([value] * row.num_rows, pa.string()))
+        row = row.set_column(row.schema.get_field_index(name), name, pa.repeat(value, row.num_rows))
     return row

@@ -29,7 +29,7 @@ from pipeline.run import crash_ledger, wait_times
 from pipeline.run.crash_ledger import FlightLog
 from pipeline.run.finalize import settle
 from pipeline.run.plan import JobPlan
-from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, told, verified_lines
+from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, resume_lines
 from pipeline.source.manifest_parts import broken_files
 from pipeline.storage.listing import told_skipped
 from pipeline.storage.output_dir import JOB, as_json
@@ -51,7 +51,7 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
     """
     plan, begun = begin(plan, opening_record(plan), rows_per_group)
     write_provenance(plan, begun.press)
-    for line in (*told(plan), *verified_lines(plan)):
+    for line in resume_lines(plan):
         print(line, flush=True)
     events = Events(plan.stamp(begun.press.attempt), plan.config.job.log == "json")
     with _said(plan, events):

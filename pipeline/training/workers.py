@@ -10,9 +10,7 @@ import os
 import shutil
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ from configs.load import ConfigError
 from configs.schema import Job
 from configs.training import TrainDrafterJob
 from pipeline.cluster import ray_session
+from pipeline.cluster.polling import polled
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.run import LOG, Run, Worker
 
@@ -95,28 +94,18 @@ def add_up(values: torch.Tensor) -> None:
     torch.distributed.all_reduce(values)
 
 
-@contextmanager
-def _log_shown(path: Path) -> Iterator[None]:
+def _log_shown(path: Path) -> AbstractContextManager[None]:
     """Copy lines that are added to the log to standard error while the block runs."""
-    stop = threading.Event()
-    start = path.stat().st_size if path.exists() else 0
-    thread = threading.Thread(target=_follow, args=(path, start, stop), name="log", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+    place = path.stat().st_size if path.exists() else 0
 
-
-def _follow(path: Path, start: int, stop: threading.Event) -> None:
-    ended = False
-    while not ended:
-        ended = stop.wait(FOLLOW_INTERVAL_S)
+    def look() -> None:
+        nonlocal place
         if path.exists():
             with path.open("rb") as log:
-                log.seek(start)
+                log.seek(place)
                 added = log.read()
-            start += len(added)
+            place += len(added)
             sys.stderr.write(added.decode("utf-8", "replace"))
             sys.stderr.flush()
+
+    return polled(look, FOLLOW_INTERVAL_S, "log", last_look=True)

@@ -23,7 +23,7 @@ from pipeline.run import repeated_ids
 from pipeline.run.audit import audit
 from pipeline.run.execution import close
 from pipeline.run.plan import source_lines
-from pipeline.run.resume import Going, is_complete, told
+from pipeline.run.resume import Going, is_complete, resume_lines
 from pipeline.source.done_bitmap import PathIndex
 from pipeline.source.manifest import freeze
 from pipeline.storage import listing
@@ -336,7 +336,7 @@ def test_a_damaged_output_file_is_named_set_aside_and_made_again(tmp_path: Path,
     plan = plan_of(config)
     assert not is_complete(plan)
     assert [one.relative for one in plan.earlier.inventory.strange] == ["data/part-000001.parquet"]
-    assert any(line.startswith("  set aside: data/part-000001.parquet: it") for line in told(plan))
+    assert any(line.startswith("  set aside: data/part-000001.parquet: it") for line in resume_lines(plan))
     assert plan.earlier.verified.line().endswith("; 1 damaged")
     run(config)
     assert {own: row["generated_text"] for own, row in rows_in(tmp_path / "out/data").items()} == expected
