@@ -1,8 +1,6 @@
-"""Node drain: finds draining nodes, and notifies the writer and the crash ledger.
+"""Node drain: finished rows are saved at once, and deaths on a draining node do not count against rows.
 
-Ray places nothing new on a draining node, sends its actors no further batch, restarts them elsewhere, and does not
-count that as a restart. In addition, finished rows are saved at once, and deaths on such a node do not count against
-rows.
+Ray places nothing new on a draining node, and restarts its actors elsewhere without counting that as a restart.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from actors.events import Events
 from pipeline.cluster.polling import polled
 
 LOOK_S = 1.0
-"""Between two looks at the nodes; Ray Data looks as often."""
+"""Poll interval, as in Ray Data."""
 
 Look = Callable[[], Mapping[str, int]]
 """Draining nodes and their deadlines: milliseconds since 1970, 0 if unknown."""
@@ -53,9 +51,9 @@ class Drains:
             self._known.update(fresh)
             self._spare(fresh)
             for node in fresh:
-                self._say(node, draining[node])
+                self._show(node, draining[node])
 
-    def _say(self, node: str, deadline_ms: int) -> None:
+    def _show(self, node: str, deadline_ms: int) -> None:
         left_s = max(0.0, round(deadline_ms / 1000 - time.time(), 1)) if deadline_ms else None
         if self._events is not None and self._events.enabled:
             self._events.emit("node_drains", "warning", node=node, left_s=left_s)

@@ -1,7 +1,4 @@
-"""Runs a checked job: takes the attempt, writes provenance, runs the graph under Ray, and accounts for every row.
-
-Common to all kinds of jobs, which pass their graph, summary and preview.
-"""
+"""Runs a checked job of any kind: takes the attempt, runs the graph under Ray, and accounts for every row."""
 
 from __future__ import annotations
 
@@ -35,7 +32,7 @@ from pipeline.storage.listing import told_skipped
 from pipeline.storage.output_dir import JOB, as_json
 
 Build = Callable[[Any, Stamp, Tally | None, ReportWaits, FlightLog], Dataset]
-"""From the plan of the remaining work, the stamp of rows, and the reports of actors to the dataset of results."""
+"""Makes the dataset of results of the plan, the stamp of rows, and the reports of actors."""
 
 
 def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> tuple[float, Waits, Press]:
@@ -44,7 +41,7 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
     Returns the seconds from the first task to the last file, the wait times, and the attempt.
 
     Raises:
-        ConfigError: another job has taken the attempt meanwhile.
+        ConfigError: another job has taken the attempt.
         Fenced: a later attempt has taken over.
         ErrorBudgetSpent: more rows have failed than `job.max_error_share` allows.
         RuntimeError: rows are missing from the output, or twice in it.
@@ -54,14 +51,14 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
     for line in resume_lines(plan):
         print(line, flush=True)
     events = Events(plan.stamp(begun.press.attempt), plan.config.job.log == "json")
-    with _said(plan, events):
+    with _emitted(plan, events):
         wall_s, waits = _fill(plan, begun, build, events)
         settle(plan, begun.press, fingerprints_of(plan.output), begun.next_numbers)
     return wall_s, waits, begun.press
 
 
 @contextlib.contextmanager
-def _said(plan: JobPlan, events: Events) -> Iterator[None]:
+def _emitted(plan: JobPlan, events: Events) -> Iterator[None]:
     """Emit events at the start and at the end of the job."""
     events.emit(
         "job_began",
@@ -85,7 +82,7 @@ def _said(plan: JobPlan, events: Events) -> Iterator[None]:
 
 
 def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[float, Waits]:
-    """Make and publish the missing rows, and publish the spool."""
+    """Make and publish the missing rows, and publish spooled ones."""
     config = plan.config
     waiting = plan.earlier.inventory.spooled if plan.earlier else []
     if not plan.datasource.num_spans:  # the last attempt made everything, and was killed before it was published
@@ -114,11 +111,7 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
 
 @contextlib.contextmanager
 def told_why_it_ended(log: FlightLog) -> Iterator[None]:
-    """Have the error that an actor raised to end the job be the job's own.
-
-    Raises:
-        ErrorBudgetSpent: too many rows have failed.
-    """
+    """Raise `ErrorBudgetSpent` in place of Ray's error if the crash ledger has ended the job."""
     try:
         yield
     except Exception:
@@ -128,13 +121,12 @@ def told_why_it_ended(log: FlightLog) -> Iterator[None]:
 
 
 def close(plan: JobPlan, done: Summary, preview: Callable[[], str], press: Press) -> None:
-    """Write the summary, with the rows that a kill would have lost, and the preview of a limited run.
-
-    Raises:
-        Fenced: a later attempt has taken over, and its summary is kept.
-    """
-    done.max_rows_in_flight, done.max_unsaved_seconds = rows_in_flight(plan), plan.config.sink.max_unsaved_seconds
-    done.skipped_files = told_skipped(skipped, plan.config.source.kind) if (skipped := plan.manifest.skipped) else ""
+    """Write the summary, with the cost of a kill, and the preview of a limited run."""
+    pool, skipped = plan.config.pool, plan.manifest.skipped
+    batches = pool.max_size * pool.max_batches_in_flight
+    done.max_rows_in_flight = batches * pool.batch_rows * (plan.rows_per_sample or 1)
+    done.max_unsaved_seconds = plan.config.sink.max_unsaved_seconds
+    done.skipped_files = told_skipped(skipped, plan.config.source.kind) if skipped else ""
     done.num_broken_files = len(broken_files(plan.output))
     if plan.limit is not None:
         press.write_job_file("_job/preview.html", preview().encode())
@@ -142,14 +134,8 @@ def close(plan: JobPlan, done: Summary, preview: Callable[[], str], press: Press
     press.check_alone()
 
 
-def rows_in_flight(plan: JobPlan) -> int:
-    """The most rows that actors work on at a time: those that a kill loses besides finished rows that are not saved."""
-    pool = plan.config.pool
-    return pool.max_size * pool.max_batches_in_flight * pool.batch_rows * (plan.rows_per_sample or 1)
-
-
 def opening_record(plan: JobPlan) -> dict[str, Any]:
-    """What `_job/attempts/` keeps of a run that begins."""
+    """The record of an attempt in `_job/attempts/`."""
     return {
         "job_id": plan.job_id,
         "config_fingerprint": plan.fingerprint,
@@ -163,11 +149,7 @@ def opening_record(plan: JobPlan) -> dict[str, Any]:
 
 
 def write_provenance(plan: JobPlan, press: Press) -> None:
-    """Write the resolved configuration and the versions into `_job/`, copies of those in the attempt's record.
-
-    Raises:
-        Fenced: a later attempt has taken over.
-    """
+    """Write the resolved configuration and the versions into `_job/`, copies of those in the attempt's record."""
     text = yaml.safe_dump(plan.config.resolved(), sort_keys=False, allow_unicode=True)
     press.write_job_file("_job/config.yaml", text.encode())
     press.write_job_file("_job/versions.json", as_json(_versions(plan)))

@@ -21,16 +21,14 @@ Build = Callable[[JobPlan, Stamp, Tally | None, ReportWaits], Dataset]
 
 def run_pilot(plan: JobPlan, build: Build, pilot: Pilot) -> pa.Table:
     """The results of a pilot's samples, by the graph that `build` makes of the plan; the output is not touched."""
-    config = plan.config
-    shown = progress.shown(None, config.job.progress)
-    with ray_session.session(config.job), wait_times.measured() as waits, shown as tally:
-        dataset = build(_over(plan, pilot), plan.stamp(0), tally, waits.report)
+    job = plan.config.job
+    over_pilot = copy.copy(plan)
+    vars(over_pilot)["datasource"] = pilot.datasource  # in place of the cached one
+    with (
+        ray_session.session(job),
+        wait_times.measured() as waits,
+        progress.shown(None, job.progress) as tally,
+    ):
+        dataset = build(over_pilot, plan.stamp(0), tally, waits.report)
         tables = list(dataset.iter_batches(batch_size=None, batch_format="pyarrow"))
     return pa.concat_tables(tables).combine_chunks()
-
-
-def _over(plan: JobPlan, pilot: Pilot) -> JobPlan:
-    """The same plan over the pilot's samples: a plan keeps its source once it has opened it."""
-    made = copy.copy(plan)
-    vars(made)["datasource"] = pilot.datasource
-    return made

@@ -166,7 +166,7 @@ def test_rows_of_images_become_errors_without_an_image(tmp_path: Path) -> None:
     row = {"sample_id": "a#1", "prompt_id": "a", "source": "1.tar", "row_index": 3, "replica": 1, "error_type": ""}
     row |= {"image": {"bytes": RED, "path": None}, "codes": [1], "status": "success", "num_generated_tokens": 4}
     table = pa.Table.from_pylist([row], schema)
-    repeats = repeated_ids.Repeats({(0, 3): "a#1"})
+    repeats = {(0, 3): "a#1"}
     taken = repeated_ids._Names(OutputDir(str(tmp_path)))
     [found] = repeated_ids.renamed(table, repeats, PathIndex(pa.chunked_array([["1.tar"]])), taken).to_pylist()
     assert (found["sample_id"], found["prompt_id"]) == ("1.tar#3#1", "1.tar#3")
