@@ -1,13 +1,8 @@
-"""Several workers under Ray Train: each does its part of every batch, and all learn the same.
-
-Owns the process group, what becomes of a worker that dies, and showing the log while workers write it. What a worker
-does is `pipeline.training.run`.
-"""
+"""Several workers under Ray Train: each does its part of every batch (`pipeline.training.run`)."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
 from contextlib import AbstractContextManager
@@ -29,13 +24,13 @@ FOLLOW_INTERVAL_S = 0.5
 
 
 def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
-    """Run a training on `workers.count` workers; on CPUs they speak gloo, on GPUs what torch chooses for them.
+    """Run a training on `workers.count` workers, with gloo on CPUs and torch's default backend on GPUs.
 
-    Workers that die are started again, up to `workers.max_failures` times, from the last checkpoint.
+    Workers that die are started again from the last checkpoint, up to `workers.max_failures` times.
 
     Raises:
         ConfigError: a worker refuses the job.
-        ray.train.TrainingFailedError: the workers failed once too often.
+        ray.train.TrainingFailedError: the workers failed too often.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -43,31 +38,30 @@ def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
     workers = job.workers
     refusal = Path(output.path(REFUSAL))
     refusal.unlink(missing_ok=True)
-    # Relative paths must be the same for workers: Ray Train would use a folder of its own for each.
+    # Relative paths must mean the same in workers: Ray Train would give each a folder of its own.
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
     num_cpus = max(2, ray_session.available_cpus(), workers.count + 1)
-    # Checkpoints are ours; Ray Train keeps its own small state here.
-    scratch = tempfile.mkdtemp(prefix="draftfleet-train-")
     settings = Job(ray_address=workers.ray_address, num_cpus=num_cpus)
-    try:
-        with ray_session.session(settings, log_to_driver=False), _log_shown(Path(output.path(LOG))):
-            TorchTrainer(
-                work,
-                train_loop_config={"job": job.model_dump_json(), "output": output.url},
-                scaling_config=ScalingConfig(
-                    num_workers=workers.count,
-                    use_gpu=workers.num_gpus > 0,
-                    resources_per_worker={"GPU": workers.num_gpus} if workers.num_gpus else {"CPU": 1},
-                ),
-                torch_config=TorchConfig(backend=None if workers.num_gpus else "gloo"),
-                run_config=RunConfig(
-                    name="train_drafter",
-                    storage_path=scratch,
-                    failure_config=FailureConfig(max_failures=workers.max_failures),
-                ),
-            ).fit()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="draftfleet-train-", ignore_cleanup_errors=True) as scratch,
+        ray_session.session(settings, log_to_driver=False),
+        _log_shown(Path(output.path(LOG))),
+    ):
+        TorchTrainer(
+            work,
+            train_loop_config={"job": job.model_dump_json(), "output": output.url},
+            scaling_config=ScalingConfig(
+                num_workers=workers.count,
+                use_gpu=workers.num_gpus > 0,
+                resources_per_worker={"GPU": workers.num_gpus} if workers.num_gpus else {"CPU": 1},
+            ),
+            torch_config=TorchConfig(backend=None if workers.num_gpus else "gloo"),
+            run_config=RunConfig(
+                name="train_drafter",
+                storage_path=scratch,
+                failure_config=FailureConfig(max_failures=workers.max_failures),
+            ),
+        ).fit()
     if refusal.exists():
         raise ConfigError(refusal.read_text(encoding="utf-8"))
 
@@ -85,7 +79,7 @@ def work(config: dict[str, Any]) -> None:
         if run.is_first:
             run.finish()
     except ConfigError as error:
-        # Every worker refuses what one refuses, and no further attempt would change it: so this is no failure.
+        # All workers refuse the same, also in a further attempt, so it must not count as a failure.
         output.write_bytes(REFUSAL, str(error).encode())
 
 
