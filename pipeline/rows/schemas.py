@@ -68,19 +68,10 @@ ERROR_CODES: dict[str, str] = {
 
 ENCODED_IMAGES = pa.list_(pa.struct([("bytes", pa.large_binary()), ("uri", pa.string())]))
 """A row's images in order, each as encoded bytes or as the URI that the decoding stage fetches."""
-ENCODED_VIDEOS = pa.list_(
-    pa.struct(
-        [
-            ("bytes", pa.large_binary()),
-            ("uri", pa.string()),
-            ("path", pa.string()),
-            ("offset", pa.int64()),
-            ("size", pa.int64()),
-        ]
-    )
-)
+_PART_OF_FILE = [("path", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]
+ENCODED_VIDEOS = pa.list_(pa.struct([("bytes", pa.large_binary()), ("uri", pa.string()), *_PART_OF_FILE]))
 """A row's videos in order, each as encoded bytes, as a URI that the row names, or as a listed file (`path` relative to
-the source root; `size` bytes from `offset` where it is a part of the file)."""
+the source root; `size` bytes from `offset` if it is a part of the file)."""
 PIXELS = pa.struct([("height", pa.int32()), ("width", pa.int32()), ("rgb", pa.large_binary())])
 """One decoded image: `rgb` is uint8, row-major, height · width · 3 bytes."""
 CLIP = pa.struct(
@@ -129,9 +120,9 @@ SPAN: list[tuple[str, pa.DataType]] = [
     ("clip_start_s", pa.float64()),
     ("clip_end_s", pa.float64()),
 ]
-"""Which clip of its video a row is; null in rows that are none."""
+"""The clip of its video that a row is; null in other rows."""
 PROMPT: list[tuple[str, pa.DataType]] = [("prompt_index", pa.int32()), ("num_prompts", pa.int32())]
-"""Which of how many prompts of its sample a row answers; null where there is one."""
+"""The prompt of its sample that a row answers; null if there is one prompt."""
 _READ = [*IDENTITY, ("images", ENCODED_IMAGES), ("videos", ENCODED_VIDEOS), ("fields", pa.string()), *ERROR]
 _DECODED = [
     *IDENTITY,
@@ -171,7 +162,7 @@ RESERVED_COLUMNS = frozenset(name for name, _ in (*_READ, *_DECODED, *_RESULT))
 
 
 class RowError(Exception):
-    """What is wrong with one row: a code from `ERROR_CODES` and a message for people."""
+    """An error of one row: a code from `ERROR_CODES` and a message."""
 
     def __init__(self, code: str, message: str) -> None:
         assert code in ERROR_CODES, code
@@ -181,42 +172,38 @@ class RowError(Exception):
 
 
 def schema_of(columns: Sequence[tuple[str, pa.DataType]], keep: Iterable[pa.Field]) -> pa.Schema:
-    """Our own columns, then the kept ones; the footer metadata holds the schema version."""
-    own = [pa.field(name, kind) for name, kind in columns]
-    kept = [pa.field(field.name, field.type) for field in keep]
-    return pa.schema([*own, *kept], metadata={SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode()})
+    """Columns of this project, then the kept ones; the footer metadata holds the schema version."""
+    kept = [(field.name, field.type) for field in keep]
+    return pa.schema([*columns, *kept], metadata={SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
 def read_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema out of the read tasks: media as they are stored, `fields` a JSON object."""
+    """The output of read tasks: media as they are stored, `fields` a JSON object."""
     return schema_of(_READ, keep)
 
 
 def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema into the actor: pixels (`PIXELS`), clips (`CLIP`), `messages` a JSON list of chat turns.
-
-    `sampling` is a JSON object of the row's own seed and sampling values, empty where the job has no columns for them.
-    """
+    """The input of the actor: `messages` a JSON list of chat turns, `sampling` a JSON object of the row's own seed and
+    sampling values, empty if the job has no columns for them."""
     return schema_of(_DECODED, keep)
 
 
 def result_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema of `data/` and `errors/`; its footer metadata holds the schema version."""
+    """The schema of `data/` and `errors/`."""
     return schema_of(_RESULT, keep)
 
 
-def kept_fields(schema: pa.Schema) -> list[pa.Field]:
+def kept_fields(schema: pa.Schema, reserved: frozenset[str] = RESERVED_COLUMNS) -> list[pa.Field]:
     """The user's own columns of a table at any stage, in order."""
-    return [field for field in schema if field.name not in RESERVED_COLUMNS]
+    return [field for field in schema if field.name not in reserved]
+
+
+def find_reserved(names: Sequence[str], reserved: Iterable[str] = RESERVED_COLUMNS) -> list[str]:
+    """Those of the names that collide with reserved ones; case does not count, because SQL engines ignore it."""
+    lower = {name.lower() for name in reserved}
+    return [name for name in names if name.lower() in lower]
 
 
 def find_read(names: Sequence[str]) -> list[str]:
-    """Those of the names that a table out of the read tasks has itself; case does not count."""
-    own = {name.lower() for name, _ in _READ}
-    return [name for name in names if name.lower() in own]
-
-
-def find_reserved(names: Sequence[str]) -> list[str]:
-    """Those of the names that collide with ours; case does not count, because SQL engines ignore it."""
-    reserved = {name.lower() for name in RESERVED_COLUMNS}
-    return [name for name in names if name.lower() in reserved]
+    """Those of the names that collide with columns of READ tables."""
+    return find_reserved(names, [name for name, _ in _READ])

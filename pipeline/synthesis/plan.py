@@ -26,7 +26,7 @@ from pipeline.source.manifest_parts import reopen
 from pipeline.sources.kind import Needs
 from pipeline.storage import checkpoints
 from pipeline.synthesis import rows
-from pipeline.synthesis.conditions import SAMPLED, check_features_type
+from pipeline.synthesis.conditions import check_features_type
 from pipeline.synthesis.files import DEFAULT_QUALITY
 from pipeline.synthesis.prompts import ConditionShape, PrepareOptions, prepare_table, wanted_columns
 
@@ -53,7 +53,7 @@ class SynthesisPlan(JobPlan):
 
     @property
     def kept(self) -> list[pa.Field]:
-        """The columns that travel through to the output."""
+        """The columns that are passed on to the output."""
         return [self.manifest.keep.field(name) for name in self.config.sink.keep_columns]
 
     @property
@@ -70,7 +70,6 @@ class SynthesisPlan(JobPlan):
         return PrepareOptions.of(self.config, shape)
 
     def prepare_first(self, limit: int) -> pa.Table:
-        """The first rows, read and prepared in this process."""
         return prepare_table(self.read_first(limit), self.prepare_options)
 
 
@@ -81,7 +80,7 @@ def needs_of(config: SynthesizeJob) -> Needs:
         ConfigError: the prompt has a lone brace, or a name occurs twice or collides with a column of the output.
     """
     keep, features = config.sink.keep_columns, config.columns.features
-    for name in rows.find_reserved(keep):
+    for name in schemas.find_reserved(keep, rows.RESERVED_COLUMNS):
         raise ConfigError(f"sink.keep_columns: {name!r} is a column of the output itself; rename it in the source")
     if len({name.lower() for name in keep}) != len(keep):
         raise ConfigError("sink.keep_columns: a column is named twice (upper and lower case are the same here)")
@@ -96,12 +95,7 @@ def needs_of(config: SynthesizeJob) -> Needs:
 def make_plan(
     config: SynthesizeJob, limit: int | None = None, probe_output: bool = True, going: Going = AS_BEFORE
 ) -> SynthesisPlan:
-    """Check everything that can be checked without weights and without Ray.
-
-    Raises:
-        ConfigError: the paths, the output, a checkpoint, the source, the prompt or a column is refused; the message
-            names the dotted path.
-    """
+    """See `pipeline.run.plan.make_plan`."""
     output = open_output(config)
     import actors.loading.image_pair  # torch and transformers, which a refusal above need not wait for
 
@@ -155,5 +149,5 @@ def _prompt(row: dict[str, Any]) -> str:
         parts.append(f"class {row['label']}")
     if row["features"] is not None:
         parts.append(f"features of {row['features']['num_tokens']} tokens")
-    drawn = ", ".join(f"{name} {row[name]:g}" for name in SAMPLED)
+    drawn = ", ".join(f"{name} {row[name]:g}" for name in ("temperature", "top_k", "top_p", "guidance_scale"))
     return f"{', '.join(parts)}\n({drawn}, seed {row['seed']})"

@@ -12,7 +12,7 @@ A row whose `error_type` is not empty passes the later stages unchanged.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pyarrow as pa
 
@@ -24,7 +24,7 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 """An encoded image as Hugging Face's `datasets` stores it."""
 HUGGING_FACE_KEY = b"huggingface"
 ROWS_PER_GROUP = 100
-"""Rows of a Parquet row group, so that a reader of one image need not read a whole file."""
+"""Rows of a Parquet row group; a reader of one image reads one group."""
 
 _SAMPLING: list[tuple[str, pa.DataType]] = [
     ("seed", pa.int64()),
@@ -33,16 +33,11 @@ _SAMPLING: list[tuple[str, pa.DataType]] = [
     ("top_p", pa.float64()),
     ("guidance_scale", pa.float64()),
 ]
-_PREPARED = [
-    *schemas.IDENTITY,
-    ("prompt", pa.string()),
-    ("label", pa.int64()),
-    ("features", FEATURES),
-    *_SAMPLING,
-    *schemas.ERROR,
-]
-OWN_VALUES = ("prompt", "label", "features", "seed", "temperature", "top_k", "top_p", "guidance_scale")
-"""Columns of PREPARED that are made there."""
+PREPARED_VALUES = pa.schema(
+    [("prompt", pa.string()), ("label", pa.int64()), ("features", FEATURES), *_SAMPLING, *schemas.ERROR]
+)
+"""Columns that the stage PREPARED makes or changes."""
+_PREPARED = [*schemas.IDENTITY, *((field.name, field.type) for field in PREPARED_VALUES)]
 _BEFORE_IMAGE = [
     *schemas.IDENTITY,
     ("prompt_id", pa.string()),
@@ -53,10 +48,9 @@ _BEFORE_IMAGE = [
     *schemas.ERROR,
     ("finish_reason", pa.string()),
 ]
-_PIXELS: list[tuple[str, pa.DataType]] = [("rgb", pa.large_binary())]
-_IMAGE: list[tuple[str, pa.DataType]] = [("image", IMAGE)]
-_SIZE: list[tuple[str, pa.DataType]] = [("width_px", pa.int32()), ("height_px", pa.int32())]
-_CODES: list[tuple[str, pa.DataType]] = [("codes", pa.list_(pa.int32()))]
+_PIXELS, _IMAGE = ("rgb", pa.large_binary()), ("image", IMAGE)
+_SIZE = [("width_px", pa.int32()), ("height_px", pa.int32())]
+_CODES = ("codes", pa.list_(pa.int32()))
 _AFTER_IMAGE = [
     ("prompt", pa.string()),
     ("label", pa.int64()),
@@ -71,42 +65,31 @@ _AFTER_IMAGE = [
     ("config_fingerprint", pa.string()),
     ("telemetry", schemas.TELEMETRY),
 ]
-_ALL = (*_PREPARED, *_BEFORE_IMAGE, *_PIXELS, *_IMAGE, *_SIZE, *_CODES, *_AFTER_IMAGE)
+_ALL = (*_PREPARED, *_BEFORE_IMAGE, _PIXELS, _IMAGE, *_SIZE, _CODES, *_AFTER_IMAGE)
 
 RESERVED_COLUMNS = frozenset(name for name, _ in _ALL) | frozenset(schemas.read_schema().names)
 """Names that kept columns must not have, because a stage uses them."""
 
 
 def prepared_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema into the engine's actor: a `label` or `features` where they come with the row, null elsewhere."""
+    """The schema into the engine's actor: a `label` or `features` if the row has them, otherwise null."""
     return schemas.schema_of(_PREPARED, keep)
 
 
 def coded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     """The schema out of the engine's actor, and of the output of a job without images."""
-    return schemas.schema_of([*_BEFORE_IMAGE, *_CODES, *_AFTER_IMAGE], keep)
+    return schemas.schema_of([*_BEFORE_IMAGE, _CODES, *_AFTER_IMAGE], keep)
 
 
 def painted_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     """The schema out of the VQ model's actor: `rgb` is uint8, row-major, height · width · 3 bytes; empty in errors."""
-    return schemas.schema_of([*_BEFORE_IMAGE, *_PIXELS, *_SIZE, *_CODES, *_AFTER_IMAGE], keep)
+    return schemas.schema_of([*_BEFORE_IMAGE, _PIXELS, *_SIZE, _CODES, *_AFTER_IMAGE], keep)
 
 
 def result_schema(keep: Iterable[pa.Field] = (), images: bool = True, codes: bool = True) -> pa.Schema:
     """The schema of `data/` and `errors/`; its footer declares `image` as an image for `datasets`."""
     if not images:
         return coded_schema(keep)
-    schema = schemas.schema_of([*_BEFORE_IMAGE, *_IMAGE, *_SIZE, *(_CODES if codes else ()), *_AFTER_IMAGE], keep)
-    told = json.dumps({"info": {"features": {"image": {"_type": "Image"}}}}).encode()
-    return schema.with_metadata({**schema.metadata, HUGGING_FACE_KEY: told})
-
-
-def kept_fields(schema: pa.Schema) -> list[pa.Field]:
-    """The user's own columns of a table after the stage PREPARED, in order."""
-    return [field for field in schema if field.name not in RESERVED_COLUMNS]
-
-
-def find_reserved(names: Sequence[str]) -> list[str]:
-    """Those of the names that collide with ours; case does not count."""
-    reserved = {name.lower() for name in RESERVED_COLUMNS}
-    return [name for name in names if name.lower() in reserved]
+    schema = schemas.schema_of([*_BEFORE_IMAGE, _IMAGE, *_SIZE, *([_CODES] if codes else []), *_AFTER_IMAGE], keep)
+    features = json.dumps({"info": {"features": {"image": {"_type": "Image"}}}}).encode()
+    return schema.with_metadata({**schema.metadata, HUGGING_FACE_KEY: features})
