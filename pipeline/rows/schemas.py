@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
+from pipeline.rows import columns
+
 SCHEMA_VERSION = 1
 SCHEMA_VERSION_KEY = b"draftfleet.schema_version"
 
@@ -66,6 +68,12 @@ ERROR_CODES: dict[str, str] = {
 }
 """Code to meaning. Codes are part of the output's format: they may be added and are never renamed."""
 
+
+
+def _typed(described: columns.Columns) -> list[tuple[str, pa.DataType]]:
+    return [(name, kind) for name, kind, _ in described]
+
+
 ENCODED_IMAGES = pa.list_(pa.struct([("bytes", pa.large_binary()), ("uri", pa.string())]))
 """A row's images in order, each as encoded bytes or as the URI that the decoding stage fetches."""
 _PART_OF_FILE = [("path", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]
@@ -86,76 +94,13 @@ CLIP = pa.struct(
 )
 """One decoded clip: `rgb` is uint8 (num_frames, height, width, 3), row-major; times count from the clip's beginning."""
 
-TELEMETRY = pa.struct(
-    [
-        ("num_spec_steps", pa.int64()),
-        ("num_draft_tokens", pa.int64()),
-        ("num_accepted_draft_tokens", pa.int64()),
-        ("mean_acceptance_length", pa.float64()),
-        ("draft_acceptance_rate", pa.float64()),
-        ("acceptance_histogram", pa.list_(pa.int64())),
-        ("num_relaxed_accepts", pa.int64()),
-        ("ended_inside_path", pa.bool_()),
-        ("target_forwards", pa.int64()),
-        ("drafter_forwards", pa.int64()),
-        ("prefill_ms", pa.float64()),
-        ("draft_ms", pa.float64()),
-        ("verify_ms", pa.float64()),
-        ("batch_size_mean", pa.float64()),
-        ("degraded", pa.bool_()),
-        ("extras", pa.string()),
-    ]
-)
-"""Per-row telemetry under vLLM's names; `extras` is a JSON object of what only one method counts."""
-
-IDENTITY: list[tuple[str, pa.DataType]] = [
-    ("sample_id", pa.string()),
-    ("source", pa.string()),
-    ("row_index", pa.int64()),
-]
-ERROR: list[tuple[str, pa.DataType]] = [("error_type", pa.string()), ("error_message", pa.string())]
-SPAN: list[tuple[str, pa.DataType]] = [
-    ("clip_index", pa.int32()),
-    ("num_clips", pa.int32()),
-    ("clip_start_s", pa.float64()),
-    ("clip_end_s", pa.float64()),
-]
-"""The clip of its video that a row is; null in other rows."""
-PROMPT: list[tuple[str, pa.DataType]] = [("prompt_index", pa.int32()), ("num_prompts", pa.int32())]
-"""The prompt of its sample that a row answers; null if there is one prompt."""
+TELEMETRY = pa.struct(_typed(columns.TELEMETRY))
+ERROR = _typed(columns.ERROR)
+_RESULT = _typed(columns.CAPTIONS)
+IDENTITY, SPAN, PROMPT = _RESULT[:3], _RESULT[3:7], _RESULT[7:9]
 _READ = [*IDENTITY, ("images", ENCODED_IMAGES), ("videos", ENCODED_VIDEOS), ("fields", pa.string()), *ERROR]
-_DECODED = [
-    *IDENTITY,
-    *SPAN,
-    *PROMPT,
-    ("images", pa.list_(PIXELS)),
-    ("videos", pa.list_(CLIP)),
-    ("messages", pa.string()),
-    ("sampling", pa.string()),
-    *ERROR,
-]
-_RESULT = [
-    *IDENTITY,
-    *SPAN,
-    *PROMPT,
-    ("job_id", pa.string()),
-    ("attempt", pa.int32()),
-    ("status", pa.string()),
-    *ERROR,
-    ("finish_reason", pa.string()),
-    ("generated_text", pa.string()),
-    ("mean_logprob", pa.float64()),
-    ("num_input_tokens", pa.int64()),
-    ("num_visual_tokens", pa.int64()),
-    ("num_generated_tokens", pa.int64()),
-    ("seed", pa.int64()),
-    ("method", pa.string()),
-    ("verify_mode", pa.string()),
-    ("target_id", pa.string()),
-    ("drafter_id", pa.string()),
-    ("config_fingerprint", pa.string()),
-    ("telemetry", TELEMETRY),
-]
+_MEDIA = [("images", pa.list_(PIXELS)), ("videos", pa.list_(CLIP))]
+_DECODED = [*IDENTITY, *SPAN, *PROMPT, *_MEDIA, ("messages", pa.string()), ("sampling", pa.string()), *ERROR]
 
 RESERVED_COLUMNS = frozenset(name for name, _ in (*_READ, *_DECODED, *_RESULT))
 """Names that kept columns must not have, because a stage uses them."""
@@ -171,10 +116,10 @@ class RowError(Exception):
         self.message = message
 
 
-def schema_of(columns: Sequence[tuple[str, pa.DataType]], keep: Iterable[pa.Field]) -> pa.Schema:
+def schema_of(names: Sequence[tuple[str, pa.DataType]], keep: Iterable[pa.Field]) -> pa.Schema:
     """Columns of this project, then the kept ones; the footer metadata holds the schema version."""
     kept = [(field.name, field.type) for field in keep]
-    return pa.schema([*columns, *kept], metadata={SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode()})
+    return pa.schema([*names, *kept], metadata={SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
 def read_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:

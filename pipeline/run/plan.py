@@ -38,7 +38,6 @@ from pipeline.storage.output_dir import OutputDir
 if TYPE_CHECKING:
     from actors.loading.image_pair import ImagePairInfo
     from actors.loading.pair import PairInfo
-    from models.inputs.processing import FrontEnd
 
 NUM_ROWS_LOOKED_AT = 20
 
@@ -81,37 +80,33 @@ class JobPlan(ABC):
         return SpanDatasource(source, self.manifest, self.fields, self.limit, self.reads_images, done, counts)
 
     def read_first(self, limit: int) -> pa.Table:
-        """The first samples, read by this process."""
         return read_first(self.config.source, self.manifest, self.fields, limit, with_images=self.reads_images)
 
     @property
     def num_results(self) -> int | None:
-        """How many rows there are to be made, None when the source's count is unknown."""
+        """The number of rows to make; None if the number of samples or of their rows is unknown."""
         num_samples = self.datasource.num_samples
         return None if num_samples is None or self.rows_per_sample is None else num_samples * self.rows_per_sample
 
     @property
     def present_ids(self) -> frozenset[str]:
-        """Rows that are there although their sample is not done."""
+        """Rows of unfinished samples that are in the output already."""
         return self.earlier.present_ids if self.earlier else frozenset()
 
     @property
     def content(self) -> dict[str, Any]:
-        """What decides the output's content."""
+        """The settings that decide the output's content."""
         return self.config.content(self.pair.revisions)
 
     @cached_property
     def fingerprint(self) -> str:
-        """`content`, hashed."""
         return self.config.fingerprint(self.pair.revisions)
 
     @property
     def job_id(self) -> str:
-        """The same for every attempt of the same job."""
         return f"{self.config.job.name}-{self.fingerprint}"
 
     def stamp(self, attempt: int) -> Stamp:
-        """The stamp of this run in every row."""
         return Stamp(self.job_id, attempt, self.fingerprint)
 
 
@@ -128,7 +123,6 @@ class Plan(JobPlan):
 
     @property
     def asking(self) -> Asking:
-        """Prompt options per row."""
         return Asking.of(self.config, self.pair.front_end.special_tokens)
 
     @property
@@ -141,16 +135,14 @@ class Plan(JobPlan):
 
     @property
     def decode_options(self) -> DecodeOptions:
-        """Options of the decoding stage."""
         return DecodeOptions.of(self.config.source, self.manifest.root, self.asking)
 
     @property
     def weigher(self) -> Weigher:
-        """The weights of rows, by which decoding tasks are cut."""
         return Weigher.of(self.config.source, self.config.pool.batch_rows, self.asking)
 
     def decode_first(self, limit: int, at_once: int = 1, max_side_px: int | None = None) -> Iterator[pa.Table]:
-        """The first rows, read by this process, in tables of `at_once` samples; shrunk to `max_side_px` if set."""
+        """The first rows, decoded by this process, in tables of `at_once` samples; shrunk to `max_side_px` if set."""
         rows = self.read_first(limit)
         options = self.decode_options if max_side_px is None else self.decode_options.shrunk_to(max_side_px)
         for start in range(0, rows.num_rows, at_once):
@@ -160,17 +152,14 @@ class Plan(JobPlan):
 def make_plan(
     config: CaptionJob, limit: int | None = None, probe_output: bool = True, going: Going = AS_BEFORE
 ) -> Plan:
-    """Check everything that can be checked without weights and without Ray.
-
-    Raises:
-        ConfigError: the paths, the output, the pair, the source, the prompt or the kept columns are refused; the
-            message names the dotted path.
-    """
+    """Check everything that can be checked without weights and without Ray; a ConfigError names the dotted path."""
     output = open_output(config)
-    import actors.loading.pair  # torch and transformers, which a refusal above need not wait for
+    import actors.loading.pair  # imports torch and transformers, after the fast checks
 
     config, pair = checkpoints.check(config, actors.loading.pair.check, runs_here(config))
-    config = resolve_side(config, pair.front_end)
+    if config.source.max_side_px == "auto":
+        source = config.source.model_copy(update={"max_side_px": pair.front_end.useful_side_px})
+        config = config.model_copy(update={"source": source})
     checks.check(config.source, pair.front_end.takes_videos, config.model.target.path)
     needs = needs_of(config.source, Asking.of(config), config.sink.keep_columns)
     reopened = reopen(needs, output, going.accept_touched)
@@ -184,20 +173,12 @@ def checked(plan: AnyPlan, gone: Ints, probe_output: bool) -> AnyPlan:
     return plan
 
 
-def resolve_side(config: CaptionJob, front_end: FrontEnd) -> CaptionJob:
-    """The job with a number, or null, in place of `source.max_side_px: auto`."""
-    if config.source.max_side_px != "auto":
-        return config
-    source = config.source.model_copy(update={"max_side_px": front_end.useful_side_px})
-    return config.model_copy(update={"source": source})
-
-
 def open_output(config: CaptionJob | SynthesizeJob) -> OutputDir:
-    """The job's output directory, not used yet or by a job alone.
+    """The job's output directory, unused or begun by a job.
 
     Raises:
-        ConfigError: a path would mean another folder than the user sees, the output and the source are inside each
-            other, or the output holds what no job has begun.
+        ConfigError: a relative path would mean another folder, the output and the source are inside each other, or the
+            output holds other files.
     """
     if not runs_here(config):
         submitted = ray_session.INSIDE_SUBMITTED_JOB in os.environ
@@ -213,16 +194,12 @@ def open_output(config: CaptionJob | SynthesizeJob) -> OutputDir:
 
 
 def runs_here(config: CaptionJob | SynthesizeJob) -> bool:
-    """Whether the job's actors are on this machine."""
+    """Whether the job's actors run on this machine."""
     return config.job.ray_address == "local" and ray_session.INSIDE_SUBMITTED_JOB not in os.environ
 
 
 def check_plan(plan: JobPlan, probe_output: bool) -> None:
-    """The last checks, of the source's contents and of the output.
-
-    Raises:
-        ConfigError: there are no samples, or the output cannot be written.
-    """
+    """Raise ConfigError if there are no samples, or the output cannot be written."""
     if not plan.datasource.planned:
         raise ConfigError("source.path: the files hold no samples")
     if probe_output:
@@ -230,11 +207,7 @@ def check_plan(plan: JobPlan, probe_output: bool) -> None:
 
 
 def refuse_relative(paths: Iterable[tuple[str, str]], reason: str) -> None:
-    """Refuse relative paths, each with its dotted name.
-
-    Raises:
-        ConfigError: names the first one, and why it may not be relative.
-    """
+    """Raise ConfigError for the first relative path, with its dotted name and the reason."""
     for where, path in paths:
         if not access.uri_scheme(path) and not os.path.isabs(path):
             raise ConfigError(f"{where}: {path} is relative, but {reason}; give an absolute path or a URL")
@@ -289,7 +262,7 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
 
 
 def actors_of(pool: ActorPool) -> tuple[str, str]:
-    """How many actors, and on what each of them runs."""
+    """The number of actors, and the device of each, in words."""
     number = f"{pool.min_size}" if pool.min_size == pool.max_size else f"{pool.min_size} to {pool.max_size}"
     return number, f"{pool.num_gpus:g} GPU" if pool.num_gpus else "CPU"
 
@@ -298,9 +271,8 @@ def engines(pool: EnginePool) -> str:
     """A pool of engines in words."""
     number, device = actors_of(pool)
     slots = "as many slots as memory holds" if pool.slots == "auto" else f"{pool.slots} slots"
-    return (
-        f"{number} × {slots} on {device}, {pool.max_batches_in_flight} batches of {pool.batch_rows} rows in flight each"
-    )
+    batches = f"{pool.max_batches_in_flight} batches of {pool.batch_rows} rows in flight each"
+    return f"{number} × {slots} on {device}, {batches}"
 
 
 def _trial(auto: Auto, slots: int | Literal["auto"]) -> str:

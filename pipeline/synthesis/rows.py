@@ -16,7 +16,8 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-from pipeline.rows import schemas
+from pipeline.rows import columns, schemas
+from pipeline.rows.columns import INT32, INT64, NUMBER, TEXT, Columns
 
 FEATURES = pa.struct([("num_tokens", pa.int32()), ("values", pa.large_binary())])
 """Ready text features of one prompt: little-endian float32, row-major, num_tokens · width · 4 bytes."""
@@ -26,48 +27,48 @@ HUGGING_FACE_KEY = b"huggingface"
 ROWS_PER_GROUP = 100
 """Rows of a Parquet row group; a reader of one image reads one group."""
 
-_SAMPLING: list[tuple[str, pa.DataType]] = [
-    ("seed", pa.int64()),
-    ("temperature", pa.float64()),
-    ("top_k", pa.int64()),
-    ("top_p", pa.float64()),
-    ("guidance_scale", pa.float64()),
+_LABEL = ("label", INT64, "class label; null if there is none")
+_SAMPLING: Columns = [
+    ("seed", INT64, "seed of the row, or of the job"),
+    ("temperature", NUMBER, "temperature of the row, or of the job"),
+    ("top_k", INT64, "top_k of the row, or of the job"),
+    ("top_p", NUMBER, "top_p of the row, or of the job"),
+    ("guidance_scale", NUMBER, "guidance scale of the row, or of the job"),
 ]
-PREPARED_VALUES = pa.schema(
-    [("prompt", pa.string()), ("label", pa.int64()), ("features", FEATURES), *_SAMPLING, *schemas.ERROR]
-)
-"""Columns that the stage PREPARED makes or changes."""
-_PREPARED = [*schemas.IDENTITY, *((field.name, field.type) for field in PREPARED_VALUES)]
-_BEFORE_IMAGE = [
-    *schemas.IDENTITY,
-    ("prompt_id", pa.string()),
-    ("replica", pa.int32()),
-    ("job_id", pa.string()),
-    ("attempt", pa.int32()),
-    ("status", pa.string()),
-    *schemas.ERROR,
-    ("finish_reason", pa.string()),
-]
-_PIXELS, _IMAGE = ("rgb", pa.large_binary()), ("image", IMAGE)
-_SIZE = [("width_px", pa.int32()), ("height_px", pa.int32())]
-_CODES = ("codes", pa.list_(pa.int32()))
-_AFTER_IMAGE = [
-    ("prompt", pa.string()),
-    ("label", pa.int64()),
-    ("mean_logprob", pa.float64()),
-    ("num_input_tokens", pa.int64()),
-    ("num_generated_tokens", pa.int64()),
+IMAGES: Columns = [
+    ("sample_id", TEXT, "id of the prompt and number of the image: `<id>#0`"),
+    *columns.SOURCE,
+    ("row_index", INT64, "index of the prompt in that file"),
+    ("prompt_id", TEXT, "id of the prompt: the value of `source.id_column`, or `path#index`"),
+    ("replica", INT32, "number of the image among the images of its prompt"),
+    *columns.ATTEMPT,
+    ("status", TEXT, "`success` or `error`"),
+    *columns.ERROR,
+    ("finish_reason", TEXT, "`length` or `error`"),
+    ("image", IMAGE, "encoded image and a file name; null in error rows"),
+    ("width_px", INT32, "width; 0 in error rows"),
+    ("height_px", INT32, "height; 0 in error rows"),
+    ("codes", pa.list_(INT32), "VQ codes in raster order; empty in error rows, unless only decoding the pixels failed"),
+    ("prompt", TEXT, "rendered prompt"),
+    _LABEL,
+    (
+        "mean_logprob",
+        NUMBER,
+        "mean log probability of the codes under the guided target, before temperature and filters",
+    ),
+    ("num_input_tokens", INT64, "condition tokens without padding"),
+    ("num_generated_tokens", INT64, "generated codes"),
     *_SAMPLING,
-    ("method", pa.string()),
-    ("verify_mode", pa.string()),
-    ("target_id", pa.string()),
-    ("drafter_id", pa.string()),
-    ("config_fingerprint", pa.string()),
-    ("telemetry", schemas.TELEMETRY),
+    *columns.PROVENANCE,
 ]
-_ALL = (*_PREPARED, *_BEFORE_IMAGE, _PIXELS, _IMAGE, *_SIZE, _CODES, *_AFTER_IMAGE)
+"""Name, Arrow type and meaning of the columns of image outputs."""
+_RESULT = [(name, kind) for name, kind, _ in IMAGES]
+_VALUES = [("prompt", TEXT), _LABEL[:2], ("features", FEATURES), *(one[:2] for one in _SAMPLING)]
+PREPARED_VALUES = pa.schema([*_VALUES, *schemas.ERROR])
+"""Columns that the stage PREPARED makes or changes."""
+_PREPARED = [*schemas.IDENTITY, *_VALUES, *schemas.ERROR]
 
-RESERVED_COLUMNS = frozenset(name for name, _ in _ALL) | frozenset(schemas.read_schema().names)
+RESERVED_COLUMNS = frozenset(name for name, _ in (*_RESULT, *_PREPARED, ("rgb", None))) | {*schemas.read_schema().names}
 """Names that kept columns must not have, because a stage uses them."""
 
 
@@ -78,18 +79,18 @@ def prepared_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
 
 def coded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     """The schema out of the engine's actor, and of the output of a job without images."""
-    return schemas.schema_of([*_BEFORE_IMAGE, _CODES, *_AFTER_IMAGE], keep)
+    return schemas.schema_of([one for one in _RESULT if one[0] not in ("image", "width_px", "height_px")], keep)
 
 
 def painted_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     """The schema out of the VQ model's actor: `rgb` is uint8, row-major, height · width · 3 bytes; empty in errors."""
-    return schemas.schema_of([*_BEFORE_IMAGE, _PIXELS, *_SIZE, _CODES, *_AFTER_IMAGE], keep)
+    return schemas.schema_of([("rgb", pa.large_binary()) if one[0] == "image" else one for one in _RESULT], keep)
 
 
 def result_schema(keep: Iterable[pa.Field] = (), images: bool = True, codes: bool = True) -> pa.Schema:
     """The schema of `data/` and `errors/`; its footer declares `image` as an image for `datasets`."""
     if not images:
         return coded_schema(keep)
-    schema = schemas.schema_of([*_BEFORE_IMAGE, _IMAGE, *_SIZE, *([_CODES] if codes else []), *_AFTER_IMAGE], keep)
+    schema = schemas.schema_of([one for one in _RESULT if codes or one[0] != "codes"], keep)
     features = json.dumps({"info": {"features": {"image": {"_type": "Image"}}}}).encode()
     return schema.with_metadata({**schema.metadata, HUGGING_FACE_KEY: features})
