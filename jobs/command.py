@@ -28,7 +28,7 @@ from pipeline.output.publishing import Fenced
 from pipeline.reports import summary
 from pipeline.reports.summary import Summary
 from pipeline.run import estimate, resume
-from pipeline.run.pilot import run_pilot
+from pipeline.run.execution import run_pilot
 from pipeline.run.plan import JobPlan
 from pipeline.run.resume import Going
 

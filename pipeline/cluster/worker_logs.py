@@ -131,15 +131,6 @@ class Console:
             self.show(f"the log cannot be written and ends here: {error}", "log_failed")
 
 
-class _Handler(logging.Handler):
-    def __init__(self, take: Callable[[logging.LogRecord], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._take = take
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._take(record)
-
-
 @contextlib.contextmanager
 def kept(output: OutputDir, attempt: int, events: Events) -> Iterator[Console]:
     """A console for one attempt. The log of an output on a store is uploaded when the block ends."""
@@ -182,7 +173,8 @@ def connected(console: Console) -> Iterator[None]:
 def records_taken(console: Console, keep: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
     """Send log records of Ray in this process that pass `keep` to the console. Enter after `ray.init`."""
     replaced: list[tuple[logging.Logger, list[logging.Handler]]] = []
-    handler = _Handler(console.record)
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = console.record  # type: ignore[method-assign]
     handler.addFilter(keep)
     for name in RAY_LOGGERS:
         logger = logging.getLogger(name)

@@ -1,7 +1,7 @@
 """The closing summary: totals of a job, counted from its output.
 
-Reads `data/` and `errors/` column by column; the wall time and the wait times are passed in. The acceptance length is 1
-+ accepted drafts / verify steps, the bonus token included (as vLLM counts; SpecVLM, LVSpec and SAGE exclude it).
+The acceptance length is 1 + accepted drafts / verify steps, the bonus token included (as in vLLM; SpecVLM, LVSpec and
+SAGE exclude it).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ TELEMETRY_SUMS = {
 
 @dataclass
 class Summary:
-    """Totals of one job over all attempts; rates are over the rows of the `attempt` of the wall time.
+    """Totals of one job over all attempts; rates are over the rows of `attempt`, which has the wall time.
 
     Times in milliseconds are shares of the engines' time and add up to it.
     """
@@ -74,55 +74,53 @@ class Summary:
     verify_ms: float = 0.0
     depths: ChosenDepths = field(default_factory=ChosenDepths)
     skipped_files: str = ""
-    """Files of the source's folders that were not read, in words."""
+    """Files of the source that were not read, in words."""
     num_broken_files: int = 0
-    """Files that are damaged or cut short, whose number of rows is unknown."""
+    """Damaged or truncated files, whose number of rows is unknown."""
     attempt: int = 0
     num_made: int = 0
-    """Rows with a result that this attempt made."""
+    """Rows with a result of this attempt."""
     num_tokens_made: int = 0
     max_rows_in_flight: int = 0
     max_unsaved_seconds: float = 0.0
-    """What a kill costs at most: the work of so many rows, and finished rows of so many seconds."""
+    """The most work that a kill costs: rows in flight, and finished rows of so many seconds."""
 
     @property
     def samples_per_s(self) -> float:
-        """Rows with a text, by the wall clock."""
+        """Results by the wall clock."""
         return self.num_made / self.wall_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens, by the wall clock."""
+        """Generated tokens by the wall clock."""
         return self.num_tokens_made / self.wall_s
 
     @property
     def engine_s(self) -> float:
-        """What the engines of all actors worked, together."""
+        """Working time of all engines."""
         return (self.prefill_ms + self.draft_ms + self.verify_ms) / 1000
 
     @property
     def tokens_per_engine_s(self) -> float:
-        """Generated tokens per second of engine time: start-up and files do not count."""
+        """Generated tokens per second of engine time, without start-up and files."""
         return self.num_generated_tokens / self.engine_s if self.engine_s else 0.0
 
     @property
     def num_errors(self) -> int:
-        """Rows in `errors/`."""
         return sum(self.errors_by_type.values())
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Over all steps of all rows; see the module for the convention."""
         return 1 + self.num_accepted_draft_tokens / self.num_steps if self.num_steps else 1.0
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """For draft position 1, 2, …: the share of steps that kept at least so many drafts."""
+        """For draft position 1, 2, …: the share of steps that accepted at least so many drafts."""
         steps = sum(self.acceptance_histogram)
         return [sum(self.acceptance_histogram[depth:]) / steps for depth in range(1, len(self.acceptance_histogram))]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `_job/summary.json`: the totals, and what follows from them."""
+        """Plain data for `_job/summary.json`."""
         return {
             **asdict(self),
             "depths": self.depths.to_json(),
@@ -164,7 +162,7 @@ class Summary:
         ]
 
     def lines(self) -> list[tuple[str, str]]:
-        """The summary as (label, value), to be shown alone or beside another's."""
+        """The summary as (label, value)."""
         total_ms = max(self.engine_s * 1000, 1e-9)
         actors, rows = self.waits.actors_waited, self.waits.input_waited
         split = (("prefill", self.prefill_ms), ("draft", self.draft_ms), ("verify", self.verify_ms))
@@ -251,7 +249,7 @@ def read_tables(output: OutputDir, folders: Sequence[str], columns: Sequence[str
 
 
 def combine(parts: Sequence[Summary]) -> Summary:
-    """Several jobs of one method that ran after each other, as one."""
+    """The sum of several jobs of one method that ran after each other."""
     total = Summary(", ".join(part.job_id for part in parts), parts[0].method, parts[0].verify_mode, 0.0)
     for part in parts:
         for name in ("waits", *SUMMED, *TELEMETRY_SUMS):
@@ -287,7 +285,6 @@ def _standing(one: Standing) -> str:
 
 
 def acceptance_bar(share: float) -> str:
-    """A share between 0 and 1 as a bar of fixed width."""
     filled = round(BAR_WIDTH * share)
     return "█" * filled + "·" * (BAR_WIDTH - filled)
 
@@ -301,7 +298,7 @@ def show(summary: Summary) -> str:
 
 
 def show_side_by_side(left: Summary, right: Summary) -> str:
-    """Two summaries in two columns; a line that only one has stays empty in the other."""
+    """Two summaries in two columns."""
     left_lines, right_lines = dict(left.lines()), dict(right.lines())
     labels = list(dict.fromkeys([*left_lines, *right_lines]))
     label_width = max(len(label) for label in labels)

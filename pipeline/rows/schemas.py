@@ -69,7 +69,6 @@ ERROR_CODES: dict[str, str] = {
 """Code to meaning. Codes are part of the output's format: they may be added and are never renamed."""
 
 
-
 def _typed(described: columns.Columns) -> list[tuple[str, pa.DataType]]:
     return [(name, kind) for name, kind, _ in described]
 

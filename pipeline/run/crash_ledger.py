@@ -1,9 +1,7 @@
-"""The crash ledger: which process holds which rows, in how many deaths of processes each row was in flight, and how
-many rows failed.
+"""The crash ledger: the rows of each process, the deaths of processes that each row was in flight at, and failed rows.
 
-One Ray actor on the driver's node keeps it, because it must outlive worker processes on every node. Deaths are
-inferred: if a row arrives at a new process while an old one still holds it, it was in flight when that one died. Deaths
-on a draining node do not count against rows. See docs/design/decisions/14 and 15.
+One Ray actor on the driver's node keeps it. Deaths are inferred: a row that arrives at a new process while an old one
+still holds it was in flight when the old one died. See docs/design/decisions/14 and 15.
 """
 
 from __future__ import annotations
@@ -35,10 +33,10 @@ class _Row:
 
 
 class Book:
-    """The state of the ledger: rows in flight, and rows that were given up. Plain data, in one process.
+    """The state of the ledger: rows in flight, and rows that were given up.
 
-    A death counts for every row of the process that had no deaths before; of those that had some, for those that the
-    process reported as running; and for none on a spared node.
+    A death counts for rows of the process without deaths, for rows with deaths that it reported as running, and for no
+    row on a spared node.
     """
 
     def __init__(self, max_error_share: float | None = None, min_rows: int = 1) -> None:
@@ -51,7 +49,6 @@ class Book:
         self._errors: Counter[str] = Counter()
 
     def num_known(self) -> int:
-        """Rows that are remembered."""
         return len(self._rows)
 
     def spare(self, nodes: Sequence[str]) -> None:
@@ -73,14 +70,12 @@ class Book:
 
     def running(self, who: str, keys: Sequence[str]) -> None:
         """See `Journal.running`."""
+        self._running.pop(who, None)
         if keys:
             self._running[who] = set(keys)
-        else:
-            self._running.pop(who, None)
 
     def end(self, who: str, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> str:
-        """See `Journal.end`; returns the reason to end the job, empty if there is none. Rows that were given up stay
-        recorded."""
+        """See `Journal.end`; returns `verdict`. Rows that were given up stay recorded."""
         self._num_results += num_results
         self._errors.update(errors)
         for key in keys:
@@ -95,24 +90,22 @@ class Book:
         return self.verdict()
 
     def _rest(self, who: str, key: str) -> None:
-        running = self._running.get(who)
-        if running is not None:
-            running.discard(key)
-            if not running:
-                del self._running[who]
+        running = self._running.get(who, set())
+        running.discard(key)
+        if not running:
+            self._running.pop(who, None)
 
     def verdict(self) -> str:
         """The reason to end the job; empty while too few rows failed, or too few rows have ended."""
-        failed = self._errors.total()
-        if self._max_error_share is None or self._num_results < max(self._min_rows, 1):
+        failed, num_results = self._errors.total(), self._num_results
+        if self._max_error_share is None or num_results < max(self._min_rows, 1):
             return ""
-        share = failed / self._num_results
-        if share <= self._max_error_share:
+        if failed / num_results <= self._max_error_share:
             return ""
         codes = ", ".join(f"{count:,} {code}" for code, count in self._errors.most_common())
         return (
-            f"{failed:,} of {self._num_results:,} rows failed ({100 * share:.1f} %), more than job.max_error_share "
-            f"({self._max_error_share:g}) allows: {codes}"
+            f"{failed:,} of {num_results:,} rows failed ({100 * failed / num_results:.1f} %), more than "
+            f"job.max_error_share ({self._max_error_share:g}) allows: {codes}"
         )
 
 
@@ -192,7 +185,7 @@ def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Ca
 
 
 def given_up(row: pa.Table, num_deaths: int) -> pa.Table:
-    """The row as a failed one, which later stages pass on."""
+    """The row as an error row, which later stages pass on."""
     message = deaths_message("the decoding process", num_deaths)
     for name, value in (("error_type", DECODER_DIED), ("error_message", message)):
         row = row.set_column(row.schema.get_field_index(name), name, pa.repeat(value, row.num_rows))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import yaml
 from ray.data import Dataset
 
@@ -24,6 +26,7 @@ from pipeline.reports import progress
 from pipeline.reports.summary import Summary
 from pipeline.run import crash_ledger, wait_times
 from pipeline.run.crash_ledger import FlightLog
+from pipeline.run.estimate import Pilot
 from pipeline.run.finalize import settle
 from pipeline.run.plan import JobPlan
 from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, resume_lines
@@ -83,30 +86,43 @@ def _emitted(plan: JobPlan, events: Events) -> Iterator[None]:
 
 def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[float, Waits]:
     """Make and publish the missing rows, and publish spooled ones."""
-    config = plan.config
+    job, sink = plan.config.job, plan.config.sink
     waiting = plan.earlier.inventory.spooled if plan.earlier else []
-    if not plan.datasource.num_spans:  # the last attempt made everything, and was killed before it was published
-        with Saver(begun.press, config.sink, waiting, begun.next_numbers):
+    if not plan.datasource.num_spans:  # the last attempt made all rows, and was killed before it published them
+        with Saver(begun.press, sink, waiting, begun.next_numbers):
             return 0.0, Waits()
-    shown = progress.shown(plan.num_results, config.job.progress, events=events)
-    budget = (config.job.max_error_share, config.job.error_share_min_rows)
     with (
         terminal.kept(plan.output, begun.press.attempt, events) as console,
-        ray_session.session(config.job, console=console),
+        ray_session.session(job, console=console),
         wait_times.measured() as waits,
-        crash_ledger.kept(*budget) as log,
-        shown as tally,
+        crash_ledger.kept(job.max_error_share, job.error_share_min_rows) as log,
+        progress.shown(plan.num_results, job.progress, events=events) as tally,
     ):
         dataset = build(plan, plan.stamp(begun.press.attempt), tally, waits.report, log)
         began_s = time.monotonic()
         with (
             told_why_it_ended(log),
-            Saver(begun.press, config.sink, waiting, begun.next_numbers, call_in_ray) as saver,
+            Saver(begun.press, sink, waiting, begun.next_numbers, call_in_ray) as saver,
             drain.watched(drain.Drains(log.spare, saver.hurry, events)),
         ):
             for bundle in dataset.iter_internal_ref_bundles():
                 saver.add(bundle.block_refs, bundle.num_rows() or 0, bundle.size_bytes())
         return time.monotonic() - began_s, waits.total()
+
+
+def run_pilot(plan: JobPlan, build: Callable[..., Dataset], pilot: Pilot) -> pa.Table:
+    """The results of a pilot's samples, by the graph that `build` makes of the plan; the output is not touched."""
+    job = plan.config.job
+    over_pilot = copy.copy(plan)
+    vars(over_pilot)["datasource"] = pilot.datasource  # in place of the cached one
+    with (
+        ray_session.session(job),
+        wait_times.measured() as waits,
+        progress.shown(None, job.progress) as tally,
+    ):
+        dataset = build(over_pilot, plan.stamp(0), tally, waits.report)
+        tables = list(dataset.iter_batches(batch_size=None, batch_format="pyarrow"))
+    return pa.concat_tables(tables).combine_chunks()
 
 
 @contextlib.contextmanager

@@ -106,29 +106,31 @@ class Run:
 
         stream = RowStream(self._spans, is_taught, training.seed, training.shuffle_rows)
         began = shown = saved = time.monotonic()
-        seconds_before = self._seconds
-        rows_since, steps_since, losses = 0, 0, 0.0
+        seconds_before, rows_since, losses = self._seconds, 0, list[float]()
         draws = read_ahead(self._rows(stream), self.job.workers.read_ahead_batches)
         while self.trainer.step < training.num_steps:
             draw, rows = next(draws)
             loss = self._step(draw, rows)
             self._place = draw.place
-            rows_since, steps_since = rows_since + draw.table.num_rows, steps_since + (loss is not None)
-            losses += loss or 0.0
+            rows_since += draw.table.num_rows
+            losses += [] if loss is None else [loss]
             step, now = self.trainer.step, time.monotonic()
             self._seconds = seconds_before + now - began
-            if self.is_first and (now - shown >= PROGRESS_INTERVAL_S or step == training.num_steps):
+            if not self.is_first:
+                continue
+            is_last = step == training.num_steps
+            if is_last or now - shown >= PROGRESS_INTERVAL_S:
                 rate = rows_since / max(1e-9, now - shown)
                 left_s = (training.num_steps - step) * training.batch_rows / max(1e-9, rate)
                 self._log(
-                    f"step {step}/{training.num_steps} loss {losses / max(1, steps_since):.4f} {rate:.1f} rows/s, "
+                    f"step {step}/{training.num_steps} loss {sum(losses) / max(1, len(losses)):.4f} {rate:.1f} rows/s, "
                     f"epoch {draw.epoch + 1}, {left_s:.0f} s left"
                 )
-                shown, rows_since, steps_since, losses = now, 0, 0, 0.0
-            measured = step % training.measure_every_steps == 0 or step == training.num_steps
-            if measured and self.is_first:
+                shown, rows_since, losses = now, 0, []
+            is_measured = is_last or step % training.measure_every_steps == 0
+            if is_measured:
                 self._measure()
-            if self.is_first and (measured or now - saved >= self.job.workers.checkpoint_every_s):
+            if is_measured or now - saved >= self.job.workers.checkpoint_every_s:
                 self._save()
                 saved = time.monotonic()
         draws.close()  # type: ignore[attr-defined]
@@ -297,7 +299,7 @@ class Run:
         return [replace(self.learner.lessons.request(row, sampling), seed=self.job.training.seed) for row in rows]
 
     def _write(self, measured: dict[str, Any], dtype: torch.dtype) -> None:
-        """Write the head's files, then `training.json`, then remove the checkpoint."""
+        """Write the head's files and `training.json`, then remove the checkpoint."""
         head, folder = Path(self._output.path(HEAD)), Path(self._output.path(""))
         shutil.rmtree(head, ignore_errors=True)
         self.learner.save(head, dtype)
