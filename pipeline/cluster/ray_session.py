@@ -44,12 +44,19 @@ def session(job: Job, log_to_driver: bool = True, console: terminal.Console | No
         _quiet_console()
         yield
         return
-    is_local = job.ray_address == "local"
-    log_to_driver = console is not None or (log_to_driver and job.log == "text")
     with contextlib.ExitStack() as stack:
         if console is not None:
             stack.enter_context(terminal.connected(console))
-        stack.enter_context(_private_local_ray(job, log_to_driver) if is_local else _joined_ray(job, log_to_driver))
+        is_local = job.ray_address == "local"
+        options = stack.enter_context(_local_options(job) if is_local else _cluster_options(job))
+        with signals.handlers_kept():
+            ray.init(
+                logging_level=logging.WARNING,
+                log_to_driver=console is not None or (log_to_driver and job.log == "text"),
+                runtime_env={**options.pop("runtime_env", {}), "worker_process_setup_hook": _worker_setup(job)},
+                **options,
+            )
+        stack.callback(ray.shutdown)
         _quiet_console()
         if console is not None:
             stack.enter_context(terminal.records_taken(console, _keep_line))
@@ -57,60 +64,32 @@ def session(job: Job, log_to_driver: bool = True, console: terminal.Console | No
 
 
 @contextlib.contextmanager
-def _private_local_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
-    """A Ray with its own token and folder and without a dashboard; it is stopped and the folder deleted at the end."""
-
+def _local_options(job: Job) -> Iterator[dict[str, Any]]:
+    """A Ray with its own token and folder and without a dashboard; the folder is deleted at the end."""
     # A warning that token authentication is enabled, as intended.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
-    folder = Path(tempfile.mkdtemp(prefix="df-", dir=_short_temporary_root()))
-    try:
-        with (
-            environment(_private_environment(folder)),
-            _initialised(
-                job,
-                log_to_driver,
-                address="local",
-                num_cpus=job.num_cpus or max(2, available_cpus()),
-                include_dashboard=False,
-                _temp_dir=str(folder),
-                **_object_store(folder),
-            ),
-        ):
-            yield
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    root = _short_temporary_root()
+    with tempfile.TemporaryDirectory(prefix="df-", dir=root, ignore_cleanup_errors=True) as folder:
+        with environment(_private_environment(Path(folder))):
+            yield {
+                "address": "local",
+                "num_cpus": job.num_cpus or max(2, available_cpus()),
+                "include_dashboard": False,
+                "_temp_dir": folder,
+                **_object_store(Path(folder)),
+            }
 
 
 @contextlib.contextmanager
-def _joined_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
-    """Join a running cluster; the checkout is uploaded unless Ray has uploaded it already."""
+def _cluster_options(job: Job) -> Iterator[dict[str, Any]]:
+    """A running cluster; the checkout is uploaded unless Ray has uploaded it already."""
     with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
         shipped = {}
         if INSIDE_SUBMITTED_JOB not in os.environ:
             archive = Path(folder, "checkout.zip")
             code_archive.pack(archive)
             shipped = {"working_dir": str(archive)}
-        with _initialised(job, log_to_driver, shipped, address=job.ray_address):
-            yield
-
-
-@contextlib.contextmanager
-def _initialised(
-    job: Job, log_to_driver: bool, runtime_env: dict[str, str] | None = None, **options: Any
-) -> Iterator[None]:
-    import ray
-
-    with signals.handlers_kept():
-        ray.init(
-            runtime_env={**(runtime_env or {}), "worker_process_setup_hook": _worker_setup(job)},
-            logging_level=logging.WARNING,
-            log_to_driver=log_to_driver,
-            **options,
-        )
-    try:
-        yield
-    finally:
-        ray.shutdown()
+        yield {"address": job.ray_address, "runtime_env": shipped}
 
 
 def _worker_setup(job: Job) -> Callable[[], None]:

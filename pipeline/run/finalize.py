@@ -7,22 +7,13 @@ overtaken ends with `Fenced` and changes nothing more.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.output.files import (
-    CHECKSUMS,
-    checksum_name,
-    checksum_of,
-    list_published,
-    note_checksum,
-    parts,
-    write_checksum,
-)
+from pipeline.output.files import CHECKSUMS, list_published, note_checksum, write_checksum
 from pipeline.output.inventory import Inventory, take_inventory
 from pipeline.output.publishing import FOLDERS, Press
 from pipeline.run.repeated_ids import settle_repeated_ids
@@ -65,46 +56,28 @@ def drop_superseded(press: Press, found: Inventory, next_number: int) -> None:
 
     After a kill in between, rows are there twice, and the next inventory takes those of the newer file.
     """
-    kept: list[pa.Table] = []
-    read: list[str] = []
-
-    def flush() -> None:
-        nonlocal next_number
-        for rows in parts(pa.concat_tables(kept), press.rows_per_file) if kept else []:
-            next_number = press.publish_rows(ERRORS, next_number, rows) + 1
-        for relative in read:
-            press.empty(relative)
-        kept.clear()
-        read.clear()
-
     for relative, mask in found.superseded.items():
         table = pq.read_table(pa.BufferReader(press.output.read_bytes(relative)))
         if table.num_rows != len(mask):  # published files change only when a later attempt empties them
             press.check_alone()
             raise OSError(f"{relative} holds {table.num_rows} rows and held {len(mask)} before")
-        rows = table.filter(pa.array(~mask)).replace_schema_metadata(None)
-        num_rows = rows.num_rows + sum(one.num_rows for one in kept)
-        if kept and not (rows.schema.equals(kept[0].schema) and num_rows <= press.rows_per_file):
-            flush()
-        kept.append(rows)
-        read.append(relative)
-    flush()
+        if not mask.all():
+            next_number = press.publish_rows(ERRORS, next_number, table.filter(pa.array(~mask))) + 1
+        press.empty(relative)
 
 
 def complete_checksums(press: Press, found: Inventory) -> None:
     """Write checksums that are missing, or outdated for emptied files, because a writer was killed in between."""
     output = press.output
     noted = set(output.list_files(CHECKSUMS))
-    for folder in FOLDERS:
-        for relative in list_published(output, folder):
-            if f"{relative}.json" not in noted:
-                data = output.read_bytes(relative)
-                note_checksum(output, relative, data, pq.read_metadata(pa.BufferReader(data)).num_rows)
-            elif relative in found.empty:
-                data = output.read_bytes(relative)
-                if json.loads(output.read_bytes(checksum_name(relative))) != checksum_of(data, 0):
-                    press.check_alone()
-                    write_checksum(output, relative, data, 0)
+    for relative in (name for folder in FOLDERS for name in list_published(output, folder)):
+        if f"{relative}.json" in noted and relative not in found.empty:
+            continue
+        data = output.read_bytes(relative)
+        num_rows = pq.read_metadata(pa.BufferReader(data)).num_rows
+        if not note_checksum(output, relative, data, num_rows):
+            press.check_alone()
+            write_checksum(output, relative, data, num_rows)
 
 
 def check_accounted(plan: JobPlan, found: Inventory) -> None:
