@@ -68,16 +68,15 @@ def _local_options(job: Job) -> Iterator[dict[str, Any]]:
     """A Ray with its own token and folder and without a dashboard; the folder is deleted at the end."""
     # A warning that token authentication is enabled, as intended.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
-    root = _short_temporary_root()
-    with tempfile.TemporaryDirectory(prefix="df-", dir=root, ignore_cleanup_errors=True) as folder:
-        with environment(_private_environment(Path(folder))):
-            yield {
-                "address": "local",
-                "num_cpus": job.num_cpus or max(2, available_cpus()),
-                "include_dashboard": False,
-                "_temp_dir": folder,
-                **_object_store(Path(folder)),
-            }
+    folder = tempfile.TemporaryDirectory(prefix="df-", dir=_short_temporary_root(), ignore_cleanup_errors=True)
+    with folder as path, environment(_private_environment(Path(path))):
+        yield {
+            "address": "local",
+            "num_cpus": job.num_cpus or max(2, available_cpus()),
+            "include_dashboard": False,
+            "_temp_dir": path,
+            **_object_store(Path(path)),
+        }
 
 
 @contextlib.contextmanager

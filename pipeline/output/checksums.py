@@ -52,19 +52,15 @@ def verify(output: OutputDir, by_size: bool = False, known: Verified | None = No
     began_s = time.monotonic()
     known = known or Verified()
     sound = set(known.sound)
-    names = [name for folder in (DATA, ERRORS) for name in list_published(output, folder) if name not in sound]
-    problems, unreadable, num_bytes = {}, [], 0
+    names = [name for name in list_published(output, DATA, ERRORS) if name not in sound]
     with ThreadPoolExecutor(NUM_READ_THREADS) as pool:
-        for name, (verdict, read) in zip(names, pool.map(lambda one: _judge(output, one, by_size), names), strict=True):
-            num_bytes += read
-            if verdict == _UNREADABLE:
-                unreadable.append(name)
-            elif verdict:
-                problems[name] = verdict
-            elif verdict is not None:
-                sound.add(name)
+        judged = dict(zip(names, pool.map(lambda name: _judge(output, name, by_size), names), strict=True))
+    sound |= {name for name, (verdict, _) in judged.items() if verdict == ""}
+    unreadable = tuple(name for name, (verdict, _) in judged.items() if verdict == _UNREADABLE)
+    problems = {name: verdict for name, (verdict, _) in judged.items() if verdict and verdict != _UNREADABLE}
+    num_bytes = known.num_bytes + sum(read for _, read in judged.values())
     seconds = known.seconds + time.monotonic() - began_s
-    return Verified(frozenset(sound), problems, tuple(unreadable), num_bytes + known.num_bytes, seconds, by_size)
+    return Verified(frozenset(sound), problems, unreadable, num_bytes, seconds, by_size)
 
 
 _UNREADABLE = "its checksum note is damaged"

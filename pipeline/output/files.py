@@ -96,10 +96,10 @@ def spool_attempt(relative: str) -> int:
     return int(found[1])
 
 
-def list_published(output: OutputDir, folder: str) -> list[str]:
-    """All files in `data/` or `errors/`, by path below the output, in the order of their numbers."""
-    names = [f"{folder}/{name}" for name in output.list_files(folder)]
-    return sorted(names, key=lambda name: (published_number(name) or 0, name))
+def list_published(output: OutputDir, *folders: str) -> list[str]:
+    """All files in `data/` or `errors/` or both, by path below the output, in the order of their numbers."""
+    names = [f"{folder}/{name}" for folder in folders for name in output.list_files(folder)]
+    return sorted(names, key=lambda name: (name.partition("/")[0], published_number(name) or 0, name))
 
 
 def list_spooled(output: OutputDir, folder: str) -> list[str]:

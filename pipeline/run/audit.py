@@ -129,7 +129,7 @@ def _ids_twice(output: OutputDir) -> Iterator[str]:
 def _wrong_files(output: OutputDir, verified: Verified) -> Iterator[str]:
     """Published files whose bytes are not those that were written, or whose columns differ from the first one's."""
     first: pa.Schema | None = None
-    for relative in (name for folder in (DATA, ERRORS) for name in list_published(output, folder)):
+    for relative in list_published(output, DATA, ERRORS):
         if read_found(output, relative, ()).problem:
             continue
         if relative in verified.problems:

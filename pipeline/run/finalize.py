@@ -70,7 +70,7 @@ def complete_checksums(press: Press, found: Inventory) -> None:
     """Write checksums that are missing, or outdated for emptied files, because a writer was killed in between."""
     output = press.output
     noted = set(output.list_files(CHECKSUMS))
-    for relative in (name for folder in FOLDERS for name in list_published(output, folder)):
+    for relative in list_published(output, *FOLDERS):
         if f"{relative}.json" in noted and relative not in found.empty:
             continue
         data = output.read_bytes(relative)

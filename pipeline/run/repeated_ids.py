@@ -135,8 +135,7 @@ class _Names:
 
 def _tables(output: OutputDir, columns: tuple[str, ...]) -> Iterator[tuple[str, pa.Table]]:
     """Path and columns of all published files."""
-    names = [name for folder in FOLDERS for name in list_published(output, folder)]
-    found = read_all_found(output, names, columns)
+    found = read_all_found(output, list_published(output, *FOLDERS), columns)
     return ((one.relative, one.table) for one in found if one.table is not None)
 
 
