@@ -122,14 +122,14 @@ class Accounts:
         both = both.append_column("index", pa.array(np.arange(both.num_rows)))
         firsts = both.group_by([*_SAMPLE, "place"]).aggregate([("index", "min")])["index_min"]
         counts_no_more = np.ones(both.num_rows, bool)
-        counts_no_more[firsts] = False
-        both = both.filter(~counts_no_more)
+        counts_no_more[firsts.to_numpy()] = False
+        both = both.filter(pa.array(~counts_no_more))
         counts_no_more[_beaten(both, num_before)] = True
         repeated[fresh] = counts_no_more[num_before:]
         samples = both.group_by(_SAMPLE).aggregate([("is_error", "any"), ("place", "count"), ("num_rows", "max")])
         whole = pc.greater_equal(samples["place_count"], samples["num_rows_max"])
         self.good.add(*_samples_of(samples.filter(pc.and_(whole, pc.invert(samples["is_error_any"])))))
-        self._open = both.filter(~self.good.has(*_samples_of(both))).drop_columns("index")
+        self._open = both.filter(pa.array(~self.good.has(*_samples_of(both)))).drop_columns("index")
         return repeated
 
 

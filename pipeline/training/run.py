@@ -112,12 +112,12 @@ class Run:
             draw, rows = next(draws)
             loss = self._step(draw, rows)
             self._place = draw.place
-            rows_since += draw.table.num_rows
-            losses += [] if loss is None else [loss]
             step, now = self.trainer.step, time.monotonic()
             self._seconds = seconds_before + now - began
             if not self.is_first:
                 continue
+            rows_since += draw.table.num_rows
+            losses += [] if loss is None else [loss]
             is_last = step == training.num_steps
             if is_last or now - shown >= PROGRESS_INTERVAL_S:
                 rate = rows_since / max(1e-9, now - shown)
