@@ -27,11 +27,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 
 def pack(archive: Path, job_file: Path | None = None, root: Path = ROOT) -> str:
-    """Write the archive; return the path of the job file in it (empty without one).
-
-    Raises:
-        ConfigError: the archive is larger than Ray's limit; names its largest parts.
-    """
+    """Write the archive; return the path of the job file in it (empty without one). ConfigError if it is too large."""
     files = dict(shipped_files(root))
     place = "" if job_file is None else place_of(job_file, root)
     if job_file is not None:

@@ -105,11 +105,7 @@ class Cluster:
             raise
 
     def follow(self, submission_id: str, show: Callable[[str], None]) -> Known:
-        """Print the output of the job's driver from beginning to end; reconnects after a lost connection.
-
-        Raises:
-            ConnectionError: the cluster no longer answers.
-        """
+        """Print the output of the job's driver from beginning to end; reconnects, up to a ConnectionError."""
         num_shown = num_lost = 0
         while True:
             try:

@@ -122,8 +122,7 @@ class Found:
 def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: bool = False) -> Found:
     """Read one file, which may be anything; with `whole` every page of every column is decoded, not only `columns`.
 
-    Raises:
-        OSError: the store does not answer; the state of the file is unknown.
+    An OSError of the store is raised, because the state of the file is unknown.
     """
     if not relative.endswith(".parquet"):
         return Found(relative, problem="it is no Parquet file by its name")

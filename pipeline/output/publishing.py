@@ -133,11 +133,7 @@ class Press:
         return self.format.serialise(self.format.schema.empty_table(), first, fingerprint)
 
     def publish_rows(self, folder: str, number: int, table: pa.Table) -> int:
-        """Publish rows under the first free number from this one on; returns that number.
-
-        Raises:
-            OSError: nothing has been published.
-        """
+        """Publish rows under the first free number from this one on; returns that number."""
         data = self.format.serialise(table, self.attempt, self.fingerprint)
         while True:
             relative = published_name(folder, number)

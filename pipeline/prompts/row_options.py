@@ -48,11 +48,7 @@ class Asking:
         return cls(job.prompt, job.columns, job.sampling, job.job.seed, tuple(special_tokens))
 
     def fields(self) -> dict[str, str]:
-        """The columns that rows must have, each with the dotted path that names it first.
-
-        Raises:
-            ConfigError: a template cannot be filled by any row.
-        """
+        """The columns that rows must have, each with its first dotted path; ConfigError if no row can fill a template."""
         named: dict[str, str] = {}
         if self.prompt is not None:
             templates.check(self.prompt)
@@ -75,11 +71,7 @@ class Asking:
     def ask(
         self, fields: Mapping[str, Any], images: Sequence[Any], videos: Sequence[Any]
     ) -> tuple[list[Asked], list[Any], list[Any]]:
-        """A row's prompts, and its media in the order of their placeholders; a URI in a conversation comes as text.
-
-        Raises:
-            RowError: `missing_column_value`, `invalid_value` or `invalid_sampling`.
-        """
+        """A row's prompts, and its media in the order of their placeholders; a URI in a conversation comes as text."""
         sampling = self.own_sampling(fields)
         if self.columns.messages is not None:
             column = self.columns.messages

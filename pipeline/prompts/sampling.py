@@ -20,11 +20,7 @@ def sampling_names(columns: BaseModel, job: BaseModel) -> list[str]:
 
 
 def read_sampling(fields: Mapping[str, Any], columns: BaseModel, job: BaseModel, seed: int) -> dict[str, int | float]:
-    """The seed and sampling values of one row: its own, or else the job's.
-
-    Raises:
-        RowError: `invalid_sampling`.
-    """
+    """The seed and sampling values of one row: its own, or else the job's; RowError `invalid_sampling`."""
     names = sampling_names(columns, job)
     given = {name: fields.get(getattr(columns, name) or "") for name in ("seed", *names)}
     # Blank text is the empty cell of a CSV.

@@ -59,11 +59,7 @@ class Earlier:
 
 
 def look_back(plan: AnyPlan, gone: Ints) -> AnyPlan:
-    """The plan with the state of earlier attempts, if there are any.
-
-    Raises:
-        ConfigError: they ran under another config, or files that are not done have gone.
-    """
+    """The plan with the state of earlier attempts; ConfigError for another config, or missing files that are not done."""
     numbers = plan.output.list_attempts()
     if not numbers:
         return plan
@@ -139,11 +135,9 @@ class Begun:
 
 
 def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None = None) -> tuple[AnyPlan, Begun]:
-    """Take the next attempt; returns the plan with the remaining work, now that no other attempt can publish.
+    """Take the next attempt, and return the plan with the remaining work, now that no other attempt can publish.
 
-    Raises:
-        ConfigError: another job has taken the attempt.
-        Fenced: a later attempt has taken over.
+    Raises ConfigError if another job has taken the attempt, and `Fenced` if a later one has taken over.
     """
     output = plan.output
     attempt = max(output.list_attempts(), default=0) + 1

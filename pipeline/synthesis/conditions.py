@@ -38,11 +38,7 @@ def _storage(kind: pa.DataType) -> pa.DataType:
 
 
 def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> NDArray[np.float32]:
-    """One row's features (num_tokens, width) from a column's cell, without padding; bytes are little-endian `dtype`.
-
-    Raises:
-        RowError: `invalid_condition`.
-    """
+    """One row's features (num_tokens, width) from a column's cell, without padding; bytes are little-endian `dtype`."""
     if isinstance(cell, pa.ExtensionScalar):
         cell = cell.value
     if cell is None or not cell.is_valid:

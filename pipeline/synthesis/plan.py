@@ -74,11 +74,7 @@ class SynthesisPlan(JobPlan):
 
 
 def needs_of(config: SynthesizeJob) -> Needs:
-    """The columns that a job reads; ready features are passed on like a kept column, with their own type.
-
-    Raises:
-        ConfigError: the prompt has a lone brace, or a name occurs twice or collides with a column of the output.
-    """
+    """The columns that a job reads; ready features are passed on like a kept column, with their own type."""
     keep, features = config.sink.keep_columns, config.columns.features
     for name in schemas.find_reserved(keep, rows.RESERVED_COLUMNS):
         raise ConfigError(f"sink.keep_columns: {name!r} is a column of the output itself; rename it in the source")

@@ -24,11 +24,7 @@ DONE = "training.json"
 
 
 def claim_output(job: TrainDrafterJob, manifest: Manifest, target_revision: str) -> OutputDir:
-    """Open a fresh output folder, or one in which the same run was begun.
-
-    Raises:
-        ConfigError: it holds a finished head, another run, or anything else; or it is not a local folder.
-    """
+    """Open a fresh output folder, or one in which the same run was begun; ConfigError for any other one."""
     if access.uri_scheme(job.output.path):
         raise ConfigError(f"output.path: {access.shown(job.output.path)} must be a folder that all workers can open")
     refuse_overlap(job.source, os.path.abspath(os.path.expanduser(job.output.path)), "output.path")

@@ -93,11 +93,7 @@ class Run:
         return self.worker.rank == 0
 
     def train(self) -> None:
-        """Train until `training.num_steps`, from the last checkpoint.
-
-        Raises:
-            ConfigError: no row is held out, or no row is left to train on.
-        """
+        """Train from the last checkpoint; ConfigError if no row is held out, or none is left to train on."""
         training = self.job.training
         self._held_out = self._read_held_out()
 

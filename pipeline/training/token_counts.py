@@ -56,8 +56,7 @@ def count_tokens(texts: Iterable[str], tokenizer: Any) -> Counted:
 def texts_of(sources: Sequence[str], column: str) -> Iterator[str]:
     """The texts of jobs' output directories, of Parquet files, and of other files line by line.
 
-    Raises:
-        ConfigError: a source is missing, has no such column, or cannot be read.
+    Raises ConfigError if a source is missing, has no such column, or cannot be read.
     """
     for source in sources:
         shown = access.shown(source)

@@ -27,10 +27,6 @@ def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
     """Run a training on `workers.count` workers, with gloo on CPUs and torch's default backend on GPUs.
 
     Workers that die are started again from the last checkpoint, up to `workers.max_failures` times.
-
-    Raises:
-        ConfigError: a worker refuses the job.
-        ray.train.TrainingFailedError: the workers failed too often.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
