@@ -48,7 +48,7 @@ class Asking:
         return cls(job.prompt, job.columns, job.sampling, job.job.seed, tuple(special_tokens))
 
     def fields(self) -> dict[str, str]:
-        """The columns that rows must have, each with its first dotted path; ConfigError if no row can fill a template."""
+        """The columns that rows must have, each with its first dotted path."""
         named: dict[str, str] = {}
         if self.prompt is not None:
             templates.check(self.prompt)

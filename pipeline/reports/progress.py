@@ -70,12 +70,14 @@ def shown(
     events = events if events is not None and events.enabled else None
     terminal = stream.isatty() and events is None
     interval_s = TERMINAL_INTERVAL_S if terminal else QUIET_INTERVAL_S
-    with driver_actor(_TallyActor) as actor:
-        look = _progress(actor, total_rows, stream, terminal, events)
-        with polled(look, interval_s, "progress", last_look=True):
-            yield _Report(actor)
-    if terminal:
-        stream.write("\n")
+    try:
+        with driver_actor(_TallyActor) as actor:
+            look = _progress(actor, total_rows, stream, terminal, events)
+            with polled(look, interval_s, "progress", last_look=True):
+                yield _Report(actor)
+    finally:
+        if terminal:
+            stream.write("\n")
 
 
 def _progress(

@@ -59,7 +59,7 @@ class Earlier:
 
 
 def look_back(plan: AnyPlan, gone: Ints) -> AnyPlan:
-    """The plan with the state of earlier attempts; ConfigError for another config, or missing files that are not done."""
+    """The plan with the state of earlier attempts; ConfigError for another config, or missing unfinished files."""
     numbers = plan.output.list_attempts()
     if not numbers:
         return plan
