@@ -30,6 +30,11 @@ CONVENTION = "1 + accepted drafts / steps, the bonus token included"
 BAR_WIDTH = 30
 MAX_TRIALS_SHOWN = 3
 NO_WAITS = Waits()
+DERIVED = (
+    *("num_errors", "samples_per_s", "tokens_per_s", "tokens_per_engine_s"),
+    *("mean_acceptance_length", "acceptance_by_position"),
+)
+"""Properties that `_job/summary.json` contains."""
 SUMMED = ("wall_s", "num_samples", "num_inputs", "num_generated_tokens", "num_made", "num_tokens_made")
 TELEMETRY_SUMS = {
     "num_steps": "num_spec_steps",
@@ -126,13 +131,8 @@ class Summary:
             "depths": self.depths.to_json(),
             "actors_waited_share": self.waits.actors_waited,
             "input_waited_share": self.waits.input_waited,
-            "num_errors": self.num_errors,
-            "samples_per_s": self.samples_per_s,
-            "tokens_per_s": self.tokens_per_s,
-            "tokens_per_engine_s": self.tokens_per_engine_s,
-            "mean_acceptance_length": self.mean_acceptance_length,
             "mean_acceptance_length_convention": CONVENTION,
-            "acceptance_by_position": self.acceptance_by_position,
+            **{name: getattr(self, name) for name in DERIVED},
         }
 
     def add_rows(self, table: pa.Table) -> None:

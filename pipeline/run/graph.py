@@ -8,17 +8,15 @@ So every task makes one block with its rows in input order. Ray's cutting of blo
 bound the size of a block instead:
 
     read      one span of the manifest, still encoded: `source.span_max_rows` rows or `source.span_max_bytes`
-    cut       slices of `pool.batch_rows` rows, still encoded: the driver decides where, so a retry cuts there again.
-              Rows that are heavy once decoded, or have several prompts, count for several
-              (`pipeline.media.row_weights`), so that `source.max_decoded_bytes` bounds a decoding task
-    decode    those rows as RGB, one block. One row at a time if `source.video.clip_s` makes many of each; the rows of
-              one row are then cut again
-    generate  those rows as text, one block
-    prepare   rows of `pool.batch_rows` prompts, their ready features with them
-    draw      those prompts' images as codes, one block of `sampling.num_images_per_prompt` rows for each
+    cut       slices of `pool.batch_rows` rows, still encoded, equal in a retry; heavy rows and rows with several
+              prompts count for several, so that `source.max_decoded_bytes` bounds a task (`pipeline.media.row_weights`)
+    decode    those rows as RGB; one row at a time if `source.video.clip_s` makes many of each, which are cut again
+    generate  those rows as text
+    prepare   rows of `pool.batch_rows` prompts, with their ready features
+    draw      those prompts' images as codes, `sampling.num_images_per_prompt` rows for each
     cut       slices of `vq.batch_rows` images
-    paint     those images as RGB, one block
-    encode    those images as files, one block
+    paint     those images as RGB
+    encode    those images as files
     save      the columns of the sink, outside the graph (`pipeline.output.writer`)
 
 No stage is fused into another: Ray fuses nothing with a cut, and tasks require other resources than actors. So tasks
