@@ -86,11 +86,7 @@ def check(prompt: Prompt) -> None:
 
 def whole_text(text: str) -> str:
     """The text with lone surrogates (which no UTF-8 can hold) replaced by U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def value_text(name: str, value: Any) -> str:

@@ -134,9 +134,9 @@ class Run:
     def _rows(self, stream: RowStream) -> Iterator[tuple[Draw, list[tuple[int, Row | str]]]]:
         """Batches with this worker's decoded rows of each: (ordinal, row or error code)."""
         for draw in stream.draws(self.job.training.batch_rows, self._place):
-            own = list(range(self.worker.rank, draw.table.num_rows, self.worker.size))
-            rows = read_rows(draw.table.take(own), self.job, self._options, self.learner.shape)
-            yield draw, [(draw.first + number, row) for number, row in zip(own, rows, strict=True)]
+            numbers = list(range(self.worker.rank, draw.table.num_rows, self.worker.size))
+            rows = read_rows(draw.table.take(numbers), self.job, self._options, self.learner.shape)
+            yield draw, [(draw.first + number, row) for number, row in zip(numbers, rows, strict=True)]
 
     def _step(self, draw: Draw, rows: list[tuple[int, Row | str]]) -> float | None:
         lessons: list[tuple[int, Lesson]] = []
