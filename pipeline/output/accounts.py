@@ -66,7 +66,8 @@ class Accounts:
         """
         if self._rows_per_sample != 1:
             sizes = np.cumsum([len(one.files) for one in parts])[:-1]
-            return np.split(self._enter(pa.concat_tables([self._entries(one, is_error) for one in parts])), sizes)
+            entries = pa.concat_tables([self._entries(one, is_error) for one in parts])
+            return np.split(self._enter(entries, is_error), sizes)
         if is_error:
             return [self.good.has(one.files, one.rows) | self._bad.add(one.files, one.rows) for one in parts]
         return [self.good.add(one.files, one.rows) for one in parts]
@@ -114,18 +115,21 @@ class Accounts:
         errors, ids = np.full(len(place), is_error), rows.table["sample_id"]
         return pa.table([rows.files, rows.rows, place, num_rows, column("attempt"), errors, ids], schema=_ENTRY)
 
-    def _enter(self, entries: pa.Table) -> Bools:
+    def _enter(self, entries: pa.Table, is_error: bool) -> Bools:
         repeated = self.good.has(*_samples_of(entries))
         fresh = np.flatnonzero(~repeated)
-        num_before = self._open.num_rows
-        both = pa.concat_tables([self._open, entries.take(fresh)])
+        errors = self._open["is_error"]
+        before = self._open if is_error else self._open.filter(pc.invert(errors))
+        after = _ENTRY.empty_table() if is_error else self._open.filter(errors)  # a result replaces an error
+        num_before = before.num_rows
+        both = pa.concat_tables([before, entries.take(fresh), after])
         both = both.append_column("index", pa.array(np.arange(both.num_rows)))
         firsts = both.group_by([*_SAMPLE, "place"]).aggregate([("index", "min")])["index_min"]
         counts_no_more = np.ones(both.num_rows, bool)
         counts_no_more[firsts.to_numpy()] = False
         both = both.filter(pa.array(~counts_no_more))
         counts_no_more[_beaten(both, num_before)] = True
-        repeated[fresh] = counts_no_more[num_before:]
+        repeated[fresh] = counts_no_more[num_before : num_before + len(fresh)]
         samples = both.group_by(_SAMPLE).aggregate([("is_error", "any"), ("place", "count"), ("num_rows", "max")])
         whole = pc.greater_equal(samples["place_count"], samples["num_rows_max"])
         self.good.add(*_samples_of(samples.filter(pc.and_(whole, pc.invert(samples["is_error_any"])))))
