@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
 
 from actors.metrics import METRICS
 from docgen.markdown import page, table
-from pipeline.rows import descriptions
-from pipeline.rows.schemas import ERROR_CODES, STATUS_VALUES, TELEMETRY, result_schema
-from pipeline.synthesis import rows as image_rows
+from pipeline.rows.columns import CAPTIONS, TELEMETRY, Columns
+from pipeline.rows.schemas import ERROR_CODES, STATUS_VALUES
+from pipeline.synthesis.rows import IMAGES
 
 SEARCHED = ("pipeline", "actors", "decoding", "models")
 
@@ -22,22 +21,16 @@ def type_name(kind: pa.DataType) -> str:
     return f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
 
 
-def rows_of(schema: pa.Schema, meanings: Mapping[str, str]) -> list[list[str]]:
-    """Name, type and meaning of every column.
-
-    Raises:
-        KeyError: a column has no meaning.
-    """
+def rows_of(columns: Columns) -> list[list[str]]:
+    """Name, type and meaning of every column."""
     return [
-        [f"`{field.name}`", "struct" if field.name == "telemetry" else type_name(field.type), meanings[field.name]]
-        for field in schema
+        [f"`{name}`", "struct" if name == "telemetry" else type_name(kind), meaning] for name, kind, meaning in columns
     ]
 
 
 def columns_page() -> str:
     """Columns of caption and image outputs, and the telemetry struct of both."""
     head = ("column", "type", "meaning")
-    telemetry = [[f"`{field.name}`", type_name(field.type), descriptions.TELEMETRY[field.name]] for field in TELEMETRY]
     return page(
         "Output columns",
         "The schema of `data/` and `errors/`. String columns hold empty strings, never nulls. Columns named by "
@@ -45,11 +38,11 @@ def columns_page() -> str:
         f"`draftfleet.schema_version`. `status` is one of {', '.join(f'`{value}`' for value in STATUS_VALUES)}; "
         "`blocked` and `skipped` are reserved.",
         "## Captions",
-        table(head, rows_of(result_schema(), descriptions.CAPTIONS)),
+        table(head, rows_of(CAPTIONS)),
         "## Images",
-        table(head, rows_of(image_rows.result_schema(), descriptions.IMAGES)),
+        table(head, rows_of(IMAGES)),
         "## `telemetry`",
-        table(head, telemetry),
+        table(head, rows_of(TELEMETRY)),
         "In every row: `num_generated_tokens` = 1 + `num_accepted_draft_tokens` + `num_spec_steps` − (1 if "
         "`ended_inside_path`).",
     )

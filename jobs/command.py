@@ -28,7 +28,7 @@ from pipeline.output.publishing import Fenced
 from pipeline.reports import summary
 from pipeline.reports.summary import Summary
 from pipeline.run import estimate, resume
-from pipeline.run.pilot import run_pilot
+from pipeline.run.execution import run_pilot
 from pipeline.run.plan import JobPlan
 from pipeline.run.resume import Going
 
@@ -113,7 +113,7 @@ class Command(Generic[Config, AnyPlan]):
     def _dry_run(self, config: Config, arguments: argparse.Namespace) -> int:
         """Print the plan and the first rendered prompt; write nothing and start nothing."""
         plan = self.make_plan(config, arguments.limit, False, going(arguments))
-        for part in (*resume.told(plan), *resume.verified_lines(plan), *self.describe(plan)):
+        for part in (*resume.resume_lines(plan), *self.describe(plan)):
             print(part)
         return DONE
 
@@ -143,7 +143,7 @@ class Command(Generic[Config, AnyPlan]):
         plan = self.make_plan(config, arguments.limit, True, going(arguments))
         if resume.is_complete(plan):
             print(f"nothing is missing in {plan.output.shown()}")
-            print(*resume.verified_lines(plan), sep="\n")
+            print(resume.resume_lines(plan)[-1])
             return DONE
         print(f"{self.verb} {plan.manifest.num_files:,} files into {plan.output.shown()}", flush=True)
         try:

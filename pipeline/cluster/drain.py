@@ -1,24 +1,22 @@
-"""Node drain: finds draining nodes, and notifies the writer and the crash ledger.
+"""Node drain: finished rows are saved at once, and deaths on a draining node do not count against rows.
 
-Ray places nothing new on a draining node, sends its actors no further batch, restarts them elsewhere, and does not
-count that as a restart. In addition, finished rows are saved at once, and deaths on such a node do not count against
-rows.
+Ray places nothing new on a draining node, and restarts its actors elsewhere without counting that as a restart.
 """
 
 from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 import ray
 
 from actors.events import Events
+from pipeline.cluster.polling import polled
 
 LOOK_S = 1.0
-"""Between two looks at the nodes; Ray Data looks as often."""
+"""Poll interval, as in Ray Data."""
 
 Look = Callable[[], Mapping[str, int]]
 """Draining nodes and their deadlines: milliseconds since 1970, 0 if unknown."""
@@ -44,7 +42,7 @@ class Drains:
         self._hurried = False
 
     def look(self, draining: Mapping[str, int]) -> None:
-        """Take in which nodes drain now."""
+        """Handle the set of nodes that drain now."""
         if bool(draining) != self._hurried:
             self._hurried = bool(draining)
             self._hurry(self._hurried)
@@ -53,9 +51,9 @@ class Drains:
             self._known.update(fresh)
             self._spare(fresh)
             for node in fresh:
-                self._say(node, draining[node])
+                self._show(node, draining[node])
 
-    def _say(self, node: str, deadline_ms: int) -> None:
+    def _show(self, node: str, deadline_ms: int) -> None:
         left_s = max(0.0, round(deadline_ms / 1000 - time.time(), 1)) if deadline_ms else None
         if self._events is not None and self._events.enabled:
             self._events.emit("node_drains", "warning", node=node, left_s=left_s)
@@ -64,22 +62,8 @@ class Drains:
             print(f"node {node[:12]} drains{when}: new rows go to other nodes", file=sys.stderr, flush=True)
 
 
-@contextlib.contextmanager
-def watched(drains: Drains, look: Look = draining_nodes, every_s: float = LOOK_S) -> Iterator[None]:
-    """Look after the nodes while the block runs."""
-    stop = threading.Event()
-
-    def run() -> None:
-        while not stop.wait(every_s):
-            try:
-                drains.look(look())
-            except ray.exceptions.RayError:
-                return  # the cluster is going away; its own error is the one to show
-
-    thread = threading.Thread(target=run, name="drains", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+def watched(
+    drains: Drains, look: Look = draining_nodes, every_s: float = LOOK_S
+) -> contextlib.AbstractContextManager[None]:
+    """Poll the nodes while the block runs."""
+    return polled(lambda: drains.look(look()), every_s, "drains")

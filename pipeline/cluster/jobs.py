@@ -1,12 +1,13 @@
 """Jobs of a cluster through Ray's Jobs API: connect, submit, follow, status, stop.
 
-A job has a stem that is derived from its work; a submission id is the stem and a number. Ray refuses a number twice, so
-of two simultaneous submitters only one succeeds.
+A submission id is a stem that is derived from the job, and a number. Ray refuses an id twice, so of two simultaneous
+submitters only one succeeds.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import re
@@ -14,12 +15,12 @@ import socket
 import time
 import urllib.parse
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from configs.load import ConfigError
+from pipeline.cluster.ray_session import environment
 
 CONNECT_TIMEOUT_S = 10.0
 STOP_TIMEOUT_S = 90.0
@@ -48,25 +49,23 @@ class Known:
 
     @property
     def number(self) -> int:
-        """Which submission of its job it is."""
         return int(self.submission_id.rpartition("-")[2])
 
     @property
     def has_ended(self) -> bool:
-        """Whether it neither runs nor waits to."""
         return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
 
     def lines(self) -> list[str]:
-        """For people."""
-        told = {"submission": self.submission_id, "status": self.status, "command": self.entrypoint}
+        """The record as text."""
+        text = {"submission": self.submission_id, "status": self.status, "command": self.entrypoint}
         if self.began_ms is not None:
-            end_ms = self.ended_ms if self.ended_ms is not None else time.time() * 1000
-            told["ran for"] = f"{max(0.0, end_ms - self.began_ms) / 1000:,.0f} s"
+            end_ms = time.time() * 1000 if self.ended_ms is None else self.ended_ms
+            text["ran for"] = f"{max(0.0, end_ms - self.began_ms) / 1000:,.0f} s"
         if self.exit_status is not None:
-            told["exit"] = str(self.exit_status)
+            text["exit"] = str(self.exit_status)
         if self.message and self.status != "SUCCEEDED":
-            told["message"] = self.message.strip()
-        return [f"{label:<12}{value}" for label, value in told.items()]
+            text["message"] = self.message.strip()
+        return [f"{label:<12}{value}" for label, value in text.items()]
 
 
 class Cluster:
@@ -83,11 +82,7 @@ class Cluster:
         return sorted(found, key=lambda known: known.number)
 
     def ask(self, submission_id: str) -> Known:
-        """The record of a submission.
-
-        Raises:
-            ConfigError: the cluster has no submission of that name.
-        """
+        """The record of a submission; ConfigError if the cluster has none of that name."""
         try:
             return _known(self._client.get_job_info(submission_id))
         except RuntimeError as error:
@@ -96,11 +91,7 @@ class Cluster:
             raise
 
     def submit(self, submission_id: str, entrypoint: str, runtime_env: dict[str, Any], **resources: Any) -> None:
-        """Upload and start.
-
-        Raises:
-            ConfigError: a submission of that name is there.
-        """
+        """Upload and start; ConfigError if there is a submission of that name."""
         try:
             self._client.submit_job(
                 entrypoint=entrypoint, submission_id=submission_id, runtime_env=runtime_env, **resources
@@ -114,13 +105,8 @@ class Cluster:
             raise
 
     def follow(self, submission_id: str, show: Callable[[str], None]) -> Known:
-        """Print the output of the job's driver from beginning to end; reconnects after a lost connection.
-
-        Raises:
-            ConnectionError: the cluster no longer answers.
-        """
-        num_shown = 0
-        num_lost = 0
+        """Print the output of the job's driver from beginning to end; reconnects, up to a ConnectionError."""
+        num_shown = num_lost = 0
         while True:
             try:
                 for text in self._read_on(submission_id, num_shown):
@@ -150,7 +136,7 @@ class Cluster:
                     yield behind
 
     def stop(self, submission_id: str) -> Known:
-        """Ask the job's driver to end, and wait until it has."""
+        """Stop the job's driver, and wait until it has ended."""
         if not self.ask(submission_id).has_ended:
             self._client.stop_job(submission_id)
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
@@ -160,11 +146,7 @@ class Cluster:
 
 
 def dashboard_url(address: str) -> str:
-    """The URL of a dashboard from an address.
-
-    Raises:
-        ConfigError: the address is invalid.
-    """
+    """The URL of a dashboard from an address; ConfigError if it is invalid."""
     url = address if "://" in address else f"http://{address}"
     try:
         parts = urllib.parse.urlsplit(url)
@@ -179,14 +161,12 @@ def dashboard_url(address: str) -> str:
 
 
 def _connect(address: str) -> Any:
-    """Ray's client, with a token if the cluster requires one and there is one.
+    """Ray's client, with this machine's token if a cluster on it requires one; ConfigError if it is refused.
 
-    `ray start` enables tokens if it finds one, and a client of the same machine must then send it; Ray's own client
-    does so only if RAY_AUTH_MODE is set. Without that, no other machine receives a token.
-
-    Raises:
-        ConfigError: no answer, or the token is missing or wrong.
+    `ray start` enables tokens if it finds one, and Ray's client sends it only if RAY_AUTH_MODE is set.
     """
+    from ray.exceptions import AuthenticationError
+
     parts = urllib.parse.urlsplit(address)
     host, port = parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -195,13 +175,11 @@ def _connect(address: str) -> Any:
         raise ConfigError(f"--address: nobody answers at {address}: {error.strerror or error}") from None
     try:
         return _client(address, {})
-    except _refusals() as error:
+    except AuthenticationError as error:
         token = _token() if host in _LOOPBACK and "RAY_AUTH_MODE" not in os.environ else ""
         if token:
-            try:
+            with contextlib.suppress(AuthenticationError):
                 return _client(address, {"Authorization": f"Bearer {token}"})
-            except _refusals():
-                pass
         raise ConfigError(f"--address: {address} refuses this client ({_first_line(error)}). {TOKEN_ADVICE}") from None
     except (RuntimeError, OSError, ValueError) as error:
         raise ConfigError(f"--address: {address} is no dashboard that takes jobs: {_first_line(error)}") from None
@@ -212,18 +190,12 @@ def _client(address: str, headers: dict[str, str]) -> Any:
 
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
-    with _without_variables(ADDRESS_VARIABLES):  # which Ray prefers to its arguments
+    with environment(dict.fromkeys(ADDRESS_VARIABLES)):  # which Ray prefers to its arguments
         return JobSubmissionClient(address, headers=headers)
 
 
-def _refusals() -> tuple[type[Exception], ...]:
-    from ray.exceptions import AuthenticationError
-
-    return (AuthenticationError,)
-
-
 def _token() -> str:
-    """The token of this machine, from where Ray looks for it; empty where there is none."""
+    """The token of this machine, from Ray's own places; empty if there is none."""
     given = os.environ.get("RAY_AUTH_TOKEN", "").strip()
     if given:
         return given
@@ -232,15 +204,6 @@ def _token() -> str:
         return path.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
-
-
-@contextmanager
-def _without_variables(names: tuple[str, ...]) -> Iterator[None]:
-    kept = {name: os.environ.pop(name) for name in names if name in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(kept)
 
 
 def _known(job: Any) -> Known:

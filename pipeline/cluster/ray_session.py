@@ -1,7 +1,4 @@
-"""Connects a job to Ray: a private cluster on this machine that leaves nothing behind, or a running one.
-
-Manages Ray's environment, temporary folder and console lines.
-"""
+"""Connects a job to Ray: a private cluster on this machine that leaves nothing behind, or a running one."""
 
 from __future__ import annotations
 
@@ -13,39 +10,33 @@ import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from configs.schema import Job
 from pipeline.cluster import code_archive, signals
 from pipeline.cluster import worker_logs as terminal
-
-if TYPE_CHECKING:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 logger = logging.getLogger(__name__)
 
 MAX_LOCAL_OBJECT_STORE_BYTES = 4 * 1024**3
 MIN_LOCAL_OBJECT_STORE_BYTES = 128 * 1024**2
 INSIDE_SUBMITTED_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"
-# One for the life of the process, because Ray's client side reads it once.
-_TOKEN = secrets.token_hex(32)
+_TOKEN = secrets.token_hex(32)  # for the life of the process, because Ray's client reads it once
 
 # Ray's C++ core prints this once per process at ERROR level whenever an actor may restart and was passed a reference.
 # Ray Data always passes one and holds it while the dataset runs, so the message is irrelevant here.
 _RESTART_NOTICE = re.compile(rb"has constructor arguments in the object store and max_restarts > 0")
-# Said at WARNING level when Ray's own bars are off; the job draws its own.
 _OWN_PROGRESS = re.compile(r"^Progress bars (for operators )?disabled")
 
 
 @contextlib.contextmanager
 def session(job: Job, log_to_driver: bool = True, console: terminal.Console | None = None) -> Iterator[None]:
-    """Have Ray up inside the block: private and local, or joined at `job.ray_address`.
+    """Run Ray inside the block: private and local, or joined at `job.ray_address`.
 
-    With a `console`, it gets what Ray and workers print. Without one and with `log_to_driver`, what workers print is
-    printed here, unless the job's log is to be JSON alone. A Ray that this very process has already initialised is used
-    as it is and left running, its processes unguarded.
+    A `console` gets the output of Ray and of workers. Without one and with `log_to_driver`, workers' output is printed,
+    unless the job's log is JSON. A Ray that this process has initialised already is used as it is and left running.
     """
     import ray
 
@@ -53,12 +44,19 @@ def session(job: Job, log_to_driver: bool = True, console: terminal.Console | No
         _quiet_console()
         yield
         return
-    is_local = job.ray_address == "local"
-    log_to_driver = console is not None or (log_to_driver and job.log == "text")
     with contextlib.ExitStack() as stack:
         if console is not None:
             stack.enter_context(terminal.connected(console))
-        stack.enter_context(_private_local_ray(job, log_to_driver) if is_local else _joined_ray(job, log_to_driver))
+        is_local = job.ray_address == "local"
+        options = stack.enter_context(_local_options(job) if is_local else _cluster_options(job))
+        with signals.handlers_kept():
+            ray.init(
+                logging_level=logging.WARNING,
+                log_to_driver=console is not None or (log_to_driver and job.log == "text"),
+                runtime_env={**options.pop("runtime_env", {}), "worker_process_setup_hook": _worker_setup(job)},
+                **options,
+            )
+        stack.callback(ray.shutdown)
         _quiet_console()
         if console is not None:
             stack.enter_context(terminal.records_taken(console, _keep_line))
@@ -66,59 +64,38 @@ def session(job: Job, log_to_driver: bool = True, console: terminal.Console | No
 
 
 @contextlib.contextmanager
-def _private_local_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
-    """Start a Ray of our own: own token, own folder, no dashboard; stop it and delete the folder at the end."""
-    import ray
-
+def _local_options(job: Job) -> Iterator[dict[str, Any]]:
+    """A Ray with its own token and folder and without a dashboard; the folder is deleted at the end."""
     # A warning that token authentication is enabled, as intended.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
-    folder = Path(tempfile.mkdtemp(prefix="df-", dir=_short_temporary_root()))
-    try:
-        with _environment(_private_environment(folder)):
-            with signals.handlers_kept():
-                ray.init(
-                    address="local",
-                    num_cpus=job.num_cpus or max(2, available_cpus()),
-                    include_dashboard=False,
-                    logging_level=logging.WARNING,
-                    log_to_driver=log_to_driver,
-                    runtime_env={"worker_process_setup_hook": _worker_setup(job)},
-                    _temp_dir=str(folder),
-                    **_object_store(folder),
-                )
-            try:
-                yield
-            finally:
-                ray.shutdown()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    folder = tempfile.TemporaryDirectory(prefix="df-", dir=_short_temporary_root(), ignore_cleanup_errors=True)
+    with folder as path, environment(_private_environment(Path(path))):
+        yield {
+            "address": "local",
+            "num_cpus": job.num_cpus or max(2, available_cpus()),
+            "include_dashboard": False,
+            "_temp_dir": path,
+            **_object_store(Path(path)),
+        }
 
 
 @contextlib.contextmanager
-def _joined_ray(job: Job, log_to_driver: bool) -> Iterator[None]:
-    """Join a running cluster; from a checkout, ship the working directory with the job."""
-    import ray
-
-    with _shipped_environment() as shipped:
-        runtime_env = {**(shipped or {}), "worker_process_setup_hook": _worker_setup(job)}
-        with signals.handlers_kept():
-            ray.init(
-                address=job.ray_address,
-                runtime_env=runtime_env,
-                logging_level=logging.WARNING,
-                log_to_driver=log_to_driver,
-            )
-        try:
-            yield
-        finally:
-            ray.shutdown()
+def _cluster_options(job: Job) -> Iterator[dict[str, Any]]:
+    """A running cluster; the checkout is uploaded unless Ray has uploaded it already."""
+    with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
+        shipped = {}
+        if INSIDE_SUBMITTED_JOB not in os.environ:
+            archive = Path(folder, "checkout.zip")
+            code_archive.pack(archive)
+            shipped = {"working_dir": str(archive)}
+        yield {"address": job.ray_address, "runtime_env": shipped}
 
 
 def _worker_setup(job: Job) -> Callable[[], None]:
-    """What every worker process of Ray calls first.
+    """The setup hook of worker processes.
 
-    Ray calls it before it adds the driver's folder to the import path, so the function brings that path itself. Ray
-    replaces a worker whose call fails without end, so a worker that finds no code there prints why and runs unguarded.
+    Ray calls it before it adds the driver's folder to the import path, and replaces a worker whose hook fails again and
+    again; so a worker that finds no code there prints the reason and runs unguarded.
     """
     max_silence_s, root = job.max_silence_s, str(Path(__file__).resolve().parents[2])
 
@@ -137,23 +114,17 @@ def _worker_setup(job: Job) -> Callable[[], None]:
 
 
 @contextlib.contextmanager
-def _shipped_environment() -> Iterator[dict[str, Any] | None]:
-    """The runtime environment that uploads this checkout to a remote cluster; None if Ray has uploaded it already."""
-    if INSIDE_SUBMITTED_JOB in os.environ:
-        yield None
-        return
-    with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
-        archive = Path(folder, "checkout.zip")
-        code_archive.pack(archive)
-        yield {"working_dir": str(archive)}
-
-
-def beside_driver() -> NodeAffinitySchedulingStrategy:
-    """Placement of an actor that must outlive every worker node: on the node of the caller."""
+def driver_actor(kind: type, *arguments: Any, **options: Any) -> Iterator[Any]:
+    """An actor on the node of the caller while the block runs: it outlives every worker node and takes no CPU."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    return NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    place = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    actor = ray.remote(num_cpus=0, scheduling_strategy=place, **options)(kind).remote(*arguments)
+    try:
+        yield actor
+    finally:
+        ray.kill(actor)
 
 
 def available_cpus() -> int:
@@ -166,8 +137,8 @@ def available_cpus() -> int:
 def _private_environment(folder: Path) -> dict[str, str | None]:
     """Variables that keep the user's home, accounts and a Ray that runs elsewhere out of it; None removes one.
 
-    The token travels in the environment, so that `~/.ray` is neither read nor written, while the workers keep the
-    user's own HOME, where credentials of object stores and downloaded models live.
+    With the token in the environment, `~/.ray` is neither read nor written, and workers keep HOME with its credentials
+    and models.
     """
     return {
         "RAY_ADDRESS": None,
@@ -177,14 +148,14 @@ def _private_environment(folder: Path) -> dict[str, str | None]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_USAGE_STATS_CONFIG_PATH": str(folder / "usage.json"),
         "RAY_TMPDIR": str(folder),
-        # Tasks without GPUs see none; set explicitly, because Ray otherwise prints a notice that the default will
-        # change.
+        # Tasks without GPUs see none; Ray prints a notice unless it is set.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     }
 
 
 @contextlib.contextmanager
-def _environment(changes: dict[str, str | None]) -> Iterator[None]:
+def environment(changes: Mapping[str, str | None]) -> Iterator[None]:
+    """Set environment variables inside the block; None removes one."""
     before = {name: os.environ.get(name) for name in changes}
     _set_environment(changes)
     try:
@@ -193,21 +164,20 @@ def _environment(changes: dict[str, str | None]) -> Iterator[None]:
         _set_environment(before)
 
 
-def _set_environment(values: dict[str, str | None]) -> None:
+def _set_environment(values: Mapping[str, str | None]) -> None:
     for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
+        os.environ.pop(name, None)
+        if value is not None:
             os.environ[name] = value
 
 
 def _short_temporary_root() -> str | None:
-    """`/tmp` where there is one: Ray puts sockets below it, whose paths may not exceed about 100 characters."""
+    """`/tmp` if there is one: the paths of Ray's sockets below it must not exceed about 100 characters."""
     return "/tmp" if os.path.isdir("/tmp") and os.access("/tmp", os.W_OK) else None
 
 
 def _object_store(folder: Path) -> dict[str, Any]:
-    """Size and place of the object store: at most a quarter of the memory, on disk where shared memory is small."""
+    """Size and place of the object store: at most a quarter of the memory, on disk if shared memory is small."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     size_bytes = max(MIN_LOCAL_OBJECT_STORE_BYTES, min(MAX_LOCAL_OBJECT_STORE_BYTES, memory_bytes // 4))
     shared = Path("/dev/shm")
@@ -217,11 +187,11 @@ def _object_store(folder: Path) -> dict[str, Any]:
 
 
 def _quiet_console() -> None:
-    """Print only messages that require action by the user; Ray's log files contain everything."""
+    """Print only messages that require action by the user; Ray's log files contain all."""
     import ray.data  # configures the logger that is filtered here
 
     for handler in logging.getLogger("ray.data").handlers:
-        if isinstance(handler, logging.StreamHandler) or type(handler).__name__ == "PlainRayHandler":
+        if terminal.writes_to_terminal(handler):
             handler.setLevel(logging.WARNING)
             if _keep_line not in handler.filters:
                 handler.addFilter(_keep_line)

@@ -1,9 +1,7 @@
-"""Shutdown on a signal: SIGTERM and SIGINT end a job in order, with finished rows saved and an exit status of their
-own.
+"""Shutdown on a signal: SIGTERM and SIGINT end a job in order, with finished rows saved.
 
-The first signal raises `KeyboardInterrupt` in the main thread, which every library treats as a requested end. The job's
-contexts then save finished rows and stop Ray. A second signal, or the end of the grace period, ends the process at
-once, like any other kill; the next attempt resumes from there.
+The first signal raises `KeyboardInterrupt` in the main thread; the job's contexts then save finished rows and stop Ray.
+A second signal, or the end of the grace period, ends the process at once.
 """
 
 from __future__ import annotations
@@ -18,26 +16,25 @@ from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE_S = 25.0
-"""From the first signal to the end of the process, at most; below the 30 s that a pod has by default."""
+"""From the first signal to the end of the process, at most; below the 30 s of a pod by default."""
 CLUSTER_WAIT_S = 30
-"""How long a cluster has to wait between SIGTERM and SIGKILL; more than the grace period."""
+"""The least time between SIGTERM and SIGKILL of a cluster; more than the grace period."""
 
 
 @dataclass
 class Stop:
-    """Whether a signal has asked the process to end, and which one."""
+    """The signal that ends the process, if one was received."""
 
     number: int | None = None
 
     @property
     def status(self) -> int:
-        """The exit status: 128 and the signal's number, as shells have it (143 for SIGTERM, 130 for SIGINT)."""
+        """The exit status of shells: 128 and the signal's number."""
         assert self.number is not None, "no signal came"
         return 128 + self.number
 
     @property
     def name(self) -> str:
-        """The signal's name."""
         assert self.number is not None, "no signal came"
         return signal.Signals(self.number).name
 
@@ -49,8 +46,7 @@ _active: list[Stop] = []
 def caught(grace_s: float = GRACE_S) -> Iterator[Stop]:
     """Turn the first SIGTERM or SIGINT inside the block into `KeyboardInterrupt`; yields the state of the stop.
 
-    A signal that the process ignored at its start stays ignored. Outside the main thread nothing changes: Python
-    handles signals only there.
+    A signal that the process ignored at its start stays ignored. Outside the main thread nothing changes.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -68,8 +64,8 @@ def caught(grace_s: float = GRACE_S) -> Iterator[Stop]:
         timers.append(timer)
         raise KeyboardInterrupt
 
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    taken = {number: former for number, former in before.items() if former is not signal.SIG_IGN}
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    taken = {number: former for number, former in handlers.items() if former is not signal.SIG_IGN}
     for number in taken:
         signal.signal(number, handle)
     _active.append(stop)
@@ -90,22 +86,18 @@ def _end_at_once(number: int, reason: str) -> None:
 
 @contextlib.contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Keep the handlers of `caught` while Ray connects.
-
-    Ray's Python side sets a handler that exits with status 15. Its native side sets one that prints a trace and ends
-    the process three seconds later; setting Python's handlers again removes it.
-    """
+    """Keep the handlers of `caught` while Ray connects and sets handlers that exit with status 15 or print a trace."""
     if not _active or threading.current_thread() is not threading.main_thread():
         yield
         return
     from ray._private import utils
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
-    own = utils.set_sigterm_handler
+    set_handler = utils.set_sigterm_handler
     utils.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
-        utils.set_sigterm_handler = own
+        utils.set_sigterm_handler = set_handler
         for number, handler in before.items():
             signal.signal(number, handler)

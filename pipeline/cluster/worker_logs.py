@@ -1,9 +1,7 @@
-"""The output of Ray and its workers: all of it goes to a log file, one line per event to the terminal.
+"""The output of Ray and its workers: all of it goes to `_job/logs/attempt-N.log`, one line per event to the terminal.
 
-Ray prints stack traces, retries and the output of all workers on the driver's terminal. While `kept` runs, they are
-written to `_job/logs/attempt-N.log`, and the terminal shows one line per worker process that died, the messages of this
-program's own loggers in workers, and the first line of each distinct warning or error of Ray, once. The error that ends
-a job is raised as before.
+The terminal shows one line per worker process that died, the messages of this program's loggers in workers, and the
+first line of each distinct warning or error of Ray, once.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from pipeline.storage.output_dir import OutputDir
 
 LOGS = "_job/logs"
 MAX_LOG_BYTES = 64 * 1024**2
-"""Limit of one attempt's log file; later output is dropped, and the last line of the file reports it."""
+"""Limit of one attempt's log file; later output is dropped, as the last line of the file reports."""
 MAX_SHOWN_CHARS = 300
 RAY_LOGGERS = ("ray", "ray.data", "ray.train")
 _CUT = b"the log has reached its largest size; further lines are dropped\n"
@@ -54,11 +52,11 @@ class Console:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was logged; then there is no file."""
+        """Whether nothing was logged, so that there is no file."""
         return self._num_bytes == 0
 
     def take(self, data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
-        """One batch of lines, in the form and with the signature of Ray's `print_to_stdstream`."""
+        """One batch of lines; replaces Ray's `print_to_stdstream`."""
         pid, lines = data.get("pid"), [_ANSI.sub("", str(line)) for line in data.get("lines", ())]
         name = data.get("actor_name") or data.get("task_name") or ""
         who = str(pid) if pid in ("raylet", "autoscaler") else f"{name} pid={pid}, ip={data.get('ip')}".strip()
@@ -69,7 +67,10 @@ class Console:
             if pid == "raylet":
                 self._take_of_raylet(line)
             elif pid == "autoscaler":
-                self._take_of_autoscaler(line)
+                from ray._private.worker import filter_autoscaler_events
+
+                for event in filter_autoscaler_events([line]):
+                    self.show_once(event)
             elif line.startswith(OWN_PREFIX):
                 self.show(line.removeprefix(OWN_PREFIX), "worker_message", process=pid)
 
@@ -79,17 +80,10 @@ class Console:
             # The process number makes each death a line of its own.
             self.show(f"worker process {died[1]} died; its work is run again", "worker_died", process=int(died[1]))
         elif _LOW_MEMORY.search(text):
-            self.show(
-                "a worker process was killed because the node is low on memory; its work is run again", "low_memory"
-            )
+            text = "a worker process was killed because the node is low on memory; its work is run again"
+            self.show(text, "low_memory")
         elif not _RETRIED.search(text):
             self.show_once(text)
-
-    def _take_of_autoscaler(self, line: str) -> None:
-        from ray._private.worker import filter_autoscaler_events
-
-        for event in filter_autoscaler_events([line]):
-            self.show_once(event)
 
     def record(self, record: logging.LogRecord) -> None:
         """A log record of Ray in the driver's process."""
@@ -110,14 +104,13 @@ class Console:
         self.show(f"Ray: {_ANSI.sub('', first)}", "ray_message")
 
     def show(self, text: str, event: str, **values: Any) -> None:
-        """One line on the terminal, with the path of the log; an event where the job's log is JSON."""
+        """One line on the terminal with the path of the log, or an event if the job's log is JSON."""
         text = text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
         if self._events.enabled:
             self._events.emit(event, "warning", message=text, log=self._shown_path, **values)
             return
         clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # over the progress bar
-        # A terminal that is gone ends nothing.
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError):  # the terminal is gone
             print(f"{clear}{text} (log: {self._shown_path})", file=sys.stderr, flush=True)
 
     def log(self, text: str) -> None:
@@ -132,19 +125,10 @@ class Console:
                 with self._path.open("ab") as file:
                     file.write(_CUT if self._is_closed else line)
                 self._num_bytes += len(line)
-        except OSError as error:  # ends no thread of Ray; a full disk ends the job where rows are written
+        except OSError as error:  # must not end a thread of Ray
             with self._lock:
                 self._is_closed = True
             self.show(f"the log cannot be written and ends here: {error}", "log_failed")
-
-
-class _Handler(logging.Handler):
-    def __init__(self, take: Callable[[logging.LogRecord], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._take = take
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._take(record)
 
 
 @contextlib.contextmanager
@@ -166,14 +150,14 @@ def kept(output: OutputDir, attempt: int, events: Events) -> Iterator[Console]:
             if not console.is_empty:
                 try:
                     output.write_bytes(relative, path.read_bytes())
-                except Exception as error:  # drivers of stores raise what they like; rows do not depend on the log
+                except Exception as error:  # drivers of stores raise any error
                     console.show(f"the log cannot be uploaded: {access.reason_of(error)}", "log_failed")
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def connected(console: Console) -> Iterator[None]:
-    """Have `console` get what Ray would print, while the block runs. Enter before `ray.init`."""
+    """Send Ray's output to the console while the block runs. Enter before `ray.init`."""
     import ray._private.worker as ray_worker
     import ray.data  # noqa: F401 (configures the logger whose handlers are replaced)
 
@@ -187,16 +171,16 @@ def connected(console: Console) -> Iterator[None]:
 
 @contextlib.contextmanager
 def records_taken(console: Console, keep: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
-    """Have `console` get the log records of Ray in this process that `keep` lets pass. Enter after `ray.init`."""
+    """Send log records of Ray in this process that pass `keep` to the console. Enter after `ray.init`."""
     replaced: list[tuple[logging.Logger, list[logging.Handler]]] = []
-    handler = _Handler(console.record)
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = console.record  # type: ignore[method-assign]
     handler.addFilter(keep)
     for name in RAY_LOGGERS:
         logger = logging.getLogger(name)
         if logger.handlers:
             replaced.append((logger, list(logger.handlers)))
-            # Handlers that write Ray's own log files stay.
-            logger.handlers = [one for one in logger.handlers if not _is_of_terminal(one)] + [handler]
+            logger.handlers = [one for one in logger.handlers if not writes_to_terminal(one)] + [handler]
     try:
         yield
     finally:
@@ -204,6 +188,7 @@ def records_taken(console: Console, keep: Callable[[logging.LogRecord], bool]) -
             logger.handlers = handlers
 
 
-def _is_of_terminal(handler: logging.Handler) -> bool:
+def writes_to_terminal(handler: logging.Handler) -> bool:
+    """Whether a handler of Ray prints, and does not write one of Ray's log files."""
     is_stream = isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
     return is_stream or type(handler).__name__ == "PlainRayHandler"

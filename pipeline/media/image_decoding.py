@@ -59,7 +59,7 @@ class DecodeOptions:
     def of(cls, source: Source, root: str, asking: Asking) -> DecodeOptions:
         """The options of a job on this source, whose root is `root` as a URL.
 
-        `source.max_side_px` has been resolved (`pipeline.run.plan.resolve_side`); `auto` that has not keeps everything.
+        `source.max_side_px` has been resolved (`pipeline.run.plan.make_plan`); `auto` that has not keeps everything.
         """
         return cls(
             asking,

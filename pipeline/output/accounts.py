@@ -6,38 +6,45 @@ failed before it became several. Rows in `data/` win over rows in `errors/`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.source.done_bitmap import Bools, DoneSet, Ints, PathIndex
 
-PLACES = ("clip_index", "num_clips", "prompt_index", "num_prompts", "replica")
-COLUMNS = ("source", "row_index", "sample_id", "attempt", *PLACES)
+COLUMNS = (
+    *("source", "row_index", "sample_id", "attempt"),
+    *("clip_index", "num_clips", "prompt_index", "num_prompts", "replica"),
+)
 """The columns of an output that are read to find finished samples."""
+_SAMPLE = ["file", "row"]
+_ENTRY = pa.schema(
+    [(name, pa.int64()) for name in (*_SAMPLE, "place", "num_rows", "attempt")]
+    + [("is_error", pa.bool_()), ("sample_id", pa.string())]
+)
+"""A row of an unfinished sample: its place among the `num_rows` rows of the sample, -1 for an error of the whole."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Where some result rows belong: file ordinals and row indices, and the table with the other columns."""
+    """Result rows with the ordinals of their files, -1 for files that the manifest does not list, and their indices."""
 
     files: Ints
     rows: Ints
     table: pa.Table
 
 
-def locate(tables: list[pa.Table], paths: PathIndex) -> list[Rows]:
-    """Where the rows of these tables belong; files that the manifest does not know are -1."""
+def locate(tables: Sequence[pa.Table], paths: PathIndex) -> list[Rows]:
+    """The place of result rows in the source, looked up for all tables together."""
     encoded = [table["source"].combine_chunks().dictionary_encode() for table in tables]
-    unique = pa.chunked_array([one.dictionary for one in encoded], pa.string()).unique() if encoded else pa.array([])
+    unique = pa.chunked_array([one.dictionary for one in encoded], pa.string()).unique()
     ordinals = paths.find(unique)
-    places = {path: int(ordinal) for path, ordinal in zip(unique.to_pylist(), ordinals.tolist(), strict=True)}
     found = []
     for table, one in zip(tables, encoded, strict=True):
-        own = np.array([places[path] for path in one.dictionary.to_pylist()], np.int64)
-        files = own[one.indices.to_numpy(zero_copy_only=False)] if table.num_rows else np.zeros(0, np.int64)
+        files = ordinals[pc.index_in(one.dictionary, value_set=unique).to_numpy()][one.indices.to_numpy()]
         found.append(Rows(files, table["row_index"].to_numpy().astype(np.int64), table))
     return found
 
@@ -50,100 +57,101 @@ class Accounts:
         self.good = DoneSet(counts)
         """Samples all of whose rows are in `data/`."""
         self._bad = DoneSet(counts)
-        self._open: dict[tuple[int, int], _Open] = {}
+        self._open = _ENTRY.empty_table()
 
-    def add_good(self, rows: Rows) -> Bools:
-        """Enter rows of `data/`; returns which of them are there already."""
-        if self._rows_per_sample == 1:
-            return self.good.add(rows.files, rows.rows)
-        return self._add_each(rows, is_error=False)
+    def add(self, parts: Sequence[Rows], is_error: bool = False) -> list[Bools]:
+        """Enter rows of `data/`, or after all of them those of `errors/`, newest first.
 
-    def add_bad(self, rows: Rows) -> Bools:
-        """Enter rows of `errors/`, after all of `data/`; returns which of them no longer count, because the row has
-        a result, or another error that was entered before."""
-        if self._rows_per_sample == 1:
-            return self.good.has(rows.files, rows.rows) | self._bad.add(rows.files, rows.rows)
-        return self._add_each(rows, is_error=True)
+        Returns for each row whether it counts no more: it was entered before, or an error has a result.
+        """
+        if self._rows_per_sample != 1:
+            sizes = np.cumsum([len(one.files) for one in parts])[:-1]
+            entries = pa.concat_tables([self._entries(one, is_error) for one in parts])
+            return np.split(self._enter(entries, is_error), sizes)
+        if is_error:
+            return [self.good.has(one.files, one.rows) | self._bad.add(one.files, one.rows) for one in parts]
+        return [self.good.add(one.files, one.rows) for one in parts]
 
     def done(self, retry_errors: bool = False) -> DoneSet:
         """The samples that need nothing more; with `retry_errors` none that has failed."""
         done = DoneSet(self.good.counts)
         done.merge(self.good)
-        if self._rows_per_sample == 1:
-            if not retry_errors:
-                done.merge(self._bad)
-            return done
-        closed = [place for place, sample in self._open.items() if sample.is_done(retry_errors)]
-        done.add(np.array([file for file, _ in closed], np.int64), np.array([row for _, row in closed], np.int64))
+        if not retry_errors:
+            done.merge(self._bad)
+        is_part, attempt = pc.greater_equal(self._open["place"], 0), self._open["attempt"]
+        entries = self._open.select([*_SAMPLE, "num_rows"])
+        is_there = pc.and_(is_part, pc.invert(self._open["is_error"])) if retry_errors else is_part
+        entries = entries.append_column("there", pc.cast(is_there, pa.int64()))
+        entries = entries.append_column("got_to", pc.if_else(is_part, attempt, 0))
+        entries = entries.append_column("failed_in", pc.if_else(is_part, -1, attempt))
+        aggregates = [("num_rows", "max"), ("there", "sum"), ("got_to", "max"), ("failed_in", "max")]
+        samples = entries.group_by(_SAMPLE).aggregate(aggregates)
+        num_rows = samples["num_rows_max"]
+        closed = pc.and_(pc.greater(num_rows, 0), pc.greater_equal(samples["there_sum"], num_rows))
+        if not retry_errors:  # a failure of the whole counts unless a later attempt got further
+            closed = pc.or_(closed, pc.greater_equal(samples["failed_in_max"], samples["got_to_max"]))
+        done.add(*_samples_of(samples.filter(closed)))
         return done
 
     def present_ids(self, retry_errors: bool = False) -> frozenset[str]:
-        """Rows of samples that are not done which are there all the same, and must not be made again."""
-        return frozenset(
-            sample_id
-            for sample in self._open.values()
-            if not sample.is_done(retry_errors)
-            for sample_id in (sample.good if retry_errors else {**sample.good, **sample.bad}).values()
-        )
+        """Rows of unfinished samples that are there all the same, and must not be made again."""
+        is_open = ~self.done(retry_errors).has(*_samples_of(self._open))
+        rows = self._open.filter(pc.and_(pa.array(is_open), pc.greater_equal(self._open["place"], 0)))
+        return frozenset((rows.filter(pc.invert(rows["is_error"])) if retry_errors else rows)["sample_id"].to_pylist())
 
-    def _add_each(self, rows: Rows, is_error: bool) -> Bools:
-        names = rows.table.column_names
-        blank = [None] * rows.table.num_rows
-        columns = {name: rows.table[name].to_pylist() if name in names else blank for name in COLUMNS[2:]}
-        repeated = self.good.has(rows.files, rows.rows)
-        for place, own in enumerate(zip(*columns.values(), strict=True)):
-            if repeated[place]:
-                continue
-            row = dict(zip(columns, own, strict=True))
-            key = int(rows.files[place]), int(rows.rows[place])
-            sample = self._open.setdefault(key, _Open(self._rows_per_sample))
-            repeated[place] = sample.add(row, is_error)
-            if sample.is_complete(with_bad=False) and not sample.bad and sample.failed_in is None:
-                del self._open[key]
-                self.good.add(np.array([key[0]]), np.array([key[1]]))
+    def _entries(self, rows: Rows, is_error: bool) -> pa.Table:
+        def column(name: str) -> Ints:
+            if name not in rows.table.column_names:
+                return np.full(len(rows.files), -1)
+            return np.asarray(rows.table[name].fill_null(-1).to_numpy(), np.int64)
+
+        clip, prompt, replica = column("clip_index"), column("prompt_index"), column("replica")
+        num_prompts = np.maximum(column("num_prompts"), 1)
+        place = np.where(replica >= 0, replica, np.maximum(clip, 0) * num_prompts + np.maximum(prompt, 0))
+        num_rows = np.maximum(column("num_clips"), 1) * num_prompts
+        num_rows = np.where(replica >= 0, self._rows_per_sample or 1, num_rows)
+        is_whole = np.maximum(np.maximum(clip, prompt), replica) < 0 if is_error else np.zeros(len(place), bool)
+        place, num_rows = np.where(is_whole, -1, place), np.where(is_whole, 0, num_rows)
+        errors, ids = np.full(len(place), is_error), rows.table["sample_id"]
+        return pa.table([rows.files, rows.rows, place, num_rows, column("attempt"), errors, ids], schema=_ENTRY)
+
+    def _enter(self, entries: pa.Table, is_error: bool) -> Bools:
+        repeated = self.good.has(*_samples_of(entries))
+        fresh = np.flatnonzero(~repeated)
+        errors = self._open["is_error"]
+        before = self._open if is_error else self._open.filter(pc.invert(errors))
+        after = _ENTRY.empty_table() if is_error else self._open.filter(errors)  # a result replaces an error
+        num_before = before.num_rows
+        both = pa.concat_tables([before, entries.take(fresh), after])
+        both = both.append_column("index", pa.array(np.arange(both.num_rows)))
+        firsts = both.group_by([*_SAMPLE, "place"]).aggregate([("index", "min")])["index_min"]
+        counts_no_more = np.ones(both.num_rows, bool)
+        counts_no_more[firsts.to_numpy()] = False
+        both = both.filter(pa.array(~counts_no_more))
+        counts_no_more[_beaten(both, num_before)] = True
+        repeated[fresh] = counts_no_more[num_before : num_before + len(fresh)]
+        samples = both.group_by(_SAMPLE).aggregate([("is_error", "any"), ("place", "count"), ("num_rows", "max")])
+        whole = pc.greater_equal(samples["place_count"], samples["num_rows_max"])
+        self.good.add(*_samples_of(samples.filter(pc.and_(whole, pc.invert(samples["is_error_any"])))))
+        self._open = both.filter(pa.array(~self.good.has(*_samples_of(both)))).drop_columns("index")
         return repeated
 
 
-@dataclass
-class _Open:
-    """A sample that lacks rows, or has failed in part or wholly."""
+def _beaten(entries: pa.Table, first: int) -> Ints:
+    """The index of each new error of a whole sample that earlier entries complete or of which a later attempt got
+    further."""
+    is_part = pc.greater_equal(entries["place"], 0)
+    whole = entries.filter(pc.and_(pc.invert(is_part), pc.greater_equal(entries["index"], first)))
+    whole = whole.select([*_SAMPLE, "index", "attempt"])
+    parts = entries.filter(is_part).select([*_SAMPLE, "index", "attempt", "num_rows"])
+    pairs = whole.join(parts, _SAMPLE, join_type="inner", right_suffix="_of_part")
+    pairs = pairs.filter(pc.less(pairs["index_of_part"], pairs["index"]))
+    aggregates = [("index_of_part", "count"), ("num_rows", "max"), ("attempt_of_part", "max")]
+    found = pairs.group_by(["index", "attempt"]).aggregate(aggregates)
+    is_complete = pc.greater_equal(found["index_of_part_count"], found["num_rows_max"])
+    later = pc.greater(found["attempt_of_part_max"], found["attempt"])
+    return np.asarray(found.filter(pc.or_(is_complete, later))["index"].to_numpy(), np.int64)
 
-    rows_per_sample: int | None
-    good: dict[int, str] = field(default_factory=dict)
-    bad: dict[int, str] = field(default_factory=dict)
-    """Ids by the row's place among those of the sample."""
-    num_rows: int = 0
-    """The number of rows of the sample; 0 until a row contains it."""
-    failed_in: int | None = None
-    """The attempt in which it failed before it became several rows."""
-    newest: int = 0
 
-    def add(self, row: dict[str, Any], is_error: bool) -> bool:
-        """Enter a row; whether it is there already or counts no more."""
-        alone = row["clip_index"] is None and row["prompt_index"] is None and row["replica"] is None
-        if is_error and alone:
-            beaten = self.is_complete() or self.newest > row["attempt"] or self.failed_in is not None
-            self.failed_in = max(self.failed_in or 0, row["attempt"])
-            return beaten
-        if row["replica"] is not None:
-            place, self.num_rows = row["replica"], self.rows_per_sample or 1
-        else:
-            num_prompts = row["num_prompts"] or 1
-            place = (row["clip_index"] or 0) * num_prompts + (row["prompt_index"] or 0)
-            self.num_rows = (row["num_clips"] or 1) * num_prompts
-        if place in self.good or (is_error and place in self.bad):
-            return True
-        (self.bad if is_error else self.good)[place] = row["sample_id"]
-        self.newest = max(self.newest, row["attempt"])
-        return False
-
-    def is_complete(self, with_bad: bool = True) -> bool:
-        """Whether every row is there."""
-        there = self.good.keys() | (self.bad.keys() if with_bad else set())
-        return bool(self.num_rows) and len(there) >= self.num_rows
-
-    def is_done(self, retry_errors: bool) -> bool:
-        """Whether nothing is left to do: a failure of the whole counts where no later attempt got further."""
-        if self.is_complete(with_bad=not retry_errors):
-            return True
-        return not retry_errors and self.failed_in is not None and self.failed_in >= self.newest
+def _samples_of(entries: pa.Table) -> tuple[Ints, Ints]:
+    return entries["file"].to_numpy(), entries["row"].to_numpy()

@@ -1,7 +1,6 @@
-"""Whether published files still hold the bytes that were written: sizes and SHA-256 against `_job/files/`.
+"""Verifies published files against the sizes and SHA-256 in `_job/files/`. Changes nothing.
 
-Reads every published byte once, in pieces and several files at a time; changes nothing. Files whose checksum was not
-noted (the writer was killed in between) cannot be judged.
+Files without a checksum (the writer was killed in between) are not judged.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import hashlib
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pipeline.output.files import NUM_READ_THREADS, checksum_name, list_published
@@ -30,7 +29,7 @@ class Verified:
     problems: dict[str, str] = field(default_factory=dict)
     """Path of a damaged file → the reason."""
     unreadable: tuple[str, ...] = ()
-    """Files whose checksum note is damaged itself; they cannot be judged."""
+    """Files whose checksum is damaged; they are not judged."""
     num_bytes: int = 0
     seconds: float = 0.0
     by_size: bool = False
@@ -48,39 +47,29 @@ class Verified:
 
 
 def verify(output: OutputDir, by_size: bool = False, known: Verified | None = None) -> Verified:
-    """Compare published files with their noted sizes and, unless `by_size`, SHA-256; those that are `known` to be sound
-    are not read again.
-
-    Raises:
-        OSError: the store does not answer.
-    """
+    """Compare published files with their sizes and, unless `by_size`, SHA-256. Files that are `known` to be sound are
+    not read again; their cost is added."""
     began_s = time.monotonic()
-    sound = set() if known is None else set(known.sound)
-    names = [name for folder in (DATA, ERRORS) for name in list_published(output, folder) if name not in sound]
-    problems, unreadable, num_bytes = {}, [], 0
+    known = known or Verified()
+    sound = set(known.sound)
+    names = [name for name in list_published(output, DATA, ERRORS) if name not in sound]
     with ThreadPoolExecutor(NUM_READ_THREADS) as pool:
-        for name, (verdict, read) in zip(names, pool.map(lambda one: _judge(output, one, by_size), names), strict=True):
-            num_bytes += read
-            if verdict == _UNREADABLE:
-                unreadable.append(name)
-            elif verdict:
-                problems[name] = verdict
-            elif verdict is not None:
-                sound.add(name)
-    spent_s = time.monotonic() - began_s
-    found = Verified(frozenset(sound), problems, tuple(unreadable), num_bytes, spent_s, by_size)
-    if known is None:
-        return found
-    return replace(found, num_bytes=found.num_bytes + known.num_bytes, seconds=found.seconds + known.seconds)
+        judged = dict(zip(names, pool.map(lambda name: _judge(output, name, by_size), names), strict=True))
+    sound |= {name for name, (verdict, _) in judged.items() if verdict == ""}
+    unreadable = tuple(name for name, (verdict, _) in judged.items() if verdict == _UNREADABLE)
+    problems = {name: verdict for name, (verdict, _) in judged.items() if verdict and verdict != _UNREADABLE}
+    num_bytes = known.num_bytes + sum(read for _, read in judged.values())
+    seconds = known.seconds + time.monotonic() - began_s
+    return Verified(frozenset(sound), problems, unreadable, num_bytes, seconds, by_size)
 
 
 _UNREADABLE = "its checksum note is damaged"
 
 
 def _judge(output: OutputDir, relative: str, by_size: bool) -> tuple[str | None, int]:
-    """Damage of a file (none: empty; unknown: None), and how many bytes were read of it.
+    """The damage of a file (empty for none, None if not known) and the bytes read.
 
-    Another attempt may be replacing the file: a checksum that has changed meanwhile does not belong to these bytes.
+    Another attempt may be replacing the file: a checksum that changes meanwhile does not belong to these bytes.
     """
     note = read_note(output, relative)
     if note is None:
@@ -104,8 +93,7 @@ def _judge(output: OutputDir, relative: str, by_size: bool) -> tuple[str | None,
 
 
 def read_note(output: OutputDir, relative: str) -> dict[str, Any] | None:
-    """What was noted of a published file: `sha256`, `num_bytes`, `num_rows`; None without a note, empty where it is
-    damaged."""
+    """The checksum of a published file: `sha256`, `num_bytes`, `num_rows`. None if there is none, empty if damaged."""
     try:
         note = json.loads(output.read_bytes(checksum_name(relative)))
     except FileNotFoundError:

@@ -40,11 +40,7 @@ class Format:
     rows_per_group: int | None = None
 
     def check(self, table: pa.Table) -> pa.Table:
-        """The table with exactly this schema.
-
-        Raises:
-            ValueError: its columns are others, or one of our own strings is null.
-        """
+        """The table in this schema; ValueError if it has other columns, or nulls in strings that are not kept ones."""
         if table.schema.names != self.schema.names:
             raise ValueError(f"a result block has the columns {table.schema.names}, not {self.schema.names}")
         table = table.cast(self.schema)
@@ -58,13 +54,8 @@ class Format:
         stamp = {ATTEMPT_KEY: str(attempt).encode(), FINGERPRINT_KEY: fingerprint.encode()}
         table = table.replace_schema_metadata({**(self.schema.metadata or {}), **stamp})
         sink = pa.BufferOutputStream()
-        pq.write_table(
-            table,
-            sink,
-            compression=self.compression,
-            row_group_size=self.rows_per_group,
-            write_page_checksum=True,
-        )
+        options = {"compression": self.compression, "row_group_size": self.rows_per_group}
+        pq.write_table(table, sink, write_page_checksum=True, **options)
         buffer = sink.getvalue()
         metadata = pq.read_metadata(pa.BufferReader(buffer))
         if metadata.num_rows != table.num_rows:
@@ -79,47 +70,36 @@ def split(table: pa.Table) -> dict[str, pa.Table]:
 
 
 def parts(table: pa.Table, max_rows: int) -> list[pa.Table]:
-    """The table in slices of at most so many rows; none of an empty one."""
+    """The table in slices of at most `max_rows` rows; no slice of an empty table."""
     return [table.slice(start, max_rows) for start in range(0, table.num_rows, max_rows)]
 
 
 def published_name(folder: str, number: int) -> str:
-    """The path of the file with this number."""
     return f"{folder}/part-{number:06d}.parquet"
 
 
 def published_number(relative: str) -> int | None:
-    """The number of a published file, None where a name is none of ours."""
+    """The number of a published file, None for other names."""
     found = _PUBLISHED.fullmatch(relative.partition("/")[2])
     return int(found[1]) if found else None
 
 
-def spool_folder(attempt: int) -> str:
-    """Where an attempt spools."""
-    return f"{SPOOL}/a{attempt:04d}"
-
-
 def spool_name(attempt: int, number: int, part: int, folder: str) -> str:
-    """Where finished rows for `data/` or `errors/` wait."""
-    return f"{spool_folder(attempt)}/{number:06d}-{part:02d}-{folder}.parquet"
+    """The path of finished rows for `data/` or `errors/` before they are published."""
+    return f"{SPOOL}/a{attempt:04d}/{number:06d}-{part:02d}-{folder}.parquet"
 
 
 def spool_attempt(relative: str) -> int:
-    """The attempt that spooled a file, by its path below the output.
-
-    Raises:
-        ValueError: it is no spool file by its name.
-    """
+    """The attempt that spooled a file of `list_spooled`."""
     found = _SPOOLED.fullmatch(relative.removeprefix(f"{SPOOL}/"))
-    if found is None:
-        raise ValueError(f"{relative} is no spool file")
+    assert found is not None, relative
     return int(found[1])
 
 
-def list_published(output: OutputDir, folder: str) -> list[str]:
-    """All files in `data/` or `errors/`, by path below the output; own file names in order."""
-    names = [f"{folder}/{name}" for name in output.list_files(folder)]
-    return sorted(names, key=lambda name: (published_number(name) or 0, name))
+def list_published(output: OutputDir, *folders: str) -> list[str]:
+    """All files in `data/` or `errors/` or both, by path below the output, in the order of their numbers."""
+    names = [f"{folder}/{name}" for folder in folders for name in output.list_files(folder)]
+    return sorted(names, key=lambda name: (name.partition("/")[0], published_number(name) or 0, name))
 
 
 def list_spooled(output: OutputDir, folder: str) -> list[str]:
@@ -130,8 +110,7 @@ def list_spooled(output: OutputDir, folder: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Found:
-    """A result file as read: some columns of it and its attempt; `problem` is the reason why it is not one of this
-    project."""
+    """A result file as read: some of its columns and its attempt, or the `problem` that makes it unusable."""
 
     relative: str
     table: pa.Table | None = None
@@ -141,10 +120,9 @@ class Found:
 
 
 def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: bool = False) -> Found:
-    """Look at one file, which may be anything; with `whole` every page of every column is decoded, not only `columns`.
+    """Read one file, which may be anything; with `whole` every page of every column is decoded, not only `columns`.
 
-    Raises:
-        OSError: the store does not answer; whether the file is whole is not known then.
+    An OSError of the store is raised, because the state of the file is unknown.
     """
     if not relative.endswith(".parquet"):
         return Found(relative, problem="it is no Parquet file by its name")
@@ -152,10 +130,11 @@ def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: 
         with access.open_file(output.filesystem, output.path(relative)) as file:
             parquet = pq.ParquetFile(file, page_checksum_verification=True)
             footer = parquet.schema_arrow.metadata or {}
-            for _ in parquet.iter_batches(_BATCH_ROWS) if whole and ATTEMPT_KEY in footer else ():
+            if ATTEMPT_KEY not in footer:
+                return Found(relative, problem="no job has signed it")
+            for _ in parquet.iter_batches(_BATCH_ROWS) if whole else ():
                 pass
-            there = [name for name in columns if name in parquet.schema_arrow.names]
-            table = parquet.read(columns=there) if ATTEMPT_KEY in footer else None
+            table = parquet.read(columns=[name for name in columns if name in parquet.schema_arrow.names])
     except FileNotFoundError:
         return Found(relative, problem="it is gone")
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
@@ -164,8 +143,6 @@ def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: 
         if type(error) is not OSError or error.errno is not None:  # Arrow's own have no number: damaged pages
             raise
         return Found(relative, problem=f"it is torn: {access.reason_of(error)}")
-    if table is None:
-        return Found(relative, problem="no job has signed it")
     attempt = footer[ATTEMPT_KEY].decode()
     return Found(relative, table, int(attempt) if attempt.isdecimal() else 0, footer[FINGERPRINT_KEY].decode())
 
@@ -173,31 +150,28 @@ def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: 
 def read_all_found(
     output: OutputDir, names: Sequence[str], columns: Sequence[str], whole: bool = False
 ) -> Iterable[Found]:
-    """`read_found` of many files in order, some of them at once."""
+    """`read_found` of many files in order, several at a time."""
     with ThreadPoolExecutor(NUM_READ_THREADS) as pool:
         for start in range(0, len(names), 4 * NUM_READ_THREADS):
-            yield from pool.map(
-                lambda name: read_found(output, name, columns, whole), names[start : start + 4 * NUM_READ_THREADS]
-            )
+            some = names[start : start + 4 * NUM_READ_THREADS]
+            yield from pool.map(lambda name: read_found(output, name, columns, whole), some)
 
 
 def checksum_name(relative: str) -> str:
-    """The path of a published file's checksum."""
     return f"{CHECKSUMS}/{relative}.json"
 
 
 def checksum_of(data: Any, num_rows: int) -> dict[str, Any]:
-    """The size, rows and SHA-256 that are noted of a published file."""
     return {"sha256": hashlib.sha256(data).hexdigest(), "num_bytes": len(data), "num_rows": num_rows}
 
 
 def write_checksum(output: OutputDir, relative: str, data: Any, num_rows: int) -> None:
-    """Write the checksum of a published file with these bytes, replacing an earlier one."""
+    """Write the checksum of a published file, replacing an earlier one."""
     output.write_json(checksum_name(relative), checksum_of(data, num_rows))
 
 
 def note_checksum(output: OutputDir, relative: str, data: Any, num_rows: int) -> bool:
-    """Note the checksum of a new file; False where another one is noted already, which stays."""
+    """Create the checksum of a published file; False if there is another one, which stays."""
     try:
         output.create_bytes(checksum_name(relative), as_json(checksum_of(data, num_rows)))
     except FileExistsError:

@@ -1,19 +1,16 @@
-"""Inventory of an output: finished samples, damaged or unknown files, and the spool.
-
-Reads only; `pipeline.run.resume` acts on it.
-"""
+"""Inventory of an output: finished samples, damaged or unknown files, and the spool. Changes nothing."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
+import pyarrow as pa
 
 from pipeline.output.accounts import COLUMNS, Accounts, Rows, locate
 from pipeline.output.files import SPOOL, Found, list_published, list_spooled, read_all_found, spool_attempt
-from pipeline.source.done_bitmap import Bools, DoneSet, PathIndex
+from pipeline.source.done_bitmap import Bools, Ints, PathIndex
 from pipeline.source.manifest import Manifest
 from pipeline.source.manifest_parts import counts_of
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
@@ -34,23 +31,19 @@ class Spooled:
 
 @dataclass
 class Inventory:
-    """What was found. Of published files: rows there twice, and error rows that count no more."""
+    """The state of an output. Of published files: rows that are there twice, and error rows that count no more."""
 
     accounts: Accounts
     strange: list[Found] = field(default_factory=list)
     spooled: list[Spooled] = field(default_factory=list)
     spent: list[str] = field(default_factory=list)
-    """Spool files all of whose rows are there already."""
+    """Spool files whose rows are all published."""
     doubled: dict[str, list[str]] = field(default_factory=dict)
     superseded: dict[str, Bools] = field(default_factory=dict)
     empty: set[str] = field(default_factory=set)
     """Published files without rows: fences against older attempts, and emptied files."""
     num_rows: dict[str, int] = field(default_factory=lambda: {DATA: 0, ERRORS: 0})
     """Published rows that count."""
-
-    def done(self, retry_errors: bool = False) -> DoneSet:
-        """The samples that need nothing more."""
-        return self.accounts.done(retry_errors)
 
 
 def take_inventory(
@@ -60,75 +53,60 @@ def take_inventory(
     fingerprints: Mapping[int, str],
     damaged: Mapping[str, str] | None = None,
 ) -> Inventory:
-    """Read every file; `fingerprints` are those of the taken attempts, `damaged` the reasons for damaged published
-    files.
+    """Read every file; `fingerprints` are those of the taken attempts, `damaged` the damage of published files by path.
 
-    Of published files only the columns that identify rows are read. Spool files have no checksums; they are read
-    completely.
-
-    Raises:
-        OSError: the store does not answer.
+    Of published files only the columns that identify rows are read. Spool files have no checksums and are read whole.
     """
     found = Inventory(Accounts(counts_of(manifest), rows_per_sample))
     paths = PathIndex(manifest.files["path"])
-
     damaged = damaged or {}
 
-    def enter(names: list[str], act: Callable[[Found, Rows], None], every_page: bool = False) -> None:
+    def enter(names: list[str], folder: str, is_published: bool) -> None:
         found.strange += [Found(name, problem=damaged[name]) for name in names if name in damaged]
         names = [name for name in names if name not in damaged]
-        for batch in _batches(read_all_found(output, names, COLUMNS, every_page)):
-            whole = [one for one in batch if not _judge(one, fingerprints, found)]
-            for one, rows in zip(whole, locate([one.table for one in whole if one.table is not None], paths)):
-                counts = found.accounts.good.counts[rows.files]
-                if (rows.files < 0).any() or ((rows.rows >= counts) & (counts >= 0)).any() or (rows.rows < 0).any():
-                    problem = "it holds rows of samples that the manifest does not list"
-                    found.strange.append(Found(one.relative, problem=problem))
-                    continue
-                act(one, rows)
-                if not rows.table.num_rows:
-                    found.empty.add(one.relative)
+        for batch in _batches(read_all_found(output, names, COLUMNS, whole=not is_published)):
+            files = [one for one in batch if not _is_strange(one, fingerprints, found)]
+            parts = locate([one.table for one in files], paths)
+            known = [_are_listed(rows, found.accounts.good.counts) for rows in parts]
+            problem = "it holds rows of samples that the manifest does not list"
+            found.strange += [Found(one.relative, problem=problem) for one, is_ok in zip(files, known) if not is_ok]
+            files, parts = list(itertools.compress(files, known)), list(itertools.compress(parts, known))
+            if files:
+                masks = found.accounts.add(parts, is_error=folder == ERRORS)
+                for one, rows, repeated in zip(files, parts, masks, strict=True):
+                    (published if is_published else waiting)(one.relative, folder, rows, repeated)
 
-    def data(one: Found, rows: Rows) -> None:
-        repeated = found.accounts.add_good(rows)
-        found.num_rows[DATA] += int((~repeated).sum())
-        if repeated.any():
-            found.doubled[one.relative] = _ids(rows, repeated)
+    def published(relative: str, folder: str, rows: Rows, repeated: Bools) -> None:
+        found.num_rows[folder] += int((~repeated).sum())
+        if not len(repeated):
+            found.empty.add(relative)
+        if repeated.any() and folder == DATA:
+            found.doubled[relative] = _ids(rows, repeated)
+        elif repeated.any():
+            found.superseded[relative] = repeated
 
-    def errors(one: Found, rows: Rows) -> None:
-        repeated = found.accounts.add_bad(rows)
-        found.num_rows[ERRORS] += int((~repeated).sum())
-        if repeated.any():
-            found.superseded[one.relative] = repeated
+    def waiting(relative: str, folder: str, rows: Rows, repeated: Bools) -> None:
+        if repeated.all():
+            found.spent.append(relative)
+        else:
+            ids = frozenset(_ids(rows, repeated))
+            found.spooled.append(Spooled(relative, folder, len(repeated) - len(ids), ids))
 
-    def waiting(folder: str) -> Callable[[Found, Rows], None]:
-        def act(one: Found, rows: Rows) -> None:
-            repeated = found.accounts.add_good(rows) if folder == DATA else found.accounts.add_bad(rows)
-            if repeated.all():
-                found.spent.append(one.relative)
-            else:
-                ids = frozenset(_ids(rows, repeated))
-                found.spooled.append(Spooled(one.relative, folder, rows.table.num_rows - len(ids), ids))
-
-        return act
-
-    enter(list_published(output, DATA), data)
-    enter(list_spooled(output, DATA), waiting(DATA), every_page=True)
+    enter(list_published(output, DATA), DATA, is_published=True)
+    enter(list_spooled(output, DATA), DATA, is_published=False)
     # Newest first: of several errors of one row the last one counts.
     for names, is_published in _errors_newest_first(output):
-        enter(names, errors if is_published else waiting(ERRORS), every_page=not is_published)
+        enter(names, ERRORS, is_published)
     known = {*list_spooled(output, DATA), *list_spooled(output, ERRORS)}
-    for name in output.list_files(SPOOL):
-        if f"{SPOOL}/{name}" not in known:
-            found.strange.append(Found(f"{SPOOL}/{name}", problem="it is no spool file by its name"))
+    unknown = [name for name in (f"{SPOOL}/{name}" for name in output.list_files(SPOOL)) if name not in known]
+    found.strange += [Found(name, problem="it is no spool file by its name") for name in unknown]
     return found
 
 
 def _errors_newest_first(output: OutputDir) -> list[tuple[list[str], bool]]:
     """Runs of error files, newest first, and whether they are published.
 
-    Files that an attempt published come before those that it or an older one spooled: publishing follows an inventory
-    of the spool.
+    Files that an attempt published come before those that it or an older one spooled.
     """
     spooled, published = list_spooled(output, ERRORS)[::-1], list_published(output, ERRORS)[::-1]
     if not spooled:
@@ -141,8 +119,8 @@ def _errors_newest_first(output: OutputDir) -> list[tuple[list[str], bool]]:
     return [([name for _, _, name in run], not waits) for waits, run in runs]
 
 
-def _judge(one: Found, fingerprints: Mapping[int, str], found: Inventory) -> bool:
-    """Whether a file is none of ours; if so, it is remembered."""
+def _is_strange(one: Found, fingerprints: Mapping[int, str], found: Inventory) -> bool:
+    """Whether a file is not of a known attempt; if so, it is added to the strange ones."""
     problem = one.problem
     if not problem and fingerprints.get(one.attempt) != one.fingerprint:
         problem = (
@@ -153,8 +131,14 @@ def _judge(one: Found, fingerprints: Mapping[int, str], found: Inventory) -> boo
     return bool(problem)
 
 
+def _are_listed(rows: Rows, counts: Ints) -> bool:
+    limits = counts[rows.files]
+    return not ((rows.files < 0) | (rows.rows < 0) | ((rows.rows >= limits) & (limits >= 0))).any()
+
+
 def _ids(rows: Rows, mask: Bools) -> list[str]:
-    return [rows.table["sample_id"][place].as_py() for place in np.flatnonzero(mask).tolist()]
+    found: list[str] = rows.table["sample_id"].filter(pa.array(mask)).to_pylist()
+    return found
 
 
 def _batches(found: Iterable[Found]) -> Iterator[list[Found]]:

@@ -1,16 +1,13 @@
 """Publishing: finished rows become durable in the spool, then move into `data/` and `errors/`, file after file.
 
-Published files are a sequence: number k is created if it does not exist, after k − 1 exists, by one attempt at a time.
-A new attempt first puts an empty file at the next number. An older attempt that still runs fails there, reads the owner
-of the file, and ends. A driver that is presumed dead can therefore publish nothing any more, however late it wakes. A
-name of the sequence is never reused: a file that is set aside, or whose rows no longer count, is replaced by an empty
-one.
+Published files are a sequence: file k is created only if it does not exist, after k − 1 exists. A new attempt first
+creates an empty file at the next number. An older attempt fails to create that number and ends (`Fenced`), so a driver
+that was presumed dead publishes nothing. A name is never reused: a file that is set aside, or whose rows no longer
+count, is replaced by an empty one.
 
-An attempt checks that no later one was taken immediately before every move, delete and overwrite. A store cannot do
-both in one step, so each of these operations is also harmless when it comes late: names contain the attempt or are
-never reused, and an overwrite only ever turns a published file into the same empty file.
-
-Every operation may run twice or be killed at any point: the same rows under the same name give the same file.
+Before every move, delete and overwrite, an attempt checks that no later one was taken (`check_alone`). A store cannot
+check and act in one step, so a late operation is harmless: names contain the attempt or are never reused, and an
+overwrite only turns a published file into the same empty file. Operations may run twice or be killed at any point.
 """
 
 from __future__ import annotations
@@ -38,6 +35,8 @@ from pipeline.output.files import (
 from pipeline.output.inventory import Spooled
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
+FOLDERS = (DATA, ERRORS)
+
 
 class Fenced(RuntimeError):
     """A later attempt has taken over."""
@@ -45,7 +44,10 @@ class Fenced(RuntimeError):
 
 @dataclass(frozen=True)
 class Press:
-    """What one attempt writes with; cheap to send to a worker."""
+    """The writer of one attempt; cheap to send to a worker.
+
+    Methods raise `Fenced`, without touching the output, if a later attempt has taken over.
+    """
 
     output: OutputDir
     format: Format
@@ -54,12 +56,7 @@ class Press:
     rows_per_file: int = 10_000
 
     def spool(self, number: int, tables: Sequence[pa.Table]) -> list[Spooled]:
-        """Make finished rows durable as the spool files with this number.
-
-        Raises:
-            ValueError: a table does not have the result schema.
-            OSError: a file could not be put.
-        """
+        """Make finished rows durable as the spool files with this number."""
         table = pa.concat_tables([self.format.schema.empty_table(), *(self.format.check(one) for one in tables)])
         done = []
         for folder, all_rows in split(table).items():
@@ -70,13 +67,8 @@ class Press:
         return done
 
     def publish(self, folder: str, number: int, spooled: Sequence[Spooled]) -> int:
-        """Publish the rows of these spool files under the first free number from this one on; returns that number.
-
-        Raises:
-            Fenced: a later attempt has taken over.
-            OSError: nothing has been published.
-        """
-        return self._create(folder, number, pa.concat_tables([self._read(one) for one in spooled]))
+        """Publish the rows of these spool files under the first free number from this one on; returns that number."""
+        return self.publish_rows(folder, number, pa.concat_tables([self._read(one) for one in spooled]))
 
     def _read(self, spooled: Spooled) -> pa.Table:
         try:
@@ -92,42 +84,27 @@ class Press:
         return self.format.check(table)
 
     def fence(self, folder: str) -> int:
-        """Fence every older attempt out of a folder; returns the next free number.
-
-        Raises:
-            Fenced: a later attempt has taken over.
-        """
-        numbers = [published_number(name) for name in list_published(self.output, folder)]
-        first = max((number + 1 for number in numbers if number is not None), default=0)
-        return self._create(folder, first, self.format.schema.empty_table()) + 1
+        """Fence every older attempt out of a folder; returns the next free number."""
+        return self.publish_rows(folder, next_number(self.output, folder), self.format.schema.empty_table()) + 1
 
     def check_alone(self) -> None:
-        """End here when a later attempt has been taken.
-
-        Raises:
-            Fenced: it has.
-        """
+        """Raise `Fenced` if a later attempt was taken."""
         newest = max(self.output.list_attempts(), default=self.attempt)
         if newest > self.attempt:
-            raise Fenced(f"attempt {newest} of {self.output.shown()} has taken over from attempt {self.attempt}")
+            raise self._fenced_by(newest)
 
-    # --- what may destroy something: only while no later attempt has been taken ---
+    def _fenced_by(self, attempt: int) -> Fenced:
+        return Fenced(f"attempt {attempt} of {self.output.shown()} has taken over from attempt {self.attempt}")
+
+    # --- operations that may destroy something: only while no later attempt was taken ---
 
     def remove(self, relative: str) -> None:
-        """Delete a file whose rows are published.
-
-        Raises:
-            Fenced: a later attempt has taken over; nothing was touched.
-        """
+        """Delete a file whose rows are published."""
         self.check_alone()
         self.output.remove(relative)
 
     def set_aside(self, relative: str) -> None:
-        """Move a file below `_job/aside/`; an empty file takes a published one's place in the sequence.
-
-        Raises:
-            Fenced: a later attempt has taken over; nothing was touched.
-        """
+        """Move a file below `_job/aside/`; an empty file takes a published one's place in the sequence."""
         self.check_alone()
         if published_number(relative) is None or relative.partition("/")[0] not in FOLDERS:
             self.output.set_aside(relative)
@@ -137,22 +114,14 @@ class Press:
         write_checksum(self.output, relative, empty, 0)
 
     def empty(self, relative: str) -> None:
-        """Replace a published file, whose rows count no more, by an empty one.
-
-        Raises:
-            Fenced: a later attempt has taken over; nothing was touched.
-        """
+        """Replace a published file, whose rows count no more, by an empty one."""
         self.check_alone()
         empty = self._empty_file()
         self.output.write_bytes(relative, empty)
         write_checksum(self.output, relative, empty, 0)
 
     def write_job_file(self, relative: str, data: bytes) -> None:
-        """Write or replace a file of `_job/` that describes the newest attempt.
-
-        Raises:
-            Fenced: a later attempt has taken over; nothing was touched.
-        """
+        """Write or replace a file of `_job/` that describes the newest attempt."""
         self.check_alone()
         self.output.write_bytes(relative, data)
 
@@ -164,29 +133,7 @@ class Press:
         return self.format.serialise(self.format.schema.empty_table(), first, fingerprint)
 
     def publish_rows(self, folder: str, number: int, table: pa.Table) -> int:
-        """Publish rows that are in no spool file, as they are, under the first free number from this one on.
-
-        Raises:
-            Fenced: a later attempt has taken over.
-            OSError: nothing has been published.
-        """
-        return self._create(folder, number, table)
-
-    def rewrite(self, relative: str, table: pa.Table) -> None:
-        """Replace a published file; its checksum is taken away first, so that none is ever wrong.
-
-        Prefer `publish_rows` and `empty`: what this puts there late may bring rows back that a later attempt removed.
-
-        Raises:
-            Fenced: a later attempt has taken over; nothing was touched.
-        """
-        self.check_alone()
-        self.output.remove(checksum_name(relative))
-        data = self.format.serialise(table, self.attempt, self.fingerprint)
-        self.output.write_bytes(relative, data)
-        write_checksum(self.output, relative, data, table.num_rows)
-
-    def _create(self, folder: str, number: int, table: pa.Table) -> int:
+        """Publish rows under the first free number from this one on; returns that number."""
         data = self.format.serialise(table, self.attempt, self.fingerprint)
         while True:
             relative = published_name(folder, number)
@@ -195,15 +142,27 @@ class Press:
             except FileExistsError:
                 there = read_found(self.output, relative, ())
                 if there.attempt > self.attempt:
-                    raise Fenced(
-                        f"attempt {there.attempt} of {self.output.shown()} has taken over from attempt {self.attempt}"
-                    ) from None
+                    raise self._fenced_by(there.attempt) from None
                 number += 1
                 continue
             if not note_checksum(self.output, relative, data, table.num_rows):
-                self.check_alone()  # what is noted is of a file that was here once, or this one's and emptied since
+                self.check_alone()  # the checksum is of an older file of this name, or of this one, emptied since
                 write_checksum(self.output, relative, data, table.num_rows)
             return number
 
+    def rewrite(self, relative: str, table: pa.Table) -> None:
+        """Replace a published file; its checksum is removed first, so that none is ever wrong.
 
-FOLDERS = (DATA, ERRORS)
+        Prefer `publish_rows` and `empty`: a late write may bring rows back that a later attempt removed.
+        """
+        self.check_alone()
+        self.output.remove(checksum_name(relative))
+        data = self.format.serialise(table, self.attempt, self.fingerprint)
+        self.output.write_bytes(relative, data)
+        write_checksum(self.output, relative, data, table.num_rows)
+
+
+def next_number(output: OutputDir, folder: str) -> int:
+    """The number behind the last published file of a folder."""
+    numbers = [published_number(name) for name in list_published(output, folder)]
+    return max((number + 1 for number in numbers if number is not None), default=0)

@@ -1,7 +1,6 @@
 """The writer: finished rows are spooled within a bounded time, and full files are published.
 
-A thread of the driver schedules; blocks stay on their nodes until a task near them writes them, so the time bound moves
-no block of the graph.
+A thread of the driver schedules; blocks stay on their nodes until a task writes them.
 """
 
 from __future__ import annotations
@@ -19,20 +18,15 @@ from pipeline.output.publishing import Press
 from pipeline.storage.output_dir import DATA, ERRORS
 
 MAX_HELD_BYTES = 256 * 1024**2
-"""Finished blocks are spooled at the latest when they come to this."""
+"""Finished blocks are spooled when they reach this size."""
 MAX_HURRIED_SECONDS = 1.0
-"""Maximum seconds that finished rows wait while a node drains; rows that are only there are lost with it."""
+"""Maximum seconds that finished rows wait while a node drains; rows that are only on that node are lost with it."""
 FENCE_CHECK_S = 30.0
 
 
 def spool(press: Press, number: int, *tables: Any) -> list[Spooled]:
-    """`Press.spool`, as a task whose tables Ray brings."""
+    """`Press.spool`, as a task that gets its tables from Ray."""
     return press.spool(number, tables)
-
-
-def publish(press: Press, folder: str, number: int, spooled: Sequence[Spooled]) -> int:
-    """`Press.publish`, as a task."""
-    return press.publish(folder, number, spooled)
 
 
 Call = Callable[..., Any]
@@ -40,12 +34,12 @@ Call = Callable[..., Any]
 
 
 def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
-    """In this process."""
+    """Run a function in this process."""
     return function(*arguments)
 
 
 def call_in_ray(function: Callable[..., Any], *arguments: Any) -> Any:
-    """As a Ray task that asks for no CPU: it must not wait for those that the graph holds."""
+    """Run a function as a Ray task without CPUs, because the graph may hold all of them."""
     import ray
 
     return ray.get(ray.remote(num_cpus=0)(function).remote(*arguments))
@@ -53,7 +47,7 @@ def call_in_ray(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @dataclass
 class _Held:
-    """Finished blocks that are in no file yet."""
+    """Finished blocks that are not in a file yet."""
 
     blocks: list[Any] = field(default_factory=list)
     num_rows: int = 0
@@ -63,14 +57,10 @@ class _Held:
 
 class Saver:
     """Takes finished blocks from the end of the graph; `waiting` are spool files of earlier attempts, `next_numbers`
-    the first free ones of published files.
+    the first free numbers of published files.
 
     As a context manager it saves all received rows at its end, also if the job fails, and publishes everything only if
-    it does not.
-
-    Raises (from `add` and at the end):
-        Fenced: a later attempt has taken over.
-        OSError: rows could not be written; rows that were spooled before stay.
+    it does not. Errors of the thread (`Fenced`, OSError) are raised by the next `add`, or at the end.
     """
 
     def __init__(
@@ -110,19 +100,21 @@ class Saver:
             self._thread.join()
             raise
         if kind is None:
-            self._raise()
+            if self._failure is not None:
+                raise self._failure
             self._press.check_alone()
             self._publish(everything=True)
 
     def add(self, blocks: Sequence[Any], num_rows: int, num_bytes: int) -> None:
-        """Take finished blocks; waits while more is held than one spool file takes."""
+        """Take finished blocks; waits while the buffered rows fill a file."""
         with self._changed:
             try:
                 self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
             except BaseException:  # a signal; these blocks are finished and are saved with the others
                 self._hold(blocks, num_rows, num_bytes)
                 raise
-            self._raise()
+            if self._failure is not None:
+                raise self._failure
             self._hold(blocks, num_rows, num_bytes)
 
     def _hold(self, blocks: Sequence[Any], num_rows: int, num_bytes: int) -> None:
@@ -134,14 +126,10 @@ class Saver:
         self._changed.notify_all()
 
     def hurry(self, hurried: bool) -> None:
-        """From now on save without delay, or as before again; any thread may call."""
+        """Save without delay from now on, or no longer; any thread may call."""
         with self._changed:
             self._hurried = hurried
             self._changed.notify_all()
-
-    def _raise(self) -> None:
-        if self._failure is not None:
-            raise self._failure
 
     def _is_full(self) -> bool:
         return self._held.num_rows >= self._sink.rows_per_file or self._held.num_bytes >= MAX_HELD_BYTES
@@ -155,13 +143,13 @@ class Saver:
                 self._save(held)
                 if not self._closing:
                     self._publish(everything=False)
-        except BaseException as failure:  # raised by the next `add`, or at the end
+        except BaseException as failure:
             with self._changed:
                 self._failure = failure
                 self._changed.notify_all()
 
     def _take_due(self) -> _Held | None:
-        """What is to be spooled now, after waiting for it; None at the end."""
+        """Wait for blocks that are due to be spooled; None at the end."""
         with self._changed:
             while True:
                 age_s = self._clock() - self._held.since_s
@@ -186,18 +174,16 @@ class Saver:
         self._number += 1
 
     def _publish(self, everything: bool) -> None:
-        """Publish full files, or all that is left; a file takes whole spool files, so some are not quite full."""
+        """Publish full files, or all spooled rows. A file takes whole spool files, so some are not quite full."""
         for folder, waiting in self._spooled.items():
             while waiting and (everything or sum(one.num_rows for one in waiting) >= self._sink.rows_per_file):
                 waiting.sort(key=lambda one: -one.num_rows)  # so that small ones fill files up
-                taken: list[Spooled] = []
-                num_rows = 0
+                taken, num_rows = list[Spooled](), 0
                 for one in waiting:
                     if not taken or num_rows + one.num_rows <= self._sink.rows_per_file:
                         num_rows += one.num_rows
                         taken.append(one)
                 waiting[:] = [one for one in waiting if one not in taken]
-                number = self._call(publish, self._press, folder, self._next[folder], taken)
-                self._next[folder] = number + 1
+                self._next[folder] = 1 + self._call(Press.publish, self._press, folder, self._next[folder], taken)
                 for one in taken:
                     self._press.remove(one.relative)

@@ -10,6 +10,7 @@ A placeholder without a URI of its own takes the row's next image or video.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,7 @@ from pipeline.rows.schemas import RowError
 MAX_TURNS = 1000
 MAX_TEXT_CHARS = 16 * 1024 * 1024
 MEDIA = ("image", "video")
+_MARKS = re.compile(r"<(image|video)>")
 _ROLES = {
     **{name: name for name in ("system", "user", "assistant")},
     **dict.fromkeys(("human",), "user"),
@@ -29,7 +31,7 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages whose content is a list of text, image and video parts, and by kind a URI or None for each place."""
+    """Messages whose content is a list of text, image and video parts; by kind, a URI or None per placeholder."""
 
     messages: list[dict[str, Any]]
     places: dict[str, list[str | None]]
@@ -56,13 +58,15 @@ def read_conversation(value: Any, column: str) -> Conversation:
     for number, turn in enumerate(value, start=1):
         if not isinstance(turn, Mapping):
             raise _invalid(column, f"has a turn {number} that is no object")
-        content = []
-        for part, uri in _parts(turn, f"turn {number}", column):
-            content.append(part)
+        parts = list(_parts(turn, f"turn {number}", column))
+        for part, uri in parts:
             num_chars += len(part.get("text", ""))
             if part["type"] in MEDIA:
                 places[part["type"]].append(uri)
-        messages.append({"role": _role(turn, f"turn {number}", column), "content": content})
+        role = turn.get("role") or turn.get("from")
+        if not isinstance(role, str) or role.lower() not in _ROLES:
+            raise _invalid(column, f"has the role {role!r:.50} in turn {number}; roles are {', '.join(_ROLES)}")
+        messages.append({"role": _ROLES[role.lower()], "content": [part for part, _ in parts]})
     if num_chars > MAX_TEXT_CHARS:
         raise _invalid(column, f"has more than {MAX_TEXT_CHARS} characters")
     if messages[-1]["role"] != "user":
@@ -70,21 +74,13 @@ def read_conversation(value: Any, column: str) -> Conversation:
     return Conversation(messages, places)
 
 
-def _role(turn: Mapping[str, Any], where: str, column: str) -> str:
-    role = turn.get("role") or turn.get("from")
-    if not isinstance(role, str) or role.lower() not in _ROLES:
-        raise _invalid(column, f"has the role {role!r:.50} in {where}; roles are {', '.join(_ROLES)}")
-    return _ROLES[role.lower()]
-
-
 def _parts(turn: Mapping[str, Any], where: str, column: str) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """The parts of a turn's content, each with its URI where it has one."""
-    if turn.get("content") is None and isinstance(turn.get("value"), str):
+    """The parts of a turn's content, each with its URI if it has one."""
+    content = turn.get("content")
+    if content is None and isinstance(turn.get("value"), str):
         yield from _marked_parts(turn["value"])
         return
-    content = turn.get("content")
-    parts = content if isinstance(content, list) else [content]
-    for part in parts:
+    for part in content if isinstance(content, list) else [content]:
         if isinstance(part, str):
             yield {"type": "text", "text": whole_text(part)}, None
             continue
@@ -113,18 +109,15 @@ def _uri_of(part: Mapping[str, Any], kind: str, where: str, column: str) -> str 
 
 def _marked_parts(text: str) -> Iterator[tuple[dict[str, Any], None]]:
     """Text with the marks `<image>` and `<video>`; the line end between a mark and text belongs to the mark."""
-    text = whole_text(text)
-    while text:
-        found = [(place, kind) for kind in MEDIA if (place := text.find(f"<{kind}>")) >= 0]
-        if not found:
-            yield {"type": "text", "text": text}, None
-            return
-        place, kind = min(found)
-        before = text[:place].removesuffix("\n")
-        if before:
-            yield {"type": "text", "text": before}, None
-        yield {"type": kind}, None
-        text = text[place + len(kind) + 2 :].removeprefix("\n")
+    pieces = _MARKS.split(whole_text(text))
+    for number, piece in enumerate(pieces):
+        if number % 2:
+            yield {"type": piece}, None
+            continue
+        piece = piece.removeprefix("\n") if number else piece
+        piece = piece.removesuffix("\n") if number < len(pieces) - 1 else piece
+        if piece:
+            yield {"type": "text", "text": piece}, None
 
 
 def place_media(conversation: Conversation, kind: str, given: Sequence[Any], column: str) -> list[Any]:

@@ -11,20 +11,17 @@ from configs.load import ConfigError
 from configs.schema import CaptionJob, Prompt, RowColumns, Sampling
 from pipeline.prompts import templates
 from pipeline.prompts.conversations import place_media, read_conversation
-from pipeline.prompts.sampling import read_sampling
+from pipeline.prompts.sampling import read_sampling, sampling_names
 from pipeline.rows.schemas import RowError
 
-SAMPLED = ("temperature", "top_k", "top_p", "repetition_penalty", "max_new_tokens")
-"""Fields of the sampling section that a row may have values of its own for."""
 PROMPT_FIELD = "prompt"
-"""What a template calls the one of several prompts that it is filled with."""
+"""The placeholder of a template for one of several prompts."""
 MAX_PROMPTS = 1024
 
 
 @dataclass(frozen=True)
 class Asked:
-    """One question: chat messages, which of how many prompts of the row it is (None where there is one), its own
-    sampling."""
+    """One prompt of a row: chat messages, its index among `num_asked` prompts (None if there is one), and sampling."""
 
     messages: list[dict[str, Any]]
     index: int | None
@@ -32,7 +29,7 @@ class Asked:
     num_asked: int | None = None
 
     def name(self, sample_id: str) -> str:
-        """The id of this question's row: `<id>#number` for each of several prompts."""
+        """The id of the result row: `<id>#index` for each of several prompts."""
         return sample_id if self.index is None else f"{sample_id}#{self.index}"
 
 
@@ -48,49 +45,33 @@ class Asking:
 
     @classmethod
     def of(cls, job: CaptionJob, special_tokens: Sequence[str] = ()) -> Asking:
-        """The prompt options of a caption job."""
         return cls(job.prompt, job.columns, job.sampling, job.job.seed, tuple(special_tokens))
 
     def fields(self) -> dict[str, str]:
-        """The columns that rows must bring, each with the dotted path that names it first.
-
-        Raises:
-            ConfigError: a template cannot be filled by any row.
-        """
+        """The columns that rows must have, each with its first dotted path."""
         named: dict[str, str] = {}
         if self.prompt is not None:
             templates.check(self.prompt)
             named = templates.placeholders(self.prompt)
         if self.columns.prompts is not None and named.pop(PROMPT_FIELD, None) is None:
             raise ConfigError(f"columns.prompts: no template holds {{{PROMPT_FIELD}}}, which stands for each of them")
-        for what in ("prompts", "messages", "seed", *SAMPLED):
-            name = getattr(self.columns, what)
-            if name is not None:
-                named.setdefault(name, f"columns.{what}")
+        for field_name, column in self.columns.model_dump(exclude_none=True).items():
+            named.setdefault(column, f"columns.{field_name}")
         return named
 
     def own_sampling(self, fields: Mapping[str, Any]) -> str:
-        """A row's own sampling values as a JSON object; empty where the job has no columns for them.
-
-        Raises:
-            RowError: `invalid_sampling`.
-        """
-        names = [name for name in ("seed", *SAMPLED) if getattr(self.columns, name) is not None]
+        """A row's own sampling values as a JSON object; empty if the job has no columns for them."""
+        names = ["seed", *sampling_names(self.columns, self.sampling)]
+        names = [name for name in names if getattr(self.columns, name) is not None]
         if not names:
             return ""
-        values = read_sampling(fields, self.columns, self.sampling, SAMPLED, self.seed)
+        values = read_sampling(fields, self.columns, self.sampling, self.seed)
         return json.dumps({name: values[name] for name in names})
 
     def ask(
         self, fields: Mapping[str, Any], images: Sequence[Any], videos: Sequence[Any]
     ) -> tuple[list[Asked], list[Any], list[Any]]:
-        """A row's prompts, and its media in the order of their placeholders in each.
-
-        `images` and `videos` are the row's own; a URI in a conversation comes as text.
-
-        Raises:
-            RowError: `missing_column_value`, `invalid_value` or `invalid_sampling`.
-        """
+        """A row's prompts, and its media in the order of their placeholders; a URI in a conversation comes as text."""
         sampling = self.own_sampling(fields)
         if self.columns.messages is not None:
             column = self.columns.messages
@@ -102,14 +83,15 @@ class Asking:
                     if part["type"] == "text":
                         part["text"] = templates.neutralise(part["text"], self.special_tokens)
             return [Asked(conversation.messages, None, sampling)], own_images, own_videos
-        assert self.prompt is not None, "the schema asks for a prompt where no conversation comes with the rows"
-        asked, rounds = [], self._rounds(fields)
-        for index, own in enumerate(rounds):
-            messages = templates.fill(self.prompt, own, len(images), len(videos), self.special_tokens)
-            if self.columns.prompts is None:
-                asked.append(Asked(messages, None, sampling))
-            else:
-                asked.append(Asked(messages, index, sampling, len(rounds)))
+        assert self.prompt is not None, "the schema requires a prompt if rows have no conversation"
+        rounds = self._rounds(fields)
+        all_messages = [
+            templates.fill(self.prompt, values, len(images), len(videos), self.special_tokens) for values in rounds
+        ]
+        if self.columns.prompts is None:
+            asked = [Asked(messages, None, sampling) for messages in all_messages]
+        else:
+            asked = [Asked(messages, index, sampling, len(rounds)) for index, messages in enumerate(all_messages)]
         return asked, list(images), list(videos)
 
     def _rounds(self, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -1,12 +1,9 @@
-"""Seed and sampling values of a row, from the columns that the job file names.
-
-Validated by the schema of the section whose values they replace.
-"""
+"""Seed and sampling values of a row, from the columns that the job file names, validated by the job's own section."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -17,36 +14,31 @@ MAX_SEED = 2**63 - 1
 _INTEGERS = ("top_k", "max_new_tokens")
 
 
-def read_sampling(
-    fields: Mapping[str, Any], columns: BaseModel, job: BaseModel, names: Sequence[str], seed: int
-) -> dict[str, int | float]:
-    """The seed and the values of `names` for one row: its own where it has any, and otherwise the job's.
+def sampling_names(columns: BaseModel, job: BaseModel) -> list[str]:
+    """Fields of the section `job` that a row may replace, because the section `columns` has a column for them."""
+    return [name for name in type(columns).model_fields if name in type(job).model_fields]
 
-    `columns` names the row's columns, `job` is the section whose values they replace.
 
-    Raises:
-        RowError: `invalid_sampling`.
-    """
-    given = {name: _own(fields.get(getattr(columns, name) or "")) for name in ("seed", *names)}
+def read_sampling(fields: Mapping[str, Any], columns: BaseModel, job: BaseModel, seed: int) -> dict[str, int | float]:
+    """The seed and sampling values of one row: its own, or else the job's; RowError `invalid_sampling`."""
+    names = sampling_names(columns, job)
+    given = {name: fields.get(getattr(columns, name) or "") for name in ("seed", *names)}
+    # Blank text is the empty cell of a CSV.
+    given = {name: value for name, value in given.items() if value is not None and str(value).strip()}
     values: dict[str, int | float] = {"seed": seed}
-    if given["seed"] is not None:
-        own = integer_of(given["seed"])
-        if own is None or not 0 <= own <= MAX_SEED:
+    if "seed" in given:
+        own_seed = integer_of(given["seed"])
+        if own_seed is None or not 0 <= own_seed <= MAX_SEED:
             raise RowError("invalid_sampling", f"seed: {given['seed']!r:.100} is no integer from 0 to {MAX_SEED}")
-        values["seed"] = own
-    own_values = {name: _number(given[name], name) for name in names if given[name] is not None}
+        values["seed"] = own_seed
+    numbers = {name: _number(given[name], name) for name in names if name in given}
     try:
-        sampling = type(job).model_validate({**{name: getattr(job, name) for name in names}, **own_values})
+        sampling = type(job).model_validate({**{name: getattr(job, name) for name in names}, **numbers})
     except ValidationError as error:
         problem = error.errors(include_url=False)[0]
         name = str(problem["loc"][0])
         raise RowError("invalid_sampling", f"{name}: {given[name]!r:.100}: {problem['msg']}") from None
     return values | {name: getattr(sampling, name) for name in names}
-
-
-def _own(value: Any) -> Any:
-    """The value; None for blank text too, the empty cell of a CSV."""
-    return None if isinstance(value, str) and not value.strip() else value
 
 
 def _number(value: Any, name: str) -> int | float:
@@ -58,7 +50,7 @@ def _number(value: Any, name: str) -> int | float:
 
 
 def float_of(value: Any) -> float | None:
-    """A finite number, also out of text; None for anything else."""
+    """A finite number, also from text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:

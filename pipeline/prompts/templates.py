@@ -31,7 +31,7 @@ def _dotted(prompt: Prompt, index: int) -> str:
 
 @lru_cache(maxsize=64)
 def _parse(template: str, where: str) -> tuple[tuple[str, bool], ...]:
-    """Pieces of (text, is a column's name); one lone brace is a ConfigError."""
+    """Pieces of (text, is a column's name); ConfigError for a lone brace."""
     pieces: list[tuple[str, bool]] = []
     position = 0
     for match in _TOKENS.finditer(template):
@@ -47,11 +47,7 @@ def _parse(template: str, where: str) -> tuple[tuple[str, bool], ...]:
 
 
 def placeholders(prompt: Prompt) -> dict[str, str]:
-    """The columns that the prompt names, in order, each with the dotted path of the turn that names it first.
-
-    Raises:
-        ConfigError: a template has a lone brace.
-    """
+    """The columns that the prompt names, in order, each with the dotted path of the turn that names it first."""
     names: dict[str, str] = {}
     for index, turn in enumerate(turns(prompt)):
         where = _dotted(prompt, index)
@@ -61,19 +57,15 @@ def placeholders(prompt: Prompt) -> dict[str, str]:
 
 
 def names_in(template: str, where: str) -> list[str]:
-    """The columns that one template names; `where` is its dotted path.
-
-    Raises:
-        ConfigError: it has a lone brace.
-    """
+    """The columns that one template names; `where` is its dotted path for a ConfigError about a lone brace."""
     return [text for text, is_name in _parse(template, where) if is_name]
 
 
 def image_turn(prompt: Prompt) -> int:
-    """The index of the turn that carries the row's images: the one marked so, else the first user turn not marked off.
+    """The index of the turn with the row's images: the one with `images: true`, or the first user turn without `false`.
 
     Raises:
-        ConfigError: two turns are marked, or none is left.
+        ConfigError: two turns have `images: true`, or no turn may have images.
     """
     marked = [index for index, turn in enumerate(turns(prompt)) if turn.images]
     if len(marked) > 1:
@@ -87,41 +79,25 @@ def image_turn(prompt: Prompt) -> int:
 
 
 def check(prompt: Prompt) -> None:
-    """Refuse a prompt that no row could fill.
-
-    Raises:
-        ConfigError: see `placeholders` and `image_turn`.
-    """
+    """Refuse a prompt that no row could fill, by a ConfigError of `placeholders` or `image_turn`."""
     placeholders(prompt)
     image_turn(prompt)
 
 
 def whole_text(text: str) -> str:
     """The text with lone surrogates (which no UTF-8 can hold) replaced by U+FFFD."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def value_text(name: str, value: Any) -> str:
-    """One column's value as prompt text: text as it is, everything else as JSON.
-
-    Raises:
-        RowError: `missing_column_value` for null and not-a-number.
-    """
+    """A value as prompt text: text as it is, other values as JSON; `missing_column_value` for null and NaN."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise RowError("missing_column_value", f"the prompt names the column {name!r}, which has no value in this row")
     return whole_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def fill_text(template: str, where: str, fields: Mapping[str, Any]) -> str:
-    """One template filled with a row's values; `where` is its dotted path.
-
-    Raises:
-        RowError: `missing_column_value`.
-    """
+    """One template filled with a row's values; `where` is its dotted path."""
     return _filled(template, where, fields)[0]
 
 
@@ -138,13 +114,12 @@ def _filled(template: str, where: str, fields: Mapping[str, Any]) -> tuple[str, 
 
 
 def neutralise(text: str, special_tokens: Sequence[str], values: Sequence[tuple[int, int]] | None = None) -> str:
-    """The text with special tokens of column values split: a space is inserted after their first character.
+    """The text with special tokens split by a space after their first character, so that they are plain text.
 
-    A tokenizer reads `< image>` as plain characters. `values` are the (start, end) of column values, everything by
-    default; a token in the template itself is intended and stays.
+    `values` are the (start, end) of column values, by default all of the text; tokens of the template itself stay.
 
     Raises:
-        RowError: `invalid_value` for a special token of a single character, which cannot be split.
+        RowError: `invalid_value` for a special token of one character, which cannot be split.
     """
     if not special_tokens:
         return text
@@ -153,12 +128,11 @@ def neutralise(text: str, special_tokens: Sequence[str], values: Sequence[tuple[
     place = 0
     while (found := pattern.search(text, place)) is not None:
         start, end = found.span()
+        parts.append(text[place : start + 1])
         if values is None or any(low < end and start < high for low, high in values):
             if end - start == 1:
                 raise RowError("invalid_value", f"a column's text holds the special token {found.group()!r}")
-            parts += [text[place : start + 1], " "]
-        else:
-            parts.append(text[place : start + 1])
+            parts.append(" ")
         place = start + 1
     return "".join([*parts, text[place:]])
 
@@ -178,17 +152,12 @@ def fill(
     """Chat messages for one row: `{"role", "content": [{"type": "image"}, …, {"type": "text", "text"}]}`.
 
     Images, then videos, come before the text of their turn.
-
-    Raises:
-        RowError: `missing_column_value`.
-        ConfigError: see `check`.
     """
     carrier = image_turn(prompt)
     messages: list[dict[str, Any]] = []
     for index, turn in enumerate(turns(prompt)):
         text, values = _filled(turn.text, _dotted(prompt, index), fields)
-        text = neutralise(text, special_tokens, values)
-        shown = [{"type": "image"}] * num_images + [{"type": "video"}] * num_videos
-        content: list[dict[str, Any]] = shown if index == carrier else []
-        messages.append({"role": turn.role, "content": [*content, {"type": "text", "text": text}]})
+        media = [{"type": "image"}] * num_images + [{"type": "video"}] * num_videos if index == carrier else []
+        part = {"type": "text", "text": neutralise(text, special_tokens, values)}
+        messages.append({"role": turn.role, "content": [*media, part]})
     return messages

@@ -6,14 +6,23 @@ A row counts its own steps, so a step counts once for every row in its batch.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+Key = TypeVar("Key")
+
+
+def add_counts(total: dict[Key, int], more: Mapping[Key, int]) -> None:
+    """Add counts to a total, key by key."""
+    for key, number in more.items():
+        total[key] = total.get(key, 0) + number
 
 
 @dataclass
 class AtBatchSize:
-    """Steps of rows in batches of one size, by levels; and over the `num_promised` of which something was expected, the
-    sums of expected tokens per second of the whole batch, as chosen and plain."""
+    """Steps of rows in batches of one size, by levels. `num_promised` steps had an estimate; the other two fields sum
+    their expected tokens per second of the whole batch, as chosen and for plain decoding."""
 
     levels: dict[int, int] = field(default_factory=dict)
     num_promised: int = 0
@@ -21,11 +30,15 @@ class AtBatchSize:
     plain_tokens_per_s: float = 0.0
 
     def add(self, other: AtBatchSize) -> None:
-        for levels, number in other.levels.items():
-            self.levels[levels] = self.levels.get(levels, 0) + number
+        add_counts(self.levels, other.levels)
         self.num_promised += other.num_promised
         self.tokens_per_s += other.tokens_per_s
         self.plain_tokens_per_s += other.plain_tokens_per_s
+
+    def means(self) -> dict[str, float]:
+        """Expected tokens per second per step."""
+        many = max(self.num_promised, 1)
+        return {"tokens_per_s": self.tokens_per_s / many, "plain_tokens_per_s": self.plain_tokens_per_s / many}
 
 
 @dataclass
@@ -39,20 +52,18 @@ class ChosenDepths:
 
     def add_row(self, extras: str | None) -> None:
         """Count one row's `telemetry.extras`."""
-        if not extras or '"controller"' not in extras:
-            return
-        told: dict[str, Any] = json.loads(extras).get("controller", {})
-        self.num_off_steps += told["num_off_steps"]
-        self.num_measuring_steps += told["num_measuring_steps"]
-        for size, one in told["by_batch_size"].items():
+        row: dict[str, Any] = json.loads(extras or "{}").get("controller", {"by_batch_size": {}})
+        sizes = {}
+        for size, one in row["by_batch_size"].items():
             levels = {int(depth): number for depth, number in one["levels"].items()}
             steps = one["num_promised_steps"]
-            promised = (steps * one["tokens_per_s"], steps * one["plain_tokens_per_s"])
-            self.by_batch_size.setdefault(int(size), AtBatchSize()).add(AtBatchSize(levels, steps, *promised))
-            self.num_steps += sum(levels.values())
+            tokens_per_s = (steps * one[name] for name in ("tokens_per_s", "plain_tokens_per_s"))
+            sizes[int(size)] = AtBatchSize(levels, steps, *tokens_per_s)
+        num_steps = sum(sum(one.levels.values()) for one in sizes.values())
+        self.add(ChosenDepths(num_steps, row.get("num_off_steps", 0), row.get("num_measuring_steps", 0), sizes))
 
     def add(self, other: ChosenDepths) -> None:
-        """Count what another job counted."""
+        """Add the counts of another job."""
         self.num_steps += other.num_steps
         self.num_off_steps += other.num_off_steps
         self.num_measuring_steps += other.num_measuring_steps
@@ -61,15 +72,11 @@ class ChosenDepths:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data, with means in place of sums."""
-        data = asdict(self)
-        for size, one in self.by_batch_size.items():
-            many = max(one.num_promised, 1)
-            means = {"tokens_per_s": one.tokens_per_s / many, "plain_tokens_per_s": one.plain_tokens_per_s / many}
-            data["by_batch_size"][size] |= means
-        return data
+        sizes = {size: asdict(one) | one.means() for size, one in self.by_batch_size.items()}
+        return asdict(self) | {"by_batch_size": sizes}
 
     def lines(self) -> list[tuple[str, str]]:
-        """What the summary shows, as (label, value)."""
+        """Lines of the summary as (label, value)."""
         if not self.num_steps:
             return []
         off, measuring = (100 * n / self.num_steps for n in (self.num_off_steps, self.num_measuring_steps))
@@ -78,7 +85,7 @@ class ChosenDepths:
             total = sum(one.levels.values())
             shares = ", ".join(f"{depth}: {100 * number / total:.0f} %" for depth, number in sorted(one.levels.items()))
             if one.num_promised:
-                chosen, plain = one.tokens_per_s / one.num_promised, one.plain_tokens_per_s / one.num_promised
+                chosen, plain = one.means().values()
                 shares += f" (expected tokens/s {chosen:,.0f}, plain {plain:,.0f})"
             lines.append((f"  batch {size}", shares))
         return lines

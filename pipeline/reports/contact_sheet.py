@@ -1,4 +1,4 @@
-"""Many images on one sheet: a grid of pictures of one size with a caption under each."""
+"""A contact sheet: a grid of pictures of one size with a caption under each."""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ def contact_sheet(
 ) -> bytes:
     """RGB images (height, width, 3) of any size as one PNG; each is fitted into a square of `side_px`.
 
-    Without `columns` the sheet is about square. Captions are below their images on at most two lines.
-
-    Raises:
-        ValueError: there is no image, or there are captions for another number of them.
+    Without `columns` the sheet is about square. Captions have at most two lines.
     """
     if not len(images):
         raise ValueError("a contact sheet needs at least one image")
@@ -60,16 +57,15 @@ def contact_sheet(
 
 
 def fit(image: NDArray[np.uint8], side_px: int) -> Image.Image:
-    """The picture scaled so that its longer side is `side_px`; small ones grow by whole pixels where that fits."""
+    """The picture with a longer side of `side_px`; integer scales repeat pixels."""
     picture = Image.fromarray(image)
     scale = side_px / max(picture.size)
-    size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
     kind = Image.Resampling.NEAREST if scale == int(scale) else Image.Resampling.LANCZOS
-    return picture.resize(size, kind)
+    return picture.resize([max(1, round(side * scale)) for side in picture.size], kind)
 
 
 def wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width_px: int, max_lines: int) -> list[str]:
-    """The text on at most `max_lines` lines of `width_px`, broken at spaces; what does not fit ends in an ellipsis."""
+    """The text on at most `max_lines` lines of `width_px`, broken at spaces; longer text ends in an ellipsis."""
     words = "".join(letter if letter.isprintable() else " " for letter in text[:1000]).split()
     lines: list[str] = []
     while words and len(lines) < max_lines:

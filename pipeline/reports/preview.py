@@ -1,6 +1,6 @@
 """`_job/preview.html`: one page with a thumbnail, the text and the acceptance of each sample.
 
-All text from the data is escaped, images are re-encoded, and the page may load and run nothing.
+Text is escaped, images are re-encoded, and the page may load and run nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_ROWS = 500
 MAX_IMAGES_PER_ROW = 4
 THUMBNAIL_PX = 224
 SIDE_PX = 2 * THUMBNAIL_PX
-"""Longer side of the images that a page is made of."""
+"""Longer side of the images of a page."""
 MAX_TEXT_CHARS = 20_000
 
 _PAGE = """<!doctype html>

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, astuple, dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
 from typing import Any, TextIO
 
 import ray
 
 from actors.events import Events
 from actors.results import Tally
-from pipeline.cluster.ray_session import beside_driver
+from pipeline.cluster.polling import polled
+from pipeline.cluster.ray_session import driver_actor
 
 QUIET_INTERVAL_S = 10.0
 TERMINAL_INTERVAL_S = 0.5
@@ -26,7 +26,7 @@ BAR_WIDTH = 24
 
 @dataclass
 class Counts:
-    """What the actors have reported so far."""
+    """The reports of all actors, added up."""
 
     num_rows: int = 0
     num_tokens: int = 0
@@ -35,19 +35,14 @@ class Counts:
 
 
 class _TallyActor:
-    """Adds up; costs no CPU of Ray's."""
-
     def __init__(self) -> None:
-        self._counts = Counts()
+        self._counts: tuple[int, ...] = (0, 0, 0, 0)
 
-    def add(self, num_rows: int, num_tokens: int, num_steps: int, num_accepted: int) -> None:
-        self._counts.num_rows += num_rows
-        self._counts.num_tokens += num_tokens
-        self._counts.num_steps += num_steps
-        self._counts.num_accepted += num_accepted
+    def add(self, *counts: int) -> None:
+        self._counts = tuple(map(sum, zip(self._counts, counts, strict=True)))
 
-    def read(self) -> tuple[int, int, int, int]:
-        return astuple(self._counts)
+    def read(self) -> tuple[int, ...]:
+        return self._counts
 
 
 @dataclass(frozen=True)
@@ -72,47 +67,42 @@ def shown(
         yield None
         return
     stream = stream or sys.stderr
-    actor = ray.remote(num_cpus=0, scheduling_strategy=beside_driver())(_TallyActor).remote()
-    stop = threading.Event()
-    thread = threading.Thread(
-        target=_watch, args=(actor, total_rows, stream, stop, events), name="progress", daemon=True
-    )
-    thread.start()
+    events = events if events is not None and events.enabled else None
+    terminal = stream.isatty() and events is None
+    interval_s = TERMINAL_INTERVAL_S if terminal else QUIET_INTERVAL_S
     try:
-        yield _Report(actor)
+        with driver_actor(_TallyActor) as actor:
+            look = _progress(actor, total_rows, stream, terminal, events)
+            with polled(look, interval_s, "progress", last_look=True):
+                yield _Report(actor)
     finally:
-        stop.set()
-        thread.join()
-        ray.kill(actor)
+        if terminal:
+            stream.write("\n")
 
 
-def _watch(
-    actor: Any, total_rows: int | None, stream: TextIO, stop: threading.Event, events: Events | None = None
-) -> None:
-    said = events is not None and events.enabled
-    terminal = stream.isatty() and not said
+def _progress(
+    actor: Any, total_rows: int | None, stream: TextIO, terminal: bool, events: Events | None
+) -> Callable[[], None]:
     began_s = time.monotonic()
     num_rows_shown = 0
-    last_round = False
-    while not last_round:
-        last_round = stop.wait(TERMINAL_INTERVAL_S if terminal else QUIET_INTERVAL_S)
+
+    def look() -> None:
+        nonlocal num_rows_shown
         try:
             counts = Counts(*ray.get(actor.read.remote(), timeout=10))
         except ray.exceptions.GetTimeoutError:
-            continue  # a busy or stopped process; the next round asks again
-        except ray.exceptions.RayError:
-            return  # the cluster is going away; its own error is the one to show
+            return  # a busy or stopped process; read again in the next round
         if not terminal and counts.num_rows == num_rows_shown:
-            continue
+            return
         num_rows_shown = counts.num_rows
-        if events is not None and said:
+        if events is not None:
             events.emit("progress", stream=stream, total_rows=total_rows, **asdict(counts))
-            continue
+            return
         line = progress_line(counts, total_rows, time.monotonic() - began_s)
         stream.write(f"\r\x1b[K{bar(counts.num_rows, total_rows)} {line}" if terminal else f"{line}\n")
         stream.flush()
-    if terminal:
-        stream.write("\n")
+
+    return look
 
 
 def bar(num_rows: int, total_rows: int | None) -> str:

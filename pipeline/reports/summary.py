@@ -1,53 +1,56 @@
 """The closing summary: totals of a job, counted from its output.
 
-Reads `data/` and `errors/` column by column; the wall time and the wait times are passed in. The acceptance length is 1
-+ accepted drafts / verify steps, the bonus token included (as vLLM counts; SpecVLM, LVSpec and SAGE exclude it).
+The acceptance length is 1 + accepted drafts / verify steps, the bonus token included (as in vLLM; SpecVLM, LVSpec and
+SAGE exclude it).
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from actors.choice import Choice, Standing
 from actors.serving.engine_thread import Waits
-from pipeline.reports.chosen_depths import ChosenDepths
+from pipeline.reports.chosen_depths import ChosenDepths, add_counts
 from pipeline.storage import access
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 COLUMNS = ("attempt", "method", "status", "error_type", "num_generated_tokens", "telemetry")
 PLACES = ("clip_index", "prompt_index")
-"""Which of the rows made of one sample a row is; null where it is the only one."""
+"""The position of a row among the rows of its sample; null if it is the only one."""
 CONVENTION = "1 + accepted drafts / steps, the bonus token included"
 BAR_WIDTH = 30
 MAX_TRIALS_SHOWN = 3
 NO_WAITS = Waits()
-SUMMED = (
-    "wall_s",
-    "num_samples",
-    "num_inputs",
-    "num_generated_tokens",
-    "num_made",
-    "num_tokens_made",
-    "num_steps",
-    "num_draft_tokens",
-    "num_accepted_draft_tokens",
-    "num_degraded",
-    "prefill_ms",
-    "draft_ms",
-    "verify_ms",
+DERIVED = (
+    *("num_errors", "samples_per_s", "tokens_per_s", "tokens_per_engine_s"),
+    *("mean_acceptance_length", "acceptance_by_position"),
 )
+"""Properties that `_job/summary.json` contains."""
+SUMMED = ("wall_s", "num_samples", "num_inputs", "num_generated_tokens", "num_made", "num_tokens_made")
+TELEMETRY_SUMS = {
+    "num_steps": "num_spec_steps",
+    "num_draft_tokens": "num_draft_tokens",
+    "num_accepted_draft_tokens": "num_accepted_draft_tokens",
+    "num_degraded": "degraded",
+    "prefill_ms": "prefill_ms",
+    "draft_ms": "draft_ms",
+    "verify_ms": "verify_ms",
+}
+"""Fields of the summary that sum a field of the rows' telemetry."""
 
 
 @dataclass
 class Summary:
-    """Totals of one job over all attempts; rates are over the rows of the `attempt` of the wall time.
+    """Totals of one job over all attempts; rates are over the rows of `attempt`, which has the wall time.
 
     Times in milliseconds are shares of the engines' time and add up to it.
     """
@@ -76,97 +79,104 @@ class Summary:
     verify_ms: float = 0.0
     depths: ChosenDepths = field(default_factory=ChosenDepths)
     skipped_files: str = ""
-    """Files of the source's folders that were not read, in words."""
+    """Files of the source that were not read, in words."""
     num_broken_files: int = 0
-    """Files that are damaged or cut short, whose number of rows is unknown."""
+    """Damaged or truncated files, whose number of rows is unknown."""
     attempt: int = 0
     num_made: int = 0
-    """Rows with a result that this attempt made."""
+    """Rows with a result of this attempt."""
     num_tokens_made: int = 0
     max_rows_in_flight: int = 0
     max_unsaved_seconds: float = 0.0
-    """What a kill costs at most: the work of so many rows, and finished rows of so many seconds."""
+    """The most work that a kill costs: rows in flight, and finished rows of so many seconds."""
 
     @property
     def samples_per_s(self) -> float:
-        """Rows with a text, by the wall clock."""
+        """Results by the wall clock."""
         return self.num_made / self.wall_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens, by the wall clock."""
+        """Generated tokens by the wall clock."""
         return self.num_tokens_made / self.wall_s
 
     @property
     def engine_s(self) -> float:
-        """What the engines of all actors worked, together."""
+        """Working time of all engines."""
         return (self.prefill_ms + self.draft_ms + self.verify_ms) / 1000
 
     @property
     def tokens_per_engine_s(self) -> float:
-        """Generated tokens per second of engine time: start-up and files do not count."""
+        """Generated tokens per second of engine time, without start-up and files."""
         return self.num_generated_tokens / self.engine_s if self.engine_s else 0.0
 
     @property
     def num_errors(self) -> int:
-        """Rows in `errors/`."""
         return sum(self.errors_by_type.values())
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Over all steps of all rows; see the module for the convention."""
         return 1 + self.num_accepted_draft_tokens / self.num_steps if self.num_steps else 1.0
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """For draft position 1, 2, …: the share of steps that kept at least so many drafts."""
+        """For draft position 1, 2, …: the share of steps that accepted at least so many drafts."""
         steps = sum(self.acceptance_histogram)
         return [sum(self.acceptance_histogram[depth:]) / steps for depth in range(1, len(self.acceptance_histogram))]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `_job/summary.json`: the totals, and what follows from them."""
+        """Plain data for `_job/summary.json`."""
         return {
             **asdict(self),
             "depths": self.depths.to_json(),
             "actors_waited_share": self.waits.actors_waited,
             "input_waited_share": self.waits.input_waited,
-            "num_errors": self.num_errors,
-            "samples_per_s": self.samples_per_s,
-            "tokens_per_s": self.tokens_per_s,
-            "tokens_per_engine_s": self.tokens_per_engine_s,
-            "mean_acceptance_length": self.mean_acceptance_length,
             "mean_acceptance_length_convention": CONVENTION,
-            "acceptance_by_position": self.acceptance_by_position,
+            **{name: getattr(self, name) for name in DERIVED},
         }
 
-    def add_telemetry(self, telemetry: dict[str, Any]) -> None:
-        """Count the telemetry of one row."""
-        self.num_steps += telemetry["num_spec_steps"]
-        self.num_draft_tokens += telemetry["num_draft_tokens"]
-        self.num_accepted_draft_tokens += telemetry["num_accepted_draft_tokens"]
-        self.num_degraded += bool(telemetry["degraded"])
-        self.prefill_ms += telemetry["prefill_ms"]
-        self.draft_ms += telemetry["draft_ms"]
-        self.verify_ms += telemetry["verify_ms"]
-        _add_histogram(self, telemetry["acceptance_histogram"] or [])
-        self.depths.add_row(telemetry["extras"])
+    def add_rows(self, table: pa.Table) -> None:
+        """Count a table with the columns of `COLUMNS`, and of `PLACES` if the rows have them."""
+        is_result = pc.equal(table["error_type"], "")
+        results = table.filter(is_result)
+        made = results.filter(pc.equal(results["attempt"], self.attempt)) if self.attempt else results
+        first = [pc.fill_null(pc.equal(table[name], 0), True) for name in PLACES if name in table.column_names]
+        self.num_samples += table.num_rows
+        self.num_inputs += pc.sum(pc.and_(*first)).as_py() or 0 if len(first) > 1 else table.num_rows
+        self.num_made += made.num_rows
+        self.num_tokens_made += _total(made["num_generated_tokens"])
+        self.num_generated_tokens += _total(table["num_generated_tokens"])
+        add_counts(self.by_status, _counts(table["status"]))
+        add_counts(self.errors_by_type, _counts(table.filter(pc.invert(is_result))["error_type"]))
+        add_counts(self.by_method, _counts(results["method"]))
+        for name, column in TELEMETRY_SUMS.items():
+            setattr(self, name, getattr(self, name) + _total(pc.struct_field(table["telemetry"], column)))
+        self._add_histogram(_histogram(pc.struct_field(table["telemetry"], "acceptance_histogram")))
+        extras = pc.struct_field(table["telemetry"], "extras")
+        for row in extras.filter(pc.match_substring(extras, '"controller"')).to_pylist():
+            self.depths.add_row(row)
+
+    def _add_histogram(self, histogram: Sequence[int]) -> None:
+        self.acceptance_histogram = [
+            sum(both) for both in itertools.zip_longest(self.acceptance_histogram, histogram, fillvalue=0)
+        ]
 
     def lines(self) -> list[tuple[str, str]]:
-        """The summary as (label, value), to be shown alone or beside another's."""
+        """The summary as (label, value)."""
         total_ms = max(self.engine_s * 1000, 1e-9)
         actors, rows = self.waits.actors_waited, self.waits.input_waited
         split = (("prefill", self.prefill_ms), ("draft", self.draft_ms), ("verify", self.verify_ms))
         lines = [
             ("method", f"{self.method} ({self.verify_mode})"),
             ("samples", f"{self.num_samples:,} ({_listing(self.by_status)})"),
-            ("errors", _listing(dict(sorted(self.errors_by_type.items(), key=_commonest))) or "none"),
+            ("errors", _listing(self.errors_by_type) or "none"),
             ("wall time", f"{self.wall_s:.1f} s"),
             ("samples/s", f"{self.samples_per_s:.2f}"),
             ("tokens/s", f"{self.tokens_per_s:,.0f}"),
             ("tokens/engine s", f"{self.tokens_per_engine_s:,.0f}"),
             ("tokens", f"{self.num_generated_tokens:,} in {self.num_steps:,} steps"),
             ("engine time", ", ".join(f"{name} {100 * ms / total_ms:.0f} %" for name, ms in split)),
-            ("waiting", f"actors for input {_percent(actors)}, input for actors {_percent(rows)}"),
+            ("waiting", f"actors for input {100 * actors:.0f} %, input for actors {100 * rows:.0f} %"),
             ("acceptance length", f"{self.mean_acceptance_length:.2f}"),
         ]
         if len(self.by_method) > 1 or self.waits.choices:
@@ -174,8 +184,8 @@ class Summary:
         if self.skipped_files:
             lines.insert(3, ("skipped", self.skipped_files))
         if self.num_broken_files:
-            told = f"{self.num_broken_files:,}, each one error row for all rows behind the damage (broken_shard)"
-            lines.insert(3, ("damaged files", told))
+            text = f"{self.num_broken_files:,}, each one error row for all rows behind the damage (broken_shard)"
+            lines.insert(3, ("damaged files", text))
         if self.num_degraded:
             lines.append(("without drafter", f"{self.num_degraded:,} rows, because it failed on them"))
         for position, share in enumerate(self.acceptance_by_position, start=1):
@@ -184,8 +194,8 @@ class Summary:
         if self.attempt > 1:
             lines.insert(1, ("attempt", f"{self.attempt}, which made {self.num_made:,} rows"))
         if self.max_rows_in_flight:
-            told = f"at most {self.max_rows_in_flight:,} rows in flight"
-            lines.append(("a kill costs", f"{told} and {self.max_unsaved_seconds:g} s of finished ones"))
+            in_flight = f"at most {self.max_rows_in_flight:,} rows in flight"
+            lines.append(("a kill costs", f"{in_flight} and {self.max_unsaved_seconds:g} s of finished ones"))
         return lines
 
 
@@ -201,54 +211,28 @@ def summarise(
 
 def count(output: OutputDir, summary: Kind) -> Kind:
     """Count the output into an empty summary of any kind."""
-    by_status: Counter[str] = Counter()
-    by_error: Counter[str] = Counter()
-    by_method: Counter[str] = Counter()
     summary.attempt = max(output.list_attempts(), default=0)
     for table in read_tables(output, (DATA, ERRORS), (*COLUMNS, *PLACES)):
-        summary.num_samples += table.num_rows
-        _count_inputs(summary, table)
-        _count_made(summary, table)
-        by_status.update(table.column("status").to_pylist())
-        by_error.update(name for name in table.column("error_type").to_pylist() if name)
-        by_method.update(_ran(table).column("method").to_pylist() if "method" in table.column_names else ())
-        summary.num_generated_tokens += sum(table.column("num_generated_tokens").to_pylist())
-        for telemetry in table.column("telemetry").to_pylist():
-            summary.add_telemetry(telemetry)
-    summary.by_status = dict(sorted(by_status.items()))
-    summary.errors_by_type = dict(by_error.most_common())
-    summary.by_method = dict(sorted(by_method.items(), key=_commonest))
+        summary.add_rows(table)
     return summary
 
 
-def _ran(table: pa.Table) -> pa.Table:
-    """The rows that have a result."""
-    return table.filter(pc.equal(table["error_type"], ""))
+def _total(column: pa.ChunkedArray) -> Any:
+    return pc.sum(column).as_py() or 0
 
 
-def _count_inputs(summary: Summary, table: pa.Table) -> None:
-    """Count samples by the first row made of each."""
-    if not set(PLACES) <= set(table.column_names):
-        summary.num_inputs += table.num_rows
-        return
-    for clip, prompt in zip(*(table.column(name).to_pylist() for name in PLACES), strict=True):
-        summary.num_inputs += not clip and not prompt
+def _counts(column: pa.ChunkedArray) -> dict[str, int]:
+    return {one["values"]: one["counts"] for one in pc.value_counts(column).to_pylist()}
 
 
-def _count_made(summary: Summary, table: pa.Table) -> None:
-    """Count the rows of this attempt, or all rows if no attempt was taken."""
-    made = _ran(table)
-    if summary.attempt:
-        made = made.filter(pc.equal(made["attempt"], summary.attempt))
-    summary.num_made += made.num_rows
-    summary.num_tokens_made += pc.sum(made["num_generated_tokens"]).as_py() or 0
-
-
-def _add_histogram(summary: Summary, histogram: Sequence[int]) -> None:
-    total = summary.acceptance_histogram
-    total.extend([0] * (len(histogram) - len(total)))
-    for depth, count in enumerate(histogram):
-        total[depth] += count
+def _histogram(lists: pa.ChunkedArray) -> list[int]:
+    """The lists of all rows added up position by position."""
+    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
+    positions = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    flat = pa.table({"position": positions, "steps": pc.list_flatten(lists)})
+    summed = flat.group_by("position").aggregate([("steps", "sum")]).sort_by("position")
+    found: list[int] = summed["steps_sum"].to_pylist()
+    return found
 
 
 def read_tables(output: OutputDir, folders: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -259,40 +243,32 @@ def read_tables(output: OutputDir, folders: Sequence[str], columns: Sequence[str
                 continue
             with access.open_file(output.filesystem, output.path(f"{folder}/{name}")) as file:
                 parquet = pq.ParquetFile(file)
+                there = [name for name in columns if name in parquet.schema_arrow.names]
                 for group in range(parquet.num_row_groups):
-                    there = [name for name in columns if name in parquet.schema_arrow.names]
                     yield parquet.read_row_group(group, columns=there)
 
 
 def combine(parts: Sequence[Summary]) -> Summary:
-    """Several jobs of one method that ran after each other, as one."""
+    """The sum of several jobs of one method that ran after each other."""
     total = Summary(", ".join(part.job_id for part in parts), parts[0].method, parts[0].verify_mode, 0.0)
-    by_status: Counter[str] = Counter()
-    by_error: Counter[str] = Counter()
-    by_method: Counter[str] = Counter()
     for part in parts:
-        total.waits += part.waits
-        for name in SUMMED:
+        for name in ("waits", *SUMMED, *TELEMETRY_SUMS):
             setattr(total, name, getattr(total, name) + getattr(part, name))
-        by_status.update(part.by_status)
-        by_error.update(part.errors_by_type)
-        by_method.update(part.by_method)
-        _add_histogram(total, part.acceptance_histogram)
+        for name in ("by_status", "errors_by_type", "by_method"):
+            add_counts(getattr(total, name), getattr(part, name))
+        total._add_histogram(part.acceptance_histogram)
         total.depths.add(part.depths)
-    total.by_status, total.errors_by_type = dict(sorted(by_status.items())), dict(by_error.most_common())
-    total.by_method = dict(sorted(by_method.items(), key=_commonest))
     return total
 
 
 def trial_lines(choices: Sequence[Choice]) -> list[tuple[str, str]]:
-    """What trials of `method.auto` found; of many engines the first ones' tables."""
+    """Results of trials of `method.auto`; the tables of the first engines."""
     if not choices:
         return [("kept", "none yet: no engine had rows enough to choose")]
-    kept = dict(sorted(Counter(choice.method for choice in choices).items(), key=_commonest))
-    lines = [("kept", f"{', '.join(kept)}" if len(choices) == 1 else f"in {len(choices)} trials: {_listing(kept)}")]
+    kept = Counter(choice.method for choice in choices)
+    lines = [("kept", choices[0].method if len(choices) == 1 else f"in {len(choices)} trials: {_listing(kept)}")]
     for choice in choices[:MAX_TRIALS_SHOWN]:
-        told = f"{choice.num_rows:,} rows in {choice.num_rounds} rounds, {choice.reason}"
-        lines.append(("  tried on", told))
+        lines.append(("  tried on", f"{choice.num_rows:,} rows in {choice.num_rounds} rounds, {choice.reason}"))
         lines += [(f"    {one.method}", _standing(one)) for one in choice.standings]
     if len(choices) > MAX_TRIALS_SHOWN:
         lines.append(("  and more", f"{len(choices) - MAX_TRIALS_SHOWN} further trials are in _job/summary.json"))
@@ -302,14 +278,13 @@ def trial_lines(choices: Sequence[Choice]) -> list[tuple[str, str]]:
 def _standing(one: Standing) -> str:
     if one.sample_s is None:
         return one.note
-    told = f"{1000 * one.sample_s:.3g} ms per sample"
+    text = f"{1000 * one.sample_s:.3g} ms per sample"
     if one.low_s is not None and one.high_s is not None:
-        told += f" ({1000 * one.low_s:.3g} to {1000 * one.high_s:.3g})"
-    return f"{told}, acceptance length {one.acceptance_length:.2f}, {one.num_rows:,} rows: {one.note}"
+        text += f" ({1000 * one.low_s:.3g} to {1000 * one.high_s:.3g})"
+    return f"{text}, acceptance length {one.acceptance_length:.2f}, {one.num_rows:,} rows: {one.note}"
 
 
 def acceptance_bar(share: float) -> str:
-    """A share between 0 and 1 as a bar of fixed width."""
     filled = round(BAR_WIDTH * share)
     return "█" * filled + "·" * (BAR_WIDTH - filled)
 
@@ -323,7 +298,7 @@ def show(summary: Summary) -> str:
 
 
 def show_side_by_side(left: Summary, right: Summary) -> str:
-    """Two summaries in two columns; a line that only one has stays empty in the other."""
+    """Two summaries in two columns."""
     left_lines, right_lines = dict(left.lines()), dict(right.lines())
     labels = list(dict.fromkeys([*left_lines, *right_lines]))
     label_width = max(len(label) for label in labels)
@@ -334,14 +309,6 @@ def show_side_by_side(left: Summary, right: Summary) -> str:
     )
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _commonest(counted: tuple[str, int]) -> tuple[int, str]:
-    """Most first, ties by name, for any order of files."""
-    return -counted[1], counted[0]
-
-
-def _listing(counts: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+def _listing(counts: Mapping[str, int]) -> str:
+    """Counts, largest first, equal ones by name."""
+    return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items(), key=lambda one: (-one[1], one[0])))

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
+from pipeline.rows import columns
+
 SCHEMA_VERSION = 1
 SCHEMA_VERSION_KEY = b"draftfleet.schema_version"
 
@@ -66,21 +68,17 @@ ERROR_CODES: dict[str, str] = {
 }
 """Code to meaning. Codes are part of the output's format: they may be added and are never renamed."""
 
+
+def _typed(described: columns.Columns) -> list[tuple[str, pa.DataType]]:
+    return [(name, kind) for name, kind, _ in described]
+
+
 ENCODED_IMAGES = pa.list_(pa.struct([("bytes", pa.large_binary()), ("uri", pa.string())]))
 """A row's images in order, each as encoded bytes or as the URI that the decoding stage fetches."""
-ENCODED_VIDEOS = pa.list_(
-    pa.struct(
-        [
-            ("bytes", pa.large_binary()),
-            ("uri", pa.string()),
-            ("path", pa.string()),
-            ("offset", pa.int64()),
-            ("size", pa.int64()),
-        ]
-    )
-)
+_PART_OF_FILE = [("path", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]
+ENCODED_VIDEOS = pa.list_(pa.struct([("bytes", pa.large_binary()), ("uri", pa.string()), *_PART_OF_FILE]))
 """A row's videos in order, each as encoded bytes, as a URI that the row names, or as a listed file (`path` relative to
-the source root; `size` bytes from `offset` where it is a part of the file)."""
+the source root; `size` bytes from `offset` if it is a part of the file)."""
 PIXELS = pa.struct([("height", pa.int32()), ("width", pa.int32()), ("rgb", pa.large_binary())])
 """One decoded image: `rgb` is uint8, row-major, height · width · 3 bytes."""
 CLIP = pa.struct(
@@ -95,83 +93,20 @@ CLIP = pa.struct(
 )
 """One decoded clip: `rgb` is uint8 (num_frames, height, width, 3), row-major; times count from the clip's beginning."""
 
-TELEMETRY = pa.struct(
-    [
-        ("num_spec_steps", pa.int64()),
-        ("num_draft_tokens", pa.int64()),
-        ("num_accepted_draft_tokens", pa.int64()),
-        ("mean_acceptance_length", pa.float64()),
-        ("draft_acceptance_rate", pa.float64()),
-        ("acceptance_histogram", pa.list_(pa.int64())),
-        ("num_relaxed_accepts", pa.int64()),
-        ("ended_inside_path", pa.bool_()),
-        ("target_forwards", pa.int64()),
-        ("drafter_forwards", pa.int64()),
-        ("prefill_ms", pa.float64()),
-        ("draft_ms", pa.float64()),
-        ("verify_ms", pa.float64()),
-        ("batch_size_mean", pa.float64()),
-        ("degraded", pa.bool_()),
-        ("extras", pa.string()),
-    ]
-)
-"""Per-row telemetry under vLLM's names; `extras` is a JSON object of what only one method counts."""
-
-IDENTITY: list[tuple[str, pa.DataType]] = [
-    ("sample_id", pa.string()),
-    ("source", pa.string()),
-    ("row_index", pa.int64()),
-]
-ERROR: list[tuple[str, pa.DataType]] = [("error_type", pa.string()), ("error_message", pa.string())]
-SPAN: list[tuple[str, pa.DataType]] = [
-    ("clip_index", pa.int32()),
-    ("num_clips", pa.int32()),
-    ("clip_start_s", pa.float64()),
-    ("clip_end_s", pa.float64()),
-]
-"""Which clip of its video a row is; null in rows that are none."""
-PROMPT: list[tuple[str, pa.DataType]] = [("prompt_index", pa.int32()), ("num_prompts", pa.int32())]
-"""Which of how many prompts of its sample a row answers; null where there is one."""
+TELEMETRY = pa.struct(_typed(columns.TELEMETRY))
+ERROR = _typed(columns.ERROR)
+_RESULT = _typed(columns.CAPTIONS)
+IDENTITY, SPAN, PROMPT = _RESULT[:3], _RESULT[3:7], _RESULT[7:9]
 _READ = [*IDENTITY, ("images", ENCODED_IMAGES), ("videos", ENCODED_VIDEOS), ("fields", pa.string()), *ERROR]
-_DECODED = [
-    *IDENTITY,
-    *SPAN,
-    *PROMPT,
-    ("images", pa.list_(PIXELS)),
-    ("videos", pa.list_(CLIP)),
-    ("messages", pa.string()),
-    ("sampling", pa.string()),
-    *ERROR,
-]
-_RESULT = [
-    *IDENTITY,
-    *SPAN,
-    *PROMPT,
-    ("job_id", pa.string()),
-    ("attempt", pa.int32()),
-    ("status", pa.string()),
-    *ERROR,
-    ("finish_reason", pa.string()),
-    ("generated_text", pa.string()),
-    ("mean_logprob", pa.float64()),
-    ("num_input_tokens", pa.int64()),
-    ("num_visual_tokens", pa.int64()),
-    ("num_generated_tokens", pa.int64()),
-    ("seed", pa.int64()),
-    ("method", pa.string()),
-    ("verify_mode", pa.string()),
-    ("target_id", pa.string()),
-    ("drafter_id", pa.string()),
-    ("config_fingerprint", pa.string()),
-    ("telemetry", TELEMETRY),
-]
+_MEDIA = [("images", pa.list_(PIXELS)), ("videos", pa.list_(CLIP))]
+_DECODED = [*IDENTITY, *SPAN, *PROMPT, *_MEDIA, ("messages", pa.string()), ("sampling", pa.string()), *ERROR]
 
 RESERVED_COLUMNS = frozenset(name for name, _ in (*_READ, *_DECODED, *_RESULT))
 """Names that kept columns must not have, because a stage uses them."""
 
 
 class RowError(Exception):
-    """What is wrong with one row: a code from `ERROR_CODES` and a message for people."""
+    """An error of one row: a code from `ERROR_CODES` and a message."""
 
     def __init__(self, code: str, message: str) -> None:
         assert code in ERROR_CODES, code
@@ -180,43 +115,39 @@ class RowError(Exception):
         self.message = message
 
 
-def schema_of(columns: Sequence[tuple[str, pa.DataType]], keep: Iterable[pa.Field]) -> pa.Schema:
-    """Our own columns, then the kept ones; the footer metadata holds the schema version."""
-    own = [pa.field(name, kind) for name, kind in columns]
-    kept = [pa.field(field.name, field.type) for field in keep]
-    return pa.schema([*own, *kept], metadata={SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode()})
+def schema_of(names: Sequence[tuple[str, pa.DataType]], keep: Iterable[pa.Field]) -> pa.Schema:
+    """Columns of this project, then the kept ones; the footer metadata holds the schema version."""
+    kept = [(field.name, field.type) for field in keep]
+    return pa.schema([*names, *kept], metadata={SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
 def read_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema out of the read tasks: media as they are stored, `fields` a JSON object."""
+    """The output of read tasks: media as they are stored, `fields` a JSON object."""
     return schema_of(_READ, keep)
 
 
 def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema into the actor: pixels (`PIXELS`), clips (`CLIP`), `messages` a JSON list of chat turns.
-
-    `sampling` is a JSON object of the row's own seed and sampling values, empty where the job has no columns for them.
-    """
+    """The input of the actor: `messages` a JSON list of chat turns, `sampling` a JSON object of the row's own seed and
+    sampling values, empty if the job has no columns for them."""
     return schema_of(_DECODED, keep)
 
 
 def result_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema of `data/` and `errors/`; its footer metadata holds the schema version."""
+    """The schema of `data/` and `errors/`."""
     return schema_of(_RESULT, keep)
 
 
-def kept_fields(schema: pa.Schema) -> list[pa.Field]:
+def kept_fields(schema: pa.Schema, reserved: frozenset[str] = RESERVED_COLUMNS) -> list[pa.Field]:
     """The user's own columns of a table at any stage, in order."""
-    return [field for field in schema if field.name not in RESERVED_COLUMNS]
+    return [field for field in schema if field.name not in reserved]
+
+
+def find_reserved(names: Sequence[str], reserved: Iterable[str] = RESERVED_COLUMNS) -> list[str]:
+    """Those of the names that collide with reserved ones; case does not count, because SQL engines ignore it."""
+    lower = {name.lower() for name in reserved}
+    return [name for name in names if name.lower() in lower]
 
 
 def find_read(names: Sequence[str]) -> list[str]:
-    """Those of the names that a table out of the read tasks has itself; case does not count."""
-    own = {name.lower() for name, _ in _READ}
-    return [name for name in names if name.lower() in own]
-
-
-def find_reserved(names: Sequence[str]) -> list[str]:
-    """Those of the names that collide with ours; case does not count, because SQL engines ignore it."""
-    reserved = {name.lower() for name in RESERVED_COLUMNS}
-    return [name for name in names if name.lower() in reserved]
+    """Those of the names that collide with columns of READ tables."""
+    return find_reserved(names, [name for name, _ in _READ])

@@ -1,9 +1,7 @@
-"""The crash ledger: which process holds which rows, in how many deaths of processes each row was in flight, and how
-many rows failed.
+"""The crash ledger: the rows of each process, the deaths of processes that each row was in flight at, and failed rows.
 
-One Ray actor on the driver's node keeps it, because it must outlive worker processes on every node. Deaths are
-inferred: if a row arrives at a new process while an old one still holds it, it was in flight when that one died. Deaths
-on a draining node do not count against rows. See docs/design/decisions/14 and 15.
+One Ray actor on the driver's node keeps it. Deaths are inferred: a row that arrives at a new process while an old one
+still holds it was in flight when the old one died. See docs/design/decisions/14 and 15.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ import pyarrow as pa
 import ray
 
 from actors.serving.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, Journal, deaths_message, row_keys
-from pipeline.cluster.ray_session import beside_driver
+from pipeline.cluster.ray_session import driver_actor
 
 READ_TIMEOUT_S = 30.0
 DECODER_DIED = "decoder_died"
@@ -27,8 +25,7 @@ DECODER_DIED = "decoder_died"
 
 @dataclass
 class _Row:
-    """A row in flight, or one that was given up: its process (empty for none), that process's node, and the row's
-    deaths."""
+    """A row in flight, or one that was given up: its process (empty for none), the process's node, and its deaths."""
 
     holder: str = ""
     node: str = ""
@@ -36,10 +33,10 @@ class _Row:
 
 
 class Book:
-    """The state of the ledger: rows in flight, and rows that were given up. Plain data, in one process.
+    """The state of the ledger: rows in flight, and rows that were given up.
 
-    A death counts for every row of the process that had no deaths before; of those that had some, for those that the
-    process reported as running; and for none on a spared node.
+    A death counts for rows of the process without deaths, for rows with deaths that it reported as running, and for no
+    row on a spared node.
     """
 
     def __init__(self, max_error_share: float | None = None, min_rows: int = 1) -> None:
@@ -52,11 +49,10 @@ class Book:
         self._errors: Counter[str] = Counter()
 
     def num_known(self) -> int:
-        """Rows that are remembered."""
         return len(self._rows)
 
     def spare(self, nodes: Sequence[str]) -> None:
-        """These nodes are leaving: what ends on them from now on is not the doing of rows."""
+        """Do not count deaths on these nodes from now on."""
         self._spared.update(nodes)
 
     def begin(self, who: str, keys: Sequence[str], node: str = "") -> list[int]:
@@ -74,14 +70,12 @@ class Book:
 
     def running(self, who: str, keys: Sequence[str]) -> None:
         """See `Journal.running`."""
+        self._running.pop(who, None)
         if keys:
             self._running[who] = set(keys)
-        else:
-            self._running.pop(who, None)
 
     def end(self, who: str, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> str:
-        """See `Journal.end`; returns the reason to end the job, empty if there is none. Rows that were given up stay
-        recorded."""
+        """See `Journal.end`; returns `verdict`. Rows that were given up stay recorded."""
         self._num_results += num_results
         self._errors.update(errors)
         for key in keys:
@@ -96,36 +90,34 @@ class Book:
         return self.verdict()
 
     def _rest(self, who: str, key: str) -> None:
-        running = self._running.get(who)
-        if running is not None:
-            running.discard(key)
-            if not running:
-                del self._running[who]
+        running = self._running.get(who, set())
+        running.discard(key)
+        if not running:
+            self._running.pop(who, None)
 
     def verdict(self) -> str:
-        """Why the job is to end; empty while too few rows failed, or too few are known."""
-        failed = self._errors.total()
-        if self._max_error_share is None or self._num_results < max(self._min_rows, 1):
+        """The reason to end the job; empty while too few rows failed, or too few rows have ended."""
+        failed, num_results = self._errors.total(), self._num_results
+        if self._max_error_share is None or num_results < max(self._min_rows, 1):
             return ""
-        share = failed / self._num_results
-        if share <= self._max_error_share:
+        if failed / num_results <= self._max_error_share:
             return ""
         codes = ", ".join(f"{count:,} {code}" for code, count in self._errors.most_common())
         return (
-            f"{failed:,} of {self._num_results:,} rows failed ({100 * share:.1f} %), more than job.max_error_share "
-            f"({self._max_error_share:g}) allows: {codes}"
+            f"{failed:,} of {num_results:,} rows failed ({100 * failed / num_results:.1f} %), more than "
+            f"job.max_error_share ({self._max_error_share:g}) allows: {codes}"
         )
 
 
 @dataclass(frozen=True)
 class FlightLog:
-    """The log as a process sees it: a `Journal` of one stage, cheap to send to workers."""
+    """The ledger's client in a process: a `Journal` of one stage, cheap to send to workers."""
 
     actor: Any
     stage: str = ""
 
     def of(self, stage: str) -> FlightLog:
-        """The same log for another stage; a row is a different one in each."""
+        """The client for another stage; a row has an entry in each."""
         return replace(self, stage=stage)
 
     def begin(self, who: str, keys: Sequence[str]) -> list[int]:
@@ -145,11 +137,11 @@ class FlightLog:
             raise ErrorBudgetSpent(verdict)
 
     def spare(self, nodes: Sequence[str]) -> None:
-        """See `Book.spare`; without waiting."""
+        """See `Book.spare`; does not wait."""
         self.actor.spare.remote(list(nodes))
 
     def verdict(self) -> str:
-        """Why the job was ended by its errors; empty where it was not, or where the cluster is going away."""
+        """See `Book.verdict`; empty if the cluster is going away."""
         try:
             return str(ray.get(self.actor.verdict.remote(), timeout=READ_TIMEOUT_S))
         except ray.exceptions.RayError:
@@ -161,26 +153,23 @@ class FlightLog:
 
 @contextlib.contextmanager
 def kept(max_error_share: float | None = None, min_rows: int = 1) -> Iterator[FlightLog]:
-    """A log on this node, while the block runs; it costs no CPU of Ray's."""
-    options = {"num_cpus": 0, "max_restarts": -1, "max_task_retries": -1, "scheduling_strategy": beside_driver()}
-    make = ray.remote(**options)(Book)
-    actor = make.remote(max_error_share, min_rows)
-    try:
+    """A ledger on this node while the block runs."""
+    with driver_actor(Book, max_error_share, min_rows, max_restarts=-1, max_task_retries=-1) as actor:
         yield FlightLog(actor)
-    finally:
-        ray.kill(actor)
 
 
 def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Callable[[pa.Table], pa.Table]:
-    """A function of READ tables whose rows are in the journal while it runs; in the same order, one table for one.
+    """A function of READ tables whose rows are in the journal while it runs.
 
-    Rows with a past go one by one; a row that was in flight at too many deaths of its process gets `decoder_died`.
+    Rows with deaths run one by one; a row with too many becomes an error row (`decoder_died`).
     """
 
     def stage(table: pa.Table) -> pa.Table:
         who, keys = uuid4().hex, row_keys(table)
         deaths = journal.begin(who, keys)
-        if any(deaths):
+        if not any(deaths):
+            result = function(table)
+        else:
             parts = []
             for index, num_deaths in enumerate(deaths):
                 row = table.slice(index, 1)
@@ -189,18 +178,15 @@ def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Ca
                 journal.running(who, [keys[index]] if num_deaths else [])
                 parts.append(function(row))
             result = pa.concat_tables(parts)
-        else:
-            result = function(table)
-        journal.end(who, keys, 0, {})  # what comes of them is counted where the job's results are made
+        journal.end(who, keys, 0, {})  # the engine counts results and errors
         return result
 
     return stage
 
 
 def given_up(row: pa.Table, num_deaths: int) -> pa.Table:
-    """The row as a failed one, which later stages pass on."""
+    """The row as an error row, which later stages pass on."""
     message = deaths_message("the decoding process", num_deaths)
     for name, value in (("error_type", DECODER_DIED), ("error_message", message)):
-        place = row.schema.get_field_index(name)
-        row = row.set_column(place, row.schema.field(place), pa.array([value] * row.num_rows, pa.string()))
+        row = row.set_column(row.schema.get_field_index(name), name, pa.repeat(value, row.num_rows))
     return row

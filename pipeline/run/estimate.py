@@ -1,7 +1,4 @@
-"""Estimates the cost of a whole job from a pilot over some samples that are spread over the source.
-
-Draws the pilot, scales up its rows, and computes the interval. Writes nothing.
-"""
+"""Estimates the cost of a whole job from a pilot over samples that are spread over the source. Writes nothing."""
 
 from __future__ import annotations
 
@@ -16,7 +13,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 from ray.data import Datasource, ReadTask
 from ray.data.block import BlockMetadata
 
@@ -24,30 +23,29 @@ from configs.load import ConfigError
 from configs.schema import EnginePool
 from pipeline.source.datasource import SpanDatasource
 
+Floats = NDArray[np.float64]
 MAX_SPANS = 24
 NUM_RESAMPLES = 2000
 LEVEL = 0.9
-"""Of the interval: nine pilots in ten would have led to one that holds the whole."""
+"""Confidence level of the interval."""
 
 
 @dataclass(frozen=True)
 class Pilot:
-    """Samples out of some spans of the source, evenly spread; `span_rows` is what each of those spans holds in all."""
+    """Samples of some spans of the source, evenly spread; `span_rows` are the rows of each of these spans."""
 
     tables: tuple[pa.Table, ...]
     span_rows: tuple[int, ...]
     num_spans: int
     num_samples: int | None
-    """Rows of the whole source, None if only reading all of it gives the number."""
+    """Samples of the whole source, None if only reading it gives the number."""
 
     @property
     def datasource(self) -> Tables:
-        """The pilot as Ray reads it."""
         return Tables(self.tables)
 
     @property
     def size(self) -> int:
-        """How many samples were drawn."""
         return sum(table.num_rows for table in self.tables)
 
 
@@ -60,29 +58,25 @@ class Tables(Datasource):  # type: ignore[misc]
 
     @property
     def num_spans(self) -> int:
-        """How many read tasks there are."""
         return len(self._tables)
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """The tables' bytes."""
         return sum(int(table.nbytes) for table in self._tables)
 
     def get_read_tasks(self, parallelism: int, *arguments: Any, **options: Any) -> list[ReadTask]:
-        """One task for each table, for any `parallelism`."""
-        return [ReadTask(partial(_one, table), _metadata(table)) for table in self._tables]
+        return [
+            ReadTask(partial(list, [table]), BlockMetadata(table.num_rows, table.nbytes, None, None))
+            for table in self._tables
+        ]
 
 
 def draw(datasource: SpanDatasource, num_samples: int) -> Pilot:
-    """Read `num_samples` samples, spans evenly over the source and rows evenly in each; fewer if there are no more.
-
-    Raises:
-        ConfigError: the source holds none.
-    """
+    """Read `num_samples` samples, or all, spread evenly over spans and rows; ConfigError if there are none."""
     count = min(MAX_SPANS, datasource.num_spans, num_samples)
     chosen = [(2 * index + 1) * datasource.num_spans // (2 * count) for index in range(count)]
     tables, span_rows, left = [], [], num_samples
     for place, span in enumerate(chosen):
-        table = datasource.read(span, note=False)  # which would write into the output
+        table = datasource.read(span, note=False)  # a note is a file in the output
         wanted = min(table.num_rows, math.ceil(left / (count - place)))
         rows = [(2 * index + 1) * table.num_rows // (2 * wanted) for index in range(wanted)]
         tables.append(table.take(pa.array(rows, pa.int64())))
@@ -102,13 +96,12 @@ class Range:
     high: float
 
     def times(self, factor: float) -> Range:
-        """All three scaled."""
         return Range(self.value * factor, self.low * factor, self.high * factor)
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the whole job would take; hours are those of engines at work: no loading, no waiting."""
+    """The cost of the whole job; hours are those of engines at work, without loading and waiting."""
 
     pilot_samples: int
     pilot_rows: int
@@ -132,11 +125,9 @@ class Estimate:
 
     def show(self) -> str:
         """The estimate as a table for people."""
+        errors = f"{self.pilot_errors:,} of them failed"
         lines = [
-            (
-                "pilot",
-                f"{self.pilot_samples:,} samples, {self.pilot_rows:,} rows, {self.pilot_errors:,} of them failed",
-            ),
+            ("pilot", f"{self.pilot_samples:,} samples, {self.pilot_rows:,} rows, {errors}"),
             ("samples", _shown(self.samples, "", 0)),
             ("rows", _shown(self.rows, "", 0)),
             ("tokens", _shown(self.tokens, "", 0)),
@@ -161,101 +152,83 @@ def estimate(
 ) -> Estimate:
     """Scale a pilot's results up to the whole source.
 
-    Spans are drawn again with replacement (a bootstrap over clusters, because rows of one file are alike), the samples
-    of a single span one by one. `threads` are the cores of an engine without a GPU.
+    The interval is a bootstrap over spans, because rows of one file are alike; over samples if there is one span.
+    `threads` are the cores of an engine without a GPU.
     """
     sums = _sums(pilot, results)
     rng = np.random.default_rng(seed)
-    groups = sums if len(pilot.tables) > 1 else _rows_alone(pilot, results)
-    picks = rng.integers(0, len(groups), (NUM_RESAMPLES, len(groups)))
-    drawn = groups[picks].sum(1)  # (resamples, columns)
+    num_groups = len(sums["samples"])
+    picks = rng.integers(0, num_groups, (NUM_RESAMPLES, num_groups))
+    drawn = {name: values[picks].sum(1) for name, values in sums.items()}
     counts = np.asarray(pilot.span_rows, float)
-
-    def scaled(column: int) -> Range:
-        total = sums[:, column].sum() / sums[:, 0].sum()
-        return _ranged(total, drawn[:, column] / np.maximum(drawn[:, 0], 1e-9), len(groups))
-
     if pilot.num_samples is not None:
         samples = Range(pilot.num_samples, pilot.num_samples, pilot.num_samples)
     else:
         again = counts[rng.integers(0, len(counts), (NUM_RESAMPLES, len(counts)))].mean(1)
         samples = _ranged(counts.mean() * pilot.num_spans, again * pilot.num_spans, len(counts))
 
-    def whole(column: int) -> Range:
-        each = scaled(column)
+    def whole(name: str) -> Range:
+        per_sample = sums[name].sum() / sums["samples"].sum()
+        each = _ranged(per_sample, drawn[name] / np.maximum(drawn["samples"], 1e-9), num_groups)
         return Range(samples.value * each.value, samples.low * each.low, samples.high * each.high)
 
-    engine_hours = whole(2).times(1 / 3600)
-    per_engine = pool.num_gpus or float(threads or 1)
-    device_hours = engine_hours.times(per_engine)
-    steps, accepted = _telemetry(results, "num_spec_steps"), _telemetry(results, "num_accepted_draft_tokens")
+    engine_hours = whole("engine_s").times(1 / 3600)
+    device_hours = engine_hours.times(pool.num_gpus or float(threads or 1))
     return Estimate(
         pilot_samples=pilot.size,
         pilot_rows=results.num_rows,
-        pilot_errors=sum(1 for code in results.column("error_type").to_pylist() if code),
+        pilot_errors=pc.sum(pc.not_equal(results["error_type"], "")).as_py() or 0,
         samples=samples,
-        rows=whole(1),
+        rows=whole("rows"),
         engine_hours=engine_hours,
         device="GPU" if pool.num_gpus else "core",
         device_hours=device_hours,
         wall_hours=engine_hours.times(1 / pool.max_size),
-        output_bytes=whole(4).times(_written(results) / max(1.0, float(sums[:, 4].sum()))),
-        tokens=whole(3),
-        mean_acceptance_length=1 + accepted.sum() / steps.sum() if steps.sum() else 1.0,
+        output_bytes=whole("bytes").times(_written(results) / max(1.0, sums["bytes"].sum())),
+        tokens=whole("tokens"),
+        mean_acceptance_length=_acceptance_length(results),
         price_per_hour=price_per_hour,
         cost=None if price_per_hour is None else device_hours.times(price_per_hour),
         notes=_notes(pilot, results, pool),
     )
 
 
-def _sums(pilot: Pilot, results: pa.Table) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Per span of the pilot: samples, rows, engine seconds, tokens, bytes in memory."""
-    place = {
-        key: span for span, table in enumerate(pilot.tables) for key in zip(*(_column(table, name) for name in _KEY))
-    }
-    sums = np.zeros((len(pilot.tables), 5))
-    sums[:, 0] = [table.num_rows for table in pilot.tables]
-    spans = np.asarray([place[key] for key in zip(*(_column(results, name) for name in _KEY))], int)
-    for column, values in enumerate((np.ones(results.num_rows), _engine_s(results), _tokens(results)), start=1):
-        np.add.at(sums[:, column], spans, values)
-    for span in range(len(pilot.tables)):
-        sums[span, 4] = results.take(np.flatnonzero(spans == span)).nbytes
+_KEY = ["source", "row_index"]
+
+
+def _sums(pilot: Pilot, results: pa.Table) -> dict[str, Floats]:
+    """Per span of the pilot (per sample if it has one span): samples, rows, engine seconds, tokens, bytes in memory."""
+    spans = [np.full(table.num_rows, span) for span, table in enumerate(pilot.tables)]
+    groups = np.concatenate(spans) if len(pilot.tables) > 1 else np.arange(pilot.size)
+    samples = pa.concat_tables(table.select(_KEY) for table in pilot.tables).append_column("group", pa.array(groups))
+    telemetry = results["telemetry"]
+    engine_ms = [pc.struct_field(telemetry, phase) for phase in ("prefill_ms", "draft_ms", "verify_ms")]
+    rows = pa.table(
+        {
+            **{name: results[name] for name in _KEY},
+            "rows": pa.repeat(1, results.num_rows),
+            "engine_s": pc.divide(pc.add(pc.add(engine_ms[0], engine_ms[1]), engine_ms[2]), 1000),
+            "tokens": results["num_generated_tokens"],
+            "bytes": pa.array(results.slice(row, 1).nbytes for row in range(results.num_rows)),
+        }
+    )
+    totals = [(name, "sum") for name in ("rows", "engine_s", "tokens", "bytes")]
+    by_group = samples.join(rows, _KEY, join_type="left outer").group_by("group").aggregate(totals)
+    num_groups = len(pilot.tables) if len(pilot.tables) > 1 else pilot.size
+    sums = {"samples": np.bincount(groups, minlength=num_groups).astype(float)}
+    for name, _ in totals:
+        sums[name] = np.zeros(num_groups)
+        sums[name][by_group["group"].to_numpy()] = by_group[f"{name}_sum"].fill_null(0).to_numpy()
     return sums
 
 
-def _rows_alone(pilot: Pilot, results: pa.Table) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """The same per sample, for a source of one span."""
-    keys = list(zip(*(_column(pilot.tables[0], name) for name in _KEY)))
-    alone = [Pilot((pilot.tables[0].slice(index, 1),), (1,), 1, 1) for index in range(len(keys))]
-    of_sample: dict[Any, list[int]] = {key: [] for key in keys}
-    for row, key in enumerate(zip(*(_column(results, name) for name in _KEY))):
-        of_sample[key].append(row)
-    return np.concatenate([_sums(one, results.take(of_sample[key])) for one, key in zip(alone, keys)])
-
-
-_KEY = ("source", "row_index")
-
-
-def _column(table: pa.Table, name: str) -> list[Any]:
-    values: list[Any] = table.column(name).to_pylist()
-    return values
-
-
-def _telemetry(results: pa.Table, name: str) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.asarray([row[name] for row in _column(results, "telemetry")], float)
-
-
-def _engine_s(results: pa.Table) -> np.ndarray[Any, np.dtype[np.float64]]:
-    """Shares of the engine's time, which add up to it."""
-    phases = ("prefill_ms", "draft_ms", "verify_ms")
-    seconds: np.ndarray[Any, np.dtype[np.float64]] = np.zeros(results.num_rows)
-    for phase in phases:
-        seconds += _telemetry(results, phase) / 1000
-    return seconds
-
-
-def _tokens(results: pa.Table) -> np.ndarray[Any, np.dtype[np.float64]]:
-    return np.asarray(_column(results, "num_generated_tokens"), float)
+def _acceptance_length(results: pa.Table) -> float:
+    """Over all steps, the bonus token included."""
+    telemetry = results["telemetry"]
+    steps, accepted = (
+        pc.sum(pc.struct_field(telemetry, name)).as_py() for name in ("num_spec_steps", "num_accepted_draft_tokens")
+    )
+    return 1 + accepted / steps if steps else 1.0
 
 
 def _written(results: pa.Table) -> int:
@@ -265,20 +238,17 @@ def _written(results: pa.Table) -> int:
     return file.tell()
 
 
-def _ranged(value: float, drawn: np.ndarray[Any, np.dtype[np.float64]], num_drawn: int) -> Range:
-    """The value between the quantiles of the drawn values, wider if `num_drawn` is small."""
+def _ranged(value: float, drawn: Floats, num_drawn: int) -> Range:
+    """The value with the quantiles of the drawn values, wider if `num_drawn` is small."""
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     wider = _small_sample(num_drawn)
-    return Range(
-        float(value), float(value - wider * max(0.0, value - low)), float(value + wider * max(0.0, high - value))
-    )
+    below, above = wider * max(0.0, value - low), wider * max(0.0, high - value)
+    return Range(float(value), float(value - below), float(value + above))
 
 
 def _small_sample(count: int) -> float:
-    """By how much a bootstrap interval of `count` draws is too narrow: n for n - 1, the normal for Student's t.
-
-    The quantile of t is that of Cornish and Fisher's expansion.
-    """
+    """How much too narrow a bootstrap interval of `count` draws is: n for n - 1, and the normal quantile for Student's
+    t, by Cornish and Fisher's expansion."""
     if count < 2:
         return 1.0
     z, freedom = 1.6449, count - 1
@@ -297,12 +267,12 @@ def _notes(pilot: Pilot, results: pa.Table, pool: EnginePool) -> tuple[str, ...]
             f"{results.num_rows} rows do not fill {pool.slots} slots for long, and engines with empty slots are slower "
             f"for each row: a pilot of {4 * pool.slots} or more is closer"
         )
-    methods = Counter(results.column("method").to_pylist())
+    methods = Counter(results["method"].to_pylist())
     if len(methods) > 1:
-        told = ", ".join(f"{name} {count:,}" for name, count in sorted(methods.items()))
+        counts = ", ".join(f"{name} {count:,}" for name, count in sorted(methods.items()))
         notes.append(
-            f"its rows were decoded by several methods, which method.auto tries ({told}): the whole job keeps the best "
-            "of them after its first rows, so that its hours are fewer"
+            f"its rows were decoded by several methods, which method.auto tries ({counts}): the whole job keeps the "
+            "best of them after its first rows, so that its hours are fewer"
         )
     if len(pilot.tables) < 5:
         notes.append(f"the source has few spans ({pilot.num_spans}): the interval tells little about unlike files")
@@ -314,11 +284,3 @@ def _shown(value: Range, unit: str, digits: int) -> str:
     if value.high - value.low > 1e-9 * abs(value.value):
         text += f" ({value.low:,.{digits}f} to {value.high:,.{digits}f})"
     return f"{text} {unit}".rstrip()
-
-
-def _one(table: pa.Table) -> list[pa.Table]:
-    return [table]
-
-
-def _metadata(table: pa.Table) -> BlockMetadata:
-    return BlockMetadata(num_rows=table.num_rows, size_bytes=table.nbytes, input_files=None, exec_stats=None)

@@ -1,16 +1,15 @@
-"""Runs a checked job: takes the attempt, writes provenance, runs the graph under Ray, and accounts for every row.
-
-Common to all kinds of jobs, which pass their graph, summary and preview.
-"""
+"""Runs a checked job of any kind: takes the attempt, runs the graph under Ray, and accounts for every row."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow as pa
 import yaml
 from ray.data import Dataset
 
@@ -27,15 +26,16 @@ from pipeline.reports import progress
 from pipeline.reports.summary import Summary
 from pipeline.run import crash_ledger, wait_times
 from pipeline.run.crash_ledger import FlightLog
+from pipeline.run.estimate import Pilot
 from pipeline.run.finalize import settle
 from pipeline.run.plan import JobPlan
-from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, told, verified_lines
+from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, resume_lines
 from pipeline.source.manifest_parts import broken_files
 from pipeline.storage.listing import told_skipped
 from pipeline.storage.output_dir import JOB, as_json
 
 Build = Callable[[Any, Stamp, Tally | None, ReportWaits, FlightLog], Dataset]
-"""From the plan of the remaining work, the stamp of rows, and the reports of actors to the dataset of results."""
+"""Makes the dataset of results of the plan, the stamp of rows, and the reports of actors."""
 
 
 def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> tuple[float, Waits, Press]:
@@ -44,24 +44,24 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
     Returns the seconds from the first task to the last file, the wait times, and the attempt.
 
     Raises:
-        ConfigError: another job has taken the attempt meanwhile.
+        ConfigError: another job has taken the attempt.
         Fenced: a later attempt has taken over.
         ErrorBudgetSpent: more rows have failed than `job.max_error_share` allows.
         RuntimeError: rows are missing from the output, or twice in it.
     """
     plan, begun = begin(plan, opening_record(plan), rows_per_group)
     write_provenance(plan, begun.press)
-    for line in (*told(plan), *verified_lines(plan)):
+    for line in resume_lines(plan):
         print(line, flush=True)
     events = Events(plan.stamp(begun.press.attempt), plan.config.job.log == "json")
-    with _said(plan, events):
+    with _emitted(plan, events):
         wall_s, waits = _fill(plan, begun, build, events)
         settle(plan, begun.press, fingerprints_of(plan.output), begun.next_numbers)
     return wall_s, waits, begun.press
 
 
 @contextlib.contextmanager
-def _said(plan: JobPlan, events: Events) -> Iterator[None]:
+def _emitted(plan: JobPlan, events: Events) -> Iterator[None]:
     """Emit events at the start and at the end of the job."""
     events.emit(
         "job_began",
@@ -85,26 +85,24 @@ def _said(plan: JobPlan, events: Events) -> Iterator[None]:
 
 
 def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[float, Waits]:
-    """Make and publish the missing rows, and publish the spool."""
-    config = plan.config
+    """Make and publish the missing rows, and publish spooled ones."""
+    job, sink = plan.config.job, plan.config.sink
     waiting = plan.earlier.inventory.spooled if plan.earlier else []
-    if not plan.datasource.num_spans:  # the last attempt made everything, and was killed before it was published
-        with Saver(begun.press, config.sink, waiting, begun.next_numbers):
+    if not plan.datasource.num_spans:  # the last attempt made all rows, and was killed before it published them
+        with Saver(begun.press, sink, waiting, begun.next_numbers):
             return 0.0, Waits()
-    shown = progress.shown(plan.num_results, config.job.progress, events=events)
-    budget = (config.job.max_error_share, config.job.error_share_min_rows)
     with (
         terminal.kept(plan.output, begun.press.attempt, events) as console,
-        ray_session.session(config.job, console=console),
+        ray_session.session(job, console=console),
         wait_times.measured() as waits,
-        crash_ledger.kept(*budget) as log,
-        shown as tally,
+        crash_ledger.kept(job.max_error_share, job.error_share_min_rows) as log,
+        progress.shown(plan.num_results, job.progress, events=events) as tally,
     ):
         dataset = build(plan, plan.stamp(begun.press.attempt), tally, waits.report, log)
         began_s = time.monotonic()
         with (
             told_why_it_ended(log),
-            Saver(begun.press, config.sink, waiting, begun.next_numbers, call_in_ray) as saver,
+            Saver(begun.press, sink, waiting, begun.next_numbers, call_in_ray) as saver,
             drain.watched(drain.Drains(log.spare, saver.hurry, events)),
         ):
             for bundle in dataset.iter_internal_ref_bundles():
@@ -112,13 +110,24 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
         return time.monotonic() - began_s, waits.total()
 
 
+def run_pilot(plan: JobPlan, build: Callable[..., Dataset], pilot: Pilot) -> pa.Table:
+    """The results of a pilot's samples, by the graph that `build` makes of the plan; the output is not touched."""
+    job = plan.config.job
+    over_pilot = copy.copy(plan)
+    vars(over_pilot)["datasource"] = pilot.datasource  # in place of the cached one
+    with (
+        ray_session.session(job),
+        wait_times.measured() as waits,
+        progress.shown(None, job.progress) as tally,
+    ):
+        dataset = build(over_pilot, plan.stamp(0), tally, waits.report)
+        tables = list(dataset.iter_batches(batch_size=None, batch_format="pyarrow"))
+    return pa.concat_tables(tables).combine_chunks()
+
+
 @contextlib.contextmanager
 def told_why_it_ended(log: FlightLog) -> Iterator[None]:
-    """Have the error that an actor raised to end the job be the job's own.
-
-    Raises:
-        ErrorBudgetSpent: too many rows have failed.
-    """
+    """Raise `ErrorBudgetSpent` in place of Ray's error if the crash ledger has ended the job."""
     try:
         yield
     except Exception:
@@ -128,13 +137,12 @@ def told_why_it_ended(log: FlightLog) -> Iterator[None]:
 
 
 def close(plan: JobPlan, done: Summary, preview: Callable[[], str], press: Press) -> None:
-    """Write the summary, with the rows that a kill would have lost, and the preview of a limited run.
-
-    Raises:
-        Fenced: a later attempt has taken over, and its summary is kept.
-    """
-    done.max_rows_in_flight, done.max_unsaved_seconds = rows_in_flight(plan), plan.config.sink.max_unsaved_seconds
-    done.skipped_files = told_skipped(skipped, plan.config.source.kind) if (skipped := plan.manifest.skipped) else ""
+    """Write the summary, with the cost of a kill, and the preview of a limited run."""
+    pool, skipped = plan.config.pool, plan.manifest.skipped
+    batches = pool.max_size * pool.max_batches_in_flight
+    done.max_rows_in_flight = batches * pool.batch_rows * (plan.rows_per_sample or 1)
+    done.max_unsaved_seconds = plan.config.sink.max_unsaved_seconds
+    done.skipped_files = told_skipped(skipped, plan.config.source.kind) if skipped else ""
     done.num_broken_files = len(broken_files(plan.output))
     if plan.limit is not None:
         press.write_job_file("_job/preview.html", preview().encode())
@@ -142,14 +150,8 @@ def close(plan: JobPlan, done: Summary, preview: Callable[[], str], press: Press
     press.check_alone()
 
 
-def rows_in_flight(plan: JobPlan) -> int:
-    """The most rows that actors work on at a time: those that a kill loses besides finished rows that are not saved."""
-    pool = plan.config.pool
-    return pool.max_size * pool.max_batches_in_flight * pool.batch_rows * (plan.rows_per_sample or 1)
-
-
 def opening_record(plan: JobPlan) -> dict[str, Any]:
-    """What `_job/attempts/` keeps of a run that begins."""
+    """The record of an attempt in `_job/attempts/`."""
     return {
         "job_id": plan.job_id,
         "config_fingerprint": plan.fingerprint,
@@ -163,11 +165,7 @@ def opening_record(plan: JobPlan) -> dict[str, Any]:
 
 
 def write_provenance(plan: JobPlan, press: Press) -> None:
-    """Write the resolved configuration and the versions into `_job/`, copies of those in the attempt's record.
-
-    Raises:
-        Fenced: a later attempt has taken over.
-    """
+    """Write the resolved configuration and the versions into `_job/`, copies of those in the attempt's record."""
     text = yaml.safe_dump(plan.config.resolved(), sort_keys=False, allow_unicode=True)
     press.write_job_file("_job/config.yaml", text.encode())
     press.write_job_file("_job/versions.json", as_json(_versions(plan)))

@@ -1,28 +1,19 @@
 """The end of an attempt: the output is finalized, and every planned sample accounted for.
 
 In a finalized output `data/` has each row at most once, an error row exists only for a row without a result, and the
-spool is empty. The state is read from the output, so that the next attempt finishes an unfinished one. An attempt that
-was overtaken meanwhile ends with `Fenced` and changes nothing more.
+spool is empty. The state is read from the output, so the next attempt finishes an unfinished one. An attempt that was
+overtaken ends with `Fenced` and changes nothing more.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipeline.output.files import (
-    CHECKSUMS,
-    checksum_name,
-    checksum_of,
-    list_published,
-    note_checksum,
-    parts,
-    write_checksum,
-)
+from pipeline.output.files import CHECKSUMS, list_published, note_checksum, write_checksum
 from pipeline.output.inventory import Inventory, take_inventory
 from pipeline.output.publishing import FOLDERS, Press
 from pipeline.run.repeated_ids import settle_repeated_ids
@@ -36,23 +27,18 @@ if TYPE_CHECKING:
 
 
 def settle(plan: JobPlan, press: Press, fingerprints: Mapping[int, str], next_numbers: Mapping[str, int]) -> Inventory:
-    """Finalize the output and check that no row is missing or there twice.
-
-    Raises:
-        Fenced: a later attempt has taken over; none of its files were changed.
-        RuntimeError: a row is missing or there twice.
-    """
+    """Finalize the output and check that no row is missing or there twice (RuntimeError)."""
     output = press.output
     press.check_alone()
-    if not next_numbers[DATA]:  # without one good row: readable all the same, and empty
+    if not next_numbers[DATA]:  # without any result, `data/` holds an empty file, so that it can be read
         press.publish_rows(DATA, 0, press.format.schema.empty_table())
     manifest = with_counts(plan.manifest, output)
     found = take_inventory(output, manifest, plan.rows_per_sample, fingerprints)
     for relative in found.spent:
         press.remove(relative)
-    for one in found.spooled:  # what older attempts spooled after this one had looked; its rows have been made again
+    for one in found.spooled:  # of older attempts, after this one took over; it has made these rows again
         press.set_aside(one.relative)
-    if found.spooled:  # what was moved away must not count as done
+    if found.spooled:  # rows that were set aside must not count as done
         found = take_inventory(output, manifest, plan.rows_per_sample, fingerprints)
     for strange in found.strange:
         press.set_aside(strange.relative)
@@ -66,74 +52,41 @@ def settle(plan: JobPlan, press: Press, fingerprints: Mapping[int, str], next_nu
 
 
 def drop_superseded(press: Press, found: Inventory, next_number: int) -> None:
-    """Take error rows that count no more out of `errors/`: what still counts is published again, then the file emptied.
+    """Remove error rows that count no more from `errors/`: the others are published again, then the file is emptied.
 
-    Killed in between, the rows are there twice for a moment, and the next look takes the newer file's.
-
-    Raises:
-        Fenced: a later attempt has taken over.
+    After a kill in between, rows are there twice, and the next inventory takes those of the newer file.
     """
-    kept: list[pa.Table] = []
-    read: list[str] = []
-
-    def flush() -> None:
-        nonlocal next_number
-        for rows in parts(pa.concat_tables(kept), press.rows_per_file) if kept else []:
-            next_number = press.publish_rows(ERRORS, next_number, rows) + 1
-        for relative in read:
-            press.empty(relative)
-        kept.clear()
-        read.clear()
-
     for relative, mask in found.superseded.items():
         table = pq.read_table(pa.BufferReader(press.output.read_bytes(relative)))
-        if table.num_rows != len(mask):  # published files change in one way only: a later attempt empties them
+        if table.num_rows != len(mask):  # published files change only when a later attempt empties them
             press.check_alone()
             raise OSError(f"{relative} holds {table.num_rows} rows and held {len(mask)} before")
-        rows = table.filter(pa.array(~mask)).replace_schema_metadata(None)
-        if kept and not (rows.schema.equals(kept[0].schema) and _num_rows([*kept, rows]) <= press.rows_per_file):
-            flush()
-        kept.append(rows)
-        read.append(relative)
-    flush()
-
-
-def _num_rows(tables: list[pa.Table]) -> int:
-    return sum(table.num_rows for table in tables)
+        if not mask.all():
+            next_number = press.publish_rows(ERRORS, next_number, table.filter(pa.array(~mask))) + 1
+        press.empty(relative)
 
 
 def complete_checksums(press: Press, found: Inventory) -> None:
-    """Note the checksums of published files that lack one, and of emptied ones that have a former one, because their
-    writer was killed before it noted them.
-
-    Raises:
-        Fenced: a later attempt has taken over.
-    """
+    """Write checksums that are missing, or outdated for emptied files, because a writer was killed in between."""
     output = press.output
     noted = set(output.list_files(CHECKSUMS))
-    for folder in FOLDERS:
-        for relative in list_published(output, folder):
-            if f"{relative}.json" not in noted:
-                data = output.read_bytes(relative)
-                note_checksum(output, relative, data, pq.read_metadata(pa.BufferReader(data)).num_rows)
-            elif relative in found.empty:
-                data = output.read_bytes(relative)
-                if json.loads(output.read_bytes(checksum_name(relative))) != checksum_of(data, 0):
-                    press.check_alone()
-                    write_checksum(output, relative, data, 0)
+    for relative in list_published(output, *FOLDERS):
+        if f"{relative}.json" in noted and relative not in found.empty:
+            continue
+        data = output.read_bytes(relative)
+        num_rows = pq.read_metadata(pa.BufferReader(data)).num_rows
+        if not note_checksum(output, relative, data, num_rows):
+            press.check_alone()
+            write_checksum(output, relative, data, num_rows)
 
 
 def check_accounted(plan: JobPlan, found: Inventory) -> None:
-    """Fail if the output lacks a planned row or has one twice.
-
-    Raises:
-        RuntimeError: the number of rows, and the names of the first ones.
-    """
+    """Raise RuntimeError if the output lacks a planned row or has one twice."""
     where = plan.output.shown()
     if found.doubled:
         names = [name for ids in found.doubled.values() for name in ids]
         raise RuntimeError(f"{len(names)} rows are twice in {where}: {', '.join(names[:5])}")
-    missing = spans.num_missing(plan.datasource.planned, found.done())
+    missing = spans.num_missing(plan.datasource.planned, found.accounts.done())
     if missing is None:
         raise RuntimeError(f"some files were not read to their end; start the job again to go on with {where}")
     if missing:
@@ -142,7 +95,7 @@ def check_accounted(plan: JobPlan, found: Inventory) -> None:
 
 def may_repeat_ids(plan: JobPlan) -> bool:
     """Whether rows can have equal ids that planning did not find: ids of tars are known only after reading, and files
-    that two attempts have added at the same time were not compared with each other."""
+    that two attempts added at the same time were not compared."""
     source, manifest = plan.config.source, plan.manifest
     if source.id_column is None:
         return False

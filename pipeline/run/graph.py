@@ -4,33 +4,31 @@ Captions: read spans → cut into batches → decode media → generate → writ
 codes → cut → decode codes → encode files → write.
 
 When an actor dies, Ray keeps the blocks that a task had already reported and drops those of its retry by index, unread.
-So every task makes one block, rows in input order, or exactly the same blocks again. Ray's cutting of blocks by bytes
-is switched off for that, and rows bound the size of a block instead:
+So every task makes one block with its rows in input order. Ray's cutting of blocks by bytes is switched off, and rows
+bound the size of a block instead:
 
     read      one span of the manifest, still encoded: `source.span_max_rows` rows or `source.span_max_bytes`
-    cut       slices of `pool.batch_rows` rows, still encoded: the driver decides where, so a retry cuts there again.
-              Rows that are heavy once decoded, or have several prompts, count for several
-              (`pipeline.media.row_weights`), so that `source.max_decoded_bytes` bounds a decoding task
-    decode    those rows as RGB, one block. One row at a time if `source.video.clip_s` makes many of each; the rows of
-              one row are then cut again
-    generate  those rows as text, one block
-    prepare   rows of `pool.batch_rows` prompts, their ready features with them
-    draw      those prompts' images as codes, one block of `sampling.num_images_per_prompt` rows for each
+    cut       slices of `pool.batch_rows` rows, still encoded, equal in a retry; heavy rows and rows with several
+              prompts count for several, so that `source.max_decoded_bytes` bounds a task (`pipeline.media.row_weights`)
+    decode    those rows as RGB; one row at a time if `source.video.clip_s` makes many of each, which are cut again
+    generate  those rows as text
+    prepare   rows of `pool.batch_rows` prompts, with their ready features
+    draw      those prompts' images as codes, `sampling.num_images_per_prompt` rows for each
     cut       slices of `vq.batch_rows` images
-    paint     those images as RGB, one block
-    encode    those images as files, one block
+    paint     those images as RGB
+    encode    those images as files
     save      the columns of the sink, outside the graph (`pipeline.output.writer`)
 
-No stage is fused into another: Ray fuses nothing with a cut, and tasks require other resources than actors. Tasks
-before an actor therefore run ahead of it, in other processes.
+No stage is fused into another: Ray fuses nothing with a cut, and tasks require other resources than actors. So tasks
+run ahead of actors, in other processes.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -52,29 +50,28 @@ from pipeline.run.crash_ledger import FlightLog, journalled
 MAX_ACTOR_RESTARTS = 100
 """Of one actor over the whole job; losing its machine counts too."""
 MAX_TASK_RETRIES = 3
-"""Retries of one batch without a crash ledger: the job fails at the fourth death of the batch."""
+"""Of one batch without a crash ledger."""
 MAX_READ_RETRIES = 10
-"""Retries of one task on files or pixels without a crash ledger; losing its machine, or its output, counts too."""
+"""Of one task on files or pixels without a crash ledger; losing its machine, or its output, counts too."""
 MAX_JOURNALLED_RETRIES = 100
-"""Of one batch of journalled rows. It ends well before, by giving up the rows that kill; the batches beside them are
-retried meanwhile. Ray Data retries for ever by default."""
+"""Of one batch with a crash ledger, which gives rows up well before. Ray Data retries for ever by default."""
 MAX_CALLS_PER_WORKER = 64
 """Tasks of one process before Ray starts a fresh one: native decoders leak."""
 PREPARE_CPUS = 0.5
-"""Of one task that fills prompts, which is little work. A share of its own also keeps Ray from fusing it."""
+"""Of one task that fills prompts. A resource request of its own keeps Ray from fusing the stage."""
 
 
 def configure(context: DataContext, max_ahead_bytes: int | None = None) -> None:
-    """Set the options that the graph relies on; see the module's first paragraph.
+    """Set the options that the graph requires.
 
-    No task is started whose output would take the bytes between files and results beyond `max_ahead_bytes`; each stage
-    may always run one.
+    No task starts whose output would take the bytes between files and results beyond `max_ahead_bytes`, except one per
+    stage.
     """
     limits = context.execution_options.resource_limits
     context.execution_options.resource_limits = limits.copy(object_store_memory=max_ahead_bytes or math.inf)
     context.target_max_block_size = None
     context.enable_progress_bars = False  # the job draws its own
-    # Advice on `memory=` for every actor that holds a model, at WARNING level; a pool's size is the user's choice here.
+    # It warns of every actor that holds a model without `memory=`.
     context.issue_detectors_config.high_memory_detector_config.detection_time_interval_s = -1
 
 
@@ -93,21 +90,18 @@ def caption_dataset(
 ) -> Dataset:
     """The lazy dataset of results: everything but the write. `decode` maps a READ table to a DECODED table.
 
-    With a weigher, decoding tasks are cut by what their rows weigh; without, by rows alone.
+    With a weigher, decoding tasks are cut by the weight of their rows; without, by their number.
     """
     pool, cuts_videos = config.pool, config.source.video.clip_s is not None
     shares_media = config.columns.prompts is not None and not cuts_videos
     assert weigher is not None or not shares_media, "rows that share pixels travel in one block"
-    # One video may become hundreds of clips: then each is a task of its own.
-    decode_rows = 1 if cuts_videos else pool.batch_rows
-    source = Weighed(datasource, weigher) if weigher is not None and not cuts_videos else datasource
-    batches = read_batches(source, num_spans, decode_rows, pool.max_ahead_bytes, pool.decode_label_selector)
-    labels = pool.decode_label_selector
-    block_rows = pool.batch_rows
-    pad_to = None
+    decode_rows = 1 if cuts_videos else pool.batch_rows  # one video may become hundreds of clips
+    labels, block_rows, pad_to = pool.decode_label_selector, pool.batch_rows, None
     if weigher is not None and not cuts_videos:
-        # Ray joins blocks until they have the rows of a batch: each has them by itself.
+        datasource = Weighed(datasource, weigher)
+        # Ray joins blocks until they have the rows of a batch, so each block is padded to that number.
         pad_to = block_rows = pool.batch_rows + (MAX_PROMPTS if shares_media else 0)
+    batches = read_batches(datasource, num_spans, decode_rows, pool.max_ahead_bytes, labels)
     decoded = map_tasks(batches, decode, "decode", decode_rows, pool.decode_cpus, log, labels, pad_to)
     if cuts_videos:
         block_rows = pool.batch_rows if weigher is None else weigher.rows_of_clips
@@ -133,8 +127,8 @@ def synthesis_dataset(
 ) -> Dataset:
     """The lazy dataset of results: everything but the write; without images it ends at the codes.
 
-    `prepare` maps a READ table to a PREPARED one, `encode` a PAINTED one to a RESULT; `schemas` are those of CODED and
-    PAINTED tables. Images that are `present` are not made again.
+    `prepare` maps READ to PREPARED tables, `encode` PAINTED to RESULT tables; `schemas` are those of CODED and PAINTED
+    tables. Images that are `present` are not made again.
     """
     coded, painted = schemas
     prompts = read_batches(datasource, num_spans, config.pool.batch_rows)
@@ -148,9 +142,6 @@ def synthesis_dataset(
     return map_tasks(pixels, encode, "encode", config.vq.batch_rows, config.image.encode_cpus)
 
 
-# --- the stages ----------------------------------------------------------------------------------------------------
-
-
 def read_batches(
     datasource: Datasource,
     num_spans: int,
@@ -160,14 +151,18 @@ def read_batches(
 ) -> Dataset:
     """Read, on nodes with these labels, and cut."""
     configure(DataContext.get_current(), max_ahead_bytes)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")  # as in `map_tasks`
-        spans = ray.data.read_datasource(
-            datasource,
-            override_num_blocks=num_spans,
-            ray_remote_args={"max_retries": MAX_READ_RETRIES, **_placed(labels)},
-        )
+    options = {"max_retries": MAX_READ_RETRIES, **_placed(labels)}
+    with _free_remote_arguments():
+        spans = ray.data.read_datasource(datasource, override_num_blocks=num_spans, ray_remote_args=options)
     return cut(spans, batch_rows)
+
+
+@contextlib.contextmanager
+def _free_remote_arguments() -> Iterator[None]:
+    """Ray deprecates free remote arguments from 2.60 on, and has no other way yet to bound restarts and retries."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
+        yield
 
 
 def cut(rows: Dataset, batch_rows: int) -> Dataset:
@@ -187,16 +182,14 @@ def map_tasks(
 ) -> Dataset:
     """A function of tables on CPUs, one task per batch, with the name that Ray shows.
 
-    With a crash ledger the rows are READ rows, and one of them is blamed if the function's process dies. With `pad_to`,
-    the function gets tables without their filler rows, and its output is filled up to this number of rows.
+    A crash ledger requires READ rows. With `pad_to`, the function gets tables without their filler rows, and its output
+    is filled up to this number of rows.
     """
     if log is not None:
         function = journalled(function, log.of(name))
     if pad_to is not None:
         function = padded(function, pad_to)
-    with warnings.catch_warnings():
-        # Ray 2.60 means to drop free remote arguments in 2.64, and has no other way yet to bound retries.
-        warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
+    with _free_remote_arguments():
         return batches.map_batches(
             named(function, name),
             batch_size=batch_rows,
@@ -218,15 +211,10 @@ def map_actors(
     log: FlightLog | None = None,
     batch_rows: int | None = None,
 ) -> Dataset:
-    """A pool of actors that each hold a model; with a log they write down which rows they hold.
-
-    An actor gets `batch_rows` rows at a time, by default `pool.batch_rows`.
-    """
+    """A pool of actors that each hold a model; an actor gets `batch_rows` rows at a time, by default the pool's."""
     if log is not None:
         keywords = {**keywords, "journal": log.of("engine")}
-    with warnings.catch_warnings():
-        # Ray 2.60 means to drop free remote arguments in 2.64, and has no other way yet to bound restarts and retries.
-        warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
+    with _free_remote_arguments():
         return batches.map_batches(
             actor,
             fn_constructor_args=arguments,
@@ -242,9 +230,9 @@ def map_actors(
 
 
 def pool_strategy(pool: ActorPool) -> ActorPoolStrategy:
-    """The pool of actors. Batches queue at an actor only where the pool may grow: Ray adds an actor when they do.
+    """The pool of actors. Batches queue at an actor only if the pool may grow: Ray adds an actor when they do.
 
-    An engine is fed by several batches at once; another actor works on one while the next is on its way.
+    An engine gets several batches at once; another actor works on one while the next is transferred.
     """
     elastic = pool.max_size > pool.min_size
     calls = pool.max_batches_in_flight if isinstance(pool, EnginePool) else 1
@@ -259,7 +247,7 @@ def pool_strategy(pool: ActorPool) -> ActorPoolStrategy:
 
 
 def actor_resources(pool: ActorPool) -> dict[str, Any]:
-    """Ray's remote arguments of one actor; one on the CPU reserves none, because its torch threads are set by us."""
+    """Ray's remote arguments of one actor; an actor on the CPU reserves none, because its torch threads are set."""
     resources: dict[str, Any] = {"num_cpus": 1 if pool.num_gpus else 0}
     if pool.num_gpus:
         resources["num_gpus"] = pool.num_gpus
@@ -269,16 +257,14 @@ def actor_resources(pool: ActorPool) -> dict[str, Any]:
 
 
 def _placed(labels: dict[str, str] | None) -> dict[str, Any]:
-    """Ray's remote argument by which a task or an actor keeps to nodes with these labels."""
     return {"label_selector": labels} if labels else {}
 
 
 def named(function: Callable[[pa.Table], pa.Table], name: str) -> Callable[[pa.Table], pa.Table]:
-    """The function under the name that Ray shows for its stage; keyword options may be bound with `partial`."""
+    """The function, which may be a `partial`, under the name that Ray shows for its stage."""
 
     def stage(table: pa.Table) -> pa.Table:
         return function(table)
 
-    functools.update_wrapper(stage, stage)
     stage.__name__ = stage.__qualname__ = name
     return stage

@@ -1,18 +1,15 @@
-"""A job that has passed every check that is possible before Ray starts.
-
-Starts nothing, and writes only the probe of the output.
-"""
+"""A job that has passed every check that is possible before Ray starts; writes only the probe of the output."""
 
 from __future__ import annotations
 
 import json
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import pyarrow as pa
 
@@ -29,8 +26,9 @@ from pipeline.media.row_weights import Weigher
 from pipeline.media.video import checks
 from pipeline.prompts.row_options import Asking
 from pipeline.rows.schemas import result_schema
-from pipeline.run.resume import AS_BEFORE, Earlier, Going, look_back
+from pipeline.run.resume import AS_BEFORE, AnyPlan, Earlier, Going, look_back
 from pipeline.source.datasource import SpanDatasource, read_first
+from pipeline.source.done_bitmap import Ints
 from pipeline.source.manifest import Manifest, needs_of
 from pipeline.source.manifest_parts import NoteCount, reopen
 from pipeline.source.overlap import refuse_overlap
@@ -41,7 +39,6 @@ from pipeline.storage.output_dir import OutputDir
 if TYPE_CHECKING:
     from actors.loading.image_pair import ImagePairInfo
     from actors.loading.pair import PairInfo
-    from models.inputs.processing import FrontEnd
 
 NUM_ROWS_LOOKED_AT = 20
 
@@ -59,10 +56,12 @@ class JobPlan(ABC):
     going: Going = AS_BEFORE
     earlier: Earlier | None = None
 
+    reads_images: ClassVar[bool] = True
+
     @property
     @abstractmethod
-    def datasource(self) -> SpanDatasource:
-        """The source as Ray reads it."""
+    def fields(self) -> tuple[str, ...]:
+        """Columns whose values travel as JSON."""
 
     @property
     @abstractmethod
@@ -74,39 +73,41 @@ class JobPlan(ABC):
     def rows_per_sample(self) -> int | None:
         """The number of rows of every sample; None if the rows contain it."""
 
+    @cached_property
+    def datasource(self) -> SpanDatasource:
+        """The source as Ray reads it, without the samples that earlier attempts finished."""
+        done = self.earlier.done if self.earlier else None
+        source, counts = self.config.source, NoteCount(self.output)
+        return SpanDatasource(source, self.manifest, self.fields, self.limit, self.reads_images, done, counts)
+
+    def read_first(self, limit: int) -> pa.Table:
+        return read_first(self.config.source, self.manifest, self.fields, limit, with_images=self.reads_images)
+
     @property
     def num_results(self) -> int | None:
-        """How many rows there are to be made, None when the source's count is unknown."""
+        """The number of rows to make; None if the number of samples or of their rows is unknown."""
         num_samples = self.datasource.num_samples
         return None if num_samples is None or self.rows_per_sample is None else num_samples * self.rows_per_sample
 
     @property
     def present_ids(self) -> frozenset[str]:
-        """Rows that are there although their sample is not done."""
+        """Rows of unfinished samples that are in the output already."""
         return self.earlier.present_ids if self.earlier else frozenset()
 
     @property
-    def left_out(self) -> dict[str, Any]:
-        """Reader options derived from earlier attempts, and the receiver of counts for the next one."""
-        return {"done": self.earlier.done if self.earlier else None, "note_count": NoteCount(self.output)}
-
-    @property
     def content(self) -> dict[str, Any]:
-        """What decides the output's content."""
+        """The settings that decide the output's content."""
         return self.config.content(self.pair.revisions)
 
     @cached_property
     def fingerprint(self) -> str:
-        """`content`, hashed."""
         return self.config.fingerprint(self.pair.revisions)
 
     @property
     def job_id(self) -> str:
-        """The same for every attempt of the same job."""
         return f"{self.config.job.name}-{self.fingerprint}"
 
     def stamp(self, attempt: int) -> Stamp:
-        """The stamp of this run in every row."""
         return Stamp(self.job_id, attempt, self.fingerprint)
 
 
@@ -117,47 +118,34 @@ class Plan(JobPlan):
     config: CaptionJob
     pair: PairInfo
 
-    @cached_property
-    def datasource(self) -> SpanDatasource:
-        """The source as Ray reads it."""
-        return SpanDatasource(self.config.source, self.manifest, self.fields, self.limit, **self.left_out)
-
     @property
     def rows_per_sample(self) -> int | None:
-        """One, unless one sample may become several rows."""
         return None if self.config.multiplies_rows else 1
 
     @property
     def asking(self) -> Asking:
-        """What rows are asked."""
         return Asking.of(self.config, self.pair.front_end.special_tokens)
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Columns that prompt options need."""
         return tuple(self.asking.fields())
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows that are written."""
         return result_schema(self.manifest.keep)
 
     @property
     def decode_options(self) -> DecodeOptions:
-        """What the decoding stage needs to know."""
         return DecodeOptions.of(self.config.source, self.manifest.root, self.asking)
 
     @property
     def weigher(self) -> Weigher:
-        """What cuts decoding tasks."""
         return Weigher.of(self.config.source, self.config.pool.batch_rows, self.asking)
 
     def decode_first(self, limit: int, at_once: int = 1, max_side_px: int | None = None) -> Iterator[pa.Table]:
-        """The first rows, read by this process, in tables of `at_once` samples; shrunk to `max_side_px` if set."""
-        rows = read_first(self.config.source, self.manifest, self.fields, limit)
-        options = self.decode_options
-        if max_side_px is not None:
-            options = options.shrunk_to(max_side_px)
+        """The first rows, decoded by this process, in tables of `at_once` samples; shrunk to `max_side_px` if set."""
+        rows = self.read_first(limit)
+        options = self.decode_options if max_side_px is None else self.decode_options.shrunk_to(max_side_px)
         for start in range(0, rows.num_rows, at_once):
             yield decode_table(rows.slice(start, at_once), options)
 
@@ -165,42 +153,41 @@ class Plan(JobPlan):
 def make_plan(
     config: CaptionJob, limit: int | None = None, probe_output: bool = True, going: Going = AS_BEFORE
 ) -> Plan:
-    """Check everything that can be checked without weights and without Ray.
-
-    Raises:
-        ConfigError: the paths, the output, the pair, the source, the prompt or the kept columns are refused; the
-            message names the dotted path.
-    """
+    """Check everything that can be checked without weights and without Ray; a ConfigError names the dotted path."""
     output = open_output(config)
-    import actors.loading.pair  # torch and transformers, which a refusal above need not wait for
+    import actors.loading.pair  # imports torch and transformers, after the fast checks
 
     config, pair = checkpoints.check(config, actors.loading.pair.check, runs_here(config))
-    config = resolve_side(config, pair.front_end)
+    if config.source.max_side_px == "auto":
+        source = config.source.model_copy(update={"max_side_px": pair.front_end.useful_side_px})
+        config = config.model_copy(update={"source": source})
     checks.check(config.source, pair.front_end.takes_videos, config.model.target.path)
     needs = needs_of(config.source, Asking.of(config), config.sink.keep_columns)
     reopened = reopen(needs, output, going.accept_touched)
-    plan = look_back(Plan(config, pair, reopened.manifest, output, limit, going), reopened.gone)
+    return checked(Plan(config, pair, reopened.manifest, output, limit, going), reopened.gone, probe_output)
+
+
+def checked(plan: AnyPlan, gone: Ints, probe_output: bool) -> AnyPlan:
+    """The plan with the state of earlier attempts, after the last checks; `gone` are ordinals of missing files."""
+    plan = look_back(plan, gone)
     check_plan(plan, probe_output)
     return plan
 
 
-def resolve_side(config: CaptionJob, front_end: FrontEnd) -> CaptionJob:
-    """The job with a number, or null, in place of `source.max_side_px: auto`."""
-    if config.source.max_side_px != "auto":
-        return config
-    source = config.source.model_copy(update={"max_side_px": front_end.useful_side_px})
-    return config.model_copy(update={"source": source})
-
-
 def open_output(config: CaptionJob | SynthesizeJob) -> OutputDir:
-    """The job's output directory, not used yet or by a job alone.
+    """The job's output directory, unused or begun by a job.
 
     Raises:
-        ConfigError: a path would mean another folder than the user sees, the output and the source are inside each
-            other, or the output holds what no job has begun.
+        ConfigError: a relative path would mean another folder, the output and the source are inside each other, or the
+            output holds other files.
     """
-    _check_paths(config)
-    output = OutputDir(_absolute(config.sink.path))
+    if not runs_here(config):
+        submitted = ray_session.INSIDE_SUBMITTED_JOB in os.environ
+        reason = "the job runs from an uploaded working directory" if submitted else "the job runs on a cluster"
+        paths = [*(("source.path", path) for path in config.source.paths), ("sink.path", config.sink.path)]
+        refuse_relative(paths, reason)
+    path = config.sink.path
+    output = OutputDir(path if access.uri_scheme(path) else str(Path(path).resolve()))
     refuse_overlap(config.source, output.url)
     if not output.list_attempts():
         output.refuse_if_used()
@@ -208,58 +195,58 @@ def open_output(config: CaptionJob | SynthesizeJob) -> OutputDir:
 
 
 def runs_here(config: CaptionJob | SynthesizeJob) -> bool:
-    """Whether the job's actors are on this machine."""
+    """Whether the job's actors run on this machine."""
     return config.job.ray_address == "local" and ray_session.INSIDE_SUBMITTED_JOB not in os.environ
 
 
 def check_plan(plan: JobPlan, probe_output: bool) -> None:
-    """The last checks, of the source's contents and of the output.
-
-    Raises:
-        ConfigError: there are no samples, or the output cannot be written.
-    """
+    """Raise ConfigError if there are no samples, or the output cannot be written."""
     if not plan.datasource.planned:
         raise ConfigError("source.path: the files hold no samples")
     if probe_output:
         plan.output.check_writable()
 
 
-def _check_paths(config: CaptionJob | SynthesizeJob) -> None:
-    """Refuse relative paths where they would mean another folder than the user sees."""
-    submitted = ray_session.INSIDE_SUBMITTED_JOB in os.environ
-    if config.job.ray_address == "local" and not submitted:
-        return
-    reason = "the job runs from an uploaded working directory" if submitted else "the job runs on a cluster"
-    paths = [*(("source.path", path) for path in config.source.paths), ("sink.path", config.sink.path)]
-    refuse_relative(paths, reason)
-
-
 def refuse_relative(paths: Iterable[tuple[str, str]], reason: str) -> None:
-    """Refuse relative paths, each with its dotted name.
-
-    Raises:
-        ConfigError: names the first one, and why it may not be relative.
-    """
+    """Raise ConfigError for the first relative path, with its dotted name and the reason."""
     for where, path in paths:
         if not access.uri_scheme(path) and not os.path.isabs(path):
             raise ConfigError(f"{where}: {path} is relative, but {reason}; give an absolute path or a URL")
 
 
-def _absolute(path: str) -> str:
-    """A local path made absolute, so that it means the same in every process."""
-    return path if access.uri_scheme(path) else str(Path(path).resolve())
+# --- in words ------------------------------------------------------------------------------------------------------
 
 
 def describe(plan: Plan) -> str:
     """The plan as lines of text."""
-    lines = {**source_lines(plan), **method_lines(plan)}
-    lines["sampling"] = _sampling(plan.config)
-    lines["actors"] = f"{engines(plan.config.pool)}, contexts up to {plan.config.pool.max_context_tokens:,} tokens"
-    return show_lines({**lines, **output_lines(plan)})
+    sampling, pool = plan.config.sampling, plan.config.pool
+    how = f"temperature {sampling.temperature:g}" if sampling.temperature else "greedy"
+    lines = {
+        "sampling": f"{how}, at most {sampling.max_new_tokens} new tokens",
+        "actors": f"{engines(pool)}, contexts up to {pool.max_context_tokens:,} tokens",
+    }
+    return show_plan(plan, lines)
+
+
+def show_plan(plan: JobPlan, lines: dict[str, str]) -> str:
+    """The plan as labels and values below each other; `lines` are those of its kind of job."""
+    method, keep = plan.config.method, plan.config.sink.keep_columns
+    parts = _method(method) if method.auto is None else _trial(method.auto, plan.config.pool.slots)
+    lines = {
+        **source_lines(plan),
+        "target": plan.pair.target_id,
+        "drafter": plan.pair.drafter_id or "none",
+        "method": f"{method.label} ({method.verify_mode}): {parts}",
+        **({f"  {one.label}": _method(one) for one in method.methods} if method.auto is not None else {}),
+        **lines,
+        "output": f"{plan.output.shown()} (data/, errors/, _job/)",
+        **({"kept": ", ".join(keep)} if keep else {}),
+    }
+    return "\n".join(f"{label:<8} {value}" for label, value in lines.items())
 
 
 def source_lines(plan: JobPlan) -> dict[str, str]:
-    """What is run on what."""
+    """The job and its source."""
     config, manifest = plan.config, plan.manifest
     num_samples = plan.datasource.num_samples
     rows = "an unknown number of rows" if num_samples is None else f"{num_samples:,} rows"
@@ -275,29 +262,8 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
     }
 
 
-def method_lines(plan: JobPlan) -> dict[str, str]:
-    """What it is run with."""
-    method = plan.config.method
-    auto = method.auto
-    told = _method(method) if auto is None else _trial(auto, plan.config.pool.slots)
-    return {
-        "target": plan.pair.target_id,
-        "drafter": plan.pair.drafter_id or "none",
-        "method": f"{method.label} ({method.verify_mode}): {told}",
-        **({f"  {one.label}": _method(one) for one in method.methods} if auto is not None else {}),
-    }
-
-
-def output_lines(plan: JobPlan) -> dict[str, str]:
-    """Where it goes, and what travels through."""
-    lines = {"output": f"{plan.output.shown()} (data/, errors/, _job/)"}
-    if plan.config.sink.keep_columns:
-        lines["kept"] = ", ".join(plan.config.sink.keep_columns)
-    return lines
-
-
 def actors_of(pool: ActorPool) -> tuple[str, str]:
-    """How many actors, and on what each of them runs."""
+    """The number of actors, and the device of each, in words."""
     number = f"{pool.min_size}" if pool.min_size == pool.max_size else f"{pool.min_size} to {pool.max_size}"
     return number, f"{pool.num_gpus:g} GPU" if pool.num_gpus else "CPU"
 
@@ -306,14 +272,8 @@ def engines(pool: EnginePool) -> str:
     """A pool of engines in words."""
     number, device = actors_of(pool)
     slots = "as many slots as memory holds" if pool.slots == "auto" else f"{pool.slots} slots"
-    return (
-        f"{number} × {slots} on {device}, {pool.max_batches_in_flight} batches of {pool.batch_rows} rows in flight each"
-    )
-
-
-def show_lines(lines: dict[str, str]) -> str:
-    """Labels and values under each other."""
-    return "\n".join(f"{label:<8} {value}" for label, value in lines.items())
+    batches = f"{pool.max_batches_in_flight} batches of {pool.batch_rows} rows in flight each"
+    return f"{number} × {slots} on {device}, {batches}"
 
 
 def _trial(auto: Auto, slots: int | Literal["auto"]) -> str:
@@ -338,20 +298,24 @@ def _method(method: Method) -> str:
     return ", ".join(parts)
 
 
-def _sampling(config: CaptionJob) -> str:
-    sampling = config.sampling
-    how = f"temperature {sampling.temperature:g}" if sampling.temperature else "greedy"
-    return f"{how}, at most {sampling.max_new_tokens} new tokens"
-
-
 def first_prompt(plan: Plan) -> str:
-    """The first rendered prompt, with its sample's id; an error message if none of the first rows can be rendered."""
-    limit = NUM_ROWS_LOOKED_AT if plan.limit is None else min(plan.limit, NUM_ROWS_LOOKED_AT)
+    """The first rendered prompt, with its sample's id; the errors if none of the first rows can be rendered."""
+    tables = plan.decode_first(num_shown(plan))
+    columns = ["sample_id", "messages", "error_type", "error_message"]
+    rows = (row for table in tables for row in table.select(columns).to_pylist())
+    return first_usable(rows, lambda row: plan.pair.render(json.loads(row["messages"])))
+
+
+def num_shown(plan: JobPlan) -> int:
+    """How many rows a dry run reads to find the first usable one."""
+    return NUM_ROWS_LOOKED_AT if plan.limit is None else min(plan.limit, NUM_ROWS_LOOKED_AT)
+
+
+def first_usable(rows: Iterable[dict[str, Any]], show: Callable[[dict[str, Any]], str]) -> str:
+    """The first row without an error, in words; the errors if there is none."""
     problems = []
-    for table in plan.decode_first(limit):
-        columns = [table.column(name).to_pylist() for name in ("sample_id", "messages", "error_type", "error_message")]
-        for sample_id, messages, error_type, error_message in zip(*columns, strict=True):
-            if not error_type:
-                return f"first prompt ({sample_id}):\n{plan.pair.render(json.loads(messages))}"
-            problems.append(f"  {sample_id}: {error_type}: {error_message}")
+    for row in rows:
+        if not row["error_type"]:
+            return f"first prompt ({row['sample_id']}):\n{show(row)}"
+        problems.append(f"  {row['sample_id']}: {row['error_type']}: {row['error_message']}")
     return "\n".join([f"none of the first {len(problems)} rows can be used:", *problems[:5]])

@@ -1,9 +1,8 @@
 """Rows whose id an earlier row of the source has, in kinds whose ids are known only after reading (tars).
 
 Read tasks of such kinds read one file each, so a repeated id is found when all rows are in the output. The row that
-comes first in the source keeps the id. The later row becomes an error row `duplicate_id` under an id of its own
-(`path#row`), as in kinds whose ids are known before. The outcome depends on the source only, not on the attempt that
-made a row.
+comes first in the source keeps the id. The later row becomes an error row `duplicate_id` with the id `path#row`, as in
+kinds whose ids are known before. The outcome depends on the source only, not on the attempt that made a row.
 
 A kill at any point is harmless: error rows are published before the rows leave `data/`, a row in `data/` wins over an
 error row of the same sample, and the next attempt repeats the missing steps.
@@ -12,8 +11,6 @@ error row of the same sample, and the next attempt repeats the missing steps.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,10 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.output.accounts import locate
-from pipeline.output.files import list_published, parts, published_number, read_all_found
-from pipeline.output.publishing import Press
+from pipeline.output.files import list_published, parts, read_all_found
+from pipeline.output.publishing import FOLDERS, Press, next_number
 from pipeline.source.datasource import path_id
-from pipeline.source.done_bitmap import PathIndex
+from pipeline.source.done_bitmap import Bools, PathIndex
 from pipeline.source.ids import repeated_ids
 from pipeline.source.manifest import Manifest
 from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
@@ -38,39 +35,30 @@ _COLUMNS = ("sample_id", "source", "row_index")
 
 Place = tuple[int, int]
 """A sample's place in the source: the file's ordinal in the manifest, and the row."""
-
-
-@dataclass
-class Repeats:
-    """Later rows with the id of an earlier row: of every such sample its place, with one of the ids."""
-
-    places: dict[Place, str] = field(default_factory=dict)
-    files: set[str] = field(default_factory=set)
-    """The published files that hold rows of these samples."""
+Repeats = dict[Place, str]
+"""The later samples with the id of an earlier sample: their places, with the id."""
 
 
 def settle_repeated_ids(press: Press, manifest: Manifest) -> int:
     """Turn rows with an id that an earlier row has into error rows; returns the number of such samples.
 
     Requires an output in which each planned sample has its rows once.
-
-    Raises:
-        Fenced: a later attempt has taken over.
-        OSError: the store does not answer; the next attempt repeats the step.
     """
     paths = PathIndex(manifest.files["path"])
     found = find_repeats(press.output, paths)
-    if not found.places:
+    if not found:
         return 0
     taken = _Names(press.output)
-    doubtful = sorted(found.files)
+    # Other rows of these samples may be in further files.
+    tables = _tables(press.output, _COLUMNS)
+    doubtful = sorted(name for name, table in tables if not found.keys().isdisjoint(_places(table, paths)))
     for relative in doubtful:
         if relative.startswith(f"{DATA}/"):
             table, later = _later_rows(press, relative, paths, found)
             rows = renamed(table.filter(pa.array(later)), found, paths, taken)
             for part in parts(rows, press.rows_per_file):
                 press.check_alone()
-                press.publish_rows(ERRORS, _next_number(press.output, ERRORS), press.format.check(part))
+                press.publish_rows(ERRORS, next_number(press.output, ERRORS), press.format.check(part))
     for relative in doubtful:
         table, later = _later_rows(press, relative, paths, found)
         if not later.any():
@@ -79,63 +67,46 @@ def settle_repeated_ids(press: Press, manifest: Manifest) -> int:
         if relative.startswith(f"{ERRORS}/"):
             kept = pa.concat_tables([kept, renamed(table.filter(pa.array(later)), found, paths, taken)])
         press.rewrite(relative, kept)
-    return len(found.places)
+    return len(found)
 
 
 def find_repeats(output: OutputDir, paths: PathIndex) -> Repeats:
-    """The samples whose id an earlier sample has, by their places in the source."""
-    names = [name for folder in (DATA, ERRORS) for name in list_published(output, folder)]
-    columns = [one.table["sample_id"] for one in read_all_found(output, names, _COLUMNS) if one.table is not None]
-    twice = repeated_ids(column.to_numpy(zero_copy_only=False) for column in columns)
-    found = Repeats()
-    if not twice:
-        return found
-    wanted = pa.array(twice, pa.string())
-    by_id: dict[str, list[tuple[Place, str]]] = {}
-    for one in read_all_found(output, names, _COLUMNS):
-        if one.table is None:
-            continue
-        some = one.table.filter(pc.is_in(one.table["sample_id"], value_set=wanted))
-        for own_id, place in zip(some["sample_id"].to_pylist(), _places(some, paths), strict=True):
-            by_id.setdefault(own_id, []).append((place, one.relative))
-    for own_id, rows in by_id.items():
-        first = min(place for place, _ in rows)
-        for place, _ in rows:
-            if place != first:
-                found.places[place] = own_id
-    if found.places:  # the other rows of these samples may lie in further files
-        for one in read_all_found(output, names, _COLUMNS):
-            if one.table is not None and not found.places.keys().isdisjoint(_places(one.table, paths)):
-                found.files.add(one.relative)
-    return found
+    """The samples whose id an earlier sample has."""
+    ids = (table["sample_id"].to_numpy(zero_copy_only=False) for _, table in _tables(output, ("sample_id",)))
+    twice = pa.array(repeated_ids(ids), pa.string())
+    by_id: dict[str, set[Place]] = {}
+    for _, table in _tables(output, _COLUMNS) if len(twice) else ():
+        some = table.filter(pc.is_in(table["sample_id"], value_set=twice))
+        for sample_id, place in zip(some["sample_id"].to_pylist(), _places(some, paths), strict=True):
+            by_id.setdefault(sample_id, set()).add(place)
+    return {place: sample_id for sample_id, places in by_id.items() for place in places - {min(places)}}
 
 
 def renamed(rows: pa.Table, found: Repeats, paths: PathIndex, taken: _Names) -> pa.Table:
-    """These rows as error rows with ids of their own; an error that a row has already is kept."""
+    """These rows as error rows with new ids; an error that a row already has is kept."""
     if not rows.num_rows:
         return rows
-    values: dict[str, list[Any]] = {name: rows[name].to_pylist() for name in ("error_type", "error_message")}
-    ids, parts_of_ids = [], {name: rows[name].to_pylist() for name, _ in PARTS_OF_IDS if name in rows.column_names}
-    prompt_ids = []
-    for index, place in enumerate(_places(rows, paths)):
-        own = path_id(rows["source"][index].as_py(), place[1])
-        prompt_ids.append(own)
-        for name, mark in PARTS_OF_IDS:
-            part = parts_of_ids[name][index] if name in parts_of_ids else None
-            own += "" if part is None else f"{mark}{part}"
-        ids.append(own)
-        if not values["error_type"][index]:
-            values["error_type"][index] = CODE
-            values["error_message"][index] = f"the id {found.places[place][:100]!r} is there twice"
-    values |= {"sample_id": taken.free(ids), "prompt_id": prompt_ids}
-    values |= {name: [value] * rows.num_rows for name, value in _CLEARED.items()}
-    values |= {name: [None] * rows.num_rows for name in _EMPTIED}
-    for name, column in values.items():
-        place_of = rows.schema.get_field_index(name)
-        if place_of >= 0:
-            kind = rows.schema.field(place_of)
-            rows = rows.set_column(place_of, kind, pa.array(column, kind.type))
-    return rows
+    places = list(_places(rows, paths))
+    prompt_ids = [path_id(path, row) for path, (_, row) in zip(rows["source"].to_pylist(), places, strict=True)]
+    ids = pa.array(prompt_ids, pa.string())
+    for name, mark in PARTS_OF_IDS:
+        if name in rows.column_names:
+            part = pc.binary_join_element_wise(mark, rows[name].cast(pa.string()), "")
+            ids = pc.binary_join_element_wise(ids, pc.fill_null(part, ""), "")
+    is_result = pc.equal(rows["error_type"], "")
+    messages = pa.array(f"the id {found[place][:100]!r} is there twice" for place in places)
+    values = {
+        "sample_id": pa.array(taken.free(ids.to_pylist()), pa.string()),
+        "prompt_id": pa.array(prompt_ids, pa.string()),
+        "error_type": pc.if_else(is_result, CODE, rows["error_type"]),
+        "error_message": pc.if_else(is_result, messages, rows["error_message"]),
+        **{name: pa.repeat(value, rows.num_rows) for name, value in _CLEARED.items()},
+    }
+    for name in _EMPTIED:
+        if name in rows.column_names:
+            values[name] = pa.nulls(rows.num_rows, rows.schema.field(name).type)
+    columns = [values.get(name, rows[name]) for name in rows.column_names]
+    return pa.table(columns, schema=rows.schema)
 
 
 class _Names:
@@ -146,36 +117,33 @@ class _Names:
         self._given: set[str] = set()
 
     def free(self, wanted: list[str]) -> list[str]:
-        """These ids, with `#` behind those that a row of the user has."""
+        """These ids, with `#` behind those that the output has already."""
         given = list(wanted)
         while clashes := self._there(given):
-            given = [own + "#" if own in clashes else own for own in given]
+            given = [sample_id + "#" if sample_id in clashes else sample_id for sample_id in given]
         self._given.update(given)
         return given
 
     def _there(self, ids: list[str]) -> set[str]:
-        asked = pa.array(ids, pa.string())
+        value_set = pa.array(ids, pa.string())
         clashes = self._given & set(ids)
-        names = [name for folder in (DATA, ERRORS) for name in list_published(self._output, folder)]
-        for one in read_all_found(self._output, names, ("sample_id",)):
-            if one.table is not None:
-                column = one.table["sample_id"]
-                clashes.update(column.filter(pc.is_in(column, value_set=asked)).to_pylist())
+        for _, table in _tables(self._output, ("sample_id",)):
+            column = table["sample_id"]
+            clashes.update(column.filter(pc.is_in(column, value_set=value_set)).to_pylist())
         return clashes
 
 
-def _later_rows(
-    press: Press, relative: str, paths: PathIndex, found: Repeats
-) -> tuple[pa.Table, np.ndarray[tuple[int], np.dtype[np.bool_]]]:
+def _tables(output: OutputDir, columns: tuple[str, ...]) -> Iterator[tuple[str, pa.Table]]:
+    """Path and columns of all published files."""
+    found = read_all_found(output, list_published(output, *FOLDERS), columns)
+    return ((one.relative, one.table) for one in found if one.table is not None)
+
+
+def _later_rows(press: Press, relative: str, paths: PathIndex, found: Repeats) -> tuple[pa.Table, Bools]:
     table = press.format.check(pq.read_table(pa.BufferReader(press.output.read_bytes(relative))))
-    return table, np.fromiter((place in found.places for place in _places(table, paths)), bool, table.num_rows)
+    return table, np.fromiter((place in found for place in _places(table, paths)), bool, table.num_rows)
 
 
 def _places(table: pa.Table, paths: PathIndex) -> Iterator[Place]:
     [rows] = locate([table], paths)
     return zip(rows.files.tolist(), rows.rows.tolist(), strict=True)
-
-
-def _next_number(output: OutputDir, folder: str) -> int:
-    numbers = [published_number(name) for name in list_published(output, folder)]
-    return max((number + 1 for number in numbers if number is not None), default=0)

@@ -1,7 +1,7 @@
-"""Resumes an output of earlier attempts: reads its state, checks that it fits, and takes over.
+"""Resumes an output of earlier attempts: reads its state, checks that it fits the job, and takes over.
 
-An attempt is taken by a file that can be created once, fences older ones out (`pipeline.output.publishing`), and then
-reads the output, which can no longer change under it.
+An attempt is taken by creating a file that can be created once. It fences older attempts out
+(`pipeline.output.publishing`) and then reads the output, which can no longer change.
 """
 
 from __future__ import annotations
@@ -28,20 +28,19 @@ if TYPE_CHECKING:
 AnyPlan = TypeVar("AnyPlan", bound="JobPlan")
 MAX_DIFFERENCES = 8
 SUMMARY = "summary.json"
-"""Below `_job/`; the last that a job writes."""
-_ABSENT = object()
+"""Below `_job/`; the last file that a job writes."""
 
 
 @dataclass(frozen=True)
 class Going:
-    """Resume options of the command line: with another config than before, or with rows that failed."""
+    """Resume options of the command line."""
 
     allow_mixed: bool = False
     retry_errors: bool = False
     accept_touched: bool = False
-    """Files of the source with another time or etag and the same size are the same ones (`manifest_parts.reopen`)."""
+    """Accept source files with another time or etag and the same size (`manifest_parts.reopen`)."""
     skip_digests: bool = False
-    """Compare sizes and footers of published files, and not their digests."""
+    """Compare only sizes and footers of published files."""
 
 
 AS_BEFORE = Going()
@@ -49,10 +48,8 @@ AS_BEFORE = Going()
 
 @dataclass(frozen=True)
 class Earlier:
-    """The state that earlier attempts left: their fingerprints, and the inventory of the output; `gone` are ordinals
-    of files that the source no longer has."""
+    """The state of the output after earlier attempts; `gone` are ordinals of files that the source no longer has."""
 
-    fingerprints: Mapping[int, str]
     inventory: Inventory
     done: DoneSet
     present_ids: frozenset[str] = frozenset()
@@ -61,41 +58,29 @@ class Earlier:
     """Published files whose bytes are those that were written."""
 
 
-# --- before anything is changed ------------------------------------------------------------------------------------
-
-
 def look_back(plan: AnyPlan, gone: Ints) -> AnyPlan:
-    """The plan with what earlier attempts have left; as it is where there were none.
-
-    Raises:
-        ConfigError: they ran under another config, or files that are not done have gone.
-    """
+    """The plan with the state of earlier attempts; ConfigError for another config, or missing unfinished files."""
     numbers = plan.output.list_attempts()
     if not numbers:
         return plan
     if not plan.going.allow_mixed:
         refuse_other_content(plan.output.read_attempt(numbers[-1]).get("content", {}), plan.content, plan.output)
-    return _with_inventory(plan, fingerprints_of(plan.output), gone)
+    return _with_inventory(plan, gone)
 
 
 def fingerprints_of(output: OutputDir) -> dict[int, str]:
-    """The config of every attempt that was taken."""
+    """The config fingerprint of every attempt that was taken."""
     return {number: str(output.read_attempt(number).get("config_fingerprint")) for number in output.list_attempts()}
 
 
-def _with_inventory(plan: AnyPlan, fingerprints: Mapping[int, str], gone: Ints) -> AnyPlan:
+def _with_inventory(plan: AnyPlan, gone: Ints) -> AnyPlan:
     retry = plan.going.retry_errors
     manifest = with_counts(plan.manifest, plan.output, forget_broken=retry)
     verified = verify(plan.output, plan.going.skip_digests, plan.earlier.verified if plan.earlier else None)
+    fingerprints = fingerprints_of(plan.output)
     inventory = take_inventory(plan.output, manifest, plan.rows_per_sample, fingerprints, verified.problems)
-    done = inventory.done(retry)
-    earlier = Earlier(fingerprints, inventory, done, inventory.accounts.present_ids(retry), gone, verified)
-    _refuse_gone(plan, earlier)
-    return replace(plan, manifest=manifest, earlier=earlier)
-
-
-def _refuse_gone(plan: JobPlan, earlier: Earlier) -> None:
-    lost = [file for file in earlier.gone.tolist() if not earlier.done.is_whole(file)]
+    done = inventory.accounts.done(retry)
+    lost = [file for file in gone.tolist() if not done.is_whole(file)]
     if lost:
         names = ", ".join(plan.manifest.files["path"][file].as_py() for file in lost[:3])
         more = f" and {len(lost) - 3:,} more" if len(lost) > 3 else ""
@@ -103,30 +88,32 @@ def _refuse_gone(plan: JobPlan, earlier: Earlier) -> None:
             f"source.path: {names}{more} was there when {plan.output.shown()} was begun, is not done, and is gone; "
             "bring it back, or choose another sink.path"
         )
+    earlier = Earlier(inventory, done, inventory.accounts.present_ids(retry), gone, verified)
+    return replace(plan, manifest=manifest, earlier=earlier)
 
 
 def refuse_other_content(before: Mapping[str, Any], now: Mapping[str, Any], output: OutputDir) -> None:
-    """Refuse to mix results of two configs in one output.
-
-    Raises:
-        ConfigError: names the dotted fields that differ, with both values.
-    """
+    """Refuse to mix results of two configs in one output; the ConfigError names the dotted fields that differ."""
     old, new = flatten(before), flatten(now)
-    different = [name for name in sorted(old.keys() | new.keys()) if old.get(name, _ABSENT) != new.get(name, _ABSENT)]
-    if not different:
+    changes = [
+        f"  {name}: {_shown(old, name)} then, {_shown(new, name)} now"
+        for name in sorted(old.keys() | new.keys())
+        if (name in old, old.get(name)) != (name in new, new.get(name))
+    ]
+    if not changes:
         return
-    told = [f"  {name}: {_shown(old, name)} then, {_shown(new, name)} now" for name in different[:MAX_DIFFERENCES]]
-    if len(different) > MAX_DIFFERENCES:
-        told.append(f"  and {len(different) - MAX_DIFFERENCES} more")
-    raise ConfigError(
-        "\n".join(
-            [
-                f"sink.path: {output.shown()} was begun with another configuration:",
-                *told,
-                "change it back, choose another sink.path, or mix both in one output with --allow-mixed",
-            ]
-        )
-    )
+    more = [f"  and {len(changes) - MAX_DIFFERENCES} more"] if len(changes) > MAX_DIFFERENCES else []
+    lines = [
+        f"sink.path: {output.shown()} was begun with another configuration:",
+        *changes[:MAX_DIFFERENCES],
+        *more,
+        "change it back, choose another sink.path, or mix both in one output with --allow-mixed",
+    ]
+    raise ConfigError("\n".join(lines))
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return repr(values[name]) if name in values else "absent"
 
 
 def flatten(content: Any, path: str = "") -> dict[str, Any]:
@@ -139,13 +126,6 @@ def flatten(content: Any, path: str = "") -> dict[str, Any]:
     return found
 
 
-def _shown(values: Mapping[str, Any], name: str) -> str:
-    return repr(values[name]) if name in values else "absent"
-
-
-# --- taking over ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Begun:
     """A taken attempt: its output directory, and the next number in each folder."""
@@ -155,11 +135,9 @@ class Begun:
 
 
 def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None = None) -> tuple[AnyPlan, Begun]:
-    """Take the next attempt; returns the plan with the remaining work, now that no other attempt can publish.
+    """Take the next attempt, and return the plan with the remaining work, now that no other attempt can publish.
 
-    Raises:
-        ConfigError: another job has taken the attempt.
-        Fenced: a later attempt has taken over.
+    Raises ConfigError if another job has taken the attempt, and `Fenced` if a later one has taken over.
     """
     output = plan.output
     attempt = max(output.list_attempts(), default=0) + 1
@@ -172,36 +150,29 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     if attempt == 1:
         return plan, Begun(press, dict.fromkeys(FOLDERS, 0))
     numbers = {folder: press.fence(folder) for folder in FOLDERS}
-    plan = _with_inventory(plan, fingerprints_of(output), plan.earlier.gone if plan.earlier else np.zeros(0, np.int64))
+    plan = _with_inventory(plan, plan.earlier.gone if plan.earlier else np.zeros(0, np.int64))
     assert plan.earlier is not None
     inventory = plan.earlier.inventory
     for one in inventory.strange:
         press.set_aside(one.relative)
-    for relative in plan.earlier.verified.unreadable:
-        press.remove(checksum_name(relative))  # finalizing writes it again
-    for relative in inventory.spent:
+    unreadable = map(checksum_name, plan.earlier.verified.unreadable)  # finalizing writes them again
+    for relative in (*unreadable, *inventory.spent):
         press.remove(relative)
     return plan, Begun(press, numbers)
 
 
-def told(plan: JobPlan) -> list[str]:
-    """Lines for the user about the earlier attempts; none for a first attempt."""
+def resume_lines(plan: JobPlan) -> list[str]:
+    """Lines for the user about earlier attempts and the verification of their files; none for a first attempt."""
     if plan.earlier is None:
         return []
-    inventory = plan.earlier.inventory
+    strange = plan.earlier.inventory.strange
     left = spans.num_missing(plan.datasource.planned, plan.earlier.done)
     rest = "an unknown number" if left is None else f"{left:,}"
-    lines = [
-        f"going on: {len(plan.earlier.done):,} samples are done, {rest} missing, "
-        f"{len(inventory.strange):,} files set aside"
+    return [
+        f"going on: {len(plan.earlier.done):,} samples are done, {rest} missing, {len(strange):,} files set aside",
+        *(f"  set aside: {one.relative}: {one.problem}" for one in strange[:10]),
+        plan.earlier.verified.line(),
     ]
-    lines += [f"  set aside: {one.relative}: {one.problem}" for one in inventory.strange[:10]]
-    return lines
-
-
-def verified_lines(plan: JobPlan) -> list[str]:
-    """How the files of earlier attempts were verified, and what that cost; none for a first attempt."""
-    return [] if plan.earlier is None else [plan.earlier.verified.line()]
 
 
 def is_complete(plan: JobPlan) -> bool:

@@ -1,7 +1,4 @@
-"""Wait times: actors report how long they were idle and how long rows waited for them.
-
-One Ray actor adds them up; the driver reads it when the job is done.
-"""
+"""Wait times: actors report how long they were idle and how long rows waited for them; one Ray actor adds them up."""
 
 from __future__ import annotations
 
@@ -13,13 +10,13 @@ from typing import Any
 import ray
 
 from actors.serving.engine_thread import Waits
-from pipeline.cluster.ray_session import beside_driver
+from pipeline.cluster.ray_session import driver_actor
 
 READ_TIMEOUT_S = 30.0
 
 
-class _FlowActor:
-    """The latest report of every actor; costs no CPU of Ray's."""
+class _LatestReports:
+    """The latest report of every actor."""
 
     def __init__(self) -> None:
         self._latest: dict[str, Waits] = {}
@@ -27,41 +24,31 @@ class _FlowActor:
     def report(self, who: str, waits: Waits) -> None:
         self._latest[who] = waits
 
-    def read(self) -> list[Waits]:
-        return list(self._latest.values())
+    def total(self) -> Waits:
+        return sum(self._latest.values(), Waits())
 
 
 @dataclass(frozen=True)
-class Report:
-    """Sends an actor's wait times without waiting for an answer; the last report of each `who` counts."""
+class WaitTimes:
+    """The reports of all actors; cheap to send to workers."""
 
     actor: Any
 
-    def __call__(self, who: str, waits: Waits) -> None:
+    def report(self, who: str, waits: Waits) -> None:
+        """Send an actor's wait times without waiting for an answer; the last report of each `who` counts."""
         self.actor.report.remote(who, waits)
 
-
-class Flow:
-    """What actors have reported."""
-
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
-        self.report = Report(actor)
-
     def total(self) -> Waits:
-        """The waits of all actors together; zero where the cluster is going away."""
+        """The waits of all actors together; zero if the cluster is going away."""
         try:
-            found: list[Waits] = ray.get(self._actor.read.remote(), timeout=READ_TIMEOUT_S)
+            total: Waits = ray.get(self.actor.total.remote(), timeout=READ_TIMEOUT_S)
         except ray.exceptions.RayError:
             return Waits()
-        return sum(found, Waits())
+        return total
 
 
 @contextlib.contextmanager
-def measured() -> Iterator[Flow]:
-    """A place for actors to report to, while the block runs."""
-    actor = ray.remote(num_cpus=0, scheduling_strategy=beside_driver())(_FlowActor).remote()
-    try:
-        yield Flow(actor)
-    finally:
-        ray.kill(actor)
+def measured() -> Iterator[WaitTimes]:
+    """Wait times that actors report while the block runs."""
+    with driver_actor(_LatestReports) as actor:
+        yield WaitTimes(actor)

@@ -1,12 +1,8 @@
-"""The condition of an image from one row's columns: ready text features, a class label, sampling values.
-
-Values arrive as Arrow cells or as JSON data; an invalid one becomes the error of its row.
-"""
+"""The condition of an image from one row's columns: ready text features or a class label, as Arrow cells or JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -15,25 +11,14 @@ import pyarrow.types as pt
 from numpy.typing import NDArray
 
 from configs.load import ConfigError
-from configs.synthesis import ImageColumns, ImageSampling
 from models.llamagen.features import FeaturesError, check_features
-from pipeline.prompts import sampling
+from pipeline.prompts.sampling import integer_of
 from pipeline.rows.schemas import RowError
 from pipeline.sources import columns as column_types
 
-SAMPLED = ("temperature", "top_k", "top_p", "guidance_scale")
-"""Fields of the sampling section that a row may have values of its own for."""
-
-
-# --- ready features ------------------------------------------------------------------------------------------------
-
 
 def check_features_type(kind: pa.DataType, name: str) -> None:
-    """Refuse a features column of a type that cannot hold any.
-
-    Raises:
-        ConfigError: names the column and its type.
-    """
+    """Refuse a column of a type that cannot hold features, by a ConfigError."""
     inner = _storage(kind)
     depth = 0
     while column_types.is_list(inner) and depth < 2:
@@ -53,11 +38,7 @@ def _storage(kind: pa.DataType) -> pa.DataType:
 
 
 def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> NDArray[np.float32]:
-    """One row's features (num_tokens, width) out of a column's cell, without padding; bytes are little-endian `dtype`.
-
-    Raises:
-        RowError: `invalid_condition`.
-    """
+    """One row's features (num_tokens, width) from a column's cell, without padding; bytes are little-endian `dtype`."""
     if isinstance(cell, pa.ExtensionScalar):
         cell = cell.value
     if cell is None or not cell.is_valid:
@@ -71,7 +52,7 @@ def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> N
             raise RowError("invalid_condition", f"{numbers.size} numbers are no features of width {width}")
         numbers = numbers.reshape(-1, width)
     if numbers.ndim == 2:
-        # Columns of a fixed shape pad with zeros, on either side; the features of a token are never zero.
+        # Columns of a fixed shape are padded with zeros on either side; features of a token are never all zero.
         inside = np.flatnonzero(numbers.any(axis=1))
         numbers = numbers[inside[0] : inside[-1] + 1] if len(inside) else numbers[:0]
     try:
@@ -83,7 +64,10 @@ def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> N
 def _numbers(cell: pa.Scalar, dtype: str, width: int) -> NDArray[Any]:
     """The cell as an array of one or two axes; ragged lists raise ValueError."""
     if column_types.is_bytes(cell.type):
-        return _from_bytes(cell.as_py(), dtype)
+        data = cell.as_py()
+        if dtype == "bfloat16":
+            return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
+        return np.frombuffer(data, {"float32": "<f4", "float16": "<f2"}[dtype])
     if column_types.is_text(cell.type):
         found = np.array(json.loads(cell.as_py()))
         if found.dtype.kind not in "fiu":
@@ -103,35 +87,11 @@ def _numbers(cell: pa.Scalar, dtype: str, width: int) -> NDArray[Any]:
     return values.to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
-def _from_bytes(data: bytes, dtype: str) -> NDArray[Any]:
-    if dtype == "bfloat16":
-        return (np.frombuffer(data, "<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(data, {"float32": "<f4", "float16": "<f2"}[dtype])
-
-
-# --- single values -------------------------------------------------------------------------------------------------
-
-
 def read_label(value: Any, num_classes: int) -> int:
-    """A class label; numbers in text are numbers too.
-
-    Raises:
-        RowError: `invalid_condition`.
-    """
+    """A class label, also from text; RowError `invalid_condition` for any other value."""
     if value is None:
         raise RowError("invalid_condition", "the row has no class label")
-    label = sampling.integer_of(value)
+    label = integer_of(value)
     if label is None or not 0 <= label < num_classes:
         raise RowError("invalid_condition", f"the class label {value!r:.100} is no number from 0 to {num_classes - 1}")
     return label
-
-
-def read_sampling(
-    fields: Mapping[str, Any], columns: ImageColumns, job: ImageSampling, seed: int
-) -> dict[str, int | float]:
-    """Seed, temperature, top_k, top_p and guidance_scale of one row: its own values, and otherwise the job's.
-
-    Raises:
-        RowError: `invalid_sampling`.
-    """
-    return sampling.read_sampling(fields, columns, job, SAMPLED, seed)

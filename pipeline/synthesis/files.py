@@ -1,7 +1,4 @@
-"""Pixels to image files: PNG, WebP or JPEG in memory, row by row.
-
-A function of Arrow tables (PAINTED to RESULT), so that it runs on any CPU.
-"""
+"""Pixels to image files (PAINTED to RESULT): PNG, WebP or JPEG in memory."""
 
 from __future__ import annotations
 
@@ -15,11 +12,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from configs.synthesis import ImageFile
+from pipeline.rows import schemas
 from pipeline.synthesis import rows
 
 DEFAULT_QUALITY = 95
 WEBP_EFFORT = 4
-"""Of 0 to 6, as libwebp's own tools have it."""
+"""Of 0 to 6, the default of libwebp's tools."""
 _SUFFIXES = {"png": "png", "webp": "webp", "jpeg": "jpg"}
 
 
@@ -31,20 +29,20 @@ def encode_image(pixels: NDArray[np.uint8], file: ImageFile) -> bytes:
     if file.format != "png" and not file.lossless:
         options["quality"] = file.quality or DEFAULT_QUALITY
     if file.format == "jpeg" and options["quality"] >= DEFAULT_QUALITY:
-        options["subsampling"] = 0  # colour at half resolution would be what is left of the loss
+        options["subsampling"] = 0  # otherwise colour at half resolution is the largest loss
     buffer = io.BytesIO()
     Image.fromarray(pixels).save(buffer, format=file.format.upper(), **options)
     return buffer.getvalue()
 
 
 def file_name(sample_id: str, file: ImageFile) -> str:
-    """A name for a sample's image: unique as its id is, without separators of folders."""
+    """A file name from a unique id, without path separators."""
     return f"{quote(sample_id, safe='#')}.{_SUFFIXES[file.format]}"
 
 
 def encode_table(table: pa.Table, file: ImageFile, keep_codes: bool) -> pa.Table:
     """PAINTED to RESULT, as many rows in the same order; a row without pixels has no image."""
-    keep = rows.kept_fields(table.schema)
+    keep = schemas.kept_fields(table.schema, rows.RESERVED_COLUMNS)
     images: list[dict[str, Any] | None] = []
     sizes = zip(*(table[name].to_pylist() for name in ("sample_id", "height_px", "width_px")), strict=True)
     rgb = table["rgb"]

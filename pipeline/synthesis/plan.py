@@ -1,14 +1,9 @@
-"""A synthesis job that has passed every check that is possible before Ray starts.
-
-Like `pipeline.run.plan` for captions, with which it shares code; starts nothing, and writes only the probe of the
-output.
-"""
+"""A synthesis job that has passed every check that is possible before Ray starts; see `pipeline.run.plan`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
@@ -16,25 +11,22 @@ from configs.load import ConfigError
 from configs.synthesis import SynthesizeJob
 from pipeline.rows import schemas
 from pipeline.run.plan import (
-    NUM_ROWS_LOOKED_AT,
     JobPlan,
     actors_of,
-    check_plan,
+    checked,
     engines,
-    method_lines,
+    first_usable,
+    num_shown,
     open_output,
-    output_lines,
     runs_here,
-    show_lines,
-    source_lines,
+    show_plan,
 )
-from pipeline.run.resume import AS_BEFORE, Going, look_back
-from pipeline.source.datasource import SpanDatasource, read_first
+from pipeline.run.resume import AS_BEFORE, Going
 from pipeline.source.manifest_parts import reopen
 from pipeline.sources.kind import Needs
 from pipeline.storage import checkpoints
 from pipeline.synthesis import rows
-from pipeline.synthesis.conditions import SAMPLED, check_features_type
+from pipeline.synthesis.conditions import check_features_type
 from pipeline.synthesis.files import DEFAULT_QUALITY
 from pipeline.synthesis.prompts import ConditionShape, PrepareOptions, prepare_table, wanted_columns
 
@@ -49,36 +41,28 @@ class SynthesisPlan(JobPlan):
     config: SynthesizeJob
     pair: ImagePairInfo
 
-    @cached_property
-    def datasource(self) -> SpanDatasource:
-        """The source as Ray reads it."""
-        return SpanDatasource(
-            self.config.source, self.manifest, self.fields, self.limit, with_images=False, **self.left_out
-        )
+    reads_images: ClassVar[bool] = False
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Columns whose values travel as JSON."""
         return tuple(wanted_columns(self.config))
 
     @property
     def rows_per_sample(self) -> int:
-        """Images: every prompt has as many."""
         return self.config.sampling.num_images_per_prompt
 
     @property
     def kept(self) -> list[pa.Field]:
-        """The columns that travel through to the output."""
+        """The columns that are passed on to the output."""
         return [self.manifest.keep.field(name) for name in self.config.sink.keep_columns]
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the rows that are written."""
         return rows.result_schema(self.kept, self.config.sink.images, self.config.sink.keep_codes)
 
     @property
     def prepare_options(self) -> PrepareOptions:
-        """What the preparing stage needs to know."""
+        """Options of the preparing stage."""
         target = self.pair.target
         width = target.condition_dim if target.condition == "text" else 0
         num_classes = target.num_classes if target.condition == "class" else 0
@@ -86,19 +70,13 @@ class SynthesisPlan(JobPlan):
         return PrepareOptions.of(self.config, shape)
 
     def prepare_first(self, limit: int) -> pa.Table:
-        """The first rows, read and prepared in this process."""
-        found = read_first(self.config.source, self.manifest, self.fields, limit, with_images=False)
-        return prepare_table(found, self.prepare_options)
+        return prepare_table(self.read_first(limit), self.prepare_options)
 
 
 def needs_of(config: SynthesizeJob) -> Needs:
-    """The columns that a job reads; ready features are passed on like a kept column, with their own type.
-
-    Raises:
-        ConfigError: the prompt has a lone brace, or a name occurs twice or collides with a column of the output.
-    """
+    """The columns that a job reads; ready features are passed on like a kept column, with their own type."""
     keep, features = config.sink.keep_columns, config.columns.features
-    for name in rows.find_reserved(keep):
+    for name in schemas.find_reserved(keep, rows.RESERVED_COLUMNS):
         raise ConfigError(f"sink.keep_columns: {name!r} is a column of the output itself; rename it in the source")
     if len({name.lower() for name in keep}) != len(keep):
         raise ConfigError("sink.keep_columns: a column is named twice (upper and lower case are the same here)")
@@ -113,12 +91,7 @@ def needs_of(config: SynthesizeJob) -> Needs:
 def make_plan(
     config: SynthesizeJob, limit: int | None = None, probe_output: bool = True, going: Going = AS_BEFORE
 ) -> SynthesisPlan:
-    """Check everything that can be checked without weights and without Ray.
-
-    Raises:
-        ConfigError: the paths, the output, a checkpoint, the source, the prompt or a column is refused; the message
-            names the dotted path.
-    """
+    """See `pipeline.run.plan.make_plan`."""
     output = open_output(config)
     import actors.loading.image_pair  # torch and transformers, which a refusal above need not wait for
 
@@ -127,33 +100,26 @@ def make_plan(
     manifest = reopened.manifest
     if config.columns.features is not None:
         check_features_type(manifest.keep.field(config.columns.features).type, config.columns.features)
-    plan = look_back(SynthesisPlan(config, pair, manifest, output, limit, going), reopened.gone)
-    check_plan(plan, probe_output)
-    return plan
+    return checked(SynthesisPlan(config, pair, manifest, output, limit, going), reopened.gone, probe_output)
 
 
 def describe(plan: SynthesisPlan) -> str:
     """The plan as lines of text."""
     config, target = plan.config, plan.pair.target
-    lines = {**source_lines(plan), **method_lines(plan)}
-    lines["images"] = f"{config.sampling.num_images_per_prompt} per prompt, {target.grid} × {target.grid} codes"
+    lines = {"images": f"{config.sampling.num_images_per_prompt} per prompt, {target.grid} × {target.grid} codes"}
     if config.sink.images:
-        lines["images"] += f", {plan.pair.image_px} × {plan.pair.image_px} px as {_file(config)}"
+        file = config.image
+        how = "lossless" if file.lossless else f"quality {file.quality or DEFAULT_QUALITY}"
+        kind = "PNG" if file.format == "png" else f"{file.format.upper()} ({how})"
+        lines["images"] += f", {plan.pair.image_px} × {plan.pair.image_px} px as {kind}"
         number, device = actors_of(config.vq)
         lines["vq"] = f"{number} × {config.vq.batch_rows} images at once on {device}"
     lines["sampling"] = _sampling(config)
     lines["actors"] = engines(config.pool)
-    own = config.columns.model_dump(exclude={"features_dtype"}, exclude_none=True)
-    if own:
-        lines["columns"] = ", ".join(f"{name} from {column!r}" for name, column in own.items())
-    return show_lines({**lines, **output_lines(plan)})
-
-
-def _file(config: SynthesizeJob) -> str:
-    file = config.image
-    if file.format == "png":
-        return "PNG"
-    return f"{file.format.upper()} ({'lossless' if file.lossless else f'quality {file.quality or DEFAULT_QUALITY}'})"
+    named = config.columns.model_dump(exclude={"features_dtype"}, exclude_none=True)
+    if named:
+        lines["columns"] = ", ".join(f"{name} from {column!r}" for name, column in named.items())
+    return show_plan(plan, lines)
 
 
 def _sampling(config: SynthesizeJob) -> str:
@@ -169,18 +135,15 @@ def _sampling(config: SynthesizeJob) -> str:
 
 
 def first_prompt(plan: SynthesisPlan) -> str:
-    """The first prompt and its sampling values; an error message if none of the first rows can be used."""
-    table = plan.prepare_first(NUM_ROWS_LOOKED_AT if plan.limit is None else min(plan.limit, NUM_ROWS_LOOKED_AT))
-    problems = []
-    for row in table.to_pylist():
-        if row["error_type"]:
-            problems.append(f"  {row['sample_id']}: {row['error_type']}: {row['error_message']}")
-            continue
-        parts = [row["prompt"]] if row["prompt"] else []
-        if row["label"] is not None:
-            parts.append(f"class {row['label']}")
-        if row["features"] is not None:
-            parts.append(f"features of {row['features']['num_tokens']} tokens")
-        drawn = ", ".join(f"{name} {row[name]:g}" for name in SAMPLED)
-        return f"first prompt ({row['sample_id']}):\n{', '.join(parts)}\n({drawn}, seed {row['seed']})"
-    return "\n".join([f"none of the first {len(problems)} rows can be used:", *problems[:5]])
+    """The first prompt and its sampling values; the errors if none of the first rows can be used."""
+    return first_usable(plan.prepare_first(num_shown(plan)).to_pylist(), _prompt)
+
+
+def _prompt(row: dict[str, Any]) -> str:
+    parts = [row["prompt"]] if row["prompt"] else []
+    if row["label"] is not None:
+        parts.append(f"class {row['label']}")
+    if row["features"] is not None:
+        parts.append(f"features of {row['features']['num_tokens']} tokens")
+    drawn = ", ".join(f"{name} {row[name]:g}" for name in ("temperature", "top_k", "top_p", "guidance_scale"))
+    return f"{', '.join(parts)}\n({drawn}, seed {row['seed']})"

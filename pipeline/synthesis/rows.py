@@ -12,11 +12,12 @@ A row whose `error_type` is not empty passes the later stages unchanged.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import pyarrow as pa
 
-from pipeline.rows import schemas
+from pipeline.rows import columns, schemas
+from pipeline.rows.columns import INT32, INT64, NUMBER, TEXT, Columns
 
 FEATURES = pa.struct([("num_tokens", pa.int32()), ("values", pa.large_binary())])
 """Ready text features of one prompt: little-endian float32, row-major, num_tokens · width · 4 bytes."""
@@ -24,89 +25,72 @@ IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 """An encoded image as Hugging Face's `datasets` stores it."""
 HUGGING_FACE_KEY = b"huggingface"
 ROWS_PER_GROUP = 100
-"""Rows of a Parquet row group, so that a reader of one image need not read a whole file."""
+"""Rows of a Parquet row group; a reader of one image reads one group."""
 
-_SAMPLING: list[tuple[str, pa.DataType]] = [
-    ("seed", pa.int64()),
-    ("temperature", pa.float64()),
-    ("top_k", pa.int64()),
-    ("top_p", pa.float64()),
-    ("guidance_scale", pa.float64()),
+_LABEL = ("label", INT64, "class label; null if there is none")
+_SAMPLING: Columns = [
+    ("seed", INT64, "seed of the row, or of the job"),
+    ("temperature", NUMBER, "temperature of the row, or of the job"),
+    ("top_k", INT64, "top_k of the row, or of the job"),
+    ("top_p", NUMBER, "top_p of the row, or of the job"),
+    ("guidance_scale", NUMBER, "guidance scale of the row, or of the job"),
 ]
-_PREPARED = [
-    *schemas.IDENTITY,
-    ("prompt", pa.string()),
-    ("label", pa.int64()),
-    ("features", FEATURES),
+IMAGES: Columns = [
+    ("sample_id", TEXT, "id of the prompt and number of the image: `<id>#0`"),
+    *columns.SOURCE,
+    ("row_index", INT64, "index of the prompt in that file"),
+    ("prompt_id", TEXT, "id of the prompt: the value of `source.id_column`, or `path#index`"),
+    ("replica", INT32, "number of the image among the images of its prompt"),
+    *columns.ATTEMPT,
+    ("status", TEXT, "`success` or `error`"),
+    *columns.ERROR,
+    ("finish_reason", TEXT, "`length` or `error`"),
+    ("image", IMAGE, "encoded image and a file name; null in error rows"),
+    ("width_px", INT32, "width; 0 in error rows"),
+    ("height_px", INT32, "height; 0 in error rows"),
+    ("codes", pa.list_(INT32), "VQ codes in raster order; empty in error rows, unless only decoding the pixels failed"),
+    ("prompt", TEXT, "rendered prompt"),
+    _LABEL,
+    (
+        "mean_logprob",
+        NUMBER,
+        "mean log probability of the codes under the guided target, before temperature and filters",
+    ),
+    ("num_input_tokens", INT64, "condition tokens without padding"),
+    ("num_generated_tokens", INT64, "generated codes"),
     *_SAMPLING,
-    *schemas.ERROR,
+    *columns.PROVENANCE,
 ]
-OWN_VALUES = ("prompt", "label", "features", "seed", "temperature", "top_k", "top_p", "guidance_scale")
-"""Columns of PREPARED that are made there."""
-_BEFORE_IMAGE = [
-    *schemas.IDENTITY,
-    ("prompt_id", pa.string()),
-    ("replica", pa.int32()),
-    ("job_id", pa.string()),
-    ("attempt", pa.int32()),
-    ("status", pa.string()),
-    *schemas.ERROR,
-    ("finish_reason", pa.string()),
-]
-_PIXELS: list[tuple[str, pa.DataType]] = [("rgb", pa.large_binary())]
-_IMAGE: list[tuple[str, pa.DataType]] = [("image", IMAGE)]
-_SIZE: list[tuple[str, pa.DataType]] = [("width_px", pa.int32()), ("height_px", pa.int32())]
-_CODES: list[tuple[str, pa.DataType]] = [("codes", pa.list_(pa.int32()))]
-_AFTER_IMAGE = [
-    ("prompt", pa.string()),
-    ("label", pa.int64()),
-    ("mean_logprob", pa.float64()),
-    ("num_input_tokens", pa.int64()),
-    ("num_generated_tokens", pa.int64()),
-    *_SAMPLING,
-    ("method", pa.string()),
-    ("verify_mode", pa.string()),
-    ("target_id", pa.string()),
-    ("drafter_id", pa.string()),
-    ("config_fingerprint", pa.string()),
-    ("telemetry", schemas.TELEMETRY),
-]
-_ALL = (*_PREPARED, *_BEFORE_IMAGE, *_PIXELS, *_IMAGE, *_SIZE, *_CODES, *_AFTER_IMAGE)
+"""Name, Arrow type and meaning of the columns of image outputs."""
+_RESULT = [(name, kind) for name, kind, _ in IMAGES]
+_VALUES = [("prompt", TEXT), _LABEL[:2], ("features", FEATURES), *(one[:2] for one in _SAMPLING)]
+PREPARED_VALUES = pa.schema([*_VALUES, *schemas.ERROR])
+"""Columns that the stage PREPARED makes or changes."""
+_PREPARED = [*schemas.IDENTITY, *_VALUES, *schemas.ERROR]
 
-RESERVED_COLUMNS = frozenset(name for name, _ in _ALL) | frozenset(schemas.read_schema().names)
+RESERVED_COLUMNS = frozenset(name for name, _ in (*_RESULT, *_PREPARED, ("rgb", None))) | {*schemas.read_schema().names}
 """Names that kept columns must not have, because a stage uses them."""
 
 
 def prepared_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema into the engine's actor: a `label` or `features` where they come with the row, null elsewhere."""
+    """The schema into the engine's actor: a `label` or `features` if the row has them, otherwise null."""
     return schemas.schema_of(_PREPARED, keep)
 
 
 def coded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     """The schema out of the engine's actor, and of the output of a job without images."""
-    return schemas.schema_of([*_BEFORE_IMAGE, *_CODES, *_AFTER_IMAGE], keep)
+    return schemas.schema_of([one for one in _RESULT if one[0] not in ("image", "width_px", "height_px")], keep)
 
 
 def painted_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
     """The schema out of the VQ model's actor: `rgb` is uint8, row-major, height · width · 3 bytes; empty in errors."""
-    return schemas.schema_of([*_BEFORE_IMAGE, *_PIXELS, *_SIZE, *_CODES, *_AFTER_IMAGE], keep)
+    return schemas.schema_of([("rgb", pa.large_binary()) if one[0] == "image" else one for one in _RESULT], keep)
 
 
 def result_schema(keep: Iterable[pa.Field] = (), images: bool = True, codes: bool = True) -> pa.Schema:
     """The schema of `data/` and `errors/`; its footer declares `image` as an image for `datasets`."""
     if not images:
         return coded_schema(keep)
-    schema = schemas.schema_of([*_BEFORE_IMAGE, *_IMAGE, *_SIZE, *(_CODES if codes else ()), *_AFTER_IMAGE], keep)
-    told = json.dumps({"info": {"features": {"image": {"_type": "Image"}}}}).encode()
-    return schema.with_metadata({**schema.metadata, HUGGING_FACE_KEY: told})
-
-
-def kept_fields(schema: pa.Schema) -> list[pa.Field]:
-    """The user's own columns of a table after the stage PREPARED, in order."""
-    return [field for field in schema if field.name not in RESERVED_COLUMNS]
-
-
-def find_reserved(names: Sequence[str]) -> list[str]:
-    """Those of the names that collide with ours; case does not count."""
-    reserved = {name.lower() for name in RESERVED_COLUMNS}
-    return [name for name in names if name.lower() in reserved]
+    schema = schemas.schema_of([one for one in _RESULT if codes or one[0] != "codes"], keep)
+    features = json.dumps({"info": {"features": {"image": {"_type": "Image"}}}}).encode()
+    return schema.with_metadata({**schema.metadata, HUGGING_FACE_KEY: features})

@@ -1,12 +1,12 @@
-"""The closing summary of a synthesis job: images, and how many codes each forward of the target gave.
-
-Adds the counts of images to `pipeline.reports.summary`.
-"""
+"""The closing summary of a synthesis job: counts of images, and codes per forward of the target."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.reports.summary import Summary
 
@@ -22,19 +22,17 @@ class ImageSummary(Summary):
         """Codes of an image per forward of the target that it took part in, the prefill among them."""
         return self.num_generated_tokens / self.num_target_forwards if self.num_target_forwards else 0.0
 
-    def add_telemetry(self, telemetry: dict[str, Any]) -> None:
-        """Count one image."""
-        super().add_telemetry(telemetry)
-        self.num_target_forwards += telemetry["target_forwards"]
+    def add_rows(self, table: pa.Table) -> None:
+        super().add_rows(table)
+        self.num_target_forwards += pc.sum(pc.struct_field(table["telemetry"], "target_forwards")).as_py() or 0
 
     def to_json(self) -> dict[str, Any]:
-        """As `Summary.to_json`, with rates of images."""
-        own = {"images_per_s": self.samples_per_s, "tokens_per_forward": self.tokens_per_forward}
-        return {**super().to_json(), **own}
+        rates = {"images_per_s": self.samples_per_s, "tokens_per_forward": self.tokens_per_forward}
+        return super().to_json() | rates
 
     def lines(self) -> list[tuple[str, str]]:
-        """As `Summary.lines`, in images and codes."""
         renamed = {"samples": "images", "samples/s": "images/s"}
-        found = [(renamed.get(label, label), value) for label, value in super().lines()]
-        place = next(index for index, (label, _) in enumerate(found) if label == "engine time")
-        return [*found[:place], ("tokens/forward", f"{self.tokens_per_forward:.2f}"), *found[place:]]
+        lines = [(renamed.get(label, label), value) for label, value in super().lines()]
+        place = [label for label, _ in lines].index("engine time")
+        lines.insert(place, ("tokens/forward", f"{self.tokens_per_forward:.2f}"))
+        return lines

@@ -1,7 +1,4 @@
-"""The output folder of a training run, before anything starts: a fresh one, or one of the same run.
-
-Checks the settings that a resumed run may not change, and that one process uses a folder.
-"""
+"""The output folder of a training run: a fresh one, or one of the same run, used by one process at a time."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ from typing import Any
 from configs.load import ConfigError
 from configs.training import TrainDrafterJob
 from models.heads.training import key_of
+from pipeline.run.resume import flatten
 from pipeline.source.manifest import Manifest
 from pipeline.source.overlap import refuse_overlap
 from pipeline.storage import access
@@ -26,11 +24,7 @@ DONE = "training.json"
 
 
 def claim_output(job: TrainDrafterJob, manifest: Manifest, target_revision: str) -> OutputDir:
-    """Open a fresh output folder, or one in which the same run was begun.
-
-    Raises:
-        ConfigError: it holds a finished head, another run, or anything else; or it is no folder of this machine.
-    """
+    """Open a fresh output folder, or one in which the same run was begun; ConfigError for any other one."""
     if access.uri_scheme(job.output.path):
         raise ConfigError(f"output.path: {access.shown(job.output.path)} must be a folder that all workers can open")
     refuse_overlap(job.source, os.path.abspath(os.path.expanduser(job.output.path)), "output.path")
@@ -39,11 +33,9 @@ def claim_output(job: TrainDrafterJob, manifest: Manifest, target_revision: str)
         return _claim(Path(job.output.path).expanduser().resolve(), json.loads(json.dumps(record)))
     except ConfigError:
         raise
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except ValueError as error:  # a name that no file can have, or a torn record
-        reason = str(error)
-    raise ConfigError(f"output.path: {job.output.path} cannot be used: {reason}")
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have, or a torn record
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"output.path: {job.output.path} cannot be used: {reason}") from None
 
 
 def _claim(folder: Path, record: dict[str, Any]) -> OutputDir:
@@ -51,8 +43,9 @@ def _claim(folder: Path, record: dict[str, Any]) -> OutputDir:
     if (folder / DONE).exists():
         raise ConfigError(f"output.path: {folder} holds a finished head; choose another folder")
     if (folder / RUN).exists():
-        begun = json.loads((folder / RUN).read_text(encoding="utf-8"))
-        changed = sorted(_differences(begun, record, ""))
+        begun, now = flatten(json.loads((folder / RUN).read_text(encoding="utf-8"))), flatten(record)
+        different = (name for name in begun.keys() | now.keys() if begun.get(name) != now.get(name))
+        changed = sorted(name.removeprefix("config.") for name in different)
         if changed:
             raise ConfigError(
                 f"output.path: {folder} holds a run that was begun otherwise: {', '.join(changed[:5])} changed; "
@@ -66,27 +59,14 @@ def _claim(folder: Path, record: dict[str, Any]) -> OutputDir:
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
-    """What identifies a listing: other files, or the same names with other content, are another source."""
+    """The identity of a source: the paths, sizes and tokens of its files."""
     listed = manifest.files.select(["path", "size_bytes", "token"]).to_pydict()
     return {"num_files": manifest.num_files, "listing": f"{key_of(json.dumps(listed)):016x}"}
 
 
-def _differences(one: Any, other: Any, path: str) -> Iterator[str]:
-    """Dotted paths at which two JSON values differ."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in one.keys() | other.keys():
-            yield from _differences(one.get(name), other.get(name), f"{path}.{name}" if path else name)
-    elif one != other:
-        yield path.removeprefix("config.")
-
-
 @contextmanager
 def sole_run(output: OutputDir) -> Iterator[None]:
-    """Keep a second run out of the folder for as long as this process lives.
-
-    Raises:
-        ConfigError: another process is at work in it.
-    """
+    """Keep a second run out of the folder; ConfigError if another process trains in it."""
     with open(output.path(LOCK), "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

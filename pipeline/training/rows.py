@@ -1,7 +1,4 @@
-"""From a training job's source to rows for training samples, each usable or replaced by an error code.
-
-Contains the read columns, the held-out rows, and a row's answer, codes and condition.
-"""
+"""From a training job's source to rows for training samples, each usable or replaced by an error code."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from pipeline.synthesis.conditions import read_features, read_label
 
 
 def columns_of(job: TrainDrafterJob) -> dict[str, str]:
-    """The columns of training samples, each with its dotted path in the job file."""
+    """The columns of training samples, each with its dotted path."""
     if job.image is None:
         assert job.answer_column is not None
         return {job.answer_column: "answer_column"}
@@ -36,32 +33,27 @@ def columns_of(job: TrainDrafterJob) -> dict[str, str]:
 
 
 def freeze_source(job: TrainDrafterJob) -> Manifest:
-    """The listing of the job's source.
-
-    Raises:
-        ConfigError: it is missing, empty, or lacks a column.
-    """
+    """The listing of the job's source; ConfigError if it is missing, empty, or lacks a column."""
     return freeze(job.source, Asking(job.prompt), columns_of(job))
 
 
 def is_held_out(job: TrainDrafterJob, sample_id: str) -> bool:
-    """Whether a row is kept from learning: a matter of its id alone, so that it stays so when a source grows."""
+    """Whether a row is held out; depends on its id alone, so that it does not change when a source grows."""
     return key_of("held out", sample_id) < job.training.held_out_share * 2**63
 
 
 def read_rows(table: pa.Table, job: TrainDrafterJob, options: DecodeOptions, shape: GptShape | None) -> list[Row | str]:
     """A table of the read tasks as rows, or error codes in their place."""
     decoded = decode_table(table, options)
-    told = {name: decoded.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")}
+    columns = [decoded.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")]
     images, videos = decoded.column("images"), decoded.column("videos")
-    assert decoded.num_rows == table.num_rows, "the schema leaves no way for a row to become several"
+    assert decoded.num_rows == table.num_rows, "a row cannot become several in a training job"
     rows: list[Row | str] = []
-    for place, code in enumerate(told["error_type"]):
+    for place, (sample_id, messages, code) in enumerate(zip(*columns, strict=True)):
         if code:
             rows.append(code)
             continue
-        messages = json.loads(told["messages"][place])
-        row = Row(told["sample_id"][place], messages, rgb_images(images[place]), clips(videos[place]))
+        row = Row(sample_id, json.loads(messages), rgb_images(images[place]), clips(videos[place]))
         try:
             if job.image is None:
                 answer = table.column(job.answer_column)[place].as_py()
@@ -86,7 +78,7 @@ def _condition(table: pa.Table, place: int, columns: ImageColumns, shape: GptSha
 
 
 def _codes(table: pa.Table, place: int, column: str | None) -> NDArray[np.int64] | None:
-    """A row's codes; None for anything but whole numbers. Untyped sources have lists as JSON text."""
+    """A row's codes, also from JSON text; None for anything but integers."""
     if column is None:
         return None
     value = table.column(column)[place].as_py()

@@ -1,8 +1,7 @@
 """One training run: rows of a source become samples, a head is trained on them, and its measurements are written.
 
-Contains the order of steps and the checkpoint (`_job/checkpoint.pt`: weights, optimizer, step, place in the source).
-One process, or one of several workers of which each does its part of every batch; `pipeline.training.workers` runs them
-under Ray.
+The checkpoint `_job/checkpoint.pt` has the weights, the optimizer, the step and the place in the source. A run is one
+process, or one of several workers of which each does its part of every batch (`pipeline.training.workers`).
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from pipeline.storage.output_dir import OutputDir
 from pipeline.training.output import DONE, RUN, describe
 from pipeline.training.rows import freeze_source, is_held_out, read_rows
 
-CHECKPOINT, MADE, LOG = "_job/checkpoint.pt", "_job/head", "_job/log.txt"
+CHECKPOINT, HEAD, LOG = "_job/checkpoint.pt", "_job/head", "_job/log.txt"
 FORMAT = 1
 PROGRESS_INTERVAL_S = 10.0
 CODES = (*ERROR_CODES, *LESSON_CODES)
@@ -49,7 +48,7 @@ CODES = (*ERROR_CODES, *LESSON_CODES)
 
 @dataclass(frozen=True)
 class Worker:
-    """One of `size` workers; `reduce` adds a tensor up over all of them."""
+    """One of `size` workers; `reduce` sums a tensor over all of them. The first one measures and writes."""
 
     rank: int = 0
     size: int = 1
@@ -57,7 +56,7 @@ class Worker:
 
 
 class Run:
-    """What one worker does of one run, in the order of its methods; the first worker keeps the log."""
+    """The part of one worker, in the order of the methods; the first worker writes the log."""
 
     def __init__(self, job: TrainDrafterJob, output: OutputDir, worker: Worker) -> None:
         if job.workers.torch_threads is not None:
@@ -73,13 +72,8 @@ class Run:
         self.learner: Learner = load_learner(checkpoints.fetched(job))
         asking = Asking(job.prompt, special_tokens=self.learner.special_tokens)
         self._options = DecodeOptions.of(job.source, self._manifest.root, asking)
-        self.trainer = Trainer(
-            self.learner.target,
-            self.learner.task,
-            pace_of(job.training),
-            job.workers.max_forward_rows,
-            worker.reduce,
-        )
+        pace, max_rows = pace_of(job.training), job.workers.max_forward_rows
+        self.trainer = Trainer(self.learner.target, self.learner.task, pace, max_rows, worker.reduce)
         self._place = Place()
         self._first_epoch = {"num_taught_rows": 0}
         self._best: dict[str, Any] | None = None
@@ -87,8 +81,8 @@ class Run:
         self._seconds = 0.0
         self._load()
 
-    def _say(self, line: str) -> None:
-        """Add a line to the log, and print it if the log is not followed."""
+    def _log(self, line: str) -> None:
+        """Add a line to the log, and print it if this is the only worker."""
         with open(self._output.path(LOG), "a", encoding="utf-8") as log:
             log.write(line + "\n")
         if self.worker.size == 1:
@@ -96,69 +90,63 @@ class Run:
 
     @property
     def is_first(self) -> bool:
-        """Whether this worker measures and writes."""
         return self.worker.rank == 0
 
     def train(self) -> None:
-        """Train until `training.num_steps`, from the last checkpoint.
-
-        Raises:
-            ConfigError: no row is held out, or no row is left to train on.
-        """
-        teaching = self.job.training
+        """Train from the last checkpoint; ConfigError if no row is held out, or none is left to train on."""
+        training = self.job.training
         self._held_out = self._read_held_out()
-        stream = RowStream(
-            self._spans,
-            lambda sample_id: not is_held_out(self.job, sample_id),
-            teaching.seed,
-            teaching.shuffle_rows,
-        )
+
+        def is_taught(sample_id: str) -> bool:
+            return not is_held_out(self.job, sample_id)
+
+        stream = RowStream(self._spans, is_taught, training.seed, training.shuffle_rows)
         began = shown = saved = time.monotonic()
-        seconds_before = self._seconds
-        rows_since, steps_since, losses = 0, 0, 0.0
+        seconds_before, rows_since, losses = self._seconds, 0, list[float]()
         draws = read_ahead(self._rows(stream), self.job.workers.read_ahead_batches)
-        while self.trainer.step < teaching.num_steps:
+        while self.trainer.step < training.num_steps:
             draw, rows = next(draws)
             loss = self._step(draw, rows)
             self._place = draw.place
-            rows_since, steps_since = rows_since + draw.table.num_rows, steps_since + (loss is not None)
-            losses += loss or 0.0
             step, now = self.trainer.step, time.monotonic()
             self._seconds = seconds_before + now - began
-            if self.is_first and (now - shown >= PROGRESS_INTERVAL_S or step == teaching.num_steps):
+            if not self.is_first:
+                continue
+            rows_since += draw.table.num_rows
+            losses += [] if loss is None else [loss]
+            is_last = step == training.num_steps
+            if is_last or now - shown >= PROGRESS_INTERVAL_S:
                 rate = rows_since / max(1e-9, now - shown)
-                left_s = (teaching.num_steps - step) * teaching.batch_rows / max(1e-9, rate)
-                self._say(
-                    f"step {step}/{teaching.num_steps} loss {losses / max(1, steps_since):.4f} {rate:.1f} rows/s, "
+                left_s = (training.num_steps - step) * training.batch_rows / max(1e-9, rate)
+                self._log(
+                    f"step {step}/{training.num_steps} loss {sum(losses) / max(1, len(losses)):.4f} {rate:.1f} rows/s, "
                     f"epoch {draw.epoch + 1}, {left_s:.0f} s left"
                 )
-                shown, rows_since, steps_since, losses = now, 0, 0, 0.0
-            measured = step % teaching.measure_every_steps == 0 or step == teaching.num_steps
-            if measured and self.is_first:
+                shown, rows_since, losses = now, 0, []
+            is_measured = is_last or step % training.measure_every_steps == 0
+            if is_measured:
                 self._measure()
-            if self.is_first and (measured or now - saved >= self.job.workers.checkpoint_every_s):
+            if is_measured or now - saved >= self.job.workers.checkpoint_every_s:
                 self._save()
                 saved = time.monotonic()
         draws.close()  # type: ignore[attr-defined]
 
     def _rows(self, stream: RowStream) -> Iterator[tuple[Draw, list[tuple[int, Row | str]]]]:
-        """Batches with this worker's rows of each, decoded: (ordinal, row, or why there is none)."""
+        """Batches with this worker's decoded rows of each: (ordinal, row or error code)."""
         for draw in stream.draws(self.job.training.batch_rows, self._place):
-            own = list(range(self.worker.rank, draw.table.num_rows, self.worker.size))
-            rows = read_rows(draw.table.take(own), self.job, self._options, self.learner.shape)
-            yield draw, [(draw.first + number, row) for number, row in zip(own, rows, strict=True)]
+            numbers = list(range(self.worker.rank, draw.table.num_rows, self.worker.size))
+            rows = read_rows(draw.table.take(numbers), self.job, self._options, self.learner.shape)
+            yield draw, [(draw.first + number, row) for number, row in zip(numbers, rows, strict=True)]
 
     def _step(self, draw: Draw, rows: list[tuple[int, Row | str]]) -> float | None:
         lessons: list[tuple[int, Lesson]] = []
         left_out = torch.zeros(len(CODES) + 1, dtype=torch.float64)
         for ordinal, row in rows:
-            try:
-                if isinstance(row, str):
-                    left_out[CODES.index(row)] += 1
-                    continue
-                lessons.append((ordinal, self.learner.lessons.lesson(row, ordinal)))
-            except LessonError as error:
-                left_out[CODES.index(error.code)] += 1
+            lesson = self._lesson(row, ordinal)
+            if isinstance(lesson, str):
+                left_out[CODES.index(lesson)] += 1
+            else:
+                lessons.append((ordinal, lesson))
         loss = self.trainer.learn(lessons)
         if draw.epoch == 0:
             left_out[-1] = len(lessons)
@@ -168,74 +156,73 @@ class Run:
                 if count:
                     self._first_epoch[name] = self._first_epoch.get(name, 0) + int(count)
         elif self._first_epoch["num_taught_rows"] == 0:
-            told = json.dumps(self._left_out())
-            raise ConfigError(f"source: of a whole epoch no row can be learned from ({told} left out)")
+            raise ConfigError(
+                f"source: of a whole epoch no row can be learned from ({json.dumps(self._left_out())} left out)"
+            )
         return loss
+
+    def _lesson(self, row: Row | str, ordinal: int | None) -> Lesson | str:
+        """The training sample of a row, or an error code."""
+        try:
+            return row if isinstance(row, str) else self.learner.lessons.lesson(row, ordinal)
+        except LessonError as error:
+            return error.code
 
     def _left_out(self) -> dict[str, int]:
         return {name: count for name, count in self._first_epoch.items() if name in CODES}
 
     def _read_held_out(self) -> list[Row]:
-        """The first usable rows of the held-out share; the first worker reads them, and all get their number.
+        """The first usable rows of the held-out share, read by the first worker; ConfigError if there are none.
 
-        Rows are stored instead of samples: a sample's embeddings are a hundred times the size of its picture.
-
-        Raises:
-            ConfigError: there is none.
+        Rows are stored instead of samples, whose embeddings are a hundred times the size of a picture.
         """
         found: list[Row] = []
         reasons: dict[str, int] = {}
         self._longest = 0
         wanted = self.job.training.held_out_rows
-        for span in range(self._spans.num_spans if self.is_first else 0):
-            table = self._spans.read(span)
-            ids = table.column("sample_id").to_pylist()
-            for place in (place for place, sample_id in enumerate(ids) if is_held_out(self.job, sample_id)):
-                if len(found) == wanted:
-                    break
-                (row,) = read_rows(table.slice(place, 1), self.job, self._options, self.learner.shape)
-                if isinstance(row, Row):
-                    try:
-                        length = self.learner.lessons.lesson(row, None).prefix.length
-                    except LessonError as error:
-                        row = error.code
-                    else:
-                        self._longest = max(self._longest, length)
-                        found.append(row)
-                        continue
-                reasons[row] = reasons.get(row, 0) + 1
+        for row in self._held_out_rows() if self.is_first else ():
+            lesson = self._lesson(row, None)
+            if isinstance(row, str) or isinstance(lesson, str):
+                reasons[str(lesson)] = reasons.get(str(lesson), 0) + 1
+                continue
+            self._longest = max(self._longest, lesson.prefix.length)
+            found.append(row)
             if len(found) == wanted:
                 break
         count = torch.tensor([float(len(found))], device=self.learner.target.device)
         self.worker.reduce(count)
         if int(count) == 0:
-            told = f" ({json.dumps(reasons)} left out)" if reasons else ""
+            left_out = f" ({json.dumps(reasons)} left out)" if reasons else ""
             raise ConfigError(
-                f"source: no row of it can be held out at a share of {self.job.training.held_out_share:g}{told}; "
+                f"source: no row of it can be held out at a share of {self.job.training.held_out_share:g}{left_out}; "
                 "raise training.held_out_share, or bring more rows"
             )
         return found
 
+    def _held_out_rows(self) -> Iterator[Row | str]:
+        for span in range(self._spans.num_spans):
+            table = self._spans.read(span)
+            for place, sample_id in enumerate(table.column("sample_id").to_pylist()):
+                if is_held_out(self.job, sample_id):
+                    yield from read_rows(table.slice(place, 1), self.job, self._options, self.learner.shape)
+
     def _measure(self) -> None:
-        """Measure accuracy, and remember the best weights by the share of top-3 hits."""
+        """Measure accuracy, and keep the best weights by top-3 accuracy."""
         found = accuracy(self.learner.task, self.learner.target, self._held_out_lessons())
         self._history.append({"step": self.trainer.step, **found})
-        self._say(
-            f"step {self.trainer.step} held out: top-1 {found['top1_accuracy']:.4f} top-3 {found['top3_accuracy']:.4f}"
-        )
-        if self._best is None or found["top3_accuracy"] > self._best["top3_accuracy"]:
+        top1, top3 = found["top1_accuracy"], found["top3_accuracy"]
+        self._log(f"step {self.trainer.step} held out: top-1 {top1:.4f} top-3 {top3:.4f}")
+        if self._best is None or top3 > self._best["top3_accuracy"]:
             self._best = {"step": self.trainer.step, **found, "weights": self.trainer.weights()}
 
     def _held_out_lessons(self) -> Iterator[list[Lesson]]:
-        """The held-out rows as samples, in batches of the training batch size."""
+        """The held-out rows as samples, in batches."""
         size = self.job.workers.max_forward_rows
         for start in range(0, len(self._held_out), size):
             yield [self.learner.lessons.lesson(row, None) for row in self._held_out[start : start + size]]
 
-    # --- the checkpoint ---
-
     def _save(self) -> None:
-        """Write all that the next step depends on, whole or not at all."""
+        """Write the state of training, whole or not at all."""
         state = {
             "format": FORMAT,
             "trainer": self.trainer.state(),
@@ -250,11 +237,7 @@ class Run:
         self._output.write_bytes(CHECKPOINT, buffer.getbuffer())
 
     def _load(self) -> None:
-        """Take up a checkpoint where there is one.
-
-        Raises:
-            ConfigError: it cannot be read.
-        """
+        """Load the checkpoint if there is one; ConfigError if it cannot be read."""
         path = Path(self._output.path(CHECKPOINT))
         if not path.exists():
             return
@@ -262,21 +245,18 @@ class Run:
             state = torch.load(path, map_location="cpu", weights_only=True)
             assert state["format"] == FORMAT, f"format {state['format']}"
             self.trainer.resume(state["trainer"])
-        except Exception as error:  # a torn file raises whatever the reader met
+        except Exception as error:  # a torn file raises any error
             reason = (str(error) or type(error).__name__).splitlines()[0]
-            raise ConfigError(
-                f"output.path: {path} cannot be read ({reason}); remove the folder to begin anew"
-            ) from None
+            message = f"output.path: {path} cannot be read ({reason}); remove the folder to begin anew"
+            raise ConfigError(message) from None
         self._place = Place(**state["place"])
         self._first_epoch, self._best = state["first_epoch"], state["best"]
         self._history, self._seconds = state["history"], state["seconds"]
         if self.is_first:
-            self._say(f"going on after step {self.trainer.step}")
-
-    # --- the end ---
+            self._log(f"going on after step {self.trainer.step}")
 
     def finish(self) -> dict[str, Any]:
-        """Measure the head that is kept and write it with `training.json`; only the first worker's business."""
+        """Measure the head that is kept and write it with `training.json`; for the first worker only."""
         assert self.is_first, self.worker
         job, learner = self.job, self.learner
         at_step = self.trainer.step
@@ -287,12 +267,9 @@ class Run:
         dtype = DTYPES.get(job.output.dtype, learner.target.dtype)
         # The measured weights are the written ones.
         learner.round(dtype)
-        measured: dict[str, Any] = {
-            **accuracy(learner.task, learner.target, self._held_out_lessons()),
-            "at_step": at_step,
-        }
-        requests = self._requests()
-        if requests:
+        measured: dict[str, Any] = accuracy(learner.task, learner.target, self._held_out_lessons())
+        measured["at_step"] = at_step
+        if requests := self._requests():
             room = self._longest + requests[0].sampling.max_new_tokens
             slots = min(16, job.workers.max_forward_rows)
             measured |= acceptance(learner.task, learner.target, requests, slots, room)
@@ -307,7 +284,6 @@ class Run:
         return measured
 
     def _requests(self) -> list[Request]:
-        """Held-out prompts to be decoded."""
         options, limit = self.job.acceptance, self.learner.target.max_new_tokens
         sampling = Sampling(
             max_new_tokens=limit or options.max_new_tokens,
@@ -319,21 +295,16 @@ class Run:
         return [replace(self.learner.lessons.request(row, sampling), seed=self.job.training.seed) for row in rows]
 
     def _write(self, measured: dict[str, Any], dtype: torch.dtype) -> None:
-        """Write the head's files, then `training.json`, then remove the checkpoint."""
-        made, folder = Path(self._output.path(MADE)), Path(self._output.path(""))
-        shutil.rmtree(made, ignore_errors=True)
-        self.learner.save(made, dtype)
-        keep_as_safetensors(made)
-        for file in sorted(made.iterdir()):
+        """Write the head's files and `training.json`, then remove the checkpoint."""
+        head, folder = Path(self._output.path(HEAD)), Path(self._output.path(""))
+        shutil.rmtree(head, ignore_errors=True)
+        self.learner.save(head, dtype)
+        keep_as_safetensors(head)
+        for file in sorted(head.iterdir()):
             os.replace(file, folder / file.name)
-        made.rmdir()
+        head.rmdir()
         job = self.job.model_dump(mode="json")
         del job["output"]["path"]  # the path of this file, which may be copied
-        record = {
-            "job": job,
-            "measured": measured,
-            "history": self._history,
-            "versions": {**versions(), "code_revision": code_revision()},
-        }
-        self._output.write_json(DONE, record)
+        record = {"job": job, "measured": measured, "history": self._history}
+        self._output.write_json(DONE, record | {"versions": {**versions(), "code_revision": code_revision()}})
         Path(self._output.path(CHECKPOINT)).unlink(missing_ok=True)

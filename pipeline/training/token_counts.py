@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +23,7 @@ SHARES = (0.9, 0.95, 0.99, 0.999)
 
 @dataclass(frozen=True)
 class Counted:
-    """Tokens by falling count, and how many texts they come from."""
+    """Tokens, most frequent first, and the number of texts."""
 
     tokens: tuple[TokenCount, ...]
     num_texts: int
@@ -33,21 +33,17 @@ class Counted:
         return sum(one.count for one in self.tokens)
 
     def size_for(self, share: float) -> int:
-        """How many of the most frequent tokens make up a share of all that were seen."""
-        seen = 0
-        for number, one in enumerate(self.tokens, start=1):
-            seen += one.count
-            if seen >= share * self.num_tokens:
-                return number
-        return len(self.tokens)
+        """How many of the most frequent tokens make up a share of all tokens."""
+        seen = itertools.accumulate(one.count for one in self.tokens)
+        return min(len(self.tokens), 1 + sum(1 for count in seen if count < share * self.num_tokens))
 
 
 def count_tokens(texts: Iterable[str], tokenizer: Any) -> Counted:
     """Tokenise texts without special tokens; `tokenizer` is transformers'."""
     counts: Counter[int] = Counter()
     num_texts = 0
-    told = filter(None, texts)
-    while some := list(islice(told, TEXTS_AT_ONCE)):
+    kept = filter(None, texts)
+    while some := list(itertools.islice(kept, TEXTS_AT_ONCE)):
         num_texts += len(some)
         for ids in tokenizer(some, add_special_tokens=False, verbose=False)["input_ids"]:
             counts.update(ids)
@@ -60,8 +56,7 @@ def count_tokens(texts: Iterable[str], tokenizer: Any) -> Counted:
 def texts_of(sources: Sequence[str], column: str) -> Iterator[str]:
     """The texts of jobs' output directories, of Parquet files, and of other files line by line.
 
-    Raises:
-        ConfigError: a source is missing, holds no such column, or cannot be read; names it.
+    Raises ConfigError if a source is missing, has no such column, or cannot be read.
     """
     for source in sources:
         shown = access.shown(source)
@@ -73,7 +68,7 @@ def texts_of(sources: Sequence[str], column: str) -> Iterator[str]:
                 yield from _texts_in(filesystem, file, column)
         except ConfigError:
             raise
-        except Exception as error:  # drivers and pyarrow raise what they like
+        except Exception as error:  # drivers and pyarrow raise any error
             raise ConfigError(f"{shown}: it cannot be read: {access.reason_of(error)}") from None
 
 

@@ -1,18 +1,11 @@
-"""Several workers under Ray Train: each does its part of every batch, and all learn the same.
-
-Owns the process group, what becomes of a worker that dies, and showing the log while workers write it. What a worker
-does is `pipeline.training.run`.
-"""
+"""Several workers under Ray Train: each does its part of every batch (`pipeline.training.run`)."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 import tempfile
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +15,7 @@ from configs.load import ConfigError
 from configs.schema import Job
 from configs.training import TrainDrafterJob
 from pipeline.cluster import ray_session
+from pipeline.cluster.polling import polled
 from pipeline.storage.output_dir import OutputDir
 from pipeline.training.run import LOG, Run, Worker
 
@@ -30,13 +24,9 @@ FOLLOW_INTERVAL_S = 0.5
 
 
 def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
-    """Run a training on `workers.count` workers; on CPUs they speak gloo, on GPUs what torch chooses for them.
+    """Run a training on `workers.count` workers, with gloo on CPUs and torch's default backend on GPUs.
 
-    Workers that die are started again, up to `workers.max_failures` times, from the last checkpoint.
-
-    Raises:
-        ConfigError: a worker refuses the job.
-        ray.train.TrainingFailedError: the workers failed once too often.
+    Workers that die are started again from the last checkpoint, up to `workers.max_failures` times.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -44,31 +34,30 @@ def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
     workers = job.workers
     refusal = Path(output.path(REFUSAL))
     refusal.unlink(missing_ok=True)
-    # Relative paths must be the same for workers: Ray Train would use a folder of its own for each.
+    # Relative paths must mean the same in workers: Ray Train would give each a folder of its own.
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
     num_cpus = max(2, ray_session.available_cpus(), workers.count + 1)
-    # Checkpoints are ours; Ray Train keeps its own small state here.
-    scratch = tempfile.mkdtemp(prefix="draftfleet-train-")
     settings = Job(ray_address=workers.ray_address, num_cpus=num_cpus)
-    try:
-        with ray_session.session(settings, log_to_driver=False), _log_shown(Path(output.path(LOG))):
-            TorchTrainer(
-                work,
-                train_loop_config={"job": job.model_dump_json(), "output": output.url},
-                scaling_config=ScalingConfig(
-                    num_workers=workers.count,
-                    use_gpu=workers.num_gpus > 0,
-                    resources_per_worker={"GPU": workers.num_gpus} if workers.num_gpus else {"CPU": 1},
-                ),
-                torch_config=TorchConfig(backend=None if workers.num_gpus else "gloo"),
-                run_config=RunConfig(
-                    name="train_drafter",
-                    storage_path=scratch,
-                    failure_config=FailureConfig(max_failures=workers.max_failures),
-                ),
-            ).fit()
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="draftfleet-train-", ignore_cleanup_errors=True) as scratch,
+        ray_session.session(settings, log_to_driver=False),
+        _log_shown(Path(output.path(LOG))),
+    ):
+        TorchTrainer(
+            work,
+            train_loop_config={"job": job.model_dump_json(), "output": output.url},
+            scaling_config=ScalingConfig(
+                num_workers=workers.count,
+                use_gpu=workers.num_gpus > 0,
+                resources_per_worker={"GPU": workers.num_gpus} if workers.num_gpus else {"CPU": 1},
+            ),
+            torch_config=TorchConfig(backend=None if workers.num_gpus else "gloo"),
+            run_config=RunConfig(
+                name="train_drafter",
+                storage_path=scratch,
+                failure_config=FailureConfig(max_failures=workers.max_failures),
+            ),
+        ).fit()
     if refusal.exists():
         raise ConfigError(refusal.read_text(encoding="utf-8"))
 
@@ -86,7 +75,7 @@ def work(config: dict[str, Any]) -> None:
         if run.is_first:
             run.finish()
     except ConfigError as error:
-        # Every worker refuses what one refuses, and no further attempt would change it: so this is no failure.
+        # All workers refuse the same, also in a further attempt, so it must not count as a failure.
         output.write_bytes(REFUSAL, str(error).encode())
 
 
@@ -95,28 +84,18 @@ def add_up(values: torch.Tensor) -> None:
     torch.distributed.all_reduce(values)
 
 
-@contextmanager
-def _log_shown(path: Path) -> Iterator[None]:
+def _log_shown(path: Path) -> AbstractContextManager[None]:
     """Copy lines that are added to the log to standard error while the block runs."""
-    stop = threading.Event()
-    start = path.stat().st_size if path.exists() else 0
-    thread = threading.Thread(target=_follow, args=(path, start, stop), name="log", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
+    place = path.stat().st_size if path.exists() else 0
 
-
-def _follow(path: Path, start: int, stop: threading.Event) -> None:
-    ended = False
-    while not ended:
-        ended = stop.wait(FOLLOW_INTERVAL_S)
+    def look() -> None:
+        nonlocal place
         if path.exists():
             with path.open("rb") as log:
-                log.seek(start)
+                log.seek(place)
                 added = log.read()
-            start += len(added)
+            place += len(added)
             sys.stderr.write(added.decode("utf-8", "replace"))
             sys.stderr.flush()
+
+    return polled(look, FOLLOW_INTERVAL_S, "log", last_look=True)

@@ -33,7 +33,7 @@ def test_the_environment_is_given_back_also_when_the_block_fails(monkeypatch: py
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
 
     def fail_inside() -> None:
-        with ray_session._environment({"RAY_ADDRESS": None, "RAY_AUTH_TOKEN": "t"}):
+        with ray_session.environment({"RAY_ADDRESS": None, "RAY_AUTH_TOKEN": "t"}):
             assert "RAY_ADDRESS" not in os.environ
             assert os.environ["RAY_AUTH_TOKEN"] == "t"
             raise KeyError

@@ -27,10 +27,10 @@ def table(rows: list[dict[str, Any]]) -> pa.Table:
 
 def enter(accounts: Accounts, good: list[dict[str, Any]] = (), bad: list[dict[str, Any]] = ()) -> list[bool]:  # type: ignore[assignment]
     told = []
-    for rows, add in ((good, accounts.add_good), (bad, accounts.add_bad)):
+    for rows, is_error in ((good, False), (bad, True)):
         if rows:
-            [located] = locate([table(list(rows))], PATHS)
-            told += add(located).tolist()
+            [repeated] = accounts.add(locate([table(list(rows))], PATHS), is_error)
+            told += repeated.tolist()
     return told
 
 

@@ -23,7 +23,7 @@ from pipeline.run import repeated_ids
 from pipeline.run.audit import audit
 from pipeline.run.execution import close
 from pipeline.run.plan import source_lines
-from pipeline.run.resume import Going, is_complete, told
+from pipeline.run.resume import Going, is_complete, resume_lines
 from pipeline.source.done_bitmap import PathIndex
 from pipeline.source.manifest import freeze
 from pipeline.storage import listing
@@ -166,7 +166,7 @@ def test_rows_of_images_become_errors_without_an_image(tmp_path: Path) -> None:
     row = {"sample_id": "a#1", "prompt_id": "a", "source": "1.tar", "row_index": 3, "replica": 1, "error_type": ""}
     row |= {"image": {"bytes": RED, "path": None}, "codes": [1], "status": "success", "num_generated_tokens": 4}
     table = pa.Table.from_pylist([row], schema)
-    repeats = repeated_ids.Repeats({(0, 3): "a#1"})
+    repeats = {(0, 3): "a#1"}
     taken = repeated_ids._Names(OutputDir(str(tmp_path)))
     [found] = repeated_ids.renamed(table, repeats, PathIndex(pa.chunked_array([["1.tar"]])), taken).to_pylist()
     assert (found["sample_id"], found["prompt_id"]) == ("1.tar#3#1", "1.tar#3")
@@ -336,7 +336,7 @@ def test_a_damaged_output_file_is_named_set_aside_and_made_again(tmp_path: Path,
     plan = plan_of(config)
     assert not is_complete(plan)
     assert [one.relative for one in plan.earlier.inventory.strange] == ["data/part-000001.parquet"]
-    assert any(line.startswith("  set aside: data/part-000001.parquet: it") for line in told(plan))
+    assert any(line.startswith("  set aside: data/part-000001.parquet: it") for line in resume_lines(plan))
     assert plan.earlier.verified.line().endswith("; 1 damaged")
     run(config)
     assert {own: row["generated_text"] for own, row in rows_in(tmp_path / "out/data").items()} == expected

@@ -1,0 +1,81 @@
+"""Name, Arrow type and meaning of the columns of caption outputs; `docs/reference/columns.md` is made of them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+Columns = list[tuple[str, pa.DataType, str]]
+
+TEXT, NUMBER, INT32, INT64 = pa.string(), pa.float64(), pa.int32(), pa.int64()
+
+TELEMETRY: Columns = [
+    ("num_spec_steps", INT64, "verify steps after prefill"),
+    ("num_draft_tokens", INT64, "drafted tokens"),
+    ("num_accepted_draft_tokens", INT64, "accepted drafted tokens"),
+    ("mean_acceptance_length", NUMBER, "1 + accepted / steps"),
+    ("draft_acceptance_rate", NUMBER, "accepted / drafted"),
+    ("acceptance_histogram", pa.list_(INT64), "entry i: number of steps that accepted i drafted tokens"),
+    (
+        "num_relaxed_accepts",
+        INT64,
+        "accepted drafted tokens that differ from the target's own choice; 0 for lossless methods",
+    ),
+    ("ended_inside_path", pa.bool_(), "whether the text ends at an accepted drafted token"),
+    ("target_forwards", INT64, "target forwards, prefill included"),
+    ("drafter_forwards", INT64, "drafter forwards, prefill included"),
+    ("prefill_ms", NUMBER, "the row's share of its batches' prefill time"),
+    ("draft_ms", NUMBER, "the row's share of its batches' drafting time"),
+    ("verify_ms", NUMBER, "the row's share of its batches' verification time"),
+    ("batch_size_mean", NUMBER, "mean number of active slots over the row's steps"),
+    ("degraded", pa.bool_(), "whether the drafter failed on this row, so that the row was decoded without it"),
+    (
+        "extras",
+        TEXT,
+        "JSON object: counters of methods; `drafter_error` (code and message) if the drafter prompt failed; "
+        "`kernels` (the target's kernel path) in half precision",
+    ),
+]
+"""Per-row telemetry under vLLM's names."""
+SOURCE: Columns = [("source", TEXT, "source file, relative to the source root")]
+ATTEMPT: Columns = [
+    ("job_id", TEXT, "`job.name` and the config fingerprint"),
+    ("attempt", INT32, "number of the job attempt that wrote the row"),
+]
+ERROR: Columns = [
+    ("error_type", TEXT, "an [error code](error-codes.md); empty if the row did not fail"),
+    ("error_message", TEXT, "the error as text; empty if the row did not fail"),
+]
+PROVENANCE: Columns = [
+    ("method", TEXT, "name of the method that decoded the row"),
+    ("verify_mode", TEXT, "`lossless` or `lossy`"),
+    ("target_id", TEXT, "path or hub id of the target, and its revision"),
+    ("drafter_id", TEXT, "the same for the drafter; empty if the method has no drafter checkpoint"),
+    ("config_fingerprint", TEXT, "hash of all settings that decide the content of rows"),
+    ("telemetry", pa.struct([(name, kind) for name, kind, _ in TELEMETRY]), "see [below](#telemetry)"),
+]
+CAPTIONS: Columns = [
+    ("sample_id", TEXT, "the value of `source.id_column`, or `path#index`"),
+    *SOURCE,
+    ("row_index", INT64, "index of the sample in that file"),
+    ("clip_index", INT32, "index of the clip in its video, from 0; null for rows without video clips"),
+    ("num_clips", INT32, "number of clips of the video; null for rows without video clips"),
+    ("clip_start_s", NUMBER, "start of the clip in the video, in seconds; null for rows without video clips"),
+    ("clip_end_s", NUMBER, "end of the clip in the video, in seconds; null for rows without video clips"),
+    ("prompt_index", INT32, "index of the prompt among the prompts of its sample; null if there is one prompt"),
+    ("num_prompts", INT32, "number of prompts of the sample; null if there is one prompt"),
+    *ATTEMPT,
+    ("status", TEXT, "`success`, `truncated` (`max_new_tokens` reached) or `error`"),
+    *ERROR,
+    ("finish_reason", TEXT, "`stop`, `length`, `stop_string` or `error`"),
+    ("generated_text", TEXT, "generated text"),
+    (
+        "mean_logprob",
+        NUMBER,
+        "mean log probability (natural log) of the tokens under the target, before temperature and filters",
+    ),
+    ("num_input_tokens", INT64, "prompt tokens, visual tokens included"),
+    ("num_visual_tokens", INT64, "visual tokens of the prompt"),
+    ("num_generated_tokens", INT64, "generated tokens, the end-of-text token included"),
+    ("seed", INT64, "the seed of the row if `columns.seed` is set, otherwise `job.seed`"),
+    *PROVENANCE,
+]
