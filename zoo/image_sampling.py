@@ -12,26 +12,8 @@ from transformers import DynamicCache
 
 from models.llamagen.gpt import Gpt
 from models.llamagen.vq import Vq
-from zoo.image_gpt import Codes, attention_mask
+from zoo.image_gpt import Codes, attention_mask, condition_columns
 from zoo.image_vq import images_of
-
-
-def lanes_of(gpt: Gpt, batch: Codes, guided: bool) -> tuple[Tensor, Tensor]:
-    """Return the condition positions [lanes · n, columns, D] and which are real; the null lane comes second.
-
-    Null embeddings are at the padding of the row's own prompt.
-    """
-    if batch.labels is not None:
-        labels = [batch.labels, torch.full_like(batch.labels, gpt.shape.num_classes)]
-        columns = [gpt.condition(lane)[:, None] for lane in labels]
-        masks = [torch.ones(len(batch.labels), 1, dtype=torch.bool)] * 2
-    else:
-        assert batch.features is not None
-        assert batch.mask is not None
-        columns = [gpt.embed_text(batch.features), gpt.null_text().expand(len(batch.features), -1, -1)]
-        masks = [batch.mask, batch.mask]
-    num_lanes = 2 if guided else 1
-    return torch.cat(columns[:num_lanes]), torch.cat(masks[:num_lanes])
 
 
 @torch.no_grad()
@@ -50,8 +32,10 @@ def sample_codes(
     """
     generator = torch.Generator().manual_seed(seed)
     guided = guidance_scale > 1
-    inputs, mask = lanes_of(gpt, batch, guided)
-    num_columns, num_tokens = inputs.shape[1], gpt.shape.num_image_tokens
+    # The null lane comes second.
+    lanes = [condition_columns(gpt, batch, torch.full((len(batch.codes),), lane)) for lane in (False, True)]
+    inputs, mask = (torch.cat(parts) for parts in zip(*lanes[: 2 if guided else 1]))
+    num_tokens = gpt.shape.num_image_tokens
     whole = attention_mask(mask, num_tokens)
     cache = DynamicCache(config=gpt.config)
     drawn: list[Tensor] = []
@@ -62,14 +46,13 @@ def sample_codes(
         hidden = gpt(inputs, positions, whole[:, :, start:end, :end], use_cache=True, past_key_values=cache)
         logits = gpt.output(hidden.last_hidden_state[:, -1]).float()
         if guided:
-            said, unsaid = logits.chunk(2)
-            logits = unsaid + guidance_scale * (said - unsaid)
+            conditional, unconditional = logits.chunk(2)
+            logits = unconditional + guidance_scale * (conditional - unconditional)
         if mass is not None:
             mass.append(logits.softmax(-1).topk(10).values)
         drawn.append(_draw(logits, temperature, top_k, generator))
         inputs = gpt.embed_tokens(drawn[-1])[:, None].repeat(2 if guided else 1, 1, 1)
         start = end
-    assert start == num_columns + num_tokens - 1
     return torch.stack(drawn, dim=1)
 
 

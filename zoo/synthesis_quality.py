@@ -6,9 +6,8 @@ prints the table of the committed file for zoo/README.md. `zoo.image_sampling` d
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +20,6 @@ from models.llamagen.gpt import Gpt
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
 from models.loading.checkpoints import CheckpointRef
-from zoo.allocation import keep_memory
 from zoo.image_gpt import Codes, code_logits, draw_scenes, encode_scenes, pick
 from zoo.image_quality import (
     Described,
@@ -34,14 +32,14 @@ from zoo.image_quality import (
 )
 from zoo.image_sampling import draw_images, sample_codes
 from zoo.image_text import load_t5
+from zoo.measuring import markdown_table, run_quality, value_table
 from zoo.pair import CHECKPOINTS
 from zoo.world.grain import render_grainy, write_prompt
 
 QUALITY_JSON = Path(__file__).parent / "synthesis_quality.json"
 CPU = torch.device("cpu")
-# The guidance scale at which a model's images fit their prompts best, found with --sweep.
+# The guidance scale, of 1 to 6, at which a model's images fit their prompts best.
 GUIDANCE = {"text": 2.0, "class": 2.0}
-SWEEP = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 ROLES = ("target", "drafter", "class_target")
 BATCH = 50
 
@@ -151,19 +149,6 @@ def measure_synthesis(folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0)
     return found
 
 
-def sweep_guidance(role: str, folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0) -> list[str]:
-    """Return a line per guidance scale: attributes that the captioner finds in a model's images at temperature 1."""
-    reader = load_reader()
-    vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", CPU)
-    gpt = load_gpt(CheckpointRef(str(folder / f"image_{role}")), "float32", CPU)
-    gallery = Gallery(gpt.shape.condition, num, seed, folder, vq)
-    lines = []
-    for scale in SWEEP:
-        seen = gallery.read(reader, gallery.paint(gpt, vq, seed, scale, 1.0))
-        lines.append(f"{role} guidance {scale}: whole {seen.whole:.3f}, attributes {seen.attributes:.3f}")
-    return lines
-
-
 def synthesis_table(measured: dict[str, float]) -> str:
     """Return the measured numbers as two Markdown tables: the VQ model's, then one column per GPT."""
     rows = (
@@ -176,49 +161,24 @@ def synthesis_table(measured: dict[str, float]) -> str:
         ("Fréchet distance of original pictures to others", "truth_frechet"),
         ("Fréchet distance of reconstructions to others", "reconstruction_frechet"),
     )
-    lines = ["| VQ model, on held-out scenes | value |", "|---|---|"]
-    lines += [f"| {said} | {measured[key]:.3f} |" for said, key in rows]
+    codes = value_table("VQ model, on held-out scenes", rows, measured)
     per_gpt: list[tuple[str, str]] = [("loss per code, nats", "loss")]
     per_gpt += [(f"mass of the top {n} of held-out codes", f"top{n}_mass") for n in (1, 10)]
-    for name, said in (("free", "no guidance"), ("guided", "guided")):
+    for name, title in (("free", "no guidance"), ("guided", "guided")):
         for temperature in (0, 1):
-            where = f"{said}, temperature {temperature}"
-            key = f"{name}_t{temperature}"
+            where, key = f"{title}, temperature {temperature}", f"{name}_t{temperature}"
             per_gpt += [(f"{where}: described as asked", f"{key}_whole"), ("… attributes", f"{key}_attributes")]
             per_gpt += [("… Fréchet distance to pictures", f"{key}_frechet")]
             if temperature == 1:
                 per_gpt += [(f"… mass of the top {n}", f"{key}_top{n}_mass") for n in (1, 10)]
-    lines += ["", f"| GPTs, on held-out scenes | {' | '.join(f'`image_{role}`' for role in ROLES)} |"]
-    lines += ["|---" * (1 + len(ROLES)) + "|"]
-    for said, key in per_gpt:
-        values = [f"{measured[f'{role}_{key}']:.3f}" for role in ROLES]
-        lines.append(f"| {said} | {' | '.join(values)} |")
-    return "\n".join(lines)
+    values = [(name, *(f"{measured[f'{role}_{key}']:.3f}" for role in ROLES)) for name, key in per_gpt]
+    gpts = markdown_table(("GPTs, on held-out scenes", *(f"`image_{role}`" for role in ROLES)), values)
+    return f"{codes}\n\n{gpts}"
 
 
-def write_quality(measured: dict[str, float], path: Path) -> None:
-    """Write the measured numbers as JSON."""
-    path.write_text(json.dumps(measured, indent=1) + "\n")
-
-
-def main(arguments: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m zoo.synthesis_quality", description=__doc__.split("\n")[0])
-    parser.add_argument("--table", action="store_true", help="print the table of the JSON file, measure nothing")
-    parser.add_argument("--sweep", choices=ROLES, help="try guidance scales on one model, write nothing")
-    parser.add_argument("--checkpoints", type=Path, default=CHECKPOINTS)
-    parser.add_argument("--json", type=Path, default=QUALITY_JSON, help="file that is read or written")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args(arguments)
-    keep_memory()
-    torch.set_num_threads(options.threads)
-    if options.sweep:
-        print("\n".join(sweep_guidance(options.sweep, options.checkpoints)))
-        return 0
-    if not options.table:
-        write_quality(measure_synthesis(options.checkpoints), options.json)
-    print(synthesis_table(json.loads(options.json.read_text())))
-    return 0
+    return run_quality("zoo.synthesis_quality", QUALITY_JSON, measure_synthesis, synthesis_table, 100, argv)
 
 
 if __name__ == "__main__":
