@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +22,7 @@ def type_name(kind: pa.DataType) -> str:
     return f"list of {kind.value_type}" if pa.types.is_list(kind) else str(kind)
 
 
-def rows_of(schema: pa.Schema, meanings: Mapping[str, str]) -> list[list[str]]:
+def rows_of(schema: Iterable[pa.Field], meanings: Mapping[str, str]) -> list[list[str]]:
     """Name, type and meaning of every column.
 
     Raises:
@@ -37,7 +37,6 @@ def rows_of(schema: pa.Schema, meanings: Mapping[str, str]) -> list[list[str]]:
 def columns_page() -> str:
     """Columns of caption and image outputs, and the telemetry struct of both."""
     head = ("column", "type", "meaning")
-    telemetry = [[f"`{field.name}`", type_name(field.type), descriptions.TELEMETRY[field.name]] for field in TELEMETRY]
     return page(
         "Output columns",
         "The schema of `data/` and `errors/`. String columns hold empty strings, never nulls. Columns named by "
@@ -49,7 +48,7 @@ def columns_page() -> str:
         "## Images",
         table(head, rows_of(image_rows.result_schema(), descriptions.IMAGES)),
         "## `telemetry`",
-        table(head, telemetry),
+        table(head, rows_of(TELEMETRY, descriptions.TELEMETRY)),
         "In every row: `num_generated_tokens` = 1 + `num_accepted_draft_tokens` + `num_spec_steps` − (1 if "
         "`ended_inside_path`).",
     )
@@ -84,12 +83,11 @@ def metrics_page() -> str:
 def _modules_with(root: Path, codes: set[str]) -> dict[str, list[str]]:
     """Code → modules with that string constant; the table of codes itself is left out."""
     found: dict[str, list[str]] = {code: [] for code in codes}
-    for package in SEARCHED:
-        for path in sorted((root / package).rglob("*.py")):
-            name = path.relative_to(root).as_posix()
-            if name == "pipeline/rows/schemas.py":
-                continue
-            constants = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
-            for code in sorted(codes & {value for value in constants if isinstance(value, str)}):
+    paths = [path for package in SEARCHED for path in sorted((root / package).rglob("*.py"))]
+    for path in paths:
+        name = path.relative_to(root).as_posix()
+        if name != "pipeline/rows/schemas.py":
+            constants = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+            for code in codes.intersection(value for value in constants if isinstance(value, str)):
                 found[code].append(f"`{name}`")
     return found

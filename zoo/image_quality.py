@@ -117,11 +117,6 @@ def frechet_distance(one: np.ndarray, other: np.ndarray) -> float:
     return float(max(0.0, gap @ gap + np.trace(covariances[0]) + np.trace(covariances[1]) - 2 * shared))
 
 
-def measure_frechet(reader: Reader, images: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
-    """Return the Fréchet distance of two lists of images in the captioner's features; see `frechet_distance`."""
-    return frechet_distance(image_features(reader, images), image_features(reader, others))
-
-
 def measure_class(reader: Reader, images: Sequence[np.ndarray], labels: Sequence[int]) -> Described:
     """Compare captions of images of a class with that class: one object, of its colour and its shape.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -95,20 +96,22 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
     )
 
 
-def text_config(shape: Mapping[str, int], tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
-    """The language model of a shape; its heads are 64 wide."""
-    return LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=shape["hidden"],
-        intermediate_size=shape["ffn"],
-        num_hidden_layers=shape["layers"],
-        num_attention_heads=shape["heads"],
-        num_key_value_heads=shape["heads"],
-        head_dim=64,
-        max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=False,
+def language_fields(
+    shape: Mapping[str, int], tokenizer: PreTrainedTokenizerFast, max_positions: int = MAX_POSITIONS
+) -> dict[str, Any]:
+    """The config of a language model of a shape; its heads are 64 wide."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": shape["hidden"],
+        "intermediate_size": shape["ffn"],
+        "num_hidden_layers": shape["layers"],
+        "num_attention_heads": shape["heads"],
+        "num_key_value_heads": shape.get("kv_heads", shape["heads"]),
+        "head_dim": 64,
+        "max_position_embeddings": max_positions,
+        "tie_word_embeddings": False,
         **special_ids(tokenizer),
-    )
+    }
 
 
 def special_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int | None]:
@@ -135,7 +138,7 @@ def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Lla
     )
     config = LlavaConfig(
         vision_config=vision,
-        text_config=text_config(shape, tokenizer),
+        text_config=LlamaConfig(**language_fields(shape, tokenizer)),
         image_token_index=tokenizer.convert_tokens_to_ids(SPECIALS["image"]),
         image_seq_length=NUM_VISUAL_TOKENS,
         vision_feature_layer=-1,

@@ -68,13 +68,17 @@ def draw_conversation(split: str, rng: random.Random, odds: Sequence[float] = gr
 
 def render_like_a_file(scene: Scene, rng: random.Random) -> np.ndarray:
     """Render a scene as a file would reach the model: sometimes larger and scaled down, sometimes through JPEG."""
-    size_px = IMAGE_PX if rng.random() < 0.7 else rng.randint(112, 256)
-    image = render_scene(scene, size_px)
-    if rng.random() < 0.2:
+    image = render_scene(scene, IMAGE_PX if rng.random() < 0.7 else rng.randint(112, 256))
+    return as_from_file(image, rng.randint(80, 95) if rng.random() < 0.2 else None)
+
+
+def as_from_file(image: Image.Image, quality: int | None) -> np.ndarray:
+    """Return pixels, uint8 [96, 96, 3], of an image of any size, through JPEG of a quality if there is one."""
+    if quality is not None:
         buffer = BytesIO()
-        image.save(buffer, "JPEG", quality=rng.randint(80, 95))
+        image.save(buffer, "JPEG", quality=quality)
         image = Image.open(buffer)
-    if size_px != IMAGE_PX:
+    if image.size != (IMAGE_PX, IMAGE_PX):
         image = image.resize((IMAGE_PX, IMAGE_PX), Image.Resampling.BICUBIC)
     return np.asarray(image)
 

@@ -6,6 +6,7 @@ prints the table of the committed file for zoo/README.md. `zoo.image_sampling` d
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +35,7 @@ from zoo.image_sampling import draw_images, sample_codes
 from zoo.image_text import load_t5
 from zoo.measuring import markdown_table, run_quality, value_table
 from zoo.pair import CHECKPOINTS
+from zoo.training import report
 from zoo.world.grain import render_grainy, write_prompt
 
 QUALITY_JSON = Path(__file__).parent / "synthesis_quality.json"
@@ -50,40 +52,31 @@ class Gallery:
     def __init__(self, kind: str, num: int, seed: int, folder: Path, vq: Vq) -> None:
         scenes = draw_scenes(kind, "held_out", num, seed)
         t5, tokenizer = load_t5(folder) if kind == "text" else (None, None)
-        self.kind = kind
         self.prompts = [write_prompt(scene) for scene in scenes]
         self.images = [render_grainy(scene) for scene in scenes]
         self.codes: Codes = encode_scenes(kind, scenes, vq, t5, tokenizer)
 
     def read(self, reader: Reader, images: list[np.ndarray]) -> Described:
         """Compare images with what this gallery's scenes asked for."""
-        if self.kind == "text":
+        if self.codes.labels is None:
             return measure_described(reader, images, self.prompts)
-        assert self.codes.labels is not None
         return measure_class(reader, images, self.codes.labels.tolist())
 
-    def paint(
-        self, gpt: Gpt, vq: Vq, seed: int, guidance: float, temperature: float, mass: list[Tensor] | None = None
-    ) -> list[np.ndarray]:
-        """Draw one image per scene."""
-        images: list[np.ndarray] = []
-        for number, rows in enumerate(torch.arange(len(self.images)).split(BATCH)):
-            some = pick(self.codes, rows)
-            codes = sample_codes(gpt, some, seed + number, guidance, temperature, mass=mass)
-            images += draw_images(vq, codes, gpt.shape.grid)
-        return images
+    def batches(self) -> list[Codes]:
+        """The codes in parts of at most BATCH."""
+        return [pick(self.codes, rows) for rows in torch.arange(len(self.images)).split(BATCH)]
 
 
 def measure_codes(gallery: Gallery, reader: Reader, vq: Vq) -> dict[str, float]:
     """Measure the VQ model alone: readable reconstructions, likeness, use of the codebook."""
     codes = gallery.codes.codes
-    made = draw_images(vq, codes, round(codes.shape[1] ** 0.5))
-    errors = np.stack(gallery.images).astype(np.float64) - np.stack(made)
+    images = draw_images(vq, codes, round(codes.shape[1] ** 0.5))
+    errors = np.stack(gallery.images).astype(np.float64) - np.stack(images)
     shares = torch.bincount(codes.flatten(), minlength=vq.shape.codebook_size).double() / codes.numel()
     used = shares[shares > 0]
-    half = len(made) // 2
-    true, again = image_features(reader, gallery.images), image_features(reader, made)
-    truth, seen = gallery.read(reader, gallery.images), gallery.read(reader, made)
+    half = len(images) // 2
+    true, again = image_features(reader, gallery.images), image_features(reader, images)
+    truth, seen = gallery.read(reader, gallery.images), gallery.read(reader, images)
     return {
         "truth_whole": truth.whole,
         "truth_attributes": truth.attributes,
@@ -98,38 +91,34 @@ def measure_codes(gallery: Gallery, reader: Reader, vq: Vq) -> dict[str, float]:
     }
 
 
+def measure_mass(prefix: str, top: Tensor) -> dict[str, float]:
+    """Return the mean mass of the likeliest code and of the ten likeliest, from probabilities [n, 10]."""
+    return {f"{prefix}top1_mass": float(top[:, 0].mean()), f"{prefix}top10_mass": float(top.sum(-1).mean())}
+
+
 @torch.no_grad()
-def measure_learned(gpt: Gpt, codes: Codes) -> dict[str, float]:
-    """Measure a GPT on held-out codes, teacher-forced, without guidance: loss and how flat its choices are."""
-    losses, tops = [], []
-    for rows in torch.arange(len(codes.codes)).split(BATCH):
-        some = pick(codes, rows)
-        logits = code_logits(gpt, some, torch.zeros(len(rows), dtype=torch.bool))
-        losses.append(cross_entropy(logits.flatten(0, 1), some.codes.flatten(), reduction="none"))
-        tops.append(logits.softmax(-1).topk(10).values.flatten(0, 1))
-    top = torch.cat(tops)
-    return {
-        "loss": float(torch.cat(losses).mean()),
-        "top1_mass": float(top[:, 0].mean()),
-        "top10_mass": float(top.sum(-1).mean()),
-    }
-
-
 def measure_images(role: str, gpt: Gpt, gallery: Gallery, reader: Reader, vq: Vq, seed: int) -> dict[str, float]:
-    """Measure a GPT's images: greedy and at temperature 1, with and without guidance."""
-    found = measure_learned(gpt, gallery.codes)
+    """Measure a GPT on held-out codes, teacher-forced, and its images, greedy and at temperature 1, with and without
+    guidance."""
+    losses, tops = [], []
+    for batch in gallery.batches():
+        logits = code_logits(gpt, batch, torch.zeros(len(batch.codes), dtype=torch.bool)).flatten(0, 1)
+        losses.append(cross_entropy(logits, batch.codes.flatten(), reduction="none"))
+        tops.append(logits.softmax(-1).topk(10).values)
+    found = {"loss": float(torch.cat(losses).mean()), **measure_mass("", torch.cat(tops))}
     half = len(gallery.images) // 2
     true = image_features(reader, gallery.images)[half:]
-    for name, guidance in (("free", 1.0), ("guided", GUIDANCE[gallery.kind])):
-        for temperature in (0, 1):
-            mass: list[Tensor] = []
-            images = gallery.paint(gpt, vq, seed, guidance, float(temperature), mass)
-            seen, key = gallery.read(reader, images), f"{name}_t{temperature}"
-            found[f"{key}_whole"], found[f"{key}_attributes"] = seen.whole, seen.attributes
-            found[f"{key}_frechet"] = frechet_distance(image_features(reader, images)[:half], true)
-            top = torch.cat(mass)
-            found[f"{key}_top1_mass"] = float(top[:, 0].mean())
-            found[f"{key}_top10_mass"] = float(top.sum(-1).mean())
+    settings = itertools.product((("free", 1.0), ("guided", GUIDANCE[gpt.shape.condition])), (0, 1))
+    for (name, guidance), temperature in settings:
+        mass: list[Tensor] = []
+        images: list[np.ndarray] = []
+        for number, batch in enumerate(gallery.batches()):
+            codes = sample_codes(gpt, batch, seed + number, guidance, float(temperature), mass=mass)
+            images += draw_images(vq, codes, gpt.shape.grid)
+        seen, key = gallery.read(reader, images), f"{name}_t{temperature}"
+        found |= {f"{key}_whole": seen.whole, f"{key}_attributes": seen.attributes}
+        found[f"{key}_frechet"] = frechet_distance(image_features(reader, images)[:half], true)
+        found |= measure_mass(f"{key}_", torch.cat(mass))
     return {f"{role}_{key}": value for key, value in found.items()}
 
 
@@ -137,15 +126,13 @@ def measure_synthesis(folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0)
     """Measure saved image models on held-out scenes; the result is what zoo/synthesis_quality.json holds."""
     reader = load_reader()
     vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", CPU)
-    found: dict[str, float] = {"num_images": num}
     galleries = {kind: Gallery(kind, num, seed, folder, vq) for kind in ("text", "class")}
-    found |= measure_codes(galleries["text"], reader, vq)
-    class_seen = galleries["class"].read(reader, galleries["class"].images)
-    found |= {"class_truth_whole": class_seen.whole}
+    found: dict[str, float] = {"num_images": num, **measure_codes(galleries["text"], reader, vq)}
+    found["class_truth_whole"] = galleries["class"].read(reader, galleries["class"].images).whole
     for role in ROLES:
         gpt = load_gpt(CheckpointRef(str(folder / f"image_{role}")), "float32", CPU)
         found |= measure_images(role, gpt, galleries[gpt.shape.condition], reader, vq, seed)
-        print(f"{role}: { ({k: round(v, 3) for k, v in found.items() if k.startswith(role)}) }", file=sys.stderr)
+        report(f"{role}: measured")
     return found
 
 
@@ -162,15 +149,17 @@ def synthesis_table(measured: dict[str, float]) -> str:
         ("Fréchet distance of reconstructions to others", "reconstruction_frechet"),
     )
     codes = value_table("VQ model, on held-out scenes", rows, measured)
-    per_gpt: list[tuple[str, str]] = [("loss per code, nats", "loss")]
+    per_gpt = [("loss per code, nats", "loss")]
     per_gpt += [(f"mass of the top {n} of held-out codes", f"top{n}_mass") for n in (1, 10)]
-    for name, title in (("free", "no guidance"), ("guided", "guided")):
-        for temperature in (0, 1):
-            where, key = f"{title}, temperature {temperature}", f"{name}_t{temperature}"
-            per_gpt += [(f"{where}: described as asked", f"{key}_whole"), ("… attributes", f"{key}_attributes")]
-            per_gpt += [("… Fréchet distance to pictures", f"{key}_frechet")]
-            if temperature == 1:
-                per_gpt += [(f"… mass of the top {n}", f"{key}_top{n}_mass") for n in (1, 10)]
+    for (name, title), temperature in itertools.product((("free", "no guidance"), ("guided", "guided")), (0, 1)):
+        key = f"{name}_t{temperature}"
+        per_gpt += [
+            (f"{title}, temperature {temperature}: described as asked", f"{key}_whole"),
+            ("… attributes", f"{key}_attributes"),
+            ("… Fréchet distance to pictures", f"{key}_frechet"),
+        ]
+        if temperature == 1:
+            per_gpt += [(f"… mass of the top {n}", f"{key}_top{n}_mass") for n in (1, 10)]
     values = [(name, *(f"{measured[f'{role}_{key}']:.3f}" for role in ROLES)) for name, key in per_gpt]
     gpts = markdown_table(("GPTs, on held-out scenes", *(f"`image_{role}`" for role in ROLES)), values)
     return f"{codes}\n\n{gpts}"

@@ -9,9 +9,9 @@ import json
 from pathlib import Path
 
 import torch
-from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from zoo.pair import MAX_POSITIONS, seed_weights, special_ids, text_config
+from zoo.pair import MAX_POSITIONS, language_fields, seed_weights, special_ids
 from zoo.tokenizer import train_tokenizer
 from zoo.world import listing
 from zoo.world.grammar import FILLERS
@@ -61,7 +61,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
     """Build the untrained `target` or `drafter`, its weights drawn from a seed."""
     seed_weights(f"text-{role}", seed)
-    model = LlamaForCausalLM(text_config(ARCHITECTURES[role], tokenizer))
+    model = LlamaForCausalLM(LlamaConfig(**language_fields(ARCHITECTURES[role], tokenizer)))
     model.generation_config = GenerationConfig(**special_ids(tokenizer), do_sample=False)
     return model
 

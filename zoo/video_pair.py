@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from models.inputs.video import VideoProcessor, without_torchvision
-from zoo.pair import seed_weights, special_ids
+from zoo.pair import language_fields, seed_weights, special_ids
 from zoo.tokenizer import train_tokenizer
 from zoo.world import motion
 from zoo.world.scene import scene_rng
@@ -98,19 +98,8 @@ def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwe
     """Build the untrained `target` or `drafter`, its weights drawn from a seed."""
     shape = ARCHITECTURES[role]
     ids = {name: tokenizer.convert_tokens_to_ids(word) for name, word in VISION_TOKENS.items()}
-    text = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": shape["hidden"],
-        "intermediate_size": shape["ffn"],
-        "num_hidden_layers": shape["layers"],
-        "num_attention_heads": shape["heads"],
-        "num_key_value_heads": shape["kv_heads"],
-        "head_dim": 64,
-        "max_position_embeddings": MAX_POSITIONS,
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA, "mrope_section": [8, 12, 12]},
-        "tie_word_embeddings": False,
-        **special_ids(tokenizer),
-    }
+    text = language_fields(shape, tokenizer, MAX_POSITIONS)
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": ROPE_THETA, "mrope_section": [8, 12, 12]}
     vision = {
         "depth": shape["vision_layers"],
         "hidden_size": shape["vision"],
@@ -127,9 +116,7 @@ def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwe
     model = Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
     )
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
-    )
+    model.generation_config = GenerationConfig(**special_ids(tokenizer), do_sample=False)
     return model
 
 

@@ -1,23 +1,20 @@
 """Training samples of the video pair: clips as processor outputs, and conversations about them.
 
-Contains the layout of a conversation and the augmentation of clips.
+Contains the layout of a conversation and the labels of clips.
 """
 
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Iterator, Sequence
-from io import BytesIO
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from models.inputs.video import VideoProcessor
-from zoo.samples import Batch, encode_answer, pad_rows
+from zoo.samples import Batch, as_from_file, encode_answer, pad_rows
 from zoo.training import IGNORED
 from zoo.video_pair import FRAME_PX, NUM_FRAMES, TEMPORAL
 from zoo.world.grammar import FILLER_ODDS
@@ -36,21 +33,6 @@ HEADS = {
 """What a visual token names: whether its cell is filled, that object's attributes, the ground's."""
 FILLER_WORDS = {word for words in FILLERS.values() for word in words}
 PHRASING_ODDS = {"describe": 0.5, "detailed": 0.4, "moved": 0.1}
-
-
-def wear(frames: Sequence[Image.Image], rng: random.Random) -> np.ndarray:
-    """Frames as in a file, uint8 [frames, 96, 96, 3]: often through a lossy codec, in the model's size."""
-    quality = rng.randint(50, 92) if rng.random() < 0.5 else None
-    worn = []
-    for frame in frames:
-        if quality is not None:
-            buffer = BytesIO()
-            frame.save(buffer, "JPEG", quality=quality)
-            frame = Image.open(buffer)
-        if frame.size != (FRAME_PX, FRAME_PX):
-            frame = frame.resize((FRAME_PX, FRAME_PX), Image.Resampling.BICUBIC)
-        worn.append(np.asarray(frame))
-    return np.stack(worn)
 
 
 def label_tokens(motion: Motion) -> Tensor:
@@ -99,7 +81,9 @@ def draw_batches(
             motion = draw_motion(rng, split)
             phrasing = rng.choices(list(PHRASING_ODDS), list(PHRASING_ODDS.values()))[0]
             size_px = FRAME_PX if rng.random() < 0.7 else rng.randint(112, 192)
-            clips.append(videos([wear(render_motion(motion, NUM_FRAMES, size_px), rng)], [None]))
+            frames = render_motion(motion, NUM_FRAMES, size_px)
+            quality = rng.randint(50, 92) if rng.random() < 0.5 else None
+            clips.append(videos([np.stack([as_from_file(frame, quality) for frame in frames])], [None]))
             seconds.append(TEMPORAL / rng.uniform(*RATES_FPS))
             labels.append(label_tokens(motion))
             answer = write_motion(motion, phrasing, rng, odds)
