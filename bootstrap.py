@@ -1,8 +1,8 @@
 """Make `.venv`: pick an interpreter and a torch build, install the dependencies. Standard library only; run by `make`.
 
-On a CPU-only Linux machine `pip install torch` fetches gigabytes of CUDA. So TORCH_INDEX (an index URL), if set, decides.
-Otherwise, without an NVIDIA driver, the newest interpreter for which the configured indexes have the `+cpu` build is
-used; then PyTorch's own index of CPU builds is tried; the default build comes last, with a notice.
+On a CPU-only Linux machine `pip install torch` fetches gigabytes of CUDA. So TORCH_INDEX (an index URL) decides if it
+is set. Otherwise, without an NVIDIA driver, the newest interpreter for which the configured indexes have the `+cpu`
+build is used; then PyTorch's own index of CPU builds is tried; the default build comes last, with a notice.
 """
 
 from __future__ import annotations

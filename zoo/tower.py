@@ -1,7 +1,7 @@
 """Training of a caption model's vision tower on attribute labels: every patch predicts the contents of its cell.
 
-Two stages: `pretrain_tower` before the whole model is trained, and `sharpen_tower` after it, on many small objects, with
-the features are kept close to those that the language model reads. The prediction heads are discarded afterwards.
+Two stages: `pretrain_tower` before the whole model is trained, `sharpen_tower` after it on many small objects, with
+features kept close to those that the language model reads. The prediction heads are discarded afterwards.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ def test_pixels_survive_the_way_to_the_model_and_back() -> None:
 
 def test_the_recipe_runs_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = Recipe(4, 2, 1e-3, polish_steps=4, num_images=4)
-    monkeypatch.setattr(build, "RECIPES", {name: recipe for name in build.RECIPES})
+    monkeypatch.setattr(build, "RECIPES", dict.fromkeys(build.RECIPES, recipe))
     monkeypatch.setattr(build, "QUICK_SHARES", {"image": 1.0})
     monkeypatch.setattr(build, "keep_memory", lambda: None)
     assert build.main(["image", "--quick", "--out", str(tmp_path)]) == 0
