@@ -1,13 +1,11 @@
 """Quality of a pair: right captions and attributes, certainty on attributes and fillers, agreement of the two models.
 
-`python -m zoo.quality` measures the shipped pair and writes zoo/quality.json; with `--table` it prints the table of the
-committed file for zoo/README.md. The acceptance length here is a walk over the target's own greedy output.
+The acceptance length here is a walk over the target's own greedy output.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,9 +13,9 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaForConditionalGeneration, LlavaProcessor
 
-from zoo.measuring import NUM_DRAFTED, ROLES, markdown_table, run_quality
 from zoo.pair import CHECKPOINTS
 from zoo.samples import CLIP_FRAMES, FILLER_WORDS
+from zoo.scoring import NUM_DRAFTED, ROLES, markdown_table
 from zoo.world import dialogue, grammar, sample_scenes
 from zoo.world.render import render_scene
 from zoo.world.scene import (
@@ -210,7 +208,7 @@ def measure_captions(
     return found
 
 
-def measure_pair(folder: Path = CHECKPOINTS, num: int = 500, num_other: int = 100, seed: int = 0) -> dict[str, float]:
+def measure(folder: Path = CHECKPOINTS, num: int = 500, num_other: int = 100, seed: int = 0) -> dict[str, float]:
     """Measure a saved pair on held-out scenes; the result is what zoo/quality.json holds."""
     processor, models = load_pair(folder)
     found = {"num_captions": num, "num_other": num_other, **measure_captions(processor, models, num, seed)}
@@ -249,12 +247,3 @@ def quality_table(measured: dict[str, float]) -> str:
     """Return the measured numbers as a Markdown table."""
     rows = [(name, f"{measured[key]:.3f}", aim) for name, key, aim in ROWS]
     return markdown_table(("measured on held-out scenes", "value", "aim"), rows)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    return run_quality("zoo.quality", QUALITY_JSON, measure_pair, quality_table, 500, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,14 +1,8 @@
-"""Quality of the zoo's image models: attributes that a captioner finds in their images, their codes, and their entropy.
-
-`python -m zoo.synthesis_quality` measures the shipped models and writes zoo/synthesis_quality.json; with `--table` it
-prints the table of the committed file for zoo/README.md. `zoo.image_sampling` draws the images.
-"""
+"""Quality of the image models: attributes that a captioner finds in their images, their codes, and their entropy."""
 
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +27,8 @@ from zoo.image_quality import (
 )
 from zoo.image_sampling import draw_images, sample_codes
 from zoo.image_text import load_t5
-from zoo.measuring import markdown_table, run_quality, value_table
 from zoo.pair import CHECKPOINTS
+from zoo.scoring import markdown_table, value_table
 from zoo.training import report
 from zoo.world.grain import render_grainy, write_prompt
 
@@ -122,7 +116,7 @@ def measure_images(role: str, gpt: Gpt, gallery: Gallery, reader: Reader, vq: Vq
     return {f"{role}_{key}": value for key, value in found.items()}
 
 
-def measure_synthesis(folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0) -> dict[str, float]:
+def measure(folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0) -> dict[str, float]:
     """Measure saved image models on held-out scenes; the result is what zoo/synthesis_quality.json holds."""
     reader = load_reader()
     vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", CPU)
@@ -136,7 +130,7 @@ def measure_synthesis(folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0)
     return found
 
 
-def synthesis_table(measured: dict[str, float]) -> str:
+def quality_table(measured: dict[str, float]) -> str:
     """Return the measured numbers as two Markdown tables: the VQ model's, then one column per GPT."""
     rows = (
         ("original pictures described as their prompts say", "truth_whole"),
@@ -163,12 +157,3 @@ def synthesis_table(measured: dict[str, float]) -> str:
     values = [(name, *(f"{measured[f'{role}_{key}']:.3f}" for role in ROLES)) for name, key in per_gpt]
     gpts = markdown_table(("GPTs, on held-out scenes", *(f"`image_{role}`" for role in ROLES)), values)
     return f"{codes}\n\n{gpts}"
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    return run_quality("zoo.synthesis_quality", QUALITY_JSON, measure_synthesis, synthesis_table, 100, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,21 +1,15 @@
-"""Quality of the text pair: right answers, attributes and tokens on held-out scenes, and agreement of the two models.
-
-`python -m zoo.text_quality` measures the shipped pair and writes zoo/text_quality.json; with `--table` it prints the
-table of the committed file.
-"""
+"""Quality of the text pair: right answers, attributes and tokens on held-out scenes, agreement of the two models."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from decoding import Request, Sampling
 from models.target import Target
-from zoo.measuring import count_stated, load_targets, measure_texts, run_quality, value_table
 from zoo.pair import CHECKPOINTS
+from zoo.scoring import count_stated, load_targets, measure_texts, value_table
 from zoo.text_pair import render
 from zoo.text_samples import encode, held_out_questions
 from zoo.world import listing
@@ -84,12 +78,3 @@ def measure(folder: Path = CHECKPOINTS, num: int = 300, seed: int = 0) -> dict[s
 def quality_table(measured: dict[str, float]) -> str:
     """The measured numbers as a Markdown table."""
     return value_table("measured on held-out scenes", ROWS, measured)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    return run_quality("zoo.text_quality", QUALITY_JSON, measure, quality_table, 300, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,13 +1,7 @@
-"""Quality of the video pair: right captions and attributes on held-out clips, and agreement of the two models.
-
-`python -m zoo.video_quality` measures the shipped pair and writes zoo/video_quality.json; with `--table` it prints the
-table of the committed file.
-"""
+"""Quality of the video pair: right captions and attributes on held-out clips, and agreement of the two models."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +9,8 @@ import numpy as np
 from decoding import Request, Sampling
 from models.inputs.clip import Clip
 from models.target import Target
-from zoo.measuring import count_stated, load_targets, measure_texts, run_quality, value_table
 from zoo.pair import CHECKPOINTS
+from zoo.scoring import count_stated, load_targets, measure_texts, value_table
 from zoo.video_pair import NUM_FRAMES
 from zoo.world.motion import PROMPTS, Motion, draw_motion, render_motion, states, write_motion
 from zoo.world.scene import scene_rng
@@ -80,12 +74,3 @@ def measure(folder: Path = CHECKPOINTS, num: int = 300, seed: int = 0) -> dict[s
 def quality_table(measured: dict[str, float]) -> str:
     """The measured numbers as a Markdown table."""
     return value_table("measured on held-out clips", ROWS, measured)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    return run_quality("zoo.video_quality", QUALITY_JSON, measure, quality_table, 300, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

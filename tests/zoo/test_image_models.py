@@ -33,7 +33,7 @@ from zoo.image_sampling import draw_images, sample_codes
 from zoo.image_text import NUM_CONDITION_TOKENS, encode_prompts, load_t5
 from zoo.image_vq import VQ_SHAPE, CodeKeeper, fit_codes, images_of, pixels_of
 from zoo.pair import CHECKPOINTS
-from zoo.synthesis_quality import GUIDANCE, QUALITY_JSON, synthesis_table
+from zoo.synthesis_quality import GUIDANCE, QUALITY_JSON, quality_table
 from zoo.training import Recipe
 from zoo.world.grain import sample_grainy, write_prompt
 from zoo.world.scene import Scene, Thing
@@ -91,7 +91,7 @@ def test_the_text_encoder_rolls_pads_to_the_left() -> None:
 
 def test_the_readme_s_table_is_that_of_the_committed_numbers() -> None:
     measured = json.loads(QUALITY_JSON.read_text())
-    assert synthesis_table(measured) in README.read_text()
+    assert quality_table(measured) in README.read_text()
     assert measured["reconstruction_whole"] > 0.7
     assert measured["target_guided_t1_whole"] > measured["target_free_t1_whole"]
 

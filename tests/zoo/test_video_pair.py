@@ -14,8 +14,8 @@ from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from zoo import video_quality
 from zoo.build import build_video
-from zoo.measuring import decode
 from zoo.pair import CHECKPOINTS
+from zoo.scoring import decode
 from zoo.training import Recipe
 from zoo.video_pair import ARCHITECTURES, build_tokenizer
 from zoo.world.motion import states

@@ -1,13 +1,9 @@
-"""What the quality checks of the zoo share: captions by the engine, their measures, tables, and the command line."""
+"""What the measures of the zoo's pairs share: texts by the engine, their scores, and tables."""
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-
-import torch
 
 from decoding import Completion, Engine, Method, Request
 from decoding.acceptance import Exact
@@ -16,8 +12,6 @@ from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.trees import Chain
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
-from zoo.pair import CHECKPOINTS
-from zoo.training import keep_memory
 from zoo.world.grammar import stated
 
 NUM_DRAFTED = 5
@@ -89,28 +83,3 @@ def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def value_table(title: str, rows: Iterable[tuple[str, str]], measured: dict[str, float]) -> str:
     """A Markdown table of measured numbers, from rows of a text and a key."""
     return markdown_table((title, "value"), [(name, f"{measured[key]:.3f}") for name, key in rows])
-
-
-def run_quality(
-    module: str,
-    path: Path,
-    measure: Callable[[Path, int], dict[str, float]],
-    table: Callable[[dict[str, float]], str],
-    num: int,
-    argv: Sequence[str] | None,
-) -> int:
-    """Measure a part of the zoo on `num` samples, write the numbers to `path`, print their table; the exit code."""
-    parser = argparse.ArgumentParser(prog=f"python -m {module}", description="Measure models of the zoo.")
-    parser.add_argument("--table", action="store_true", help="print the table of the JSON file, measure nothing")
-    parser.add_argument("--checkpoints", type=Path, default=CHECKPOINTS)
-    parser.add_argument("--json", type=Path, default=path, help="file that is read or written")
-    parser.add_argument("--num", type=int, default=num, help="samples to measure on")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args(argv)
-    if not options.table:
-        keep_memory()
-        torch.set_num_threads(options.threads)
-        measured = measure(options.checkpoints, options.num)
-        options.json.write_text(json.dumps(measured, indent=1) + "\n")
-    print(table(json.loads(options.json.read_text())))
-    return 0
