@@ -15,7 +15,7 @@ from models.llamagen.gpt import Gpt
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
 from models.loading.checkpoints import CheckpointRef
-from zoo.image_gpt import Codes, code_logits, draw_scenes, encode_scenes, pick
+from zoo.image_gpt import Codes, code_logits, draw_scenes, encode_scenes, pick, sample_codes
 from zoo.image_quality import (
     Described,
     Reader,
@@ -25,8 +25,8 @@ from zoo.image_quality import (
     measure_class,
     measure_described,
 )
-from zoo.image_sampling import draw_images, sample_codes
 from zoo.image_text import load_t5
+from zoo.image_vq import draw_images
 from zoo.pair import CHECKPOINTS
 from zoo.scoring import markdown_table, value_table
 from zoo.training import report

@@ -25,13 +25,13 @@ from zoo.image_gpt import (
     code_logits,
     draw_scenes,
     encode_scenes,
+    sample_codes,
     smooth_features,
     train_gpt,
 )
 from zoo.image_quality import load_reader, measure_described
-from zoo.image_sampling import draw_images, sample_codes
 from zoo.image_text import NUM_CONDITION_TOKENS, encode_prompts, load_t5
-from zoo.image_vq import VQ_SHAPE, CodeKeeper, fit_codes, images_of, pixels_of
+from zoo.image_vq import VQ_SHAPE, CodeKeeper, draw_images, fit_codes, images_of, pixels_of
 from zoo.pair import CHECKPOINTS
 from zoo.synthesis_quality import GUIDANCE, QUALITY_JSON, quality_table
 from zoo.training import Recipe
