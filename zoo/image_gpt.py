@@ -151,7 +151,6 @@ def sample_codes(
     seed: int,
     guidance_scale: float = 1.0,
     temperature: float = 1.0,
-    top_k: int = 0,
     mass: list[Tensor] | None = None,
 ) -> Tensor:
     """Draw codes [n, grid²] for the conditions of a batch; temperature 0 takes the likeliest.
@@ -178,19 +177,14 @@ def sample_codes(
             logits = unconditional + guidance_scale * (conditional - unconditional)
         if mass is not None:
             mass.append(logits.softmax(-1).topk(10).values)
-        drawn.append(_draw(logits, temperature, top_k, generator))
+        if temperature == 0:
+            drawn.append(logits.argmax(-1))
+        else:
+            odds = (logits / temperature).softmax(-1)
+            drawn.append(torch.multinomial(odds, 1, generator=generator)[:, 0])
         inputs = gpt.embed_tokens(drawn[-1])[:, None].repeat(2 if guided else 1, 1, 1)
         start = end
     return torch.stack(drawn, dim=1)
-
-
-def _draw(logits: Tensor, temperature: float, top_k: int, generator: torch.Generator) -> Tensor:
-    if temperature == 0:
-        return logits.argmax(-1)
-    logits = logits / temperature
-    if top_k:
-        logits = logits.masked_fill(logits < logits.topk(top_k).values[:, -1:], -torch.inf)
-    return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
 
 
 def pick(codes: Codes, rows: Tensor) -> Codes:
