@@ -1,11 +1,8 @@
-"""Make `.venv`: pick an interpreter, pick a torch build, install the dependencies. Standard library only.
+"""Make `.venv`: pick an interpreter and a torch build, install the dependencies. Standard library only; run by `make`.
 
-Run by `make` under any Python 3; knows nothing of the project but its `pyproject.toml`.
-
-A CPU-only Linux machine must not fetch gigabytes of CUDA, which is what a plain `pip install torch` there does. So:
-TORCH_INDEX (an index URL), when set, decides. Else, where there is no NVIDIA driver, the newest interpreter for which
-the configured indexes hold the `+cpu` build is taken; if there is none, PyTorch's own index of CPU builds is asked; and
-only if that fails too, the default build is installed, and said so.
+On a CPU-only Linux machine `pip install torch` fetches gigabytes of CUDA. So TORCH_INDEX (an index URL) decides if it
+is set. Otherwise, without an NVIDIA driver, the newest interpreter for which the configured indexes have the `+cpu`
+build is used; then PyTorch's own index of CPU builds is tried; the default build comes last, with a notice.
 """
 
 from __future__ import annotations
@@ -44,14 +41,10 @@ class Refused(Exception):
 
 def choose_torch(index: str) -> list[str]:
     """Make the virtual environment and return pip's arguments for torch; empty when pyproject's own pin is right."""
-    pin = torch_pin()
-    if index:
-        make_venv(interpreters()[0])
-        return [pin, "--extra-index-url", index]
-    if not cpu_only_linux():
-        make_venv(interpreters()[0])
-        return []
-    candidates = interpreters()
+    pin, candidates = torch_pin(), interpreters()
+    if index or not cpu_only_linux():
+        make_venv(candidates[0])
+        return [pin, "--extra-index-url", index] if index else []
     for interpreter in candidates:
         make_venv(interpreter)
         if resolves(f"{pin}+cpu"):

@@ -11,14 +11,34 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from docgen import pages
+from docgen import columns, commands, config, markdown, methods, modules, size
 
 ROOT = Path(__file__).resolve().parents[1]
+REFERENCE = Path("docs/reference")
+
+
+def generate(root: Path) -> dict[Path, str]:
+    """Path relative to `root` → text of every generated page, and of pages with generated parts."""
+    pages = {
+        REFERENCE / "columns.md": columns.columns_page(),
+        REFERENCE / "error-codes.md": columns.error_codes_page(root),
+        REFERENCE / "metrics.md": columns.metrics_page(),
+        REFERENCE / "commands.md": commands.commands_page(root),
+        REFERENCE / "modules.md": modules.modules_page(root),
+        REFERENCE / "presets.md": methods.presets_page(root),
+        Path("docs/design/size.md"): size.size_page(),
+    }
+    for job, command, model in config.JOBS:
+        pages[REFERENCE / f"config-{job}.md"] = config.reference(job, command, model)
+        pages[REFERENCE / f"schema/{job}.json"] = config.json_schema(model)
+    for path, body in (("README.md", methods.short_table(root)), ("docs/methods/index.md", methods.long_table(root))):
+        pages[Path(path)] = markdown.fill((root / path).read_text(), "methods", body)
+    return pages
 
 
 def outdated(root: Path) -> dict[Path, str]:
     """Path relative to `root` → new text of every generated page that differs from the committed one."""
-    new = pages.generate(root)
+    new = generate(root)
     return {path: text for path, text in new.items() if not (root / path).exists() or (root / path).read_text() != text}
 
 

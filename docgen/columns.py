@@ -77,12 +77,11 @@ def metrics_page() -> str:
 def _modules_with(root: Path, codes: set[str]) -> dict[str, list[str]]:
     """Code → modules with that string constant; the table of codes itself is left out."""
     found: dict[str, list[str]] = {code: [] for code in codes}
-    for package in SEARCHED:
-        for path in sorted((root / package).rglob("*.py")):
-            name = path.relative_to(root).as_posix()
-            if name == "pipeline/rows/schemas.py":
-                continue
-            constants = {node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)}
-            for code in sorted(codes & {value for value in constants if isinstance(value, str)}):
+    paths = [path for package in SEARCHED for path in sorted((root / package).rglob("*.py"))]
+    for path in paths:
+        name = path.relative_to(root).as_posix()
+        if name != "pipeline/rows/schemas.py":
+            constants = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
+            for code in codes.intersection(value for value in constants if isinstance(value, str)):
                 found[code].append(f"`{name}`")
     return found

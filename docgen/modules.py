@@ -35,9 +35,8 @@ def modules_page(root: Path) -> str:
             if init.exists() and (sentence := first_sentence(init)):
                 parts.append(sentence)
             if modules:
-                parts.append(
-                    table(("module", "content"), [[f"`{path.name}`", first_sentence(path)] for path in modules])
-                )
+                rows = [[f"`{path.name}`", first_sentence(path)] for path in modules]
+                parts.append(table(("module", "content"), rows))
     return page("Modules", *parts)
 
 

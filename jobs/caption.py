@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
 
 from ray.data import Dataset
 
@@ -33,11 +32,6 @@ PREVIEW_AT_ONCE = 8
 """Samples of the preview that are decoded together."""
 
 __all__ = ["DONE", "FAILED", "REFUSED", "main", "run"]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one job from the command line and return the exit status."""
-    return COMMAND.main(argv)
 
 
 def run(plan: Plan) -> summary.Summary:
@@ -99,6 +93,7 @@ COMMAND = Command(
     run=run,
     build=results,
 )
+main = COMMAND.main
 
 
 if __name__ == "__main__":

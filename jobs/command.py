@@ -34,6 +34,15 @@ from pipeline.run.resume import Going
 
 DONE, FAILED, REFUSED, TOO_MANY_ERRORS = 0, 1, 2, 3
 
+SWITCHES = {
+    "--retry-errors": "go on with an output and run the rows that failed again",
+    "--allow-mixed": "go on with an output that was begun with another configuration",
+    "--accept-touched": "go on although files of the source have other times or etags, where sizes and row counts are "
+    "the same: the source was copied",
+    "--skip-digests": "go on with an output and compare only sizes and footers of its files, not their SHA-256",
+}
+"""Options that change how a job resumes, with their help."""
+
 Config = TypeVar("Config", bound=BaseModel)
 AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
 
@@ -76,38 +85,16 @@ class Command(Generic[Config, AnyPlan]):
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """The command line as a namespace; argparse itself exits with 2 where it does not fit."""
         parser = argparse.ArgumentParser(prog=f"python -m {self.module}", description=self.doc)
-        parser.add_argument("--config", required=True, type=Path, help="the job's YAML")
-        parser.add_argument(
-            "overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's"
-        )
-        parser.add_argument("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
-        parser.add_argument(
-            "--estimate", type=positive, metavar="N", help="run N samples from all over; say what the job would take"
-        )
-        parser.add_argument(
-            "--price-per-hour",
-            type=_price,
-            metavar="P",
-            help="for --estimate: of one GPU, or core without one",
-        )
-        parser.add_argument("--limit", type=positive, metavar="N", help="only the first N samples, with a preview page")
-        parser.add_argument(
-            "--retry-errors", action="store_true", help="go on with an output and run the rows that failed again"
-        )
-        parser.add_argument(
-            "--allow-mixed", action="store_true", help="go on with an output that was begun with another configuration"
-        )
-        parser.add_argument(
-            "--accept-touched",
-            action="store_true",
-            help="go on although files of the source have other times or etags, where sizes and row counts are the "
-            "same: the source was copied",
-        )
-        parser.add_argument(
-            "--skip-digests",
-            action="store_true",
-            help="go on with an output and compare only sizes and footers of its files, not their SHA-256",
-        )
+        add = parser.add_argument
+        add("--config", required=True, type=Path, help="the job's YAML")
+        add("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
+        add("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
+        about = "run N samples from all over; say what the job would take"
+        add("--estimate", type=positive, metavar="N", help=about)
+        add("--price-per-hour", type=_price, metavar="P", help="for --estimate: of one GPU, or core without one")
+        add("--limit", type=positive, metavar="N", help="only the first N samples, with a preview page")
+        for flag, about in SWITCHES.items():
+            add(flag, action="store_true", help=about)
         return parser.parse_intermixed_args(argv)
 
     def _dry_run(self, config: Config, arguments: argparse.Namespace) -> int:
@@ -155,43 +142,39 @@ class Command(Generic[Config, AnyPlan]):
         except Fenced as error:
             print(f"the job was ended: {error}; what this one had finished counts there", file=sys.stderr)
             return FAILED
-        except (Exception, KeyboardInterrupt) as error:  # whatever ends a job is shown whole; a bad row never does
-            if stop.number is not None:
-                if not isinstance(error, KeyboardInterrupt):  # what failed while it stopped
-                    traceback.print_exc()
-                print(f"the job was stopped by {stop.name}; {self._kept(plan, arguments)}", file=sys.stderr)
-                return stop.status
-            if isinstance(error, KeyboardInterrupt):
+        except (Exception, KeyboardInterrupt) as error:  # a bad row never ends a job
+            interrupted = isinstance(error, KeyboardInterrupt)
+            if interrupted and stop.number is None:
                 raise
-            traceback.print_exc()
-            print(f"the job failed; {self._kept(plan, arguments)}", file=sys.stderr)
-            return FAILED
+            if not interrupted:
+                traceback.print_exc()
+            ending = "failed" if stop.number is None else f"was stopped by {stop.name}"
+            print(f"the job {ending}; {self._kept(plan, arguments)}", file=sys.stderr)
+            return FAILED if stop.number is None else stop.status
         print(summary.show(done))
         print(f"output        {plan.output.shown()}")
         if arguments.limit is not None:
             print(f"preview       {plan.output.shown('_job/preview.html')}")
         if done.num_errors:
-            print(f"retry errors  {self.go_on(arguments)}{'' if arguments.retry_errors else ' --retry-errors'}")
-        print(f"run it again  {self.run_again(arguments)}")
+            print(f"retry errors  {self._command(arguments)}{'' if arguments.retry_errors else ' --retry-errors'}")
+        print(f"run it again  {self._command(arguments, 'NEW')}")
         return DONE
 
     def _kept(self, plan: AnyPlan, arguments: argparse.Namespace) -> str:
-        return f"what it finished is kept in {plan.output.shown()}, and this goes on: {self.go_on(arguments)}"
+        return f"what it finished is kept in {plan.output.shown()}, and this goes on: {self._command(arguments)}"
 
-    def go_on(self, arguments: argparse.Namespace) -> str:
-        """The command that resumes this output."""
-        return shlex.join(self._command(arguments, arguments.overrides))
-
-    def run_again(self, arguments: argparse.Namespace) -> str:
-        """The command that repeats this run into another folder."""
-        overrides = [text for text in arguments.overrides if not text.startswith("sink.path=")]
-        return shlex.join([*self._command(arguments, overrides), "sink.path=NEW"])
-
-    def _command(self, arguments: argparse.Namespace, overrides: Sequence[str]) -> list[str]:
+    def _command(self, arguments: argparse.Namespace, output: str = "") -> str:
+        """The command that resumes this output, or repeats the run into another one."""
+        kept = [text for text in arguments.overrides if not (output and text.startswith("sink.path="))]
         limit = ["--limit", str(arguments.limit)] if arguments.limit is not None else []
-        names = ("retry-errors", "allow-mixed", "accept-touched", "skip-digests")
-        switches = [f"--{name}" for name in names if getattr(arguments, name.replace("-", "_"))]
-        return ["python", "-m", self.module, "--config", str(arguments.config), *overrides, *limit, *switches]
+        switches = [flag for flag in SWITCHES if is_set(arguments, flag)]
+        words = ["python", "-m", self.module, "--config", str(arguments.config), *kept, *limit, *switches]
+        return shlex.join([*words, *([f"sink.path={output}"] if output else [])])
+
+
+def is_set(arguments: argparse.Namespace, flag: str) -> bool:
+    """Whether a switch is on the command line."""
+    return bool(getattr(arguments, flag.strip("-").replace("-", "_")))
 
 
 def going(arguments: argparse.Namespace) -> Going:

@@ -7,6 +7,7 @@ it is followed to its end (1 when it was stopped), else 0; 2 where nothing was s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from configs.load import ConfigError, load_job
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
-from jobs.command import DONE, FAILED, REFUSED, positive
+from jobs.command import DONE, FAILED, REFUSED, is_set, positive
 from pipeline.cluster import code_archive
 from pipeline.cluster.jobs import ADDRESS_VARIABLES, Cluster, Known
 from pipeline.cluster.signals import CLUSTER_WAIT_S
@@ -40,42 +41,10 @@ STOP_WAIT_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"
 _USER_IN_URL = re.compile(r"://[^/?#\s]*@")
 
 
-@dataclass(frozen=True)
-class Kind:
-    """One kind of job: what its file is, and what of it counts here."""
-
-    module: str
-    model: type[BaseModel]
-    address: str
-    """Whether the job file sets the Ray address."""
-    paths: Callable[[Any], list[tuple[str, str]]]
-    """Dotted path and value of all that is read and written."""
-    identity: Callable[[Any], Any]
-    """What makes it the same job when it is submitted again."""
-
-
-KINDS = {
-    "caption": Kind(
-        "jobs.caption",
-        CaptionJob,
-        "job.ray_address",
-        lambda job: [*(("source.path", path) for path in job.source.paths), ("sink.path", job.sink.path)],
-        lambda job: [job.fingerprint({}), job.sink.path],
-    ),
-    "synthesize": Kind(
-        "jobs.synthesize",
-        SynthesizeJob,
-        "job.ray_address",
-        lambda job: [*(("source.path", path) for path in job.source.paths), ("sink.path", job.sink.path)],
-        lambda job: [job.fingerprint({}), job.sink.path],
-    ),
-    "train_drafter": Kind(
-        "jobs.train_drafter",
-        TrainDrafterJob,
-        "workers.ray_address",
-        lambda job: [*(("source.path", path) for path in job.source.paths), ("output.path", job.output.path)],
-        lambda job: [job.resolved(), job.output.path],
-    ),
+KINDS: dict[str, type[BaseModel]] = {
+    "caption": CaptionJob,
+    "synthesize": SynthesizeJob,
+    "train_drafter": TrainDrafterJob,
 }
 
 
@@ -83,14 +52,14 @@ KINDS = {
 class Submission:
     """A checked job that is ready to go: `stem` names it, `passed_on` are its command's arguments behind the file."""
 
-    kind: Kind
+    kind: str
     stem: str
     job_file: Path
     passed_on: tuple[str, ...]
 
     def entrypoint(self, place: str) -> str:
         """The command that the cluster runs, with the job file at `place`."""
-        return shlex.join(["python", "-m", self.kind.module, "--config", place, *self.passed_on])
+        return shlex.join(["python", "-m", f"jobs.{self.kind}", "--config", place, *self.passed_on])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -109,29 +78,32 @@ def main(argv: Sequence[str] | None = None) -> int:
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The command line as a namespace; argparse itself exits with 2 where it does not fit."""
     parser = argparse.ArgumentParser(prog="python -m jobs.submit", description=__doc__)
-    parser.add_argument("--config", type=Path, help="the job's YAML, on this machine")
-    parser.add_argument("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
-    parser.add_argument("--address", help=f"of the dashboard, as http://HEAD:8265; else ${ADDRESS_VARIABLES[0]}")
-    parser.add_argument("--job", choices=tuple(KINDS), default="caption", help="what the YAML is (default: caption)")
-    parser.add_argument("--limit", type=positive, metavar="N", help="passed on to the job")
-    parser.add_argument("--estimate", type=positive, metavar="N", help="passed on to the job")
-    parser.add_argument("--price-per-hour", type=float, metavar="P", help="passed on to the job")
+    add = parser.add_argument
+    add("--config", type=Path, help="the job's YAML, on this machine")
+    add("overrides", nargs="*", metavar="section.field=value", help="values that replace the YAML's")
+    add("--address", help=f"of the dashboard, as http://HEAD:8265; else ${ADDRESS_VARIABLES[0]}")
+    add("--job", choices=tuple(KINDS), default="caption", help="what the YAML is (default: caption)")
+    add("--limit", type=positive, metavar="N", help="passed on to the job")
+    add("--estimate", type=positive, metavar="N", help="passed on to the job")
+    add("--price-per-hour", type=float, metavar="P", help="passed on to the job")
     for flag in PASSED_ON:
-        parser.add_argument(flag, action="store_true", help="passed on to the job")
-    parser.add_argument("--detach", action="store_true", help="do not follow the log")
-    parser.add_argument("--again", action="store_true", help="submit a job that has succeeded before once more")
-    parser.add_argument(
-        "--env", action="append", default=[], metavar="NAME", help="give the job this variable of mine (no credentials)"
-    )
-    parser.add_argument("--driver-num-cpus", type=float, metavar="N", help="reserved for the job's driver")
-    parser.add_argument("--driver-num-gpus", type=float, metavar="N")
-    parser.add_argument("--driver-memory-bytes", type=positive, metavar="N")
-    parser.add_argument("--driver-resource", action="append", default=[], metavar="NAME=N", help="of the cluster's own")
+        add(flag, action="store_true", help="passed on to the job")
+    add("--detach", action="store_true", help="do not follow the log")
+    add("--again", action="store_true", help="submit a job that has succeeded before once more")
+    env = "give the job this variable of mine (no credentials)"
+    add("--env", action="append", default=[], metavar="NAME", help=env)
+    add("--driver-num-cpus", type=float, metavar="N", help="reserved for the job's driver")
+    add("--driver-num-gpus", type=float, metavar="N")
+    add("--driver-memory-bytes", type=positive, metavar="N")
+    add("--driver-resource", action="append", default=[], metavar="NAME=N", help="of the cluster's own")
     instead = parser.add_mutually_exclusive_group()
     about = "a submission's id; without one, the last submission of --config"
-    instead.add_argument("--follow", nargs="?", const="", metavar="ID", help=f"show the log instead: {about}")
-    instead.add_argument("--status", nargs="?", const="", metavar="ID", help="say how it stands instead")
-    instead.add_argument("--stop", nargs="?", const="", metavar="ID", help="stop it instead")
+    for flag, action in (
+        ("--follow", f"show the log instead: {about}"),
+        ("--status", "say how it stands instead"),
+        ("--stop", "stop it instead"),
+    ):
+        instead.add_argument(flag, nargs="?", const="", metavar="ID", help=action)
     return parser.parse_intermixed_args(argv)
 
 
@@ -156,9 +128,8 @@ def run(arguments: argparse.Namespace) -> int:
     earlier = cluster.submissions(submission.stem)
     if asked:
         if not earlier:
-            raise ConfigError(
-                f"{cluster.address} has no submission of this job; the first would be {submission.stem}-1"
-            )
+            first = f"the first would be {submission.stem}-1"
+            raise ConfigError(f"{cluster.address} has no submission of this job; {first}")
         return _look(cluster, asked, earlier[-1].submission_id)
     submission_id = f"{submission.stem}-{next_number(earlier, arguments.again)}"
     with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
@@ -178,40 +149,38 @@ def prepare(arguments: argparse.Namespace) -> Submission:
     """
     if arguments.config is None:
         raise ConfigError("--config: name the job's YAML, or a submission's id behind --follow, --status or --stop")
-    kind = KINDS[arguments.job]
-    overrides = (*arguments.overrides, f"{kind.address}=auto")
+    is_training = arguments.job == "train_drafter"
+    overrides = (*arguments.overrides, f"{'workers' if is_training else 'job'}.ray_address=auto")
     try:
-        job = load_job(kind.model, arguments.config, overrides)
+        job: Any = load_job(KINDS[arguments.job], arguments.config, overrides)
     except ConfigError as error:
-        other = _fitting(arguments, tuple(name for name in KINDS if name != arguments.job))
+        other = _fitting(arguments)
         raise ConfigError(f"{error}" + (f"\nit is another kind of job: give --job {other}" if other else "")) from None
-    refuse_relative(kind.paths(job), ON_A_CLUSTER)
+    sink, output = ("output.path", job.output.path) if is_training else ("sink.path", job.sink.path)
+    refuse_relative([*(("source.path", path) for path in job.source.paths), (sink, output)], ON_A_CLUSTER)
     _refuse_left_behind(job.model_dump(mode="json"))
-    flags = [flag for flag in PASSED_ON if getattr(arguments, flag.strip("-").replace("-", "_"))]
-    given = {name: getattr(arguments, name) for name in ("limit", "estimate", "price_per_hour")}
-    options = [
-        word
-        for name, value in given.items()
-        if value is not None
-        for word in (f"--{name.replace('_', '-')}", f"{value:g}" if isinstance(value, float) else str(value))
-    ]
-    if arguments.job == "train_drafter" and (options or flags):
-        raise ConfigError(f"{[*options, *flags][0]}: a training takes no such option")
-    passed_on = [*overrides, *options, *flags]
-    name = re.sub(r"[^A-Za-z0-9_.]+", "-", getattr(getattr(job, "job", None), "name", "") or arguments.job)[:60]
-    identity = json.dumps([arguments.job, *kind.identity(job), arguments.limit, arguments.estimate], sort_keys=True)
-    stem = f"{name}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
-    return Submission(kind, stem, arguments.config, tuple(passed_on))
+    options = []
+    for flag in ("--limit", "--estimate", "--price-per-hour"):
+        value = getattr(arguments, flag.strip("-").replace("-", "_"))
+        if value is not None:
+            options += [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+    options += [flag for flag in PASSED_ON if is_set(arguments, flag)]
+    if is_training and options:
+        raise ConfigError(f"{options[0]}: a training takes no such option")
+    name = arguments.job if is_training else job.job.name or arguments.job
+    parts = [job.resolved() if is_training else job.fingerprint({}), output, arguments.limit, arguments.estimate]
+    identity = json.dumps([arguments.job, *parts], sort_keys=True)
+    stem = f"{re.sub(r'[^A-Za-z0-9_.]+', '-', name)[:60]}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+    return Submission(arguments.job, stem, arguments.config, (*overrides, *options))
 
 
-def _fitting(arguments: argparse.Namespace, names: tuple[str, ...]) -> str:
-    """The kind of job that the file is after all; empty if it is none."""
-    for name in names:
-        try:
-            load_job(KINDS[name].model, arguments.config, tuple(arguments.overrides))
-        except ConfigError:
-            continue
-        return name
+def _fitting(arguments: argparse.Namespace) -> str:
+    """The other kind of job that the file is; empty if it is none."""
+    for name, model in KINDS.items():
+        if name != arguments.job:
+            with contextlib.suppress(ConfigError):
+                load_job(model, arguments.config, tuple(arguments.overrides))
+                return name
     return ""
 
 
@@ -261,18 +230,18 @@ def driver_resources(arguments: argparse.Namespace) -> dict[str, Any]:
     Raises:
         ConfigError: a resource has no number.
     """
-    own: dict[str, float] = {}
+    custom: dict[str, float] = {}
     for text in arguments.driver_resource:
         name, _, number = text.partition("=")
         try:
-            own[name] = float(number)
+            custom[name] = float(number)
         except ValueError:
             raise ConfigError(f"--driver-resource {text}: must look like NAME=NUMBER") from None
     resources = {
         "entrypoint_num_cpus": arguments.driver_num_cpus,
         "entrypoint_num_gpus": arguments.driver_num_gpus,
         "entrypoint_memory": arguments.driver_memory_bytes,
-        "entrypoint_resources": own or None,
+        "entrypoint_resources": custom or None,
     }
     return {name: value for name, value in resources.items() if value is not None}
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Sequence
 from typing import Any
 
 from ray.data import Dataset
@@ -29,11 +28,6 @@ from pipeline.synthesis.files import encode_table
 from pipeline.synthesis.plan import SynthesisPlan, describe, first_prompt, make_plan
 from pipeline.synthesis.prompts import prepare_table
 from pipeline.synthesis.summary import ImageSummary
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one job from the command line and return the exit status."""
-    return COMMAND.main(argv)
 
 
 def run(plan: SynthesisPlan) -> ImageSummary:
@@ -107,6 +101,7 @@ COMMAND = Command(
     run=run,
     build=results,
 )
+main = COMMAND.main
 
 
 if __name__ == "__main__":

@@ -1,208 +1,208 @@
-"""Rebuilds zoo/checkpoints from a seed and prints the pair's quality table: `python -m zoo.build`.
-
-Contains the recipe: the order of steps and their lengths.
-"""
+"""Trains the models of zoo/checkpoints from a seed: `python -m zoo.build PART`."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerFast
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import LlavaForConditionalGeneration, Qwen2_5_VLForConditionalGeneration
 
-from models.heads.eagle import save_eagle
-from models.heads.files import keep_as_safetensors
-from models.heads.medusa import save_medusa
-from models.heads.teacher import Lesson
-from models.heads.training import Pace, Trainer, fresh_eagle, fresh_medusa
+from models.llamagen.checkpoints import save_gpt
+from models.llamagen.vq_files import load_vq, save_vq
 from models.loading.checkpoints import CheckpointRef
-from models.target import Target
-from zoo.allocation import keep_memory
-from zoo.pair import (
-    ARCHITECTURES,
-    CHECKPOINTS,
-    NUM_VISUAL_TOKENS,
-    build_model,
-    build_processor,
-    build_tokenizer,
-    save_model,
-)
-from zoo.quality import measure_pair, quality_table, write_quality
-from zoo.samples import Batch, draw_batches
-from zoo.sharpen import sharpen_tower
-from zoo.tower import pretrain_tower
-from zoo.train import train_model
-from zoo.world.grammar import DRAFTER_FILLER_ODDS, FILLER_ODDS
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """Steps, batch sizes and rates of one model: its vision tower, the whole, the tower again, the whole again.
-
-    The last two stages are left out where they have no steps.
-    """
-
-    tower_steps: int
-    tower_batch: int
-    tower_lr: float
-    steps: int
-    batch: int
-    lr: float
-    tuned_tower_lr: float
-    sharpen_steps: int = 0
-    polish_steps: int = 0
-    filler_odds: tuple[float, ...] = FILLER_ODDS
-
+from zoo import pair, samples, text_pair, text_samples, video_pair, video_samples
+from zoo.heads import build_head
+from zoo.image_gpt import SHAPES_OF, build_gpt, draw_scenes, encode_scenes, train_gpt
+from zoo.image_text import load_t5, save_t5, train_t5
+from zoo.image_vq import polish_decoder, train_vq
+from zoo.pair import CHECKPOINTS
+from zoo.quality import load_captioner
+from zoo.tower import pretrain_tower, sharpen_tower
+from zoo.training import Recipe, fit, keep_memory, label_loss, lr_share, next_token_loss, report
+from zoo.world.grammar import DRAFTER_FILLER_ODDS
 
 RECIPES = {
-    "target": Recipe(2000, 64, 1e-3, 3000, 32, 1e-3, 3e-4, sharpen_steps=1000, polish_steps=400),
-    "drafter": Recipe(800, 64, 1e-3, 2000, 32, 2e-3, 5e-4, filler_odds=DRAFTER_FILLER_ODDS),
-    # The captioner of the context `caption`: between target and drafter in size and quality.
-    "captioner": Recipe(800, 64, 1e-3, 1400, 32, 1.5e-3, 5e-4),
-}
-# Heads on the finished target: steps of 32 conversations each.
-HEADS = {"eagle": 1200, "medusa": 800}
-NUM_MEDUSA_HEADS = 4
-HEAD_BATCH = 32
-HEAD_LR = 1e-3
-SHARPEN_LR = 3e-4
-# The learning rate of the last stage in parts of the second's.
+    "caption_target": Recipe(
+        3000, 32, 1e-3, tower_steps=2000, tower_batch=64, tower_lr=1e-3, tuned_tower_lr=3e-4, sharpen_steps=1000,
+        polish_steps=400,
+    ),
+    "caption_drafter": Recipe(
+        2000, 32, 2e-3, tower_steps=800, tower_batch=64, tower_lr=1e-3, tuned_tower_lr=5e-4,
+        filler_odds=DRAFTER_FILLER_ODDS,
+    ),
+    # Of the context `caption`: between target and drafter in size and quality.
+    "caption_captioner": Recipe(1400, 32, 1.5e-3, tower_steps=800, tower_batch=64, tower_lr=1e-3, tuned_tower_lr=5e-4),
+    "caption_eagle": Recipe(1200, 32, 1e-3),
+    "caption_medusa": Recipe(800, 32, 1e-3),
+    "video_target": Recipe(1400, 24, 1.5e-3, tower_steps=700, rounds=2),
+    "video_drafter": Recipe(700, 24, 2e-3, tower_steps=300, filler_odds=DRAFTER_FILLER_ODDS),
+    "text_target": Recipe(1500, 24, 1e-3),
+    "text_drafter": Recipe(1000, 24, 3e-3, filler_odds=DRAFTER_FILLER_ODDS),
+    "image_vq": Recipe(1400, 16, 2.5e-3, polish_steps=900),
+    "image_t5": Recipe(1800, 128, 2e-3),
+    "image_target": Recipe(3000, 32, 2e-3, num_images=20000),
+    "image_drafter": Recipe(1200, 16, 3e-3, num_images=20000),
+    "image_class_target": Recipe(2000, 16, 3e-3, num_images=8000),
+}  # fmt: skip
+QUICK_SHARES = {"caption": 0.12, "video": 0.01, "text": 0.01, "image": 0.02}
+"""The part of every number of steps and images that `--quick` runs."""
 POLISH_SHARE = 0.2
-# The part of every number of steps that `--quick` runs.
-QUICK_SHARE = 0.12
-QUICK_HEAD_SHARE = 0.03
+"""The learning rates of a caption model's last stage in parts of those before."""
+DECODER_LR = 1.5e-3
+"""Of the VQ model's decoder in its last stage."""
+LABEL_WEIGHT = 0.2
+"""Of the labels in a video model's second stage: enough that the tower forgets nothing while the language model learns
+to read."""
 
 
-def build_one(
-    role: str, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, seed: int, folder: Path, device: torch.device
-) -> None:
-    """Train one model of the pair from a seed and save it under `folder`."""
-    model = build_model(role, tokenizer, seed).to(device)
-    width = ARCHITECTURES[role]["vision"]
-    pretrain_tower(model.model.vision_tower, width, recipe.tower_steps, recipe.tower_batch, recipe.tower_lr, seed)
-    train_model(
-        model,
-        tokenizer,
-        num_steps=recipe.steps,
-        batch_size=recipe.batch,
-        lr=recipe.lr,
-        tower_lr=recipe.tuned_tower_lr,
-        seed=seed,
-        odds=recipe.filler_odds,
-        autosave=folder / f"{role}.partial.safetensors",
-    )
+def build_caption(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
+    """Train one caption model, or one head for the target in `folder`."""
+    if role not in pair.ARCHITECTURES:
+        build_head(role, recipe, seed, folder)
+        return
+    model = pair.build_model(role, pair.build_tokenizer(), seed)
+    tower, width = model.model.vision_tower, pair.ARCHITECTURES[role]["vision"]
+    pretrain_tower(tower, width, recipe.tower_steps, recipe.tower_batch, recipe.tower_lr, seed)
+    train_captions(model, recipe, seed)
     if recipe.sharpen_steps:
-        sharpen_tower(model.model.vision_tower, width, recipe.sharpen_steps, recipe.tower_batch, SHARPEN_LR, seed)
+        sharpen_tower(tower, width, recipe.sharpen_steps, recipe.tower_batch, seed)
     if recipe.polish_steps:
-        train_model(
-            model,
-            tokenizer,
-            num_steps=recipe.polish_steps,
-            batch_size=recipe.batch,
-            lr=recipe.lr * POLISH_SHARE,
-            tower_lr=recipe.tuned_tower_lr * POLISH_SHARE,
-            seed=seed + 1,
-            odds=recipe.filler_odds,
-        )
-    save_model(model.cpu(), build_processor(tokenizer), folder / f"caption_{role}")
-    (folder / f"{role}.partial.safetensors").unlink(missing_ok=True)
+        rates = {"lr": recipe.lr * POLISH_SHARE, "tuned_tower_lr": recipe.tuned_tower_lr * POLISH_SHARE}
+        train_captions(model, replace(recipe, steps=recipe.polish_steps, **rates), seed + 1)
+    pair.save_model(model, pair.build_processor(pair.build_tokenizer()), folder / f"caption_{role}")
 
 
-def build_head(kind: str, steps: int, tokenizer: PreTrainedTokenizerFast, seed: int, folder: Path) -> None:
-    """Train one head for the target in `folder`, and save it beside it."""
-    target = Target.load(CheckpointRef(str(folder / "caption_target")), "float32", "cpu")
-    samples = draw_batches("train", seed + 7 + list(HEADS).index(kind), HEAD_BATCH, tokenizer)
-    pace = Pace(
-        steps,
-        HEAD_LR,
-        seed,
-        warmup_steps=steps // 10,
-        schedule="cosine",
-        clip="norm",
-        clip_limit=1.0,
-        noise_tokens=None,
-    )
-    out = folder / f"caption_{kind}"
-    if kind == "eagle":
-        eagle = fresh_eagle(target, seed)
-        teach_head(Trainer(target, eagle, pace), samples)
-        save_eagle(eagle.network, out, torch.bfloat16)
+def train_captions(model: LlavaForConditionalGeneration, recipe: Recipe, seed: int) -> None:
+    """Train a model in place on the mixture of conversations."""
+    torch.manual_seed(seed)
+    tower = list(model.model.vision_tower.parameters())
+    rest = [p for name, p in model.named_parameters() if not name.startswith("model.vision_tower.")]
+    groups = [{"params": tower, "lr": recipe.tuned_tower_lr}, {"params": rest, "lr": recipe.lr}]
+    batches = samples.draw_batches("train", seed, recipe.batch, pair.build_tokenizer(), odds=recipe.filler_odds)
+    fit_tokens(model, batches, groups, recipe, max_warmup_steps=200)
+
+
+def build_text(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
+    """Train one model of the text pair."""
+    tokenizer = text_pair.build_tokenizer()
+    model = text_pair.build_model(role, tokenizer, seed)
+    batches = text_samples.draw_batches(seed, recipe.batch, tokenizer, recipe.filler_odds)
+    fit_tokens(model, batches, [{"params": [*model.parameters()], "lr": recipe.lr}], recipe, max_warmup_steps=100)
+    text_pair.save_model(model, tokenizer, folder / f"text_{role}")
+
+
+def fit_tokens(
+    model: nn.Module, batches: Iterator[samples.Batch], groups: list[dict], recipe: Recipe, max_warmup_steps: int
+) -> None:
+    """Train a language model in place on the tokens of batches."""
+    optimizer = torch.optim.AdamW(groups, weight_decay=0.02, betas=(0.9, 0.98))
+    warmup_steps = min(max_warmup_steps, recipe.steps // 10 + 1)
+    share = partial(lr_share, num_steps=recipe.steps, warmup_steps=warmup_steps)
+    model.train()
+
+    def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
+        # bfloat16 GEMMs are twice as fast on CPUs with bfloat16 instructions; the weights stay in float32.
+        with torch.autocast("cpu", torch.bfloat16):
+            return next_token_loss(model, next(batches)), {}
+
+    fit(step_loss, [LambdaLR(optimizer, share)], model.parameters(), recipe.steps, recipe.batch)
+
+
+def build_video(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
+    """Train one model of the video pair."""
+    tokenizer = video_pair.build_tokenizer()
+    processor = video_pair.build_processor(tokenizer)
+    model = video_pair.build_model(role, tokenizer, seed)
+    videos = processor.video_processor
+    batches = video_samples.draw_batches("train", seed, recipe.batch, tokenizer, videos, recipe.filler_odds)
+    for number in range(recipe.rounds):
+        train_videos(model, batches, recipe, 0 if number else recipe.tower_steps, seed)
+    video_pair.save_model(model, processor, folder / f"video_{role}")
+
+
+def train_videos(
+    model: Qwen2_5_VLForConditionalGeneration,
+    batches: Iterator[samples.Batch],
+    recipe: Recipe,
+    tower_steps: int,
+    seed: int,
+) -> None:
+    """Train a model in place: `tower_steps` of the tower on labels, then the whole on captions and, lightly, labels."""
+    torch.manual_seed(seed)
+    tower, width = model.model.visual, model.config.text_config.hidden_size
+    head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, sum(video_samples.HEADS.values())))
+    model.train()
+
+    def step_loss(step: int, with_captions: bool) -> tuple[Tensor, dict[str, float]]:
+        batch = next(batches)
+        with torch.autocast("cpu", torch.bfloat16):
+            grids = batch.inputs["video_grid_thw"]
+            features = tower(batch.inputs["pixel_values_videos"], grid_thw=grids).pooler_output
+            loss, right = label_loss(head(features.float()), batch.labels, video_samples.HEADS)
+            return next_token_loss(model, batch) + LABEL_WEIGHT * loss if with_captions else loss, right
+
+    for name, part, num_steps in (("tower", tower, tower_steps), ("whole", model, recipe.steps)):
+        learned = [*part.parameters(), *head.parameters()]
+        optimizer = torch.optim.AdamW(learned, lr=recipe.lr, weight_decay=0.02, betas=(0.9, 0.98))
+        share = partial(lr_share, num_steps=num_steps, warmup_steps=min(100, num_steps // 10 + 1))
+        losses = partial(step_loss, with_captions=name == "whole")
+        fit(losses, [LambdaLR(optimizer, share)], learned, num_steps, recipe.batch, name)
+
+
+def build_image(role: str, recipe: Recipe, seed: int, folder: Path) -> None:
+    """Train one image model; a GPT needs the VQ model, and for prompts the T5, in `folder`."""
+    if role == "vq":
+        # The captioner's tower judges likeness, not the one that measures quality.
+        tower = load_captioner(CHECKPOINTS, "captioner").model.vision_tower
+        vq = train_vq(tower, recipe, seed)
+        polish_decoder(vq, tower, replace(recipe, steps=recipe.polish_steps, lr=DECODER_LR), seed + 1)
+        save_vq(vq, folder / "image_vq", torch.bfloat16)
+    elif role == "t5":
+        save_t5(*train_t5(recipe, seed), folder / "image_t5")
     else:
-        medusa = fresh_medusa(target, seed, NUM_MEDUSA_HEADS)
-        teach_head(Trainer(target, medusa, pace), samples)
-        save_medusa(medusa.heads, out, torch.bfloat16)
-    keep_as_safetensors(out)
+        kind = SHAPES_OF[role].condition
+        vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", torch.device("cpu"))
+        t5, tokenizer = load_t5(folder) if kind == "text" else (None, None)
+        codes = encode_scenes(kind, draw_scenes(kind, "train", recipe.num_images, seed), vq, t5, tokenizer)
+        gpt = build_gpt(role, seed, vq.quantize.directions().detach())
+        train_gpt(gpt, codes, recipe, seed)
+        save_gpt(gpt, folder / f"image_{role}", torch.bfloat16)
 
 
-def teach_head(trainer: Trainer, samples: Iterator[Batch]) -> None:
-    """Teach a head batches of conversations, as the job `jobs.train_drafter` does with rows of a source."""
-    total = 0.0
-    for step, batch in enumerate(islice(samples, trainer.pace.num_steps), start=1):
-        lessons = lessons_of(batch, trainer.target)
-        first = (step - 1) * len(lessons)
-        total += trainer.learn(list(enumerate(lessons, start=first))) or 0.0
-        if step % 100 == 0 or step == trainer.pace.num_steps:
-            print(f"step {step}/{trainer.pace.num_steps} loss {total / (step % 100 or 100):.4f}", file=sys.stderr)
-            total = 0.0
+BUILDERS = {"caption": build_caption, "video": build_video, "text": build_text, "image": build_image}
 
 
-def lessons_of(batch: Batch, target: Target) -> list[Lesson]:
-    """The conversations of a batch, one by one, without their pads."""
-    lessons, used = [], 0
-    for row, size in enumerate(batch.mask.sum(dim=1).tolist()):
-        ids = batch.ids[row, :size]
-        num_images = int((ids == target.model.config.image_token_id).sum()) // NUM_VISUAL_TOKENS
-        inputs = {"input_ids": ids[None], "attention_mask": torch.ones(1, size, dtype=torch.long)}
-        if num_images:
-            assert batch.pixels is not None
-            inputs["pixel_values"] = batch.pixels[used : used + num_images]
-        used += num_images
-        lessons.append(Lesson(target.prefix(inputs), batch.weights[row, :size] > 0))
-    return lessons
-
-
-def main(arguments: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m zoo.build", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m zoo.build", description="Train models of the zoo from a seed.")
+    parser.add_argument("part", choices=BUILDERS)
     parser.add_argument("--out", type=Path, default=CHECKPOINTS, help="folder to write (default: zoo/checkpoints)")
     parser.add_argument("--quick", action="store_true", help="a short run that checks the recipe; needs --out")
-    parser.add_argument("--only", choices=[*RECIPES, *HEADS], help="train one, keep the others as they are in --out")
+    parser.add_argument("--only", choices=RECIPES, help="train one model, keep the others as they are in --out")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--device", default="cpu")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(argv)
     if options.quick and options.out == CHECKPOINTS:
-        parser.error("--quick makes a poor pair: name another folder with --out")
+        parser.error("--quick makes poor models: name another folder with --out")
     keep_memory()
     torch.set_num_threads(options.threads)
     options.out.mkdir(parents=True, exist_ok=True)
-    tokenizer = build_tokenizer(0)
     started = time.monotonic()
-    for role, recipe in RECIPES.items():
-        # A quick run leaves the captioner out: its stages are the drafter's.
-        if options.only not in (None, role) or (options.quick and role == "captioner" and options.only is None):
-            continue
-        if options.quick:
-            counts = ("tower_steps", "steps", "sharpen_steps", "polish_steps")
-            recipe = replace(recipe, **{name: round(QUICK_SHARE * getattr(recipe, name)) for name in counts})
-        print(f"{role}: {recipe}", file=sys.stderr)
-        build_one(role, recipe, tokenizer, options.seed, options.out, torch.device(options.device))
-    for kind, steps in HEADS.items():
-        if options.only in (None, kind):
-            if options.quick:
-                steps = max(1, round(QUICK_HEAD_SHARE * steps))
-            print(f"{kind}: {steps} steps", file=sys.stderr)
-            build_head(kind, steps, tokenizer, options.seed, options.out)
-    print(f"trained in {time.monotonic() - started:.0f} s", file=sys.stderr)
-    measured = measure_pair(options.out, num=100 if options.quick else 500, num_other=20 if options.quick else 100)
-    write_quality(measured, options.out / "quality.json")
-    print(quality_table(measured))
+    for name, recipe in RECIPES.items():
+        part, role = name.split("_", 1)
+        if part == options.part and options.only in (None, name):
+            recipe = recipe.shorten(QUICK_SHARES[part]) if options.quick else recipe
+            report(f"{name}: {recipe}")
+            BUILDERS[part](role, recipe, options.seed, options.out)
+    report(f"trained in {time.monotonic() - started:.0f} s")
     return 0
 
 

@@ -8,11 +8,11 @@ Videos as mp4 files follow (`zoo.demo_videos`), then prompts for images (`zoo.de
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import shutil
 import sys
 import tarfile
-import textwrap
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,8 +27,8 @@ from jobs import caption
 from pipeline.cluster import ray_session
 from pipeline.reports import summary
 from pipeline.run.plan import make_plan
-from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 from zoo import demo_images, demo_videos
+from zoo.demo_output import Rows, errors_of, read_rows, show_caption, show_speed
 from zoo.world import Scene, demo_scenes, parse_caption
 
 OUT = Path("out/demo")
@@ -40,6 +40,10 @@ NOT_AN_IMAGE, TRUNCATED, NO_QUESTION = 17, 101, 200
 """The broken rows; the last one is in a tar, the others in Parquet."""
 NUM_SHOWN = 5
 RUNS = {"speculative": (), "plain": ("method.drafter.kind=none",)}
+SLOW_DRAFTER = (
+    "Below 1 on a CPU is expected: a draft of this tiny pair costs nearly as much as a token of its",
+    "target. A drafter pays where it is many times cheaper, as for a 7B target on a GPU.",
+)
 KINDS = {"parquet": ("source.kind=parquet",), "webdataset": ("source.kind=webdataset", "source.columns.image=null")}
 
 
@@ -77,13 +81,16 @@ def caption_scenes() -> list[str]:
     write_sources(rows, OUT / "source")
     print(f"wrote {len(rows)} scenes into {OUT}/source: Parquet and tar shards, PNG and JPEG, 3 rows broken on purpose")
     totals = caption_both_ways()
-    results = {name: read_results(name) for name in RUNS}
+    columns = ["status", "generated_text"]
+    results = {run: {k: v for kind in KINDS for k, v in read_rows(OUT / run / kind, columns).items()} for run in RUNS}
     print()
     print(summary.show_side_by_side(totals["speculative"], totals["plain"]))
     print(f"acceptance length = {summary.CONVENTION}")
     problems = check(rows, results)
     print()
-    show_captions(rows, results["speculative"])
+    for row in rows[:NUM_SHOWN]:
+        print(f"{row.sample_id}: {row.question}")
+        show_caption(row.truth, results["speculative"][row.sample_id]["generated_text"])
     print()
     show_verdict(rows, results["speculative"], totals)
     if not problems:
@@ -99,11 +106,9 @@ def draw_rows(count: int, seed: int) -> list[Row]:
     """Scenes as rows, PNG and JPEG taking turns, with the three broken ones among them."""
     rows = []
     for index, (scene, picture, truth, question) in enumerate(demo_scenes(count, seed)):
-        suffix = ("png", "jpg")[index % 2]
+        suffix, form, options = (("png", "PNG", {}), ("jpg", "JPEG", {"quality": 95}))[index % 2]
         buffer = io.BytesIO()
-        picture.save(
-            buffer, format={"png": "PNG", "jpg": "JPEG"}[suffix], **({"quality": 95} if suffix == "jpg" else {})
-        )
+        picture.save(buffer, form, **options)
         data = buffer.getvalue()
         if index == NOT_AN_IMAGE:
             data = b"<html>404 Not Found</html>"
@@ -148,26 +153,16 @@ def write_tar(rows: list[Row], path: Path) -> None:
 # --- the runs ------------------------------------------------------------------------------------------------------
 
 
-def output_of(run: str, kind: str) -> Path:
-    """Where one run of one kind of shard writes."""
-    return OUT / run / kind
-
-
 def caption_both_ways() -> dict[str, summary.Summary]:
     """Run every job; the summaries of both runs, each over both kinds of shards.
 
     Raises:
         ConfigError: a job is refused.
     """
-    jobs = {
-        (run, kind): load_job(
-            CaptionJob,
-            CONFIG,
-            (*how, *what, f"source.path={OUT}/source/{kind}", f"sink.path={output_of(run, kind)}"),
-        )
-        for run, how in RUNS.items()
-        for kind, what in KINDS.items()
-    }
+    jobs = {}
+    for (run, how), (kind, what) in itertools.product(RUNS.items(), KINDS.items()):
+        paths = (f"source.path={OUT}/source/{kind}", f"sink.path={OUT}/{run}/{kind}")
+        jobs[run, kind] = load_job(CaptionJob, CONFIG, (*how, *what, *paths))
     parts: dict[str, list[summary.Summary]] = {run: [] for run in RUNS}
     for (run, kind), config in jobs.items():
         print(f"{run}, {kind} shards, {config.method.label}", flush=True)
@@ -175,20 +170,7 @@ def caption_both_ways() -> dict[str, summary.Summary]:
     return {run: summary.combine(found) for run, found in parts.items()}
 
 
-def read_results(run: str) -> dict[str, dict[str, Any]]:
-    """All rows of a run by sample id."""
-    columns = ["sample_id", "status", "error_type", "generated_text"]
-    found: dict[str, dict[str, Any]] = {}
-    for kind in KINDS:
-        for table in summary.read_tables(OutputDir(str(output_of(run, kind))), (DATA, ERRORS), columns):
-            found |= {row["sample_id"]: row for row in table.to_pylist()}
-    return found
-
-
-# --- what came of it -----------------------------------------------------------------------------------------------
-
-
-def check(rows: list[Row], results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
+def check(rows: list[Row], results: dict[str, Rows]) -> list[str]:
     """What is not as it must be: ids, error codes, and the equality of both runs' texts."""
     expected_errors = {
         rows[NOT_AN_IMAGE].sample_id: "not_an_image",
@@ -199,9 +181,8 @@ def check(rows: list[Row], results: dict[str, dict[str, dict[str, Any]]]) -> lis
     for name, found in results.items():
         if set(found) != {row.sample_id for row in rows}:
             problems.append(f"{name}: {len(found)} ids in the output, {len(rows)} in the source")
-        errors = {sample_id: row["error_type"] for sample_id, row in found.items() if row["error_type"]}
-        if errors != expected_errors:
-            problems.append(f"{name}: the rows in errors/ are {errors}, not {expected_errors}")
+        if errors_of(found) != expected_errors:
+            problems.append(f"{name}: the rows in errors/ are {errors_of(found)}, not {expected_errors}")
     texts = {name: {key: row["generated_text"] for key, row in found.items()} for name, found in results.items()}
     different = [key for key, text in texts["speculative"].items() if text != texts["plain"].get(key)]
     if different:
@@ -209,30 +190,15 @@ def check(rows: list[Row], results: dict[str, dict[str, dict[str, Any]]]) -> lis
     return problems
 
 
-def show_captions(rows: list[Row], found: dict[str, dict[str, Any]]) -> None:
-    """A few captions beside the truth, one of each phrasing."""
-    for row in rows[:NUM_SHOWN]:
-        print(f"{row.sample_id}: {row.question}")
-        for label, text in (("truth", row.truth), ("caption", found[row.sample_id]["generated_text"])):
-            print(textwrap.fill(text, 112, initial_indent=f"  {label:<8}", subsequent_indent=" " * 10))
-
-
-def show_verdict(rows: list[Row], found: dict[str, dict[str, Any]], totals: dict[str, summary.Summary]) -> None:
+def show_verdict(rows: list[Row], found: Rows, totals: dict[str, summary.Summary]) -> None:
     """Accounts for all rows, checks captions against their scenes, and prints the speed-up."""
     good = [row for row in rows if not found[row.sample_id]["error_type"]]
     print(f"rows        {len(rows)} in: {len(good)} in data/, {len(rows) - len(good)} in errors/")
-    right = 0
-    for row in good:
-        parsed = parse_caption(found[row.sample_id]["generated_text"])
-        right += parsed is not None and parsed[1] == row.scene.truth
-    ratio = totals["speculative"].tokens_per_engine_s / max(totals["plain"].tokens_per_engine_s, 1e-9)
+    parsed = [parse_caption(found[row.sample_id]["generated_text"]) for row in good]
+    right = sum(one is not None and one[1] == row.scene.truth for one, row in zip(parsed, good))
     print(f"captions    {right} of {len(good)} parse to the truth of their scene")
-    print(f"speed       tokens per engine second, speculative / plain: {ratio:.2f}")
-    if ratio < 1:
-        print(
-            "            Below 1 on a CPU is expected: a draft of this tiny pair costs nearly as much as a token of its"
-        )
-        print("            target. A drafter pays where it is many times cheaper, as for a 7B target on a GPU.")
+    ratio = totals["speculative"].tokens_per_engine_s / max(totals["plain"].tokens_per_engine_s, 1e-9)
+    show_speed("tokens per engine second, speculative / plain", ratio, SLOW_DRAFTER)
 
 
 if __name__ == "__main__":

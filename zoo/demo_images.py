@@ -22,13 +22,13 @@ from configs.synthesis import SynthesizeJob
 from jobs import synthesize
 from pipeline.reports import summary
 from pipeline.reports.contact_sheet import contact_sheet
-from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 from pipeline.synthesis.plan import make_plan
 from pipeline.synthesis.summary import ImageSummary
+from zoo.demo_output import Rows, read_rows, show_speed
 from zoo.image_gpt import class_of
 from zoo.image_quality import Reader, load_reader, measure_described
 from zoo.world.grain import draw_grainy_scene, write_prompt
-from zoo.world.scene import Scene, scene_rng
+from zoo.world.scene import scene_rng
 
 NUM_PROMPTS = 16
 SEED = 20_262
@@ -38,6 +38,10 @@ BROKEN = {EMPTY: "empty_prompt", TOO_LONG: "prompt_too_long"}
 """Their codes."""
 CONFIGS = {"lantern": "zoo_images_lantern_coupled", "plain": "zoo_images_plain"}
 SIDE_PX = 192
+WIDE_TREE = (
+    "Below 1 on a CPU is expected: a forward over a tree of 60 drafts costs many times that of one",
+    "code. On a GPU, where weights are what a forward waits for, it costs little more.",
+)
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ def run(out: Path) -> list[str]:
     write_prompts(prompts, out / "source/prompts")
     print(f"wrote {len(prompts)} prompts into {out}/source/prompts, 2 of them broken on purpose")
     totals = {name: synthesise(name, out) for name in CONFIGS}
-    results = {name: read_results(name, out) for name in CONFIGS}
+    results = {name: read_rows(out / "images" / name, ["prompt_id", "image"]) for name in CONFIGS}
     print()
     print(summary.show_side_by_side(totals["lantern"], totals["plain"]))
     print()
@@ -79,15 +83,11 @@ def draw_prompts(count: int, seed: int) -> list[Prompt]:
     prompts = []
     for index in range(count):
         scene = draw_grainy_scene(scene_rng("grain/demo", seed, index), "demo", 1 + index % 2)
-        prompts.append(Prompt(f"prompt-{index:02}", write_prompt(scene), label_of(scene)))
+        label = class_of(scene) if len(scene.things) == 1 else None
+        prompts.append(Prompt(f"prompt-{index:02}", write_prompt(scene), label))
     prompts.insert(5, Prompt(EMPTY, "   ", None))
     prompts.insert(9, Prompt(TOO_LONG, " and ".join(prompt.text for prompt in prompts), None))
     return prompts
-
-
-def label_of(scene: Scene) -> int | None:
-    """The class of a scene with one object."""
-    return class_of(scene) if len(scene.things) == 1 else None
 
 
 def write_prompts(prompts: list[Prompt], folder: Path) -> None:
@@ -101,7 +101,7 @@ def write_prompts(prompts: list[Prompt], folder: Path) -> None:
     pq.write_table(pa.table(columns), folder / "prompts.parquet")
 
 
-def show_images(name: str, prompts: list[Prompt], found: dict[str, dict[str, Any]], path: Path, reader: Reader) -> None:
+def show_images(name: str, prompts: list[Prompt], found: Rows, path: Path, reader: Reader) -> None:
     """All images of a run on one sheet, and the share of prompts that they match."""
     good = [prompt for prompt in prompts if prompt.sample_id not in BROKEN]
     images = [pixels(found[image_id(prompt)]) for prompt in good]
@@ -118,12 +118,7 @@ def show_gain(totals: dict[str, ImageSummary]) -> None:
     ratio = relaxed.tokens_per_forward / max(plain.tokens_per_forward, 1e-9)
     print(f"forwards    codes per forward of the target, LANTERN / plain: {ratio:.2f}")
     ratio = relaxed.tokens_per_engine_s / max(plain.tokens_per_engine_s, 1e-9)
-    print(f"speed       codes per engine second, LANTERN / plain: {ratio:.2f}")
-    if ratio < 1:
-        print(
-            "            Below 1 on a CPU is expected: a forward over a tree of 60 drafts costs many times that of one"
-        )
-        print("            code. On a GPU, where weights are what a forward waits for, it costs little more.")
+    show_speed("codes per engine second, LANTERN / plain", ratio, WIDE_TREE)
 
 
 def synthesise(name: str, out: Path) -> ImageSummary:
@@ -132,13 +127,6 @@ def synthesise(name: str, out: Path) -> ImageSummary:
     config = load_preset(SynthesizeJob, CONFIGS[name], overrides)
     print(f"images, {config.method.label}", flush=True)
     return synthesize.run(make_plan(config))
-
-
-def read_results(name: str, out: Path) -> dict[str, dict[str, Any]]:
-    """All rows of a run by sample id."""
-    columns = ["sample_id", "prompt_id", "error_type", "image"]
-    tables = summary.read_tables(OutputDir(str(out / "images" / name)), (DATA, ERRORS), columns)
-    return {row["sample_id"]: row for table in tables for row in table.to_pylist()}
 
 
 def image_id(prompt: Prompt) -> str:
@@ -151,13 +139,12 @@ def pixels(row: dict[str, Any]) -> NDArray[np.uint8]:
     return np.asarray(Image.open(io.BytesIO(row["image"]["bytes"])).convert("RGB"))
 
 
-def check(prompts: list[Prompt], results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
+def check(prompts: list[Prompt], results: dict[str, Rows]) -> list[str]:
     """What is not as it must be: ids and error codes."""
     wanted = {image_id(prompt): BROKEN.get(prompt.sample_id, "") for prompt in prompts}
     problems = []
     for name, found in results.items():
-        told = {sample_id: row["error_type"] for sample_id, row in found.items()}
-        if told != wanted:
-            wrong = sorted(told.items() ^ wanted.items())
+        wrong = sorted({sample_id: row["error_type"] for sample_id, row in found.items()}.items() ^ wanted.items())
+        if wrong:
             problems.append(f"images, {name}: rows are not as planned: {wrong[:4]}")
     return problems

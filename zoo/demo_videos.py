@@ -5,9 +5,7 @@ Writes the files, runs both jobs, and compares captions with motions. The caller
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
-from typing import Any
 
 import av
 from PIL import Image
@@ -15,9 +13,8 @@ from PIL import Image
 from configs.load import load_preset
 from configs.schema import CaptionJob
 from jobs import caption
-from pipeline.reports import summary
 from pipeline.run.plan import make_plan
-from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
+from zoo.demo_output import Rows, errors_of, read_rows, show_caption
 from zoo.world.motion import Motion, draw_motion, render_motion, states, write_motion
 from zoo.world.scene import scene_rng
 
@@ -43,9 +40,12 @@ def run(out: Path) -> list[str]:
     print(f"wrote {len(motions)} mp4 files of {DURATION_S} s into {out}/source/videos, by {codecs} in turn")
     results = {name: caption_videos(name, out) for name in CONFIGS}
     print()
-    show_captions(motions, results["speculative"])
+    texts = {name: results["speculative"].get(name, {}).get("generated_text", "") for name in motions}
+    for name, motion in list(motions.items())[:NUM_SHOWN]:
+        print(name)
+        show_caption(write_motion(motion, PHRASING, scene_rng("demo", SEED, 0)), texts[name])
     print()
-    right = count_right(motions, results["speculative"])
+    right = sum(states(motion, PHRASING, texts[name]) for name, motion in motions.items())
     print(f"videos      {right} of {len(motions)} captions say what moved from where to where, and what stayed")
     problems = check(set(motions), results)
     if not problems:
@@ -75,44 +75,26 @@ def write_video(path: Path, frames: list[Image.Image], codec: str) -> None:
         output.mux(stream.encode())
 
 
-def caption_videos(run_name: str, out: Path) -> dict[str, dict[str, Any]]:
+def caption_videos(run_name: str, out: Path) -> Rows:
     """Run one job; its rows by file name."""
     where = out / run_name / "videos"
     config = load_preset(CaptionJob, CONFIGS[run_name], (f"source.path={out}/source/videos", f"sink.path={where}"))
     print(f"{run_name}, mp4 files, {config.method.label}", flush=True)
     caption.run(make_plan(config))
-    columns = ["sample_id", "error_type", "generated_text", "num_visual_tokens"]
-    tables = summary.read_tables(OutputDir(str(where)), (DATA, ERRORS), columns)
-    return {row["sample_id"].partition("#")[0]: row for table in tables for row in table.to_pylist()}
+    rows = read_rows(where, ["generated_text", "num_visual_tokens"])
+    return {sample_id.partition("#")[0]: row for sample_id, row in rows.items()}
 
 
-def count_right(motions: dict[str, Motion], found: dict[str, dict[str, Any]]) -> int:
-    """Captions that state their motion, with any filler words."""
-    texts = {name: row["generated_text"] for name, row in found.items()}
-    return sum(states(motion, PHRASING, texts.get(name, "")) for name, motion in motions.items())
-
-
-def check(names: set[str], results: dict[str, dict[str, dict[str, Any]]]) -> list[str]:
+def check(names: set[str], results: dict[str, Rows]) -> list[str]:
     """What is not as it must be: ids, errors, and the equality of both runs' texts."""
     problems = []
     for run_name, found in results.items():
         if set(found) != names:
             problems.append(f"{run_name}: {len(found)} videos in the output, {len(names)} in the source")
-        failed = [f"{name} ({row['error_type']})" for name, row in found.items() if row["error_type"]]
+        failed = [f"{name} ({code})" for name, code in errors_of(found).items()]
         if failed:
             problems.append(f"{run_name}: errors where every file is sound: {', '.join(failed)}")
-    texts = {
-        run_name: {name: row["generated_text"] for name, row in found.items()} for run_name, found in results.items()
-    }
-    if texts["speculative"] != texts["plain"]:
+    texts = [{name: row["generated_text"] for name, row in found.items()} for found in results.values()]
+    if any(found != texts[0] for found in texts):
         problems.append("captions of videos differ between the runs")
     return problems
-
-
-def show_captions(motions: dict[str, Motion], found: dict[str, dict[str, Any]]) -> None:
-    """A few captions beside the truth."""
-    for name, motion in list(motions.items())[:NUM_SHOWN]:
-        print(name)
-        truth = write_motion(motion, PHRASING, scene_rng("demo", SEED, 0))
-        for label, text in (("truth", truth), ("caption", found.get(name, {}).get("generated_text", ""))):
-            print(textwrap.fill(text, 112, initial_indent=f"  {label:<8}", subsequent_indent=" " * 10))

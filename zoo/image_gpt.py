@@ -1,25 +1,25 @@
-"""Training of the image world's GPTs on codes: teacher-forced, one tenth of the conditions left out.
+"""The image world's GPTs: their sizes, training on codes with a tenth of the conditions left out, and plain sampling.
 
-Contains their sizes, the positions and masks of a training batch, and the loop.
+Sampling uses a cache of transformers and draws from the same distribution as the engine.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from transformers import PreTrainedTokenizerFast, T5EncoderModel
+from torch.optim.lr_scheduler import LambdaLR
+from transformers import DynamicCache, PreTrainedTokenizerFast, T5EncoderModel
 
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GptShape
 from models.llamagen.vq import Vq
 from zoo.image_text import CONDITION_DIM, NUM_CONDITION_TOKENS, encode_prompts
-from zoo.image_vq import VQ_SHAPE, Progress, pixels_of, save_partial, say
+from zoo.image_vq import VQ_SHAPE, pixels_of
+from zoo.training import Recipe, fit, label_loss
 from zoo.world.grain import SIZES, draw_grainy_scene, render_grainy, write_prompt
 from zoo.world.scene import COLOURS, SHAPES, TONES, Scene, scene_rng
 from zoo.world.scene import GRID as CELLS
@@ -30,6 +30,7 @@ GRID = IMAGE_PX // VQ_SHAPE.factor
 DROPPED_SHARE = 0.1
 MUON_LR = 0.02
 EXAM_WEIGHT = 0.3
+EXAM_HEADS = {"size": len(SIZES) + 1, "colour": len(COLOURS) + 1, "shape": len(SHAPES) + 1, "tone": len(TONES)}
 # How much more a code counts where the prompt asks for an object. It depends on the prompt alone, so the odds that are
 # learned stay those of the pictures; without it grain, which no prompt explains, drowns what prompts do explain.
 ASKED_WEIGHT = 6.0
@@ -50,7 +51,7 @@ SHAPES_OF = {
 class Codes:
     """Encoded images: codes [n, 144] and for each its condition, a row of `features` and `mask`, or a label.
 
-    `told` [n, 144, 4] are the attributes of the condition for each code's place: size, colour and shape of the object
+    `asked` [n, 144, 4] are the attributes of the condition for each code's place: size, colour and shape of the object
     in its cell (0: none), and the tone. Used only in training.
     """
 
@@ -58,7 +59,7 @@ class Codes:
     features: Tensor | None
     mask: Tensor | None
     labels: Tensor | None
-    told: Tensor | None = None
+    asked: Tensor | None = None
 
 
 def class_of(scene: Scene) -> int:
@@ -73,13 +74,13 @@ def draw_scenes(kind: str, split: str, num: int, seed: int, start: int = 0) -> l
     return [draw_grainy_scene(scene_rng(f"grain/{split}", seed, start + n), split, only) for n in range(num)]
 
 
-def told_places(kind: str, scenes: list[Scene]) -> Tensor:
+def asked_places(kind: str, scenes: list[Scene]) -> Tensor:
     """Return the attributes of conditions for each code's place, [n, 144, 4]; see `Codes`. Those of a class are the
     same everywhere."""
     side = torch.arange(GRID) * CELLS // GRID
     cells = (side[:, None] * CELLS + side).flatten()
-    told = torch.zeros(len(scenes), CELLS * CELLS, 4, dtype=torch.long)
-    for row, scene in zip(told, scenes):
+    asked = torch.zeros(len(scenes), CELLS * CELLS, 4, dtype=torch.long)
+    for row, scene in zip(asked, scenes):
         for thing in scene.things:
             colour, shape = COLOURS.index(thing.colour) + 1, SHAPES.index(thing.shape) + 1
             if kind == "class":
@@ -88,7 +89,7 @@ def told_places(kind: str, scenes: list[Scene]) -> Tensor:
                 row[thing.cell, :3] = torch.tensor([SIZES.index(thing.size) + 1, colour, shape])
         if kind == "text":
             row[:, 3] = TONES.index(scene.tone)
-    return told[:, cells]
+    return asked[:, cells]
 
 
 @torch.no_grad()
@@ -96,21 +97,14 @@ def encode_scenes(
     kind: str, scenes: list[Scene], vq: Vq, t5: T5EncoderModel | None, tokenizer: PreTrainedTokenizerFast | None
 ) -> Codes:
     """Render and encode scenes, and with `t5` their prompts."""
-    codes = []
-    for first in range(0, len(scenes), 50):
-        pixels = pixels_of([render_grainy(scene) for scene in scenes[first : first + 50]])
-        codes.append(vq.encode(pixels).flatten(1))
-    if kind == "class":
-        labels = torch.tensor([class_of(scene) for scene in scenes])
-        return Codes(torch.cat(codes), None, None, labels, told_places(kind, scenes))
-    assert t5 is not None
-    assert tokenizer is not None
-    parts = [
-        encode_prompts(t5, tokenizer, [write_prompt(scene) for scene in scenes[first : first + 500]])
-        for first in range(0, len(scenes), 500)
-    ]
-    features, mask = (torch.cat(both) for both in zip(*parts))
-    return Codes(torch.cat(codes), features, mask, None, told_places(kind, scenes))
+    parts = [scenes[first : first + 50] for first in range(0, len(scenes), 50)]
+    codes = torch.cat([vq.encode(pixels_of([render_grainy(scene) for scene in part])).flatten(1) for part in parts])
+    asked = asked_places(kind, scenes)
+    if t5 is None or tokenizer is None:
+        return Codes(codes, None, None, torch.tensor([class_of(scene) for scene in scenes]), asked)
+    encoded = [encode_prompts(t5, tokenizer, [write_prompt(scene) for scene in part]) for part in parts]
+    features, mask = (torch.cat(both) for both in zip(*encoded))
+    return Codes(codes, features, mask, None, asked)
 
 
 def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
@@ -125,34 +119,77 @@ def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
     return (causal & seen[:, None, :] | own)[:, None]
 
 
-def code_states(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
-    """Return the states [n, 144, D] that predict the codes; rows of `dropped` [n] have no condition."""
+def condition_columns(gpt: Gpt, batch: Codes, dropped: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the condition's positions [n, columns, D] and which are real; rows of `dropped` [n] have no condition."""
     if batch.labels is not None:
         labels = torch.where(dropped, gpt.shape.num_classes, batch.labels)
-        columns = gpt.condition(labels)[:, None]
-        mask = torch.ones(len(labels), 1, dtype=torch.bool)
-    else:
-        assert batch.features is not None
-        assert batch.mask is not None
-        mask = batch.mask
-        # The null embeddings are at the row's own padding, as in the second lane of guidance.
-        columns = torch.where(dropped[:, None, None], gpt.null_text(), gpt.embed_text(batch.features))
+        return gpt.condition(labels)[:, None], torch.ones(len(labels), 1, dtype=torch.bool)
+    assert batch.features is not None
+    assert batch.mask is not None
+    # The null embeddings are at the row's own padding, as in the second lane of guidance.
+    return torch.where(dropped[:, None, None], gpt.null_text(), gpt.embed_text(batch.features)), batch.mask
+
+
+def code_states(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
+    """Return the states [n, 144, D] that predict the codes; rows of `dropped` [n] have no condition."""
+    columns, mask = condition_columns(gpt, batch, dropped)
     inputs = torch.cat([columns, gpt.embed_tokens(batch.codes[:, :-1])], dim=1)
     positions = torch.arange(inputs.shape[1]).expand(len(inputs), -1)
     hidden = gpt(inputs, positions, attention_mask(mask, batch.codes.shape[1] - 1)).last_hidden_state
-    states: Tensor = hidden[:, columns.shape[1] - 1 :]
-    return states
+    return hidden[:, columns.shape[1] - 1 :]
 
 
 def code_logits(gpt: Gpt, batch: Codes, dropped: Tensor) -> Tensor:
     """Return the logits [n, 144, V] before each code; see `code_states`."""
-    logits: Tensor = gpt.output(code_states(gpt, batch, dropped))
-    return logits
+    return gpt.output(code_states(gpt, batch, dropped))
+
+
+@torch.no_grad()
+def sample_codes(
+    gpt: Gpt,
+    batch: Codes,
+    seed: int,
+    guidance_scale: float = 1.0,
+    temperature: float = 1.0,
+    mass: list[Tensor] | None = None,
+) -> Tensor:
+    """Draw codes [n, grid²] for the conditions of a batch; temperature 0 takes the likeliest.
+
+    `mass` gets, per code, the n probabilities of the ten likeliest codes before temperature, after guidance, [n, 10].
+    """
+    generator = torch.Generator().manual_seed(seed)
+    guided = guidance_scale > 1
+    # The null lane comes second.
+    lanes = [condition_columns(gpt, batch, torch.full((len(batch.codes),), lane)) for lane in (False, True)]
+    inputs, mask = (torch.cat(parts) for parts in zip(*lanes[: 2 if guided else 1]))
+    num_tokens = gpt.shape.num_image_tokens
+    whole = attention_mask(mask, num_tokens)
+    cache = DynamicCache(config=gpt.config)
+    drawn: list[Tensor] = []
+    start = 0
+    for _ in range(num_tokens):
+        end = start + inputs.shape[1]
+        positions = torch.arange(start, end).expand(len(inputs), -1)
+        hidden = gpt(inputs, positions, whole[:, :, start:end, :end], use_cache=True, past_key_values=cache)
+        logits = gpt.output(hidden.last_hidden_state[:, -1]).float()
+        if guided:
+            conditional, unconditional = logits.chunk(2)
+            logits = unconditional + guidance_scale * (conditional - unconditional)
+        if mass is not None:
+            mass.append(logits.softmax(-1).topk(10).values)
+        if temperature == 0:
+            drawn.append(logits.argmax(-1))
+        else:
+            odds = (logits / temperature).softmax(-1)
+            drawn.append(torch.multinomial(odds, 1, generator=generator)[:, 0])
+        inputs = gpt.embed_tokens(drawn[-1])[:, None].repeat(2 if guided else 1, 1, 1)
+        start = end
+    return torch.stack(drawn, dim=1)
 
 
 def pick(codes: Codes, rows: Tensor) -> Codes:
     """Return some rows."""
-    parts = (codes.features, codes.mask, codes.labels, codes.told)
+    parts = (codes.features, codes.mask, codes.labels, codes.asked)
     return Codes(codes.codes[rows], *(None if part is None else part[rows] for part in parts))
 
 
@@ -184,85 +221,48 @@ def smooth_features(directions: Tensor, num_features: int) -> Tensor:
     return waves - waves.mean(0)
 
 
-class Examiner(nn.Module):
-    """Predicts attributes of the condition for each place from a GPT's states; used in training only.
+def train_gpt(gpt: Gpt, codes: Codes, recipe: Recipe, seed: int) -> None:
+    """Train a GPT in place on encoded images, drawn anew in each pass.
 
-    Codes are a noisy training signal of conditions because of the grain. This one has no noise.
+    An examiner predicts the attributes of the condition for each place from the GPT's states: codes are a noisy
+    training signal of conditions because of the grain, and attributes have no noise.
     """
-
-    WIDTHS = (len(SIZES) + 1, len(COLOURS) + 1, len(SHAPES) + 1, len(TONES))
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.out = nn.Linear(dim, sum(self.WIDTHS))
-
-    def forward(self, states: Tensor, told: Tensor) -> Tensor:
-        """States [n, 144, D] and attributes [n, 144, 4] → loss."""
-        parts = self.out(states).float().flatten(0, 1).split(self.WIDTHS, dim=-1)
-        losses = [cross_entropy(part, told[..., n].flatten()) for n, part in enumerate(parts)]
-        return torch.stack(losses).sum()
-
-
-def optimizers_of(gpt: Gpt, examiner: Examiner, lr: float) -> list[torch.optim.Optimizer]:
-    """Return Muon for the layers' matrices, AdamW for everything else; every group remembers its rate as `full_lr`."""
-    matrices = [p for p in gpt.layers.parameters() if p.ndim == 2]
-    rest = [p for p in gpt.parameters() if not any(p is matrix for matrix in matrices)]
-    found: list[torch.optim.Optimizer] = [
-        torch.optim.Muon(matrices, lr=MUON_LR, momentum=0.95, weight_decay=0.0),
-        torch.optim.AdamW([*rest, *examiner.parameters()], lr=lr, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-    for optimizer in found:
-        for group in optimizer.param_groups:
-            group["full_lr"] = group["lr"]
-    return found
-
-
-def train_gpt(
-    gpt: Gpt,
-    codes: Codes,
-    num_steps: int,
-    batch_size: int,
-    lr: float,
-    seed: int,
-    autosave: Path | None = None,
-    report: Callable[[str], None] = say,
-) -> None:
-    """Train a GPT in place on encoded images, drawn anew in each pass; `autosave` gets its weights every 100 steps."""
-    assert codes.told is not None
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed)
-    examiner = Examiner(gpt.shape.dim)
-    optimizers = optimizers_of(gpt, examiner, lr)
+    examiner = nn.Linear(gpt.shape.dim, sum(EXAM_HEADS.values()))
+    matrices = [p for p in gpt.layers.parameters() if p.ndim == 2]
+    rest = [p for p in gpt.parameters() if not any(p is matrix for matrix in matrices)]
+    optimizers = (
+        torch.optim.Muon(matrices, lr=MUON_LR, momentum=0.95, weight_decay=0.0),
+        torch.optim.AdamW([*rest, *examiner.parameters()], lr=recipe.lr, betas=(0.9, 0.95), weight_decay=0.0),
+    )
     order = torch.empty(0, dtype=torch.long)
-    progress, exam = Progress(num_steps, batch_size, report), 0.0
     gpt.train()
-    for step in range(1, num_steps + 1):
-        # Up in a line, level, and from the middle on down to zero.
-        scale = min(1.0, step / 30, (num_steps - step + 1) / (0.5 * num_steps))
-        for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = group["full_lr"] * scale
-        if len(order) < batch_size:
+
+    def share(step: int) -> float:
+        """Up in a line, level, and from the middle on down to zero."""
+        return min(1.0, (step + 1) / 30, (recipe.steps - step) / (0.5 * recipe.steps))
+
+    def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
+        nonlocal order
+        if len(order) < recipe.batch:
             order = torch.randperm(len(codes.codes), generator=generator)
-        batch, order = pick(codes, order[:batch_size]), order[batch_size:]
-        dropped = torch.rand(batch_size, generator=generator) < DROPPED_SHARE
-        assert batch.told is not None
+        batch, order = pick(codes, order[: recipe.batch]), order[recipe.batch :]
+        dropped = torch.rand(recipe.batch, generator=generator) < DROPPED_SHARE
+        assert batch.asked is not None
         # bfloat16 GEMMs are faster on CPUs with bfloat16 instructions; the weights stay in float32.
         with torch.autocast("cpu", torch.bfloat16):
             states = code_states(gpt, batch, dropped)
             logits = gpt.output(states)
-            exam_loss = examiner(states[~dropped], batch.told[~dropped])
+            attributes = batch.asked[~dropped].movedim(-1, 0)
+            exam_loss, _ = label_loss(examiner(states[~dropped]).float(), attributes, EXAM_HEADS)
         losses = cross_entropy(logits.flatten(0, 1).float(), batch.codes.flatten(), reduction="none")
         weights = torch.ones_like(losses)
         if batch.labels is None:
-            weights[((batch.told[..., 0] > 0) & ~dropped[:, None]).flatten()] = ASKED_WEIGHT
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        ((losses * weights).sum() / weights.sum() + EXAM_WEIGHT * exam_loss).backward()
-        nn.utils.clip_grad_norm_(gpt.parameters(), 1.0)
-        for optimizer in optimizers:
-            optimizer.step()
-        exam = 0.98 * exam + 0.02 * exam_loss.item()
-        progress.add(step, losses.detach().mean().item(), f"exam {exam:.3f}")
-        if step % 100 == 0:
-            save_partial(gpt, autosave)
+            weights[((batch.asked[..., 0] > 0) & ~dropped[:, None]).flatten()] = ASKED_WEIGHT
+        loss = (losses * weights).sum() / weights.sum() + EXAM_WEIGHT * exam_loss
+        return loss, {"code": losses.detach().mean().item(), "exam": exam_loss.item()}
+
+    schedules = [LambdaLR(optimizer, share) for optimizer in optimizers]
+    fit(step_loss, schedules, gpt.parameters(), recipe.steps, recipe.batch)
     gpt.eval()

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaForConditionalGeneration, LlavaProcessor
+from transformers import AutoProcessor, LlavaForConditionalGeneration, LlavaProcessor
 
 from zoo.pair import CHECKPOINTS
-from zoo.quality import answer_all, ask
+from zoo.quality import answer_all, ask, count_matching, load_captioner
 from zoo.world.grain import parse_prompt
 from zoo.world.grammar import PROMPTS, parse_caption
 from zoo.world.scene import COLOURS, SHAPES, Thing
@@ -48,9 +48,7 @@ class Described:
 
 def load_reader(folder: Path = CHECKPOINTS) -> Reader:
     """Load the captioner from a folder of checkpoints."""
-    path = folder / "caption_target"
-    model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
-    return Reader(model, AutoProcessor.from_pretrained(path))
+    return Reader(load_captioner(folder, "target"), AutoProcessor.from_pretrained(folder / "caption_target"))
 
 
 def read_images(reader: Reader, images: Sequence[np.ndarray], batch_size: int = 50) -> list[Seen | None]:
@@ -59,11 +57,9 @@ def read_images(reader: Reader, images: Sequence[np.ndarray], batch_size: int = 
     The ground's texture is left out: grain looks like dots to a reader that never saw any.
     """
     questions = [ask(PROMPTS[PHRASING], [Image.fromarray(_checked(image))], "") for image in images]
-    seen: list[Seen | None] = []
-    for answer in answer_all(reader.model, reader.processor, questions, batch_size):
-        parsed = parse_caption(answer.text)
-        seen.append(None if parsed is None else (parsed[1][0], parsed[1][1]))
-    return seen
+    answers = answer_all(reader.model, reader.processor, questions, batch_size)
+    parsed = [parse_caption(answer.text) for answer in answers]
+    return [caption and (caption[1][0], caption[1][1]) for caption in parsed]
 
 
 def measure_described(reader: Reader, images: Sequence[np.ndarray], prompts: Sequence[str]) -> Described:
@@ -72,8 +68,7 @@ def measure_described(reader: Reader, images: Sequence[np.ndarray], prompts: Seq
     Raises:
         ValueError: there is no image, not one prompt per image, or a prompt of another world.
     """
-    if len(images) != len(prompts) or not images:
-        raise ValueError(f"{len(images)} images and {len(prompts)} prompts: as many are needed, and at least one")
+    _check_counts(images, prompts, "prompts")
     whole = right = asked = 0
     for wanted, seen in zip(map(_wanted, prompts), read_images(reader, images)):
         whole += wanted == seen
@@ -86,13 +81,7 @@ def count_right(wanted: Seen, seen: Seen | None) -> int:
     """Return how many of the wanted attributes are there; see `Described`."""
     if seen is None:
         return 0
-    standing = {thing.cell: thing for thing in seen[0]}
-    right = int(wanted[1] == seen[1])
-    for thing in wanted[0]:
-        found = standing.get(thing.cell)
-        if found is not None:
-            right += 1 + (found.size == thing.size) + (found.colour == thing.colour) + (found.shape == thing.shape)
-    return right
+    return int(wanted[1] == seen[1]) + count_matching(wanted[0], seen[0])
 
 
 @torch.no_grad()
@@ -128,9 +117,20 @@ def frechet_distance(one: np.ndarray, other: np.ndarray) -> float:
     return float(max(0.0, gap @ gap + np.trace(covariances[0]) + np.trace(covariances[1]) - 2 * shared))
 
 
-def measure_frechet(reader: Reader, images: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
-    """Return the Fréchet distance of two lists of images in the captioner's features; see `frechet_distance`."""
-    return frechet_distance(image_features(reader, images), image_features(reader, others))
+def measure_class(reader: Reader, images: Sequence[np.ndarray], labels: Sequence[int]) -> Described:
+    """Compare captions of images of a class with that class: one object, of its colour and its shape.
+
+    Raises:
+        ValueError: there is no image, or not one label per image.
+    """
+    _check_counts(images, labels, "labels")
+    whole = right = 0
+    for label, seen in zip(labels, read_images(reader, images)):
+        colour, shape = COLOURS[label // len(SHAPES)], SHAPES[label % len(SHAPES)]
+        found = [(thing.colour == colour) + (thing.shape == shape) for thing in seen[0]] if seen else [0]
+        whole += found == [2]
+        right += max(found)
+    return Described(whole / len(images), right / (2 * len(images)))
 
 
 def _wanted(prompt: str) -> Seen:
@@ -146,18 +146,6 @@ def _checked(image: np.ndarray) -> np.ndarray:
     return image
 
 
-def measure_class(reader: Reader, images: Sequence[np.ndarray], labels: Sequence[int]) -> Described:
-    """Compare captions of images of a class with that class: one object, of its colour and its shape.
-
-    Raises:
-        ValueError: there is no image, or not one label per image.
-    """
-    if len(images) != len(labels) or not images:
-        raise ValueError(f"{len(images)} images and {len(labels)} labels: as many are needed, and at least one")
-    whole = right = 0
-    for label, seen in zip(labels, read_images(reader, images)):
-        colour, shape = COLOURS[label // len(SHAPES)], SHAPES[label % len(SHAPES)]
-        found = [(thing.colour == colour) + (thing.shape == shape) for thing in seen[0]] if seen else [0]
-        whole += found == [2]
-        right += max(found)
-    return Described(whole / len(images), right / (2 * len(images)))
+def _check_counts(images: Sequence[np.ndarray], others: Sequence[object], noun: str) -> None:
+    if len(images) != len(others) or not images:
+        raise ValueError(f"{len(images)} images and {len(others)} {noun}: as many are needed, and at least one")

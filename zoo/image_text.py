@@ -6,51 +6,36 @@ prompt through exactly such a mean, because rotary zeros give all its positions 
 
 from __future__ import annotations
 
-import math
-import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5EncoderModel
 
+from zoo.tokenizer import train_tokenizer
+from zoo.training import Recipe, cosine_share, fit, label_loss
 from zoo.world.grain import SIZES, draw_grainy_scene, write_prompt
-from zoo.world.scene import COLOURS, NUM_CELLS, SHAPES, TONES, Scene, scene_rng
+from zoo.world.scene import COLOURS, NUM_CELLS, SHAPES, TONES, Scene, Thing, scene_rng
 
 NUM_CONDITION_TOKENS = 24
 CONDITION_DIM = 96
-_SPECIALS = {"pad": "<pad>", "eos": "</s>", "unk": "<unk>"}
 
 
 def build_prompt_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the byte-level BPE tokenizer: every word of a prompt is one token, any other text falls into bytes."""
-    core = Tokenizer(models.BPE())
-    core.normalizer = normalizers.Lowercase()
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
+    """Train the tokenizer of prompts."""
+    return train_tokenizer(
+        [prompt for _, prompt in _prompts(1000, 0, 0)],
+        ["<pad>", "</s>", "<unk>"],
+        layout="$A </s>",
         vocab_size=512,
-        special_tokens=list(_SPECIALS.values()),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    core.train_from_iterator([prompt for _, prompt in _prompts(1000, 0, 0)], trainer)
-    eos = _SPECIALS["eos"]
-    core.post_processor = processors.TemplateProcessing(
-        single=f"$A {eos}", pair=f"$A {eos} $B {eos}", special_tokens=[(eos, core.token_to_id(eos))]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        unk_token=_SPECIALS["unk"],
-        eos_token=_SPECIALS["eos"],
-        pad_token=_SPECIALS["pad"],
+        lowercase=True,
+        unk_token="<unk>",
+        eos_token="</s>",
+        pad_token="<pad>",
         model_max_length=NUM_CONDITION_TOKENS,
         padding_side="right",
-        clean_up_tokenization_spaces=False,
     )
 
 
@@ -93,84 +78,64 @@ def _prompts(num: int, seed: int, start: int) -> list[tuple[Scene, str]]:
 
 
 def _answers(scenes: list[Scene]) -> Tensor:
-    """Return per scene and cell the size, colour and shape (0: nothing), then the tone, [n, 28]."""
+    """Return per scene and cell the size, colour and shape (0: nothing), then the tone, [28, n]."""
     rows = torch.zeros(len(scenes), NUM_CELLS * 3 + 1, dtype=torch.long)
     for row, scene in zip(rows, scenes):
         for thing in scene.things:
-            values = (SIZES.index(thing.size), COLOURS.index(thing.colour), SHAPES.index(thing.shape))
-            row[thing.cell * 3 : thing.cell * 3 + 3] = torch.tensor(values) + 1
+            row[thing.cell * 3 : thing.cell * 3 + 3] = torch.tensor(_values(thing)) + 1
         row[-1] = TONES.index(scene.tone)
-    return rows
+    return rows.T
+
+
+def _values(thing: Thing) -> tuple[int, int, int]:
+    return SIZES.index(thing.size), COLOURS.index(thing.colour), SHAPES.index(thing.shape)
+
+
+_NOUN_HEADS = {"cell": NUM_CELLS, "size": len(SIZES), "colour": len(COLOURS), "shape": len(SHAPES)}
+_CELL_HEADS = {f"{name} {cell}": _NOUN_HEADS[name] + 1 for cell in range(NUM_CELLS) for name in list(_NOUN_HEADS)[1:]}
+_HEADS = {**_CELL_HEADS, "tone": len(TONES)}
 
 
 class Examiner(nn.Module):
     """Reads a scene from the mean of a prompt's features, and an object from the feature of its noun; for training."""
 
-    WIDTHS = (len(SIZES) + 1, len(COLOURS) + 1, len(SHAPES) + 1) * NUM_CELLS + (len(TONES),)
-    NOUN_WIDTHS = (NUM_CELLS, len(SIZES), len(COLOURS), len(SHAPES))
-
     def __init__(self) -> None:
         super().__init__()
         self.each = nn.Sequential(nn.Linear(CONDITION_DIM, 128, bias=False), nn.GELU())
-        self.out = nn.Linear(128, sum(self.WIDTHS))
-        self.noun = nn.Linear(CONDITION_DIM, sum(self.NOUN_WIDTHS))
+        self.out = nn.Linear(128, sum(_HEADS.values()))
+        self.noun = nn.Linear(CONDITION_DIM, sum(_NOUN_HEADS.values()))
 
-    def forward(self, features: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
-        """Features [n, 24, 96] and their mask → one row of logits per answer."""
+    def loss(self, features: Tensor, mask: Tensor, scenes: list[Scene]) -> tuple[Tensor, float]:
+        """Return the loss of features [n, 24, 96] with their mask, and the mean accuracy of the scenes' attributes."""
         weights = mask[:, :, None] / mask.sum(1)[:, None, None]
-        return self.out((self.each(features) * weights).sum(1)).split(self.WIDTHS, dim=-1)
-
-    def noun_loss(self, features: Tensor, scenes: list[Scene]) -> Tensor:
-        """Return the loss of predicting each object's cell, size, colour and shape from the feature of its noun."""
+        logits = self.out((self.each(features) * weights).sum(1))
+        loss, right = label_loss(logits, _answers(scenes), _HEADS)
         rows, columns, answers = [], [], []
         for row, scene in enumerate(scenes):
-            ends = len(scene.things)
-            for place, thing in enumerate(scene.things):
+            for place, thing in enumerate(scene.things, start=1):
                 # From the prompt's end: `</s>`, three words of ground, then per object four words after its noun.
-                after = 4 + 4 + (ends - 1 - place) * 9
+                after = 4 + 4 + (len(scene.things) - place) * 9
                 rows.append(row)
                 columns.append(features.shape[1] - 1 - after)
-                values = (SIZES.index(thing.size), COLOURS.index(thing.colour), SHAPES.index(thing.shape))
-                answers.append((thing.cell, *values))
-        logits = self.noun(features[rows, columns]).split(self.NOUN_WIDTHS, dim=-1)
-        wanted = torch.tensor(answers)
-        return torch.stack([cross_entropy(part, wanted[:, n]) for n, part in enumerate(logits)]).sum()
+                answers.append((thing.cell, *_values(thing)))
+        noun_loss, _ = label_loss(self.noun(features[rows, columns]), torch.tensor(answers).T, _NOUN_HEADS)
+        return loss + noun_loss, sum(right.values()) / len(right)
 
 
-def train_t5(
-    num_steps: int,
-    batch_size: int,
-    lr: float,
-    seed: int,
-    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
-) -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
+def train_t5(recipe: Recipe, seed: int) -> tuple[T5EncoderModel, PreTrainedTokenizerFast]:
     """Train the tokenizer and the encoder from a seed."""
     tokenizer = build_prompt_tokenizer()
     t5 = build_t5(tokenizer, seed)
     examiner = Examiner()
-    optimizer = torch.optim.AdamW([*t5.parameters(), *examiner.parameters()], lr=lr, weight_decay=0.01)
-    total, right, started = 0.0, 0.0, time.monotonic()
-    for step in range(1, num_steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = lr * min(1.0, step / 100) * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / num_steps)))
-        drawn = _prompts(batch_size, seed, step * batch_size)
-        answers = _answers([scene for scene, _ in drawn])
-        features, mask = encode_prompts(t5, tokenizer, [prompt for _, prompt in drawn])
-        logits = examiner(features, mask)
-        loss = torch.stack([cross_entropy(part, answers[:, n]) for n, part in enumerate(logits)]).sum()
-        loss = loss + examiner.noun_loss(features, [scene for scene, _ in drawn])
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(t5.parameters(), 1.0)
-        optimizer.step()
-        total += loss.item()
-        said = torch.stack([part.argmax(-1) for part in logits], dim=1)
-        right += (said == answers).all(1).float().mean().item()
-        if step % 50 == 0:
-            rate = step * batch_size / (time.monotonic() - started)
-            left_s = (num_steps - step) * batch_size / rate
-            report(f"step {step}/{num_steps} loss {total / 50:.4f} read {right / 50:.3f} {left_s:.0f} s left")
-            total = right = 0.0
+    optimizer = torch.optim.AdamW([*t5.parameters(), *examiner.parameters()], lr=recipe.lr, weight_decay=0.01)
+    share = partial(cosine_share, num_steps=recipe.steps, warmup_steps=100, floor=0.02)
+
+    def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
+        scenes, prompts = zip(*_prompts(recipe.batch, seed, step * recipe.batch))
+        loss, right = examiner.loss(*encode_prompts(t5, tokenizer, list(prompts)), list(scenes))
+        return loss, {"read": right}
+
+    fit(step_loss, [LambdaLR(optimizer, share)], t5.parameters(), recipe.steps, recipe.batch)
     return t5.eval(), tokenizer
 
 

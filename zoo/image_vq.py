@@ -1,24 +1,23 @@
 """Training of the image world's VQ model: first without a codebook, then with one initialised by k-means.
 
-Contains the losses, the codebook's updates and the loop.
+Contains the losses and the codebook's updates.
 """
 
 from __future__ import annotations
 
-import math
-import sys
-import time
+import itertools
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR
 
 from models.llamagen.shape import VqShape
 from models.llamagen.vq import Vq
+from zoo.training import Recipe, cosine_share, fit
 from zoo.world.grain import sample_grainy
 
 VQ_SHAPE = VqShape(
@@ -48,12 +47,19 @@ def images_of(pixels: Tensor) -> list[np.ndarray]:
     return list(bytes_.permute(0, 2, 3, 1).numpy())
 
 
+def draw_images(vq: Vq, codes: Tensor, grid: int, batch_size: int = 50) -> list[np.ndarray]:
+    """Decode codes [n, grid²] to uint8 images."""
+    images: list[np.ndarray] = []
+    for part in codes.reshape(-1, grid, grid).split(batch_size):
+        images += images_of(vq.decode(part))
+    return images
+
+
 def draw_pixels(split: str, seed: int, batch_size: int) -> Iterator[Tensor]:
-    """Yield batches of pixels [b, 3, 96, 96] of a split for ever."""
-    start = 0
-    while True:
-        yield pixels_of([pixels for _, pixels, _ in sample_grainy(split, batch_size, seed, start)])
-        start += batch_size
+    """Yield batches of pixels [b, 3, 96, 96], channels last, of a split for ever."""
+    for start in itertools.count(step=batch_size):
+        pixels = pixels_of([pixels for _, pixels, _ in sample_grainy(split, batch_size, seed, start)])
+        yield pixels.contiguous(memory_format=torch.channels_last)
 
 
 @torch.no_grad()
@@ -133,114 +139,54 @@ def vq_loss(vq: Vq, pixels: Tensor, tower: nn.Module, quantised: bool) -> tuple[
     return loss, latents.detach().flatten(0, 2), owner.flatten()
 
 
-class Progress:
-    """Prints a line every 50 steps: the mean loss, the rate and the remaining time."""
-
-    def __init__(self, num_steps: int, batch_size: int, report: Callable[[str], None]) -> None:
-        self.num_steps, self.batch_size, self.report = num_steps, batch_size, report
-        self.total, self.started = 0.0, time.monotonic()
-
-    def add(self, step: int, loss: float, more: str = "") -> None:
-        """Count a step, from 1; `more` is printed as it is."""
-        self.total += loss
-        if step % 50 == 0:
-            rate = step * self.batch_size / (time.monotonic() - self.started)
-            left_s = (self.num_steps - step) * self.batch_size / rate
-            said = f"loss {self.total / 50:.4f} {rate:.1f} images/s, {left_s:.0f} s left"
-            self.report(f"step {step}/{self.num_steps} {said} {more}".strip())
-            self.total = 0.0
-
-
-def set_rate(optimizer: torch.optim.Optimizer, lr: float, step: int, num_steps: int, warmup_steps: int = 50) -> None:
-    """Set the learning rate of a step, from 1: up in a line, then down in half a cosine to a twentieth."""
-    scale = min(1.0, step / warmup_steps) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * step / num_steps)))
-    for group in optimizer.param_groups:
-        group["lr"] = lr * scale
-
-
-def save_partial(module: nn.Module, path: Path | None) -> None:
-    """Write a module's weights, to resume by hand after a broken run; nothing without a path."""
-    if path is not None:
-        save_file({name: value.contiguous() for name, value in module.state_dict().items()}, path)
-
-
-def say(line: str) -> None:
-    """Print a line of progress."""
-    print(line, file=sys.stderr, flush=True)
-
-
-def train_vq(
-    tower: nn.Module,
-    num_steps: int,
-    batch_size: int,
-    lr: float,
-    seed: int,
-    autosave: Path | None = None,
-    report: Callable[[str], None] = say,
-) -> Vq:
+def train_vq(tower: nn.Module, recipe: Recipe, seed: int) -> Vq:
     """Train a VQ model from a seed; `tower` is the frozen vision tower that judges likeness besides the pixels."""
     torch.manual_seed(seed)
     vq = Vq(VQ_SHAPE).to(memory_format=torch.channels_last)
     vq.codebook.requires_grad_(False)
     tower.requires_grad_(False).eval()
-    optimizer = torch.optim.AdamW([p for p in vq.parameters() if p.requires_grad], lr=lr, betas=(0.9, 0.95))
     keeper: CodeKeeper | None = None
     pool: list[tuple[Tensor, Tensor]] = []
-    progress = Progress(num_steps, batch_size, report)
-    for step, pixels in enumerate(draw_pixels("train", seed, batch_size), start=1):
-        set_rate(optimizer, lr, step, num_steps)
-        pixels = pixels.contiguous(memory_format=torch.channels_last)
-        if keeper is None and step > FREE_SHARE * num_steps:
+    batches = draw_pixels("train", seed, recipe.batch)
+
+    def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
+        nonlocal keeper, pool
+        pixels = next(batches)
+        if keeper is None and step > FREE_SHARE * recipe.steps:
             generator = torch.Generator().manual_seed(seed)
             latents, weights = (torch.cat(parts) for parts in zip(*pool))
             vq.codebook.copy_(fit_codes(latents, weights, len(vq.codebook), 10, generator))
             keeper, pool = CodeKeeper(vq, seed), []
         loss, latents, owner = vq_loss(vq, pixels, tower, quantised=keeper is not None)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(vq.parameters(), 1.0)
-        optimizer.step()
         if keeper is None:
             weights = F.avg_pool2d(pixel_weights(pixels), VQ_SHAPE.factor).flatten()
             pool = [*pool, (latents, weights)][-40:]
         else:
             keeper.update(latents, owner)
-        progress.add(step, loss.item())
-        if step % 100 == 0:
-            save_partial(vq, autosave)
-        if step == num_steps:
-            break
+        return loss, {}
+
+    _fit_pictures(step_loss, [p for p in vq.parameters() if p.requires_grad], recipe)
     return vq.to(memory_format=torch.contiguous_format).eval()
 
 
-def polish_decoder(
-    vq: Vq,
-    tower: nn.Module,
-    num_steps: int,
-    batch_size: int,
-    lr: float,
-    seed: int,
-    autosave: Path | None = None,
-    report: Callable[[str], None] = say,
-) -> None:
+def polish_decoder(vq: Vq, tower: nn.Module, recipe: Recipe, seed: int) -> None:
     """Train the decoder alone, in place: codes stay the same, so GPTs may be trained on them meanwhile."""
     tower.requires_grad_(False).eval()
     vq.to(memory_format=torch.channels_last).requires_grad_(False)
     parts = [*vq.decoder.requires_grad_(True).parameters(), *vq.post_quant_conv.requires_grad_(True).parameters()]
-    optimizer = torch.optim.AdamW(parts, lr=lr, betas=(0.9, 0.95))
-    progress = Progress(num_steps, batch_size, report)
-    for step, pixels in enumerate(draw_pixels("train", seed, batch_size), start=1):
-        set_rate(optimizer, lr, step, num_steps)
-        pixels = pixels.contiguous(memory_format=torch.channels_last)
-        made = vq.render(vq.quantize.directions()[vq.encode(pixels)])
-        loss = picture_loss(made, pixels, tower)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(parts, 1.0)
-        optimizer.step()
-        progress.add(step, loss.item())
-        if step % 100 == 0:
-            save_partial(vq, autosave)
-        if step == num_steps:
-            break
+    batches = draw_pixels("train", seed, recipe.batch)
+
+    def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
+        pixels = next(batches)
+        return picture_loss(vq.render(vq.quantize.directions()[vq.encode(pixels)]), pixels, tower), {}
+
+    _fit_pictures(step_loss, parts, recipe)
     vq.to(memory_format=torch.contiguous_format).requires_grad_(True).eval()
+
+
+def _fit_pictures(
+    step_loss: Callable[[int], tuple[Tensor, dict[str, float]]], parameters: list[nn.Parameter], recipe: Recipe
+) -> None:
+    optimizer = torch.optim.AdamW(parameters, lr=recipe.lr, betas=(0.9, 0.95))
+    share = partial(cosine_share, num_steps=recipe.steps, warmup_steps=50, floor=0.05)
+    fit(step_loss, [LambdaLR(optimizer, share)], parameters, recipe.steps, recipe.batch)

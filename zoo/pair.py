@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     CLIPVisionConfig,
     GenerationConfig,
@@ -18,6 +19,7 @@ from transformers import (
 )
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from zoo.tokenizer import train_tokenizer
 from zoo.world import dialogue, grammar
 from zoo.world.scene import change_scene, draw_clip, draw_scene, scene_rng
 
@@ -67,43 +69,23 @@ def grammar_texts(num_scenes: int, seed: int) -> list[str]:
 
 
 def build_tokenizer(seed: int = 0) -> PreTrainedTokenizerFast:
-    """Train the byte-level BPE tokenizer: every word of the world is one token, any other text falls into bytes."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=2048,
-        special_tokens=list(SPECIALS.values()),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    core.train_from_iterator(grammar_texts(800, seed), trainer)
-    bos = SPECIALS["bos"]
-    core.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, core.token_to_id(bos))]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        unk_token=SPECIALS["unk"],
-        bos_token=bos,
-        eos_token=SPECIALS["eos"],
-        pad_token=SPECIALS["pad"],
+    """Train the tokenizer of the three caption models."""
+    return train_tokenizer(
+        grammar_texts(800, seed),
+        list(SPECIALS.values()),
+        layout="<s> $A",
+        **{f"{name}_token": SPECIALS[name] for name in ("unk", "bos", "eos", "pad")},
         extra_special_tokens={"image_token": SPECIALS["image"]},
         model_max_length=MAX_POSITIONS,
         padding_side="left",
-        clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE,
     )
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
     """Build the processor of both models: CLIP's preprocessing to 96 px on PIL, 36 image tokens per image."""
-    images = CLIPImageProcessorPil(
-        size={"height": IMAGE_PX, "width": IMAGE_PX},
-        crop_size={"height": IMAGE_PX, "width": IMAGE_PX},
-        image_mean=[0.5, 0.5, 0.5],
-        image_std=[0.25, 0.25, 0.25],
-    )
+    size = {"height": IMAGE_PX, "width": IMAGE_PX}
+    images = CLIPImageProcessorPil(size=size, crop_size=size, image_mean=[0.5] * 3, image_std=[0.25] * 3)
     return LlavaProcessor(
         image_processor=images,
         tokenizer=tokenizer,
@@ -114,11 +96,37 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> LlavaProcessor:
     )
 
 
+def language_fields(
+    shape: Mapping[str, int], tokenizer: PreTrainedTokenizerFast, max_positions: int = MAX_POSITIONS
+) -> dict[str, Any]:
+    """The config of a language model of a shape; its heads are 64 wide."""
+    return {
+        "vocab_size": len(tokenizer),
+        "hidden_size": shape["hidden"],
+        "intermediate_size": shape["ffn"],
+        "num_hidden_layers": shape["layers"],
+        "num_attention_heads": shape["heads"],
+        "num_key_value_heads": shape.get("kv_heads", shape["heads"]),
+        "head_dim": 64,
+        "max_position_embeddings": max_positions,
+        "tie_word_embeddings": False,
+        **special_ids(tokenizer),
+    }
+
+
+def special_ids(tokenizer: PreTrainedTokenizerFast) -> dict[str, int | None]:
+    """The ids of the special tokens, as configs name them."""
+    return {f"{name}_token_id": getattr(tokenizer, f"{name}_token_id") for name in ("bos", "eos", "pad")}
+
+
+def seed_weights(name: str, seed: int) -> None:
+    """Seed the weights of one model, differently from those of every other model."""
+    torch.manual_seed(random.Random(f"{name}/{seed}").getrandbits(62))
+
+
 def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlavaForConditionalGeneration:
     """Build the untrained `target`, `drafter` or `captioner`, its weights drawn from a seed."""
     shape = ARCHITECTURES[role]
-    ids = {"bos_token_id": tokenizer.bos_token_id, "eos_token_id": tokenizer.eos_token_id}
-    ids["pad_token_id"] = tokenizer.pad_token_id
     vision = CLIPVisionConfig(
         hidden_size=shape["vision"],
         intermediate_size=2 * shape["vision"],
@@ -128,30 +136,18 @@ def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Lla
         patch_size=PATCH_PX,
         projection_dim=shape["vision"],
     )
-    text = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=shape["hidden"],
-        intermediate_size=shape["ffn"],
-        num_hidden_layers=shape["layers"],
-        num_attention_heads=shape["heads"],
-        num_key_value_heads=shape["heads"],
-        head_dim=64,
-        max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=False,
-        **ids,
-    )
     config = LlavaConfig(
         vision_config=vision,
-        text_config=text,
+        text_config=LlamaConfig(**language_fields(shape, tokenizer)),
         image_token_index=tokenizer.convert_tokens_to_ids(SPECIALS["image"]),
         image_seq_length=NUM_VISUAL_TOKENS,
         vision_feature_layer=-1,
         vision_feature_select_strategy="default",
         tie_word_embeddings=False,
     )
-    torch.manual_seed(random.Random(f"{role}/{seed}").getrandbits(62))
+    seed_weights(role, seed)
     model = LlavaForConditionalGeneration(config)
-    model.generation_config = GenerationConfig(**ids, do_sample=False)
+    model.generation_config = GenerationConfig(**special_ids(tokenizer), do_sample=False)
     return model
 
 

@@ -1,14 +1,11 @@
 """Quality of a pair: right captions and attributes, certainty on attributes and fillers, agreement of the two models.
 
-`python -m zoo.quality` measures the shipped pair and writes zoo/quality.json; with `--table` it prints the table of the
-committed file for zoo/README.md. The acceptance length here is a walk over the target's own greedy output.
+The acceptance length here is a walk over the target's own greedy output.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +13,9 @@ import torch
 from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, LlavaForConditionalGeneration, LlavaProcessor
 
-from zoo.allocation import keep_memory
 from zoo.pair import CHECKPOINTS
 from zoo.samples import CLIP_FRAMES, FILLER_WORDS
+from zoo.scoring import NUM_DRAFTED, ROLES, markdown_table
 from zoo.world import dialogue, grammar, sample_scenes
 from zoo.world.render import render_scene
 from zoo.world.scene import (
@@ -28,6 +25,7 @@ from zoo.world.scene import (
     TEXTURES,
     TONES,
     Scene,
+    Thing,
     change_scene,
     draw_clip,
     draw_scene,
@@ -35,7 +33,6 @@ from zoo.world.scene import (
 )
 
 QUALITY_JSON = Path(__file__).parent / "quality.json"
-NUM_DRAFTED = 5
 ATTRIBUTE_WORDS = {*SIZES, *COLOURS, *SHAPES, *TONES, *TEXTURES, *(w for p in grammar.PLACES for w in p.split())}
 
 
@@ -63,12 +60,14 @@ def ask(prompt: str, images: list[Image.Image], answer: str) -> Question:
     return Question([{"role": "user", "content": content}], images, answer)
 
 
+def load_captioner(folder: Path, role: str) -> LlavaForConditionalGeneration:
+    """Load one model in float32, through the Auto class."""
+    return AutoModelForImageTextToText.from_pretrained(folder / f"caption_{role}", dtype=torch.float32).eval()
+
+
 def load_pair(folder: Path = CHECKPOINTS) -> tuple[LlavaProcessor, dict[str, LlavaForConditionalGeneration]]:
     """Load the processor and both models in float32, through the Auto classes."""
-    models = {}
-    for role in ("target", "drafter"):
-        path = folder / f"caption_{role}"
-        models[role] = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
+    models = {role: load_captioner(folder, role) for role in ROLES}
     return AutoProcessor.from_pretrained(folder / "caption_target"), models
 
 
@@ -104,13 +103,15 @@ def count_attributes(scene: Scene, phrasing: str, text: str) -> tuple[int, int]:
     if parsed is None or parsed[0] != phrasing:
         return 0, 2 + 4 * len(scene.things)
     things, tone, texture = parsed[1]
-    right = (tone == scene.tone) + (texture == scene.texture)
-    standing = {thing.cell: thing for thing in scene.things}
-    for thing in things:
-        true = standing.get(thing.cell)
-        if true is not None:
-            right += 1 + (thing.size == true.size) + (thing.colour == true.colour) + (thing.shape == true.shape)
+    right = (tone == scene.tone) + (texture == scene.texture) + count_matching(things, scene.things)
     return right, 2 + 4 * len(things)
+
+
+def count_matching(things: Iterable[Thing], others: Iterable[Thing]) -> int:
+    """Return how many attributes of objects (cell, size, colour, shape) the object in the same cell has."""
+    by_cell = {other.cell: other for other in others}
+    pairs = [(thing, by_cell[thing.cell]) for thing in things if thing.cell in by_cell]
+    return sum(1 + (a.size == b.size) + (a.colour == b.colour) + (a.shape == b.shape) for a, b in pairs)
 
 
 def mask_fillers(text: str) -> str:
@@ -157,21 +158,17 @@ def other_questions(num: int, seed: int) -> dict[str, list[Question]]:
         rng = scene_rng("held_out", seed + 1, index)
         scene = draw_scene(rng, "held_out")
         after, kind, changed = change_scene(rng, scene, "held_out")
-        images = [render_scene(scene), render_scene(after)]
-        said = dialogue.write_change(scene, after, kind, changed, rng)
-        asked["change"].append(ask(dialogue.CHANGE_PROMPT, images, said))
+        answer = dialogue.write_change(scene, after, kind, changed, rng)
+        asked["change"].append(ask(dialogue.CHANGE_PROMPT, [render_scene(scene), render_scene(after)], answer))
         frames = draw_clip(rng, "held_out", CLIP_FRAMES)
-        said = dialogue.write_clip(frames, rng)
-        asked["clip"].append(ask(dialogue.CLIP_PROMPT, [render_scene(frame) for frame in frames], said))
-        first, second = dialogue.draw_second_turn(scene, rng)
-        one = ask(first[0], [render_scene(scene)], second[1])
-        turns: list[dict[str, object]] = [
-            {"role": "assistant", "content": first[1]},
-            {"role": "user", "content": second[0]},
-        ]
-        asked["second"].append(Question([*one.messages, *turns], one.images, second[1]))
-        prompt, said = dialogue.draw_text_only(rng)
-        asked["text"].append(ask(prompt, [], said))
+        answer = dialogue.write_clip(frames, rng)
+        asked["clip"].append(ask(dialogue.CLIP_PROMPT, [render_scene(frame) for frame in frames], answer))
+        (prompt, first), (second, answer) = dialogue.draw_second_turn(scene, rng)
+        turns: list[dict[str, object]] = [{"role": "assistant", "content": first}, {"role": "user", "content": second}]
+        one = ask(prompt, [render_scene(scene)], answer)
+        asked["second"].append(Question([*one.messages, *turns], one.images, answer))
+        prompt, answer = dialogue.draw_text_only(rng)
+        asked["text"].append(ask(prompt, [], answer))
     return asked
 
 
@@ -183,40 +180,35 @@ def measure_captions(
     phrasing_of = {prompt: phrasing for phrasing, prompt in grammar.PROMPTS.items()}
     questions = [ask(prompt, [image], caption) for _, image, caption, prompt in samples]
     found: dict[str, float] = {}
-    written = {}
-    for role, model in models.items():
-        written[role] = answer_all(model, processor, questions)
-        whole = right = stated = 0
-        for (scene, _, _, prompt), answer in zip(samples, written[role]):
-            phrasing = phrasing_of[prompt]
-            whole += grammar.parse_caption(answer.text) == (phrasing, scene.truth)
-            one = count_attributes(scene, phrasing, answer.text)
-            right, stated = right + one[0], stated + one[1]
-        found[f"{role}_captions_right"] = whole / num
+    written = {role: answer_all(model, processor, questions) for role, model in models.items()}
+    for role, answers in written.items():
+        texts = [(scene, phrasing_of[prompt], answer.text) for (scene, _, _, prompt), answer in zip(samples, answers)]
+        whole = [grammar.parse_caption(text) == (phrasing, scene.truth) for scene, phrasing, text in texts]
+        right, stated = map(sum, zip(*(count_attributes(*one) for one in texts)))
+        found[f"{role}_captions_right"] = sum(whole) / num
         found[f"{role}_attributes_right"] = right / stated
-    sure: dict[str, list[float]] = {"attribute": [], "filler": []}
+    top1: dict[str, list[float]] = {"attribute": [], "filler": []}
     steps: list[int] = []
     for question, answer in zip(questions, written["target"]):
         probabilities, _ = top_tokens(models["target"], processor, question, answer)
         for token, probability in zip(answer.ids, probabilities.tolist()):
             word = processor.tokenizer.decode([token]).strip()
             if word in FILLER_WORDS:
-                sure["filler"].append(probability)
+                top1["filler"].append(probability)
             elif word in ATTRIBUTE_WORDS:
-                sure["attribute"].append(probability)
+                top1["attribute"].append(probability)
         _, drafted = top_tokens(models["drafter"], processor, question, answer)
         steps += walk_acceptance([d == t for d, t in zip(drafted.tolist(), answer.ids)])
-    for kind, values in sure.items():
-        ordered = sorted(values)
+    for kind, values in top1.items():
         found[f"{kind}_top1_mean"] = sum(values) / len(values)
-        found[f"{kind}_top1_p05"] = ordered[int(0.05 * len(ordered))]
-        found[f"{kind}_top1_p95"] = ordered[int(0.95 * len(ordered))]
+        for percent in (5, 95):
+            found[f"{kind}_top1_p{percent:02}"] = sorted(values)[int(percent / 100 * len(values))]
     found["mean_acceptance_length"] = sum(steps) / len(steps)
     found["mean_caption_tokens"] = sum(len(answer.ids) for answer in written["target"]) / num
     return found
 
 
-def measure_pair(folder: Path = CHECKPOINTS, num: int = 500, num_other: int = 100, seed: int = 0) -> dict[str, float]:
+def measure(folder: Path = CHECKPOINTS, num: int = 500, num_other: int = 100, seed: int = 0) -> dict[str, float]:
     """Measure a saved pair on held-out scenes; the result is what zoo/quality.json holds."""
     processor, models = load_pair(folder)
     found = {"num_captions": num, "num_other": num_other, **measure_captions(processor, models, num, seed)}
@@ -253,30 +245,5 @@ ROWS = (
 
 def quality_table(measured: dict[str, float]) -> str:
     """Return the measured numbers as a Markdown table."""
-    lines = ["| measured on held-out scenes | value | aim |", "|---|---|---|"]
-    lines += [f"| {said} | {measured[key]:.3f} | {aim} |" for said, key, aim in ROWS]
-    return "\n".join(lines)
-
-
-def write_quality(measured: dict[str, float], path: Path) -> None:
-    """Write the measured numbers as JSON."""
-    path.write_text(json.dumps(measured, indent=1) + "\n")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m zoo.quality", description="Measure the pair of zoo/checkpoints.")
-    parser.add_argument("--table", action="store_true", help="print the table of zoo/quality.json, measure nothing")
-    parser.add_argument("--checkpoints", type=Path, default=CHECKPOINTS)
-    parser.add_argument("--json", type=Path, default=QUALITY_JSON, help="file that is read or written")
-    options = parser.parse_args(arguments)
-    if not options.table:
-        keep_memory()
-        measured = measure_pair(options.checkpoints)
-        write_quality(measured, options.json)
-    print(quality_table(json.loads(options.json.read_text())))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    rows = [(name, f"{measured[key]:.3f}", aim) for name, key, aim in ROWS]
+    return markdown_table(("measured on held-out scenes", "value", "aim"), rows)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from io import BytesIO
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,8 +20,7 @@ from zoo.world.scene import Scene, change_scene, draw_clip, draw_scene, scene_rn
 
 CLIP_FRAMES = 3
 FILLER_WORDS = {word for words in grammar.FILLERS.values() for word in words}
-# Fillers cannot be predicted, so they are learned slowly: odds, not words. A lower weight keeps their noise down and
-# leaves the odds that minimise the loss as they are.
+# Fillers cannot be predicted: a lower weight keeps their noise down and leaves the odds that minimise the loss.
 FILLER_WEIGHT = 0.3
 MIXTURE = {"caption": 0.78, "second": 0.09, "change": 0.06, "clip": 0.04, "text": 0.03}
 
@@ -35,17 +35,16 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Batch:
-    """Right-padded ids [b, L], weights of the loss per token [b, L], mask [b, L], pixels [num images, 3, 96, 96]."""
+    """Right-padded ids [b, L], weights of the loss per token [b, L], mask [b, L], and the model's other inputs by name.
+
+    `labels` [heads, tokens] are those of the visual tokens of videos.
+    """
 
     ids: torch.Tensor
     weights: torch.Tensor
     mask: torch.Tensor
-    pixels: torch.Tensor | None
-
-    def to(self, device: torch.device) -> Batch:
-        """Return the batch on a device."""
-        pixels = None if self.pixels is None else self.pixels.to(device)
-        return Batch(self.ids.to(device), self.weights.to(device), self.mask.to(device), pixels)
+    inputs: dict[str, torch.Tensor] = field(default_factory=dict)
+    labels: torch.Tensor | None = None
 
 
 def draw_conversation(split: str, rng: random.Random, odds: Sequence[float] = grammar.FILLER_ODDS) -> Conversation:
@@ -69,13 +68,17 @@ def draw_conversation(split: str, rng: random.Random, odds: Sequence[float] = gr
 
 def render_like_a_file(scene: Scene, rng: random.Random) -> np.ndarray:
     """Render a scene as a file would reach the model: sometimes larger and scaled down, sometimes through JPEG."""
-    size_px = IMAGE_PX if rng.random() < 0.7 else rng.randint(112, 256)
-    image = render_scene(scene, size_px)
-    if rng.random() < 0.2:
+    image = render_scene(scene, IMAGE_PX if rng.random() < 0.7 else rng.randint(112, 256))
+    return as_from_file(image, rng.randint(80, 95) if rng.random() < 0.2 else None)
+
+
+def as_from_file(image: Image.Image, quality: int | None) -> np.ndarray:
+    """Return pixels, uint8 [96, 96, 3], of an image of any size, through JPEG of a quality if there is one."""
+    if quality is not None:
         buffer = BytesIO()
-        image.save(buffer, "JPEG", quality=rng.randint(80, 95))
+        image.save(buffer, "JPEG", quality=quality)
         image = Image.open(buffer)
-    if size_px != IMAGE_PX:
+    if image.size != (IMAGE_PX, IMAGE_PX):
         image = image.resize((IMAGE_PX, IMAGE_PX), Image.Resampling.BICUBIC)
     return np.asarray(image)
 
@@ -86,19 +89,58 @@ def pixels_of(images: list[np.ndarray]) -> torch.Tensor:
     return (stacked / 255.0 - 0.5) / 0.25
 
 
+def encode_answer(
+    answer: str, tokenizer: PreTrainedTokenizerFast, fillers: Collection[str] = FILLER_WORDS
+) -> tuple[list[int], list[float]]:
+    """Return the ids of an answer, eos included, and the loss weight of each id."""
+    ids = tokenizer(answer, add_special_tokens=False)["input_ids"]
+    words = [tokenizer.decode([token]).strip() for token in ids]
+    weights = [FILLER_WEIGHT if word in fillers else 1.0 for word in words]
+    return [*ids, tokenizer.eos_token_id], [*weights, 1.0]
+
+
 def encode(conversation: Conversation, tokenizer: PreTrainedTokenizerFast) -> tuple[list[int], list[float]]:
     """Return the ids of a conversation, laid out as the chat template does, and the loss weight of each id."""
     ids: list[int] = [tokenizer.bos_token_id]
     weights: list[float] = [0.0]
-    image = SPECIALS["image"]
     for turn, (prompt, answer) in enumerate(conversation.turns):
-        images = (image * NUM_VISUAL_TOKENS + "\n") * len(conversation.scenes) if turn == 0 else ""
+        images = (SPECIALS["image"] * NUM_VISUAL_TOKENS + "\n") * len(conversation.scenes) if turn == 0 else ""
         asked = tokenizer(f"USER: {images}{prompt} ASSISTANT:", add_special_tokens=False)["input_ids"]
-        told = tokenizer(f" {answer}", add_special_tokens=False)["input_ids"]
-        words = [tokenizer.decode([token]).strip() for token in told]
-        ids += [*asked, *told, tokenizer.eos_token_id]
-        weights += [0.0] * len(asked) + [FILLER_WEIGHT if word in FILLER_WORDS else 1.0 for word in words] + [1.0]
+        answered, answer_weights = encode_answer(f" {answer}", tokenizer)
+        ids += [*asked, *answered]
+        weights += [*[0.0] * len(asked), *answer_weights]
     return ids, weights
+
+
+def pad_rows(rows: Sequence[tuple[list[int], list[float]]], pad: int) -> tuple[torch.Tensor, ...]:
+    """Return right-padded ids, weights and mask [b, L] of encoded rows."""
+    length = max(len(ids) for ids, _ in rows)
+    ids = torch.tensor([row + [pad] * (length - len(row)) for row, _ in rows])
+    weights = torch.tensor([row + [0.0] * (length - len(row)) for _, row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row, _ in rows])
+    return ids, weights, mask
+
+
+Sample = TypeVar("Sample")
+
+
+def draw_pools(
+    draw: Callable[[random.Random], Sample],
+    length: Callable[[Sample], int],
+    stream: str,
+    seed: int,
+    size: int,
+    pool: int,
+) -> Iterator[list[Sample]]:
+    """Yield `size` samples at a time for ever, drawn `pool` times as many at once and sorted by length, so few pads
+    remain."""
+    index = 0
+    while True:
+        drawn = sorted((draw(scene_rng(stream, seed, index + number)) for number in range(pool * size)), key=length)
+        index += pool * size
+        starts = [start * size for start in range(pool)]
+        scene_rng(stream, seed, -index).shuffle(starts)
+        yield from (drawn[start : start + size] for start in starts)
 
 
 def draw_batches(
@@ -109,31 +151,13 @@ def draw_batches(
     pool: int = 16,
     odds: Sequence[float] = grammar.FILLER_ODDS,
 ) -> Iterator[Batch]:
-    """Yield batches for ever; samples are drawn `pool` batches at a time and sorted by length, so few pads remain."""
-    index = 0
-    while True:
-        drawn = []
-        for _ in range(pool * batch_size):
-            rng = scene_rng(split, seed, index)
-            index += 1
-            conversation = draw_conversation(split, rng, odds)
-            drawn.append((*encode(conversation, tokenizer), conversation, rng))
-        drawn.sort(key=lambda sample: len(sample[0]))
-        starts = [start * batch_size for start in range(pool)]
-        scene_rng(split, seed, -index).shuffle(starts)
-        for start in starts:
-            yield _collate(drawn[start : start + batch_size], tokenizer.pad_token_id)
+    """Yield training batches for ever; see `draw_pools`."""
 
+    def draw(rng: random.Random) -> tuple[tuple[list[int], list[float]], Conversation, random.Random]:
+        conversation = draw_conversation(split, rng, odds)
+        return encode(conversation, tokenizer), conversation, rng
 
-def _collate(samples: list[tuple[list[int], list[float], Conversation, random.Random]], pad: int) -> Batch:
-    length = max(len(ids) for ids, *_ in samples)
-    ids = torch.full((len(samples), length), pad)
-    weights = torch.zeros(len(samples), length)
-    mask = torch.zeros(len(samples), length, dtype=torch.long)
-    images = []
-    for row, (row_ids, row_weights, conversation, rng) in enumerate(samples):
-        ids[row, : len(row_ids)] = torch.tensor(row_ids)
-        weights[row, : len(row_ids)] = torch.tensor(row_weights)
-        mask[row, : len(row_ids)] = 1
-        images += [render_like_a_file(scene, rng) for scene in conversation.scenes]
-    return Batch(ids, weights, mask, pixels_of(images) if images else None)
+    for samples in draw_pools(draw, lambda sample: len(sample[0][0]), split, seed, batch_size, pool):
+        images = [render_like_a_file(scene, rng) for _, conversation, rng in samples for scene in conversation.scenes]
+        inputs = {"pixel_values": pixels_of(images)} if images else {}
+        yield Batch(*pad_rows([row for row, *_ in samples], tokenizer.pad_token_id), inputs)

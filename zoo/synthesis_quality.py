@@ -1,14 +1,8 @@
-"""Quality of the zoo's image models: attributes that a captioner finds in their images, their codes, and their entropy.
-
-`python -m zoo.synthesis_quality` measures the shipped models and writes zoo/synthesis_quality.json; with `--table` it
-prints the table of the committed file for zoo/README.md. `zoo.image_sampling` draws the images.
-"""
+"""Quality of the image models: attributes that a captioner finds in their images, their codes, and their entropy."""
 
 from __future__ import annotations
 
-import argparse
-import json
-import sys
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +15,7 @@ from models.llamagen.gpt import Gpt
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
 from models.loading.checkpoints import CheckpointRef
-from zoo.allocation import keep_memory
-from zoo.image_gpt import Codes, code_logits, draw_scenes, encode_scenes, pick
+from zoo.image_gpt import Codes, code_logits, draw_scenes, encode_scenes, pick, sample_codes
 from zoo.image_quality import (
     Described,
     Reader,
@@ -32,16 +25,17 @@ from zoo.image_quality import (
     measure_class,
     measure_described,
 )
-from zoo.image_sampling import draw_images, sample_codes
 from zoo.image_text import load_t5
+from zoo.image_vq import draw_images
 from zoo.pair import CHECKPOINTS
+from zoo.scoring import markdown_table, value_table
+from zoo.training import report
 from zoo.world.grain import render_grainy, write_prompt
 
 QUALITY_JSON = Path(__file__).parent / "synthesis_quality.json"
 CPU = torch.device("cpu")
-# The guidance scale at which a model's images fit their prompts best, found with --sweep.
+# The guidance scale, of 1 to 6, at which a model's images fit their prompts best.
 GUIDANCE = {"text": 2.0, "class": 2.0}
-SWEEP = (1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 ROLES = ("target", "drafter", "class_target")
 BATCH = 50
 
@@ -52,40 +46,31 @@ class Gallery:
     def __init__(self, kind: str, num: int, seed: int, folder: Path, vq: Vq) -> None:
         scenes = draw_scenes(kind, "held_out", num, seed)
         t5, tokenizer = load_t5(folder) if kind == "text" else (None, None)
-        self.kind = kind
         self.prompts = [write_prompt(scene) for scene in scenes]
         self.images = [render_grainy(scene) for scene in scenes]
         self.codes: Codes = encode_scenes(kind, scenes, vq, t5, tokenizer)
 
     def read(self, reader: Reader, images: list[np.ndarray]) -> Described:
         """Compare images with what this gallery's scenes asked for."""
-        if self.kind == "text":
+        if self.codes.labels is None:
             return measure_described(reader, images, self.prompts)
-        assert self.codes.labels is not None
         return measure_class(reader, images, self.codes.labels.tolist())
 
-    def paint(
-        self, gpt: Gpt, vq: Vq, seed: int, guidance: float, temperature: float, mass: list[Tensor] | None = None
-    ) -> list[np.ndarray]:
-        """Draw one image per scene."""
-        images: list[np.ndarray] = []
-        for number, rows in enumerate(torch.arange(len(self.images)).split(BATCH)):
-            some = pick(self.codes, rows)
-            codes = sample_codes(gpt, some, seed + number, guidance, temperature, mass=mass)
-            images += draw_images(vq, codes, gpt.shape.grid)
-        return images
+    def batches(self) -> list[Codes]:
+        """The codes in parts of at most BATCH."""
+        return [pick(self.codes, rows) for rows in torch.arange(len(self.images)).split(BATCH)]
 
 
 def measure_codes(gallery: Gallery, reader: Reader, vq: Vq) -> dict[str, float]:
     """Measure the VQ model alone: readable reconstructions, likeness, use of the codebook."""
     codes = gallery.codes.codes
-    made = draw_images(vq, codes, round(codes.shape[1] ** 0.5))
-    errors = np.stack(gallery.images).astype(np.float64) - np.stack(made)
+    images = draw_images(vq, codes, round(codes.shape[1] ** 0.5))
+    errors = np.stack(gallery.images).astype(np.float64) - np.stack(images)
     shares = torch.bincount(codes.flatten(), minlength=vq.shape.codebook_size).double() / codes.numel()
     used = shares[shares > 0]
-    half = len(made) // 2
-    true, again = image_features(reader, gallery.images), image_features(reader, made)
-    truth, seen = gallery.read(reader, gallery.images), gallery.read(reader, made)
+    half = len(images) // 2
+    true, again = image_features(reader, gallery.images), image_features(reader, images)
+    truth, seen = gallery.read(reader, gallery.images), gallery.read(reader, images)
     return {
         "truth_whole": truth.whole,
         "truth_attributes": truth.attributes,
@@ -100,71 +85,52 @@ def measure_codes(gallery: Gallery, reader: Reader, vq: Vq) -> dict[str, float]:
     }
 
 
+def measure_mass(prefix: str, top: Tensor) -> dict[str, float]:
+    """Return the mean mass of the likeliest code and of the ten likeliest, from probabilities [n, 10]."""
+    return {f"{prefix}top1_mass": float(top[:, 0].mean()), f"{prefix}top10_mass": float(top.sum(-1).mean())}
+
+
 @torch.no_grad()
-def measure_learned(gpt: Gpt, codes: Codes) -> dict[str, float]:
-    """Measure a GPT on held-out codes, teacher-forced, without guidance: loss and how flat its choices are."""
-    losses, tops = [], []
-    for rows in torch.arange(len(codes.codes)).split(BATCH):
-        some = pick(codes, rows)
-        logits = code_logits(gpt, some, torch.zeros(len(rows), dtype=torch.bool))
-        losses.append(cross_entropy(logits.flatten(0, 1), some.codes.flatten(), reduction="none"))
-        tops.append(logits.softmax(-1).topk(10).values.flatten(0, 1))
-    top = torch.cat(tops)
-    return {
-        "loss": float(torch.cat(losses).mean()),
-        "top1_mass": float(top[:, 0].mean()),
-        "top10_mass": float(top.sum(-1).mean()),
-    }
-
-
 def measure_images(role: str, gpt: Gpt, gallery: Gallery, reader: Reader, vq: Vq, seed: int) -> dict[str, float]:
-    """Measure a GPT's images: greedy and at temperature 1, with and without guidance."""
-    found = measure_learned(gpt, gallery.codes)
+    """Measure a GPT on held-out codes, teacher-forced, and its images, greedy and at temperature 1, with and without
+    guidance."""
+    losses, tops = [], []
+    for batch in gallery.batches():
+        logits = code_logits(gpt, batch, torch.zeros(len(batch.codes), dtype=torch.bool)).flatten(0, 1)
+        losses.append(cross_entropy(logits, batch.codes.flatten(), reduction="none"))
+        tops.append(logits.softmax(-1).topk(10).values)
+    found = {"loss": float(torch.cat(losses).mean()), **measure_mass("", torch.cat(tops))}
     half = len(gallery.images) // 2
     true = image_features(reader, gallery.images)[half:]
-    for name, guidance in (("free", 1.0), ("guided", GUIDANCE[gallery.kind])):
-        for temperature in (0, 1):
-            mass: list[Tensor] = []
-            images = gallery.paint(gpt, vq, seed, guidance, float(temperature), mass)
-            seen, key = gallery.read(reader, images), f"{name}_t{temperature}"
-            found[f"{key}_whole"], found[f"{key}_attributes"] = seen.whole, seen.attributes
-            found[f"{key}_frechet"] = frechet_distance(image_features(reader, images)[:half], true)
-            top = torch.cat(mass)
-            found[f"{key}_top1_mass"] = float(top[:, 0].mean())
-            found[f"{key}_top10_mass"] = float(top.sum(-1).mean())
+    settings = itertools.product((("free", 1.0), ("guided", GUIDANCE[gpt.shape.condition])), (0, 1))
+    for (name, guidance), temperature in settings:
+        mass: list[Tensor] = []
+        images: list[np.ndarray] = []
+        for number, batch in enumerate(gallery.batches()):
+            codes = sample_codes(gpt, batch, seed + number, guidance, float(temperature), mass=mass)
+            images += draw_images(vq, codes, gpt.shape.grid)
+        seen, key = gallery.read(reader, images), f"{name}_t{temperature}"
+        found |= {f"{key}_whole": seen.whole, f"{key}_attributes": seen.attributes}
+        found[f"{key}_frechet"] = frechet_distance(image_features(reader, images)[:half], true)
+        found |= measure_mass(f"{key}_", torch.cat(mass))
     return {f"{role}_{key}": value for key, value in found.items()}
 
 
-def measure_synthesis(folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0) -> dict[str, float]:
+def measure(folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0) -> dict[str, float]:
     """Measure saved image models on held-out scenes; the result is what zoo/synthesis_quality.json holds."""
     reader = load_reader()
     vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", CPU)
-    found: dict[str, float] = {"num_images": num}
     galleries = {kind: Gallery(kind, num, seed, folder, vq) for kind in ("text", "class")}
-    found |= measure_codes(galleries["text"], reader, vq)
-    class_seen = galleries["class"].read(reader, galleries["class"].images)
-    found |= {"class_truth_whole": class_seen.whole}
+    found: dict[str, float] = {"num_images": num, **measure_codes(galleries["text"], reader, vq)}
+    found["class_truth_whole"] = galleries["class"].read(reader, galleries["class"].images).whole
     for role in ROLES:
         gpt = load_gpt(CheckpointRef(str(folder / f"image_{role}")), "float32", CPU)
         found |= measure_images(role, gpt, galleries[gpt.shape.condition], reader, vq, seed)
-        print(f"{role}: { ({k: round(v, 3) for k, v in found.items() if k.startswith(role)}) }", file=sys.stderr)
+        report(f"{role}: measured")
     return found
 
 
-def sweep_guidance(role: str, folder: Path = CHECKPOINTS, num: int = 100, seed: int = 0) -> list[str]:
-    """Return a line per guidance scale: attributes that the captioner finds in a model's images at temperature 1."""
-    reader = load_reader()
-    vq = load_vq(CheckpointRef(str(folder / "image_vq")), "float32", CPU)
-    gpt = load_gpt(CheckpointRef(str(folder / f"image_{role}")), "float32", CPU)
-    gallery = Gallery(gpt.shape.condition, num, seed, folder, vq)
-    lines = []
-    for scale in SWEEP:
-        seen = gallery.read(reader, gallery.paint(gpt, vq, seed, scale, 1.0))
-        lines.append(f"{role} guidance {scale}: whole {seen.whole:.3f}, attributes {seen.attributes:.3f}")
-    return lines
-
-
-def synthesis_table(measured: dict[str, float]) -> str:
+def quality_table(measured: dict[str, float]) -> str:
     """Return the measured numbers as two Markdown tables: the VQ model's, then one column per GPT."""
     rows = (
         ("original pictures described as their prompts say", "truth_whole"),
@@ -176,50 +142,18 @@ def synthesis_table(measured: dict[str, float]) -> str:
         ("Fréchet distance of original pictures to others", "truth_frechet"),
         ("Fréchet distance of reconstructions to others", "reconstruction_frechet"),
     )
-    lines = ["| VQ model, on held-out scenes | value |", "|---|---|"]
-    lines += [f"| {said} | {measured[key]:.3f} |" for said, key in rows]
-    per_gpt: list[tuple[str, str]] = [("loss per code, nats", "loss")]
+    codes = value_table("VQ model, on held-out scenes", rows, measured)
+    per_gpt = [("loss per code, nats", "loss")]
     per_gpt += [(f"mass of the top {n} of held-out codes", f"top{n}_mass") for n in (1, 10)]
-    for name, said in (("free", "no guidance"), ("guided", "guided")):
-        for temperature in (0, 1):
-            where = f"{said}, temperature {temperature}"
-            key = f"{name}_t{temperature}"
-            per_gpt += [(f"{where}: described as asked", f"{key}_whole"), ("… attributes", f"{key}_attributes")]
-            per_gpt += [("… Fréchet distance to pictures", f"{key}_frechet")]
-            if temperature == 1:
-                per_gpt += [(f"… mass of the top {n}", f"{key}_top{n}_mass") for n in (1, 10)]
-    lines += ["", f"| GPTs, on held-out scenes | {' | '.join(f'`image_{role}`' for role in ROLES)} |"]
-    lines += ["|---" * (1 + len(ROLES)) + "|"]
-    for said, key in per_gpt:
-        values = [f"{measured[f'{role}_{key}']:.3f}" for role in ROLES]
-        lines.append(f"| {said} | {' | '.join(values)} |")
-    return "\n".join(lines)
-
-
-def write_quality(measured: dict[str, float], path: Path) -> None:
-    """Write the measured numbers as JSON."""
-    path.write_text(json.dumps(measured, indent=1) + "\n")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m zoo.synthesis_quality", description=__doc__.split("\n")[0])
-    parser.add_argument("--table", action="store_true", help="print the table of the JSON file, measure nothing")
-    parser.add_argument("--sweep", choices=ROLES, help="try guidance scales on one model, write nothing")
-    parser.add_argument("--checkpoints", type=Path, default=CHECKPOINTS)
-    parser.add_argument("--json", type=Path, default=QUALITY_JSON, help="file that is read or written")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    options = parser.parse_args(arguments)
-    keep_memory()
-    torch.set_num_threads(options.threads)
-    if options.sweep:
-        print("\n".join(sweep_guidance(options.sweep, options.checkpoints)))
-        return 0
-    if not options.table:
-        write_quality(measure_synthesis(options.checkpoints), options.json)
-    print(synthesis_table(json.loads(options.json.read_text())))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    for (name, title), temperature in itertools.product((("free", "no guidance"), ("guided", "guided")), (0, 1)):
+        key = f"{name}_t{temperature}"
+        per_gpt += [
+            (f"{title}, temperature {temperature}: described as asked", f"{key}_whole"),
+            ("… attributes", f"{key}_attributes"),
+            ("… Fréchet distance to pictures", f"{key}_frechet"),
+        ]
+        if temperature == 1:
+            per_gpt += [(f"… mass of the top {n}", f"{key}_top{n}_mass") for n in (1, 10)]
+    values = [(name, *(f"{measured[f'{role}_{key}']:.3f}" for role in ROLES)) for name, key in per_gpt]
+    gpts = markdown_table(("GPTs, on held-out scenes", *(f"`image_{role}`" for role in ROLES)), values)
+    return f"{codes}\n\n{gpts}"

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -20,10 +21,10 @@ from PIL import Image
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
 from models.loading.checkpoints import CheckpointRef
-from zoo.allocation import keep_memory
 from zoo.image_gpt import class_of, draw_scenes
 from zoo.image_vq import pixels_of
 from zoo.pair import CHECKPOINTS
+from zoo.training import keep_memory
 from zoo.world.grain import render_grainy, write_prompt
 from zoo.world.scene import SPLITS
 
@@ -35,10 +36,8 @@ SEED = 1000
 def schema_of(kind: str, images: bool) -> pa.Schema:
     """Return the columns of a file: `kind` is text or class."""
     fields = [("sample_id", pa.string()), ("prompt", pa.string()), ("codes", pa.list_(pa.int32()))]
-    if kind == "class":
-        fields.append(("label", pa.int32()))
-    if images:
-        fields.append(("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])))
+    fields += [("label", pa.int32())] if kind == "class" else []
+    fields += [("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())]))] if images else []
     return pa.schema(fields)
 
 
@@ -47,11 +46,10 @@ def draw_tables(vq: Vq, kind: str, split: str, num_rows: int, seed: int, images:
     for start in range(0, num_rows, ROWS_AT_ONCE):
         scenes = draw_scenes(kind, split, min(ROWS_AT_ONCE, num_rows - start), seed, start)
         pictures = [render_grainy(scene) for scene in scenes]
-        codes = vq.encode(pixels_of(pictures)).flatten(1).tolist()
         columns: dict[str, list[object]] = {
             "sample_id": [f"{split}-{seed}-{start + n}" for n in range(len(scenes))],
             "prompt": [write_prompt(scene) for scene in scenes],
-            "codes": codes,
+            "codes": vq.encode(pixels_of(pictures)).flatten(1).tolist(),
         }
         if kind == "class":
             columns["label"] = [class_of(scene) for scene in scenes]
@@ -60,7 +58,7 @@ def draw_tables(vq: Vq, kind: str, split: str, num_rows: int, seed: int, images:
         yield pa.table(columns, schema=schema_of(kind, images))
 
 
-def _png(picture: object) -> bytes:
+def _png(picture: np.ndarray) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(picture).save(buffer, "PNG")
     return buffer.getvalue()

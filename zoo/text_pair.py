@@ -6,18 +6,17 @@ Both are `LlamaForCausalLM`, which every engine can run, for comparisons.
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from zoo.pair import MAX_POSITIONS, language_fields, seed_weights, special_ids
+from zoo.tokenizer import train_tokenizer
 from zoo.world import listing
 from zoo.world.grammar import FILLERS
 from zoo.world.scene import scene_rng
 
-MAX_POSITIONS = 2048
 SPECIALS = {"unk": "<unk>", "bos": "<s>", "eos": "</s>", "pad": "<pad>"}
 
 # Vicuna's turns; an answer ends in eos. A message's content is a plain string.
@@ -40,10 +39,7 @@ def render(prompt: str) -> str:
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the byte-level BPE tokenizer: every word of the world is one token, any other text falls into bytes."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
+    """Train the tokenizer of both models."""
     texts = [f" {word}" for words in FILLERS.values() for word in words]
     for index in range(800):
         rng = scene_rng("train", 0, index)
@@ -51,53 +47,22 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         for phrasing in listing.ASKED:
             answer = listing.write_answer(scene, phrasing, rng)
             texts.append(f"{render(listing.write_prompt(scene, phrasing))} {answer}")
-    trainer = trainers.BpeTrainer(
-        vocab_size=2048,
-        special_tokens=list(SPECIALS.values()),
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    core.train_from_iterator(texts, trainer)
-    bos = SPECIALS["bos"]
-    core.post_processor = processors.TemplateProcessing(
-        single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, core.token_to_id(bos))]
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        unk_token=SPECIALS["unk"],
-        bos_token=bos,
-        eos_token=SPECIALS["eos"],
-        pad_token=SPECIALS["pad"],
+    return train_tokenizer(
+        texts,
+        list(SPECIALS.values()),
+        layout="<s> $A",
+        **{f"{name}_token": word for name, word in SPECIALS.items()},
         model_max_length=MAX_POSITIONS,
         padding_side="left",
-        clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE,
     )
 
 
 def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> LlamaForCausalLM:
     """Build the untrained `target` or `drafter`, its weights drawn from a seed."""
-    shape = ARCHITECTURES[role]
-    ids = {
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=shape["hidden"],
-        intermediate_size=shape["ffn"],
-        num_hidden_layers=shape["layers"],
-        num_attention_heads=shape["heads"],
-        num_key_value_heads=shape["heads"],
-        head_dim=64,
-        max_position_embeddings=MAX_POSITIONS,
-        tie_word_embeddings=False,
-        **ids,
-    )
-    torch.manual_seed(random.Random(f"text-{role}/{seed}").getrandbits(62))
-    model = LlamaForCausalLM(config)
-    model.generation_config = GenerationConfig(**ids, do_sample=False)
+    seed_weights(f"text-{role}", seed)
+    model = LlamaForCausalLM(LlamaConfig(**language_fields(ARCHITECTURES[role], tokenizer)))
+    model.generation_config = GenerationConfig(**special_ids(tokenizer), do_sample=False)
     return model
 
 

@@ -1,31 +1,49 @@
-"""Pre-training of a vision tower on attribute labels: every patch predicts the contents of its cell.
+"""Training of a caption model's vision tower on attribute labels: every patch predicts the contents of its cell.
 
-The prediction heads are discarded afterwards.
+Two stages: `pretrain_tower` before the whole model is trained, `sharpen_tower` after it on many small objects, with
+features kept close to those that the language model reads. The prediction heads are discarded afterwards.
 """
 
 from __future__ import annotations
 
-import sys
-import time
+import copy
+import dataclasses
+import random
 from collections.abc import Callable
 
 import torch
-from torch import nn
-from torch.nn.functional import cross_entropy
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 
 from zoo.pair import IMAGE_PX, PATCH_PX
 from zoo.samples import pixels_of, render_like_a_file
-from zoo.world.scene import COLOURS, GRID, MAX_OBJECTS, SHAPES, SIZES, TEXTURES, TONES, Scene, draw_scene, scene_rng
+from zoo.training import IGNORED, fit, label_loss
+from zoo.world.scene import (
+    COLOURS,
+    GRID,
+    MAX_OBJECTS,
+    SHAPES,
+    SIZES,
+    TEXTURES,
+    TONES,
+    Scene,
+    draw_scene,
+    scene_rng,
+    split_of,
+)
 
 # What a patch names: the rank of its cell's object in reading order (0: empty), that object's attributes, the ground's.
 HEADS = {
     "rank": MAX_OBJECTS + 1, "size": len(SIZES), "colour": len(COLOURS), "shape": len(SHAPES),
     "tone": len(TONES), "texture": len(TEXTURES),
 }  # fmt: skip
-IGNORED = -100
+# A tower learns small objects last.
+CROWDED_SIZE_ODDS = (0.6, 0.25, 0.15)
+SHARPEN_LR = 3e-4
 
 
-def label_patches(scene: Scene) -> torch.Tensor:
+def label_patches(scene: Scene) -> Tensor:
     """Return the labels of a scene's patches, int64 [6 heads, 36 patches]; attributes of an empty cell are ignored."""
     per_side = IMAGE_PX // PATCH_PX
     labels = torch.full((len(HEADS), per_side, per_side), IGNORED)
@@ -34,53 +52,73 @@ def label_patches(scene: Scene) -> torch.Tensor:
     step = per_side // GRID
     for rank, thing in enumerate(scene.things, start=1):
         row, column = thing.cell // GRID * step, thing.cell % GRID * step
-        told = (rank, SIZES.index(thing.size), COLOURS.index(thing.colour), SHAPES.index(thing.shape))
-        labels[:4, row : row + step, column : column + step] = torch.tensor(told)[:, None, None]
+        values = (rank, SIZES.index(thing.size), COLOURS.index(thing.colour), SHAPES.index(thing.shape))
+        labels[:4, row : row + step, column : column + step] = torch.tensor(values)[:, None, None]
     return labels.flatten(1)
 
 
-def pretrain_tower(
-    tower: nn.Module,
-    width: int,
-    num_steps: int,
-    batch_size: int,
-    lr: float,
-    seed: int,
-    report: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True),
-) -> None:
+def draw_crowded(rng: random.Random, split: str) -> Scene:
+    """Draw a scene of 3 or 4 objects of a split, most of them small."""
+    while True:
+        scene = draw_scene(rng, split)
+        things = tuple(dataclasses.replace(t, size=rng.choices(SIZES, CROWDED_SIZE_ODDS)[0]) for t in scene.things)
+        crowded = dataclasses.replace(scene, things=things)
+        if len(things) >= 3 and split_of(crowded) == split:
+            return crowded
+
+
+def draw_labelled(
+    draw: Callable[[random.Random, str], Scene], seed: int, step: int, batch_size: int
+) -> tuple[Tensor, Tensor]:
+    """Return the pixels [b, 3, 96, 96] and labels [6 heads, b, 36] of a training step."""
+    images, labels = [], []
+    for index in range((step - 1) * batch_size, step * batch_size):
+        rng = scene_rng("train", seed, index)
+        scene = draw(rng, "train")
+        images.append(render_like_a_file(scene, rng))
+        labels.append(label_patches(scene))
+    return pixels_of(images), torch.stack(labels, dim=1)
+
+
+def label_head(width: int) -> nn.Module:
+    """A head from features to the logits of all labels."""
+    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, sum(HEADS.values())))
+
+
+def pretrain_tower(tower: nn.Module, width: int, num_steps: int, batch_size: int, lr: float, seed: int) -> None:
     """Train a CLIP tower in place until its patch features name the attributes."""
     torch.manual_seed(seed)
-    head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, sum(HEADS.values())))
-    device = next(tower.parameters()).device
-    head = head.to(device)
+    head = label_head(width)
     parameters = [*tower.parameters(), *head.parameters()]
     optimizer = torch.optim.AdamW(parameters, lr=lr, weight_decay=0.01, betas=(0.9, 0.98))
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=num_steps + 1, pct_start=0.1)
-    started, right, told = time.monotonic(), torch.zeros(len(HEADS)), torch.zeros(len(HEADS))
+    schedule = OneCycleLR(optimizer, lr, total_steps=num_steps + 1, pct_start=0.1)
     tower.train()
-    for step in range(1, num_steps + 1):
-        images, labels = [], []
-        for index in range((step - 1) * batch_size, step * batch_size):
-            rng = scene_rng("train", seed + 1, index)
-            scene = draw_scene(rng, "train")
-            images.append(render_like_a_file(scene, rng))
-            labels.append(label_patches(scene))
-        features = tower(pixel_values=pixels_of(images).to(device)).last_hidden_state[:, 1:]  # [b, 36, width]
-        wanted = torch.stack(labels, dim=1).to(device)  # [heads, b, 36]
-        loss = torch.zeros((), device=device)
-        for number, logits in enumerate(head(features).split(list(HEADS.values()), dim=-1)):
-            loss = loss + cross_entropy(logits.flatten(0, 1), wanted[number].flatten(), ignore_index=IGNORED)
-            known = wanted[number] != IGNORED
-            right[number] += ((logits.argmax(-1) == wanted[number]) & known).sum().cpu()
-            told[number] += known.sum().cpu()
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
-        if step % 50 == 0 or step == num_steps:
-            shares = " ".join(f"{name} {share:.3f}" for name, share in zip(HEADS, (right / told).tolist()))
-            rate = step * batch_size / (time.monotonic() - started)
-            report(f"tower {step}/{num_steps} loss {loss.item():.3f} {shares} {rate:.0f} images/s")
-            right.zero_()
-            told.zero_()
+
+    def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
+        pixels, labels = draw_labelled(draw_scene, seed + 1, step, batch_size)
+        features = tower(pixel_values=pixels).last_hidden_state[:, 1:]  # [b, 36, width]
+        return label_loss(head(features), labels, HEADS)
+
+    fit(step_loss, [schedule], parameters, num_steps, batch_size, "tower")
+
+
+def sharpen_tower(tower: nn.Module, width: int, num_steps: int, batch_size: int, seed: int) -> None:
+    """Train a tower in place on crowded scenes; the first tenth of the steps fits heads to its present features."""
+    torch.manual_seed(seed)
+    head = label_head(width)
+    present = copy.deepcopy(tower).eval().requires_grad_(False)
+    groups = [{"params": [*head.parameters()], "lr": 5e-3}, {"params": [*tower.parameters()], "lr": SHARPEN_LR}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.01)
+    rates = [lambda step: 1.0 - 0.9 * step / num_steps, lambda step: min(1.0, 1.1 * (1.0 - step / num_steps))]
+
+    def step_loss(step: int) -> tuple[Tensor, dict[str, float]]:
+        pixels, labels = draw_labelled(draw_crowded, seed + 2, step, batch_size)
+        with torch.no_grad():
+            before = present(pixel_values=pixels).last_hidden_state[:, 1:]  # [b, 36, width]
+        is_fitted = step > max(1, num_steps // 10)
+        features = tower(pixel_values=pixels).last_hidden_state[:, 1:] if is_fitted else before
+        loss, right = label_loss(head(features), labels, HEADS)
+        moved = mse_loss(features, before)
+        return moved + loss, {**right, "moved": moved.item()}
+
+    fit(step_loss, [LambdaLR(optimizer, rates)], tower.parameters(), num_steps, batch_size, "sharpen")

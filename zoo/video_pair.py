@@ -6,12 +6,11 @@ Both are `Qwen2_5_VLForConditionalGeneration`.
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken
 from transformers import (
     GenerationConfig,
     PreTrainedTokenizerFast,
@@ -22,6 +21,8 @@ from transformers import (
 )
 
 from models.inputs.video import VideoProcessor, without_torchvision
+from zoo.pair import language_fields, seed_weights, special_ids
+from zoo.tokenizer import train_tokenizer
 from zoo.world import motion
 from zoo.world.scene import scene_rng
 
@@ -32,14 +33,15 @@ MAX_POSITIONS = 4096
 ROPE_THETA = 10.0
 """Base of the rotary angles. With the usual 10,000, neighbouring cells differ by 0.003 in the slowest angles of a
 head of 64, which encode a frame's columns, and no position is learned."""
+VISION_TOKENS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
 SPECIALS = (
-    "<|endoftext|>",
-    "<|im_start|>",
-    "<|im_end|>",
-    "<|vision_start|>",
-    "<|vision_end|>",
-    "<|image_pad|>",
-    "<|video_pad|>",
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
+    *("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"),
 )
 
 # Qwen2.5-VL's turns. A message's content may be a plain string.
@@ -61,36 +63,21 @@ ARCHITECTURES = {
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the byte-level BPE tokenizer: every word of the world is one token, any other text falls into bytes."""
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
+    """Train the tokenizer of both models."""
     texts = ["user\n", "assistant\n", *motion.PROMPTS.values()]
     texts += [f" {word}" for words in motion.FILLERS.values() for word in words]
     for index in range(800):
         rng = scene_rng("train", 0, index)
-        one = motion.draw_motion(rng, "train")
-        texts += [motion.write_motion(one, phrasing, rng) for phrasing in motion.PROMPTS]
-    trainer = trainers.BpeTrainer(
-        vocab_size=2048,
-        special_tokens=[AddedToken(word, special=True, normalized=False) for word in SPECIALS],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    core.train_from_iterator(texts, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core,
+        drawn = motion.draw_motion(rng, "train")
+        texts += [motion.write_motion(drawn, phrasing, rng) for phrasing in motion.PROMPTS]
+    return train_tokenizer(
+        texts,
+        [AddedToken(word, special=True, normalized=False) for word in SPECIALS],
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        extra_special_tokens={
-            "image_token": "<|image_pad|>",
-            "video_token": "<|video_pad|>",
-            "vision_start_token": "<|vision_start|>",
-            "vision_end_token": "<|vision_end|>",
-        },
+        extra_special_tokens={name.removesuffix("_id"): word for name, word in VISION_TOKENS.items()},
         model_max_length=MAX_POSITIONS,
         padding_side="left",
-        clean_up_tokenization_spaces=False,
         chat_template=CHAT_TEMPLATE,
     )
 
@@ -99,37 +86,20 @@ def build_processor(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLProcessor:
     """The processor of both models: frames of 96 px from frames of any size."""
     size = {"shortest_edge": FRAME_PX * FRAME_PX, "longest_edge": FRAME_PX * FRAME_PX}
     sizes: dict[str, Any] = {"patch_size": PATCH_PX, "merge_size": MERGE, "temporal_patch_size": TEMPORAL, "size": size}
-    made: Qwen2_5_VLProcessor = without_torchvision(Qwen2_5_VLProcessor)(
+    return without_torchvision(Qwen2_5_VLProcessor)(
         image_processor=Qwen2VLImageProcessorPil(**sizes),
         tokenizer=tokenizer,
         video_processor=VideoProcessor("Qwen2VLVideoProcessor", **sizes),
         chat_template=CHAT_TEMPLATE,
     )
-    return made
 
 
 def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen2_5_VLForConditionalGeneration:
     """Build the untrained `target` or `drafter`, its weights drawn from a seed."""
     shape = ARCHITECTURES[role]
-    ids = {name: tokenizer.convert_tokens_to_ids(word) for name, word in (
-        ("image_token_id", "<|image_pad|>"), ("video_token_id", "<|video_pad|>"),
-        ("vision_start_token_id", "<|vision_start|>"), ("vision_end_token_id", "<|vision_end|>"),
-    )}  # fmt: skip
-    text = {
-        "vocab_size": len(tokenizer),
-        "hidden_size": shape["hidden"],
-        "intermediate_size": shape["ffn"],
-        "num_hidden_layers": shape["layers"],
-        "num_attention_heads": shape["heads"],
-        "num_key_value_heads": shape["kv_heads"],
-        "head_dim": 64,
-        "max_position_embeddings": MAX_POSITIONS,
-        "rope_parameters": {"rope_type": "default", "rope_theta": ROPE_THETA, "mrope_section": [8, 12, 12]},
-        "tie_word_embeddings": False,
-        "bos_token_id": None,
-        "eos_token_id": tokenizer.eos_token_id,
-        "pad_token_id": tokenizer.pad_token_id,
-    }
+    ids = {name: tokenizer.convert_tokens_to_ids(word) for name, word in VISION_TOKENS.items()}
+    text = language_fields(shape, tokenizer, MAX_POSITIONS)
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": ROPE_THETA, "mrope_section": [8, 12, 12]}
     vision = {
         "depth": shape["vision_layers"],
         "hidden_size": shape["vision"],
@@ -142,13 +112,11 @@ def build_model(role: str, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwe
         "window_size": FRAME_PX,
         "fullatt_block_indexes": list(range(shape["vision_layers"])),
     }
-    torch.manual_seed(random.Random(f"video-{role}/{seed}").getrandbits(62))
+    seed_weights(f"video-{role}", seed)
     model = Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(text_config=text, vision_config=vision, tie_word_embeddings=False, **ids)
     )
-    model.generation_config = GenerationConfig(
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, do_sample=False
-    )
+    model.generation_config = GenerationConfig(**special_ids(tokenizer), do_sample=False)
     return model
 
 

@@ -16,25 +16,25 @@ from models.llamagen.shape import GptShape
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
 from models.loading.checkpoints import CheckpointRef
-from zoo import build_images
-from zoo.build_images import Recipe
+from zoo import build
 from zoo.image_gpt import (
     SHAPES_OF,
     Codes,
+    asked_places,
     attention_mask,
     code_logits,
     draw_scenes,
     encode_scenes,
+    sample_codes,
     smooth_features,
-    told_places,
     train_gpt,
 )
 from zoo.image_quality import load_reader, measure_described
-from zoo.image_sampling import draw_images, sample_codes
 from zoo.image_text import NUM_CONDITION_TOKENS, encode_prompts, load_t5
-from zoo.image_vq import VQ_SHAPE, CodeKeeper, fit_codes, images_of, pixels_of
+from zoo.image_vq import VQ_SHAPE, CodeKeeper, draw_images, fit_codes, images_of, pixels_of
 from zoo.pair import CHECKPOINTS
-from zoo.synthesis_quality import GUIDANCE, QUALITY_JSON, synthesis_table
+from zoo.synthesis_quality import GUIDANCE, QUALITY_JSON, quality_table
+from zoo.training import Recipe
 from zoo.world.grain import sample_grainy, write_prompt
 from zoo.world.scene import Scene, Thing
 
@@ -91,7 +91,7 @@ def test_the_text_encoder_rolls_pads_to_the_left() -> None:
 
 def test_the_readme_s_table_is_that_of_the_committed_numbers() -> None:
     measured = json.loads(QUALITY_JSON.read_text())
-    assert synthesis_table(measured) in README.read_text()
+    assert quality_table(measured) in README.read_text()
     assert measured["reconstruction_whole"] > 0.7
     assert measured["target_guided_t1_whole"] > measured["target_free_t1_whole"]
 
@@ -145,7 +145,7 @@ def test_sampling_with_a_cache_draws_what_teacher_forcing_says(kind: str) -> Non
     merged = unsaid + 2.5 * (said - unsaid)
     assert codes.tolist() == merged.argmax(-1).tolist()
     torch.testing.assert_close(torch.stack(mass, 1)[..., 0], merged.softmax(-1).max(-1).values)
-    again = [sample_codes(gpt, batch, seed=3, temperature=1.0, top_k=2) for _ in range(2)]
+    again = [sample_codes(gpt, batch, seed=3, temperature=1.0) for _ in range(2)]
     assert torch.equal(*again)
 
 
@@ -161,7 +161,7 @@ def test_training_learns_four_images_by_heart_and_is_the_seed_s(kind: str) -> No
     for _ in range(2):
         gpt, batch = tiny_gpt(kind)
         before = loss_of(gpt, batch)
-        train_gpt(gpt, batch, num_steps=40, batch_size=4, lr=2e-2, seed=0)
+        train_gpt(gpt, batch, Recipe(40, 4, 2e-2), seed=0)
         assert loss_of(gpt, batch) < 0.5 * before
         states.append(gpt.output.weight.detach().clone())
     assert torch.equal(*states)
@@ -169,13 +169,13 @@ def test_training_learns_four_images_by_heart_and_is_the_seed_s(kind: str) -> No
 
 def test_places_are_told_what_stands_in_their_cell() -> None:
     scene = Scene((Thing(1, "medium", "red", "star"), Thing(8, "large", "pink", "ring")), "dark", "plain", 0)
-    told = told_places("text", [scene])[0].reshape(12, 12, 4)
+    told = asked_places("text", [scene])[0].reshape(12, 12, 4)
     assert told[0, 4].tolist() == told[3, 7].tolist() == [1, 1, 4, 2]
     assert told[11, 11].tolist() == told[8, 8].tolist() == [2, 8, 6, 2]
     assert told[0, 3].tolist() == told[4, 4].tolist() == [0, 0, 0, 2]
     assert int((told[..., 0] > 0).sum()) == 32
     one = Scene(scene.things[:1], "dark", "plain", 0)
-    assert told_places("class", [one])[0].unique(dim=0).tolist() == [[0, 1, 4, 0]]
+    assert asked_places("class", [one])[0].unique(dim=0).tolist() == [[0, 1, 4, 0]]
 
 
 def test_codes_that_lie_close_start_out_alike() -> None:
@@ -219,10 +219,11 @@ def test_pixels_survive_the_way_to_the_model_and_back() -> None:
 
 
 def test_the_recipe_runs_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build_images, "RECIPES", {name: Recipe(4, 2, 1e-3, 4) for name in build_images.RECIPES})
-    monkeypatch.setattr(build_images, "QUICK_SHARE", 1.0)
-    monkeypatch.setattr(build_images, "keep_memory", lambda: True)
-    assert build_images.main(["--quick", "--out", str(tmp_path)]) == 0
+    recipe = Recipe(4, 2, 1e-3, polish_steps=4, num_images=4)
+    monkeypatch.setattr(build, "RECIPES", dict.fromkeys(build.RECIPES, recipe))
+    monkeypatch.setattr(build, "QUICK_SHARES", {"image": 1.0})
+    monkeypatch.setattr(build, "keep_memory", lambda: None)
+    assert build.main(["image", "--quick", "--out", str(tmp_path)]) == 0
     names = ["image_class_target", "image_drafter", "image_t5", "image_target", "image_vq"]
     assert sorted(path.name for path in tmp_path.iterdir()) == names
     again = load_vq(CheckpointRef(str(tmp_path / "image_vq")), "float32", CPU)
@@ -230,9 +231,3 @@ def test_the_recipe_runs_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Mon
     gpt = load_gpt(CheckpointRef(str(tmp_path / "image_drafter")), "float32", CPU)
     batch = encode_scenes("text", draw_scenes("text", "test", 2, 0), again, *load_t5(tmp_path))
     assert sample_codes(gpt, batch, seed=0, guidance_scale=2.0).shape == (2, 144)
-
-
-def test_a_quick_run_never_replaces_what_ships(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        build_images.main(["--quick"])
-    assert "name another folder with --out" in capsys.readouterr().err

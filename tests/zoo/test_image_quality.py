@@ -15,7 +15,6 @@ from zoo.image_quality import (
     load_reader,
     measure_class,
     measure_described,
-    measure_frechet,
 )
 from zoo.world.grain import render_grainy, sample_grainy
 from zoo.world.scene import Thing
@@ -101,8 +100,8 @@ def test_a_class_is_one_object_of_its_colour_and_shape(reader: Reader) -> None:
 def test_noise_is_farther_from_pictures_than_other_pictures_are(reader: Reader) -> None:
     images = [pixels for _, pixels, _ in sample_grainy("test", 40, 0)]
     noise = list(np.random.default_rng(0).integers(0, 256, (20, 96, 96, 3), dtype=np.uint8))
-    near = measure_frechet(reader, images[:20], images[20:])
-    far = measure_frechet(reader, noise, images[20:])
+    first, others, noisy = (image_features(reader, some) for some in (images[:20], images[20:], noise))
+    near, far = frechet_distance(first, others), frechet_distance(noisy, others)
     assert 0 < near < far / 3
 
 

@@ -14,12 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 from models.inputs.processing import FrontEnd
 from models.loading.checkpoints import CheckpointRef, read_config, read_processor
-from zoo import build_text, text_quality
-from zoo.build_text import TextRecipe, build_one
+from zoo import text_quality
+from zoo.build import build_text
 from zoo.pair import CHECKPOINTS
 from zoo.text_pair import ARCHITECTURES, build_tokenizer, render
 from zoo.text_samples import draw_batches, encode, held_out_prompts, held_out_questions
+from zoo.training import Recipe
 from zoo.world import listing
+from zoo.world.grammar import stated
 from zoo.world.scene import Scene, Thing, scene_rng, split_of
 
 ROLES = ("target", "drafter")
@@ -45,7 +47,7 @@ def test_a_prompt_lists_everything_that_an_answer_tells() -> None:
         "medium pink cross, bottom right. Tell me about the objects one by one."
     )
     told = listing.write_answer(SCENE, "survey", scene_rng("test", 0, 0))
-    assert listing.stated(told) == [
+    assert stated(told) == [
         "top left", "ring", "small", "red", "middle centre", "star", "large", "blue",
         "bottom right", "cross", "medium", "pink", "dotted", "pale",
     ]  # fmt: skip
@@ -148,24 +150,17 @@ def test_the_target_tells_held_out_scenes_and_the_drafter_is_visibly_weaker() ->
 
 
 def test_a_few_steps_of_the_recipe_give_a_checkpoint_that_loads_and_that_a_seed_repeats(tmp_path: Path) -> None:
-    recipe = TextRecipe(2, 2, 1e-3)
+    recipe = Recipe(2, 2, 1e-3)
     weights = []
     for name, seed in (("one", 0), ("again", 0), ("other", 1)):
         (tmp_path / name).mkdir()
-        build_one("drafter", recipe, seed, tmp_path / name)
+        build_text("drafter", recipe, seed, tmp_path / name)
         weights.append(load_file(tmp_path / name / "text_drafter" / "model.safetensors"))
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
     assert not all(torch.equal(value, weights[2][name]) for name, value in weights[0].items())
     ref = CheckpointRef(str(tmp_path / "one" / "text_drafter"))
     assert not FrontEnd(read_processor(ref, read_config(ref))).takes_images
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["text_drafter"]
-
-
-def test_a_quick_run_never_overwrites_the_shipped_pair(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        build_text.main(["--quick"])
-    assert stopped.value.code == 2
-    assert "--out" in capsys.readouterr().err
 
 
 def test_the_readme_shows_the_committed_quality_table() -> None:

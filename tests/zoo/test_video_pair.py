@@ -12,9 +12,11 @@ from safetensors.torch import load_file
 from models.inputs.clip import Clip
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
-from zoo import build_videos, video_quality
-from zoo.build_videos import VideoRecipe, build_one
+from zoo import video_quality
+from zoo.build import build_video
 from zoo.pair import CHECKPOINTS
+from zoo.scoring import decode
+from zoo.training import Recipe
 from zoo.video_pair import ARCHITECTURES, build_tokenizer
 from zoo.world.motion import states
 
@@ -57,24 +59,17 @@ def test_the_target_captions_held_out_clips_and_the_drafter_is_visibly_weaker() 
 
 
 def test_a_few_steps_of_the_recipe_give_a_checkpoint_that_loads_and_that_a_seed_repeats(tmp_path: Path) -> None:
-    recipe = VideoRecipe(1, 2, 2, 1e-3)
+    recipe = Recipe(2, 2, 1e-3, tower_steps=1)
     weights = []
     for name, seed in (("one", 0), ("again", 0), ("other", 1)):
         (tmp_path / name).mkdir()
-        build_one("drafter", recipe, seed, tmp_path / name)
+        build_video("drafter", recipe, seed, tmp_path / name)
         weights.append(load_file(tmp_path / name / "video_drafter" / "model.safetensors"))
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
     assert not all(torch.equal(value, weights[2][name]) for name, value in weights[0].items())
     loaded = Target.load(CheckpointRef(str(tmp_path / "one" / "video_drafter")), "float32", "cpu")
     assert loaded.front_end.takes_videos
     assert [path.name for path in (tmp_path / "one").iterdir()] == ["video_drafter"]
-
-
-def test_a_quick_run_never_overwrites_the_shipped_pair(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        build_videos.main(["--quick"])
-    assert stopped.value.code == 2
-    assert "--out" in capsys.readouterr().err
 
 
 def test_frames_in_reverse_are_another_caption(pair: dict[str, Target]) -> None:
@@ -84,7 +79,7 @@ def test_frames_in_reverse_are_another_caption(pair: dict[str, Target]) -> None:
         (motion, phrasing, Clip(clip.frames[::-1].copy(), clip.timestamps_s, clip.fps))
         for motion, phrasing, clip in clips
     ]
-    told = video_quality.caption(pair["target"], turned)
+    told = decode(pair["target"], video_quality.requests(pair["target"], turned))
     assert not any(states(motion, phrasing, one.text) for (motion, phrasing, _), one in zip(turned, told, strict=True))
 
 

@@ -13,12 +13,11 @@ __all__ = ["PROMPTS", "Scene", "Thing", "demo_scenes", "draw_scene", "parse_capt
 
 def sample_scenes(split: str, n: int, seed: int, size_px: int = 336) -> list[tuple[Scene, Image.Image, str, str]]:
     """Return n (scene, image of size_px x size_px, one true caption, prompt) of a split, phrasings taking turns."""
-    phrasings = list(PROMPTS)
     samples = []
     for index in range(n):
         rng = scene_rng(split, seed, index)
         scene = draw_scene(rng, split)
-        phrasing = phrasings[index % len(phrasings)]
+        phrasing = list(PROMPTS)[index % len(PROMPTS)]
         caption = write_caption(scene, phrasing, rng)
         samples.append((scene, render_scene(scene, size_px), caption, PROMPTS[phrasing]))
     return samples

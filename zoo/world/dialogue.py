@@ -1,5 +1,4 @@
-"""Prompts besides single captions: changes, second turns, text-only questions, clips; with answers and their
-parsers."""
+"""Prompts besides single captions: changes, second turns, text-only questions, clips; with their answers."""
 
 from __future__ import annotations
 
@@ -30,16 +29,14 @@ def write_change(
 ) -> str:
     """Write the answer to CHANGE_PROMPT for a change as `scene.change_scene` returns it."""
     w = draw_fillers(rng, odds)
-    if kind == "added":
-        new = after.things[index]
-        said = f"a {kind_of(new)} was added at the {PLACES[new.cell]}"
-    elif kind == "removed":
+    new = next((thing for thing in after.things if thing not in before.things), None)
+    if new is None:
         said = f"{_seen(before.things[index])} was removed"
+    elif kind == "added":
+        said = f"a {kind_of(new)} was added at the {PLACES[new.cell]}"
     elif kind == "moved":
-        moved = next(t for t in after.things if t not in before.things)
-        said = f"{_seen(before.things[index])} was moved to the {PLACES[moved.cell]}"
+        said = f"{_seen(before.things[index])} was moved to the {PLACES[new.cell]}"
     else:
-        new = next(t for t in after.things if t not in before.things)
         said = f"{_seen(before.things[index])} now has another {kind}: {getattr(new, kind)}"
     return f"{w('overall')} the second {w('view')} {w('looks')} alike, but {said}."
 
@@ -85,6 +82,5 @@ def draw_text_only(rng: random.Random) -> tuple[str, str]:
 def draw_second_turn(scene: Scene, rng: random.Random, odds: Sequence[float] = FILLER_ODDS) -> list[tuple[str, str]]:
     """Draw a conversation of two turns about one image: a caption, then a question about that caption."""
     phrasing, question = rng.choice(list(PROMPTS)), rng.choice(list(SECOND_PROMPTS))
-    turns = [(PROMPTS[phrasing], write_caption(scene, phrasing, rng, odds))]
-    turns.append((SECOND_PROMPTS[question], write_second(scene, question)))
-    return turns
+    first = (PROMPTS[phrasing], write_caption(scene, phrasing, rng, odds))
+    return [first, (SECOND_PROMPTS[question], write_second(scene, question))]

@@ -7,14 +7,13 @@ predict. As in photographs, many codes therefore fit any place of a picture equa
 from __future__ import annotations
 
 import random
-import re
 
 import numpy as np
 from PIL import Image
 
-from zoo.world.grammar import PLACES, kind_of
+from zoo.world.grammar import PLACES, kind_of, read_things
 from zoo.world.render import NATIVE_PX, render_scene
-from zoo.world.scene import COLOURS, NUM_CELLS, SHAPES, TONES, Scene, Thing, scene_rng, split_of
+from zoo.world.scene import TONES, Scene, Thing, draw_scene, scene_rng
 
 # Small objects would be one and a half codes wide.
 SIZES = ("medium", "large")
@@ -25,12 +24,7 @@ GRAIN = {24: 13.0, 48: 8.0, 96: 4.0}
 
 def draw_grainy_scene(rng: random.Random, split: str, num_objects: int | None = None) -> Scene:
     """Draw a scene of 1 or 2 objects (or of `num_objects`) that belongs to `split`; all its grounds are plain."""
-    while True:
-        cells = sorted(rng.sample(range(NUM_CELLS), num_objects or rng.randint(1, MAX_OBJECTS)))
-        things = tuple(Thing(cell, rng.choice(SIZES), rng.choice(COLOURS), rng.choice(SHAPES)) for cell in cells)
-        scene = Scene(things, rng.choice(TONES), "plain", rng.getrandbits(32))
-        if split_of(scene) == split:
-            return scene
+    return draw_scene(rng, split, num_objects, MAX_OBJECTS, SIZES, "plain")
 
 
 def render_grainy(scene: Scene) -> np.ndarray:
@@ -51,18 +45,13 @@ def write_prompt(scene: Scene) -> str:
     return f"{things} on {scene.tone} ground"
 
 
-_THING = rf"an? ({'|'.join(SIZES)}) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)}) at the ({'|'.join(PLACES)})"
-
-
 def parse_prompt(text: str) -> tuple[tuple[Thing, ...], str] | None:
-    """Read a prompt back: its objects in reading order and its tone, or None where `write_prompt` cannot write it."""
-    match = re.fullmatch(rf"{_THING}(?: and {_THING})? on ({'|'.join(TONES)}) ground", text.strip().lower())
-    if match is None:
-        return None
-    *groups, tone = match.groups()
-    parts = [groups[start : start + 4] for start in (0, 4) if groups[start] is not None]
-    things = [Thing(PLACES.index(place), size, colour, shape) for size, colour, shape, place in parts]
-    if len({thing.cell for thing in things}) < len(things):
+    """Read a prompt back: its objects in reading order and its tone, or None if `write_prompt` cannot write it."""
+    text = text.strip().lower()
+    things = read_things(text, "a {size} {colour} {shape} at the {place}")
+    tone = next((tone for tone in TONES if text.endswith(f" on {tone} ground")), "")
+    fits = len({thing.cell for thing in things}) == len(things) <= MAX_OBJECTS and {t.size for t in things} <= {*SIZES}
+    if not things or not fits or write_prompt(Scene(tuple(things), tone, "plain", 0)) != text:
         return None
     return tuple(sorted(things)), tone
 

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 
-from zoo.world.scene import COLOURS, MAX_OBJECTS, SHAPES, SIZES, TEXTURES, TONES, Scene, Thing
+from zoo.world.scene import COLOURS, GRID, MAX_OBJECTS, SHAPES, SIZES, TEXTURES, TONES, Scene, Thing
 
 FILLER_ODDS = (0.5, 0.3, 0.2)
-# The drafter is trained on texts with other habits: the same words, another favourite. So the two models disagree on
-# fillers as well, where a disagreement does no harm, and rules that relax the right positions can be distinguished from
-# others.
+# The drafter learns another favourite, so the two models also disagree where a disagreement does no harm.
 DRAFTER_FILLER_ODDS = (0.3, 0.5, 0.2)
-PLACES = (
-    "top left", "top centre", "top right",
-    "middle left", "middle centre", "middle right",
-    "bottom left", "bottom centre", "bottom right",
-)  # fmt: skip
-NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+ROWS = ("top", "middle", "bottom")
 COLUMNS = ("left", "centre", "right")
+PLACES = tuple(f"{row} {column}" for row in ROWS for column in COLUMNS)
+NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 # Every filler slot: three words of which exactly one is drawn. Names are used in the templates as {name}.
 FILLERS: dict[str, tuple[str, str, str]] = {
@@ -50,15 +47,30 @@ FILLERS: dict[str, tuple[str, str, str]] = {
 }
 
 Words = Callable[[str], str]
+"""Returns a word for a named filler slot."""
 
 
-def draw_fillers(rng: random.Random, odds: Sequence[float] = FILLER_ODDS) -> Words:
+def draw_fillers(
+    rng: random.Random, odds: Sequence[float] = FILLER_ODDS, fillers: Mapping[str, Sequence[str]] = FILLERS
+) -> Words:
     """Return a function that draws the word of a named filler slot, independently each time."""
-    return lambda slot: rng.choices(FILLERS[slot], odds)[0]
+    return lambda slot: rng.choices(fillers[slot], odds)[0]
 
 
-def _noun(number: int, one: str, many: str) -> str:
-    return f"{NUMBERS[number]} {one if number == 1 else many}"
+def has_form(text: str, write: Callable[[Words], str], fillers: Mapping[str, Sequence[str]] = FILLERS) -> bool:
+    """Whether `write` returns exactly this text for some choice of the filler words."""
+    # Split at the marks of the slots, every second part is the name of a slot.
+    parts = enumerate(write(lambda slot: f"\0{slot}\0").split("\0"))
+    pattern = "".join(f"(?:{'|'.join(fillers[part])})" if number % 2 else re.escape(part) for number, part in parts)
+    return re.fullmatch(pattern, text.strip()) is not None
+
+
+_ATTRIBUTES = re.compile(rf"\b(?:{'|'.join([*PLACES, *SIZES, *COLOURS, *SHAPES, *TONES, *TEXTURES])})\b")
+
+
+def stated(text: str) -> list[str]:
+    """The attribute words of a text, in order: sizes, colours, shapes, places, tones, textures."""
+    return _ATTRIBUTES.findall(text)
 
 
 def kind_of(thing: Thing) -> str:
@@ -66,56 +78,88 @@ def kind_of(thing: Thing) -> str:
     return f"{thing.size} {thing.colour} {thing.shape}"
 
 
-def _plain(scene: Scene, w: Words) -> str:
-    body = " ".join(f"At the {PLACES[t.cell]} there is a {kind_of(t)}." for t in scene.things)
-    count = _noun(len(scene.things), "object", "objects")
-    return (
-        f"The {w('view')} {w('shows')} {count} on a {scene.tone} {scene.texture} background. {body} "
-        f"{w('overall')} it {w('looks')} {w('quite')} {w('calm')} and {w('clear')}."
-    )
+class Slots(dict[str, str]):
+    """Values of a template's fields: fixed ones, and filler words, drawn in the order of the fields."""
+
+    def __init__(self, words: Words, **fixed: str) -> None:
+        super().__init__(fixed)
+        self.words = words
+
+    def __missing__(self, slot: str) -> str:
+        return self.words(slot)
 
 
-def _inventory(scene: Scene, w: Words) -> str:
-    body = " ".join(f"Item {NUMBERS[i]}: {kind_of(t)}, {PLACES[t.cell]}." for i, t in enumerate(scene.things, start=1))
-    count = _noun(len(scene.things), "item", "items")
-    return (
-        f"{w('listing')} of this {w('view')}: {count}. Ground: {scene.tone}, {scene.texture}. {body} "
-        f"{w('nothing')} else is {w('worth')} in this {w('kind')} list."
-    )
+@dataclass(frozen=True)
+class Form:
+    """Templates of a phrasing: the text with its `{things}`, one object, the text between objects, and their noun."""
+
+    text: str
+    thing: str
+    between: str = " "
+    noun: str = "object"
+
+    def write(self, scene: Scene, words: Words) -> str:
+        """Write a scene; the filler words of the objects are drawn first."""
+        listed = [write_thing(thing, self.thing, words, number) for number, thing in enumerate(scene.things, start=1)]
+        if "{column}" in self.thing:
+            rows = [[said for t, said in zip(scene.things, listed) if t.cell // GRID == row] for row in range(GRID)]
+            listed = [f"The {name} row: {' and '.join(row) or 'empty'}." for name, row in zip(ROWS, rows)]
+        number = NUMBERS[len(scene.things)]
+        count = f"{number} {self.noun}{'' if len(scene.things) == 1 else 's'}"
+        fixed = {"tone": scene.tone, "texture": scene.texture, "number": number, "count": count}
+        return self.text.format_map(Slots(words, things=self.between.join(listed), **fixed))
 
 
-def _story(scene: Scene, w: Words) -> str:
-    steps = ", then ".join(f"one {t.colour} {t.shape} of {t.size} size at the {PLACES[t.cell]}" for t in scene.things)
-    return (
-        f"{w('someone')} {w('gently')} {w('placed')} {steps}. The ground was {scene.texture} and {scene.tone}. "
-        f"The {w('result')} is {w('quite')} {w('calm')}, and it {w('looks')} {w('bright')}."
-    )
+def write_thing(thing: Thing, template: str, words: Words, number: int = 0) -> str:
+    """Fill an object's template; `number` is its rank in the scene."""
+    fixed = {"size": thing.size, "colour": thing.colour, "shape": thing.shape, "place": PLACES[thing.cell]}
+    return template.format_map(Slots(words, **fixed, column=COLUMNS[thing.cell % GRID], number=NUMBERS[number]))
 
 
-def _detailed(scene: Scene, w: Words) -> str:
-    body = "; ".join(f"a {t.shape}, {t.colour} and {t.size}, {PLACES[t.cell]}" for t in scene.things)
-    count = _noun(len(scene.things), "shape", "shapes")
-    return (
-        f"A {w('lovely')} {w('view')} in {w('bright')} {w('light')} with {count}: {body}. "
-        f"Behind lies a {scene.texture} {scene.tone} surface, {w('quite')} {w('clear')}."
-    )
+_FIELDS = {"size": SIZES, "colour": COLOURS, "shape": SHAPES, "place": PLACES, "column": COLUMNS, "number": NUMBERS}
+_GROUPS = {name: f"(?P<{name}>{'|'.join(words)})" for name, words in _FIELDS.items()}
 
 
-def _rows(scene: Scene, w: Words) -> str:
-    rows = []
-    for row, name in enumerate(("top", "middle", "bottom")):
-        inside = [t for t in scene.things if t.cell // 3 == row]
-        said = " and ".join(f"{COLUMNS[t.cell % 3]} {kind_of(t)}" for t in inside) or "empty"
-        rows.append(f"The {name} row: {said}.")
-    return (
-        f"{w('reading')} row by row over {scene.texture} ground, {scene.tone} in tone. {' '.join(rows)} "
-        f"{w('done')}, and the {w('view')} {w('looks')} {w('clear')}."
-    )
+def read_things(text: str, template: str) -> list[Thing]:
+    """Read the objects that a text states by a template without filler words, in their order."""
+    if "{column}" in template:
+        template = template.replace("{column}", "{place}")
+        rows = zip(ROWS, re.findall(r"row: ([^.]+)\.", text))
+        text = "; ".join(re.sub(rf"\b({'|'.join(COLUMNS)})\b", rf"{name} \1", row) for name, row in rows)
+    found = re.finditer(template.replace(".", r"\.").format(**_GROUPS), text)
+    return [Thing(PLACES.index(one["place"]), one["size"], one["colour"], one["shape"]) for one in found]
 
 
-PHRASINGS: dict[str, Callable[[Scene, Words], str]] = {
-    "plain": _plain, "inventory": _inventory, "story": _story, "detailed": _detailed, "rows": _rows,
-}  # fmt: skip
+FORMS = {
+    "plain": Form(
+        "The {view} {shows} {count} on a {tone} {texture} background. {things} "
+        "{overall} it {looks} {quite} {calm} and {clear}.",
+        "At the {place} there is a {size} {colour} {shape}.",
+    ),
+    "inventory": Form(
+        "{listing} of this {view}: {count}. Ground: {tone}, {texture}. {things} "
+        "{nothing} else is {worth} in this {kind} list.",
+        "Item {number}: {size} {colour} {shape}, {place}.",
+        noun="item",
+    ),
+    "story": Form(
+        "{someone} {gently} {placed} {things}. The ground was {texture} and {tone}. "
+        "The {result} is {quite} {calm}, and it {looks} {bright}.",
+        "one {colour} {shape} of {size} size at the {place}",
+        between=", then ",
+    ),
+    "detailed": Form(
+        "A {lovely} {view} in {bright} {light} with {count}: {things}. "
+        "Behind lies a {texture} {tone} surface, {quite} {clear}.",
+        "a {shape}, {colour} and {size}, {place}",
+        between="; ",
+        noun="shape",
+    ),
+    "rows": Form(
+        "{reading} row by row over {texture} ground, {tone} in tone. {things} {done}, and the {view} {looks} {clear}.",
+        "{column} {size} {colour} {shape}",
+    ),
+}
 PROMPTS = {
     "plain": "Describe the image.",
     "inventory": "List every object in the image.",
@@ -127,78 +171,16 @@ PROMPTS = {
 
 def write_caption(scene: Scene, phrasing: str, rng: random.Random, odds: Sequence[float] = FILLER_ODDS) -> str:
     """Write a scene's caption in a phrasing; raises KeyError for a phrasing that does not exist."""
-    return PHRASINGS[phrasing](scene, draw_fillers(rng, odds))
-
-
-def _any(words: tuple[str, ...]) -> str:
-    return "(?:" + "|".join(words) + ")"
-
-
-_SLOT = {slot: _any(words) for slot, words in FILLERS.items()}
-_KIND = rf"({_any(SIZES)}) ({_any(COLOURS)}) ({_any(SHAPES)})"
-_TONE, _TEXTURE, _PLACE = (f"({_any(words)})" for words in (TONES, TEXTURES, PLACES))
-_COUNT = f"({_any(NUMBERS[1 : MAX_OBJECTS + 1])})"
-_S = _SLOT
-# Per phrasing: the whole caption (with one group for the list of objects) and one object inside that list. The groups
-# of an object are in the order that _ORDER names.
-_WHOLE = {
-    "plain": rf"The {_S['view']} {_S['shows']} {_COUNT} objects? on a {_TONE} {_TEXTURE} background\. (?P<body>.+?\.) "
-    rf"{_S['overall']} it {_S['looks']} {_S['quite']} {_S['calm']} and {_S['clear']}\.",
-    "inventory": rf"{_S['listing']} of this {_S['view']}: {_COUNT} items?\. Ground: {_TONE}, {_TEXTURE}\. "
-    rf"(?P<body>.+?\.) {_S['nothing']} else is {_S['worth']} in this {_S['kind']} list\.",
-    "story": rf"{_S['someone']} {_S['gently']} {_S['placed']} (?P<body>.+?)\. The ground was {_TEXTURE} and {_TONE}\. "
-    rf"The {_S['result']} is {_S['quite']} {_S['calm']}, and it {_S['looks']} {_S['bright']}\.",
-    "detailed": rf"A {_S['lovely']} {_S['view']} in {_S['bright']} {_S['light']} with {_COUNT} shapes?: "
-    rf"(?P<body>.+?)\. Behind lies a {_TEXTURE} {_TONE} surface, {_S['quite']} {_S['clear']}\.",
-    "rows": rf"{_S['reading']} row by row over {_TEXTURE} ground, {_TONE} in tone\. (?P<body>.+\.) "
-    rf"{_S['done']}, and the {_S['view']} {_S['looks']} {_S['clear']}\.",
-}
+    return FORMS[phrasing].write(scene, draw_fillers(rng, odds))
 
 
 def parse_caption(text: str) -> tuple[str, tuple[tuple[Thing, ...], str, str]] | None:
-    """Read a caption back: its phrasing and the truth it states, or None where no phrasing could have written it."""
-    text = text.strip()
-    for phrasing, pattern in _WHOLE.items():
-        match = re.fullmatch(pattern, text)
-        if match is None:
-            continue
-        things = tuple(_read_things(match["body"], phrasing))
-        groups = [group for group in match.groups() if group is not None]
-        tone = next(group for group in groups if group in TONES)
-        texture = next(group for group in groups if group in TEXTURES)
-        scene = Scene(things, tone, texture, 0)
-        # Rendering it again with the text's filler words checks the whole form at once.
-        if things and _same_form(text, scene, phrasing):
+    """Read a caption back: its phrasing and the truth it states, or None if no phrasing can write it."""
+    words = stated(text)
+    tone, texture = (next((word for word in words if word in known), "") for known in (TONES, TEXTURES))
+    for phrasing, form in FORMS.items():
+        scene = Scene(tuple(read_things(text, form.thing)), tone, texture, 0)
+        # Writing the scene again checks the whole form.
+        if 0 < len(scene.things) <= MAX_OBJECTS and has_form(text, partial(form.write, scene)):
             return phrasing, scene.truth
     return None
-
-
-def _read_things(body: str, phrasing: str) -> list[Thing]:
-    """Read the objects of a caption's list in the order they are stated."""
-    things = []
-    if phrasing == "rows":
-        for row, said in enumerate(re.findall(r"row: ([^.]+)\.", body)):
-            for column, *kind in re.findall(rf"({_any(COLUMNS)}) {_KIND}", said):
-                things.append(Thing(row * 3 + COLUMNS.index(column), *kind))
-        return things
-    if phrasing == "plain":
-        found = re.findall(rf"At the {_PLACE} there is a {_KIND}\.", body)
-        return [Thing(PLACES.index(place), *kind) for place, *kind in found]
-    if phrasing == "inventory":
-        found = re.findall(rf"{_KIND}, {_PLACE}\.", body)
-        return [Thing(PLACES.index(place), *kind) for *kind, place in found]
-    if phrasing == "story":
-        found = re.findall(rf"one ({_any(COLOURS)}) ({_any(SHAPES)}) of ({_any(SIZES)}) size at the {_PLACE}", body)
-        return [Thing(PLACES.index(place), size, colour, shape) for colour, shape, size, place in found]
-    found = re.findall(rf"a ({_any(SHAPES)}), ({_any(COLOURS)}) and ({_any(SIZES)}), {_PLACE}", body)
-    return [Thing(PLACES.index(place), size, colour, shape) for shape, colour, size, place in found]
-
-
-def _same_form(text: str, scene: Scene, phrasing: str) -> bool:
-    """Whether the phrasing can write exactly this text for this scene, for some choice of the filler words."""
-    if any(thing.cell >= 9 for thing in scene.things) or len(scene.things) > MAX_OBJECTS:
-        return False
-    written = PHRASINGS[phrasing](scene, lambda slot: f"\0{slot}\0")
-    # Split at the slots' marks, every second part is the name of a slot.
-    parts = [_SLOT[part] if number % 2 else re.escape(part) for number, part in enumerate(written.split("\0"))]
-    return re.fullmatch("".join(parts), text) is not None

@@ -7,23 +7,11 @@ predicted.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
+from functools import partial
 
-from zoo.world.grammar import FILLER_ODDS, FILLERS, NUMBERS, PLACES, Words, draw_fillers, kind_of
-from zoo.world.scene import (
-    COLOURS,
-    NUM_CELLS,
-    SHAPES,
-    SIZES,
-    SPLITS,
-    TEXTURES,
-    TONES,
-    Scene,
-    draw_scene,
-    draw_thing,
-    split_of,
-)
+from zoo.world.grammar import FILLER_ODDS, NUMBERS, PLACES, Form, draw_fillers, has_form, kind_of
+from zoo.world.scene import NUM_CELLS, Scene, check_split, draw_scene, draw_thing, split_of
 
 NUM_OBJECTS = (3, 5)
 """The fewest and the most objects of a scene."""
@@ -32,18 +20,36 @@ ASKED = {
     "story": "Tell me how this was made.",
     "survey": "Write a detailed survey.",
 }
+FORMS = {
+    "tour": Form(
+        "The {view} has {count} on a {tone} {texture} background. {things} {overall} all of it is {calm} to look at.",
+        "Object {number} stands at the {place} and {looks} like a {size} {colour} {shape}, which is {quite} easy to "
+        "see from here.",
+    ),
+    "story": Form(
+        "{someone} began with {texture} ground, {tone} in tone, and then took {count}. {things} The {result} is what "
+        "we see in front of us now.",
+        "As step {number} a {shape}, {colour} and {size}, was {placed} at the {place}, where it has stayed {gently} "
+        "ever since.",
+        noun="step",
+    ),
+    "survey": Form(
+        "This is a {kind} survey of the whole scene with {number} entries. {things} Behind them lies a {texture} "
+        "{tone} surface in {bright} light. {nothing} else is to be seen here.",
+        "Entry {number}: in the {place} cell there is a {lovely} {shape} of {size} size, and the colour of its surface "
+        "is {quite} {colour}.",
+    ),
+}
 
 
 def draw_listed_scene(rng: random.Random, split: str) -> Scene:
     """Draw a scene of three to five objects that belongs to `split`; raises KeyError for one that does not exist."""
-    if split not in SPLITS:
-        raise KeyError(f"no split {split!r}; the splits are {', '.join(SPLITS)}")
+    check_split(split)
     while True:
-        # Its tone and texture only: whether the scene belongs to the split is seen below, on the whole of it.
+        # Only its tone and texture are used.
         ground = draw_scene(rng, "train")
         cells = sorted(rng.sample(range(NUM_CELLS), rng.randint(*NUM_OBJECTS)))
-        things = tuple(draw_thing(rng, cell) for cell in cells)
-        scene = Scene(things, ground.tone, ground.texture, 0)
+        scene = Scene(tuple(draw_thing(rng, cell) for cell in cells), ground.tone, ground.texture, 0)
         if split_of(scene) == split:
             return scene
 
@@ -54,65 +60,11 @@ def write_prompt(scene: Scene, phrasing: str) -> str:
     return f"Ground: {scene.tone}, {scene.texture}. Objects: {listed}. {ASKED[phrasing]}"
 
 
-def _tour(scene: Scene, w: Words) -> str:
-    body = " ".join(
-        f"Object {NUMBERS[i]} stands at the {PLACES[t.cell]} and {w('looks')} like a {kind_of(t)}, which is "
-        f"{w('quite')} easy to see from here."
-        for i, t in enumerate(scene.things, start=1)
-    )
-    return (
-        f"The {w('view')} has {NUMBERS[len(scene.things)]} objects on a {scene.tone} {scene.texture} background. "
-        f"{body} {w('overall')} all of it is {w('calm')} to look at."
-    )
-
-
-def _story(scene: Scene, w: Words) -> str:
-    body = " ".join(
-        f"As step {NUMBERS[i]} a {t.shape}, {t.colour} and {t.size}, was {w('placed')} at the {PLACES[t.cell]}, where "
-        f"it has stayed {w('gently')} ever since."
-        for i, t in enumerate(scene.things, start=1)
-    )
-    return (
-        f"{w('someone')} began with {scene.texture} ground, {scene.tone} in tone, and then took "
-        f"{NUMBERS[len(scene.things)]} steps. {body} The {w('result')} is what we see in front of us now."
-    )
-
-
-def _survey(scene: Scene, w: Words) -> str:
-    body = " ".join(
-        f"Entry {NUMBERS[i]}: in the {PLACES[t.cell]} cell there is a {w('lovely')} {t.shape} of {t.size} size, and "
-        f"the colour of its surface is {w('quite')} {t.colour}."
-        for i, t in enumerate(scene.things, start=1)
-    )
-    return (
-        f"This is a {w('kind')} survey of the whole scene with {NUMBERS[len(scene.things)]} entries. {body} "
-        f"Behind them lies a {scene.texture} {scene.tone} surface in {w('bright')} light. "
-        f"{w('nothing')} else is to be seen here."
-    )
-
-
-PHRASINGS = {"tour": _tour, "story": _story, "survey": _survey}
-
-
 def write_answer(scene: Scene, phrasing: str, rng: random.Random, odds: Sequence[float] = FILLER_ODDS) -> str:
     """Describe a scene in a phrasing of ASKED, its filler words drawn with these odds."""
-    return PHRASINGS[phrasing](scene, draw_fillers(rng, odds))
+    return FORMS[phrasing].write(scene, draw_fillers(rng, odds))
 
 
 def states(scene: Scene, phrasing: str, text: str) -> bool:
     """Whether `text` describes exactly this scene in this phrasing, with any filler words."""
-    written = PHRASINGS[phrasing](scene, lambda slot: f"\0{slot}\0")
-    # Split at the slots' marks, every second part is the name of a slot.
-    parts = [
-        "(?:" + "|".join(FILLERS[part]) + ")" if number % 2 else re.escape(part)
-        for number, part in enumerate(written.split("\0"))
-    ]
-    return re.fullmatch("".join(parts), text.strip()) is not None
-
-
-_WORDS = re.compile(r"\b(?:" + "|".join([*PLACES, *SIZES, *COLOURS, *SHAPES, *TONES, *TEXTURES]) + r")\b")
-
-
-def stated(text: str) -> list[str]:
-    """The attribute words of a text, in order: sizes, colours, shapes, places, tones, textures."""
-    return _WORDS.findall(text)
+    return has_form(text, partial(FORMS[phrasing].write, scene))

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from PIL import Image
 
-from zoo.world.grammar import FILLER_ODDS, PLACES, Words, draw_fillers, kind_of
-from zoo.world.grammar import FILLERS as CAPTION_FILLERS
-from zoo.world.render import NATIVE_PX, render_frames
-from zoo.world.scene import COLOURS, GRID, NUM_CELLS, SHAPES, SIZES, TEXTURES, TONES, Scene, Thing, draw_scene
+from zoo.world import grammar
+from zoo.world.grammar import FILLER_ODDS, PLACES, Slots, Words, draw_fillers, has_form, kind_of
+from zoo.world.render import NATIVE_PX, place_of, render_frames
+from zoo.world.scene import GRID, NUM_CELLS, Scene, Thing, draw_scene
 
-FILLERS = CAPTION_FILLERS | {"clip": ("clip", "video", "film"), "moves": ("moves", "travels", "glides")}
+FILLERS = grammar.FILLERS | {"clip": ("clip", "video", "film"), "moves": ("moves", "travels", "glides")}
 PROMPTS = {
     "describe": "Describe the video.",
     "detailed": "Write a detailed caption of the video.",
     "moved": "What moved, and where to?",
+}
+FORMS = {
+    "describe": "A {kind} {moves} {gently} from the {start} to the {end} over {texture} {tone} ground, {stays}. "
+    "{overall} the {clip} {looks} {quite} {calm}.",
+    "detailed": "In this {lovely} {clip} in {bright} {light} a {shape}, {colour} and {size}, starts {start}. It "
+    "{gently} crosses {texture} {tone} ground and ends {end}. {rests}. {overall} it {looks} {calm} and {clear}.",
+    "moved": "The {kind} moved from the {start} to the {end}.",
 }
 DWELL = 0.15
 """The share of a clip's time that the mover rests at its start, and again at its end."""
@@ -40,11 +47,6 @@ class Motion:
     def staying(self) -> Thing | None:
         return next((thing for index, thing in enumerate(self.scene.things) if index != self.mover), None)
 
-    @property
-    def truth(self) -> tuple[Thing, int, Thing | None, str, str]:
-        """Everything that a caption may state."""
-        return self.moving, self.end, self.staying, self.scene.tone, self.scene.texture
-
 
 def draw_motion(rng: random.Random, split: str) -> Motion:
     """Draw a motion whose contents belong to `split`; no object is in the mover's way."""
@@ -55,7 +57,7 @@ def draw_motion(rng: random.Random, split: str) -> Motion:
         mover = rng.randrange(len(scene.things))
         start = scene.things[mover].cell
         ends = [cell for cell in range(NUM_CELLS) if cell != start]
-        others = [thing.cell for index, thing in enumerate(scene.things) if index != mover]
+        others = [thing.cell for thing in scene.things if thing.cell != start]
         ends = [end for end in ends if not any(_is_in_the_way(start, end, cell) for cell in others)]
         if ends:
             return Motion(scene, mover, rng.choice(ends))
@@ -63,7 +65,7 @@ def draw_motion(rng: random.Random, split: str) -> Motion:
 
 def _is_in_the_way(start: int, end: int, cell: int) -> bool:
     """Whether a cell's middle is within 0.8 cells of the straight line between two others."""
-    ax, ay, bx, by, x, y = start % GRID, start // GRID, end % GRID, end // GRID, cell % GRID, cell // GRID
+    (ay, ax), (by, bx), (y, x) = divmod(start, GRID), divmod(end, GRID), divmod(cell, GRID)
     length = (bx - ax) ** 2 + (by - ay) ** 2
     share = max(0.0, min(1.0, ((x - ax) * (bx - ax) + (y - ay) * (by - ay)) / length))
     return (ax + share * (bx - ax) - x) ** 2 + (ay + share * (by - ay) - y) ** 2 < 0.8**2
@@ -72,77 +74,36 @@ def _is_in_the_way(start: int, end: int, cell: int) -> bool:
 def place_at(motion: Motion, moment: float) -> tuple[float, float]:
     """Where the mover is at a moment from 0 (first frame) to 1 (last frame): column and row, in cells."""
     share = max(0.0, min(1.0, (moment - DWELL) / (1.0 - 2.0 * DWELL)))
-    start = motion.moving.cell
-    column = start % GRID + share * (motion.end % GRID - start % GRID)
-    row = start // GRID + share * (motion.end // GRID - start // GRID)
-    return column, row
+    (row, column), (end_row, end_column) = divmod(motion.moving.cell, GRID), divmod(motion.end, GRID)
+    return column + share * (end_column - column), row + share * (end_row - row)
 
 
 def render_motion(motion: Motion, num_frames: int, size_px: int = NATIVE_PX) -> list[Image.Image]:
     """The clip's frames, evenly spaced from its first to its last moment."""
     places = []
     for frame in range(num_frames):
-        moment = frame / max(1, num_frames - 1)
-        places.append(
-            [
-                place_at(motion, moment) if index == motion.mover else (thing.cell % GRID, thing.cell // GRID)
-                for index, thing in enumerate(motion.scene.things)
-            ]
-        )
+        still = [place_of(thing) for thing in motion.scene.things]
+        still[motion.mover] = place_at(motion, frame / max(1, num_frames - 1))
+        places.append(still)
     return render_frames(motion.scene, places, size_px)
 
 
-# --- words ---------------------------------------------------------------------------------------------------------
-
-
-def _describe(m: Motion, w: Words) -> str:
-    still = m.staying
-    rest = f"while a {kind_of(still)} stays at the {PLACES[still.cell]}" if still else "and nothing else is there"
-    return (
-        f"A {kind_of(m.moving)} {w('moves')} {w('gently')} from the {PLACES[m.moving.cell]} to the {PLACES[m.end]} "
-        f"over {m.scene.texture} {m.scene.tone} ground, {rest}. {w('overall')} the {w('clip')} {w('looks')} "
-        f"{w('quite')} {w('calm')}."
-    )
-
-
-def _detailed(m: Motion, w: Words) -> str:
-    one, still = m.moving, m.staying
-    rest = f"A {still.shape}, {still.colour} and {still.size}, rests {PLACES[still.cell]}" if still else "Nothing rests"
-    return (
-        f"In this {w('lovely')} {w('clip')} in {w('bright')} {w('light')} a {one.shape}, {one.colour} and {one.size}, "
-        f"starts {PLACES[one.cell]}. It {w('gently')} crosses {m.scene.texture} {m.scene.tone} ground and ends "
-        f"{PLACES[m.end]}. {rest}. {w('overall')} it {w('looks')} {w('calm')} and {w('clear')}."
-    )
-
-
-def _moved(m: Motion, w: Words) -> str:
-    return f"The {kind_of(m.moving)} moved from the {PLACES[m.moving.cell]} to the {PLACES[m.end]}."
-
-
-PHRASINGS = {"describe": _describe, "detailed": _detailed, "moved": _moved}
+def _write(motion: Motion, phrasing: str, words: Words) -> str:
+    one, still, scene = motion.moving, motion.staying, motion.scene
+    stays, rests = "and nothing else is there", "Nothing rests"
+    if still:
+        stays = f"while a {kind_of(still)} stays at the {PLACES[still.cell]}"
+        rests = f"A {still.shape}, {still.colour} and {still.size}, rests {PLACES[still.cell]}"
+    fixed = {"kind": kind_of(one), "size": one.size, "colour": one.colour, "shape": one.shape}
+    fixed |= {"start": PLACES[one.cell], "end": PLACES[motion.end], "tone": scene.tone, "texture": scene.texture}
+    return FORMS[phrasing].format_map(Slots(words, **fixed, stays=stays, rests=rests))
 
 
 def write_motion(motion: Motion, phrasing: str, rng: random.Random, odds: Sequence[float] = FILLER_ODDS) -> str:
     """Write a motion's caption in a phrasing of PROMPTS."""
-    drawn = draw_fillers(rng, odds)
-    own = {slot: words for slot, words in FILLERS.items() if slot not in CAPTION_FILLERS}
-    return PHRASINGS[phrasing](motion, lambda slot: rng.choices(own[slot], odds)[0] if slot in own else drawn(slot))
+    return _write(motion, phrasing, draw_fillers(rng, odds, FILLERS))
 
 
 def states(motion: Motion, phrasing: str, text: str) -> bool:
     """Whether `text` is a caption of this motion in this phrasing, with any filler words."""
-    written = PHRASINGS[phrasing](motion, lambda slot: f"\0{slot}\0")
-    # Split at the slots' marks, every second part is the name of a slot.
-    parts = [
-        "(?:" + "|".join(FILLERS[part]) + ")" if number % 2 else re.escape(part)
-        for number, part in enumerate(written.split("\0"))
-    ]
-    return re.fullmatch("".join(parts), text.strip()) is not None
-
-
-_WORDS = re.compile(r"\b(?:" + "|".join([*PLACES, *SIZES, *COLOURS, *SHAPES, *TONES, *TEXTURES]) + r")\b")
-
-
-def stated(text: str) -> list[str]:
-    """The attribute words of a text, in order: sizes, colours, shapes, places, tones, textures."""
-    return _WORDS.findall(text)
+    return has_form(text, partial(_write, motion, phrasing), FILLERS)

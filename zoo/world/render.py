@@ -28,6 +28,11 @@ Place = tuple[float, float]
 """Column and row of the middle of an object, in cells; whole numbers are the middles of the grid's cells."""
 
 
+def place_of(thing: Thing) -> Place:
+    """The middle of an object's cell."""
+    return thing.cell % GRID, thing.cell // GRID
+
+
 def render_frames(scene: Scene, places: Sequence[Sequence[Place]], size_px: int = NATIVE_PX) -> list[Image.Image]:
     """Render a scene once per entry of `places`, its objects at those places; ground and looks stay."""
     side = size_px * OVERSAMPLE
@@ -47,7 +52,7 @@ def render_frames(scene: Scene, places: Sequence[Sequence[Place]], size_px: int 
 
 def render_scene(scene: Scene, size_px: int = NATIVE_PX) -> Image.Image:
     """Render a scene as an RGB image of size_px x size_px; the same scene and size give the same bytes."""
-    return render_frames(scene, [[(thing.cell % GRID, thing.cell // GRID) for thing in scene.things]], size_px)[0]
+    return render_frames(scene, [[place_of(thing) for thing in scene.things]], size_px)[0]
 
 
 def _ground(scene: Scene, side: int, rng: random.Random) -> np.ndarray:
@@ -56,14 +61,12 @@ def _ground(scene: Scene, side: int, rng: random.Random) -> np.ndarray:
     period, phase_x, phase_y = side / rng.choice((6, 7, 8)), rng.random(), rng.random()
     u = np.arange(side)[None, :] / period + phase_x  # [1, side]
     v = np.arange(side)[:, None] / period + phase_y  # [side, 1]
-    if scene.texture == "striped":
-        marked = ((u + v) % 1.0) < 0.5
-    elif scene.texture == "dotted":
-        marked = ((u % 1.0) - 0.5) ** 2 + ((v % 1.0) - 0.5) ** 2 < 0.09
-    elif scene.texture == "checked":
-        marked = ((np.floor(u) + np.floor(v)) % 2) < 1
-    else:
-        marked = np.zeros((side, side), dtype=bool)
+    marked = {
+        "plain": np.zeros((side, side), dtype=bool),
+        "striped": ((u + v) % 1.0) < 0.5,
+        "dotted": ((u % 1.0) - 0.5) ** 2 + ((v % 1.0) - 0.5) ** 2 < 0.09,
+        "checked": ((np.floor(u) + np.floor(v)) % 2) < 1,
+    }[scene.texture]
     grey = np.where(marked, mark, base).astype(np.uint8)
     return np.repeat(grey[:, :, None], 3, axis=2)
 
@@ -73,8 +76,7 @@ def _draw_thing(draw: ImageDraw.ImageDraw, thing: Thing, cell_px: float, rng: ra
     slack = max(0.0, min(0.12 * cell_px, cell_px / 2 - half - 1))
     x = (place[0] + 0.5) * cell_px + rng.uniform(-slack, slack)
     y = (place[1] + 0.5) * cell_px + rng.uniform(-slack, slack)
-    r, g, b = (max(0, min(255, value + rng.randint(-12, 12))) for value in RGB[thing.colour])
-    fill = (r, g, b)
+    fill = tuple(max(0, min(255, value + rng.randint(-12, 12))) for value in RGB[thing.colour])
     box = (x - half, y - half, x + half, y + half)
     if thing.shape == "circle":
         draw.ellipse(box, fill=fill)
@@ -89,8 +91,7 @@ def _draw_thing(draw: ImageDraw.ImageDraw, thing: Thing, cell_px: float, rng: ra
         draw.rectangle((x - half, y - arm, x + half, y + arm), fill=fill)
         draw.rectangle((x - arm, y - half, x + arm, y + half), fill=fill)
     else:
-        points = [
-            (x + radius * math.sin(k * math.pi / 5), y - radius * math.cos(k * math.pi / 5))
-            for k, radius in ((k, half * (1.0 if k % 2 == 0 else 0.42)) for k in range(10))
-        ]
+        radii = [half * (1.0 if k % 2 == 0 else 0.42) for k in range(10)]
+        turns = [k * math.pi / 5 for k in range(10)]
+        points = [(x + radius * math.sin(turn), y - radius * math.cos(turn)) for radius, turn in zip(radii, turns)]
         draw.polygon(points, fill=fill)

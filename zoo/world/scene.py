@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 SIZES = ("small", "medium", "large")
@@ -57,19 +58,35 @@ def split_of(scene: Scene) -> str:
     return next(name for name, (low, high) in SPLITS.items() if low <= bucket < high)
 
 
-def draw_thing(rng: random.Random, cell: int) -> Thing:
-    """Draw one object for a cell, every attribute uniform and independent."""
-    return Thing(cell, rng.choice(SIZES), rng.choice(COLOURS), rng.choice(SHAPES))
-
-
-def draw_scene(rng: random.Random, split: str) -> Scene:
-    """Draw a scene of 1 to 4 objects that belongs to `split`; raises KeyError for a split that does not exist."""
+def check_split(split: str) -> None:
+    """Raise KeyError for a split that does not exist."""
     if split not in SPLITS:
         raise KeyError(f"no split {split!r}; the splits are {', '.join(SPLITS)}")
+
+
+def draw_thing(rng: random.Random, cell: int, sizes: Sequence[str] = SIZES) -> Thing:
+    """Draw one object for a cell, every attribute uniform and independent."""
+    return Thing(cell, rng.choice(sizes), rng.choice(COLOURS), rng.choice(SHAPES))
+
+
+def draw_scene(
+    rng: random.Random,
+    split: str,
+    num_objects: int | None = None,
+    max_objects: int = MAX_OBJECTS,
+    sizes: Sequence[str] = SIZES,
+    texture: str | None = None,
+) -> Scene:
+    """Draw a scene of `num_objects`, or of 1 to `max_objects`, that belongs to `split`.
+
+    Raises:
+        KeyError: a split that does not exist.
+    """
+    check_split(split)
     while True:
-        cells = sorted(rng.sample(range(NUM_CELLS), rng.randint(1, MAX_OBJECTS)))
-        things = tuple(draw_thing(rng, cell) for cell in cells)
-        scene = Scene(things, rng.choice(TONES), rng.choice(TEXTURES), rng.getrandbits(32))
+        cells = sorted(rng.sample(range(NUM_CELLS), num_objects or rng.randint(1, max_objects)))
+        things = tuple(draw_thing(rng, cell, sizes) for cell in cells)
+        scene = Scene(things, rng.choice(TONES), texture or rng.choice(TEXTURES), rng.getrandbits(32))
         if split_of(scene) == split:
             return scene
 
@@ -85,32 +102,23 @@ def change_scene(rng: random.Random, scene: Scene, split: str) -> tuple[Scene, s
 
     Kinds: `colour`, `shape`, `size`, `moved`, `removed` (index into the old scene), `added` (index into the new one).
     """
+    values = {"colour": COLOURS, "shape": SHAPES, "size": SIZES}
     while True:
-        kind = rng.choice(("colour", "shape", "size", "moved", "removed", "added"))
+        kind = rng.choice((*values, "moved", "removed", "added"))
         things = list(scene.things)
         free = [cell for cell in range(NUM_CELLS) if cell not in {thing.cell for thing in things}]
         index = rng.randrange(len(things))
-        old = things[index]
+        if (kind == "added" and len(things) == MAX_OBJECTS) or (kind == "removed" and len(things) == 1):
+            continue
+        old = things.pop(index)
         if kind == "added":
-            if len(things) == MAX_OBJECTS:
-                continue
             new = draw_thing(rng, rng.choice(free))
-            things.append(new)
-        elif kind == "removed":
-            if len(things) == 1:
-                continue
-            del things[index]
+            things += [old, new]
         elif kind == "moved":
-            things[index] = dataclasses.replace(old, cell=rng.choice(free))
-        else:
-            values = {"colour": COLOURS, "shape": SHAPES, "size": SIZES}[kind]
-            value = rng.choice([value for value in values if value != getattr(old, kind)])
-            if kind == "colour":
-                things[index] = dataclasses.replace(old, colour=value)
-            elif kind == "shape":
-                things[index] = dataclasses.replace(old, shape=value)
-            else:
-                things[index] = dataclasses.replace(old, size=value)
+            things.append(dataclasses.replace(old, cell=rng.choice(free)))
+        elif kind != "removed":
+            others = [value for value in values[kind] if value != getattr(old, kind)]
+            things.append(dataclasses.replace(old, **{kind: rng.choice(others)}))
         changed = dataclasses.replace(scene, things=tuple(sorted(things)), look_seed=rng.getrandbits(32))
         if split_of(changed) == split:
             return changed, kind, changed.things.index(new) if kind == "added" else index
@@ -122,12 +130,9 @@ def draw_clip(rng: random.Random, split: str, num_frames: int) -> list[Scene]:
     while len(scene.things) != 1:
         scene = draw_scene(rng, split)
     line = rng.randrange(GRID)
-    path = (
-        [line * GRID + step for step in range(GRID)]
-        if rng.random() < 0.5
-        else [step * GRID + line for step in range(GRID)]
-    )
+    in_row = rng.random() < 0.5
+    path = [line * GRID + step if in_row else step * GRID + line for step in range(GRID)]
     if rng.random() < 0.5:
         path.reverse()
-    steps = [path[round(frame * (GRID - 1) / max(1, num_frames - 1))] for frame in range(num_frames)]
-    return [dataclasses.replace(scene, things=(dataclasses.replace(scene.things[0], cell=cell),)) for cell in steps]
+    cells = [path[round(frame * (GRID - 1) / max(1, num_frames - 1))] for frame in range(num_frames)]
+    return [dataclasses.replace(scene, things=(dataclasses.replace(scene.things[0], cell=cell),)) for cell in cells]

@@ -1,0 +1,140 @@
+"""What the trainings of the zoo share: recipes, the loop over steps, schedules and losses."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel
+
+from zoo.samples import Batch
+from zoo.world.grammar import FILLER_ODDS
+
+REPORT_STEPS = 50
+IGNORED = -100
+"""The label of a place whose attribute is not learned."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Steps, samples per step and learning rate of one model, and what only some models have.
+
+    `num_images` are encoded once for a GPT; `rounds` is how often a video model learns captions from warm-up to end.
+    """
+
+    steps: int
+    batch: int
+    lr: float
+    tower_steps: int = 0
+    tower_batch: int = 0
+    tower_lr: float = 0.0
+    tuned_tower_lr: float = 0.0
+    """Of the tower while the whole model is trained."""
+    sharpen_steps: int = 0
+    polish_steps: int = 0
+    num_images: int = 0
+    rounds: int = 1
+    filler_odds: tuple[float, ...] = FILLER_ODDS
+
+    def shorten(self, share: float) -> Recipe:
+        """The recipe of a quick run."""
+        counts = {name: getattr(self, name) for name in vars(self) if name.endswith("steps") or name == "num_images"}
+        return replace(self, **{name: max(1, round(share * count)) for name, count in counts.items() if count})
+
+
+def keep_memory() -> None:
+    """Make glibc reuse freed memory instead of returning it to the system; nothing with another C library.
+
+    Training frees and allocates the same large tensors at every step. Measured in a virtual machine with costly page
+    faults: 12 samples/s without this, 81 with it.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return
+    # M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD of mallopt(3).
+    for parameter, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**28)):
+        mallopt(parameter, value)
+
+
+def lr_share(step: int, num_steps: int, warmup_steps: int) -> float:
+    """The part of the learning rate that holds at a step: a linear rise, then half a cosine down to a fiftieth."""
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    done = (step - warmup_steps) / max(1, num_steps - warmup_steps)
+    return 0.02 + 0.98 * 0.5 * (1.0 + math.cos(math.pi * done))
+
+
+def cosine_share(step: int, num_steps: int, warmup_steps: int, floor: float) -> float:
+    """As `lr_share`, with the cosine over all steps, down to `floor`, and the rise as a factor."""
+    cosine = 0.5 * (1 + math.cos(math.pi * (step + 1) / num_steps))
+    return min(1.0, (step + 1) / warmup_steps) * (floor + (1 - floor) * cosine)
+
+
+def fit(
+    step_loss: Callable[[int], tuple[Tensor, Mapping[str, float]]],
+    schedules: Sequence[LRScheduler],
+    clipped: Iterable[Tensor],
+    num_steps: int,
+    batch_size: int,
+    name: str = "step",
+) -> None:
+    """Train by the optimizers of some schedules, with the norm of the gradients of `clipped` limited to 1.
+
+    `step_loss` returns the loss of a step, counted from 1, and numbers whose means are printed beside the loss's.
+    """
+    clipped = list(clipped)
+    started, totals = time.monotonic(), Counter[str]()
+    for step in range(1, num_steps + 1):
+        loss, measured = step_loss(step)
+        for schedule in schedules:
+            schedule.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        nn.utils.clip_grad_norm_(clipped, 1.0)
+        for schedule in schedules:
+            schedule.optimizer.step()
+            schedule.step()
+        totals.update({"loss": loss.item(), **measured})
+        if step % REPORT_STEPS == 0 or step == num_steps:
+            count = step % REPORT_STEPS or REPORT_STEPS
+            means = " ".join(f"{key} {total / count:.4f}" for key, total in totals.items())
+            rate = step * batch_size / (time.monotonic() - started)
+            left_s = (num_steps - step) * batch_size / rate
+            report(f"{name} {step}/{num_steps} {means} {rate:.1f} samples/s, {left_s:.0f} s left")
+            totals.clear()
+
+
+def report(line: str) -> None:
+    """Print a line of progress."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def next_token_loss(model: PreTrainedModel, batch: Batch) -> Tensor:
+    """The weighted next-token loss of a batch; logits are computed only where a token is learned."""
+    inputs = {"input_ids": batch.ids, "attention_mask": batch.mask, "use_cache": False, **batch.inputs}
+    hidden = model.model(**inputs).last_hidden_state  # [b, L, hidden]
+    weights = batch.weights[:, 1:]
+    learned = weights > 0
+    logits = model.lm_head(hidden[:, :-1][learned]).float()  # [learned tokens, V]
+    losses = cross_entropy(logits, batch.ids[:, 1:][learned], reduction="none")
+    return (losses * weights[learned]).sum() / weights.sum()
+
+
+def label_loss(logits: Tensor, labels: Tensor, heads: Mapping[str, int]) -> tuple[Tensor, dict[str, float]]:
+    """Cross-entropy, summed over heads, of logits [..., sum of sizes] and labels [heads, ...]; the accuracy by head."""
+    loss, right = logits.new_zeros(()), {}
+    for name, wanted, part in zip(heads, labels, logits.split(list(heads.values()), dim=-1), strict=True):
+        loss = loss + cross_entropy(part.flatten(0, -2), wanted.flatten(), ignore_index=IGNORED)
+        known = wanted != IGNORED
+        right[name] = float((part.argmax(-1) == wanted)[known].float().mean())
+    return loss, right
