@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from decoding.acceptance.choice import target_choice
+from decoding.acceptance.walk import target_choice
 from decoding.acceptance.neighbourhood import Divergence, Neighbourhood
 from decoding.contracts import Acceptance, EngineSpec, Judgement, Probe
 from decoding.noise import Stream

@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import torch
 
-from decoding.acceptance.choice import target_choice
-from decoding.acceptance.walk import walk_choices
-from decoding.contracts import EngineSpec, Judgement, StatelessRule
+from decoding.acceptance.walk import target_choice, walk_choices
+from decoding.contracts import Acceptance, EngineSpec, Judgement
 from decoding.tree import Verdict
 from models.backends.base import REFERENCE, Backend
 from models.backends.select import backend_for
 
 
-class Exact(StatelessRule):
+class Exact(Acceptance):
     """Accept a draft if it equals the target's own choice."""
 
     _backend: Backend = REFERENCE

@@ -48,7 +48,7 @@ class LVSpec(RelaxedRule):
 
     def open(self, spec: EngineSpec) -> None:
         super().open(spec)
-        # A table, because ⌊0.29 · 100⌋ is 28 in binary floating point: exact for the decimal number that was written.
+        # A table from the exact decimal number, because ⌊0.29 · 100⌋ is 28 in binary floating point.
         share = Fraction(repr(float(self.loose)))
         quota = [math.floor(share * length) for length in range(spec.max_levels + 1)]
         self._quota = torch.tensor(quota, dtype=torch.long, device=spec.device)

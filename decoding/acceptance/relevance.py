@@ -1,6 +1,6 @@
-"""Visual relevance of drafts: mean of the top-N cosines with the sample's visual states.
+"""Visual relevance of drafts: mean of the top-N cosines with the visual states of the target's prefill.
 
-Stores the visual states of every slot from the target's prefill. Shapes: S slots, C visual positions, D hidden size.
+Shapes: S slots, C visual positions, D hidden size.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ CHUNK_COLUMNS = 1024
 class VisualMemory:
     """Visual states (S, C, D) of the samples in their slots, in the target's own dtype, and their lengths' inverses.
 
-    C grows to the largest number of visual columns seen so far, so memory is S · C · D elements and no prompt's text is
-    stored: 16 slots with 1,500 columns of 5,120 bfloat16 numbers take 234 MiB.
+    C grows to the largest number of visual columns so far.
     """
 
     def __init__(self, spec: EngineSpec, of_embeddings: bool = False) -> None:
@@ -83,8 +82,8 @@ class VisualMemory:
         best: Tensor | None = None
         for start in range(0, widest, CHUNK_COLUMNS):
             stop = min(start + CHUNK_COLUMNS, widest)
-            kept = _rows(self._states, slots)[:, start:stop].float()
-            kept = kept * _rows(self._inverse, slots)[:, start:stop, None]
+            kept = slots.of(self._states)[:, start:stop].float()
+            kept = kept * slots.of(self._inverse)[:, start:stop, None]
             cosine = own @ kept.transpose(1, 2)
             columns = torch.arange(start, stop, device=cosine.device)
             cosine = cosine.masked_fill(columns >= count[:, None, None], -torch.inf)
@@ -93,11 +92,6 @@ class VisualMemory:
         assert best is not None
         num = count.clamp(1, top)[:, None]
         return best.masked_fill(best == -torch.inf, 0.0).sum(dim=-1) / num
-
-
-def _rows(memory: Tensor, slots: SlotBatch) -> Tensor:
-    """The slots' rows, as a view where they are the leading ones."""
-    return memory[: len(slots.ids)] if slots.is_leading else memory[slots.index]
 
 
 def _inverse_norm(states: Tensor) -> Tensor:

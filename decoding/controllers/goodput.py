@@ -2,8 +2,8 @@
 
 With k levels and n rows, a step yields n · (1 + Σ_{i ≤ k} S_i) tokens in T(n, k) seconds. S_i is the probability of at
 least i accepted drafts (`acceptance_rates`), T the step-time model (`step_times`); their quotient is the goodput of Liu
-et al. 2024 (arXiv 2406.14066). The drafter's prompt prefill per generated token (`prefill_times`) is added in a full
-batch. In a draining batch only the prefill and the catch-up that are still needed count.
+et al. 2024 (arXiv 2406.14066). The drafter's prompt prefill per generated token is added in a full batch. In a draining
+batch only the prefill and the catch-up that are still needed count.
 
 The first steps measure plain decoding, the full depth, half of it, and plain decoding again. A batch that is larger
 than any before is measured plain and at its estimated best depth, a smaller one a little deeper. Later, depths that
@@ -20,8 +20,7 @@ from dataclasses import dataclass
 
 from decoding.controllers.acceptance_rates import AcceptanceRates
 from decoding.controllers.base import Choice, Outcome, Reason, batch_class
-from decoding.controllers.prefill_times import PrefillTimeModel
-from decoding.controllers.step_times import StepTimeModel
+from decoding.controllers.step_times import PrefillTimeModel, StepTimeModel
 
 LADDER = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
 """Depths that are compared, besides the tree's largest."""

@@ -1,11 +1,13 @@
-"""Step-time model: expected seconds of a step by rows and levels, from measurements and a fit."""
+"""Models of the seconds of a step, by rows and levels, and of the drafter's prompt prefill."""
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from collections.abc import Sequence
 
-from decoding.controllers.base import batch_class
+from decoding.controllers.base import PrefillTime, batch_class
 from decoding.controllers.pace_filter import StepTimeFilter
 
 SWEEPS = 60
@@ -13,6 +15,9 @@ RIDGE = 1e-3
 """Regularisation of the scaled features."""
 LEAST_SHARE = 0.1
 """Least time of a step without drafts, as a share of the fastest step."""
+MAX_SAMPLES = 16
+MEMORY_SAMPLES = 256.0
+"""Memory of the exponential decay, in finished samples."""
 
 
 class StepTimeModel:
@@ -39,10 +44,7 @@ class StepTimeModel:
         cell = batch_class(num_active), levels
         rows = self._cells.setdefault(cell, num_active)
         if rows != num_active:
-            if self._weights is None:
-                self.refresh()
-            assert self._weights is not None
-            seconds *= _line(self._weights, rows, levels) / _line(self._weights, num_active, levels)
+            seconds *= self._line(rows, levels) / self._line(num_active, levels)
         if self._filter.add(cell, math.log(max(seconds, 1e-9))):
             # The times of other depths with drafts have changed as well.
             for other in [one for one in self._cells if one != cell and (one[1] > 0) == (levels > 0)]:
@@ -62,19 +64,18 @@ class StepTimeModel:
         """Whether any step was measured."""
         return bool(self._cells)
 
-    @property
-    def largest_batch(self) -> int:
-        """The largest measured batch class, or 0."""
-        return max((size for size, _ in self._cells), default=0)
-
     def seconds(self, num_active: int, levels: int) -> float:
         """Expected seconds of a step."""
+        # A batch class without measurements uses the factors of the nearest one.
+        line = self._line(num_active, levels)
+        nearest = min(self._factors, key=lambda size: abs(math.log2(size / batch_class(num_active))))
+        return line * _between(self._factors[nearest], levels)
+
+    def _line(self, rows: int, levels: int) -> float:
         if self._weights is None:
             self.refresh()
         assert self._weights is not None
-        # A batch class without measurements uses the factors of the nearest one.
-        nearest = min(self._factors, key=lambda size: abs(math.log2(size / batch_class(num_active))))
-        return _line(self._weights, num_active, levels) * _between(self._factors[nearest], levels)
+        return _line(self._weights, rows, levels)
 
     def refresh(self) -> None:
         """Fit T ≈ w0 + w1 · rows · levels + w2 · rows + w3 · levels, and each cell's factor."""
@@ -83,6 +84,43 @@ class StepTimeModel:
         self._factors = {}
         for (size, _), (rows, levels, seconds) in zip(self._cells, known, strict=True):
             self._factors.setdefault(size, {})[levels] = seconds / _line(self._weights, rows, levels)
+
+
+class PrefillTimeModel:
+    """Prefill seconds per prompt token, and the rate at which samples finish.
+
+    The rate is a hazard: finished samples over the tokens of all samples, running ones included.
+    """
+
+    def __init__(self) -> None:
+        self._prefills: deque[PrefillTime] = deque(maxlen=MAX_SAMPLES)
+        self._num_prompt, self._num_ended, self._num_generated = 0.0, 0.0, 0.0
+
+    def add(self, prefill: PrefillTime, num_tokens: int, ended: Sequence[int]) -> None:
+        """Add one step: its prefill, its generated tokens, and the prompt lengths of the rows that finished."""
+        if prefill.num_tokens:
+            self._prefills.append(prefill)
+        keep = (1.0 - 1.0 / MEMORY_SAMPLES) ** len(ended)
+        self._num_prompt = keep * self._num_prompt + sum(ended)
+        self._num_ended = keep * self._num_ended + len(ended)
+        self._num_generated = keep * self._num_generated + num_tokens
+
+    def prefill_s_of(self, num_tokens: int) -> float:
+        """Expected prefill seconds of so many tokens; 0 before the first prefill.
+
+        Uses the median, because single prefills may include compilation.
+        """
+        rates = [one.seconds / one.num_tokens for one in self._prefills]
+        return num_tokens * statistics.median_low(rates) if rates else 0.0
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Prefill seconds per generated token while every finished sample is replaced by another."""
+        return self.prefill_s_of(1) * self._num_prompt / self._num_generated if self._num_generated else 0.0
+
+    def remaining_tokens(self, num_active: int) -> float:
+        """Expected remaining tokens of so many rows: half an output each."""
+        return num_active * self._num_generated / (2.0 * self._num_ended) if self._num_ended else math.inf
 
 
 def _features(rows: int, levels: int) -> tuple[float, float, float, float]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Level, StatelessTree
+from decoding.contracts import EngineSpec, Level, TreePolicy
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier
 from models.kv.lanes import SlotBatch
@@ -30,7 +30,7 @@ class _Grown:
     scores: Tensor
 
 
-class DynamicTree(StatelessTree):
+class DynamicTree(TreePolicy):
     """Beams of `top_k` over `depth` + 1 levels, of which `total_tokens` nodes are verified, the root included.
 
     Scores are cumulative log-probabilities. With shared-noise sampling the probability of a child is softmax(log q +
@@ -79,19 +79,12 @@ class DynamicTree(StatelessTree):
         place = _best_first(scores)[:, :k]
         self._beam_scores = scores.gather(1, place)
         above = place // k
-        path = frontier.path.gather(1, above[:, :, None].expand(-1, -1, depth - 1))
-        chosen = tokens.gather(1, place)
-        self._frontier = Frontier(
-            depth=depth,
-            nodes=place + first,
-            parents=frontier.nodes.gather(1, above),
-            tokens=chosen,
-            line=torch.cat([path, chosen[:, :, None]], dim=-1),
-        )
+        parents = frontier.nodes.gather(1, above)
+        self._frontier = frontier.below(place + first, parents, tokens.gather(1, place), above)
         return self._frontier
 
     def _log_probs(self, level: Level) -> Tensor:
-        """How likely each token follows each frontier node, (b, F, V), never above 0."""
+        """Log-probabilities of children (b, F, V), never above 0."""
         scores = perturb(level.logits, level.noise if self._shares_noise else None, level.rows)
         return scores.log_softmax(dim=-1).clamp_max(0.0)
 
@@ -121,5 +114,5 @@ class DynamicTree(StatelessTree):
 
 
 def _best_first(scores: Tensor) -> Tensor:
-    """Places (b, M) by falling score; of equal scores the node that grew first, and so every parent, comes first."""
+    """Places (b, M) by falling score; of equal scores the node that grew first comes first."""
     return scores.sort(dim=1, descending=True, stable=True).indices

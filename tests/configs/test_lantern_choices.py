@@ -16,7 +16,7 @@ from configs.method import NAMED_TREE_LEVELS, Method, StaticTree
 from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from decoding.acceptance import Lantern, LanternResidual
-from decoding.trees.named import NAMED_PATHS
+from decoding.trees.static import NAMED_PATHS
 from models.llamagen import neighbours
 from models.llamagen.neighbours import CodebookError, Proximity, nearest_codes
 from tests.toys import images

@@ -125,7 +125,7 @@ def test_what_is_saved_has_the_public_names_and_loads_back_equal(tmp_path: Path)
     again = load_eagle(CheckpointRef(str(tmp_path / "two")), "auto", CPU)
     assert again.fc.weight.dtype == torch.float16
     assert again.shape.llama.rope_parameters["rope_theta"] == 500.0
-    assert again.shape.rms_eps == 1e-5
+    assert again.shape.llama.rms_norm_eps == 1e-5
     for mine, other in zip(network.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(mine.half(), other)
 
