@@ -1,6 +1,6 @@
 """Files of small heads (EAGLE, Medusa): `config.json` beside one file of weights.
 
-Finds and reads them safely: safetensors, or torch's own format with `weights_only`; only tensors are unpickled.
+Reads safetensors, or torch's own format with `weights_only`; only tensors are unpickled.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def read_tensors(file: Path, wrappers: Sequence[str] = ()) -> dict[str, Tensor]:
     if file.suffix != ".safetensors":
         return _tensors(file, _unpickle(file, "cpu", wrappers))
     try:
-        found: Any = load_file(file)
+        found = load_file(file)
     except Exception as error:  # bad header, torn end, unknown type: the file cannot be used
         raise CheckpointError(f"{file}: {_reason(error)}") from error
     return _tensors(file, found)
@@ -99,7 +99,12 @@ def read_shapes(file: Path, wrappers: Sequence[str] = ()) -> dict[str, tuple[int
                 return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
         except Exception as error:
             raise CheckpointError(f"{file}: {_reason(error)}") from error
-    return {name: tuple(value.shape) for name, value in _tensors(file, _unpickle(file, "meta", wrappers)).items()}
+    return shapes_of(_tensors(file, _unpickle(file, "meta", wrappers)))
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shapes of named tensors."""
+    return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
 def fingerprint(folder: Path, ref: CheckpointRef) -> str:

@@ -13,10 +13,9 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.base_model import BaseModel
-from models.contract import Condition
+from models.contract import Condition, TargetModel
 from models.inputs.clip import Clip
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
@@ -26,40 +25,28 @@ from models.llamagen.gpt import Gpt
 
 
 class TextEncoder(Protocol):
-    """What turns a prompt into features; `models.llamagen.condition` has the real one."""
+    """Encodes prompts; see `models.llamagen.condition.T5Condition`."""
 
-    def encode(self, text: str) -> Tensor:
-        """Text → features (l, condition_dim) of its l tokens.
-
-        Raises:
-            PromptError: the text is empty or too long.
-        """
-        ...
+    def encode(self, text: str) -> Tensor: ...
 
 
-class LlamaGenTarget(BaseModel):
-    """A LlamaGen behind the engine's contract (`models.contract.TargetModel`).
-
-    Without `text_encoder` a text-conditional model needs ready features in every request. `guided` models have two
-    lanes; a model that is never guided saves half of its work.
+class LlamaGenTarget(TargetModel):
+    """A LlamaGen; without `text_encoder` a text-conditional one needs features in every request. `guided` models have
+    two lanes.
     """
-
-    num_feature_hits = 0
 
     def __init__(self, gpt: Gpt, text_encoder: TextEncoder | None = None, guided: bool = True, name: str = "") -> None:
         self.gpt = gpt
         self.name = name
         self.text_encoder = text_encoder
         self.num_lanes = 2 if guided else 1
-        self.decoder: nn.Module = gpt
-        self.head: nn.Module = gpt.output
+        self.decoder, self.head = gpt, gpt.output
         self.device = gpt.output.weight.device
         self.dtype = gpt.output.weight.dtype
         self.vocab_size = gpt.shape.vocab_size
         self.hidden_size = gpt.shape.dim
-        self.max_new_tokens: int | None = gpt.shape.grid**2
-        self.eos_ids: frozenset[int] = frozenset()
-        self.special_ids: frozenset[int] = frozenset()
+        self.max_new_tokens = gpt.shape.num_image_tokens
+        self.eos_ids, self.special_ids = frozenset(), frozenset()
 
     def encode_lanes(
         self,
@@ -83,7 +70,6 @@ class LlamaGenTarget(BaseModel):
 
     def _class_lanes(self, prompt: str, condition: Condition) -> list[Prefix]:
         num_classes = self.gpt.shape.num_classes
-        assert num_classes is not None
         if not isinstance(condition, int) or isinstance(condition, bool):
             raise PromptError(f"a class-conditional model needs a label from 0 to {num_classes - 1}, not {prompt!r}")
         if not 0 <= condition < num_classes:
@@ -125,5 +111,4 @@ class LlamaGenTarget(BaseModel):
         )
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Codes are no text."""
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ def read_config(ref: CheckpointRef) -> PreTrainedConfig:
         settings, _ = PreTrainedConfig.get_config_dict(ref.path, revision=ref.revision)
         kind, brings_code = settings.get("model_type"), bool(settings.get("auto_map"))
     except Exception as error:  # unreachable hubs, torn JSON and JSON that is no object raise three different families
-        reason = "it is no JSON object" if isinstance(error, AttributeError) else _first_line(error)
+        reason = "it is no JSON object" if isinstance(error, AttributeError) else first_line(error)
         raise CheckpointError(f"{ref.path}: its config.json cannot be read: {reason}") from error
     if not isinstance(kind, str | None):
         raise CheckpointError(f"{ref.path}: model_type in its config.json must be text, not {kind!r}")
@@ -100,7 +100,7 @@ def read_config(ref: CheckpointRef) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(ref.path, **options)
     except Exception as error:  # values of the wrong type are found by each configuration class in its own way
-        raise CheckpointError(f"{ref.path}: its config.json cannot be read: {_first_line(error)}") from error
+        raise CheckpointError(f"{ref.path}: its config.json cannot be read: {first_line(error)}") from error
 
 
 def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
@@ -118,7 +118,7 @@ def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
             return _read_with_own_video_part(ref, own_class)
         return loader.from_pretrained(ref.path, **ref.options())
     except Exception as error:  # the tokenizers library raises bare exceptions for a torn file
-        raise CheckpointError(f"{ref.path}: its processor cannot be read: {_first_line(error)}") from error
+        raise CheckpointError(f"{ref.path}: its processor cannot be read: {first_line(error)}") from error
 
 
 def _read_with_own_video_part(ref: CheckpointRef, processor_class: Any) -> Any:
@@ -184,7 +184,7 @@ def load_weights(
             **options,
         )
     except Exception as error:  # OSError, ValueError, RuntimeError: all mean the same to the user
-        reason = _first_line(error)
+        reason = first_line(error)
         if "ignore_mismatched_sizes" in reason:
             reason = "their shapes are not those that config.json asks for"
         raise CheckpointError(f"{ref.path}: its weights cannot be loaded: {reason}") from error
@@ -246,7 +246,7 @@ def _check_weight_files(folder: Path) -> None:
             with safe_open(file, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{folder}: {file.name} is torn or not safetensors ({_first_line(error)})") from error
+            raise CheckpointError(f"{folder}: {file.name} is torn or not safetensors ({first_line(error)})") from error
 
 
 def is_vision_language(config: PreTrainedConfig) -> bool:
@@ -255,22 +255,29 @@ def is_vision_language(config: PreTrainedConfig) -> bool:
 
 
 def revision_of(ref: CheckpointRef, config: PreTrainedConfig) -> str:
-    """What identifies the weights: the hub commit, or a hash over names, sizes and headers of a folder's files."""
+    """Identifies the weights: the hub commit, or a hash over names, sizes and headers of a folder's files."""
     if not ref.is_folder:
         return str(getattr(config, "_commit_hash", None) or ref.revision or "main")
+    suffixes = {".json", ".safetensors", ".jinja", ".model", ".txt"}
+    return sampled_digest(file for file in sorted(Path(ref.path).iterdir()) if file.suffix in suffixes)
+
+
+def sampled_digest(files: Iterable[Path]) -> str:
+    """A hash over names, sizes, headers and ends of files, because large weights are not read twice.
+
+    Headers contain shapes; the end distinguishes retrained weights of the same shapes.
+    """
     digest = hashlib.sha256()
-    for file in sorted(Path(ref.path).iterdir()):
-        if file.suffix in {".json", ".safetensors", ".jinja", ".model", ".txt"}:
-            with file.open("rb") as stream:
-                # A 150 GB target is not read twice: the header names every tensor, its shape and offsets, and a sample
-                # from the end distinguishes retrained weights of the same shape.
-                head = stream.read(1 << 20)
-                stream.seek(max(0, file.stat().st_size - (1 << 16)))
-                digest.update(f"{file.name}:{file.stat().st_size}:".encode() + head + stream.read())
+    for file in files:
+        with file.open("rb") as stream:
+            head = stream.read(1 << 20)
+            stream.seek(max(0, file.stat().st_size - (1 << 16)))
+            digest.update(f"{file.name}:{file.stat().st_size}:".encode() + head + stream.read())
     return digest.hexdigest()[:16]
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the error's type."""
     if isinstance(error, KeyError):
         return f"it lacks {error}"
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(":. ")
