@@ -18,7 +18,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.loading.checkpoints import CheckpointError, CheckpointRef
+from models.loading.checkpoints import CheckpointError, CheckpointRef, first_line
 
 MAX_CONFIG_BYTES = 1 << 20
 
@@ -36,8 +36,7 @@ def head_folder(ref: CheckpointRef, weight_names: Sequence[str], weights: bool =
     try:
         return Path(snapshot_download(ref.path, revision=ref.revision, allow_patterns=wanted))
     except Exception as error:  # the hub's errors, the network's and the disk's mean the same to the user
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{ref.path}: it cannot be fetched from the hub: {reason}") from error
+        raise CheckpointError(f"{ref.path}: it cannot be fetched from the hub: {first_line(error)}") from error
 
 
 def read_json(folder: Path) -> dict[str, Any]:

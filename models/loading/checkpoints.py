@@ -31,7 +31,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.models.auto.video_processing_auto import get_video_processor_config
 
-from models.inputs.video import VIDEO_PART, VideoProcessor, VideoSettingsError, video_part, without_torchvision
+from models.inputs.video import VIDEO_PART, VideoSettingsError, video_part, without_torchvision
 from models.loading.names import is_plain_name
 from models.loading.placement import spread
 from models.loading.quantization import quantise, why_not
@@ -76,7 +76,7 @@ def read_config(ref: CheckpointRef) -> PreTrainedConfig:
     """The checkpoint's `config.json`.
 
     Raises:
-        CheckpointError: it is missing, cannot be understood, or names an architecture that would need remote code.
+        CheckpointError: it is missing or invalid, or names an architecture that needs remote code.
     """
     options = ref.options()
     if ref.is_folder and not (Path(ref.path) / "config.json").is_file():
@@ -122,28 +122,21 @@ def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
 
 
 def _read_with_own_video_part(ref: CheckpointRef, processor_class: Any) -> Any:
-    """The processor put together from its own files as transformers would, its video part ours.
-
-    A video part that we do not know is left out: such a checkpoint still reads images.
-    """
+    """The processor from its own files, with our video part, or none if that is unknown: it still reads images."""
     loaders: dict[str, Any] = {"image_processor": AutoImageProcessor, "tokenizer": AutoTokenizer}
     options = ref.options()
-    parts = [
-        _read_video_part(ref, processor_class)
-        if part == VIDEO_PART
-        else loaders[part].from_pretrained(ref.path, **options)
-        for part in processor_class.get_attributes()
-    ]
+    parts: list[Any] = []
+    for part in processor_class.get_attributes():
+        if part != VIDEO_PART:
+            parts.append(loaders[part].from_pretrained(ref.path, **options))
+            continue
+        try:
+            settings = get_video_processor_config(ref.path, revision=ref.revision)
+            parts.append(video_part(processor_class, settings))
+        except VideoSettingsError:
+            parts.append(None)
     settings, _ = processor_class.get_processor_dict(ref.path, **options)
     return without_torchvision(processor_class).from_args_and_dict(parts, settings)
-
-
-def _read_video_part(ref: CheckpointRef, processor_class: Any) -> VideoProcessor | None:
-    try:
-        settings = get_video_processor_config(ref.path, revision=ref.revision)
-        return video_part(processor_class, settings)
-    except VideoSettingsError:
-        return None
 
 
 def load_weights(
@@ -157,16 +150,15 @@ def load_weights(
 ) -> nn.Module:
     """Load a model in evaluation mode onto `device`; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
-    With `others` its layers are spread over those too; `reserved_bytes` of `device` are used by others. With a
-    `quantization` that is a key of `models.loading.quantization.KINDS` the decoder's weights are rounded before they
-    are placed.
+    With `others` its layers are spread over those too; `reserved_bytes` of `device` are used by others. `quantization`
+    is a key of `models.loading.quantization.KINDS`, or "none".
 
     Raises:
         CheckpointError: weights are missing, damaged, incomplete or not safetensors, or not of a text or image-text
             model, or cannot be rounded.
     """
     loader: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
-    options = ref.options()
+    ref.options()  # refuses a path that is neither a folder nor a hub id
     known = is_vision_language(config) or config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if not known and not ref.allow_remote_code:
         raise CheckpointError(
@@ -174,16 +166,28 @@ def load_weights(
         )
     if ref.is_folder:
         _check_weight_files(Path(ref.path))
+    model = load_pretrained(ref, loader, dtype, use_safetensors=True, attn_implementation="sdpa")
+    if quantization != "none":
+        _quantise(ref, model.get_decoder(), device, quantization)  # type: ignore[operator]
+    if not others:
+        return model.to(device)
+    decoder: Any = model.get_decoder()  # type: ignore[operator]
+    if len(getattr(decoder, "layers", ())) != decoder.config.num_hidden_layers:
+        raise CheckpointError(f"{ref.path}: its layers cannot be told apart, so it runs on one device only")
+    spread(model, decoder, (device, *others), reserved_bytes)
+    return model
+
+
+def load_pretrained(ref: CheckpointRef, loader: Any, dtype: str, **options: Any) -> nn.Module:
+    """A model in evaluation mode by a `loader` of transformers; `dtype` as in `load_weights`.
+
+    Raises:
+        CheckpointError: weights are missing, damaged or incomplete.
+    """
+    options |= ref.options() | {"dtype": DTYPES.get(dtype, "auto"), "output_loading_info": True}
     try:
-        model, report = loader.from_pretrained(
-            ref.path,
-            dtype=DTYPES.get(dtype, "auto"),
-            use_safetensors=True,
-            attn_implementation="sdpa",
-            output_loading_info=True,
-            **options,
-        )
-    except Exception as error:  # OSError, ValueError, RuntimeError: all mean the same to the user
+        model, report = loader.from_pretrained(ref.path, **options)
+    except Exception as error:  # OSError, ValueError, RuntimeError, UnpicklingError: all mean the same to the user
         reason = first_line(error)
         if "ignore_mismatched_sizes" in reason:
             reason = "their shapes are not those that config.json asks for"
@@ -191,18 +195,8 @@ def load_weights(
     if missing := sorted(report["missing_keys"]):
         # transformers initialises them with random numbers and only warns.
         raise CheckpointError(f"{ref.path}: its weights lack {len(missing)} tensors, e.g. {missing[0]}")
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    placed: nn.Module = model.eval()
-    if quantization != "none":
-        _quantise(ref, placed.get_decoder(), device, quantization)  # type: ignore[operator]
-    if not others:
-        return placed.to(device)
-    decoder: Any = placed.get_decoder()  # type: ignore[operator]
-    if len(getattr(decoder, "layers", ())) != decoder.config.num_hidden_layers:
-        raise CheckpointError(f"{ref.path}: its layers cannot be told apart, so it runs on one device only")
-    spread(placed, decoder, (device, *others), reserved_bytes)
-    return placed
+    ready: nn.Module = model.requires_grad_(False).eval()
+    return ready
 
 
 def _quantise(ref: CheckpointRef, decoder: nn.Module, device: torch.device, kind: str) -> None:

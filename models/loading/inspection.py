@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from models.loading.checkpoints import CheckpointError
+from models.loading.checkpoints import CheckpointError, first_line
 
 IMPLEMENTATION = "draftfleet_inspection"
 LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
@@ -59,8 +59,7 @@ def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: s
             theirs = model(input_ids=ids, use_cache=False).logits
         decoder.set_attn_implementation(before)  # type: ignore[operator]
     except Exception as error:  # an unknown architecture may refuse embeddings, positions or the keyword, each its way
-        first_line = (str(error) or type(error).__name__).splitlines()[0]
-        raise _refusal(name, f"its decoder does not take embeddings and positions ({first_line})") from error
+        raise _refusal(name, f"its decoder does not take embeddings and positions ({first_line(error)})") from error
     if notes.asked:
         raise _refusal(name, f"its attention uses {' and '.join(sorted(LEFT_OUT[word] for word in notes.asked))}")
     missing = sorted(set(range(config.num_hidden_layers)) - set(notes.layers))
