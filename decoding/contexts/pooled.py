@@ -135,11 +135,5 @@ def merge_columns(prefix: Prefix, block: Tensor) -> Prefix:
     keep = ~prefix.visual
     keep[first] = True
     order = first.argsort()
-    return replace(
-        prefix,
-        token_ids=prefix.token_ids[keep],
-        embeds=embeds[keep],
-        positions=prefix.positions[..., keep],
-        visual=prefix.visual[keep],
-        deepstack=tuple(mean(features)[order] for features in prefix.deepstack),
-    )
+    deepstack = tuple(mean(features)[order] for features in prefix.deepstack)
+    return replace(prefix, embeds=embeds, deepstack=deepstack).select(keep)

@@ -85,13 +85,6 @@ def prune(prefix: Prefix, kept: Tensor, compact: bool) -> Prefix:
     visual_columns = prefix.visual.nonzero()[:, 0]
     keep = ~prefix.visual
     keep[visual_columns[kept]] = True
-    length = int(keep.sum())
-    positions = torch.arange(length, device=keep.device) if compact else prefix.positions[..., keep]
-    return replace(
-        prefix,
-        token_ids=prefix.token_ids[keep],
-        embeds=prefix.embeds[keep],
-        positions=positions,
-        visual=prefix.visual[keep],
-        deepstack=tuple(features[kept] for features in prefix.deepstack),
-    )
+    pruned = prefix.select(keep)
+    positions = torch.arange(pruned.length, device=keep.device) if compact else pruned.positions
+    return replace(pruned, positions=positions, deepstack=tuple(features[kept] for features in prefix.deepstack))

@@ -8,8 +8,7 @@ batch only the prefill and the catch-up that are still needed count.
 The first steps measure plain decoding, the full depth, half of it, and plain decoding again. A batch that is larger
 than any before is measured plain and at its estimated best depth, a smaller one a little deeper. Later, depths that
 were not measured recently are tried for a few steps. Trials take at most `max_exploration` of the steps, and their
-extra time at most that share of all time. A Kalman filter (`pace_filter`) separates changes of the machine from changes
-of single depths.
+extra time at most that share of all time.
 """
 
 from __future__ import annotations

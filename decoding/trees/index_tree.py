@@ -35,6 +35,7 @@ from decoding.trees.confidence import (
     real_width,
     whole_depth,
 )
+from decoding.trees.pool import best_of, keep_best, with_root
 from decoding.trees.static import nodes_of
 
 
@@ -152,15 +153,6 @@ def priority(children: Children, settings: SageSettings) -> Tensor:
     return torch.where(children.admissible, value, -torch.inf).flatten(1)
 
 
-def best_of(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of `values` (b, M) and their positions; earlier ones first on a tie.
-
-    A full stable sort, because top-k breaks ties arbitrarily.
-    """
-    ordered, index = values.sort(dim=1, descending=True, stable=True)
-    return ordered[:, :count], index[:, :count]
-
-
 def frontier_widths(num_levels: int, settings: SageSettings) -> list[int]:
     """Most nodes that have children at depth 0, 1, … `num_levels` − 1."""
     widths = [1]
@@ -214,27 +206,3 @@ def next_beam(children: Children, first: Tensor, width: int, start: int) -> Beam
         children.order.expand_as(children.cumulative).flatten(1).gather(1, index),
         values > -torch.inf,
     )
-
-
-def keep_best(first: Tensor, parent: Tensor, budget: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Fill a budget from the pool: priorities `first` and `parent` numbers (b, M) → kept numbers in pool order, which
-    of them are real, and their parents in a tree whose node 0 is the root (−1 where not real), all (b, budget)."""
-    num_pooled = first.shape[1]
-    values, index = best_of(first, budget)
-    if values.shape[1] < budget:
-        spare = (0, budget - values.shape[1])
-        values = torch.nn.functional.pad(values, spare, value=-torch.inf)
-        index = torch.nn.functional.pad(index, spare)
-    kept = torch.where(values > -torch.inf, index, num_pooled).sort(dim=1).values
-    valid = kept < num_pooled
-    place = torch.arange(1, budget + 1, device=first.device).expand_as(kept)
-    # Pool number + 1 → node; 0 is the root, and the last column is where padding goes.
-    node_of = torch.zeros_like(kept[:, :1]).expand(-1, num_pooled + 2).scatter(1, kept + 1, place)
-    kept = kept.clamp_max(num_pooled - 1)
-    parents = node_of.gather(1, parent.gather(1, kept) + 1)
-    return kept, valid, torch.where(valid, parents, -1)
-
-
-def with_root(values: Tensor, root: int) -> Tensor:
-    """Put the root's value before a row's nodes (b, N − 1)."""
-    return torch.nn.functional.pad(values, (1, 0), value=root)

@@ -15,15 +15,8 @@ from decoding.contracts import Judgement, Level
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier, Verdict
 from decoding.trees.confidence import SageSettings, confidence, real_depth
-from decoding.trees.index_tree import (
-    Beam,
-    admissible_children,
-    frontier_widths,
-    keep_best,
-    next_beam,
-    priority,
-    with_root,
-)
+from decoding.trees.index_tree import Beam, admissible_children, frontier_widths, next_beam, priority
+from decoding.trees.pool import Pool
 from decoding.trees.sage import SagePolicy
 from models.kv.lanes import SlotBatch
 
@@ -47,14 +40,11 @@ class OnlineSageTree(SagePolicy):
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         assert not keep_probs, "rejection sampling would be biased by a tree chosen from the drawn tokens"
         self._num_levels = min(num_levels, self.max_levels)
-        self._root = root
+        self._pool = Pool(root)
         self._alpha = self._learned.alpha[slots.index]
         self._max_depth = self._learned.max_depth[slots.index]
         self._depth = real_depth(self._alpha, self._max_depth, self.settings)
         self._beam = Beam.at_root(self._alpha)
-        self._tokens: list[Tensor] = []
-        self._parents: list[Tensor] = []
-        self._priority: list[Tensor] = []
         self._frontier = Frontier.at_root(root)
         return self._frontier
 
@@ -76,35 +66,20 @@ class OnlineSageTree(SagePolicy):
             children, admissible=children.admissible & exists, expandable=children.expandable & exists
         )
         first = priority(children, settings)
-        start = sum(values.shape[1] for values in self._priority)
-        self._tokens.append(best.indices.flatten(1))
-        self._parents.append(beam.node[:, :, None].expand_as(best.indices).flatten(1))
-        self._priority.append(first)
+        tokens, parents = best.indices.flatten(1), beam.node[:, :, None].expand_as(best.indices).flatten(1)
+        start = self._pool.add(tokens, parents, first)
         depth = frontier.depth + 1
         if depth >= self._num_levels:
             return None
         self._beam = next_beam(children, first, self._widths[depth], start)
         inside = self._beam.node - start
-        tokens = self._tokens[-1].gather(1, inside)
-        parents = self._parents[-1].gather(1, inside) + 1
-        self._frontier = frontier.below(self._beam.node + 1, parents, tokens, inside // settings.top_k)
+        above = inside // settings.top_k
+        parents = parents.gather(1, inside) + 1
+        self._frontier = frontier.below(self._beam.node + 1, parents, tokens.gather(1, inside), above)
         return self._frontier
 
     def finish(self) -> DraftTree:
-        parent = torch.cat(self._parents, dim=1)
-        levels = [torch.full_like(values, depth) for depth, values in enumerate(self._parents, start=1)]
-        kept, valid, parents = keep_best(torch.cat(self._priority, dim=1), parent, self.settings.node_budget)
-        depth = torch.where(valid, torch.cat(levels, dim=1).gather(1, kept), 0)
-        tokens = torch.cat(self._tokens, dim=1).gather(1, kept)
-        return DraftTree(
-            tokens=torch.cat([self._root[:, None], tokens], dim=1),
-            parents=with_root(parents, -1),
-            depth=with_root(depth, 0),
-            valid=with_root(valid, True),
-            origin=with_root(torch.where(valid, kept + 1, 0), 0),
-            num_levels=self._num_levels,
-            max_siblings=self.max_siblings,
-        )
+        return self._pool.tree(self.settings.node_budget, self.max_siblings)
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
         if judgement.tree.num_levels == 0:

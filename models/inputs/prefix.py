@@ -45,6 +45,16 @@ class Prefix:
         """The same tokens without contents: embeddings (L, 0), no features."""
         return replace(self, embeds=self.embeds.new_empty(self.length, 0), deepstack=())
 
+    def select(self, keep: Tensor) -> Prefix:
+        """The columns that `keep` (L,) marks, with unchanged `deepstack`."""
+        return replace(
+            self,
+            token_ids=self.token_ids[keep],
+            embeds=self.embeds[keep],
+            positions=self.positions[..., keep],
+            visual=self.visual[keep],
+        )
+
     def head(self, length: int) -> Prefix:
         """The first columns of a prompt without padding, its visual features of layers all among them."""
         assert self.padding is None
