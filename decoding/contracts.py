@@ -47,9 +47,9 @@ class EngineSpec:
     """Engine parameters for parts that allocate state.
 
     `special_ids` are EOS, placeholders and other tokens without text, which relaxed rules never accept.
-    `token_embeddings` (V, D) is the target's input embedding, `num_lanes` the target's rows per sample, `guidance`
-    merges them. A sample gets at most `max_missed_tokens` tokens without drafts before drafting continues; 0 if
-    drafting never pauses. `max_prefill_tokens` bounds the tokens of one prefill forward, None for no bound.
+    `token_embeddings` (V, D) is the target's input embedding, `num_lanes` the target's rows per sample, merged by
+    `guidance`. At most `max_missed_tokens` tokens of a sample have no drafts before drafting continues.
+    `max_prefill_tokens` bounds the tokens of one prefill forward, None for no bound.
     """
 
     num_slots: int
@@ -92,9 +92,8 @@ class Level:
     """A drafter's output for a frontier: `given` (b, F, V) logits after penalties and filters, and `noise` (b, 1, V)
     that ranks children on sampled rows, None if no row samples.
 
-    Logits may contain NaN; nodes with NaN logits get no children. `max_depth` (b,) is the deepest useful draft of each
-    row. A policy that compares nodes of different depths must ignore deeper ones; otherwise a row's tree would depend
-    on the rest of the batch.
+    Nodes with NaN logits get no children. `max_depth` (b,) is the deepest useful draft of each row; a policy that
+    compares nodes of different depths must ignore deeper ones, because they depend on the rest of the batch.
     """
 
     given: Tensor

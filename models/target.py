@@ -65,10 +65,6 @@ class Target(TargetModel):
     ) -> Target:
         """Load a checkpoint onto a device, or over the first `num_devices` CUDA devices, of whose first
         `reserved_bytes` are used by others.
-
-        Raises:
-            CheckpointError: it is missing, damaged, not safetensors, or of an unsupported architecture, or there
-                are fewer devices.
         """
         place = resolve_device(device)
         others: list[torch.device] = []

@@ -1,8 +1,7 @@
 """Lossless acceptance: a draft is accepted if it is the token that the target would have generated.
 
-Greedy rows compare with the argmax. Sampled rows compare with the target's shared-noise draw argmax(log p + g), g keyed
-by sample and position, so the output equals plain sampling token for token, whatever was drafted (drafter-invariant
-coupling: Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+Greedy rows compare with the argmax, sampled rows with the target's shared-noise draw argmax(log p + g), g keyed by
+sample and position (drafter-invariant coupling: Daliri, Musco, Suresh 2024, arXiv 2408.07978).
 """
 
 from __future__ import annotations

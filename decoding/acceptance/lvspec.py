@@ -1,8 +1,7 @@
 """LVSpec: strict acceptance of visually relevant drafts, relaxed acceptance of others.
 
-In a block of K drafts the ⌊λK⌋ with the lowest visual relevance may differ from the target's token (Eq. 9, 10), and so
-may a draft if the target's token at its position occurs elsewhere in the block (position shift, Eq. 11). "See the
-Forest for the Trees: Loosely Speculative Decoding via Visual-Semantic Guidance", 2026. A tree is judged branch by
+In a block of K drafts the ⌊λK⌋ with the lowest visual relevance may differ from the target's token (Eq. 9, 10). "See
+the Forest for the Trees: Loosely Speculative Decoding via Visual-Semantic Guidance", 2026. A tree is judged branch by
 branch, and the longest accepted branch wins (appendix E).
 """
 
@@ -29,8 +28,8 @@ CHUNK_COLUMNS = 1024
 class LVSpec(RelaxedRule):
     """Relax the share `loose` (λ) of each block with the least relevance to the `top_visual` (N) nearest visual states.
 
-    `position_shift` also accepts a draft if the target's token occurs elsewhere in the block. A sample without visual
-    tokens has no relevance, so no position is relaxed there. `loose` 0 without `position_shift` relaxes nothing.
+    `position_shift` also accepts a draft if the target's token occurs elsewhere in the block (Eq. 11). Samples without
+    visual tokens are not relaxed. `loose` 0 without `position_shift` relaxes nothing.
 
     `relevance_of` selects the state of a draft: "draft", the target's state at the draft's position (the paper);
     "before", the state that predicted the position; "embedding", its input embedding, compared with embedded images (an

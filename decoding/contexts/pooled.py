@@ -64,11 +64,7 @@ class Pooled(Context):
 
 
 def pool(features: Tensor) -> Tensor:
-    """Features (images, n, D) of a square grid → (images, n / 4, D), the mean of each 2×2 block.
-
-    Raises:
-        PromptError: n is no square of an even number.
-    """
+    """Features (images, n, D) of a square grid → (images, n / 4, D), the mean of each 2×2 block."""
     num_images, n, width = features.shape
     side = math.isqrt(n)
     if side * side != n or side % SIDE_FACTOR:
@@ -94,12 +90,7 @@ def blocks_by_position(prefix: Prefix) -> Tensor:
 
 
 def blocks_by_frame(prefix: Prefix, num_frames: list[int]) -> Tensor:
-    """The number of its 2×2 block for each visual column (n,), where each video is so many square frames, row by row,
-    and one column that ends it.
-
-    Raises:
-        PromptError: the columns do not come to that.
-    """
+    """The number of its 2×2 block for each visual column (n,) of videos of square frames and one column that ends them."""
     num_visual = int(prefix.visual.sum())
     num_features, left_over = divmod(num_visual - len(num_frames), sum(num_frames))
     side = math.isqrt(num_features)

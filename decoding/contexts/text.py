@@ -48,11 +48,7 @@ class Caption(Context):
 
 
 def prompt_tokens(request: Request, model: Target) -> list[int]:
-    """The prompt's ids with a single placeholder for each image and video.
-
-    Raises:
-        PromptError: placeholders and images, or videos, differ in number, or there are no tokens.
-    """
+    """The prompt's ids with a single placeholder for each image and video."""
     tokenizer = model.front_end.tokenizer
     bos = tokenizer.bos_token
     ids = tokenizer(request.prompt, add_special_tokens=not (bos and request.prompt.startswith(bos)))["input_ids"]
@@ -83,11 +79,7 @@ def _with_texts(
 
 
 def newline_id(model: Target) -> int:
-    """The last id of a tokenized newline, as LLaVA-style tokenizers put a word-start marker before it.
-
-    Raises:
-        PromptError: the vocabulary has no newline.
-    """
+    """The last id of a tokenized newline; LLaVA-style tokenizers put a word-start marker before it."""
     tokenizer = model.front_end.tokenizer
     ids = tokenizer("\n", add_special_tokens=False)["input_ids"]
     if not ids:

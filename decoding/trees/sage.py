@@ -93,9 +93,8 @@ class SagePolicy(TreePolicy):
 class SageTree(SagePolicy):
     """The policy of the paper's Algorithm 1: plan a tree of ranks from the last step, fill it at the next.
 
-    `first_paths` is the first tree of every sample. A slot holds an `IndexTree` of N nodes. The grown nodes of a step
-    are those N and, behind them, F nodes for frontier entries that a row does not need: those attend to committed
-    positions and themselves, have no children, and are overwritten by the next level.
+    `first_paths` is the first tree of every sample. A slot has an `IndexTree` of N nodes. The grown nodes of a step are
+    those N and F spare ones for frontier entries that a row does not need.
     """
 
     def __init__(

@@ -52,11 +52,7 @@ class EagleShape:
 
     @staticmethod
     def of(data: dict[str, Any], where: str) -> EagleShape:
-        """Read a `config.json`.
-
-        Raises:
-            CheckpointError: a size is missing, or it describes another architecture.
-        """
+        """Read a `config.json`."""
         for name in _SIZES:
             if not isinstance(data.get(name), int) or data[name] < 1:
                 raise CheckpointError(f"{where}: config.json must give {name} as a positive whole number")
@@ -131,11 +127,7 @@ class EagleNetwork(nn.Module):
 
 
 def read_eagle_shape(ref: CheckpointRef) -> EagleShape:
-    """The configuration of a checkpoint, compared with the names and shapes of its weights if they are in a folder.
-
-    Raises:
-        CheckpointError: a file is missing or unreadable, or configuration and weights differ.
-    """
+    """The configuration of a checkpoint, compared with the names and shapes of its weights if they are in a folder."""
     folder = head_folder(ref, WEIGHT_NAMES, weights=False)
     shape = EagleShape.of(_config(folder), ref.path)
     if ref.is_folder:
@@ -155,9 +147,6 @@ def load_eagle(
     """Load a head in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
     `rotary` is the network's; `arrange` turns the file's tensors into the network's order.
-
-    Raises:
-        CheckpointError: as `read_eagle_shape`.
     """
     folder = head_folder(ref, WEIGHT_NAMES)
     shape = EagleShape.of(_config(folder), ref.path)

@@ -24,11 +24,7 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 def head_folder(ref: CheckpointRef, weight_names: Sequence[str], weights: bool = True) -> Path:
-    """The local folder of a head; from the hub, only its config and, with `weights`, the named files are downloaded.
-
-    Raises:
-        CheckpointError: there is no such folder, or the hub does not return it.
-    """
+    """The local folder of a head; from the hub, only its config and, with `weights`, the named files are downloaded."""
     ref.options()  # refuses a path that is neither a folder nor a hub id
     if ref.is_folder:
         return Path(ref.path)
@@ -40,11 +36,7 @@ def head_folder(ref: CheckpointRef, weight_names: Sequence[str], weights: bool =
 
 
 def read_json(folder: Path) -> dict[str, Any]:
-    """The folder's `config.json`; empty where there is none.
-
-    Raises:
-        CheckpointError: it is not a JSON object.
-    """
+    """The folder's `config.json`; empty where there is none."""
     file = folder / "config.json"
     if not file.is_file():
         return {}
@@ -60,11 +52,7 @@ def read_json(folder: Path) -> dict[str, Any]:
 
 
 def weight_file(folder: Path, names: Sequence[str]) -> Path:
-    """The first of `names` that the folder holds.
-
-    Raises:
-        CheckpointError: it holds none of them.
-    """
+    """The first of `names` that the folder holds."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -72,11 +60,7 @@ def weight_file(folder: Path, names: Sequence[str]) -> Path:
 
 
 def read_tensors(file: Path, wrappers: Sequence[str] = ()) -> dict[str, Tensor]:
-    """All tensors of a weight file, on the CPU; torch's own format may keep them under one of the keys `wrappers`.
-
-    Raises:
-        CheckpointError: it is torn, or holds anything but tensors.
-    """
+    """All tensors of a weight file, on the CPU; torch's own format may keep them under one of the keys `wrappers`."""
     if file.suffix != ".safetensors":
         return _tensors(file, _unpickle(file, "cpu", wrappers))
     try:
@@ -87,11 +71,7 @@ def read_tensors(file: Path, wrappers: Sequence[str] = ()) -> dict[str, Tensor]:
 
 
 def read_shapes(file: Path, wrappers: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a weight file's tensors, without reading their numbers; `wrappers` as for `read_tensors`.
-
-    Raises:
-        CheckpointError: as `read_tensors`.
-    """
+    """Names and shapes of a weight file's tensors, without reading their numbers; `wrappers` as for `read_tensors`."""
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, framework="pt") as opened:
@@ -128,11 +108,7 @@ def keep_as_safetensors(folder: Path) -> None:
 
 
 def expect_shapes(where: str, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare a weight file with the expected names and shapes.
-
-    Raises:
-        CheckpointError: a tensor is missing, unknown or of another shape; all such are counted, the first is named.
-    """
+    """Compare a weight file with the expected names and shapes."""
     wrong = [f"{name} is missing" for name in expected if name not in found]
     wrong += [f"{name} is not known" for name in found if name not in expected]
     wrong += [

@@ -38,11 +38,7 @@ class MedusaShape:
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], where: str) -> MedusaShape:
-        """Read names and shapes of a weight file.
-
-        Raises:
-            CheckpointError: they are not those of Medusa heads.
-        """
+        """Read names and shapes of a weight file."""
         blocks = [tuple(map(int, match.groups())) for name in shapes if (match := _BLOCK.fullmatch(name))]
         if not blocks:
             raise CheckpointError(f"{where}: it holds no tensor named like 0.0.linear.weight, so no Medusa head")
@@ -97,11 +93,7 @@ class MedusaHeads(nn.ModuleList):
 
 
 def read_medusa_shape(ref: CheckpointRef) -> MedusaShape | None:
-    """Sizes of the heads in a folder, from their file's header; None for a hub id, which `load_medusa` looks into.
-
-    Raises:
-        CheckpointError: there is no such file, or it is unreadable, or holds no Medusa heads.
-    """
+    """Sizes of the heads in a folder, from their file's header; None for a hub id, which `load_medusa` looks into."""
     folder = head_folder(ref, WEIGHT_NAMES, weights=False)
     if not ref.is_folder:
         return None
@@ -110,9 +102,6 @@ def read_medusa_shape(ref: CheckpointRef) -> MedusaShape | None:
 
 def load_medusa(ref: CheckpointRef, dtype: str, device: torch.device) -> MedusaHeads:
     """Load all heads that the file holds; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
-
-    Raises:
-        CheckpointError: as `read_medusa_shape`.
     """
     folder = head_folder(ref, WEIGHT_NAMES[:2])
     weights = _own(read_tensors(weight_file(folder, WEIGHT_NAMES)))

@@ -24,7 +24,10 @@ ELSEWHERE = frozenset(
 
 
 class PromptError(ValueError):
-    """A prompt that the processor refuses: wrong number of pictures, an unreadable template, no tokens."""
+    """A prompt that a model cannot encode: wrong number of pictures, an unreadable template, no tokens.
+
+    Functions that encode prompts raise it for every such reason.
+    """
 
 
 class FrontEnd:
@@ -72,11 +75,7 @@ class FrontEnd:
         return tuple(sorted(text for text in found if isinstance(text, str) and text))
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """Messages → prompt text by the checkpoint's own chat template, with the turn to be answered opened.
-
-        Raises:
-            PromptError: there is no template, or it refuses these messages.
-        """
+        """Messages → prompt text by the checkpoint's own chat template, with the turn to be answered opened."""
         turns: list[dict[str, Any]] = list(messages)
         if not self.takes_images:
             turns = [{**turn, "content": _plain_text(turn["content"])} for turn in turns]
@@ -90,9 +89,6 @@ class FrontEnd:
         self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()
     ) -> dict[str, Tensor]:
         """Prompt, uint8 RGB images (height, width, 3) and clips → processor outputs for one sample (batch axis of 1).
-
-        Raises:
-            PromptError: the processor refuses them, or the model takes no images or no videos.
         """
         with self._is_used:
             if not self._recent.max_bytes:

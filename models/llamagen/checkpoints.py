@@ -81,9 +81,6 @@ def find_files(ref: CheckpointRef, weights: bool = True) -> FoundFiles:
     """The path of a checkpoint: a file, a folder, a hub id `owner/name`, or one file of the hub, `owner/name/file.pt`.
 
     Without `weights` only the configuration is downloaded from a hub id.
-
-    Raises:
-        CheckpointError: nothing is found, or a folder has several candidate files.
     """
     path = Path(ref.path)
     if ref.is_file:
@@ -100,10 +97,6 @@ def read_gpt_shape(ref: CheckpointRef, sizes: Mapping[str, Any] | None = None) -
 
     The number of heads follows from a published size, the grid from a published file's name; otherwise `config.json` or
     `sizes` must contain `num_heads` and `grid`. For a hub id only the configuration is downloaded.
-
-    Raises:
-        CheckpointError: a file is missing, unreadable or not LlamaGen's, tensors are missing or misshapen, or a
-            size is unknown or contradicts another.
     """
     found = find_files(ref, weights=False)
     if not found.files:
@@ -113,9 +106,6 @@ def read_gpt_shape(ref: CheckpointRef, sizes: Mapping[str, Any] | None = None) -
 
 def load_gpt(ref: CheckpointRef, dtype: str, device: torch.device, sizes: Mapping[str, Any] | None = None) -> Gpt:
     """Load a GPT in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
-
-    Raises:
-        CheckpointError: as `read_gpt_shape`.
     """
     found = find_files(ref)
     tensors = found.tensors(WRAPPERS)
@@ -147,11 +137,7 @@ def save_folder(folder: Path, tensors: Mapping[str, Tensor], config: dict[str, A
 
 
 def revision_of(ref: CheckpointRef) -> str:
-    """Identifies the weights of any network here: the hub's commit, or a hash over names, sizes and samples.
-
-    Raises:
-        CheckpointError: there is no such checkpoint.
-    """
+    """Identifies the weights of any network here: the hub's commit, or a hash over names, sizes and samples."""
     path = Path(ref.path)
     if ref.is_file:
         files = [path, *path.parent.glob("config.json")]
@@ -203,11 +189,7 @@ def _check(found: FoundFiles, shapes: dict[str, tuple[int, ...]], sizes: Mapping
 
 
 def compare_sizes(where: str, configured: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    """Refuse a configuration that contradicts the sizes of the weights.
-
-    Raises:
-        CheckpointError: names the first such size.
-    """
+    """Refuse a configuration that contradicts the sizes of the weights."""
     for name in configured.keys() & stored.keys():
         if configured[name] != stored[name]:
             raise CheckpointError(

@@ -111,11 +111,7 @@ class T5Condition:
 
 
 def check_t5(ref: CheckpointRef, gpt: GptShape) -> None:
-    """Compare a text encoder's configuration with the GPT that reads it, and read the headers of a folder's weights.
-
-    Raises:
-        CheckpointError: it is missing or unreadable, no T5, or of another width.
-    """
+    """Compare a text encoder's configuration with the GPT that reads it, and read the headers of a folder's weights."""
     config = read_config(ref)
     if config.model_type != "t5":
         raise CheckpointError(f"{ref.path}: the text encoder must be a T5, not {config.model_type!r}")
@@ -134,11 +130,7 @@ def check_t5(ref: CheckpointRef, gpt: GptShape) -> None:
 
 
 def load_t5(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torch.device, truncate: bool = False) -> T5Condition:
-    """Load the encoder half of a T5, from safetensors or from torch's own format without pickled objects.
-
-    Raises:
-        CheckpointError: as `check_t5`, or weights are missing or torn, or the tokenizer does not end a text.
-    """
+    """Load the encoder half of a T5, from safetensors or from torch's own format without pickled objects."""
     check_t5(ref, gpt)
     tokenizer = read_processor(ref, read_config(ref))
     if tokenizer.eos_token_id is None or tokenizer("a").input_ids[-1:] != [tokenizer.eos_token_id]:

@@ -48,11 +48,7 @@ def image_eagle_shape(gpt: GptShape) -> EagleShape:
 
 
 def read_image_eagle_shape(ref: CheckpointRef, gpt: GptShape) -> EagleShape:
-    """What a checkpoint claims to be, where it drafts for a GPT of shape `gpt`.
-
-    Raises:
-        CheckpointError: as `models.heads.eagle.read_eagle_shape`, or it was made for another GPT.
-    """
+    """What a checkpoint claims to be, where it drafts for a GPT of shape `gpt`."""
     shape = read_eagle_shape(ref)
     config = read_json(head_folder(ref, WEIGHT_NAMES, weights=False))
     if problem := _misfit(shape, gpt) or _other_image(config, gpt):
@@ -64,9 +60,6 @@ def load_image_eagle(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torc
     """Load a drafter in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
     Its token embedding is the file's own, never the target's.
-
-    Raises:
-        CheckpointError: as `read_image_eagle_shape`.
     """
     shape = read_image_eagle_shape(ref, gpt)
     return load_eagle(ref, dtype, device, _rotary(shape, gpt), lambda tensors: _arrange(tensors, shape, split_pairs))

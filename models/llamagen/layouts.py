@@ -111,11 +111,7 @@ def from_gpt(state: Mapping[str, Tensor], shape: GptShape, layout: str = OFFICIA
 
 
 def sizes_of(found: Shapes, layout: str, where: str) -> dict[str, Any]:
-    """Fields of `GptShape` from names and shapes; `num_heads` and `grid` only if they can be inferred.
-
-    Raises:
-        CheckpointError: a tensor that determines a size is missing or misshapen.
-    """
+    """Fields of `GptShape` from names and shapes; `num_heads` and `grid` only if they can be inferred."""
     prefix = "model." if layout == LANTERN else ""
     inner = "layers.0.mlp.gate_proj.weight" if layout == LANTERN else "layers.0.feed_forward.w1.weight"
     embedding = f"{prefix}embed_tokens.weight" if layout == LANTERN else "tok_embeddings.weight"

@@ -29,12 +29,7 @@ _CODEBOOK = "quantize.embedding.weight"
 
 
 def read_vq_shape(ref: CheckpointRef) -> VqShape:
-    """The shape of a VQ checkpoint, from its tensors; a `config.json` beside it must agree.
-
-    Raises:
-        CheckpointError: a file is missing, unreadable or not a VQ model's, tensors are missing or misshapen, or
-            `config.json` disagrees.
-    """
+    """The shape of a VQ checkpoint, from its tensors; a `config.json` beside it must agree."""
     found = find_files(ref)
     return _check(found, found.shapes(WRAPPERS))
 
@@ -43,9 +38,6 @@ def load_vq(ref: CheckpointRef, dtype: str, device: torch.device, codebook_size:
     """Load a VQ model in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
     Give the `codebook_size` of the GPT whose codes are to be decoded.
-
-    Raises:
-        CheckpointError: as `read_vq_shape`, or the codebook has another size than asked for.
     """
     found = find_files(ref)
     tensors = found.tensors(WRAPPERS)

@@ -43,7 +43,10 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is missing, unreadable or of a kind that cannot be run; the message names it."""
+    """A checkpoint that is missing, unreadable or of a kind that cannot be run; the message names it.
+
+    Functions that read or check files of models raise it for every such reason.
+    """
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,7 @@ class CheckpointRef:
 
 
 def read_config(ref: CheckpointRef) -> PreTrainedConfig:
-    """The checkpoint's `config.json`.
-
-    Raises:
-        CheckpointError: it is missing or invalid, or names an architecture that needs remote code.
-    """
+    """The checkpoint's `config.json`."""
     options = ref.options()
     if ref.is_folder and not (Path(ref.path) / "config.json").is_file():
         raise CheckpointError(f"{ref.path}: it holds no config.json, so it is not what save_pretrained writes")
@@ -104,11 +103,7 @@ def read_config(ref: CheckpointRef) -> PreTrainedConfig:
 
 
 def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
-    """The processor of a vision-language checkpoint, or the tokenizer of a text one.
-
-    Raises:
-        CheckpointError: its files are missing or broken.
-    """
+    """The processor of a vision-language checkpoint, or the tokenizer of a text one."""
     loader: Any = AutoProcessor if is_vision_language(config) else AutoTokenizer
     own_class: Any = PROCESSOR_MAPPING.get(type(config), None)
     if ref.is_folder and not any((Path(ref.path) / name).is_file() for name in TOKENIZER_FILES):
@@ -152,10 +147,6 @@ def load_weights(
 
     With `others` its layers are spread over those too; `reserved_bytes` of `device` are used by others. `quantization`
     is a key of `models.loading.quantization.KINDS`, or "none".
-
-    Raises:
-        CheckpointError: weights are missing, damaged, incomplete or not safetensors, or not of a text or image-text
-            model, or cannot be rounded.
     """
     loader: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
     ref.options()  # refuses a path that is neither a folder nor a hub id
@@ -179,11 +170,7 @@ def load_weights(
 
 
 def load_pretrained(ref: CheckpointRef, loader: Any, dtype: str, **options: Any) -> nn.Module:
-    """A model in evaluation mode by a `loader` of transformers; `dtype` as in `load_weights`.
-
-    Raises:
-        CheckpointError: weights are missing, damaged or incomplete.
-    """
+    """A model in evaluation mode by a `loader` of transformers; `dtype` as in `load_weights`."""
     options |= ref.options() | {"dtype": DTYPES.get(dtype, "auto"), "output_loading_info": True}
     try:
         model, report = loader.from_pretrained(ref.path, **options)
@@ -208,11 +195,7 @@ def _quantise(ref: CheckpointRef, decoder: nn.Module, device: torch.device, kind
 
 
 def check_index(where: str, index: Path) -> None:
-    """Refuse an index of shards that names anything but plain file names beside it.
-
-    Raises:
-        CheckpointError: it is no index, or names a path.
-    """
+    """Refuse an index of shards that names anything but plain file names beside it."""
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

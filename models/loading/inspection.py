@@ -35,11 +35,7 @@ class _Notes:
 
 
 def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: str) -> None:
-    """Refuse a model whose layers are not all plain full attention, or that is more than `head` over `decoder`.
-
-    Raises:
-        CheckpointError: an unsupported feature; names `name`.
-    """
+    """Refuse a model whose layers are not all plain full attention, or that is more than `head` over `decoder`."""
     config: Any = decoder.config
     if kinds := sorted(_rotary_kinds(decoder) & LENGTH_DEPENDENT):
         raise CheckpointError(
@@ -72,11 +68,7 @@ def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: s
 
 
 def parts_of(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
-    """The decoder and the output embedding of a model.
-
-    Raises:
-        CheckpointError: transformers does not return both, or the decoder has no embeddings or layers.
-    """
+    """The decoder and the output embedding of a model."""
     try:
         decoder: Any = model.get_decoder()  # type: ignore[operator]
         head: Any = model.get_output_embeddings()  # type: ignore[operator]
