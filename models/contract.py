@@ -54,11 +54,7 @@ class TargetModel:
         condition: Condition,
         videos: Sequence[Clip] = (),
     ) -> list[Prefix]:
-        """One sample's prompt for each lane, on the model's device.
-
-        Raises:
-            PromptError: the model's front end refuses it.
-        """
+        """One sample's prompt for each lane, on the model's device."""
         raise NotImplementedError
 
     def decode(self, token_ids: Sequence[int]) -> str:

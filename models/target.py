@@ -100,11 +100,7 @@ class Target(TargetModel):
         self._features = FeatureCache(self.model, max_bytes)
 
     def prefix(self, inputs: dict[str, Tensor]) -> Prefix:
-        """Processor outputs of one sample → its embedded prompt, on the model's device.
-
-        Raises:
-            PromptError: the model's own front end refuses them.
-        """
+        """Processor outputs of one sample → its embedded prompt, on the model's device."""
         placed = {
             # Seconds are no activations: in half precision they would move the frames' rotary positions.
             name: value.to(self.device, self.dtype if value.is_floating_point() and name not in TIMES else None)

@@ -16,10 +16,8 @@ from models.kv.lanes import SlotBatch
 
 @dataclass(frozen=True)
 class Lesson:
-    """One whole sample as the target receives it: a prompt with its continuation, in one `prefix` of L positions.
-
-    `wanted` (L,) bool, on the CPU, marks the tokens that a head must learn to draft.
-    """
+    """A prompt with its continuation, in one `prefix` of L positions; `wanted` (L,) bool, on the CPU, marks the tokens
+    that a head must learn to draft."""
 
     prefix: Prefix
     wanted: Tensor

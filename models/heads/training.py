@@ -152,10 +152,8 @@ class MedusaTask:
 
 
 def fresh_eagle(target: TargetModel, seed: int, make: Callable[[], EagleNetwork] | None = None) -> EagleTask:
-    """A head initialised from a seed, except its token embedding, which is the target's and stays frozen.
-
-    `make` returns the network if the target's family has its own; that of a text model has the target's sizes.
-    """
+    """A head initialised from a seed, with the target's frozen token embedding; `make` returns the network of families
+    with their own."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = EagleNetwork(_shape_like(target)) if make is None else make()
@@ -313,11 +311,8 @@ class Trainer:
 
 @torch.no_grad()
 def count_right(task: HeadTask, target: TargetModel, lessons: Sequence[Lesson]) -> tuple[int, int, int]:
-    """Of the drafts to be learned: how many are the head's first choice, how many are among its first three, and their
-    number.
-
-    A draft is right if it is the target's most probable token at that position, as EAGLE's public code counts.
-    """
+    """Of the drafts to be learned: how many have the target's most probable token as the head's first choice, how many
+    among its first three, and their number."""
     states = teach_states(target, lessons)
     use = states.wanted[:, 2:]
     best = task.logits(states)[use].topk(3, dim=-1).indices

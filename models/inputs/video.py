@@ -78,10 +78,8 @@ class VideoSettingsError(ValueError):
 
 
 class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
-    """The video part of a processor; `kind` is the name of the class in transformers that it equals.
-
-    `settings` are that class's own, from `video_preprocessor_config.json` or `video_processor` in
-    `processor_config.json`; missing settings have the class's defaults.
+    """The video part of a processor; `kind` is the name of the class in transformers that it equals, `settings` are that
+    class's own.
 
     Raises:
         VideoSettingsError: the class is unknown, or a setting is unsupported.
@@ -131,11 +129,7 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
     def __call__(
         self, videos: Sequence[NDArray[np.uint8]], video_metadata: Sequence[VideoMetadata], **_options: Any
     ) -> BatchFeature:
-        """Frames (T, height, width, 3) of each video and what `metadata` made of them → the model's inputs.
-
-        Raises:
-            ValueError: frames of a shape that the family refuses.
-        """
+        """Frames (T, height, width, 3) and metadata of each video → the model's inputs; ValueError if refused."""
         frames = [torch.from_numpy(np.ascontiguousarray(video)).permute(0, 3, 1, 2).contiguous() for video in videos]
         if not self.is_patched:
             shown = [self._values(self._resize(one)) for one in frames]

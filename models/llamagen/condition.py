@@ -53,13 +53,7 @@ class T5Condition:
         return int(config.d_model)
 
     def encode(self, text: str) -> Tensor:
-        """A prompt → features (l, condition_dim) of its l tokens, without padding; read-only.
-
-        Raises:
-            EmptyPrompt: the prompt is empty, before or after cleaning.
-            PromptTooLong: it has too many tokens, or too many characters to be tokenized.
-            PromptError: it is not text, the tokenizer refuses it, or the encoder returns values that are not finite.
-        """
+        """A prompt → features (l, condition_dim) of its l tokens, without padding; read-only."""
         cleaned = self._clean(text)
         if cleaned not in self._remembered:
             ids = torch.tensor([self._tokenize(cleaned)], device=self.device)
@@ -68,9 +62,7 @@ class T5Condition:
             self.num_forwards += 1
             if not bool(features.isfinite().all()):
                 # Published T5s overflow in float16.
-                raise PromptError(
-                    "the text encoder gives values that are not finite for this prompt; try another dtype"
-                )
+                raise PromptError("the text encoder gives values that are not finite for this prompt; try another dtype")
             self._remembered[cleaned] = features
             if len(self._remembered) > NUM_REMEMBERED:
                 self._remembered.popitem(last=False)

@@ -150,9 +150,3 @@ def _check_types(shape: GptShape | VqShape) -> None:
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-VQ_NAMED: dict[str, VqShape] = {
-    "VQ-16": VqShape(codebook_size=16384),
-    "VQ-8": VqShape(codebook_size=16384, multipliers=(1, 2, 2, 4)),
-}

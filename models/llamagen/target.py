@@ -1,8 +1,7 @@
 """LlamaGen as a target or an independent drafter: conditions become prefixes of one or two lanes.
 
-Lane 0 is conditional; lane 1, with guidance, is unconditional under the *same* padding: the public checkpoints are
-trained and sampled so (LlamaGen, arXiv 2406.06525; `autoregressive/models/generate.py`). The output is the VQ codes of
-a square in raster order, of fixed length and without an end token.
+Lane 0 is conditional; lane 1, with guidance, is unconditional under the *same* padding, as the public checkpoints are
+trained. The output is the VQ codes of a square in raster order.
 """
 
 from __future__ import annotations
@@ -55,11 +54,7 @@ class LlamaGenTarget(TargetModel):
         condition: Condition,
         videos: Sequence[Clip] = (),
     ) -> list[Prefix]:
-        """The condition for each lane; `condition` replaces the prompt if it is set.
-
-        Raises:
-            PromptError: there are images or videos, the label is out of range, or the features do not fit the model.
-        """
+        """The condition for each lane; `condition` replaces the prompt if it is set."""
         if images or videos:
             shown = f"{len(images)} image(s) and {len(videos)} video(s)"
             raise PromptError(f"the model makes images from text or a label, but the sample has {shown}")
@@ -75,9 +70,8 @@ class LlamaGenTarget(TargetModel):
         if not 0 <= condition < num_classes:
             raise PromptError(f"the class label {condition} is not from 0 to {num_classes - 1}")
         # The label after the last one is the unconditional one.
-        return [
-            self._prefix(self.gpt.embed_class(label), None, 0) for label in (condition, num_classes)[: self.num_lanes]
-        ]
+        labels = (condition, num_classes)[: self.num_lanes]
+        return [self._prefix(self.gpt.embed_class(label), None, 0) for label in labels]
 
     def _text_lanes(self, prompt: str, condition: Condition) -> list[Prefix]:
         features = self._features(prompt, condition)
@@ -105,10 +99,9 @@ class LlamaGenTarget(TargetModel):
 
     def _prefix(self, embeds: Tensor, padding: Tensor | None, num_padding: int) -> Prefix:
         """Condition positions; the token id is 0, as EAGLE drafters for LlamaGen expect."""
-        ids = torch.zeros(embeds.shape[0], dtype=torch.long, device=embeds.device)
-        return Prefix(
-            ids, embeds, torch.arange(embeds.shape[0], device=embeds.device), ids > 0, (), padding, num_padding
-        )
+        positions = torch.arange(embeds.shape[0], device=embeds.device)
+        ids = torch.zeros_like(positions)
+        return Prefix(ids, embeds, positions, ids > 0, (), padding, num_padding)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return ""
