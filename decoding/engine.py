@@ -222,9 +222,9 @@ class Engine:
 
     def _prefill_drafter(self, slots: SlotBatch, progress: list[Progress]) -> None:
         """Prefill the drafter; samples whose prefill fails get no drafts."""
-        spent, failed = self._drafter_prefill.prefill(slots, progress)
+        spent, errors = self._drafter_prefill.prefill(slots, progress)
         self.stats.prefill_s += spent
-        for slot, reason in failed.items():
+        for slot, reason in errors.items():
             self._slots.stop_drafting(slot, reason)
 
     def _collect(self, slot: int, one: Progress, new_logprobs: list[float]) -> list[Completion]:

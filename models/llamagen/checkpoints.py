@@ -190,10 +190,10 @@ def _check(found: FoundFiles, shapes: dict[str, tuple[int, ...]], sizes: Mapping
 
 def compare_sizes(where: str, configured: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
     """Refuse a configuration that contradicts the sizes of the weights."""
-    for name in configured.keys() & stored.keys():
-        if configured[name] != stored[name]:
+    for name, value in stored.items():
+        if configured.get(name, value) != value:
             raise CheckpointError(
-                f"{where}: config.json says {name} is {configured[name]!r}, but the weights say {stored[name]!r}"
+                f"{where}: config.json says {name} is {configured[name]!r}, but the weights say {value!r}"
             )
 
 
