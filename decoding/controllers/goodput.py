@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 from decoding.controllers.acceptance_rates import AcceptanceRates
 from decoding.controllers.base import Choice, Outcome, Reason, batch_class
-from decoding.controllers.step_times import PrefillTimeModel, StepTimeModel
+from decoding.controllers.prefill_times import PrefillTimeModel
+from decoding.controllers.step_times import StepTimeModel
 
 LADDER = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
 """Depths that are compared, besides the tree's largest."""

@@ -269,21 +269,3 @@ class LaneModel:
     def _spread(self, values: Tensor) -> Tensor:
         """(b, …) → (b · R, …)."""
         return values if self.num_lanes == 1 else values.repeat_interleave(self.num_lanes, dim=0)
-
-
-@torch.inference_mode()
-def position_bytes(decoder: nn.Module, hidden_size: int) -> dict[torch.device, int]:
-    """Bytes of keys and values of one position of one row, by device; measured with two positions."""
-    weight = next(decoder.parameters())
-    length, device = 2, weight.device
-    lanes = LaneModel(decoder, nn.Identity(), 1, 1, length)
-    numbers = torch.arange(length, device=device)
-    embeds = torch.zeros(length, hidden_size, dtype=weight.dtype, device=device)
-    first = SlotBatch(numbers[:1], (0,), (0,))
-    lanes.admit(first, [[Prefix(numbers, embeds, numbers, numbers < 0)]])
-    sizes: dict[torch.device, int] = {}
-    for memory in (*lanes.cache.keys, *lanes.cache.values):
-        assert memory is not None, "a layer of the decoder has written nothing"
-        num_bytes = memory.shape[1] * memory.shape[3] * memory.element_size()
-        sizes[memory.device] = sizes.get(memory.device, 0) + num_bytes
-    return sizes

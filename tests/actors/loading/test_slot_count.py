@@ -20,7 +20,7 @@ from configs.method import Method
 from configs.schema import CaptionJob, EnginePool
 from configs.synthesis import SynthesizeJob
 from decoding.contracts import Drafter
-from models.kv.lanes import position_bytes
+from models.kv.slot_memory import position_bytes
 from pipeline.rows.schemas import result_schema
 from pipeline.run.plan import engines
 from tests import toys

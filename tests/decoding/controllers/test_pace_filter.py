@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.controllers.step_times import MOST_LEAP, NOISE, OWN_WALK, PACE_WALK, StepTimeFilter
+from decoding.controllers.pace_filter import MOST_LEAP, NOISE, OWN_WALK, PACE_WALK, StepTimeFilter
 
 
 def seen(*steps: tuple[str, float], paces: StepTimeFilter | None = None) -> StepTimeFilter:
