@@ -25,7 +25,7 @@ Condition = NDArray[np.float32] | int | None
 
 
 class TargetModel:
-    """A decoder with its output layer and front end, as a target or an independent drafter. Subclasses set the attributes.
+    """A decoder with its output layer and front end, as a target or a drafter; subclasses set the attributes.
 
     `num_lanes` rows hold one sample: two for classifier-free guidance, the conditional one first. `eos_ids` end an
     output; they are empty if its length is fixed, and `max_new_tokens` is then that length, None otherwise.

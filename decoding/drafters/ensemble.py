@@ -1,7 +1,7 @@
 """TABED: several contexts drafted in one forward, mixed by weights that follow the sample (TABED, Algorithm 1).
 
 q = Σ w_m · softmax(logits_m). After each step every candidate is scored at the positions that the target judged, up to
-and including the first mismatch, without the bonus token; the next block's weights follow from the scores of the window.
+and including the first mismatch, without the bonus token; the next weights follow from the scores of the window.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The pool of all grown nodes, of which the best are verified.
 
-A node has no higher priority than its parent, sorts are stable and the pool is in level order, so a parent is always kept
-with its child.
+A node has no higher priority than its parent, sorts are stable and the pool is in level order, so parents of kept nodes
+are kept.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """SAGE's trees: the next tree of each row is planned from the drafter's confidence at the last step.
 
-The formulas are in `decoding.trees.confidence`, the plan in `decoding.trees.index_tree`. A plan consists of ranks, which
-are filled with tokens when the tree is grown; its shape is fixed before, which keeps rejection sampling unbiased.
+The formulas are in `decoding.trees.confidence`, the plan in `decoding.trees.index_tree`. A plan has ranks, which are
+filled with tokens when the tree is grown; its shape is fixed before, which keeps rejection sampling unbiased.
 
 The drafter runs `max_expanded` nodes per row and level, for as many levels as the deepest tree of the batch; the target
 verifies `max_nodes` + 1 nodes per row, padding included. With the cumulative threshold and the paper's numbers no plan

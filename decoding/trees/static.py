@@ -52,7 +52,7 @@ NAMED_PATHS: Mapping[str, Paths] = {
 
 
 def nodes_of(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int], list[int]]:
-    """Parents, ranks and depths of the nodes of a tree, breadth first with the root; every parent must be in `paths`."""
+    """Parents, ranks and depths of a tree's nodes, breadth first with the root; every parent must be in `paths`."""
     nodes = [(), *sorted(set(paths), key=lambda path: (len(path), path))]
     place = {path: index for index, path in enumerate(nodes)}
     for path in nodes[1:]:

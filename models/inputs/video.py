@@ -78,8 +78,7 @@ class VideoSettingsError(ValueError):
 
 
 class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
-    """The video part of a processor; `kind` is the name of the class in transformers that it equals, `settings` are that
-    class's own.
+    """The video part of a processor; `kind` is the name of the equal class in transformers, `settings` are that class's.
 
     Raises:
         VideoSettingsError: the class is unknown, or a setting is unsupported.
@@ -101,7 +100,9 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
         self.image_mean = _channels("image_mean", merged["image_mean"])
         self.image_std = _channels("image_std", merged["image_std"])
         if self.do_resize and merged["resample"] not in MODES:
-            raise VideoSettingsError(f"its video frames are resampled by filter {merged['resample']}, which is not done")
+            raise VideoSettingsError(
+                f"its video frames are resampled by filter {merged['resample']}, which is not done"
+            )
         self.mode = MODES.get(merged["resample"], "")
         if merged["do_center_crop"]:
             raise VideoSettingsError("its video frames are cropped (do_center_crop), which is not done")

@@ -62,7 +62,9 @@ class T5Condition:
             self.num_forwards += 1
             if not bool(features.isfinite().all()):
                 # Published T5s overflow in float16.
-                raise PromptError("the text encoder gives values that are not finite for this prompt; try another dtype")
+                raise PromptError(
+                    "the text encoder gives values that are not finite for this prompt; try another dtype"
+                )
             self._remembered[cleaned] = features
             if len(self._remembered) > NUM_REMEMBERED:
                 self._remembered.popitem(last=False)
