@@ -90,7 +90,7 @@ def blocks_by_position(prefix: Prefix) -> Tensor:
 
 
 def blocks_by_frame(prefix: Prefix, num_frames: list[int]) -> Tensor:
-    """The number of its 2×2 block for each visual column (n,) of videos, which are square frames and one last column."""
+    """The number of its 2×2 block for each visual column (n,) of videos: square frames, and one last column."""
     num_visual = int(prefix.visual.sum())
     num_features, left_over = divmod(num_visual - len(num_frames), sum(num_frames))
     side = math.isqrt(num_features)

@@ -3,8 +3,8 @@
 A path (0, 2) is "the root's best child, and of its children the third best"; its probability is P̃[0] · P̃[2] for one
 distribution P̃ over ranks.
 
-Best-first search without a queue, for all rows at once, with fixed shapes: level by level the F most probable admissible
-nodes (`max_expanded`) get all their k children; then the most probable nodes of all levels fill the budget.
+Best-first search without a queue, for all rows at once, with fixed shapes: level by level, the F most probable
+admissible nodes (`max_expanded`) get all their k children; then the most probable nodes of all levels fill the budget.
 
 Example: k = 3, P̃ = (0.6, 0.3, 0.1), α = 0.18, D = 3.9 of 3 … 8, W(α) = 8.5, F = 2, a budget of 5 nodes. θ_l = 0.1 · l
 / 3.9 = 0.026, 0.051, 0.077, 0.103:

@@ -78,7 +78,7 @@ class VideoSettingsError(ValueError):
 
 
 class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
-    """The video part of a processor; `kind` is the name of the equal class in transformers, `settings` are that class's.
+    """The video part of a processor; `kind` names the equal class of transformers, `settings` are that class's.
 
     Raises:
         VideoSettingsError: the class is unknown, or a setting is unsupported.
