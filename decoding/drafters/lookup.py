@@ -1,6 +1,6 @@
 """Prompt lookup: drafts copy the tokens that followed the last few tokens earlier in the text.
 
-Saxena 2023, "Prompt lookup decoding". Logits are 0 at the copied token and −inf elsewhere; without a match all are −inf.
+Saxena 2023, "Prompt lookup decoding". Logits are 0 at the copied token and −inf elsewhere, or −inf without a match.
 
 Example with `max_ngram_tokens` 2, text  a b c d a b  (b is pending):
 
