@@ -142,8 +142,10 @@ def _check_types(shape: GptShape | VqShape) -> None:
             continue
         if is_real:
             good = isinstance(value, float | int) and not isinstance(value, bool) and 0 < value < math.inf
+        elif field.name == "multipliers":
+            good = isinstance(value, tuple) and all(map(_is_size, value))
         else:
-            good = all(map(_is_size, value if isinstance(value, tuple) else (value,)))
+            good = _is_size(value)
         if not good:
             raise ValueError(f"{field.name} must be a positive {'' if is_real else 'whole '}number, not {value!r}")
 
