@@ -37,8 +37,8 @@ def check_head(config: schema.CaptionJob, ref: CheckpointRef, target: Any, front
     try:
         if isinstance(config.method.drafting.drafter, EagleDrafter):
             eagle = read_eagle_shape(ref)
-            _check_width(ref.path, eagle.hidden_size, text.hidden_size)
-            _check_tokens(ref.path, eagle.vocab_size, front_end)
+            _check_width(ref.path, eagle.llama.hidden_size, text.hidden_size)
+            _check_tokens(ref.path, eagle.llama.vocab_size, front_end)
             return fingerprint(head_folder(ref, EAGLE_NAMES, weights=False), ref)
         medusa = read_medusa_shape(ref)
         if medusa is not None:
@@ -64,7 +64,7 @@ def load_head(config: schema.CaptionJob, ref: CheckpointRef, target: Target) -> 
     try:
         if isinstance(config.method.drafting.drafter, EagleDrafter):
             eagle = load_eagle(ref, dtype, place)
-            _check_width(ref.path, eagle.hidden_size, target.hidden_size)
+            _check_width(ref.path, eagle.llama.hidden_size, target.hidden_size)
             return eagle
         medusa = load_medusa(ref, dtype, place)
     except CheckpointError as error:

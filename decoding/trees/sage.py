@@ -24,6 +24,7 @@ from decoding.trees.index_tree import IndexTree, frontier_widths, plan_tree
 from decoding.trees.static import SPECVLM_PATHS
 from models.kv.lanes import SlotBatch
 
+
 class Confidence:
     """SAGE's state per slot: α (S,), D_max (S,), the last accepted lengths (S, window), and sums over the steps for
     telemetry (S, 4): steps, α, depth and width of the trees."""

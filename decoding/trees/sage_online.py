@@ -62,9 +62,7 @@ class OnlineSageTree(SagePolicy):
         children = admissible_children(beam, probs, frontier.depth + 1, self._alpha, self._depth, settings)
         # The root's best child is admissible at any probability, but not if a filter removed all.
         exists = drawn > -torch.inf
-        children = replace(
-            children, admissible=children.admissible & exists, expandable=children.expandable & exists
-        )
+        children = replace(children, admissible=children.admissible & exists, expandable=children.expandable & exists)
         first = priority(children, settings)
         tokens, parents = best.indices.flatten(1), beam.node[:, :, None].expand_as(best.indices).flatten(1)
         start = self._pool.add(tokens, parents, first)

@@ -18,7 +18,6 @@ from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier
 from models.kv.lanes import SlotBatch
 
-
 Paths = tuple[tuple[int, ...], ...]
 
 # Level by level: 4, 8, 8, 3 and 2 paths.

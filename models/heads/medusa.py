@@ -101,8 +101,7 @@ def read_medusa_shape(ref: CheckpointRef) -> MedusaShape | None:
 
 
 def load_medusa(ref: CheckpointRef, dtype: str, device: torch.device) -> MedusaHeads:
-    """Load all heads that the file holds; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
-    """
+    """Load all heads that the file holds; `dtype` is a key of `DTYPES`, or "auto" for the stored type."""
     folder = head_folder(ref, WEIGHT_NAMES[:2])
     weights = _own(read_tensors(weight_file(folder, WEIGHT_NAMES)))
     shape = MedusaShape.of(shapes_of(weights), ref.path)

@@ -105,8 +105,7 @@ def read_gpt_shape(ref: CheckpointRef, sizes: Mapping[str, Any] | None = None) -
 
 
 def load_gpt(ref: CheckpointRef, dtype: str, device: torch.device, sizes: Mapping[str, Any] | None = None) -> Gpt:
-    """Load a GPT in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
-    """
+    """Load a GPT in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type."""
     found = find_files(ref)
     tensors = found.tensors(WRAPPERS)
     shape, layout = _check(found, shapes_of(tensors), sizes or {})
