@@ -112,7 +112,7 @@ def test_safetensors_and_torch_files_load_alike_and_inverse_frequencies_are_pass
     (tmp_path / "two" / "pytorch_model.bin").unlink()
     save_file(weights, tmp_path / "two" / "model.safetensors")
     two = load_eagle(ref, "auto", CPU)
-    assert read_eagle_shape(ref).vocab_size == VOCAB
+    assert read_eagle_shape(ref).llama.vocab_size == VOCAB
     for mine, other in zip(one.state_dict().values(), two.state_dict().values(), strict=True):
         assert torch.equal(mine, other)
 
