@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import torch
 
-from decoding.acceptance.choice import target_choice
-from decoding.contracts import Judgement, StatelessRule
+from decoding.acceptance.walk import target_choice
+from decoding.contracts import Acceptance, Judgement
 from decoding.tree import Verdict
 
 
-class FollowDrafter(StatelessRule):
+class FollowDrafter(Acceptance):
     """Take every draft of a chain, the last one as the token after the path, so that the target adds none of its own.
 
     The first token of a sample, which the target's prefill gives, is the target's; so is one for which nothing was

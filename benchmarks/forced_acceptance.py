@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import torch
 
-from decoding.acceptance.choice import target_choice
-from decoding.contracts import Judgement, StatelessRule
+from decoding.acceptance.walk import target_choice
+from decoding.contracts import Acceptance, Judgement
 from decoding.noise import Stream
 from decoding.tree import Verdict
 
 
-class Forced(StatelessRule):
+class Forced(Acceptance):
     """Take each draft of a chain with probability `rate`, the first that is not taken ends it.
 
     The draws are the sample's own (stream RULE), so they follow from the request's seed and are the same for every

@@ -31,7 +31,7 @@ from decoding.contracts import Acceptance, Method
 from decoding.drafters import ModelDrafter, NoDrafter
 from decoding.trees import Chain
 from models.backends.cuda.graphs import CapturedDecoder, CudaRecorder, Recorder
-from models.base_model import BaseModel
+from models.contract import TargetModel
 from models.inputs.processing import FrontEnd
 from models.llamagen.checkpoints import load_gpt
 from models.llamagen.gpt import Gpt
@@ -65,7 +65,7 @@ def recorder(device: torch.device) -> Recorder:
     return CudaRecorder(device) if device.type == "cuda" else RunAgain()
 
 
-def let_capture(model: BaseModel) -> None:
+def let_capture(model: TargetModel) -> None:
     """Replay this model's steps from now on."""
     if not model.capture():
         model._run = CapturedDecoder(model.decoder, RunAgain())
@@ -73,7 +73,7 @@ def let_capture(model: BaseModel) -> None:
     model._run._recorder = WatchedRecorder(model._run._recorder, next(model.decoder.parameters()).device)
 
 
-def watched_of(*models: BaseModel) -> list[WatchedRecorder]:
+def watched_of(*models: TargetModel) -> list[WatchedRecorder]:
     """What times the replays of these models; none of those that run eager."""
     recorders = [getattr(model._run, "_recorder", None) for model in models]
     return [one for one in recorders if isinstance(one, WatchedRecorder)]

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from decoding.acceptance.choice import target_choice
 from decoding.acceptance.neighbourhood import Divergence, Neighbourhood
+from decoding.acceptance.walk import target_choice
 from decoding.contracts import Acceptance, EngineSpec, Judgement, Probe
 from decoding.noise import Stream
 from decoding.tree import Verdict

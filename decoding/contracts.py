@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -47,9 +47,9 @@ class EngineSpec:
     """Engine parameters for parts that allocate state.
 
     `special_ids` are EOS, placeholders and other tokens without text, which relaxed rules never accept.
-    `token_embeddings` (V, D) is the target's input embedding, `num_lanes` the target's rows per sample, `guidance`
-    merges them. A sample gets at most `max_missed_tokens` tokens without drafts before drafting continues; 0 if
-    drafting never pauses. `max_prefill_tokens` bounds the tokens of one prefill forward, None for no bound.
+    `token_embeddings` (V, D) is the target's input embedding, `num_lanes` the target's rows per sample, merged by
+    `guidance`. At most `max_missed_tokens` tokens of a sample have no drafts before drafting continues.
+    `max_prefill_tokens` bounds the tokens of one prefill forward, None for no bound.
     """
 
     num_slots: int
@@ -92,9 +92,8 @@ class Level:
     """A drafter's output for a frontier: `given` (b, F, V) logits after penalties and filters, and `noise` (b, 1, V)
     that ranks children on sampled rows, None if no row samples.
 
-    Logits may contain NaN; nodes with NaN logits get no children. `max_depth` (b,) is the deepest useful draft of each
-    row. A policy that compares nodes of different depths must ignore deeper ones; otherwise a row's tree would depend
-    on the rest of the batch.
+    Nodes with NaN logits get no children. `max_depth` (b,) is the deepest useful draft of each row; a policy that
+    compares nodes of different depths must ignore deeper ones, because they depend on the rest of the batch.
     """
 
     given: Tensor
@@ -139,160 +138,114 @@ class Judgement:
     rows: RowSampling
 
 
-class Context(Protocol):
+class Context:
     """Builds the prompt of one drafter lane."""
 
-    needs_attention: bool
+    needs_attention: bool = False
     """Whether the target's prefill must record attention."""
 
     def build(self, request: Request, probe: Probe, model: Any) -> Prefix:
         """The lane's prompt, encoded by the drafter `model`."""
-        ...
+        raise NotImplementedError
 
 
-class Drafter(Protocol):
-    """Drafts tokens."""
+class Drafter:
+    """Drafts tokens. The defaults are those of a drafter without prompts and state."""
 
     name: str
-    needs_hidden: bool
-    needs_attention: bool
-
-    @property
-    def num_forwards(self) -> int:
-        """Forwards so far."""
-        ...
+    num_forwards: int = 0
+    needs_hidden: bool = False
+    needs_attention: bool = False
 
     def open(self, spec: EngineSpec) -> None:
         """Allocate state."""
-        ...
 
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
-        """The sample's prompt for each lane; empty for drafters without prompts. The probe is outlined."""
-        ...
+        """The sample's prompt for each lane. The probe is outlined."""
+        return []
 
     def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         """Assign new samples to `slots`; `first` (b,) are the target's first tokens. Prefill comes later."""
-        ...
 
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         """Prefill `prefixes[i][lane]` of admitted samples before their first draft.
 
         After an exception it may be called again with fewer samples.
         """
-        ...
 
     def skip(self, slots: SlotBatch) -> None:
         """Mark admitted samples whose prefill failed: they take part in steps, but their drafts are not used."""
-        ...
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         """Logits (b, F, V) of the frontier's children; at the root, first catches up on missed tokens."""
-        ...
+        raise NotImplementedError
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         """Keep accepted positions, drop the others, and update statistics. A step without drafts runs no model: its
         token is stored until the next draft."""
-        ...
 
     def extras(self, slot: int) -> dict[str, Any]:
         """Telemetry extras of the sample."""
-        ...
+        return {}
 
 
-class TreePolicy(Protocol):
-    """Builds the draft tree level by level."""
+class TreePolicy:
+    """Builds the draft tree level by level. The defaults are those of a policy without per-sample state."""
 
     max_levels: int
     max_nodes: int
     max_frontier_nodes: int
     """Most nodes, without the root, that the drafter forwards in one step."""
     max_grown_nodes: int
-    checks_numbers: bool
+    checks_numbers: bool = False
     """Whether the policy sets `DraftTree.failed` itself, from `Level.given`; otherwise it uses `Level.logits`."""
 
     def open(self, spec: EngineSpec) -> None:
         """Allocate per-slot state."""
-        ...
 
     def reset(self, slots: SlotBatch) -> None:
         """Reset the state of the slots."""
-        ...
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         """Start a tree of at most `num_levels` under `root` (b,); `keep_probs` requests `DraftTree.draft_probs`."""
-        ...
+        raise NotImplementedError
 
     def grow(self, level: Level) -> Frontier | None:
         """Select children; returns the next frontier, or None if the tree is complete."""
-        ...
+        raise NotImplementedError
 
     def finish(self) -> DraftTree:
         """The tree to verify."""
-        ...
+        raise NotImplementedError
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
         """Update statistics; returns the depth (b,) of each row's next tree, or None for `max_levels`."""
-        ...
+        return None
 
     def extras(self, slot: int) -> dict[str, Any]:
         """Telemetry extras of the sample."""
-        ...
+        return {}
 
 
-class Acceptance(Protocol):
-    """Decides which drafts are accepted."""
+class Acceptance:
+    """Decides which drafts are accepted. The defaults are those of a lossless rule without per-sample state."""
 
-    lossless: bool
-    draft_stream: Stream
+    lossless: bool = True
+    draft_stream: Stream = Stream.TOKEN
     """Noise that ranks drafts: that of the token (shared noise) or an independent one (rejection sampling)."""
-    needs_draft_probs: bool
-    needs_hidden: bool
+    needs_draft_probs: bool = False
+    needs_hidden: bool = False
     """Whether `admit` needs the prefill's hidden states."""
 
     def open(self, spec: EngineSpec) -> None:
         """Allocate per-slot state."""
-        ...
 
     def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
         """Assign new samples to `slots`."""
-        ...
 
     def judge(self, judgement: Judgement) -> Verdict:
         """The accepted path and the next token."""
-        ...
-
-
-class StatelessRule:
-    """Base of acceptance rules without per-sample state."""
-
-    lossless = True
-    draft_stream = Stream.TOKEN
-    needs_draft_probs = False
-    needs_hidden = False
-
-    def open(self, spec: EngineSpec) -> None:
-        pass
-
-    def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
-        pass
-
-
-class StatelessTree:
-    """Base of tree policies without per-sample state."""
-
-    checks_numbers = False
-
-    def open(self, spec: EngineSpec) -> None:
-        pass
-
-    def reset(self, slots: SlotBatch) -> None:
-        pass
-
-    def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
-        return None
-
-    def extras(self, slot: int) -> dict[str, Any]:
-        return {}
+        raise NotImplementedError
 
 
 @dataclass(frozen=True)

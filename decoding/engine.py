@@ -14,14 +14,15 @@ from itertools import islice
 import torch
 
 from decoding.contracts import EngineSpec, Method, Probe, StepNoise
+from decoding.controllers.base import Outcome
 from decoding.errors import non_finite_logits, row_timeout
 from decoding.noise import Stream
 from decoding.sampling import perturb, warp
 from decoding.scheduling.admission import MAX_PREFILL_TOKENS, Admission
 from decoding.scheduling.drafter_prefill import DrafterPrefill
 from decoding.scheduling.in_flight import StepInFlight
-from decoding.scheduling.slots import Progress, SlotTable
-from decoding.stats import EngineStats, RequestStats
+from decoding.scheduling.slots import Progress, SlotTable, failed
+from decoding.stats import EngineStats
 from decoding.step import run_step
 from decoding.types import Completion, Request
 from models.contract import TargetModel
@@ -50,8 +51,7 @@ class Engine:
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots must be at least 1, not {slots}")
-        self.target = target
-        self.method = method
+        self.target, self.method = target, method
         self.max_context_tokens = max_context_tokens
         self.max_row_s = max_row_s
         self.stats = EngineStats()
@@ -162,15 +162,14 @@ class Engine:
             finished += taken.refused + self._process_in_flight(is_late=True)
             ids, free = free[: len(taken.requests)], free[len(taken.requests) :]
             if ids:
-                progress = [self._begin(*one, taken.started_s) for one in zip(taken.requests, taken.lanes, strict=True)]
+                levels = self.method.tree.max_levels if self._drafts else 0
+                progress = [
+                    Progress(request, lanes[0].num_kept, int(lanes[0].visual.sum()), levels, taken.started_s)
+                    for request, lanes in zip(taken.requests, taken.lanes, strict=True)
+                ]
                 self._slots.occupy(ids, progress, [lanes[0] for lanes in taken.lanes])
                 finished += self._prefill(self._slots.batch(ids), progress, taken.lanes)
         return finished
-
-    def _begin(self, request: Request, lanes: list[Prefix], started_s: float) -> Progress:
-        levels = self.method.tree.max_levels if self._drafts else 0
-        num_visual = int(lanes[0].visual.sum())
-        return Progress(request, lanes[0].num_kept, num_visual, RequestStats(levels), started_s, levels)
 
     def _prefill(self, slots: SlotBatch, progress: list[Progress], prefixes: list[list[Prefix]]) -> list[Completion]:
         """Prefill the target, sample first tokens, and admit unfinished samples to drafter, tree and acceptance."""
@@ -223,16 +222,16 @@ class Engine:
 
     def _prefill_drafter(self, slots: SlotBatch, progress: list[Progress]) -> None:
         """Prefill the drafter; samples whose prefill fails get no drafts."""
-        spent, failed = self._drafter_prefill.prefill(slots, progress)
+        spent, errors = self._drafter_prefill.prefill(slots, progress)
         self.stats.prefill_s += spent
-        for slot, reason in failed.items():
+        for slot, reason in errors.items():
             self._slots.stop_drafting(slot, reason)
 
     def _collect(self, slot: int, one: Progress, new_logprobs: list[float]) -> list[Completion]:
         """Release the slot if its request is finished."""
-        if not all(math.isfinite(value) for value in new_logprobs):
+        if not all(map(math.isfinite, new_logprobs)):
             self._slots.release(slot)
-            return [one.failure(non_finite_logits())]
+            return [failed(one.request, non_finite_logits())]
         if not one.finish_reason:
             return []
         self._slots.release(slot)
@@ -250,8 +249,7 @@ class Engine:
         """Launch a step of all unfinished slots; None if there are none. Also returns requests that finished if the
         step in flight had to be processed."""
         finished: list[Completion] = []
-        ids = self._slots.unfinished
-        if not ids:
+        if not (ids := self._slots.unfinished):
             return finished, None
         progress = [self._slots.at(slot) for slot in ids]
         most = max(min(one.levels, one.remaining - 1) for one in progress)
@@ -261,8 +259,7 @@ class Engine:
         if choice.levels and num_unread:
             # Requests that have finished need no drafter prefill.
             finished += self._process_in_flight()
-            ids = self._slots.unfinished
-            if not ids:
+            if not (ids := self._slots.unfinished):
                 return finished, None
             progress = [self._slots.at(slot) for slot in ids]
             self._prefill_drafter(self._slots.batch(ids), progress)
@@ -273,8 +270,8 @@ class Engine:
         result = run_step(self.method, self._lanes, self._slots, slots, self._slots.sampling(slots), choice.levels)
         forwards = self.method.drafter.num_forwards - before
         missed = num_missed if choice.levels else 0
-        sent = result.send(self._lanes.backend)
-        launched = StepInFlight(slots, progress, choice, missed, forwards, result, sent, time.perf_counter())
+        copy = result.send(self._lanes.backend)
+        launched = StepInFlight(slots, progress, choice, missed, forwards, result, copy, time.perf_counter())
         launched.record_launch()
         return finished, launched
 
@@ -309,11 +306,19 @@ class Engine:
             done = self._collect(slot, one, new_logprobs[:kept])
             if not done and self.max_row_s is not None and output.ended_s - one.started_s > self.max_row_s:
                 self._slots.release(slot)
-                done = [one.failure(row_timeout(self.max_row_s, len(one.token_ids)))]
+                done = [failed(one.request, row_timeout(self.max_row_s, len(one.token_ids)))]
             finished += done
             if done:
                 ended_prompts.append(one.prefix_length)
-        prefill = self._drafter_prefill.take_prefill_time()
-        outcome = launched.outcome(output, offered, prefill, ended_prompts, is_late)
+        outcome = Outcome(
+            levels=launched.choice.levels,
+            seconds=output.seconds,
+            accepted=[n - 1 for n in step.counts],
+            offered=offered,
+            num_missed=launched.num_missed,
+            prefill=self._drafter_prefill.take_prefill_time(),
+            ended=ended_prompts,
+            is_late=is_late,
+        )
         self.method.controller.learn(outcome, launched.choice)
         return finished

@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decoding.contracts import Judgement, Method, StepNoise
+from decoding.contracts import Judgement, Level, Method, StepNoise
 from decoding.sampling import RowSampling, warp
 from decoding.scheduling.slots import SlotTable
-from decoding.tree import DraftTree, Verdict
-from decoding.tree_growth import grow_tree
+from decoding.tree import DraftTree, Frontier, Verdict
 from models.backends.base import Backend
 from models.backends.host_copy import HostCopy
 from models.kv.lanes import LaneModel, SlotBatch
@@ -54,21 +54,10 @@ class StepResult:
     drafted: float
     verified: float
 
-    def send(self, backend: Backend) -> SentStep:
-        """Start the step's one copy to the host."""
+    def send(self, backend: Backend) -> HostCopy:
+        """Start the step's one copy to the host; it is read as the values of `HostStep`."""
         parts = (self.tokens, self.logprobs, self.n, self.num_drafted, self.relaxed, self.levels, self.failed)
-        return SentStep(backend.copy_to_host(parts))
-
-
-@dataclass(frozen=True)
-class SentStep:
-    """A step's results on the way to the host."""
-
-    copy: HostCopy
-
-    def read(self) -> HostStep:
-        """Wait for this step, but for no later one."""
-        return HostStep(*self.copy.read())
+        return backend.copy_to_host(parts)
 
 
 def run_step(
@@ -78,18 +67,7 @@ def run_step(
     started = time.perf_counter()
     noise = StepNoise(table.noise(slots), num_levels + 1, table.vocab_size)
     max_depth = table.max_depth(slots)
-    tree = grow_tree(
-        method.drafter,
-        method.tree,
-        slots,
-        slots.of(table.root),
-        num_levels,
-        rows,
-        noise,
-        method.acceptance.draft_stream,
-        method.acceptance.needs_draft_probs,
-        max_depth,
-    ).within(max_depth)
+    tree = grow_tree(method, slots, slots.of(table.root), num_levels, rows, noise, max_depth).within(max_depth)
     drafted = time.perf_counter()
     hidden = lanes.forward(slots, tree.tokens, tree.depth, tree.visible())
     raw = table.guidance.merge(slots, lanes.logits(hidden), tree.depth)
@@ -108,6 +86,39 @@ def run_step(
     assert tree.num_drafted is not None
     outcome = (tokens, logprobs, verdict.n, tree.num_drafted, verdict.relaxed, levels, tree.failed)
     return StepResult(*outcome, started, drafted, verified)
+
+
+def grow_tree(
+    method: Method,
+    slots: SlotBatch,
+    root: Tensor,
+    num_levels: int,
+    rows: RowSampling,
+    noise: StepNoise,
+    max_depth: Tensor,
+) -> DraftTree:
+    """Grow one tree per slot under `root` (b,), at most `num_levels` deep, level by level.
+
+    `max_depth` (b,) is the deepest useful draft of each row. Nodes with non-finite logits get no children.
+    """
+    if num_levels == 0:
+        return DraftTree.root_only(root)
+    policy, rule = method.tree, method.acceptance
+    frontier: Frontier | None = policy.start(slots, root, num_levels, rule.needs_draft_probs)
+    sound: list[Tensor] = []
+    while frontier is not None:
+        drafted = method.drafter.draft(slots, frontier)
+        logits = warp(drafted, rows, None if rows.seen is None else frontier.path)
+        draws = None
+        if rows.any_sampled:
+            # One draw per depth; shared with the target's choice at this depth under shared noise.
+            draws = noise.gumbel(rule.draft_stream)[:, frontier.depth : frontier.depth + 1]
+        level = Level(logits, draws, rows, max_depth)
+        frontier = policy.grow(level)
+        if not policy.checks_numbers:
+            sound.append(level.is_sound)
+    tree = policy.finish()
+    return replace(tree, failed=~torch.cat(sound, dim=1).flatten(1).all(dim=1)) if sound else tree
 
 
 def _warp_nodes(tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:

@@ -34,6 +34,11 @@ class Frontier:
             return self.line
         return torch.stack(self.line, dim=-1) if self.line else self.tokens[:, :, None][:, :, :0]
 
+    def below(self, nodes: Tensor, parents: Tensor, tokens: Tensor, above: Tensor) -> Frontier:
+        """The next frontier; `above` (b, F') are the places of the nodes' parents in this one."""
+        path = self.path.gather(1, above[:, :, None].expand(-1, -1, self.depth))
+        return Frontier(self.depth + 1, nodes, parents, tokens, torch.cat([path, tokens[:, :, None]], dim=-1))
+
     @staticmethod
     def at_root(tokens: Tensor) -> Frontier:
         """The first frontier: `tokens` (b,) are the pending tokens."""

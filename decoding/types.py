@@ -37,20 +37,19 @@ class Sampling:
     guidance_interval: int = -1
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise ValueError(f"sampling.max_new_tokens must be at least 1, not {self.max_new_tokens}")
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"sampling.temperature must be 0 (greedy) or a positive number, not {self.temperature}")
-        if self.top_k < 0:
-            raise ValueError(f"sampling.top_k must be 0 (off) or positive, not {self.top_k}")
-        if not 0.0 < self.top_p <= 1.0:
-            raise ValueError(f"sampling.top_p must be in (0, 1], not {self.top_p}")
-        if not 0.0 < self.repetition_penalty < float("inf"):
-            raise ValueError(f"sampling.repetition_penalty must be positive, not {self.repetition_penalty}")
-        if not 0.0 <= self.guidance_scale < float("inf"):
-            raise ValueError(f"sampling.guidance_scale must be 0 or a positive number, not {self.guidance_scale}")
-        if self.guidance_interval < -1:
-            raise ValueError(f"sampling.guidance_interval must be -1 (always) or more, not {self.guidance_interval}")
+        infinity = float("inf")
+        bounds = {
+            "max_new_tokens": (self.max_new_tokens >= 1, "at least 1"),
+            "temperature": (0.0 <= self.temperature < infinity, "0 (greedy) or a positive number"),
+            "top_k": (self.top_k >= 0, "0 (off) or positive"),
+            "top_p": (0.0 < self.top_p <= 1.0, "in (0, 1]"),
+            "repetition_penalty": (0.0 < self.repetition_penalty < infinity, "positive"),
+            "guidance_scale": (0.0 <= self.guidance_scale < infinity, "0 or a positive number"),
+            "guidance_interval": (self.guidance_interval >= -1, "-1 (always) or more"),
+        }
+        for name, (is_valid, bound) in bounds.items():
+            if not is_valid:
+                raise ValueError(f"sampling.{name} must be {bound}, not {getattr(self, name)}")
         if any(not text for text in self.stop):
             raise ValueError("sampling.stop must not contain an empty string")
 

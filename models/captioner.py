@@ -30,11 +30,7 @@ class Captioner:
     def load(
         cls, ref: CheckpointRef, prompt: str, dtype: str, device: str, num_beams: int, max_new_tokens: int
     ) -> Captioner:
-        """Load a checkpoint.
-
-        Raises:
-            CheckpointError: it is missing or cannot be loaded.
-        """
+        """Load a checkpoint."""
         place = resolve_device(device)
         config = read_config(ref)
         model = load_weights(ref, config, dtype, place)

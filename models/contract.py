@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,17 +13,19 @@ from numpy.typing import NDArray
 from torch import nn
 
 from models.backends.base import Backend
+from models.backends.forward import DecoderRunner
+from models.backends.select import backend_for
 from models.inputs.clip import Clip
 from models.inputs.prefix import Prefix
 from models.inputs.prompt_prefetch import PromptThread
 from models.kv.lanes import LaneModel
 
 Condition = NDArray[np.float32] | int | None
-"""What an image is made from where it is not the prompt's text: ready text features (L, D), or a class label."""
+"""Input of an image model instead of the prompt: text features (L, D), or a class label."""
 
 
-class TargetModel(Protocol):
-    """A loaded model with its front end, as a target or an independent drafter.
+class TargetModel:
+    """A decoder with its output layer and front end, as a target or a drafter; subclasses set the attributes.
 
     `num_lanes` rows hold one sample: two for classifier-free guidance, the conditional one first. `eos_ids` end an
     output; they are empty if its length is fixed, and `max_new_tokens` is then that length, None otherwise.
@@ -33,8 +34,8 @@ class TargetModel(Protocol):
     """
 
     name: str
-    num_lanes: int
-    max_new_tokens: int | None
+    num_lanes: int = 1
+    max_new_tokens: int | None = None
     decoder: nn.Module
     head: nn.Module
     device: torch.device
@@ -43,13 +44,8 @@ class TargetModel(Protocol):
     hidden_size: int
     eos_ids: frozenset[int]
     special_ids: frozenset[int]
-    prompt_thread: PromptThread | None
-
-    @property
-    def backend(self) -> Backend: ...
-
-    @property
-    def num_feature_hits(self) -> int: ...
+    prompt_thread: PromptThread | None = None
+    _run: DecoderRunner | None = None
 
     def encode_lanes(
         self,
@@ -58,34 +54,46 @@ class TargetModel(Protocol):
         condition: Condition,
         videos: Sequence[Clip] = (),
     ) -> list[Prefix]:
-        """One sample's prompt for each lane, on the model's device.
+        """One sample's prompt for each lane, on the model's device."""
+        raise NotImplementedError
 
-        Raises:
-            PromptError: the model's front end refuses it.
-        """
-        ...
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Token ids → text without special tokens; empty for tokens of images."""
+        raise NotImplementedError
+
+    @property
+    def num_feature_hits(self) -> int:
+        return 0
+
+    @property
+    def backend(self) -> Backend:
+        return backend_for(self.device)
 
     def lanes(self, num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
-        """Memory for `num_slots` samples of `num_lanes` rows and `capacity` columns."""
-        ...
+        """A KV cache for `num_slots` samples of `num_lanes` rows and `capacity` positions, with the model over it."""
+        head = self.head if self._run is None else self._run.output_layer(self.head)
+        return LaneModel(self.decoder, head, num_slots, num_lanes, capacity, self._run)
+
+    def compile(self) -> bool:
+        """Compile every kind of forward at its first use from now on; returns whether this model is compiled."""
+        if self._run is None:
+            self._run = self.backend.compile(self.decoder)
+        return self._run is not None and self._run.is_compiled
+
+    def capture(self) -> bool:
+        """Replay captured steps from now on; returns whether this model is captured."""
+        if self._run is None:
+            self._run = self.backend.capture(self.decoder)
+        return self._run is not None and not self._run.is_compiled
 
     @property
     def kernels(self) -> str:
-        """The kernel path of this model's forwards, for the provenance of rows in half precision."""
-        ...
-
-    def compile(self) -> bool:
-        """Compile every kind of forward at its first use from now on; returns whether this model can be compiled."""
-        ...
-
-    def capture(self) -> bool:
-        """Replay steps as CUDA graphs from now on; returns whether this model can."""
-        ...
+        """The kernel path of this model's forwards: dtype, processor, mode and torch version."""
+        weight = next(self.decoder.parameters())
+        mode = "eager" if self._run is None else self._run.mode
+        dtype = str(weight.dtype).removeprefix("torch.")
+        return f"{dtype}, {self.backend.describe(weight.device)}, {mode}, torch {torch.__version__}"
 
     def prefetch_prompts(self) -> None:
-        """Prepare prompts on a thread from now on."""
-        ...
-
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Token ids → text without special tokens; empty where the tokens are no text."""
-        ...
+        """Prepare prompts on a thread from now on; engines that exist already do without."""
+        self.prompt_thread = self.prompt_thread or PromptThread(self.backend.side_stream(self.device))

@@ -1,7 +1,7 @@
 """Compares the engine's forward with the model's own at load time, on text and on a small picture.
 
-The engine's side is the code that decodes: a ragged prefill of two prompts into a KV cache, then a step of several
-nodes behind them. The model's side is its own `forward` over the same tokens.
+The engine runs a ragged prefill of two prompts and then a step of several nodes; the model its own `forward` over the
+same tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from models.inputs.prefix import Prefix, capture
 from models.inputs.processing import FrontEnd, PromptError
 from models.kv.lanes import LaneModel, SlotBatch
-from models.loading.checkpoints import CheckpointError
+from models.loading.checkpoints import CheckpointError, first_line
 
 NUM_NODES = 4
 """Nodes of the step behind the prompts."""
@@ -26,20 +26,15 @@ PICTURE_SIDES_PX = (64, 96)
 BOUNDS = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
 """Largest relative difference of logits, |ours − theirs| / |theirs − mean| over all columns of a forward (Frobenius).
 
-Both sides multiply the same weights, but in other kernels and batch shapes, so they differ by rounding: about 1e-6 in
-fp32, 2e-3 in fp16 and 2e-2 in bf16 after tens of layers. A wrong mask or position moves logits by about their own
-spread, 0.3 and more.
+Rounding alone makes about 1e-6 in fp32, 2e-3 in fp16 and 2e-2 in bf16 after tens of layers; a wrong mask or position
+0.3 and more.
 """
 
 
 def prove(
     model: nn.Module, decoder: nn.Module, head: nn.Module, front_end: FrontEnd, visual_ids: frozenset[int], name: str
 ) -> None:
-    """Compare the engine's forward with the model's own.
-
-    Raises:
-        CheckpointError: they differ, or the model looks at later tokens; the reason names the difference.
-    """
+    """Compare the engine's forward with the model's own."""
     device = next(decoder.parameters()).device
     before = decoder.config._attn_implementation  # type: ignore[union-attr]
     owner: Any = getattr(model, "model", model)
@@ -61,13 +56,10 @@ def prove(
         with torch.inference_mode():
             for kind, inputs in prompts.items():
                 _compare(model, decoder, head, inputs, plain, visual_ids, kind, name)
-    except CheckpointError:
-        raise
-    except (torch.OutOfMemoryError, torch.AcceleratorError):
+    except (CheckpointError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:  # an unknown architecture may refuse positions, masks or pictures, each its way
-        first_line = (str(error) or type(error).__name__).splitlines()[0]
-        raise _refusal(name, f"it does not run over a KV cache of the engine ({first_line})") from error
+        raise _refusal(name, f"it does not run over a KV cache of the engine ({first_line(error)})") from error
     finally:
         decoder.set_attn_implementation(before)  # type: ignore[operator]
         if hasattr(owner, "rope_deltas"):
@@ -134,9 +126,7 @@ def _ours(
     prefill = lanes.admit(slots, [[prefix] for prefix in prefixes])
     first = [lanes.logits(states) for states in prefill.states]
     depth = torch.arange(NUM_NODES, device=nodes.device).expand(len(prefixes), -1)
-    visible = (
-        torch.ones(NUM_NODES, NUM_NODES, dtype=torch.bool, device=nodes.device).tril().expand(len(prefixes), -1, -1)
-    )
+    visible = depth[:, :, None] >= depth[:, None]
     hidden = lanes.forward(slots, nodes.expand(len(prefixes), -1), depth, visible)
     return first, list(lanes.logits(hidden[:, 0]))
 
@@ -156,9 +146,7 @@ def _longer(inputs: dict[str, Tensor], nodes: Tensor) -> dict[str, Tensor]:
     longer = dict(inputs)
     for key, value in inputs.items():
         if value.dim() == 2 and value.shape == (1, length) and not value.is_floating_point():
-            more = (
-                nodes if key == "input_ids" else torch.full_like(nodes, int(key == "attention_mask"), dtype=value.dtype)
-            )
+            more = nodes if key == "input_ids" else torch.full_like(nodes, int(key == "attention_mask"))
             longer[key] = torch.cat([value, more.to(value.dtype)], dim=1)
     return longer
 

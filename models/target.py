@@ -1,8 +1,4 @@
-"""One loaded model behind one contract: prompts become prefixes, prefixes get lanes.
-
-Any transformers vision-language or text model, its classes unmodified. A drafter's model is loaded through the same
-class. Does not know slots in use, methods, or tokens chosen.
-"""
+"""Any transformers vision-language or text model, as a target or a drafter's model."""
 
 from __future__ import annotations
 
@@ -15,8 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.backends.select import cuda_devices, resolve_device
-from models.base_model import BaseModel
-from models.contract import Condition
+from models.contract import Condition, TargetModel
 from models.forward_check import prove
 from models.inputs.clip import Clip
 from models.inputs.content import Content
@@ -30,15 +25,12 @@ TIMES = ("second_per_grid_ts",)
 """Processor outputs that count seconds."""
 
 
-class Target(BaseModel):
+class Target(TargetModel):
     """A model with its front end.
 
     `eos_ids` end a text, `visual_ids` are the placeholders that image and video features replace and `video_id` is that
     of videos, `vocab_size` is the width of the logits (which may exceed the tokenizer's vocabulary).
     """
-
-    num_lanes = 1
-    max_new_tokens: int | None = None
 
     def __init__(self, model: nn.Module, front_end: FrontEnd, name: str = "") -> None:
         config: Any = model.config
@@ -73,10 +65,6 @@ class Target(BaseModel):
     ) -> Target:
         """Load a checkpoint onto a device, or over the first `num_devices` CUDA devices, of whose first
         `reserved_bytes` are used by others.
-
-        Raises:
-            CheckpointError: it is missing, damaged, not safetensors, or of an unsupported architecture, or there
-                are fewer devices.
         """
         place = resolve_device(device)
         others: list[torch.device] = []
@@ -92,33 +80,27 @@ class Target(BaseModel):
 
     @property
     def num_bytes(self) -> int:
-        """Of the weights."""
+        """Bytes of the weights."""
         held = (*self.model.parameters(), *self.model.buffers())
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     @property
     def num_feature_hits(self) -> int:
-        """How often features of images or videos were taken from memory."""
         return self._features.num_hits
 
     def share_front_end(self, other: Target, max_bytes: int) -> None:
-        """Read prompts through another model's front end, where that makes the same of them: what both read is made
-        once, as long as no more than `max_bytes` came in between."""
+        """Use another model's front end if it encodes all prompts alike, with a cache of `max_bytes`."""
         if other.front_end.reads_like(self.front_end):
             self.front_end = other.front_end
             self.front_end.keep(max_bytes)
 
     def keep_features(self, max_bytes: int) -> None:
-        """Keep the visual features of whole prompts from now on, up to so many bytes; 0 keeps none."""
+        """Cache the visual features of prompts from now on, up to `max_bytes`; 0 caches none."""
         assert not self._features.max_bytes, "features are kept already"
         self._features = FeatureCache(self.model, max_bytes)
 
     def prefix(self, inputs: dict[str, Tensor]) -> Prefix:
-        """Processor outputs of one sample → its embedded prompt, on the model's device.
-
-        Raises:
-            PromptError: the model's own front end refuses them, e.g. pictures that it cannot distinguish.
-        """
+        """Processor outputs of one sample → its embedded prompt, on the model's device."""
         placed = {
             # Seconds are no activations: in half precision they would move the frames' rotary positions.
             name: value.to(self.device, self.dtype if value.is_floating_point() and name not in TIMES else None)
@@ -148,13 +130,11 @@ class Target(BaseModel):
         condition: Condition,
         videos: Sequence[Clip] = (),
     ) -> list[Prefix]:
-        """The prompt of the one lane; see `models.contract.TargetModel`."""
         if condition is not None:
             raise PromptError("this model writes texts: it takes no class label and no ready features")
         return [self.encode(prompt, images, videos)]
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Token ids → text without special tokens."""
         return self.front_end.decode(token_ids)
 
 

@@ -59,8 +59,8 @@ def check_head(config: CaptionJob, head: Weights, target: Any, front_end: FrontE
     if isinstance(config.method.drafting.drafter, EagleDrafter):
         names = EAGLE_NAMES
         eagle = read_at(WHERE, head, read_eagle_shape)
-        _check_width(head.path, eagle.hidden_size, hidden_size)
-        _check_tokens(head.path, eagle.vocab_size, front_end)
+        _check_width(head.path, eagle.llama.hidden_size, hidden_size)
+        _check_tokens(head.path, eagle.llama.vocab_size, front_end)
     else:
         medusa = read_at(WHERE, head, read_medusa_shape)
         if medusa is not None:
@@ -117,7 +117,7 @@ def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarge
         shape = target.gpt.shape
         return read_at(WHERE, weights, lambda ref: load_image_eagle(ref, shape, weights.dtype, device))
     eagle = read_at(WHERE, weights, lambda ref: load_eagle(ref, weights.dtype, device))
-    _check_width(weights.path, eagle.hidden_size, target.hidden_size)
+    _check_width(weights.path, eagle.llama.hidden_size, target.hidden_size)
     return eagle
 
 

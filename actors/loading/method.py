@@ -26,8 +26,7 @@ from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelD
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageSettings, SageTree, StaticTree, branching_paths
-from decoding.trees.named import NAMED_PATHS
-from decoding.trees.sage import SPECVLM_PATHS
+from decoding.trees.static import NAMED_PATHS, SPECVLM_PATHS
 from models.captioner import Captioner
 from models.contract import TargetModel
 from models.heads.eagle import EagleNetwork

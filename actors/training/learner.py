@@ -23,9 +23,9 @@ from models.heads.training import EagleTask, HeadTask, MedusaTask, fresh_eagle, 
 from models.llamagen import checkpoints as gpt_files
 from models.llamagen.condition import check_t5
 from models.llamagen.eagle import image_eagle, image_eagle_shape, save_image_eagle
-from models.llamagen.pictures import square_pixels
 from models.llamagen.shape import GptShape
 from models.llamagen.target import LlamaGenTarget
+from models.llamagen.vq import square_pixels
 from models.llamagen.vq_files import load_vq, read_vq_shape
 from models.loading import checkpoints
 from models.target import Target

@@ -1,23 +1,21 @@
 """Lossless acceptance: a draft is accepted if it is the token that the target would have generated.
 
-Greedy rows compare with the argmax. Sampled rows compare with the target's shared-noise draw argmax(log p + g), g keyed
-by sample and position, so the output equals plain sampling token for token, whatever was drafted (drafter-invariant
-coupling: Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+Greedy rows compare with the argmax, sampled rows with the target's shared-noise draw argmax(log p + g), g keyed by
+sample and position (drafter-invariant coupling: Daliri, Musco, Suresh 2024, arXiv 2408.07978).
 """
 
 from __future__ import annotations
 
 import torch
 
-from decoding.acceptance.choice import target_choice
-from decoding.acceptance.walk import walk_choices
-from decoding.contracts import EngineSpec, Judgement, StatelessRule
+from decoding.acceptance.walk import target_choice, walk_choices
+from decoding.contracts import Acceptance, EngineSpec, Judgement
 from decoding.tree import Verdict
 from models.backends.base import REFERENCE, Backend
 from models.backends.select import backend_for
 
 
-class Exact(StatelessRule):
+class Exact(Acceptance):
     """Accept a draft if it equals the target's own choice."""
 
     _backend: Backend = REFERENCE

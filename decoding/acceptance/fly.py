@@ -1,7 +1,6 @@
 """FLy: accepts a mismatch if the target is uncertain there and the following drafts match again.
 
-Two tests: an entropy gate at the mismatch, and a deferred window of drafts after it that must all match the target (Li
-et al. 2025, "Training-Free Loosely Speculative Decoding", arXiv 2511.22972). Each branch is judged as a block.
+Li et al. 2025, "Training-Free Loosely Speculative Decoding" (arXiv 2511.22972). Each branch is judged as a block.
 """
 
 from __future__ import annotations

@@ -2,9 +2,8 @@
 
 Each draft x̃ has a neighbourhood A(k, δ) (Jang et al. 2024, "LANTERN", section 3.3, arXiv 2410.03355; as there, q is
 the target's distribution). Greedy rows accept x̃ if it is the argmax after its neighbours' probability is added to its
-own. Sampled rows accept it if the target's draw y = argmax(log q + g) is in A(k, δ). A certain draft that was selected
-without g is then accepted with the paper's probability, Σ of q over A(k, δ); otherwise y has the paper's residual
-distribution. `lantern_residual` draws both as the papers do. The token after the path is the target's own.
+own. Sampled rows accept it if the target's draw y = argmax(log q + g) is in A(k, δ): a certain draft that was selected
+without g is then accepted with the paper's probability, Σ of q over A(k, δ). `lantern_residual` draws as the papers do.
 """
 
 from __future__ import annotations

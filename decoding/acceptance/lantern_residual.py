@@ -50,7 +50,6 @@ class LanternResidual(Lantern):
 
     def judge(self, judgement: Judgement) -> Verdict:
         rows = judgement.rows
-        # As greedy rows all: no row needs the noise of its token here.
         cold = replace(rows, temperature=torch.zeros_like(rows.temperature), any_sampled=False)
         greedy = super().judge(replace(judgement, rows=cold))
         if not rows.any_sampled:
@@ -66,7 +65,7 @@ class LanternResidual(Lantern):
 
 
 class PaperResidual(Rejection):
-    """[q_{k,δ}(· | x̃) − p]₊: the neighbours in A(k, δ) have lent their mass to x̃, and x̃ is refused."""
+    """[q_{k,δ}(· | x̃) − p]₊."""
 
     def __init__(self, neighbourhood: Neighbourhood) -> None:
         self.neighbourhood = neighbourhood
@@ -91,15 +90,13 @@ class CodeResidual(Rejection):
         lent = (trial.mass.gather(1, near) * members).sum(dim=-1, keepdim=True)
         own = trial.mass.gather(1, trial.token[:, None])
         wide = self.neighbourhood.around_and_one_more(trial.token)
-        # A neighbourhood that lent nothing is left alone: the code empties it for neighbours of probability 0 as well,
-        # and would then not be the strict rule at δ = 0.
+        # The code also empties neighbourhoods that lent nothing, but then δ = 0 would not equal `rejection`.
         emptied = self.neighbourhood.may_lend(trial.token, wide) & (lent > 0)
+        mass, subtracted = trial.mass, trial.drawn_from
         if trial.is_certain:
-            mass = trial.mass.scatter(1, wide, trial.mass.gather(1, wide) * ~emptied)
-            subtracted = trial.drawn_from
+            mass = mass.scatter(1, wide, mass.gather(1, wide) * ~emptied)
         else:
-            mass = trial.mass
-            subtracted = trial.drawn_from.scatter(1, wide, trial.drawn_from.gather(1, wide) * ~emptied)
+            subtracted = subtracted.scatter(1, wide, subtracted.gather(1, wide) * ~emptied)
         everything = torch.full_like(mass, 1.0 / mass.shape[-1])
         return (own + lent)[:, 0], normalise((mass - subtracted).clamp_min(0), everything)
 

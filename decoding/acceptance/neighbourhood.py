@@ -1,8 +1,6 @@
-"""A(k, δ): the neighbours whose probability a draft may use, within a bound on the distortion.
+"""A(k, δ): the neighbours whose probability a draft may use, nearest first, while the distortion is within δ.
 
-Moving the probability of a draft's neighbours to the draft distorts the target's distribution q. Neighbours are added
-nearest first while the distortion is within δ (Jang et al. 2024, "LANTERN", section 3.3, arXiv 2410.03355). Shapes: n
-examined neighbours, V vocabulary.
+Jang et al. 2024, "LANTERN", section 3.3 (arXiv 2410.03355). Shapes: n examined neighbours, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,9 +24,8 @@ _TINY = 1e-60
 def jensen_shannon(own: Tensor, moved: Tensor) -> Tensor:
     """Divergence in nats between q and q with mass `moved` from other tokens to one of probability `own`; float64.
 
-    With m = moved, JSD = ½ · [m · ln 2 + (own + m) · ln((own + m) / (own + m/2)) + own · ln(own / (own + m/2))]:
-    emptied tokens add their mass times ln 2, and all others nothing. It increases with m, from 0 at m = 0 (the slope is
-    ½ · ln(4 (own + m) / (2 own + m)) ≥ ½ · ln 2), so the longest prefix is found by comparing sums.
+    With m = moved, JSD = ½ · [m · ln 2 + (own + m) · ln((own + m) / (own + m/2)) + own · ln(own / (own + m/2))]. It
+    increases with m, so the longest prefix is found by comparing sums.
     """
     half = moved / 2
     middle = (own + half).clamp_min(_TINY)
@@ -63,7 +60,7 @@ class Neighbourhood:
         self.divergence = divergence
 
     def open(self, spec: EngineSpec) -> None:
-        """Bring the table to the device, and no more of it than is looked at.
+        """Copy the examined part of the table to the device.
 
         Raises:
             ValueError: the table is of another codebook than the target's, or too short for k.
@@ -80,7 +77,6 @@ class Neighbourhood:
             )
         # One more than is examined: the public code zeroes it. A code of a small codebook may not have it.
         self._near = self.table[:, : self.num_neighbours + 1].to(spec.device, torch.long).contiguous()
-        # Codes of images have no special ones, and then nothing has to be looked up.
         self._is_special = special_tokens(spec) if spec.special_ids | spec.eos_ids else None
 
     def around(self, tokens: Tensor) -> Tensor:

@@ -1,8 +1,4 @@
-"""Random relaxation: the control of informed rules at equal acceptance.
-
-A mismatch is accepted with a fixed probability. Draws are keyed by sample (stream RULE), so they do not depend on batch
-or retries.
-"""
+"""Random relaxation: accepts a mismatch with a fixed probability; the control of informed rules."""
 
 from __future__ import annotations
 

@@ -3,8 +3,7 @@
 A chain is Leviathan, Kalman, Matias 2023, Algorithm 1 (arXiv 2211.17192). Siblings are drawn without replacement (the
 policy ranks by log q + independent Gumbel noise). Each is compared with the target's mass that remains after earlier
 siblings: p ← norm(max(p − q, 0)), q ← q without the tried token, renormalised. Drafts that were selected instead of
-drawn (top-k children, look-ups) are certain: q is 1 at the tried token, so x is accepted with its remaining mass, and
-rejecting it sets that mass to zero. Dividing by the drafter's probability would be wrong there.
+drawn (top-k children, look-ups) are certain: q is 1 at the tried token.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decoding.contracts import Judgement, StatelessRule
+from decoding.contracts import Acceptance, Judgement
 from decoding.noise import Stream
 from decoding.tree import Verdict
 
@@ -33,14 +32,14 @@ class Trial:
     is_certain: bool
 
 
-class Rejection(StatelessRule):
+class Rejection(Acceptance):
     """Accept draft x with probability min(1, p(x) / q(x)); on refusal draw from the residual."""
 
     draft_stream = Stream.DRAFT
     needs_draft_probs = True
 
     def weigh(self, trial: Trial) -> tuple[Tensor, Tensor]:
-        """What speaks for each draft, (b,), to be divided by its probability, and the mass (b, V) if it is refused."""
+        """Each draft's weight (b,), to be divided by its probability, and the mass (b, V) if it is refused."""
         own = trial.mass.gather(1, trial.token[:, None])[:, 0]
         return own, normalise((trial.mass - trial.drawn_from).clamp_min(0), trial.mass)
 

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from decoding.acceptance.branches import Branches
-from decoding.acceptance.choice import target_choice
-from decoding.acceptance.walk import walk_accepted, wanted_tokens
-from decoding.contracts import EngineSpec, Judgement, StatelessRule
+from decoding.acceptance.walk import Branches, target_choice, walk_accepted, wanted_tokens
+from decoding.contracts import Acceptance, EngineSpec, Judgement
 from decoding.tree import Verdict
 
 
@@ -29,7 +27,7 @@ class Mismatches:
     branches: Branches
 
 
-class RelaxedRule(StatelessRule):
+class RelaxedRule(Acceptance):
     """A lossy rule; derive from it and implement `pardon`."""
 
     lossless = False

@@ -1,16 +1,55 @@
-"""Walks down a tree: along the target's own tokens, or along the longest path that a rule accepts."""
+"""The target's token after each node, branches of trees, and walks along them."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from decoding.acceptance.branches import Branches
+from decoding.contracts import Judgement
+from decoding.noise import Stream
+from decoding.sampling import perturb
 from decoding.tree import DraftTree, Verdict
 
 
+def target_choice(judgement: Judgement) -> Tensor:
+    """The target's token (b, N) after each node: the argmax, or on sampled rows its shared-noise draw."""
+    tree, noise = judgement.tree, None
+    if judgement.rows.any_sampled:
+        draws = judgement.noise.gumbel(Stream.TOKEN)
+        noise = draws.gather(1, tree.depth[:, :, None].expand(-1, -1, draws.shape[-1]))
+    return perturb(judgement.warped, noise, judgement.rows).argmax(dim=-1)
+
+
+@dataclass(frozen=True)
+class Branches:
+    """The branch that ends at each node, L = N: `member` (b, L, N) its drafts without the root, `length` (b, L) their
+    number, `is_whole` (b, L) whether it ends at a leaf. Rows may have trees of different shapes.
+
+    Example: a root with the chain 1 → 2 and the leaf 3 has the whole branches {1, 2} (number 2) and {3} (number 3).
+    """
+
+    member: Tensor
+    length: Tensor
+    is_whole: Tensor
+
+    @staticmethod
+    def of(tree: DraftTree) -> Branches:
+        """The branches of valid nodes; without drafts, only the root's empty branch."""
+        drafts = tree.valid & (tree.depth > 0)
+        numbers = torch.arange(tree.num_nodes, device=tree.tokens.device)
+        has_child = ((tree.parents[:, None, :] == numbers[None, :, None]) & tree.valid[:, None]).any(dim=-1)
+        return Branches(tree.visible() & drafts[:, None], tree.depth, tree.valid & ~has_child)
+
+    def count(self, nodes: Tensor, marks: Tensor) -> Tensor:
+        """For branch ℓ and node i, how many j on the branch have `nodes` (b, N) and, at (j, i), `marks` (b, N, N)."""
+        # Counts are far below 2²⁴, so fp32 holds them exactly.
+        return (self.member & nodes[:, None]).float() @ marks.float()
+
+
 def walk_choices(tree: DraftTree, choice: Tensor) -> Verdict:
-    """Follow `choice` (b, N), the token the target takes after each node, as far as the tree has it."""
+    """Follow `choice` (b, N), the target's token after each node, as far as the tree has it."""
     if tree.is_chain:
         return _walk_line(tree, choice)
     match = (tree.tokens == wanted_tokens(tree, choice)) & tree.valid
@@ -31,7 +70,7 @@ def walk_choices(tree: DraftTree, choice: Tensor) -> Verdict:
 
 
 def _walk_line(tree: DraftTree, choice: Tensor) -> Verdict:
-    """The same where every node but the last has one child, the next node: as far as drafts match in a row."""
+    """`walk_choices` on a chain."""
     match = (tree.tokens[:, 1:] == choice[:, :-1]) & tree.valid[:, 1:]
     num_taken = match.cumprod(dim=1).sum(dim=1, keepdim=True)
     # The numbers of a chain's nodes are their depths.

@@ -1,9 +1,8 @@
 """Contexts: what one lane of the drafter sees of a sample."""
 
-from decoding.contexts.full import Full
+from decoding.contexts.full import Full, Unconditional
 from decoding.contexts.pooled import Pooled
 from decoding.contexts.pruned import Pruned
 from decoding.contexts.text import Caption, TextOnly
-from decoding.contexts.unconditional import Unconditional
 
 __all__ = ["Caption", "Full", "Pooled", "Pruned", "TextOnly", "Unconditional"]

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decoding.contracts import Probe
+from decoding.contracts import Context, Probe
 from decoding.types import Request
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
@@ -23,11 +23,9 @@ from models.target import Target
 SIDE_FACTOR = 2
 
 
-class Pooled:
+class Pooled(Context):
     """A quarter of the visual tokens, each the mean of four. For drafters whose prompts contain the grid of their
     features: LLaVA-1.5, the Qwen vision families, and LLaVA-OneVision for videos."""
-
-    needs_attention = False
 
     def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
         inputs = model.front_end.encode(request.prompt, request.images, request.videos)
@@ -60,19 +58,13 @@ class Pooled:
     @staticmethod
     def _shorten(ids: Tensor, model: Target) -> Tensor:
         """Keep every fourth placeholder: their number is all that the model looks at."""
-        visual = torch.zeros_like(ids, dtype=torch.bool)
-        for token in model.visual_ids:
-            visual |= ids == token
+        visual = torch.isin(ids, torch.tensor(sorted(model.visual_ids)))
         keep = ~visual | (visual.cumsum(0) % SIDE_FACTOR**2 == 0)
         return ids[keep]
 
 
 def pool(features: Tensor) -> Tensor:
-    """Features (images, n, D) of a square grid → (images, n / 4, D), the mean of each 2×2 block.
-
-    Raises:
-        PromptError: n is no square of an even number.
-    """
+    """Features (images, n, D) of a square grid → (images, n / 4, D), the mean of each 2×2 block."""
     num_images, n, width = features.shape
     side = math.isqrt(n)
     if side * side != n or side % SIDE_FACTOR:
@@ -98,20 +90,15 @@ def blocks_by_position(prefix: Prefix) -> Tensor:
 
 
 def blocks_by_frame(prefix: Prefix, num_frames: list[int]) -> Tensor:
-    """The number of its 2×2 block for each visual column (n,), where each video is so many square frames, row by row,
-    and one column that ends it.
-
-    Raises:
-        PromptError: the columns do not come to that.
-    """
+    """The number of its 2×2 block for each visual column (n,) of videos: square frames, and one last column."""
     num_visual = int(prefix.visual.sum())
     num_features, left_over = divmod(num_visual - len(num_frames), sum(num_frames))
     side = math.isqrt(num_features)
     if left_over or side * side != num_features:
         raise PromptError(f"{num_visual} visual columns are no square frames, so they cannot be pooled 2×2")
     half = -(-side // SIDE_FACTOR)
-    row, column = torch.arange(side) // SIDE_FACTOR, torch.arange(side) // SIDE_FACTOR
-    frame = (row[:, None] * half + column).flatten()
+    place = torch.arange(side) // SIDE_FACTOR
+    frame = (place[:, None] * half + place).flatten()
     blocks: list[Tensor] = []
     start = 0
     for count in num_frames:
@@ -128,7 +115,7 @@ def merge_columns(prefix: Prefix, block: Tensor) -> Prefix:
     columns = prefix.visual.nonzero()[:, 0]
     num_blocks = int(block.max()) + 1
     first = columns.new_full((num_blocks,), prefix.length).scatter_reduce(0, block, columns, "amin")
-    size = torch.zeros(num_blocks, device=block.device).index_add(0, block, torch.ones(len(block), device=block.device))
+    size = block.bincount(minlength=num_blocks).float()
 
     def mean(features: Tensor) -> Tensor:
         summed = torch.zeros(num_blocks, features.shape[1], device=features.device)
@@ -139,11 +126,5 @@ def merge_columns(prefix: Prefix, block: Tensor) -> Prefix:
     keep = ~prefix.visual
     keep[first] = True
     order = first.argsort()
-    return replace(
-        prefix,
-        token_ids=prefix.token_ids[keep],
-        embeds=embeds[keep],
-        positions=prefix.positions[..., keep],
-        visual=prefix.visual[keep],
-        deepstack=tuple(mean(features)[order] for features in prefix.deepstack),
-    )
+    deepstack = tuple(mean(features)[order] for features in prefix.deepstack)
+    return replace(prefix, embeds=embeds, deepstack=deepstack).select(keep)

@@ -1,4 +1,4 @@
-"""The whole prompt with most visual columns taken out, for drafters that need only a glance at the image.
+"""The whole prompt without most of its visual columns.
 
 Uniform pruning keeps evenly spaced columns (the baseline of LVSpec). Guided pruning is SpecVLM's two stages: first the
 smallest set of columns that holds a share of the target's attention from text to visual columns, then even spacing over
@@ -14,14 +14,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from decoding.contracts import Probe
+from decoding.contracts import Context, Probe
 from decoding.types import Request
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
 from models.target import Target
 
 
-class Pruned:
+class Pruned(Context):
     """Keep `1 − ratio` of the visual columns."""
 
     def __init__(
@@ -85,13 +85,6 @@ def prune(prefix: Prefix, kept: Tensor, compact: bool) -> Prefix:
     visual_columns = prefix.visual.nonzero()[:, 0]
     keep = ~prefix.visual
     keep[visual_columns[kept]] = True
-    length = int(keep.sum())
-    positions = torch.arange(length, device=keep.device) if compact else prefix.positions[..., keep]
-    return replace(
-        prefix,
-        token_ids=prefix.token_ids[keep],
-        embeds=prefix.embeds[keep],
-        positions=positions,
-        visual=prefix.visual[keep],
-        deepstack=tuple(features[kept] for features in prefix.deepstack),
-    )
+    pruned = prefix.select(keep)
+    positions = torch.arange(pruned.length, device=keep.device) if compact else pruned.positions
+    return replace(pruned, positions=positions, deepstack=tuple(features[kept] for features in prefix.deepstack))

@@ -1,34 +1,35 @@
-"""Contexts without pixels: images and videos are removed, or replaced by a caption."""
+"""Contexts without pixels: images and videos are removed, or replaced by a caption.
+
+The prompt is tokenized with one placeholder per image or video, before a processor expands it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
-from decoding.contexts.tokens import newline_id, prompt_tokens, replace_pictures, text_prefix
-from decoding.contracts import Probe
+from decoding.contracts import Context, Probe
 from decoding.types import Request
 from models.captioner import Captioner
 from models.inputs.prefix import Prefix
+from models.inputs.processing import PromptError
 from models.target import Target
 
 
-class TextOnly:
+class TextOnly(Context):
     """Each image, and each video, is one newline (context T of TABED)."""
-
-    needs_attention = False
 
     def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
         newline = [newline_id(model)]
-        images, videos = [newline] * len(request.images), [newline] * len(request.videos)
-        return text_prefix(replace_pictures(prompt_tokens(request, model), model, images, videos), model)
+        return _with_texts(request, model, [newline] * len(request.images), [newline] * len(request.videos))
 
 
-class Caption:
-    """Each image is "image: " and a small captioner's words (context C of TABED, Appendix E); of a video, the words are
-    those for its middle frame."""
-
-    needs_attention = False
+class Caption(Context):
+    """Each image is "image: " and a small captioner's text (context C of TABED, Appendix E); of a video, the text is
+    that of its middle frame."""
 
     def __init__(self, captioner: Captioner, lead: str = "image: ") -> None:
         self.captioner = captioner
@@ -37,10 +38,50 @@ class Caption:
     def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
         tokenizer = model.front_end.tokenizer
 
-        def told(picture: NDArray[np.uint8]) -> list[int]:
-            words = self.lead + self.captioner.caption(picture)
-            return list(tokenizer(words, add_special_tokens=False)["input_ids"])
+        def caption(picture: NDArray[np.uint8]) -> list[int]:
+            text = self.lead + self.captioner.caption(picture)
+            return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-        images = [told(image) for image in request.images]
-        videos = [told(clip.frames[len(clip.frames) // 2]) for clip in request.videos]
-        return text_prefix(replace_pictures(prompt_tokens(request, model), model, images, videos), model)
+        images = [caption(image) for image in request.images]
+        videos = [caption(clip.frames[len(clip.frames) // 2]) for clip in request.videos]
+        return _with_texts(request, model, images, videos)
+
+
+def prompt_tokens(request: Request, model: Target) -> list[int]:
+    """The prompt's ids with a single placeholder for each image and video."""
+    tokenizer = model.front_end.tokenizer
+    bos = tokenizer.bos_token
+    ids = tokenizer(request.prompt, add_special_tokens=not (bos and request.prompt.startswith(bos)))["input_ids"]
+    num_videos = sum(token == model.video_id for token in ids)
+    num_images = sum(token in model.visual_ids for token in ids) - num_videos
+    for kind, found, given in (("image", num_images, request.images), ("video", num_videos, request.videos)):
+        if found != len(given):
+            raise PromptError(f"the prompt has {found} {kind} placeholder(s) for {len(given)} {kind}(s)")
+    if not ids:
+        raise PromptError("the prompt holds no tokens")
+    return list(ids)
+
+
+def _with_texts(
+    request: Request, model: Target, images: Sequence[Sequence[int]], videos: Sequence[Sequence[int]]
+) -> Prefix:
+    """The prompt with the i-th image placeholder replaced by the tokens `images[i]`, and those of videos likewise."""
+    of_images, of_videos = iter(images), iter(videos)
+    ids: list[int] = []
+    for token in prompt_tokens(request, model):
+        if token == model.video_id:
+            ids.extend(next(of_videos))
+        else:
+            ids.extend(next(of_images) if token in model.visual_ids else [token])
+    token_ids = torch.tensor(ids, dtype=torch.long, device=model.device)
+    embeds = model.decoder.get_input_embeddings()(token_ids)  # type: ignore[operator]
+    return Prefix(token_ids, embeds, torch.arange(len(ids), device=model.device), torch.zeros_like(token_ids) > 0)
+
+
+def newline_id(model: Target) -> int:
+    """The last id of a tokenized newline; LLaVA-style tokenizers put a word-start marker before it."""
+    tokenizer = model.front_end.tokenizer
+    ids = tokenizer("\n", add_special_tokens=False)["input_ids"]
+    if not ids:
+        raise PromptError("the drafter's tokenizer has no token for a newline, which stands for each image")
+    return int(ids[-1])

@@ -36,17 +36,13 @@ class PrefillTime:
 class Outcome:
     """Result and cost of one step.
 
-    `seconds` is the whole step; `draft_s`, `verify_s` and `commit_s` are its phases by the host clock. By row:
-    `accepted` drafts, and `offered`, the deepest useful draft. The drafter first caught up on `num_missed` tokens of
-    all rows. `prefill` is its prompt prefill since the last step, not part of `seconds`; `ended` has the prompt length
-    of every row that finished. `seconds` of a step whose output was processed late (`is_late`) is an upper bound.
+    By row: `accepted` drafts, and `offered`, the deepest useful draft. The drafter first caught up on `num_missed`
+    tokens of all rows. `prefill` is its prompt prefill since the last step, not part of `seconds`; `ended` has the
+    prompt length of every row that finished. `seconds` is an upper bound if the output was processed late (`is_late`).
     """
 
     levels: int
     seconds: float
-    draft_s: float
-    verify_s: float
-    commit_s: float
     accepted: Sequence[int]
     offered: Sequence[int]
     num_missed: int = 0

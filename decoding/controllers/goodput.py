@@ -2,14 +2,13 @@
 
 With k levels and n rows, a step yields n · (1 + Σ_{i ≤ k} S_i) tokens in T(n, k) seconds. S_i is the probability of at
 least i accepted drafts (`acceptance_rates`), T the step-time model (`step_times`); their quotient is the goodput of Liu
-et al. 2024 (arXiv 2406.14066). The drafter's prompt prefill per generated token (`prefill_times`) is added in a full
-batch. In a draining batch only the prefill and the catch-up that are still needed count.
+et al. 2024 (arXiv 2406.14066). The drafter's prompt prefill per generated token is added in a full batch. In a draining
+batch only the prefill and the catch-up that are still needed count.
 
 The first steps measure plain decoding, the full depth, half of it, and plain decoding again. A batch that is larger
 than any before is measured plain and at its estimated best depth, a smaller one a little deeper. Later, depths that
 were not measured recently are tried for a few steps. Trials take at most `max_exploration` of the steps, and their
-extra time at most that share of all time. A Kalman filter (`pace_filter`) separates changes of the machine from changes
-of single depths.
+extra time at most that share of all time.
 """
 
 from __future__ import annotations

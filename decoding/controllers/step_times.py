@@ -39,10 +39,7 @@ class StepTimeModel:
         cell = batch_class(num_active), levels
         rows = self._cells.setdefault(cell, num_active)
         if rows != num_active:
-            if self._weights is None:
-                self.refresh()
-            assert self._weights is not None
-            seconds *= _line(self._weights, rows, levels) / _line(self._weights, num_active, levels)
+            seconds *= self._line(rows, levels) / self._line(num_active, levels)
         if self._filter.add(cell, math.log(max(seconds, 1e-9))):
             # The times of other depths with drafts have changed as well.
             for other in [one for one in self._cells if one != cell and (one[1] > 0) == (levels > 0)]:
@@ -62,19 +59,18 @@ class StepTimeModel:
         """Whether any step was measured."""
         return bool(self._cells)
 
-    @property
-    def largest_batch(self) -> int:
-        """The largest measured batch class, or 0."""
-        return max((size for size, _ in self._cells), default=0)
-
     def seconds(self, num_active: int, levels: int) -> float:
         """Expected seconds of a step."""
+        # A batch class without measurements uses the factors of the nearest one.
+        line = self._line(num_active, levels)
+        nearest = min(self._factors, key=lambda size: abs(math.log2(size / batch_class(num_active))))
+        return line * _between(self._factors[nearest], levels)
+
+    def _line(self, rows: int, levels: int) -> float:
         if self._weights is None:
             self.refresh()
         assert self._weights is not None
-        # A batch class without measurements uses the factors of the nearest one.
-        nearest = min(self._factors, key=lambda size: abs(math.log2(size / batch_class(num_active))))
-        return _line(self._weights, num_active, levels) * _between(self._factors[nearest], levels)
+        return _line(self._weights, rows, levels)
 
     def refresh(self) -> None:
         """Fit T ≈ w0 + w1 · rows · levels + w2 · rows + w3 · levels, and each cell's factor."""

@@ -1,15 +1,11 @@
 """EAGLE: a one-layer head on the target's features, with its own KV cache.
 
-Its cache row holds one position per pair (feature of token t, embedding of token t + 1). Pairs of committed tokens have
-the *target's* features: those of the prompt are encoded when a sample is admitted, those of accepted tokens after every
-step, so that drafting starts from the output at the pending token. Tree levels run in scratch positions with the head's
-own outputs as features, which the next commit replaces. Li et al. 2024 (arXiv 2401.15077, 2406.16858).
+A position holds a pair (feature of token t, embedding of token t + 1). Committed pairs have the *target's* features;
+tree levels run in scratch positions with the head's own outputs as features. Li et al. 2024 (arXiv 2401.15077,
+2406.16858). Rotary positions count the pairs, in one dimension, as the public heads were trained. The embedding of a
+visual token is the target's input (the image feature).
 
-While drafting is paused, pairs are collected, and the next draft encodes them first. When as many wait as one forward
-takes, they are encoded at once, because features are too large to be stored for a whole text.
-
-Positions count the pairs, as the public heads were trained: one-dimensional rotary positions, for any target. The
-embedding of a visual token is the target's input (the image feature); that of a text token is the head's own.
+While drafting is paused, pairs are collected, up to one forward of them, and the next draft encodes them first.
 """
 
 from __future__ import annotations
@@ -20,36 +16,32 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decoding.contracts import EngineSpec, Judgement, Probe
+from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
 from decoding.drafters.merge import Merge, SingleLane
 from decoding.drafters.missed import WIDEST, catch_up_widths
 from decoding.tree import Frontier, Verdict
-from decoding.types import Request
 from models.heads.eagle import EagleNetwork
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
 
 
-class EagleDrafter:
+class EagleDrafter(Drafter):
     """Drafts with `network` and the target's own output layer `head`; `num_lanes` is the target's.
 
-    Per slot: `_output` (S, R, D) the head's output at the pending token; pairs not encoded yet, `_missed_tokens`
-    (S, P) and `_missed_features` (S, R, P, D_h), `_num_missed` (S,) of them, of which the host knows that there are at
-    most `_most_missed`; and the probes of prompts that are still to be read. Per step, by scratch column with the root
-    in front: `_outputs` (b, R, 1 + M, D) and what each may see, `_sees` (b, 1 + M, M); by grown node: `_column` (b, G),
-    0 for the root, and −1 for nodes that were never run.
+    Per slot: `_output` (S, R, D) the head's output at the pending token; `_num_missed` (S,) pairs not encoded yet, at
+    most `_most_missed` on the host, `_missed_tokens` (S, P) and `_missed_features` (S, R, P, D_h); and the probes of
+    prompts before prefill. Per step, by scratch column with the root in front: `_outputs` (b, R, 1 + M, D) and
+    visibility `_sees` (b, 1 + M, M); by grown node: `_column` (b, G), 0 for the root, −1 for nodes that were not run.
     """
 
     name = "eagle"
     needs_hidden = True
-    needs_attention = False
 
     def __init__(self, network: EagleNetwork, head: nn.Module, num_lanes: int = 1, merge: Merge | None = None) -> None:
         self.network = network
         self.head = head
         self.num_lanes = num_lanes
         self.merge = merge or SingleLane()
-        self.num_forwards = 0
 
     def open(self, spec: EngineSpec) -> None:
         assert spec.hidden_size == self.network.hidden_size, (spec.hidden_size, self.network.hidden_size)
@@ -72,10 +64,6 @@ class EagleDrafter:
         self._most_missed = [0] * spec.num_slots
         self._prompts: dict[int, tuple[Probe, Tensor]] = {}
         self._skipped: set[int] = set()
-
-    def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
-        # One pair per column of the target's prompt: no prompt of its own whose length would have to be checked.
-        return []
 
     def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         self._prompts.update({slot: (probes[i], first[i : i + 1]) for i, slot in enumerate(slots.ids)})
@@ -107,26 +95,26 @@ class EagleDrafter:
         self.num_forwards += filled.num_forwards
 
     def _pairs(self, probe: Probe, first: Tensor) -> list[Prefix]:
-        """The prompt as pairs, lane by lane: column t holds feature t and the token after it, the last one the first
-        produced. Lanes differ in their features; the target's padding is read like any other column, as the public
-        heads were trained."""
+        """The prompt as pairs, lane by lane: column t holds feature t and the token after it, at last the `first`
+        generated one. The target's padding is read like any other column, as the public heads were trained."""
         assert probe.hidden is not None, "an EAGLE head needs the hidden states of the target's prefill"
         prefix = probe.prefix
         tokens = torch.cat([prefix.token_ids[1:], first])
         embeds = self._embed(tokens)
         visual = torch.cat([prefix.visual[1:], prefix.visual.new_zeros(1)])
         seen = torch.cat([prefix.embeds[1:], prefix.embeds[:1]]).to(embeds.dtype)
-        told = torch.where(visual[:, None], seen, embeds)
-        positions = torch.arange(prefix.length, device=told.device)
+        inputs = torch.where(visual[:, None], seen, embeds)
+        positions = torch.arange(prefix.length, device=inputs.device)
+        nothing = torch.zeros_like(visual)
         # Samples of one prompt share their probe, and differ in the first token alone.
         return [
-            Prefix(tokens, self.network.fuse(told, features), positions, torch.zeros_like(visual)).of((id(probe), lane))
+            Prefix(tokens, self.network.fuse(inputs, features), positions, nothing).of((id(probe), lane))
             for lane, features in enumerate(probe.hidden)
         ]
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         outputs = self._begin(slots) if frontier.depth == 0 else self._extend(slots, frontier)
-        logits: Tensor = self.head(outputs.to(self._head_dtype())).float()
+        logits: Tensor = self.head(outputs.to(next(self.head.parameters()).dtype)).float()
         return self.merge.merge(slots, logits, frontier.depth)
 
     def _begin(self, slots: SlotBatch) -> Tensor:
@@ -170,7 +158,8 @@ class EagleDrafter:
         features = judgement.hidden.gather(2, verdict.path[:, None, :, None].expand(-1, num_lanes, -1, size))
         self._encode(slots, tokens, features, verdict.n)
         if self.merge.learns:
-            self.merge.learn(judgement, verdict, self._merged_place(judgement, verdict))
+            # The order of scratch columns is that of merging; leaves were not merged.
+            self.merge.learn(judgement, verdict, self._column.gather(1, judgement.tree.origin.gather(1, verdict.path)))
 
     def _encode(self, slots: SlotBatch, tokens: Tensor, features: Tensor, count: Tensor) -> None:
         """Keep the first `count` (b,) of the pairs of `tokens` (b, N) and `features` (b, R, N, D_h)."""
@@ -207,7 +196,6 @@ class EagleDrafter:
             self._encode_missed(slots)
 
     def _encode_missed(self, slots: SlotBatch) -> None:
-        """Encode the missed tokens of the rows."""
         most = max(self._most_missed[slot] for slot in slots.ids)
         if most == 0:
             return
@@ -218,12 +206,6 @@ class EagleDrafter:
         self._num_missed[slots.index] = 0
         for slot in slots.ids:
             self._most_missed[slot] = 0
-
-    def _merged_place(self, judgement: Judgement, verdict: Verdict) -> Tensor:
-        """As how many-th node each node of the path was drafted from, (b, D + 1); −1 for a leaf."""
-        if judgement.tree.num_levels == 0:
-            return torch.full_like(verdict.path, -1)
-        return self._column.gather(1, judgement.tree.origin.gather(1, verdict.path))
 
     def extras(self, slot: int) -> dict[str, Any]:
         return self.merge.extras(slot)
@@ -237,9 +219,6 @@ class EagleDrafter:
         return self.lanes.forward_embeds(slots, self.network.fuse(embeds, features).flatten(0, 1), depth, sees, offset)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """Tokens the head has never seen become its token 0: it has to read something there."""
+        """Embeddings; tokens outside the head's vocabulary become token 0."""
         embeds: Tensor = self.network.embed_tokens(torch.where(tokens < self.network.vocab_size, tokens, 0))
         return embeds
-
-    def _head_dtype(self) -> torch.dtype:
-        return next(self.head.parameters()).dtype

@@ -1,20 +1,20 @@
 """TABED: several contexts drafted in one forward, mixed by weights that follow the sample (TABED, Algorithm 1).
 
 q = Σ w_m · softmax(logits_m). After each step every candidate is scored at the positions that the target judged, up to
-and including the first mismatch, bonus left out; the next block's weights follow from the scores of the window. What
-is remembered are scores per position, never distributions.
+and including the first mismatch, without the bonus token; the next weights follow from the scores of the window.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import combinations, pairwise
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from decoding.contracts import EngineSpec, Judgement
-from decoding.drafters.weights import adaboost, inverse_error, pick_candidate, random_weights, simplex_grid
+from decoding.drafters.merge import Merge
 from decoding.noise import Stream
 from decoding.tree import Verdict
 from models.kv.lanes import SlotBatch
@@ -39,7 +39,7 @@ class EnsembleOptions:
     static_weights: tuple[float, ...] = ()
 
 
-class Ensemble:
+class Ensemble(Merge):
     """The merge of R lanes by adaptive weights.
 
     Per slot: `_weights` (S, R); `_matches` and `_errors` (S, W, J) scores of the last W positions, or (S, 1, J) running
@@ -86,7 +86,7 @@ class Ensemble:
     def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
         probs = torch.cat(self._probs, dim=2)  # (b, R, G, V)
         said = verdict.produced(judgement.tree)
-        # A shorter text in the batch may leave a row nodes that were run but offered it nothing: they teach nothing.
+        # Nodes that were run for other rows only are not scored.
         offered = judgement.tree.has_drafts()
         for depth in range(verdict.path.shape[1]):
             judged = (
@@ -111,11 +111,10 @@ class Ensemble:
         index = judgement.slots.index
         # The ring's next place; with an unbounded window there is one place, which adds up.
         at = self._seen[index] % self._matches.shape[1]
-        keep = judged[:, None]
         for memory, value in ((self._matches, match), (self._errors, error)):
             old = memory[index, at]
             new = old + value if self.options.window == 0 else value
-            memory[index, at] = torch.where(keep, new, old)
+            memory[index, at] = torch.where(judged[:, None], new, old)
         self._seen[index] += judged.long()
 
     def _choose(self, judgement: Judgement, took_part: Tensor) -> None:
@@ -138,5 +137,62 @@ class Ensemble:
         self._weights[index] = torch.where(took_part[:, None], weights, self._weights[index])
 
     def extras(self, slot: int) -> dict[str, Any]:
-        """The weights that the sample ended with, lane by lane."""
         return {"ensemble_weights": [round(value, 4) for value in self._weights[slot].tolist()]}
+
+
+# --- weights: b rows, J candidates, R lanes ------------------------------------------------------------------------
+
+
+def simplex_grid(num_lanes: int, steps: int) -> Tensor:
+    """All weights (J, R) that are multiples of 1 / `steps` and sum to one (policy S_W of MT*, Appendix B.2)."""
+    rows = []
+    for bars in combinations(range(steps + num_lanes - 1), num_lanes - 1):
+        edges = (-1, *bars, steps + num_lanes - 1)
+        rows.append([right - left - 1 for left, right in pairwise(edges)])
+    return torch.tensor(rows, dtype=torch.float32) / steps
+
+
+def pick_candidate(grid: Tensor, matches: Tensor, errors: Tensor, by_matches: bool) -> Tensor:
+    """The best row of `grid` (J, R) for each sample, (b, R).
+
+    `matches` and `errors` (b, J) are summed over the window. With `by_matches` most argmax matches win and the smaller
+    error breaks ties; otherwise the smaller error wins. Equal candidates: the one nearest to equal weights, so that a
+    sample without history gets them.
+    """
+    num_candidates = grid.shape[0]
+    imbalance = (grid - 1.0 / grid.shape[1]).square().sum(1)
+    # Three keys by three stable sorts, least significant first: a weighted sum of keys would lose the small ones.
+    order = imbalance.argsort(stable=True).expand(errors.shape[0], num_candidates)
+    order = order.gather(1, errors.gather(1, order).argsort(dim=1, stable=True))
+    if by_matches:
+        order = order.gather(1, matches.gather(1, order).argsort(dim=1, stable=True, descending=True))
+    return grid[order[:, 0]]
+
+
+def inverse_error(errors: Tensor, seen: Tensor, temperature: float, linear: bool) -> Tensor:
+    """Weights (b, R) from the lanes' own errors (b, R); equal where nothing was `seen` (b,) yet.
+
+    Paper (B.2): softmax(1 / e / τ). Code: softmax(log(1 / e) / τ), which at τ = 1 is 1 / e normalised: `linear`.
+    """
+    inverse = 1.0 / errors.clamp_min(1e-6)
+    scores = inverse.log() if linear else inverse
+    weights = (scores / temperature).softmax(dim=1)
+    return torch.where(seen[:, None], weights, torch.full_like(weights, 1.0 / errors.shape[1]))
+
+
+def adaboost(matches: Tensor, seen: Tensor, vocab_size: int, constant: float) -> Tensor:
+    """Weights (b, R) ∝ ln(1/ε − 1) + C·ln(K − 1), ε the lane's share of misses (Eq. 2), negative ones cut to 0.
+
+    `matches` (b, R) hits among `seen` (b,) positions; one miss and one hit are added, so that ε is never 0 or 1.
+    """
+    epsilon = 1.0 - (matches + 1.0) / (seen[:, None] + 2.0)
+    weights = ((1.0 / epsilon - 1.0).log() + constant * torch.log(torch.tensor(vocab_size - 1.0))).clamp_min(0.0)
+    total = weights.sum(1, keepdim=True)
+    equal = torch.full_like(weights, 1.0 / matches.shape[1])
+    return torch.where((total > 0) & (seen[:, None] > 0), weights / total.clamp_min(1e-9), equal)
+
+
+def random_weights(uniform: Tensor) -> Tensor:
+    """Uniform numbers (b, R) → weights uniform on the simplex (b, R): the control Random^MT."""
+    exponential = -torch.log1p(-uniform)
+    return (exponential / exponential.sum(1, keepdim=True)).float()

@@ -1,9 +1,6 @@
 """Prompt lookup: drafts copy the tokens that followed the last few tokens earlier in the text.
 
-Saxena 2023, "Prompt lookup decoding". No model: a step searches the sample's prompt and output once for the longest
-earlier match of the end of the text, and copies from there, level by level. Its logits are 0 at the copied token and
-−inf elsewhere, which every rule treats as certain; without a match they are −inf throughout, and policies mark the
-children invalid. Stores the text of each slot.
+Saxena 2023, "Prompt lookup decoding". Logits are 0 at the copied token and −inf elsewhere, or −inf without a match.
 
 Example with `max_ngram_tokens` 2, text  a b c d a b  (b is pending):
 
@@ -19,28 +16,22 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Judgement, Probe
+from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
 from decoding.tree import Frontier, Verdict
-from decoding.types import Request
-from models.inputs.prefix import Prefix
 from models.kv.lanes import SlotBatch
 
 NO_TOKEN = -1
 """Placeholder of visual tokens and of positions beyond the text: equals no token and is never proposed."""
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Drafts by copying from prompt and output.
 
     A match has `min_ngram_tokens` to `max_ngram_tokens` tokens; the longest wins, and among equals the `latest` or the
-    `first` in the text. Per slot: `_text` (S, L) tokens and `_length` (S,). Costs one comparison of the text with its
-    own end per step and tokens of the n-gram; no forward.
+    `first` in the text. Per slot: `_text` (S, L) tokens and `_length` (S,).
     """
 
     name = "lookup"
-    num_forwards = 0
-    needs_hidden = False
-    needs_attention = False
 
     def __init__(
         self, min_ngram_tokens: int = 1, max_ngram_tokens: int = 3, match: Literal["latest", "first"] = "latest"
@@ -59,9 +50,6 @@ class LookupDrafter:
         # (S, 2): steps, and steps that found a match.
         self._counts = torch.zeros(spec.num_slots, 2, dtype=torch.long, device=spec.device)
 
-    def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
-        return []
-
     def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         for slot, probe in zip(slots.ids, probes, strict=True):
             prompt = probe.prefix
@@ -71,12 +59,6 @@ class LookupDrafter:
         self._text[slots.index, self._length[slots.index]] = first
         self._length[slots.index] += 1
         self._counts[slots.index] = 0
-
-    def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
-        pass
-
-    def skip(self, slots: SlotBatch) -> None:
-        pass
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         if frontier.depth == 0:
@@ -113,10 +95,9 @@ class LookupDrafter:
 
 
 def find_match(text: Tensor, length: Tensor, min_tokens: int, max_tokens: int, latest: bool) -> tuple[Tensor, Tensor]:
-    """Where to copy from: `text` (b, L), `length` (b,) → the place (b,) behind the best match; whether there is one.
+    """Where to copy from: `text` (b, L), `length` (b,) → the place (b,) behind the longest match; whether there is one.
 
-    The best match is the longest, up to `max_tokens`, of the places before the text's end whose tokens equal those at
-    its end; 0 and False where none has `min_tokens` or no token follows it.
+    Place 0 and False if no match has `min_tokens` tokens and a token behind it.
     """
     num_places = text.shape[1]
     place = torch.arange(num_places, device=text.device).expand_as(text)

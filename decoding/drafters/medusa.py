@@ -1,8 +1,7 @@
 """Medusa: heads on the target's last hidden state, each predicting one token further ahead.
 
-Head d gives the distribution of every draft of depth d + 1, for any parent: the tree is the product of the levels'
-candidates. Cai et al. 2024 (arXiv 2401.10774), section 3.1. Stores one state per sample; the only forwards are those of
-the heads.
+Head d gives the distribution of every draft of depth d + 1, for any parent. Cai et al. 2024 (arXiv 2401.10774), section
+3.1.
 """
 
 from __future__ import annotations
@@ -13,16 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Judgement, Probe
-from decoding.drafters.merge import Merge, SingleLane
+from decoding.contracts import Drafter, EngineSpec, Judgement, Probe
+from decoding.drafters.merge import Merge, SingleLane, to_vocabulary
 from decoding.tree import Frontier, Verdict
-from decoding.types import Request
 from models.heads.medusa import MedusaHeads
-from models.inputs.prefix import Prefix
 from models.kv.lanes import SlotBatch
 
 
-class MedusaDrafter:
+class MedusaDrafter(Drafter):
     """Drafts with `heads`; `num_lanes` is the target's.
 
     Per slot: `_state` (S, R, D), the target's hidden state that the pending token was chosen from.
@@ -30,13 +27,11 @@ class MedusaDrafter:
 
     name = "medusa"
     needs_hidden = True
-    needs_attention = False
 
     def __init__(self, heads: MedusaHeads, num_lanes: int = 1, merge: Merge | None = None) -> None:
         self.heads = heads
         self.num_lanes = num_lanes
         self.merge = merge or SingleLane()
-        self.num_forwards = 0
 
     def open(self, spec: EngineSpec) -> None:
         shape = self.heads.shape
@@ -49,29 +44,20 @@ class MedusaDrafter:
         weight = next(self.heads.parameters())
         self._state = weight.new_zeros(spec.num_slots, self.num_lanes, shape.hidden_size)
 
-    def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
-        return []
-
     def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
         states = [probe.hidden[:, -1] for probe in probes if probe.hidden is not None]
         assert len(states) == len(probes), "Medusa heads need the hidden states of the target's prefill"
         self._state[slots.index] = torch.stack(states).to(self._state.dtype)
         self.merge.reset(slots)
 
-    def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
-        pass
-
-    def skip(self, slots: SlotBatch) -> None:
-        pass
-
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         width = frontier.tokens.shape[1]
         if frontier.depth == 0:
-            # All heads read one state: however many are asked, it is one pass.
+            # All heads read one state, so they count as one forward.
             self.num_forwards += 1
             self._step_state = self._state[slots.index]
         logits = self.heads.logits(frontier.depth, self._step_state)[:, :, None]  # (b, R, 1, V)
-        merged = self.merge.merge(slots, self._to_vocabulary(logits), frontier.depth)
+        merged = self.merge.merge(slots, to_vocabulary(logits, self._vocab_size), frontier.depth)
         return merged.expand(-1, width, -1)
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
@@ -87,10 +73,3 @@ class MedusaDrafter:
 
     def extras(self, slot: int) -> dict[str, Any]:
         return self.merge.extras(slot)
-
-    def _to_vocabulary(self, logits: Tensor) -> Tensor:
-        """Cut or fill (…, V') to the target's V; tokens without a place in the heads get probability 0."""
-        missing = self._vocab_size - logits.shape[-1]
-        if missing <= 0:
-            return logits[..., : self._vocab_size]
-        return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)

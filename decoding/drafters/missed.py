@@ -1,7 +1,4 @@
-"""Plans how a drafter runs the tokens that it missed while drafting was paused: which rows, and how many forwards.
-
-Everything is computed from host numbers that are known before the step.
-"""
+"""Widths of the forwards that catch up on tokens which a drafter missed while drafting was paused."""
 
 from __future__ import annotations
 

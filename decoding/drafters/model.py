@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.contracts import Context, EngineSpec, Judgement, Probe
-from decoding.drafters.merge import Merge, SingleLane
+from decoding.contracts import Context, Drafter, EngineSpec, Judgement, Probe
+from decoding.drafters.merge import Merge, SingleLane, to_vocabulary
 from decoding.drafters.missed import catch_up_widths
 from decoding.tree import Frontier, Verdict
 from decoding.types import Request
@@ -26,16 +26,15 @@ CATCH_UP = 2
 """Tokens of the catch-up forward after a step with drafts: a leaf that was accepted, and the pending token."""
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts with `model`; `vocab_size` is the target's, of which the drafter's first tokens must be the same.
 
-    Per slot: `_pending` (S, P) tokens not run yet and `_num_pending` (S,), of which the host knows that there are at
-    most `_most_pending`; and the prompts that are still to be read. Per step: the grown nodes in the order of their
-    scratch columns, level by level; and, unless there is one a level, which scratch columns each sees (b, G, M).
+    Per slot: `_num_pending` (S,) tokens not run yet, at most `_most_pending` on the host, and `_pending` (S, P). Per
+    step: the grown nodes in the order of their scratch columns, level by level, and, unless there is one per level,
+    the scratch columns that each sees (b, G, M).
     """
 
     name = "model"
-    needs_hidden = False
 
     def __init__(
         self, model: TargetModel, contexts: Sequence[Context], vocab_size: int, merge: Merge | None = None
@@ -44,7 +43,6 @@ class ModelDrafter:
         self.model = model
         self.contexts = tuple(contexts)
         self.vocab_size = vocab_size
-        self.num_forwards = 0
         self.needs_attention = any(context.needs_attention for context in contexts)
 
     def open(self, spec: EngineSpec) -> None:
@@ -104,7 +102,7 @@ class ModelDrafter:
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         hidden = self._catch_up(slots) if frontier.depth == 0 else self._extend(slots, frontier)
-        logits = _to_vocabulary(self.lanes.logits(hidden), self.vocab_size)
+        logits = to_vocabulary(self.lanes.logits(hidden), self.vocab_size)
         return self.merge.merge(slots, logits, frontier.depth)
 
     def _catch_up(self, slots: SlotBatch) -> Tensor:
@@ -227,17 +225,7 @@ class ModelDrafter:
         return self.merge.extras(slot)
 
     def _known(self, tokens: Tensor) -> Tensor:
-        """Tokens the drafter has never seen become its token 0: it has to read something there."""
+        """Tokens outside the drafter's vocabulary become token 0."""
         if self.model.vocab_size >= self.vocab_size:
             return tokens
         return torch.where(tokens < self.model.vocab_size, tokens, 0)
-
-
-def _to_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
-    """Cut or fill (…, V') logits to the target's V; tokens that the drafter does not have get probability 0."""
-    own = logits.shape[-1]
-    if own == vocab_size:
-        return logits
-    if own > vocab_size:
-        return logits[..., :vocab_size]
-    return torch.nn.functional.pad(logits, (0, vocab_size - own), value=-torch.inf)

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 
-from decoding.contracts import Drafter, Probe
+from decoding.contracts import Drafter
 from decoding.controllers.base import PrefillTime
 from decoding.errors import OUT_OF_MEMORY, PROMPT_REFUSED, DrafterError
 from decoding.scheduling.admission import Admission
 from decoding.scheduling.slots import Progress
-from decoding.types import Request
 from models.backends.select import backend_for
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
@@ -24,9 +24,8 @@ from models.kv.lanes import SlotBatch
 
 logger = logging.getLogger(__name__)
 
-FAILURES: tuple[type[Exception], ...] = (PromptError, DrafterError, torch.OutOfMemoryError)
-"""Exceptions that end drafting for one sample; a guarded drafter raises only these and device errors."""
 DRAFTER_FAILED = "drafter_failed"
+Value = TypeVar("Value")
 
 
 class DrafterPrefill:
@@ -51,20 +50,22 @@ class DrafterPrefill:
         if not unread:
             return 0.0, {}
         start, forwards_before = time.perf_counter(), self._drafter.num_forwards
-        made: dict[int, list[Prefix] | str] = {}
+        prompts: dict[int, tuple[list[Prefix] | None, str]] = {}
         prefixes: dict[int, list[Prefix]] = {}
         failed: dict[int, str] = {}
         for slot, one in unread:
             probe, one.unread = one.unread, None
             assert probe is not None
             # Samples with equal prompts share one probe, and one drafter prompt.
-            if id(probe) not in made:
-                made[id(probe)] = self._make(one.request, probe)
-            found = self._fitting(one.request, made[id(probe)])
-            if isinstance(found, str):
-                failed[slot] = found
+            if id(probe) not in prompts:
+                prompts[id(probe)] = _attempt(self._drafter.prefixes, one.request, probe)
+            lanes, reason = prompts[id(probe)]
+            if lanes is not None and (error := self._admission.too_long("drafter", lanes, one.request)):
+                reason = f"{error.code}: {error.message}"
+            if lanes is None or reason:
+                failed[slot] = reason
             else:
-                prefixes[slot] = found
+                prefixes[slot] = lanes
         failed |= self._prefill(slots, prefixes)
         if failed:
             self._drafter.skip(slots.some(list(failed)))
@@ -87,20 +88,6 @@ class DrafterPrefill:
         self._num_tokens, self._seconds = 0, 0.0
         return time_spent
 
-    def _make(self, request: Request, probe: Probe) -> list[Prefix] | str:
-        """The drafter's prompts of a request, or the error."""
-        try:
-            return self._drafter.prefixes(request, probe)
-        except FAILURES as error:
-            return _reason(error)
-
-    def _fitting(self, request: Request, lanes: list[Prefix] | str) -> list[Prefix] | str:
-        """The prompts if they and the output fit into the context window, else the error."""
-        if isinstance(lanes, str):
-            return lanes
-        too_long = self._admission.too_long("drafter", lanes, request)
-        return lanes if too_long is None else f"{too_long.code}: {too_long.message}"
-
     def _prefill(self, slots: SlotBatch, prefixes: dict[int, list[Prefix]]) -> dict[int, str]:
         """Prefill a batch; if that fails, prefill one by one and return the errors by slot.
 
@@ -109,29 +96,26 @@ class DrafterPrefill:
         """
         if not prefixes:
             return {}
-        reason = self._try(slots, prefixes)
-        if reason is None:
-            return {}
-        if len(prefixes) == 1:
-            return dict.fromkeys(prefixes, reason)
-        reasons = {slot: self._try(slots, {slot: lanes}) for slot, lanes in prefixes.items()}
-        if all(reason is not None and reason.startswith(OUT_OF_MEMORY) for reason in reasons.values()):
+        reason = self._prefill_together(slots, prefixes)
+        if not reason or len(prefixes) == 1:
+            return dict.fromkeys(prefixes, reason) if reason else {}
+        reasons = {slot: self._prefill_together(slots, {slot: lanes}) for slot, lanes in prefixes.items()}
+        if all(reason.startswith(OUT_OF_MEMORY) for reason in reasons.values()):
             raise torch.OutOfMemoryError(reason)
-        return {slot: reason for slot, reason in reasons.items() if reason is not None}
+        return {slot: reason for slot, reason in reasons.items() if reason}
 
-    def _try(self, slots: SlotBatch, prefixes: dict[int, list[Prefix]]) -> str | None:
-        """Prefill prompts by slot; returns the error, if any."""
-        try:
-            # `some` keeps the order of the batch.
-            batch = slots.some(list(prefixes))
-            self._drafter.prefill(batch, [prefixes[slot] for slot in batch.ids])
-        except FAILURES as error:
-            return _reason(error)
-        return None
+    def _prefill_together(self, slots: SlotBatch, prefixes: dict[int, list[Prefix]]) -> str:
+        # `some` keeps the order of the batch.
+        batch = slots.some(list(prefixes))
+        return _attempt(self._drafter.prefill, batch, [prefixes[slot] for slot in batch.ids])[1]
 
 
-def _reason(error: Exception) -> str:
-    """Code and message; the exception itself would keep tensors alive."""
-    if isinstance(error, torch.OutOfMemoryError):
-        return f"{OUT_OF_MEMORY}: {error}"
-    return f"{PROMPT_REFUSED if isinstance(error, PromptError) else DRAFTER_FAILED}: the drafter's side: {error}"
+def _attempt(call: Callable[..., Value], *arguments: object) -> tuple[Value | None, str]:
+    """The result, or None with code and message; the exception itself would keep tensors alive."""
+    try:
+        return call(*arguments), ""
+    except torch.OutOfMemoryError as error:
+        return None, f"{OUT_OF_MEMORY}: {error}"
+    except (PromptError, DrafterError) as error:
+        code = PROMPT_REFUSED if isinstance(error, PromptError) else DRAFTER_FAILED
+        return None, f"{code}: the drafter's side: {error}"

@@ -10,16 +10,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from decoding.controllers.base import Choice, Outcome, PrefillTime
+from decoding.controllers.base import Choice
 from decoding.scheduling.slots import Progress
 from decoding.stats import EngineStats
-from decoding.step import HostStep, SentStep, StepResult
+from decoding.step import HostStep, StepResult
+from models.backends.host_copy import HostCopy
 from models.kv.lanes import SlotBatch
 
 
 @dataclass(frozen=True)
 class StepOutput:
-    """A step's output on the host, when it arrived, and seconds: `seconds` of device time, phases in host time."""
+    """A step's output on the host, the time of its arrival, `seconds` of device time, and phases in host time."""
 
     step: HostStep
     ended_s: float
@@ -40,7 +41,7 @@ class StepInFlight:
     """Tokens of all rows on which the drafter caught up."""
     drafter_forwards: int
     result: StepResult
-    sent: SentStep
+    copy: HostCopy
     launched_s: float
 
     def record_launch(self) -> None:
@@ -51,10 +52,9 @@ class StepInFlight:
 
     def wait(self, since_s: float) -> StepOutput:
         """Wait for the step's output. The device was busy with an earlier step until `since_s`."""
-        began_s = time.perf_counter()
-        step = self.sent.read()
+        result, began_s = self.result, time.perf_counter()
+        step = HostStep(*self.copy.read())
         ended_s = time.perf_counter()
-        result = self.result
         return StepOutput(
             step=step,
             ended_s=ended_s,
@@ -92,21 +92,3 @@ class StepInFlight:
         stats.verify_ms += 1000 * (output.verify_s + output.commit_s) / num_rows
         stats.batch_size_total += num_rows
         stats.degraded |= step.failed is not None and step.failed[row]
-
-    def outcome(
-        self, output: StepOutput, offered: Sequence[int], prefill: PrefillTime, ended: Sequence[int], is_late: bool
-    ) -> Outcome:
-        """The outcome for the controller."""
-        return Outcome(
-            levels=self.choice.levels,
-            seconds=output.seconds,
-            draft_s=output.draft_s,
-            verify_s=output.verify_s,
-            commit_s=output.commit_s,
-            accepted=[n - 1 for n in output.step.counts],
-            offered=offered,
-            num_missed=self.num_missed,
-            prefill=prefill,
-            ended=ended,
-            is_late=is_late,
-        )

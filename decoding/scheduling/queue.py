@@ -67,7 +67,6 @@ class RequestQueue:
         return self._groups[group]
 
     def submit(self, request: Request, group: Group = Group.NEW) -> None:
-        """Append a request to a group."""
         self._groups[group].append(request)
         self.num_waiting += 1
 
@@ -117,5 +116,4 @@ class RequestQueue:
         return request
 
     def finish(self, sample_id: str) -> None:
-        """Remove a running request."""
         del self.running[sample_id]

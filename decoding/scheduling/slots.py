@@ -25,11 +25,11 @@ class Progress:
     request: Request
     prefix_length: int
     num_visual_tokens: int
-    stats: RequestStats
-    started_s: float = 0.0
-    """Admission time by `time.perf_counter`."""
     levels: int = 0
     """Depth of the sample's next tree."""
+    started_s: float = 0.0
+    """Admission time by `time.perf_counter`."""
+    stats: RequestStats = field(init=False)
     unread: Probe | None = None
     """Input of the drafter's prefill until that has run."""
     num_missed: int = 0
@@ -42,6 +42,9 @@ class Progress:
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
     text: str | None = None
+
+    def __post_init__(self) -> None:
+        self.stats = RequestStats(self.levels)
 
     @property
     def remaining(self) -> int:
@@ -66,7 +69,6 @@ class Progress:
         return len(tokens)
 
     def completion(self, decode: Callable[..., str]) -> Completion:
-        """The finished request; log probabilities are before temperature and filters."""
         return Completion(
             sample_id=self.request.sample_id,
             token_ids=tuple(self.token_ids),
@@ -78,13 +80,8 @@ class Progress:
             telemetry=self.stats.telemetry(),
         )
 
-    def failure(self, error: RequestError) -> Completion:
-        """The request with an error."""
-        return failed(self.request, error)
-
 
 def failed(request: Request, error: RequestError) -> Completion:
-    """A completion with an error."""
     return Completion(sample_id=request.sample_id, finish_reason="error", error=error)
 
 

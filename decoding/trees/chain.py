@@ -1,4 +1,4 @@
-"""The chain: one draft below the other. No choice but the drafter's own, and little to do between its forwards."""
+"""The chain: one draft below the other."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Level, StatelessTree
+from decoding.contracts import EngineSpec, Level, TreePolicy
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier
 from models.backends.base import REFERENCE, Backend
@@ -16,8 +16,8 @@ from models.kv.lanes import SlotBatch
 
 
 class _Line(NamedTuple):
-    """What is the same for all chains of so many rows and nodes: `numbers` and `parents` (b, N) of all nodes, which of
-    them each sees (b, N, N), and numbers and parents one by one."""
+    """Tensors of all chains of one number of rows and nodes: `numbers` and `parents` (b, N), visibility (b, N, N), and
+    numbers and parents by node."""
 
     numbers: Tensor
     parents: Tensor
@@ -27,7 +27,7 @@ class _Line(NamedTuple):
     beginning: Tensor
 
 
-class Chain(StatelessTree):
+class Chain(TreePolicy):
     """The policy for a single path of `length` drafts, each the drafter's best, or its draw."""
 
     checks_numbers = True
@@ -68,8 +68,7 @@ class Chain(StatelessTree):
     def finish(self) -> DraftTree:
         best = torch.cat(self._best, dim=1)
         # The best score is −inf if no token remains, and NaN or +inf if a logit is.
-        is_bounded = self._max_depth is not None
-        max_depth = self._max_depth if self._max_depth is not None else torch.full_like(best[:, 0], 1 << 30).long()
+        max_depth = torch.full_like(best[:, 0], 1 << 30).long() if self._max_depth is None else self._max_depth
         valid, num_drafted, failed = self._backend.cut_chain(best, max_depth)
         probs = None
         if self._keep_probs:
@@ -85,18 +84,16 @@ class Chain(StatelessTree):
             draft_probs=probs,
             is_chain=True,
             failed=failed,
-            num_drafted=num_drafted if is_bounded else None,
-            # A chain's invalid nodes are its tail, which no valid node could see anyway.
+            num_drafted=None if self._max_depth is None else num_drafted,
+            # A chain's invalid nodes are its tail, which no valid node can see.
             ancestry=self._line.ancestry,
         )
 
     def _frontier(self) -> Frontier:
-        depth = len(self._tokens) - 1
-        line = tuple(self._tokens[1:])
+        depth, line = len(self._tokens) - 1, tuple(self._tokens[1:])
         return Frontier(depth, self._line.nodes[depth], self._line.above[depth], self._tokens[-1], line)
 
     def _line_of(self, b: int, num_nodes: int, device: torch.device) -> _Line:
-        """Made once, as every operation between two forwards counts."""
         if (b, num_nodes, device) not in self._lines:
             numbers = torch.arange(num_nodes, device=device).expand(b, -1)
             parents = numbers - 1

@@ -18,10 +18,9 @@ from torch import Tensor
 class SageSettings:
     """The numbers of the paper, and a choice for each ambiguity.
 
-    `depth_cap` bounds the depth that a long run of accepted drafts can reach. `max_expanded` is the maximum number of
-    nodes of one level with children: it fixes how many nodes the drafter runs per level. With the paper's numbers and
-    the cumulative threshold, a search found no distribution that expands more than six nodes of a level; with the
-    per-node threshold the most probable ones are kept.
+    `depth_cap` bounds the depth after a long run of accepted drafts. `max_expanded` is the maximum number of nodes of
+    one level with children; with the paper's numbers and the cumulative threshold no distribution was found with more
+    than six.
     """
 
     min_depth: int = 3
@@ -82,8 +81,7 @@ def real_width(alpha: Tensor, settings: SageSettings) -> Tensor:
 def level_width(width: Tensor, level: int, parent_probability: Tensor, settings: SageSettings) -> Tensor:
     """Children that a node may have on `level` (1 is the root's children): W_l = W · (1/l) · (0.5 + P_parent), Eq. 12.
 
-    The decay begins "beyond the first level". A width below `min_children` becomes that: without it the decay alone
-    would end every tree at depth 3.
+    The decay begins "beyond the first level". Without `min_children` it alone would end every tree at depth 3.
     """
     if level > 1 or settings.decay_first_level:
         width = width / level * (0.5 + parent_probability)

@@ -3,34 +3,21 @@
 Li et al. 2024 (arXiv 2406.16858), section 4: the `top_k` children of every beam node are scored by the product of
 probabilities along their path; the `top_k` best of a level are the next beam; finally the best nodes of all levels are
 kept.
-
-A node scores no higher than its parent, and the sort is stable over nodes in level order, so for equal scores the
-parent comes first: all ancestors of a kept node are kept, regardless of rounding.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Level, StatelessTree
+from decoding.contracts import EngineSpec, Level, TreePolicy
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier
+from decoding.trees.pool import Pool, best_of
 from models.kv.lanes import SlotBatch
 
 
-@dataclass(frozen=True)
-class _Grown:
-    """One level's nodes, numbered in the order they grew (the root is 0): all (b, M)."""
-
-    tokens: Tensor
-    parents: Tensor
-    scores: Tensor
-
-
-class DynamicTree(StatelessTree):
+class DynamicTree(TreePolicy):
     """Beams of `top_k` over `depth` + 1 levels, of which `total_tokens` nodes are verified, the root included.
 
     Scores are cumulative log-probabilities. With shared-noise sampling the probability of a child is softmax(log q +
@@ -54,11 +41,9 @@ class DynamicTree(StatelessTree):
         assert self.top_k <= spec.vocab_size, f"top_k {self.top_k} is more than the vocabulary's {spec.vocab_size}"
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
-        self._root = root
+        self._pool = Pool(root)
         self._num_levels = min(num_levels, self.max_levels)
         self._shares_noise = not keep_probs
-        self._grown: list[_Grown] = []
-        self._num_grown = 1
         self._beam_scores = torch.zeros_like(root, dtype=torch.float32)[:, None]
         self._frontier = Frontier.at_root(root)
         return self._frontier
@@ -72,54 +57,19 @@ class DynamicTree(StatelessTree):
             values = values.masked_fill((level.max_depth < depth)[:, None, None], -torch.inf)
         scores = (self._beam_scores[:, :, None] + values).flatten(1)  # (b, F · k)
         tokens = best.indices.flatten(1)
-        self._grown.append(_Grown(tokens, frontier.nodes.repeat_interleave(k, dim=1), scores))
-        first, self._num_grown = self._num_grown, self._num_grown + tokens.shape[1]
+        first = self._pool.add(tokens, (frontier.nodes - 1).repeat_interleave(k, dim=1), scores)
         if depth >= self._num_levels:
             return None
-        place = _best_first(scores)[:, :k]
-        self._beam_scores = scores.gather(1, place)
+        self._beam_scores, place = best_of(scores, k)
         above = place // k
-        path = frontier.path.gather(1, above[:, :, None].expand(-1, -1, depth - 1))
-        chosen = tokens.gather(1, place)
-        self._frontier = Frontier(
-            depth=depth,
-            nodes=place + first,
-            parents=frontier.nodes.gather(1, above),
-            tokens=chosen,
-            line=torch.cat([path, chosen[:, :, None]], dim=-1),
-        )
+        parents = frontier.nodes.gather(1, above)
+        self._frontier = frontier.below(place + first + 1, parents, tokens.gather(1, place), above)
         return self._frontier
 
     def _log_probs(self, level: Level) -> Tensor:
-        """How likely each token follows each frontier node, (b, F, V), never above 0."""
+        """Log-probabilities of children (b, F, V), never above 0."""
         scores = perturb(level.logits, level.noise if self._shares_noise else None, level.rows)
         return scores.log_softmax(dim=-1).clamp_max(0.0)
 
     def finish(self) -> DraftTree:
-        root, scores = self._root[:, None], torch.cat([one.scores for one in self._grown], dim=1)
-        b, num_grown = scores.shape
-        keep = min(self.max_nodes - 1, num_grown)
-        # Back in level order: parents first, siblings in draw order.
-        kept = _best_first(scores)[:, :keep].sort(dim=1).values
-        depth = torch.cat([torch.full_like(one.tokens, i + 1) for i, one in enumerate(self._grown)], dim=1)
-        parents = torch.cat([one.parents for one in self._grown], dim=1).gather(1, kept)
-        # Position of each grown node in the tree; nodes that are left out point to the root, and only invalid nodes
-        # read it.
-        place = torch.zeros(b, num_grown + 1, dtype=torch.long, device=scores.device)
-        place = place.scatter(1, kept + 1, torch.arange(1, keep + 1, device=scores.device).expand(b, -1))
-        tokens = torch.cat([one.tokens for one in self._grown], dim=1).gather(1, kept)
-        zero = torch.zeros_like(root)
-        return DraftTree(
-            tokens=torch.cat([root, tokens], dim=1),
-            parents=torch.cat([zero - 1, place.gather(1, parents)], dim=1),
-            depth=torch.cat([zero, depth.gather(1, kept)], dim=1),
-            valid=torch.cat([zero == 0, scores.gather(1, kept) > -torch.inf], dim=1),
-            origin=torch.cat([zero, kept + 1], dim=1),
-            num_levels=len(self._grown),
-            max_siblings=self.top_k,
-        )
-
-
-def _best_first(scores: Tensor) -> Tensor:
-    """Places (b, M) by falling score; of equal scores the node that grew first, and so every parent, comes first."""
-    return scores.sort(dim=1, descending=True, stable=True).indices
+        return self._pool.tree(min(self.max_nodes - 1, self._pool.size), self.top_k)

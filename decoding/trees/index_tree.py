@@ -3,11 +3,8 @@
 A path (0, 2) is "the root's best child, and of its children the third best"; its probability is P̃[0] · P̃[2] for one
 distribution P̃ over ranks.
 
-The plan is built for all rows at once with fixed shapes. Level by level, the F most probable admissible nodes of a
-level (`max_expanded`) get all their k children, and those that break a rule are marked; then the most probable nodes of
-all levels together fill the budget. A child is never more probable than its parent, and follows it on a tie because the
-sort is stable and the pool is laid out level by level, so a parent is always kept with its child: this is best-first
-search without a queue.
+Best-first search without a queue, for all rows at once, with fixed shapes: level by level, the F most probable
+admissible nodes (`max_expanded`) get all their k children; then the most probable nodes of all levels fill the budget.
 
 Example: k = 3, P̃ = (0.6, 0.3, 0.1), α = 0.18, D = 3.9 of 3 … 8, W(α) = 8.5, F = 2, a budget of 5 nodes. θ_l = 0.1 · l
 / 3.9 = 0.026, 0.051, 0.077, 0.103:
@@ -37,6 +34,8 @@ from decoding.trees.confidence import (
     real_width,
     whole_depth,
 )
+from decoding.trees.pool import best_of, keep_best, with_root
+from decoding.trees.static import nodes_of
 
 
 @dataclass(frozen=True)
@@ -68,14 +67,12 @@ class IndexTree:
     @staticmethod
     def of_paths(paths: Sequence[tuple[int, ...]], num_nodes: int, device: torch.device) -> IndexTree:
         """One row (1, N) with `paths` of ranks; the parent of every path must be among them."""
-        nodes: list[tuple[int, ...]] = [(), *sorted(set(paths), key=lambda path: (len(path), path))]
-        assert len(nodes) <= num_nodes, f"{len(nodes) - 1} paths do not fit into {num_nodes - 1} nodes"
-        spare = num_nodes - len(nodes)
-        parents = [nodes.index(path[:-1]) if path else -1 for path in nodes] + [-1] * spare
-        ranks = [path[-1] if path else 0 for path in nodes] + [0] * spare
-        depth = [len(path) for path in nodes] + [0] * spare
-        rows = torch.tensor([parents, ranks, depth], dtype=torch.long, device=device)[:, None]
-        valid = torch.arange(num_nodes, device=device)[None] < len(nodes)
+        parents, ranks, depth = nodes_of(paths)
+        spare = num_nodes - len(parents)
+        assert spare >= 0, f"{len(parents) - 1} paths do not fit into {num_nodes - 1} nodes"
+        padded = [parents + [-1] * spare, ranks + [0] * spare, depth + [0] * spare]
+        rows = torch.tensor(padded, dtype=torch.long, device=device)[:, None]
+        valid = torch.arange(num_nodes, device=device)[None] < len(parents)
         return IndexTree.of_nodes(rows[0], rows[1], rows[2], valid)
 
     def levels(self) -> Tensor:
@@ -120,8 +117,8 @@ def admissible_children(
     """Children of `beam` on `level`, whose ranks have conditional probabilities `probs` (b, F or 1, k).
 
     A child is admissible if its rank is below W_l, its probability above θ_l and the level within D; the root's best
-    child always is, so that no row ends up without a draft and without anything to learn from. If the threshold gates
-    expansion only (the paper's prose), a child below θ_l is admissible and has no children itself.
+    child always is, so that every row has a draft. If the threshold gates expansion only (the paper's prose), a child
+    below θ_l is admissible and has no children itself.
     """
     num_ranks = probs.shape[-1]
     rank = torch.arange(num_ranks, device=probs.device)
@@ -155,15 +152,6 @@ def priority(children: Children, settings: SageSettings) -> Tensor:
     return torch.where(children.admissible, value, -torch.inf).flatten(1)
 
 
-def best_of(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of `values` (b, M) and their positions; earlier ones first on a tie.
-
-    A full stable sort, because top-k breaks ties arbitrarily, and flat distributions consist of ties.
-    """
-    ordered, index = values.sort(dim=1, descending=True, stable=True)
-    return ordered[:, :count], index[:, :count]
-
-
 def frontier_widths(num_levels: int, settings: SageSettings) -> list[int]:
     """Most nodes that have children at depth 0, 1, … `num_levels` − 1."""
     widths = [1]
@@ -175,7 +163,7 @@ def frontier_widths(num_levels: int, settings: SageSettings) -> list[int]:
 def plan_tree(probs: Tensor, alpha: Tensor, max_depth: Tensor, settings: SageSettings) -> IndexTree:
     """The next tree of every row from `probs` (b, k) over ranks, confidence `alpha` (b,) and D_max (b,).
 
-    SAGE, section 3.2 and Algorithm 1 lines 15 to 18. Costs D_max sorts of F · k numbers and one of all of them.
+    SAGE, section 3.2 and Algorithm 1, lines 15 to 18.
     """
     num_ranks = probs.shape[-1]
     depth = real_depth(alpha, max_depth, settings)
@@ -217,27 +205,3 @@ def next_beam(children: Children, first: Tensor, width: int, start: int) -> Beam
         children.order.expand_as(children.cumulative).flatten(1).gather(1, index),
         values > -torch.inf,
     )
-
-
-def keep_best(first: Tensor, parent: Tensor, budget: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Fill a budget from the pool: priorities `first` and `parent` numbers (b, M) → kept numbers in pool order, which
-    of them are real, and their parents in a tree whose node 0 is the root (−1 where not real), all (b, budget)."""
-    num_pooled = first.shape[1]
-    values, index = best_of(first, budget)
-    if values.shape[1] < budget:
-        spare = (0, budget - values.shape[1])
-        values = torch.nn.functional.pad(values, spare, value=-torch.inf)
-        index = torch.nn.functional.pad(index, spare)
-    kept = torch.where(values > -torch.inf, index, num_pooled).sort(dim=1).values
-    valid = kept < num_pooled
-    place = torch.arange(1, budget + 1, device=first.device).expand_as(kept)
-    # Pool number + 1 → node; 0 is the root, and the last column is where padding goes.
-    node_of = torch.zeros_like(kept[:, :1]).expand(-1, num_pooled + 2).scatter(1, kept + 1, place)
-    kept = kept.clamp_max(num_pooled - 1)
-    parents = node_of.gather(1, parent.gather(1, kept) + 1)
-    return kept, valid, torch.where(valid, parents, -1)
-
-
-def with_root(values: Tensor, root: int) -> Tensor:
-    """Put the root's value before a row's nodes (b, N − 1)."""
-    return torch.nn.functional.pad(values, (1, 0), value=root)

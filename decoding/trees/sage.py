@@ -1,14 +1,11 @@
 """SAGE's trees: the next tree of each row is planned from the drafter's confidence at the last step.
 
-Stores per slot the planned tree, the confidence and the history of accepted lengths. The formulas are in
-`decoding.trees.confidence`, the plan in `decoding.trees.index_tree`. A plan consists of ranks: its nodes are filled
-with the tokens that the drafter ranks there when the tree is grown (by log q + noise on sampled rows, as in every
-policy). Its shape is fixed before those are drawn, which keeps rejection sampling unbiased.
+The formulas are in `decoding.trees.confidence`, the plan in `decoding.trees.index_tree`. A plan has ranks, which are
+filled with tokens when the tree is grown; its shape is fixed before, which keeps rejection sampling unbiased.
 
-Cost: planning is a few sorts of some hundred numbers per row. The drafter runs `max_expanded` nodes per row and level,
-for as many levels as the deepest tree of the batch; the target verifies `max_nodes` + 1 nodes per row, padding
-included. With the cumulative threshold and the paper's numbers no distribution was found with a plan of more than 22
-nodes, so `max_nodes` of 25 (the first tree) verifies 26 nodes and loses nothing.
+The drafter runs `max_expanded` nodes per row and level, for as many levels as the deepest tree of the batch; the target
+verifies `max_nodes` + 1 nodes per row, padding included. With the cumulative threshold and the paper's numbers no plan
+of more than 22 nodes was found.
 """
 
 from __future__ import annotations
@@ -19,29 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Judgement, Level
+from decoding.contracts import EngineSpec, Judgement, Level, TreePolicy
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier, Verdict
 from decoding.trees.confidence import SageSettings, bounded_depth, confidence
 from decoding.trees.index_tree import IndexTree, frontier_widths, plan_tree
+from decoding.trees.static import SPECVLM_PATHS
 from models.kv.lanes import SlotBatch
-
-# Level by level: 4, 8, 8, 3 and 2 paths.
-SPECVLM_PATHS: tuple[tuple[int, ...], ...] = (
-    *((rank,) for rank in range(4)),
-    *((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)),
-    *((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0)),
-    *((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2)),
-    *((0, 0, 0, 0, 0), (0, 0, 0, 0, 1)),
-)
-"""SpecVLM's static tree of 25 nodes, with which SAGE begins (appendix A.1)."""
 
 
 class Confidence:
-    """What SAGE remembers of each slot's sample: α (S,), D_max (S,), the last accepted lengths (S, window), and sums
-    over the steps for telemetry (S, 4): steps, α, depth and width of the trees."""
-
-    checks_numbers = False
+    """SAGE's state per slot: α (S,), D_max (S,), the last accepted lengths (S, window), and sums over the steps for
+    telemetry (S, 4): steps, α, depth and width of the trees."""
 
     def __init__(self, settings: SageSettings, spec: EngineSpec) -> None:
         self.settings = settings
@@ -53,14 +39,13 @@ class Confidence:
         self._sums = torch.zeros(num_slots, 4, device=device)
 
     def reset(self, slots: SlotBatch) -> None:
-        """Forget the slots' former samples."""
         self.alpha[slots.index] = self.settings.initial_confidence
         self.max_depth[slots.index] = self.settings.max_depth
         self._num_steps[slots.index] = 0
         self._sums[slots.index] = 0.0
 
     def learn(self, slots: SlotBatch, alpha: Tensor, verdict: Verdict) -> Tensor:
-        """Take a step's confidence (b,) and accepted length; returns the D_max (b,) of the next tree."""
+        """Add a step's confidence (b,) and accepted length; returns the D_max (b,) of the next tree."""
         settings, index = self.settings, slots.index
         self.alpha[index] = alpha
         max_depth = self.max_depth[index]
@@ -83,25 +68,40 @@ class Confidence:
         """Means over the sample's steps, and the confidence of the last."""
         steps, alpha, depth, width = self._sums[slot].tolist()
         many = max(steps, 1.0)
-        last = float(self.alpha[slot])
         means = {"tree_depth_mean": depth / many, "tree_width_mean": width / many, "confidence_mean": alpha / many}
-        return means | {"confidence_last": last}
+        return means | {"confidence_last": float(self.alpha[slot])}
 
 
-class SageTree:
+class SagePolicy(TreePolicy):
+    """Common part of SAGE's policies."""
+
+    max_siblings: int
+
+    def __init__(self, settings: SageSettings | None) -> None:
+        self.settings = settings or SageSettings()
+
+    def open(self, spec: EngineSpec) -> None:
+        assert self.max_siblings <= spec.vocab_size, (self.max_siblings, spec.vocab_size)
+        self._learned = Confidence(self.settings, spec)
+
+    def reset(self, slots: SlotBatch) -> None:
+        self._learned.reset(slots)
+
+    def extras(self, slot: int) -> dict[str, Any]:
+        return self._learned.extras(slot)
+
+
+class SageTree(SagePolicy):
     """The policy of the paper's Algorithm 1: plan a tree of ranks from the last step, fill it at the next.
 
-    `first_paths` is the first tree of every sample. A slot holds an `IndexTree` of N nodes. The grown nodes of a step
-    are those N and, behind them, F nodes for frontier entries that a row does not need: those attend to committed
-    positions and themselves, have no children, and are overwritten by the next level.
+    `first_paths` is the first tree of every sample. A slot has an `IndexTree` of N nodes. The grown nodes of a step are
+    those N and F spare ones for frontier entries that a row does not need.
     """
-
-    checks_numbers = False
 
     def __init__(
         self, settings: SageSettings | None = None, first_paths: Sequence[tuple[int, ...]] = SPECVLM_PATHS
     ) -> None:
-        self.settings = settings or SageSettings()
+        super().__init__(settings)
         self.max_levels = max(self.settings.depth_cap, max(len(path) for path in first_paths))
         self.max_nodes = 1 + max(self.settings.node_budget, len(set(first_paths)))
         widest = max(sum(path[:-1] == parent for path in first_paths) for parent in {path[:-1] for path in first_paths})
@@ -115,15 +115,14 @@ class SageTree:
         self._first_paths = tuple(first_paths)
 
     def open(self, spec: EngineSpec) -> None:
-        assert self.max_siblings <= spec.vocab_size, (self.max_siblings, spec.vocab_size)
-        self._first = IndexTree.of_paths(self._first_paths, self.max_nodes, spec.device)
-        self._learned = Confidence(self.settings, spec)
+        super().open(spec)
+        self._first = _pack(IndexTree.of_paths(self._first_paths, self.max_nodes, spec.device))
         # (S, 6, N): the fields of the slots' planned trees.
-        self._plans = _pack(self._first).expand(spec.num_slots, -1, -1).clone()
+        self._plans = self._first.expand(spec.num_slots, -1, -1).clone()
 
     def reset(self, slots: SlotBatch) -> None:
-        self._learned.reset(slots)
-        self._plans[slots.index] = _pack(self._first)
+        super().reset(slots)
+        self._plans[slots.index] = self._first
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         self._num_levels = min(num_levels, self.max_levels)
@@ -168,14 +167,12 @@ class SageTree:
         b, device = plan.parents.shape[0], plan.parents.device
         spare = (0, self.max_grown_nodes - num_nodes)
         target = torch.where(plan.expanded & (plan.depth == depth), plan.place, width)
-        # One column more than is wanted takes all the nodes that are not of this frontier.
+        # One more column takes all the nodes that are not of this frontier.
         nodes = torch.arange(num_nodes, num_nodes + width + 1, device=device).expand(b, -1)
         nodes = nodes.scatter(1, target, torch.arange(num_nodes, device=device).expand(b, -1))[:, :width]
         parents = torch.nn.functional.pad(plan.parents.clamp_min(0), spare).gather(1, nodes)
         tokens = torch.nn.functional.pad(self._tokens, spare).gather(1, nodes)
-        above = plan.place.gather(1, parents)[:, :, None].expand(-1, -1, frontier.depth)
-        path = torch.cat([frontier.path.gather(1, above), tokens[:, :, None]], dim=-1)
-        return Frontier(depth, nodes, parents, tokens, path)
+        return frontier.below(nodes, parents, tokens, plan.place.gather(1, parents))
 
     def finish(self) -> DraftTree:
         plan = self._plan
@@ -204,7 +201,6 @@ class SageTree:
     def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
         slots, tree = judgement.slots, judgement.tree
         if tree.num_levels == 0:
-            # Nothing was drafted: every row ends with this very step.
             return None
         probs, alpha, is_known = self._observe(tree, verdict)
         alpha = torch.where(is_known, alpha, self._learned.alpha[slots.index])
@@ -217,15 +213,14 @@ class SageTree:
         return _unpack(self._plans[slots.index]).levels()
 
     def _observe(self, tree: DraftTree, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
-        """P̃ (b, k), α (b,) and whether the drafter had candidates, from the nodes that `settings.source` names."""
+        """P̃ (b, k), α (b,) and whether the drafter had candidates, from the nodes of `settings.source`."""
         ranked = self._ranked[:, : tree.num_nodes]
         root = ranked[:, 0]
         is_known = root[:, 0] >= 0
         if self.settings.source == "root":
             return root, confidence(root.clamp_min(0.0)), is_known
-        # Only nodes that a tree of this row alone would have been drafted from: others depend on the batch.
-        counts = torch.zeros(tree.valid.shape, dtype=torch.long, device=root.device)
-        has_child = counts.scatter_add(1, tree.parents.clamp_min(0), (tree.valid & (tree.depth > 0)).long()) > 0
+        # Only nodes from which this row alone would have drafted: others depend on the batch.
+        has_child = tree.has_drafts()
         if self.settings.source == "accepted_leaf":
             last = verdict.path.gather(1, (verdict.n - 1)[:, None])
             before = verdict.path.gather(1, (verdict.n - 2).clamp_min(0)[:, None])
@@ -237,9 +232,6 @@ class SageTree:
         probs = (ranked.clamp_min(0.0) * weight[:, :, None]).sum(dim=1)
         alphas = confidence(ranked.clamp_min(0.0))
         return probs, (alphas * weight).sum(dim=1), is_known & has_child.any(dim=1)
-
-    def extras(self, slot: int) -> dict[str, Any]:
-        return self._learned.extras(slot)
 
 
 def _pack(tree: IndexTree) -> Tensor:

@@ -1,46 +1,34 @@
 """SAGE's trees grown from this step's own distributions: the ablation of planning them a step ahead.
 
-The confidence is that of the root's distribution of the very step, and each node's probability is the drafter's for the
-token that it really proposes. Costs what planning saves: how deep a tree will be is not known before it is grown, so
-every step runs the drafter for D_max levels. Only for rules that compare with the target's own choice: a child is
-proposed or not by how probable the drawn token is, which would bias rejection sampling.
+Every step runs the drafter for D_max levels. Not for rejection sampling, which would be biased because a child is
+proposed by the probability of the drawn token.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from decoding.contracts import EngineSpec, Judgement, Level
+from decoding.contracts import Judgement, Level
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier, Verdict
 from decoding.trees.confidence import SageSettings, confidence, real_depth
-from decoding.trees.index_tree import (
-    Beam,
-    Children,
-    admissible_children,
-    frontier_widths,
-    keep_best,
-    next_beam,
-    priority,
-    with_root,
-)
-from decoding.trees.sage import Confidence
+from decoding.trees.index_tree import Beam, admissible_children, frontier_widths, next_beam, priority
+from decoding.trees.pool import Pool
+from decoding.trees.sage import SagePolicy
 from models.kv.lanes import SlotBatch
 
 
-class OnlineSageTree:
+class OnlineSageTree(SagePolicy):
     """Expand the F most probable nodes of each level, then keep the most probable of all that were admissible.
 
     The grown nodes are the root and the pool of all children of all expanded nodes, in that order.
     """
 
-    checks_numbers = False
-
     def __init__(self, settings: SageSettings | None = None) -> None:
-        self.settings = settings or SageSettings()
+        super().__init__(settings)
         assert self.settings.source == "root", "an online tree is grown before any other distribution is known"
         self.max_levels = self.settings.depth_cap
         self.max_nodes = 1 + self.settings.node_budget
@@ -49,24 +37,14 @@ class OnlineSageTree:
         self.max_frontier_nodes = sum(self._widths[1:])
         self.max_grown_nodes = 1 + sum(width * self.settings.top_k for width in self._widths)
 
-    def open(self, spec: EngineSpec) -> None:
-        assert self.max_siblings <= spec.vocab_size, (self.max_siblings, spec.vocab_size)
-        self._learned = Confidence(self.settings, spec)
-
-    def reset(self, slots: SlotBatch) -> None:
-        self._learned.reset(slots)
-
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
         assert not keep_probs, "rejection sampling would be biased by a tree chosen from the drawn tokens"
         self._num_levels = min(num_levels, self.max_levels)
-        self._root = root
+        self._pool = Pool(root)
         self._alpha = self._learned.alpha[slots.index]
-        self._depth = real_depth(self._alpha, self._learned.max_depth[slots.index], self.settings)
         self._max_depth = self._learned.max_depth[slots.index]
+        self._depth = real_depth(self._alpha, self._max_depth, self.settings)
         self._beam = Beam.at_root(self._alpha)
-        self._tokens: list[Tensor] = []
-        self._parents: list[Tensor] = []
-        self._priority: list[Tensor] = []
         self._frontier = Frontier.at_root(root)
         return self._frontier
 
@@ -84,46 +62,25 @@ class OnlineSageTree:
         children = admissible_children(beam, probs, frontier.depth + 1, self._alpha, self._depth, settings)
         # The root's best child is admissible at any probability, but not if a filter removed all.
         exists = drawn > -torch.inf
-        admissible, expandable = children.admissible & exists, children.expandable & exists
-        children = Children(children.cumulative, children.conditional, children.order, admissible, expandable)
+        children = replace(children, admissible=children.admissible & exists, expandable=children.expandable & exists)
         first = priority(children, settings)
-        start = sum(values.shape[1] for values in self._priority)
-        self._tokens.append(best.indices.flatten(1))
-        self._parents.append(beam.node[:, :, None].expand_as(best.indices).flatten(1))
-        self._priority.append(first)
+        tokens, parents = best.indices.flatten(1), beam.node[:, :, None].expand_as(best.indices).flatten(1)
+        start = self._pool.add(tokens, parents, first)
         depth = frontier.depth + 1
         if depth >= self._num_levels:
             return None
         self._beam = next_beam(children, first, self._widths[depth], start)
         inside = self._beam.node - start
-        tokens = self._tokens[-1].gather(1, inside)
-        above = (inside // settings.top_k)[:, :, None].expand(-1, -1, frontier.depth)
-        path = torch.cat([frontier.path.gather(1, above), tokens[:, :, None]], dim=-1)
-        parents = self._parents[-1].gather(1, inside) + 1
-        self._frontier = Frontier(depth, self._beam.node + 1, parents, tokens, path)
+        above = inside // settings.top_k
+        parents = parents.gather(1, inside) + 1
+        self._frontier = frontier.below(self._beam.node + 1, parents, tokens.gather(1, inside), above)
         return self._frontier
 
     def finish(self) -> DraftTree:
-        parent = torch.cat(self._parents, dim=1)
-        levels = [torch.full_like(values, depth) for depth, values in enumerate(self._parents, start=1)]
-        kept, valid, parents = keep_best(torch.cat(self._priority, dim=1), parent, self.settings.node_budget)
-        depth = torch.where(valid, torch.cat(levels, dim=1).gather(1, kept), 0)
-        tokens = torch.cat(self._tokens, dim=1).gather(1, kept)
-        return DraftTree(
-            tokens=torch.cat([self._root[:, None], tokens], dim=1),
-            parents=with_root(parents, -1),
-            depth=with_root(depth, 0),
-            valid=with_root(valid, True),
-            origin=with_root(torch.where(valid, kept + 1, 0), 0),
-            num_levels=self._num_levels,
-            max_siblings=self.max_siblings,
-        )
+        return self._pool.tree(self.settings.node_budget, self.max_siblings)
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
         if judgement.tree.num_levels == 0:
             return None
         self._learned.count(judgement.slots, self._alpha, judgement.tree)
         return self._learned.learn(judgement.slots, self._alpha, verdict)
-
-    def extras(self, slot: int) -> dict[str, Any]:
-        return self._learned.extras(slot)

@@ -1,4 +1,4 @@
-"""Trees of a fixed shape: uniform branching, or a list of child-rank paths.
+"""Trees of a fixed shape: uniform branching, or a list of child-rank paths, of which papers name some.
 
 A path (1, 0) is "the best child of the root's second-best child". Ranks follow log q + noise, so with shared-noise
 sampling the first child is the drafter's own draw.
@@ -6,17 +6,58 @@ sampling the first child is the drafter's own draw.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from decoding.contracts import Level, StatelessTree
+from decoding.contracts import Level, TreePolicy
 from decoding.sampling import perturb
 from decoding.tree import DraftTree, Frontier
 from models.kv.lanes import SlotBatch
+
+Paths = tuple[tuple[int, ...], ...]
+
+# Level by level: 4, 8, 8, 3 and 2 paths.
+SPECVLM_PATHS: Paths = (
+    *((rank,) for rank in range(4)),
+    *((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0), (2, 1), (3, 0)),
+    *((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 1, 0), (0, 1, 1), (0, 2, 0), (0, 2, 1), (1, 0, 0)),
+    *((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2)),
+    *((0, 0, 0, 0, 0), (0, 0, 0, 0, 1)),
+)
+"""SpecVLM's static tree of 25 nodes, the first tree of SAGE (appendix A.1)."""
+
+# Level by level: 5, 13, 16, 14 and 9 paths.
+_NAIVE_EXTEND_57: Paths = (
+    *((rank,) for rank in range(5)),
+    *((0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1), (1, 2), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1), (4, 0)),
+    *((0, 0, 0), (0, 0, 1), (0, 0, 2), (0, 0, 3), (0, 1, 0), (0, 1, 1), (0, 1, 2), (0, 2, 0), (0, 2, 1), (0, 2, 2)),
+    *((0, 3, 0), (0, 3, 1), (1, 0, 0), (1, 0, 1), (1, 1, 0), (2, 0, 0)),
+    *((0, 0, 0, 0), (0, 0, 0, 1), (0, 0, 0, 2), (0, 0, 0, 3), (0, 0, 1, 0), (0, 0, 1, 1), (0, 0, 1, 2)),
+    *((0, 0, 2, 0), (0, 0, 2, 1), (0, 0, 3, 0), (0, 1, 0, 0), (0, 1, 0, 1), (0, 1, 1, 0), (0, 2, 0, 0)),
+    *((0, 0, 0, 0, 0), (0, 0, 0, 0, 1), (0, 0, 0, 0, 2), (0, 0, 0, 1, 0), (0, 0, 0, 1, 1)),
+    *((0, 0, 1, 0, 0), (0, 0, 1, 0, 1), (0, 0, 1, 1, 0), (0, 0, 2, 0, 0)),
+)
+
+NAMED_PATHS: Mapping[str, Paths] = {
+    # EAGLE's first tree, also in SpecVLM and LANTERN++.
+    "mc_sim_7b_63": SPECVLM_PATHS,
+    # The default of LANTERN++.
+    "naive_extend_57": _NAIVE_EXTEND_57,
+}
+
+
+def nodes_of(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int], list[int]]:
+    """Parents, ranks and depths of a tree's nodes, breadth first with the root; every parent must be in `paths`."""
+    nodes = [(), *sorted(set(paths), key=lambda path: (len(path), path))]
+    place = {path: index for index, path in enumerate(nodes)}
+    for path in nodes[1:]:
+        assert path[:-1] in place, f"path {path} has no parent in the tree"
+    parents = [place[path[:-1]] if path else -1 for path in nodes]
+    return parents, [path[-1] if path else 0 for path in nodes], [len(path) for path in nodes]
 
 
 def branching_paths(branching: Sequence[int]) -> list[tuple[int, ...]]:
@@ -44,21 +85,15 @@ class _LevelPlan:
     parents: Tensor
 
 
-class StaticTree(StatelessTree):
+class StaticTree(TreePolicy):
     """The policy for a fixed set of paths; every path's parent must be in the set."""
 
     def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
         # Breadth first, so that a tree of fewer levels is the first few nodes.
-        nodes = [(), *sorted(set(paths), key=lambda path: (len(path), path))]
-        place = {path: index for index, path in enumerate(nodes)}
-        for path in nodes[1:]:
-            assert path[:-1] in place, f"path {path} has no parent in the tree"
-        self._parents = [-1] + [place[path[:-1]] for path in nodes[1:]]
-        self._ranks = [0] + [path[-1] for path in nodes[1:]]
-        self._depths = [len(path) for path in nodes]
+        self._parents, self._ranks, self._depths = nodes_of(paths)
         inner = set(self._parents)
         self.max_levels = max(self._depths)
-        self.max_nodes = self.max_grown_nodes = len(nodes)
+        self.max_nodes = self.max_grown_nodes = len(self._parents)
         # The root is committed before its children are drafted, so it takes no scratch column.
         self.max_frontier_nodes = sum(1 for i in inner if i > 0)
         self.max_siblings = max(self._parents.count(i) for i in inner)
@@ -80,7 +115,7 @@ class StaticTree(StatelessTree):
         return self._shapes[device]
 
     def _plan_level(self, depth: int, device: torch.device) -> _LevelPlan:
-        upper, children = ([i for i, own in enumerate(self._depths) if own == level] for level in (depth, depth + 1))
+        upper, children = ([i for i, at in enumerate(self._depths) if at == level] for level in (depth, depth + 1))
         frontier = [i for i in upper if i in self._parents]
         inner = [place for place, i in enumerate(children) if i in self._parents]
         return _LevelPlan(

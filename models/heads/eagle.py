@@ -1,8 +1,7 @@
 """The EAGLE-1/2 network: one decoder layer that continues a target's features.
 
 The input is the pair (feature of token t, embedding of token t + 1), the output the predicted feature of token t + 1,
-from which the target's head computes logits for token t + 2. Li et al. 2024 (arXiv 2401.15077), section 4. Contains the
-network and the layout of public checkpoints.
+from which the target's head computes logits for token t + 2. Li et al. 2024 (arXiv 2401.15077), section 4.
 """
 
 from __future__ import annotations
@@ -19,21 +18,24 @@ from transformers import LlamaConfig
 from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from models.heads.files import expect_shapes, head_folder, read_json, read_shapes, read_tensors, weight_file
+from models.heads.files import (
+    expect_shapes,
+    head_folder,
+    read_json,
+    read_shapes,
+    read_tensors,
+    shapes_of,
+    weight_file,
+)
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
 WEIGHT_NAMES = ("model.safetensors", "pytorch_model.bin")
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
-_OPTIONAL = (
-    "num_key_value_heads",
-    "head_dim",
-    "rms_norm_eps",
-    "rope_theta",
-    "rope_scaling",
-    "rope_parameters",
-    "hidden_act",
-    "max_position_embeddings",
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
+_WRITTEN = (
+    *(*_SIZES, "num_key_value_heads", "head_dim", "num_hidden_layers"),
+    *("rms_norm_eps", "hidden_act", "max_position_embeddings", "rope_parameters"),
 )
+_READ = (*_WRITTEN, "rope_theta", "rope_scaling")
 Arrange = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 """Turns a file's tensors into the network's or back, for a family whose files keep another order inside them."""
 # Buffers that old files carry beside the weights; they follow from the configuration.
@@ -42,75 +44,34 @@ _IGNORED = ("rotary_emb.inv_freq",)
 
 @dataclass(frozen=True)
 class EagleShape:
-    """Fields of a head's `config.json`; `bias` is that of `fc`, `qkv_bias` that of the attention's inputs."""
+    """The layer's configuration; `bias` is that of `fc`, `qkv_bias` that of the attention's inputs."""
 
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_eps: float
+    llama: LlamaConfig
     bias: bool
     qkv_bias: bool
-    llama: LlamaConfig
 
     @staticmethod
     def of(data: dict[str, Any], where: str) -> EagleShape:
-        """Read a `config.json`.
-
-        Raises:
-            CheckpointError: a size is missing, or it describes another architecture.
-        """
-        sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")
-        for name in sizes:
+        """Read a `config.json`."""
+        for name in _SIZES:
             if not isinstance(data.get(name), int) or data[name] < 1:
                 raise CheckpointError(f"{where}: config.json must give {name} as a positive whole number")
         if data.get("num_hidden_layers", 1) != 1:
             raise CheckpointError(f"{where}: an EAGLE head has one layer, not {data['num_hidden_layers']}")
-        given = {name: data[name] for name in (*sizes, *_OPTIONAL) if data.get(name) is not None}
+        given = {name: data[name] for name in _READ if data.get(name) is not None}
         try:
-            llama = LlamaConfig(num_hidden_layers=1, **given)
+            llama = LlamaConfig(**given | {"num_hidden_layers": 1})
         except Exception as error:  # transformers' own strict checks
             raise CheckpointError(f"{where}: config.json describes no Llama layer: {error}") from None
         bias, qkv_bias = data.get("bias", True), data.get("qkv_bias", False)
         if not isinstance(bias, bool) or not isinstance(qkv_bias, bool):
             raise CheckpointError(f"{where}: bias and qkv_bias in config.json must be true or false")
-        return EagleShape(
-            vocab_size=llama.vocab_size,
-            hidden_size=llama.hidden_size,
-            intermediate_size=llama.intermediate_size,
-            num_heads=llama.num_attention_heads,
-            num_kv_heads=llama.num_key_value_heads,
-            head_dim=llama.head_dim,
-            rms_eps=llama.rms_norm_eps,
-            bias=bias,
-            qkv_bias=qkv_bias,
-            llama=llama,
-        )
+        return EagleShape(llama, bias, qkv_bias)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the public layout: no norm before attention, none at the end, no output head."""
-        hidden, inner = self.hidden_size, self.intermediate_size
-        heads, kv_heads = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        shapes: dict[str, tuple[int, ...]] = {
-            "embed_tokens.weight": (self.vocab_size, hidden),
-            "fc.weight": (hidden, 2 * hidden),
-            "layers.0.self_attn.q_proj.weight": (heads, hidden),
-            "layers.0.self_attn.k_proj.weight": (kv_heads, hidden),
-            "layers.0.self_attn.v_proj.weight": (kv_heads, hidden),
-            "layers.0.self_attn.o_proj.weight": (hidden, heads),
-            "layers.0.mlp.gate_proj.weight": (inner, hidden),
-            "layers.0.mlp.up_proj.weight": (inner, hidden),
-            "layers.0.mlp.down_proj.weight": (hidden, inner),
-            "layers.0.post_attention_layernorm.weight": (hidden,),
-        }
-        if self.bias:
-            shapes["fc.bias"] = (hidden,)
-        if self.qkv_bias:
-            for name, size in zip(_PROJECTIONS, (heads, kv_heads, kv_heads), strict=True):
-                shapes[f"layers.0.self_attn.{name}.bias"] = (size,)
-        return shapes
+        with torch.device("meta"):
+            return shapes_of(EagleNetwork(self, nn.Identity()).state_dict())
 
 
 class EagleNetwork(nn.Module):
@@ -124,13 +85,13 @@ class EagleNetwork(nn.Module):
         self.shape = shape
         self.config = shape.llama
         self.config._attn_implementation = "sdpa"
-        self.vocab_size, self.hidden_size = shape.vocab_size, shape.hidden_size
-        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.hidden_size)
-        self.fc = nn.Linear(2 * shape.hidden_size, shape.hidden_size, bias=shape.bias)
+        self.vocab_size, self.hidden_size = shape.llama.vocab_size, shape.llama.hidden_size
+        self.embed_tokens = nn.Embedding(self.vocab_size, self.hidden_size)
+        self.fc = nn.Linear(2 * self.hidden_size, self.hidden_size, bias=shape.bias)
         layer = LlamaDecoderLayer(self.config, 0)
         layer.input_layernorm = nn.Identity()
         if shape.qkv_bias:
-            for name in _PROJECTIONS:
+            for name in ("q_proj", "k_proj", "v_proj"):
                 plain = getattr(layer.self_attn, name)
                 setattr(layer.self_attn, name, nn.Linear(plain.in_features, plain.out_features, bias=True))
         self.layers = nn.ModuleList([layer])
@@ -166,11 +127,7 @@ class EagleNetwork(nn.Module):
 
 
 def read_eagle_shape(ref: CheckpointRef) -> EagleShape:
-    """The configuration of a checkpoint, compared with the names and shapes of its weights if they are in a folder.
-
-    Raises:
-        CheckpointError: a file is missing or unreadable, or configuration and weights differ.
-    """
+    """The configuration of a checkpoint, compared with the names and shapes of its weights if they are in a folder."""
     folder = head_folder(ref, WEIGHT_NAMES, weights=False)
     shape = EagleShape.of(_config(folder), ref.path)
     if ref.is_folder:
@@ -190,9 +147,6 @@ def load_eagle(
     """Load a head in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
     `rotary` is the network's; `arrange` turns the file's tensors into the network's order.
-
-    Raises:
-        CheckpointError: as `read_eagle_shape`.
     """
     folder = head_folder(ref, WEIGHT_NAMES)
     shape = EagleShape.of(_config(folder), ref.path)
@@ -202,13 +156,11 @@ def load_eagle(
         if not name.endswith(_IGNORED)
     }
     _refuse_eagle3(weights, ref.path)
-    expect_shapes(ref.path, {name: tuple(value.shape) for name, value in weights.items()}, shape.weight_shapes())
+    expect_shapes(ref.path, shapes_of(weights), shape.weight_shapes())
     network = EagleNetwork(shape, rotary)
     network.load_state_dict(arrange(weights) if arrange else weights, strict=True)
     network.to(device=device, dtype=DTYPES.get(dtype, weights["fc.weight"].dtype))
-    for parameter in network.parameters():
-        parameter.requires_grad_(False)
-    return network.eval()
+    return network.requires_grad_(False).eval()
 
 
 def save_eagle(
@@ -223,25 +175,10 @@ def save_eagle(
     `arrange` turns the network's tensors into the file's order; `extra` joins the configuration.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    shape, llama = network.shape, network.shape.llama
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "num_hidden_layers": 1,
-        "rms_norm_eps": shape.rms_eps,
-        "hidden_act": llama.hidden_act,
-        "max_position_embeddings": llama.max_position_embeddings,
-        "rope_parameters": llama.rope_parameters,
-        "bias": shape.bias,
-        "qkv_bias": shape.qkv_bias,
-    }
-    config |= extra or {}
+    shape = network.shape
+    config: dict[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
+    config |= {name: getattr(shape.llama, name) for name in _WRITTEN}
+    config |= {"bias": shape.bias, "qkv_bias": shape.qkv_bias} | dict(extra or {})
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     state = {name: value.detach() for name, value in network.state_dict().items()}
     weights = {

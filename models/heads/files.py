@@ -1,6 +1,6 @@
 """Files of small heads (EAGLE, Medusa): `config.json` beside one file of weights.
 
-Finds and reads them safely: safetensors, or torch's own format with `weights_only`; only tensors are unpickled.
+Reads safetensors, or torch's own format with `weights_only`; only tensors are unpickled.
 """
 
 from __future__ import annotations
@@ -18,17 +18,13 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.loading.checkpoints import CheckpointError, CheckpointRef
+from models.loading.checkpoints import CheckpointError, CheckpointRef, first_line
 
 MAX_CONFIG_BYTES = 1 << 20
 
 
 def head_folder(ref: CheckpointRef, weight_names: Sequence[str], weights: bool = True) -> Path:
-    """The local folder of a head; from the hub, only its config and, with `weights`, the named files are downloaded.
-
-    Raises:
-        CheckpointError: there is no such folder, or the hub does not return it.
-    """
+    """The local folder of a head; from the hub, only its config and, with `weights`, the named files are downloaded."""
     ref.options()  # refuses a path that is neither a folder nor a hub id
     if ref.is_folder:
         return Path(ref.path)
@@ -36,16 +32,11 @@ def head_folder(ref: CheckpointRef, weight_names: Sequence[str], weights: bool =
     try:
         return Path(snapshot_download(ref.path, revision=ref.revision, allow_patterns=wanted))
     except Exception as error:  # the hub's errors, the network's and the disk's mean the same to the user
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{ref.path}: it cannot be fetched from the hub: {reason}") from error
+        raise CheckpointError(f"{ref.path}: it cannot be fetched from the hub: {first_line(error)}") from error
 
 
 def read_json(folder: Path) -> dict[str, Any]:
-    """The folder's `config.json`; empty where there is none.
-
-    Raises:
-        CheckpointError: it is not a JSON object.
-    """
+    """The folder's `config.json`; empty where there is none."""
     file = folder / "config.json"
     if not file.is_file():
         return {}
@@ -61,11 +52,7 @@ def read_json(folder: Path) -> dict[str, Any]:
 
 
 def weight_file(folder: Path, names: Sequence[str]) -> Path:
-    """The first of `names` that the folder holds.
-
-    Raises:
-        CheckpointError: it holds none of them.
-    """
+    """The first of `names` that the folder holds."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -73,33 +60,30 @@ def weight_file(folder: Path, names: Sequence[str]) -> Path:
 
 
 def read_tensors(file: Path, wrappers: Sequence[str] = ()) -> dict[str, Tensor]:
-    """All tensors of a weight file, on the CPU; torch's own format may keep them under one of the keys `wrappers`.
-
-    Raises:
-        CheckpointError: it is torn, or holds anything but tensors.
-    """
+    """All tensors of a weight file, on the CPU; torch's own format may keep them under one of the keys `wrappers`."""
     if file.suffix != ".safetensors":
         return _tensors(file, _unpickle(file, "cpu", wrappers))
     try:
-        found: Any = load_file(file)
+        found = load_file(file)
     except Exception as error:  # bad header, torn end, unknown type: the file cannot be used
         raise CheckpointError(f"{file}: {_reason(error)}") from error
     return _tensors(file, found)
 
 
 def read_shapes(file: Path, wrappers: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a weight file's tensors, without reading their numbers; `wrappers` as for `read_tensors`.
-
-    Raises:
-        CheckpointError: as `read_tensors`.
-    """
+    """Names and shapes of a weight file's tensors, without reading their numbers; `wrappers` as for `read_tensors`."""
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, framework="pt") as opened:
                 return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
         except Exception as error:
             raise CheckpointError(f"{file}: {_reason(error)}") from error
-    return {name: tuple(value.shape) for name, value in _tensors(file, _unpickle(file, "meta", wrappers)).items()}
+    return shapes_of(_tensors(file, _unpickle(file, "meta", wrappers)))
+
+
+def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """The shapes of named tensors."""
+    return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
 def fingerprint(folder: Path, ref: CheckpointRef) -> str:
@@ -124,11 +108,7 @@ def keep_as_safetensors(folder: Path) -> None:
 
 
 def expect_shapes(where: str, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare a weight file with the expected names and shapes.
-
-    Raises:
-        CheckpointError: a tensor is missing, unknown or of another shape; all such are counted, the first is named.
-    """
+    """Compare a weight file with the expected names and shapes."""
     wrong = [f"{name} is missing" for name in expected if name not in found]
     wrong += [f"{name} is not known" for name in found if name not in expected]
     wrong += [

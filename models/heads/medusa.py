@@ -1,8 +1,7 @@
 """Medusa heads: every head predicts one more token ahead from the same hidden state of the target.
 
 Head i is residual blocks x + SiLU(W x + b), then a linear map to the vocabulary, for the token at distance i + 2 from
-the state's own. Cai et al. 2024 (arXiv 2401.10774), equation 1. Contains the heads and the layouts of public
-checkpoints.
+the state's own. Cai et al. 2024 (arXiv 2401.10774), equation 1.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.heads.files import expect_shapes, head_folder, read_shapes, read_tensors, weight_file
+from models.heads.files import expect_shapes, head_folder, read_shapes, read_tensors, shapes_of, weight_file
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
 WEIGHT_NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
@@ -39,11 +38,7 @@ class MedusaShape:
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], where: str) -> MedusaShape:
-        """Read names and shapes of a weight file.
-
-        Raises:
-            CheckpointError: they are not those of Medusa heads.
-        """
+        """Read names and shapes of a weight file."""
         blocks = [tuple(map(int, match.groups())) for name in shapes if (match := _BLOCK.fullmatch(name))]
         if not blocks:
             raise CheckpointError(f"{where}: it holds no tensor named like 0.0.linear.weight, so no Medusa head")
@@ -52,18 +47,9 @@ class MedusaShape:
         if len(last) != 2:
             raise CheckpointError(f"{where}: head 0 has {num_blocks} block(s), so 0.{num_blocks}.weight must be (V, D)")
         found = MedusaShape(num_heads, num_blocks, last[1], last[0])
-        expect_shapes(where, shapes, found.weight_shapes())
+        with torch.device("meta"):
+            expect_shapes(where, shapes, shapes_of(MedusaHeads(found).state_dict()))
         return found
-
-    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the public layout."""
-        shapes: dict[str, tuple[int, ...]] = {}
-        for head in range(self.num_heads):
-            for block in range(self.num_blocks):
-                shapes[f"{head}.{block}.linear.weight"] = (self.hidden_size, self.hidden_size)
-                shapes[f"{head}.{block}.linear.bias"] = (self.hidden_size,)
-            shapes[f"{head}.{self.num_blocks}.weight"] = (self.vocab_size, self.hidden_size)
-        return shapes
 
 
 class ResBlock(nn.Module):
@@ -92,7 +78,7 @@ class MedusaHeads(nn.ModuleList):
         self.shape = shape
 
     def with_outputs(self, outputs: Sequence[nn.Module]) -> MedusaHeads:
-        """The same blocks under other output layers, one for each head."""
+        """The same blocks with other output layers, one for each head."""
         other = MedusaHeads.__new__(MedusaHeads)
         pairs = zip(self, outputs, strict=True)
         nn.ModuleList.__init__(other, (nn.Sequential(*list(own.children())[:-1], output) for own, output in pairs))
@@ -107,11 +93,7 @@ class MedusaHeads(nn.ModuleList):
 
 
 def read_medusa_shape(ref: CheckpointRef) -> MedusaShape | None:
-    """Sizes of the heads in a folder, from their file's header; None for a hub id, which `load_medusa` looks into.
-
-    Raises:
-        CheckpointError: there is no such file, or it is unreadable, or holds no Medusa heads.
-    """
+    """Sizes of the heads in a folder, from their file's header; None for a hub id, which `load_medusa` looks into."""
     folder = head_folder(ref, WEIGHT_NAMES, weights=False)
     if not ref.is_folder:
         return None
@@ -119,20 +101,14 @@ def read_medusa_shape(ref: CheckpointRef) -> MedusaShape | None:
 
 
 def load_medusa(ref: CheckpointRef, dtype: str, device: torch.device) -> MedusaHeads:
-    """Load all heads that the file holds; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
-
-    Raises:
-        CheckpointError: as `read_medusa_shape`.
-    """
+    """Load all heads that the file holds; `dtype` is a key of `DTYPES`, or "auto" for the stored type."""
     folder = head_folder(ref, WEIGHT_NAMES[:2])
     weights = _own(read_tensors(weight_file(folder, WEIGHT_NAMES)))
-    shape = MedusaShape.of({name: tuple(value.shape) for name, value in weights.items()}, ref.path)
+    shape = MedusaShape.of(shapes_of(weights), ref.path)
     heads = MedusaHeads(shape)
     heads.load_state_dict(weights, strict=True)
     heads.to(device=device, dtype=DTYPES.get(dtype, weights["0.0.linear.weight"].dtype))
-    for parameter in heads.parameters():
-        parameter.requires_grad_(False)
-    return heads.eval()
+    return heads.requires_grad_(False).eval()
 
 
 def save_medusa(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None = None) -> None:

@@ -1,9 +1,4 @@
-"""Teacher forcing: whole samples run through a target by the prefill that decoding uses.
-
-A training sample has tokens, the target's inputs for them, its last states, and which tokens the target generates.
-Works for every target behind `models.contract`: the prefill handles padding, image features, three-dimensional
-positions and deepstack features.
-"""
+"""Teacher forcing: whole training samples run through a target by the prefill of decoding."""
 
 from __future__ import annotations
 
@@ -12,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from models.contract import TargetModel
 from models.inputs.prefix import Prefix
@@ -20,10 +16,8 @@ from models.kv.lanes import SlotBatch
 
 @dataclass(frozen=True)
 class Lesson:
-    """One whole sample as the target receives it: a prompt with its continuation, in one `prefix` of L positions.
-
-    `wanted` (L,) bool, on the CPU, marks the tokens that a head must learn to draft.
-    """
+    """A prompt with its continuation, in one `prefix` of L positions; `wanted` (L,) bool, on the CPU, marks the tokens
+    that a head must learn to draft."""
 
     prefix: Prefix
     wanted: Tensor
@@ -48,16 +42,14 @@ class States:
 def extend(prefix: Prefix, token_ids: Tensor, embeds: Tensor) -> Prefix:
     """A prompt followed by `token_ids` (T,) with their `embeds` (T, D), at the positions of decoding."""
     later = prefix.next_position + torch.arange(token_ids.shape[0], device=prefix.positions.device)
-    axes = prefix.axis_offsets
+    axes, nothing = prefix.axis_offsets, torch.zeros_like(later, dtype=torch.bool)
     return replace(
         prefix,
         token_ids=torch.cat([prefix.token_ids, token_ids]),
         embeds=torch.cat([prefix.embeds, embeds.to(prefix.embeds.dtype)]),
         positions=torch.cat([prefix.positions, later if axes is None else later + axes[:, None]], dim=-1),
-        visual=torch.cat([prefix.visual, torch.zeros_like(later, dtype=torch.bool)]),
-        padding=None
-        if prefix.padding is None
-        else torch.cat([prefix.padding, torch.zeros_like(later, dtype=torch.bool)]),
+        visual=torch.cat([prefix.visual, nothing]),
+        padding=None if prefix.padding is None else torch.cat([prefix.padding, nothing]),
     )
 
 
@@ -75,25 +67,16 @@ def make_lesson(target: TargetModel, prompt: Prefix, said: Sequence[int], num_kn
 def teach_states(target: TargetModel, lessons: Sequence[Lesson]) -> States:
     """Run the target over whole training samples."""
     lengths = tuple(lesson.prefix.length for lesson in lessons)
-    longest = max(lengths)
     index = torch.arange(len(lessons), device=target.device)
     slots = SlotBatch(index, tuple(range(len(lessons))), (0,) * len(lessons))
-    lanes = target.lanes(len(lessons), 1, longest)
+    lanes = target.lanes(len(lessons), 1, max(lengths))
     hidden = lanes.admit(slots, [[lesson.prefix] for lesson in lessons]).hidden[:, 0]
     prefixes = [lesson.prefix for lesson in lessons]
     return States(
-        tokens=_stack([prefix.token_ids for prefix in prefixes], longest),
-        visual=_stack([prefix.visual for prefix in prefixes], longest),
-        received=_stack([prefix.embeds for prefix in prefixes], longest).float(),
+        tokens=pad_sequence([prefix.token_ids for prefix in prefixes], batch_first=True),
+        visual=pad_sequence([prefix.visual for prefix in prefixes], batch_first=True),
+        received=pad_sequence([prefix.embeds for prefix in prefixes], batch_first=True).float(),
         hidden=hidden.float(),
-        wanted=_stack([lesson.wanted for lesson in lessons], longest).to(target.device),
+        wanted=pad_sequence([lesson.wanted for lesson in lessons], batch_first=True).to(target.device),
         lengths=lengths,
     )
-
-
-def _stack(rows: Sequence[Tensor], length: int) -> Tensor:
-    """Rows (L_i, …) → (b, L, …), zeros on the right."""
-    stacked = rows[0].new_zeros((len(rows), length, *rows[0].shape[1:]))
-    for place, row in enumerate(rows):
-        stacked[place, : row.shape[0]] = row
-    return stacked

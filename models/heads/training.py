@@ -1,8 +1,7 @@
 """Training of EAGLE and Medusa heads on the states of a frozen target over teacher-forced samples.
 
-Contains the losses, the initialised heads and the optimisation: one `Trainer` is one run, alone or as one of several
-workers that sum their gradients. All random numbers are keyed by seed and by a sample's ordinal, so a resumed run, or
-one with another number of workers, trains the same.
+All random numbers are keyed by seed and by a sample's ordinal, so a resumed run, or one with another number of workers,
+trains the same.
 """
 
 from __future__ import annotations
@@ -153,10 +152,8 @@ class MedusaTask:
 
 
 def fresh_eagle(target: TargetModel, seed: int, make: Callable[[], EagleNetwork] | None = None) -> EagleTask:
-    """A head initialised from a seed, except its token embedding, which is the target's and stays frozen.
-
-    `make` returns the network if the target's family has its own; that of a text model has the target's sizes.
-    """
+    """A head initialised from a seed, with the target's frozen token embedding; `make` returns the network of families
+    with their own."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = EagleNetwork(_shape_like(target)) if make is None else make()
@@ -170,16 +167,10 @@ def fresh_eagle(target: TargetModel, seed: int, make: Callable[[], EagleNetwork]
 def _shape_like(target: TargetModel) -> EagleShape:
     """Sizes of a head that is one layer of the target."""
     config: Any = target.decoder.config
-    names: tuple[str, ...] = (
-        "hidden_size",
-        "intermediate_size",
-        "num_attention_heads",
-        "num_key_value_heads",
-        "head_dim",
-    )
-    names += ("rms_norm_eps", "hidden_act", "max_position_embeddings")
-    sizes = {name: getattr(config, name, None) for name in names}
-    # A head's positions count pairs, in one dimension: the sections of a three-dimensional rotary mean nothing to it.
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
+    others = ("rms_norm_eps", "hidden_act", "max_position_embeddings")
+    sizes = {name: getattr(config, name, None) for name in (*names, *others)}
+    # A head's positions are one-dimensional.
     rope = {name: value for name, value in config.rope_parameters.items() if not name.startswith("mrope")}
     embedding: Tensor = target.decoder.get_input_embeddings().weight  # type: ignore[operator]
     data = {"vocab_size": embedding.shape[0], **sizes, "rope_parameters": rope}
@@ -298,7 +289,7 @@ class Trainer:
         return noise
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of the trained weights, on the CPU."""
+        """A copy of the trained weights on the CPU."""
         return {name: value.detach().cpu().clone() for name, value in self._learned.items()}
 
     def set_weights(self, weights: dict[str, Tensor]) -> None:
@@ -320,11 +311,8 @@ class Trainer:
 
 @torch.no_grad()
 def count_right(task: HeadTask, target: TargetModel, lessons: Sequence[Lesson]) -> tuple[int, int, int]:
-    """Of the drafts to be learned: how many are the head's first choice, how many are among its first three, and their
-    number.
-
-    A draft is right if it is the target's most probable token at that position, as EAGLE's public code counts.
-    """
+    """Of the drafts to be learned: how many have the target's most probable token as the head's first choice, how many
+    among its first three, and their number."""
     states = teach_states(target, lessons)
     use = states.wanted[:, 2:]
     best = task.logits(states)[use].topk(3, dim=-1).indices

@@ -1,12 +1,13 @@
-"""Content keys: pixels, frames and features as keys of a dictionary.
+"""Content keys: pixels, frames and features as keys of a dictionary, and a cache by content.
 
-A key is hashed by a few values and compared completely, so unique contents cost next to nothing and equal keys have
-equal contents.
+A key is hashed by a few values and compared completely.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from models.inputs.clip import Clip
 
 NUM_GLANCES = 64
 """Values of an array that its hash is made of."""
+Value = TypeVar("Value")
 
 
 class Content:
@@ -27,7 +29,7 @@ class Content:
 
     @classmethod
     def shown(cls, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip], label: Hashable = None) -> Content:
-        """What a prompt shows: images, and clips with the times of their frames."""
+        """The media of a prompt: images, and clips with the times of their frames."""
         times = tuple((clip.timestamps_s, clip.fps) for clip in videos)
         return cls([*images, *(clip.frames for clip in videos)], (label, len(images), times))
 
@@ -48,7 +50,7 @@ class Content:
         )
 
     def copy(self) -> Content:
-        """The same over copies of the arrays, which no other code changes and which hold no other memory."""
+        """The same over copies of the arrays."""
         return Content([array.copy() for array in self._arrays], self._label[0])
 
 
@@ -58,3 +60,32 @@ def _glance(array: NDArray[np.generic]) -> bytes:
         return b""
     places = np.linspace(0, array.size - 1, min(array.size, NUM_GLANCES), dtype=np.int64)
     return np.asarray(array.flat[places]).tobytes()
+
+
+class Recent(Generic[Value]):
+    """A least-recently-used cache of at most `max_bytes`, keys included. One thread at a time."""
+
+    def __init__(self, max_bytes: int) -> None:
+        assert max_bytes >= 0, max_bytes
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self._held: OrderedDict[Content, tuple[Value, int]] = OrderedDict()
+
+    def get(self, key: Content) -> Value | None:
+        held = self._held.get(key)
+        if held is None:
+            return None
+        self._held.move_to_end(key)
+        return held[0]
+
+    def keep(self, key: Content, value: Value, num_bytes: int) -> None:
+        """Store a new key's value of `num_bytes` if it fits; the key's arrays are copied."""
+        assert key not in self._held
+        total = key.num_bytes + num_bytes
+        if total > self.max_bytes:
+            return
+        self._held[key.copy()] = value, total
+        self.num_bytes += total
+        while self.num_bytes > self.max_bytes:
+            _, (_, freed) = self._held.popitem(last=False)
+            self.num_bytes -= freed

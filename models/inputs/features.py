@@ -1,7 +1,6 @@
-"""A cache of visual features: what several prompts show, or one shows again later, is encoded once.
+"""A cache of visual features by the contents of images and videos.
 
-Wraps `get_image_features` and `get_video_features`, the methods that all vision-language models of transformers have,
-so that no family needs code of its own. Keys are the contents of images and videos.
+Wraps `get_image_features` and `get_video_features`, which all vision-language models of transformers have.
 """
 
 from __future__ import annotations
@@ -14,21 +13,17 @@ from typing import Any
 from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
-from models.inputs.content import Content
-from models.inputs.lru import Recent
+from models.inputs.content import Content, Recent
 
 DOORS = ("get_image_features", "get_video_features")
 READ = ("pooler_output", "deepstack_features")
-"""What models read of the features that come through their doors; the encoder's other states are not kept."""
+"""Parts of an encoder's output that models read; others are not cached."""
 Features = dict[tuple[str, int], Any]
 """Keyed by method, and by how often it was called before for the same content."""
 
 
 class FeatureCache:
-    """The last features that `model` made, up to `max_bytes` of them and of the pixels that they are known by.
-
-    Those that went unused longest make room. `num_hits` counts features that were not made again. One thread at a time.
-    """
+    """The least recently used features of `model`, up to `max_bytes`, keys included. One thread at a time."""
 
     def __init__(self, model: nn.Module, max_bytes: int) -> None:
         self.max_bytes = max_bytes

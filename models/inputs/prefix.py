@@ -32,9 +32,8 @@ class Prefix:
     num_padding: int = 0
     """The number of tokens that `padding` marks; a host number, so that the device need not be synchronised."""
     origin: Hashable = field(default=None, init=False, compare=False)
-    """The origin of the prompt's tokens besides the token ids: prompts of one origin with equal leading tokens have
-    equal leading positions. None if unknown. `dataclasses.replace` does not copy it, because a changed prompt has
-    another origin."""
+    """Prompts of one origin with equal leading tokens have equal leading positions. None if unknown.
+    `dataclasses.replace` does not copy it, because a changed prompt has another origin."""
 
     def of(self, origin: Hashable) -> Prefix:
         """The same prompt with its origin."""
@@ -45,6 +44,16 @@ class Prefix:
     def outline(self) -> Prefix:
         """The same tokens without contents: embeddings (L, 0), no features."""
         return replace(self, embeds=self.embeds.new_empty(self.length, 0), deepstack=())
+
+    def select(self, keep: Tensor) -> Prefix:
+        """The columns that `keep` (L,) marks, with unchanged `deepstack`."""
+        return replace(
+            self,
+            token_ids=self.token_ids[keep],
+            embeds=self.embeds[keep],
+            positions=self.positions[..., keep],
+            visual=self.visual[keep],
+        )
 
     def head(self, length: int) -> Prefix:
         """The first columns of a prompt without padding, its visual features of layers all among them."""
@@ -69,14 +78,13 @@ class Prefix:
 
     @property
     def next_position(self) -> Tensor:
-        """The rotary position of the first token behind the prompt: one after its last column's, on the axis where that
-        is highest. Frames of a video may have later ones, as `generate` leaves them."""
+        """The rotary position of the first token behind the prompt, as in `generate`: one after its last column's, on
+        the axis where that is highest."""
         return self.positions[..., -1].max() + 1
 
     @property
     def axis_offsets(self) -> Tensor | None:
-        """What each axis (3,) adds to `next_position`: `generate` counts every axis on from the last column, whose axes
-        differ if it is visual. None for positions of one axis."""
+        """Differences of the axes (3,) from `next_position`, not 0 if the last column is visual; None for one axis."""
         if self.positions.dim() == 1:
             return None
         last = self.positions[:, -1]
@@ -84,8 +92,7 @@ class Prefix:
 
     @property
     def position_offset(self) -> Tensor:
-        """Next rotary position minus the columns kept, on the device; not 0 where images take fewer positions than
-        columns, or where padding leaves the memory."""
+        """Next rotary position minus the columns kept, on the device."""
         return self.next_position - self.num_kept
 
 

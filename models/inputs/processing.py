@@ -1,5 +1,4 @@
-"""From text, pictures and clips to model inputs: chat template, tokenizer, image and video processor of a
-checkpoint."""
+"""Chat template, tokenizer, image and video processor of a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,18 +14,20 @@ from torch import Tensor
 
 from models.inputs import video
 from models.inputs.clip import Clip
-from models.inputs.content import Content
-from models.inputs.lru import Recent
+from models.inputs.content import Content, Recent
 from models.inputs.useful_side import useful_side_px
 
 ELSEWHERE = frozenset(
     ("name_or_path", "vocab_file", "tokenizer_file", "merges_file", "is_local", "local_files_only", "chat_template")
 )
-"""Settings of a tokenizer that its token ids do not depend on: where it was found, and the template of prompts."""
+"""Settings of a tokenizer that do not change its token ids."""
 
 
 class PromptError(ValueError):
-    """A prompt that the processor refuses: wrong number of pictures, an unreadable template, no tokens."""
+    """A prompt that a model cannot encode: wrong number of pictures, an unreadable template, no tokens.
+
+    Functions that encode prompts raise it for every such reason.
+    """
 
 
 class FrontEnd:
@@ -42,12 +43,11 @@ class FrontEnd:
         self._is_used = threading.Lock()
 
     def keep(self, max_bytes: int) -> None:
-        """Keep the outputs for the last prompts, up to a number of bytes, for a second model that reads them too."""
+        """Cache up to `max_bytes` of outputs, for a second model with the same prompts."""
         self._recent = Recent(max_bytes)
 
     def reads_like(self, other: FrontEnd) -> bool:
-        """Whether both front ends return the same for every prompt: equal processors, settings and tokenizers. False
-        for tokenizers whose contents cannot be compared."""
+        """Whether both have equal processors, settings and tokenizers; False if tokenizers cannot be compared."""
         if type(self.processor) is not type(other.processor):
             return False
         mine = self._settings()
@@ -62,10 +62,7 @@ class FrontEnd:
 
     @property
     def useful_side_px(self) -> int | None:
-        """The longer side beyond which the processor has no use for an image or a frame; None where that is unknown.
-
-        See `models.inputs.useful_side`.
-        """
+        """See `models.inputs.useful_side`; None if unknown."""
         parts = (getattr(self.processor, name, None) for name in ("image_processor", video.VIDEO_PART))
         return useful_side_px([part for part in parts if part is not None]) if self.takes_images else None
 
@@ -78,11 +75,7 @@ class FrontEnd:
         return tuple(sorted(text for text in found if isinstance(text, str) and text))
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """Messages → prompt text by the checkpoint's own chat template, with the turn to be answered opened.
-
-        Raises:
-            PromptError: there is no template, or it refuses these messages.
-        """
+        """Messages → prompt text by the checkpoint's own chat template, with the turn to be answered opened."""
         turns: list[dict[str, Any]] = list(messages)
         if not self.takes_images:
             turns = [{**turn, "content": _plain_text(turn["content"])} for turn in turns]
@@ -95,11 +88,7 @@ class FrontEnd:
     def encode(
         self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()
     ) -> dict[str, Tensor]:
-        """Prompt, uint8 RGB images (height, width, 3) and clips → processor outputs for one sample (batch axis of 1).
-
-        Raises:
-            PromptError: the processor refuses them, or the model takes no images or no videos.
-        """
+        """Prompt, uint8 RGB images (height, width, 3) and clips → processor outputs for one sample (batch axis of 1)."""
         with self._is_used:
             if not self._recent.max_bytes:
                 return self._encode(prompt, images, videos)
@@ -138,7 +127,6 @@ class FrontEnd:
         return tensors
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Token ids → text without special tokens."""
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
 
 

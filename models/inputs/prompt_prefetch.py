@@ -1,7 +1,6 @@
 """Prompt prefetch: a thread that prepares prompts while steps run, on a side stream if the device has streams.
 
-Processors take as long as many decoding steps, and vision towers synchronize with the device; on this thread neither
-delays a step. Unmeasured on a GPU.
+Processors take as long as many decoding steps, and vision towers synchronize with the device. Unmeasured on a GPU.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
 """The longer side beyond which a model's processor gains nothing from an image: the default of `source.max_side_px`.
 
-Every processor here shrinks large images itself. The bound is well beyond the size to which it shrinks them, so that
-shrinking first changes only the last digits of the filter, while 50-megapixel photos no longer travel between
-processes:
+The bound is well beyond the size to which the processor itself shrinks images, so that shrinking first changes only the
+last digits of the filter:
 
 - a fixed size, a shortest edge or a crop of s pixels: 4 s, so that the shorter side keeps s up to an aspect of 4 to 1
-- a grid of tiles whose largest side is s pixels: 2 s, twice the resolution of the largest grid
-- a longest edge of s pixels: 2 s
-- an area of at most n pixels: the side of n pixels at 4 to 1, so that up to this aspect a shrunk image still has more
-than n pixels, and the processor shrinks it as before
+- a grid of tiles whose largest side is s pixels, or a longest edge of s pixels: 2 s
+- an area of at most n pixels: the side of n pixels at 4 to 1
 
 Other processors have no known bound.
 """

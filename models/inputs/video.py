@@ -1,9 +1,8 @@
 """Clips as inputs of the vision towers of LLaVA-OneVision, Qwen2-VL, Qwen2.5-VL and Qwen3-VL, without torchvision.
 
-The video processors of transformers need torchvision, which does not import beside every build of torch, and decode
-files themselves. Here frames are decoded already: sizes, values and layout are computed in torch and equal those of the
-processors. Each family's own processor expands the placeholders in the text; it takes a `VideoProcessor` for its video
-part.
+The video processors of transformers need torchvision, which does not import beside every build of torch. Here sizes,
+values and layout are computed in torch and equal theirs. Each family's own processor expands the placeholders in the
+text; it takes a `VideoProcessor` for its video part.
 """
 
 from __future__ import annotations
@@ -79,10 +78,7 @@ class VideoSettingsError(ValueError):
 
 
 class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
-    """The video part of a processor; `kind` is the name of the class in transformers that it equals.
-
-    `settings` are that class's own, from `video_preprocessor_config.json` or `video_processor` in
-    `processor_config.json`; missing settings have the class's defaults.
+    """The video part of a processor; `kind` names the equal class of transformers, `settings` are that class's.
 
     Raises:
         VideoSettingsError: the class is unknown, or a setting is unsupported.
@@ -134,11 +130,7 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
     def __call__(
         self, videos: Sequence[NDArray[np.uint8]], video_metadata: Sequence[VideoMetadata], **_options: Any
     ) -> BatchFeature:
-        """Frames (T, height, width, 3) of each video and what `metadata` made of them → the model's inputs.
-
-        Raises:
-            ValueError: frames of a shape that the family refuses.
-        """
+        """Frames (T, height, width, 3) and metadata of each video → the model's inputs; ValueError if refused."""
         frames = [torch.from_numpy(np.ascontiguousarray(video)).permute(0, 3, 1, 2).contiguous() for video in videos]
         if not self.is_patched:
             shown = [self._values(self._resize(one)) for one in frames]
@@ -153,7 +145,7 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
         return BatchFeature(data)
 
     def _resize(self, frames: Tensor) -> Tensor:
-        """Frames (T, 3, H, W) uint8 in the family's size, by the same kernel of torch that torchvision calls."""
+        """Frames (T, 3, H, W) uint8 in the family's size, by torchvision's kernel."""
         height, width = frames.shape[-2:]
         new = self._target_size(frames.shape[0], height, width) if self.do_resize else (height, width)
         if new == (height, width):
@@ -202,7 +194,7 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
 
 
 def metadata(clip: Clip) -> VideoMetadata:
-    """A clip's times in transformers' own words: frames that were all that there was, at the clip's sampled rate."""
+    """A clip's times for transformers."""
     return VideoMetadata(total_num_frames=len(clip.frames), fps=clip.fps, frames_indices=list(clip.timestamps_s))
 
 
@@ -272,14 +264,8 @@ def _size(kind: str, size: Any, settings: Mapping[str, Any]) -> dict[str, int]:
         for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
             if settings.get(old) is not None:
                 known[new] = int(settings[old])
-    names = (
-        ({"shortest_edge", "longest_edge"},)
-        if kind != "LlavaOnevisionVideoProcessor"
-        else (
-            {"height", "width"},
-            {"shortest_edge"},
-        )
-    )
+    is_onevision = kind == "LlavaOnevisionVideoProcessor"
+    names = ({"height", "width"}, {"shortest_edge"}) if is_onevision else ({"shortest_edge", "longest_edge"},)
     kept = {name: value for name, value in known.items() if name not in ("min_pixels", "max_pixels")}
     if set(kept) not in names or min(kept.values()) < 1:
         raise VideoSettingsError(f"the size of its video frames is {size}, which is not understood")

@@ -77,9 +77,8 @@ class SlotBatch:
 class LaneModel:
     """One model with a KV cache for `num_slots` samples of `num_lanes` rows and `capacity` positions each.
 
-    The rows of a slot are one block, at first in the slot's own place. Slots that decode together are moved to the
-    leading blocks, so that the cache is always read as a view; only this class knows the block of a slot. `run` runs
-    the decoder; by default eagerly.
+    The rows of a slot are one block. Slots that decode together are moved to the leading blocks, so that the cache is
+    always read as a view; only this class knows the block of a slot. `run` runs the decoder; by default eagerly.
     """
 
     def __init__(
@@ -118,7 +117,7 @@ class LaneModel:
         return (blocks[:, None] * self.num_lanes + self._numbers[: self.num_lanes]).flatten()
 
     def first_row_of(self, slot: int) -> int:
-        """Where the slot's rows begin at present; a forward may move them."""
+        """The first row of a slot; a forward may move it."""
         return self._block_of[slot] * self.num_lanes
 
     def admit(
@@ -140,8 +139,7 @@ class LaneModel:
         longest = max(prefix.length for prefix in flat)
         assert longest <= self.cache.capacity, (longest, self.cache.capacity)
         rows = self.rows(slots)
-        # A NaN that a former sample left in a masked column would still poison this one: 0 · NaN is NaN. Columns of
-        # the prompt itself are written anew.
+        # A NaN of a former sample in a masked column would poison this one: 0 · NaN is NaN.
         self.cache.wipe(rows, min(prefix.length for prefix in flat), self._num_used_columns)
         self._num_used_columns = max(self._num_used_columns, longest)
         limits = self.backend.prefill_limits(max_tokens)
@@ -160,7 +158,7 @@ class LaneModel:
         )
 
     def empty(self, slots: SlotBatch) -> None:
-        """Let slots hold no columns, as if an empty prompt had been read."""
+        """Empty the slots, as if after an empty prompt."""
         rows = self.rows(slots)
         self.cache.wipe(rows, 0, self._num_used_columns)
         self.delta[rows] = 0
@@ -170,7 +168,6 @@ class LaneModel:
             self._prefix_lengths[slot] = 0
 
     def _note_axes(self, rows: Tensor, offsets: Sequence[Tensor | None]) -> None:
-        """Keep by how much the axes of these rows (r,) differ after their prompts."""
         if self.axes is None and any(one is not None for one in offsets):
             self.axes = self.delta.new_zeros(self.delta.shape[0], NUM_AXES)
         if self.axes is not None:
@@ -195,7 +192,7 @@ class LaneModel:
         visible = self._spread(visible)
         depth = self._spread(depth)
         if is_mixed:
-            # Whose rows come when: inputs go into the order of the rows, states come back in that of the slots.
+            # Inputs go into the order of the rows; states come back in that of the slots.
             there = self._blocks[slots.index].argsort()
             there = (there[:, None] * self.num_lanes + self._numbers[: self.num_lanes]).flatten()
             embeds, depth, visible = embeds[there], depth[there], visible[there]
@@ -224,7 +221,7 @@ class LaneModel:
         return hidden[self._blocks[slots.index]] if is_mixed else hidden
 
     def _lead(self, slots: SlotBatch) -> bool:
-        """Move the slots into the leading blocks; whether they come in another order there than in the batch."""
+        """Move the slots into the leading blocks; returns whether their order there differs from the batch."""
         b = len(slots.ids)
         holes = set(range(b)) - {self._block_of[slot] for slot in slots.ids}
         if holes:
@@ -239,7 +236,7 @@ class LaneModel:
         return all(self._block_of[slot] == place for place, slot in enumerate(slots.ids))
 
     def _swap(self, one: int, other: int) -> None:
-        """Exchange the places of two slots."""
+        """Exchange the blocks of two slots."""
         here, there = (
             slice(self._block_of[slot] * self.num_lanes, (self._block_of[slot] + 1) * self.num_lanes)
             for slot in (one, other)

@@ -23,7 +23,7 @@ from models.kv.prefill_batching import (
     first_of_each,
     group_by_length,
     mask_padding,
-    pad,
+    stack,
     stack_deepstack,
     stack_padding,
     stack_positions,
@@ -74,7 +74,7 @@ class PromptReader:
         return source
 
     def _read_whole(self, prefixes: Sequence[Prefix], fresh: Sequence[int], stems: Sequence[Stem]) -> None:
-        """Run whole prompts, and of those with a stem the stem of the first."""
+        """Run whole prompts, and the first one's stem of those that share it."""
         heads = {stem.places[0]: prefixes[stem.places[0]].head(stem.length) for stem in stems}
         later = {place for stem in stems for place in stem.places[1:]}
         places = [place for place in fresh if place not in later]
@@ -84,7 +84,7 @@ class PromptReader:
             self._note([places[one] for one in group], some, *self._run_whole(self._at(places, group), some))
 
     def _follow(self, prefixes: Sequence[Prefix], stems: Sequence[Stem]) -> None:
-        """Copy stems to the rows of their kin, and run what follows them."""
+        """Copy stems to the rows of the prompts that share them, and run the rest of these."""
         firsts = [stem.places[0] for stem in stems for _ in stem.places[1:]]
         self._copy(firsts, [place for stem in stems for place in stem.places[1:]], max(stem.length for stem in stems))
         starts = {place: stem.length for stem in stems for place in stem.places}
@@ -107,16 +107,16 @@ class PromptReader:
         """One forward of whole prompts into `rows` (r,): states (r, L, D), and the attention that columns (r, L)
         receive where it is asked for."""
         longest = max(prefix.length for prefix in prefixes)
-        embeds = torch.stack([pad(prefix.embeds, longest) for prefix in prefixes])
-        padding = stack_padding(prefixes, longest)
+        embeds = stack(prefix.embeds for prefix in prefixes)
+        padding = stack_padding(prefixes)
         assert padding is None or not self._probe_attention, "attention is not recorded over padded prompts"
-        probe = AttentionProbe(text_after_images(prefixes, longest)) if self._probe_attention else None
+        probe = AttentionProbe(text_after_images(prefixes)) if self._probe_attention else None
         mask = None if padding is None else mask_bias(mask_padding(padding), embeds.dtype)
         columns = torch.arange(longest, device=rows.device).repeat(len(prefixes), 1)
         step = AttentionStep(self._cache, rows, columns, mask, longest, None, probe)
         extra: dict[str, Any] = {}
         if any(prefix.deepstack for prefix in prefixes):
-            extra["visual_pos_masks"] = torch.stack([pad(prefix.visual, longest) for prefix in prefixes])
+            extra["visual_pos_masks"] = stack(prefix.visual for prefix in prefixes)
             extra["deepstack_visual_embeds"] = stack_deepstack(prefixes)
         hidden = self._run(embeds, stack_positions(prefixes, longest), step, extra)
         self.num_forwards += 1
@@ -129,7 +129,7 @@ class PromptReader:
     def _run_behind(self, rows: Tensor, rests: Sequence[Prefix], starts: Sequence[int]) -> Tensor:
         """One forward of what follows the first `starts` columns of `rows` (r,): states (r, N, D)."""
         longest = max(rest.length for rest in rests)
-        embeds = torch.stack([pad(rest.embeds, longest) for rest in rests])
+        embeds = stack(rest.embeds for rest in rests)
         lens = torch.tensor(starts, device=rows.device)
         place = torch.arange(longest, device=rows.device)
         is_real = place < torch.tensor([rest.length for rest in rests], device=rows.device)[:, None]

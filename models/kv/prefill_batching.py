@@ -5,7 +5,7 @@ A prompt that several rows share is one `Prefix`, passed once per row: it is run
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -45,7 +45,7 @@ class Prefill:
     @property
     def hidden(self) -> Tensor:
         """All states (b, R, L, D), padded."""
-        padded: Tensor = pad_sequence(list(self.states), batch_first=True)
+        padded = stack(self.states)
         return padded.view(*self.last.shape[:2], *padded.shape[1:])
 
     def hidden_of(self, place: int) -> Tensor:
@@ -68,8 +68,8 @@ def first_of_each(prefixes: Sequence[Prefix]) -> list[int]:
 def find_stems(prefixes: Sequence[Prefix], places: Sequence[int]) -> list[Stem]:
     """Which prompts at `places` begin with the same columns, where running these once pays for one more forward.
 
-    They have one origin and the same first tokens, at least half of the longest's and not all of any. A prompt whose
-    padding leaves the memory, or whose layers add features behind the stem, is run whole.
+    They have one origin and the same first tokens, at least half of the longest's and not all of any. Prompts with
+    padding, or with deepstack features behind the stem, are run whole.
     """
     kin: dict[Hashable, list[int]] = {}
     for place in places:
@@ -133,28 +133,24 @@ def group_by_length(
 # --- prompts side by side ------------------------------------------------------------------------------------------
 
 
-def pad(values: Tensor, length: int) -> Tensor:
-    """Pad the first axis with zeros up to `length`."""
-    return torch.cat([values, values.new_zeros((length - values.shape[0], *values.shape[1:]))])
+def stack(rows: Iterable[Tensor], padding: float = 0.0) -> Tensor:
+    """Rows (L_i, …) of prompts → (r, L, …), padded on the right."""
+    stacked: Tensor = pad_sequence(list(rows), batch_first=True, padding_value=padding)
+    return stacked
 
 
-def text_after_images(prefixes: Sequence[Prefix], length: int) -> Tensor:
-    """Columns (r, L) of the text that follows the last visual column; the whole text where there is no image."""
-    marks = torch.zeros(len(prefixes), length, dtype=torch.bool, device=prefixes[0].visual.device)
-    for row, prefix in enumerate(prefixes):
-        later_visual = prefix.visual.flip(0).cumsum(0).flip(0)
-        marks[row, : prefix.length] = later_visual == 0
-    return marks
+def text_after_images(prefixes: Sequence[Prefix]) -> Tensor:
+    """Columns (r, L) of the text that follows the last visual column; the whole text without images."""
+    return stack(prefix.visual.flip(0).cumsum(0).flip(0) == 0 for prefix in prefixes)
 
 
-def stack_padding(prefixes: Sequence[Prefix], length: int) -> Tensor | None:
+def stack_padding(prefixes: Sequence[Prefix]) -> Tensor | None:
     """Columns (r, L) that leave the memory after the prefill, those beyond a prompt's end included; None for none."""
     if all(prefix.padding is None for prefix in prefixes):
         return None
-    marks = torch.ones(len(prefixes), length, dtype=torch.bool, device=prefixes[0].embeds.device)
-    for row, prefix in enumerate(prefixes):
-        marks[row, : prefix.length] = False if prefix.padding is None else prefix.padding
-    return marks
+    nothing = [torch.zeros_like(prefix.visual) for prefix in prefixes]
+    marks = (none if one.padding is None else one.padding for one, none in zip(prefixes, nothing, strict=True))
+    return stack(marks, padding=True)
 
 
 def mask_padding(padding: Tensor) -> Tensor:

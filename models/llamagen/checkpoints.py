@@ -1,17 +1,15 @@
 """Files of LlamaGen's GPT: the published `.pt` files, LANTERN's safetensors folders, and folders of our own.
 
 Our own folder is `config.json` (the fields of `GptShape`) beside `model.safetensors` under LlamaGen's own names, so it
-reads back into LlamaGen as well. Owns finding, reading and writing; what tensors are called is
-`models.llamagen.layouts`.
+reads back into LlamaGen as well.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,20 +19,20 @@ from huggingface_hub import hf_hub_download
 from safetensors.torch import save_file
 from torch import Tensor
 
-from models.heads.files import expect_shapes, head_folder, read_json, read_shapes, read_tensors
+from models.heads.files import expect_shapes, head_folder, read_json, read_shapes, read_tensors, shapes_of
 from models.llamagen.gpt import Gpt
 from models.llamagen.layouts import (
     LANTERN,
     OFFICIAL,
     expected_shapes,
+    from_gpt,
     is_stray,
     layout_of,
     sizes_of,
     to_gpt,
-    to_official,
 )
-from models.llamagen.shape import GPT_TYPE, GptShape
-from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
+from models.llamagen.shape import GPT_TYPE, GptShape, VqShape
+from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef, first_line, sampled_digest
 
 WRAPPERS = ("model", "module", "state_dict")
 """Keys under which a published `.pt` file may keep its weights (DDP, DeepSpeed, Lightning); FSDP's has none."""
@@ -49,20 +47,40 @@ _HINT = "python -m models.llamagen.convert writes one: give it --grid and --head
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """A checkpoint's `config.json` (empty where it has none) and its weight files, none where they were not fetched."""
+    """A checkpoint's `config.json` (empty without one) and its weight files, none if they were not downloaded."""
 
     where: str
     config: dict[str, Any]
     files: tuple[Path, ...]
+
+    def shapes(self, wrappers: Sequence[str]) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of all tensors; `wrappers` as for `models.heads.files.read_tensors`."""
+        return {name: shape for file in self.files for name, shape in read_shapes(file, wrappers).items()}
+
+    def tensors(self, wrappers: Sequence[str]) -> dict[str, Tensor]:
+        """All tensors, on the CPU."""
+        return {name: value for file in self.files for name, value in read_tensors(file, wrappers).items()}
+
+    def sizes(self, kind: str, shape: type[GptShape | VqShape], model: str) -> dict[str, Any]:
+        """The fields of `shape` in a `config.json` of this project, whose `model_type` is `kind`; empty without one."""
+        if not self.config:
+            return {}
+        found = self.config.get("model_type")
+        if found != kind:
+            raise CheckpointError(
+                f"{self.where}: config.json beside it is of {found!r}, but the weights are {model}'s; it must say "
+                f'"model_type": "{kind}", or not be there'
+            )
+        sizes = {name: value for name, value in self.config.items() if name != "model_type"}
+        if unknown := sorted(sizes.keys() - {field.name for field in fields(shape)}):
+            raise CheckpointError(f"{self.where}: config.json gives {unknown[0]}, which no {model} has")
+        return sizes
 
 
 def find_files(ref: CheckpointRef, weights: bool = True) -> FoundFiles:
     """The path of a checkpoint: a file, a folder, a hub id `owner/name`, or one file of the hub, `owner/name/file.pt`.
 
     Without `weights` only the configuration is downloaded from a hub id.
-
-    Raises:
-        CheckpointError: nothing is found, or a folder has several candidate files.
     """
     path = Path(ref.path)
     if ref.is_file:
@@ -79,31 +97,18 @@ def read_gpt_shape(ref: CheckpointRef, sizes: Mapping[str, Any] | None = None) -
 
     The number of heads follows from a published size, the grid from a published file's name; otherwise `config.json` or
     `sizes` must contain `num_heads` and `grid`. For a hub id only the configuration is downloaded.
-
-    Raises:
-        CheckpointError: a file is missing, unreadable or not LlamaGen's, tensors are missing or misshapen, or a
-            size is unknown or contradicts another.
     """
     found = find_files(ref, weights=False)
     if not found.files:
         return _shape(found, {}, LANTERN if "hidden_size" in found.config else OFFICIAL, sizes or {})
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in found.files:
-        shapes |= read_shapes(file, WRAPPERS)
-    return _check(found, shapes, sizes or {})[0]
+    return _check(found, found.shapes(WRAPPERS), sizes or {})[0]
 
 
 def load_gpt(ref: CheckpointRef, dtype: str, device: torch.device, sizes: Mapping[str, Any] | None = None) -> Gpt:
-    """Load a GPT in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
-
-    Raises:
-        CheckpointError: as `read_gpt_shape`.
-    """
+    """Load a GPT in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type."""
     found = find_files(ref)
-    tensors: dict[str, Tensor] = {}
-    for file in found.files:
-        tensors |= read_tensors(file, WRAPPERS)
-    shape, layout = _check(found, {name: tuple(value.shape) for name, value in tensors.items()}, sizes or {})
+    tensors = found.tensors(WRAPPERS)
+    shape, layout = _check(found, shapes_of(tensors), sizes or {})
     gpt = gpt_from_weights(shape, tensors, layout)
     return gpt.to(device=device, dtype=DTYPES.get(dtype, gpt.output.weight.dtype))
 
@@ -119,19 +124,19 @@ def gpt_from_weights(shape: GptShape, weights: Mapping[str, Tensor], layout: str
 
 def save_gpt(gpt: Gpt, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write `config.json` and `model.safetensors`, under LlamaGen's own names and in its order of rotary pairs."""
+    save_folder(folder, from_gpt(gpt.state_dict(), gpt.shape), gpt.shape.to_config(), dtype)
+
+
+def save_folder(folder: Path, tensors: Mapping[str, Tensor], config: dict[str, Any], dtype: torch.dtype | None) -> None:
+    """Write `config.json` and `model.safetensors`; `dtype` None keeps that of each tensor."""
     folder.mkdir(parents=True, exist_ok=True)
-    state = {name: value.detach().to("cpu", dtype or value.dtype) for name, value in gpt.state_dict().items()}
-    tensors = {name: value.contiguous() for name, value in to_official(state, gpt.shape.num_heads).items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(gpt.shape.to_config(), indent=2) + "\n", encoding="utf-8")
+    stored = {name: value.detach().to("cpu", dtype or value.dtype).contiguous() for name, value in tensors.items()}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def revision_of(ref: CheckpointRef) -> str:
-    """What identifies the weights of any network here: the hub's commit, or a hash over names, sizes and samples.
-
-    Raises:
-        CheckpointError: there is no such checkpoint.
-    """
+    """Identifies the weights of any network here: the hub's commit, or a hash over names, sizes and samples."""
     path = Path(ref.path)
     if ref.is_file:
         files = [path, *path.parent.glob("config.json")]
@@ -141,14 +146,7 @@ def revision_of(ref: CheckpointRef) -> str:
         return head_folder(ref, (), weights=False).name
     else:
         files = sorted(file for file in path.iterdir() if file.suffix in (*WEIGHT_SUFFIXES, ".json"))
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            # Headers contain shapes; a sample of the end distinguishes retrained weights of the same shapes.
-            head = stream.read(1 << 20)
-            stream.seek(max(0, file.stat().st_size - (1 << 16)))
-            digest.update(f"{file.name}:{file.stat().st_size}:".encode() + head + stream.read())
-    return digest.hexdigest()[:16]
+    return sampled_digest(files)
 
 
 def _fetch(ref: CheckpointRef) -> Path:
@@ -158,8 +156,7 @@ def _fetch(ref: CheckpointRef) -> Path:
     try:
         return Path(hf_hub_download(f"{owner}/{name}", file, revision=ref.revision))
     except Exception as error:  # the hub's errors, the network's and the disk's mean the same to the user
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(f"{ref.path}: it cannot be fetched from the hub: {reason}") from error
+        raise CheckpointError(f"{ref.path}: it cannot be fetched from the hub: {first_line(error)}") from error
 
 
 def _weight_files(folder: Path) -> tuple[Path, ...]:
@@ -179,27 +176,34 @@ def _check(found: FoundFiles, shapes: dict[str, tuple[int, ...]], sizes: Mapping
     """The shape that config and tensors agree on, and the layout; every tensor is there and of its shape."""
     layout = layout_of(shapes)
     if layout is None:
-        what = "a VQ model" if "quantize.embedding.weight" in shapes else f"something else ({_some(shapes)})"
+        what = "a VQ model" if "quantize.embedding.weight" in shapes else f"something else ({some_of(shapes)})"
         raise CheckpointError(
             f"{found.where}: this is {what}, not LlamaGen's GPT: it holds neither tok_embeddings.weight nor "
             "model.embed_tokens.weight"
         )
-    told = sizes_of(shapes, layout, found.where)
-    shape = _shape(found, told, layout, sizes)
+    shape = _shape(found, sizes_of(shapes, layout, found.where), layout, sizes)
     kept = {name: size for name, size in shapes.items() if not is_stray(name)}
     expect_shapes(found.where, kept, expected_shapes(shape, layout))
     return shape, layout
 
 
-def _shape(found: FoundFiles, told: dict[str, Any], layout: str, sizes: Mapping[str, Any]) -> GptShape:
-    """Combine sizes from the tensors, the configuration and the caller."""
-    said = _translate(found) if layout == LANTERN else _own(found)
-    for name in told.keys() & said.keys() - {"num_heads", "grid"}:
-        if told[name] != said[name]:
+def compare_sizes(where: str, configured: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
+    """Refuse a configuration that contradicts the sizes of the weights."""
+    for name, value in stored.items():
+        if configured.get(name, value) != value:
             raise CheckpointError(
-                f"{found.where}: config.json says {name} is {said[name]!r}, but the weights say {told[name]!r}"
+                f"{where}: config.json says {name} is {configured[name]!r}, but the weights say {value!r}"
             )
-    known = told | said | dict(sizes)
+
+
+def _shape(found: FoundFiles, stored: dict[str, Any], layout: str, sizes: Mapping[str, Any]) -> GptShape:
+    """Combine sizes from the tensors, the configuration and the caller."""
+    if layout == LANTERN:
+        configured = _translate(found)
+    else:
+        configured = found.sizes(GPT_TYPE, GptShape, "LlamaGen")
+    compare_sizes(found.where, configured, {k: v for k, v in stored.items() if k not in ("num_heads", "grid")})
+    known = stored | configured | dict(sizes)
     known.setdefault("grid", _grid_of_name(found))
     if known["grid"] is None:
         raise CheckpointError(
@@ -218,22 +222,6 @@ def _shape(found: FoundFiles, told: dict[str, Any], layout: str, sizes: Mapping[
         return GptShape(**known)
     except ValueError as error:
         raise CheckpointError(f"{found.where}: {error}") from None
-
-
-def _own(found: FoundFiles) -> dict[str, Any]:
-    """A `config.json` of our own, whole or in part."""
-    if not found.config:
-        return {}
-    kind = found.config.get("model_type")
-    if kind != GPT_TYPE:
-        raise CheckpointError(
-            f"{found.where}: config.json beside it is of {kind!r}, but the weights are LlamaGen's GPT; it must say "
-            f'"model_type": "{GPT_TYPE}", or not be there'
-        )
-    said = {name: value for name, value in found.config.items() if name != "model_type"}
-    if unknown := sorted(said.keys() - {field.name for field in fields(GptShape)}):
-        raise CheckpointError(f"{found.where}: config.json gives {unknown[0]}, which no LlamaGen has")
-    return said
 
 
 def _translate(found: FoundFiles) -> dict[str, Any]:
@@ -261,8 +249,8 @@ def _translate(found: FoundFiles) -> dict[str, Any]:
         "rope_base": "rope_base",
         **({"caption_dim": "condition_dim"} if kind == "t2i" else {"num_classes": "num_classes"}),
     }
-    said: dict[str, Any] = {ours: config[name] for name, ours in names.items() if config.get(name) is not None}
-    return said | {"grid": math.isqrt(block), "condition": "text" if kind == "t2i" else "class"}
+    sizes: dict[str, Any] = {ours: config[name] for name, ours in names.items() if config.get(name) is not None}
+    return sizes | {"grid": math.isqrt(block), "condition": "text" if kind == "t2i" else "class"}
 
 
 def _grid_of_name(found: FoundFiles) -> int | None:
@@ -272,5 +260,6 @@ def _grid_of_name(found: FoundFiles) -> int | None:
     return None
 
 
-def _some(shapes: Mapping[str, Any]) -> str:
+def some_of(shapes: Mapping[str, Any]) -> str:
+    """The first names, for messages."""
     return ", ".join(list(shapes)[:2]) or "nothing at all"

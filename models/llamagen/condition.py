@@ -1,7 +1,4 @@
-"""Conditions of images: a prompt encoded by T5, or precomputed features.
-
-Contains the encoder and the padding on the left; `models.llamagen.features` checks precomputed features.
-"""
+"""Prompts as conditions of images: the T5 encoder and its checks."""
 
 from __future__ import annotations
 
@@ -16,13 +13,13 @@ from transformers import T5EncoderModel
 from models.heads.files import read_shapes
 from models.inputs.processing import PromptError
 from models.llamagen.shape import MAX_TEXT_TOKENS, GptShape
-from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef, read_config, read_processor
+from models.loading.checkpoints import CheckpointError, CheckpointRef, load_pretrained, read_config, read_processor
 
 MAX_CHARACTERS = 4096
-"""Longest prompt that is looked at. Cleaning takes time that grows with its square, and 120 tokens are far fewer."""
+"""Longest prompt. Cleaning takes time that grows with its square."""
 
 NUM_REMEMBERED = 64
-"""Prompts whose features are kept, so that several images of one prompt encode it once."""
+"""Prompts whose features are cached, for several images of one prompt."""
 
 
 class EmptyPrompt(PromptError):
@@ -30,7 +27,7 @@ class EmptyPrompt(PromptError):
 
 
 class PromptTooLong(PromptError):
-    """A prompt of more tokens than the model takes, where truncation was not asked for."""
+    """A prompt of more tokens than the model takes, without truncation."""
 
 
 class T5Condition:
@@ -56,13 +53,7 @@ class T5Condition:
         return int(config.d_model)
 
     def encode(self, text: str) -> Tensor:
-        """A prompt → features (l, condition_dim) of its l tokens, without padding; read-only.
-
-        Raises:
-            EmptyPrompt: the prompt is empty, before or after cleaning.
-            PromptTooLong: it has too many tokens, or too many characters to be tokenized.
-            PromptError: it is not text, the tokenizer refuses it, or the encoder returns values that are not finite.
-        """
+        """A prompt → features (l, condition_dim) of its l tokens, without padding; read-only."""
         cleaned = self._clean(text)
         if cleaned not in self._remembered:
             ids = torch.tensor([self._tokenize(cleaned)], device=self.device)
@@ -114,11 +105,7 @@ class T5Condition:
 
 
 def check_t5(ref: CheckpointRef, gpt: GptShape) -> None:
-    """Compare a text encoder's configuration with the GPT that reads it; of a folder's weights headers are read.
-
-    Raises:
-        CheckpointError: it is missing or unreadable, no T5, or of another width.
-    """
+    """Compare a text encoder's configuration with the GPT that reads it, and read the headers of a folder's weights."""
     config = read_config(ref)
     if config.model_type != "t5":
         raise CheckpointError(f"{ref.path}: the text encoder must be a T5, not {config.model_type!r}")
@@ -137,34 +124,13 @@ def check_t5(ref: CheckpointRef, gpt: GptShape) -> None:
 
 
 def load_t5(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torch.device, truncate: bool = False) -> T5Condition:
-    """Load the encoder half of a T5, from safetensors or from torch's own format without pickled objects.
-
-    Raises:
-        CheckpointError: as `check_t5`, or weights are missing or torn, or the tokenizer does not end a text.
-    """
+    """Load the encoder half of a T5, from safetensors or from torch's own format without pickled objects."""
     check_t5(ref, gpt)
     tokenizer = read_processor(ref, read_config(ref))
     if tokenizer.eos_token_id is None or tokenizer("a").input_ids[-1:] != [tokenizer.eos_token_id]:
         raise CheckpointError(f"{ref.path}: its tokenizer does not end a text with the end token, as T5's does")
-    loader: Any = T5EncoderModel
-    try:
-        model, report = loader.from_pretrained(
-            ref.path,
-            dtype=DTYPES.get(dtype, "auto"),
-            weights_only=True,
-            output_loading_info=True,
-            **ref.options(),
-        )
-    except Exception as error:  # OSError, ValueError, RuntimeError, UnpicklingError: all mean the same to the user
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise CheckpointError(
-            f"{ref.path}: its weights cannot be loaded (tensors only, no other pickled objects): {reason}"
-        ) from error
-    if missing := sorted(report["missing_keys"]):
-        # transformers initialises them with random numbers and only warns.
-        raise CheckpointError(f"{ref.path}: its weights lack {len(missing)} tensors, e.g. {missing[0]}")
-    placed: nn.Module = model.requires_grad_(False).eval().to(device)
-    return T5Condition(placed, tokenizer, gpt.num_condition_tokens, truncate)
+    model = load_pretrained(ref, T5EncoderModel, dtype, weights_only=True)
+    return T5Condition(model.to(device), tokenizer, gpt.num_condition_tokens, truncate)
 
 
 def pad_left(features: Tensor, num_columns: int) -> tuple[Tensor, Tensor]:

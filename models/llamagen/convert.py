@@ -29,9 +29,6 @@ def convert(ref: CheckpointRef, out: Path, dtype: str = "auto", sizes: dict[str,
     """Write the checkpoint into the folder `out`; returns a description of it.
 
     `sizes` contains a GPT's `grid` and `num_heads` if its file does not; `dtype` is as for `load_gpt`.
-
-    Raises:
-        CheckpointError: it cannot be read, or `out` holds a checkpoint already.
     """
     if taken := [name for name in _WRITTEN if (out / name).exists()]:
         raise CheckpointError(f"{out}: it holds a {taken[0]} already; take an empty folder")

@@ -1,7 +1,6 @@
-"""EAGLE drafters of LlamaGen: the EAGLE network with the rotary positions of a grid, and LANTERN's files of it.
+"""EAGLE drafters of LlamaGen: `models.heads.eagle` with the rotary positions of a grid, and LANTERN's files of it.
 
-The network is that of `models.heads.eagle`. Differences: positions rotate by row and column, with zeros at the
-condition; files keep a head's rotary pairs side by side. Jang et al. 2024 (arXiv 2410.03355).
+Jang et al. 2024 (arXiv 2410.03355).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from models.llamagen.rotary import GridRotary, join_pairs, split_pairs
 from models.llamagen.shape import GptShape
 from models.loading.checkpoints import CheckpointError, CheckpointRef
 
-_TURNED = ("layers.0.self_attn.q_proj.", "layers.0.self_attn.k_proj.")
 # LANTERN's `input_type` determines condition and grid.
 _INPUT_TYPES = {"t2i": ("text", 16), "t2i2": ("text", 32), "c2i": ("class", 24)}
 
@@ -50,11 +48,7 @@ def image_eagle_shape(gpt: GptShape) -> EagleShape:
 
 
 def read_image_eagle_shape(ref: CheckpointRef, gpt: GptShape) -> EagleShape:
-    """What a checkpoint claims to be, where it drafts for a GPT of shape `gpt`.
-
-    Raises:
-        CheckpointError: as `models.heads.eagle.read_eagle_shape`, or it was made for another GPT.
-    """
+    """What a checkpoint claims to be, where it drafts for a GPT of shape `gpt`."""
     shape = read_eagle_shape(ref)
     config = read_json(head_folder(ref, WEIGHT_NAMES, weights=False))
     if problem := _misfit(shape, gpt) or _other_image(config, gpt):
@@ -66,9 +60,6 @@ def load_image_eagle(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torc
     """Load a drafter in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
     Its token embedding is the file's own, never the target's.
-
-    Raises:
-        CheckpointError: as `read_image_eagle_shape`.
     """
     shape = read_image_eagle_shape(ref, gpt)
     return load_eagle(ref, dtype, device, _rotary(shape, gpt), lambda tensors: _arrange(tensors, shape, split_pairs))
@@ -82,27 +73,29 @@ def save_image_eagle(network: EagleNetwork, gpt: GptShape, folder: Path, dtype: 
 
 def _rotary(shape: EagleShape, gpt: GptShape) -> GridRotary:
     # Column t pairs the feature of token t with token t + 1 and takes that token's turn: one row of zeros fewer.
-    return GridRotary(shape.head_dim, gpt.grid, gpt.num_condition_tokens - 1, gpt.rope_base)
+    return GridRotary(shape.llama.head_dim, gpt.grid, gpt.num_condition_tokens - 1, gpt.rope_base)
 
 
 def _arrange(
     tensors: dict[str, Tensor], shape: EagleShape, order: Callable[[Tensor, int], Tensor]
 ) -> dict[str, Tensor]:
-    heads = dict(zip(_TURNED, (shape.num_heads, shape.num_kv_heads), strict=True))
-    arranged = {}
-    for name, value in tensors.items():
-        num_heads = next((number for start, number in heads.items() if name.startswith(start)), None)
-        arranged[name] = value if num_heads is None else order(value, num_heads)
-    return arranged
+    """The tensors with the rotary pairs of queries and keys in another order."""
+    query, key = "layers.0.self_attn.q_proj.", "layers.0.self_attn.k_proj."
+    num_heads = {query: shape.llama.num_attention_heads, key: shape.llama.num_key_value_heads}
+    return {
+        name: order(value, num_heads[name[: len(query)]]) if name.startswith((query, key)) else value
+        for name, value in tensors.items()
+    }
 
 
 def _misfit(shape: EagleShape, gpt: GptShape) -> str | None:
-    if shape.hidden_size != gpt.dim:
-        return f"it reads states of width {shape.hidden_size}, and the target's are {gpt.dim} wide"
-    if shape.vocab_size != gpt.vocab_size:
-        return f"it knows {shape.vocab_size} codes, and the target {gpt.vocab_size}"
-    if shape.head_dim % 4:
-        return f"its heads have {shape.head_dim} dimensions, which rows and columns cannot share in pairs"
+    llama = shape.llama
+    if llama.hidden_size != gpt.dim:
+        return f"it reads states of width {llama.hidden_size}, and the target's are {gpt.dim} wide"
+    if llama.vocab_size != gpt.vocab_size:
+        return f"it knows {llama.vocab_size} codes, and the target {gpt.vocab_size}"
+    if llama.head_dim % 4:
+        return f"its heads have {llama.head_dim} dimensions, which rows and columns cannot share in pairs"
     return None
 
 

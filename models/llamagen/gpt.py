@@ -1,8 +1,4 @@
-"""The GPT: a Llama over codes of an image, after columns that carry a text's features or a class.
-
-Built from transformers' own layers. Owns the network only; files are `models.llamagen.checkpoints`, memory is
-`models.kv.lanes`, guidance is the caller's.
-"""
+"""The GPT: a Llama over codes of an image, after columns of a text's features or a class."""
 
 from __future__ import annotations
 

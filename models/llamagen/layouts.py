@@ -1,8 +1,7 @@
-"""How published LlamaGen weights are named, and the way from their names to the GPT's and back.
+"""Names of published LlamaGen weights and their conversion from and to the GPT's.
 
 Two layouts: LlamaGen's own (`tok_embeddings.weight`, query, key and value fused) and the LlamaForCausalLM names of
-LANTERN's files. Both keep a head's rotary pairs side by side. Owns names, shapes and what follows from them; reads no
-files.
+LANTERN's files. Both keep a head's rotary pairs side by side.
 """
 
 from __future__ import annotations
@@ -14,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from models.heads.files import shapes_of
+from models.llamagen.gpt import Gpt
 from models.llamagen.rotary import join_pairs, split_pairs
 from models.llamagen.shape import NAMED, GptShape
 from models.loading.checkpoints import CheckpointError
@@ -22,29 +23,34 @@ OFFICIAL, LANTERN = "LlamaGen", "LANTERN"
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Names inside one layer: LlamaGen's → transformers'. `attention.wqkv` contains three projections.
+# Names inside one layer: the GPT's → LlamaGen's. `attention.wqkv` contains three projections.
 _IN_LAYER = {
-    "attention.wo": "self_attn.o_proj",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj",
-    "attention_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
+    "self_attn.q_proj": "attention.wqkv",
+    "self_attn.k_proj": "attention.wqkv",
+    "self_attn.v_proj": "attention.wqkv",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
 }
-_FUSED = "attention.wqkv"
-_PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-# Names outside the layers: LlamaGen's → LANTERN's, and the GPT's.
+_TURNED = ("q_proj.weight", "k_proj.weight")
+# Names outside the layers: the GPT's → LlamaGen's and LANTERN's.
 _OUTSIDE = {
-    "tok_embeddings.weight": ("model.embed_tokens.weight", "embed_tokens.weight"),
-    "norm.weight": ("model.norm.weight", "norm.weight"),
-    "output.weight": ("lm_head.weight", "output.weight"),
+    "embed_tokens.weight": ("tok_embeddings.weight", "model.embed_tokens.weight"),
+    "norm.weight": ("norm.weight", "model.norm.weight"),
+    "output.weight": ("output.weight", "lm_head.weight"),
 }
 _CLASS = "cls_embedding.embedding_table.weight"
 _NULL = "cls_embedding.uncond_embedding"
-_TEXT = {
-    "cls_embedding.cap_proj.fc1.weight": "condition.fc1.weight",
-    "cls_embedding.cap_proj.fc2.weight": "condition.fc2.weight",
-    _NULL: "condition.uncond_embedding",
+_CONDITION = {
+    "class": {"condition.weight": _CLASS},
+    "text": {
+        "condition.uncond_embedding": _NULL,
+        "condition.fc1.weight": "cls_embedding.cap_proj.fc1.weight",
+        "condition.fc2.weight": "cls_embedding.cap_proj.fc2.weight",
+    },
 }
 _STRAY = "freqs_cis"
 """A table that old files carry beside the weights; it follows from the sizes."""
@@ -64,103 +70,48 @@ def is_stray(name: str) -> bool:
 
 def expected_shapes(shape: GptShape, layout: str) -> dict[str, tuple[int, ...]]:
     """Names and shapes of every tensor of a model in `layout`."""
-    dim, ffn = shape.dim, shape.ffn_dim
-    inside = {
-        "attention.wo": (dim, dim),
-        "feed_forward.w1": (ffn, dim),
-        "feed_forward.w2": (dim, ffn),
-        "feed_forward.w3": (ffn, dim),
-        "attention_norm": (dim,),
-        "ffn_norm": (dim,),
-    }
-    outside = {
-        "tok_embeddings.weight": (shape.vocab_size, dim),
-        "norm.weight": (dim,),
-        "output.weight": (shape.vocab_size, dim),
-    }
-    condition: dict[str, tuple[int, ...]] = {_CLASS: (shape.num_classes + 1, dim)}
-    if shape.condition == "text":
-        condition = {
-            "cls_embedding.cap_proj.fc1.weight": (dim, shape.condition_dim),
-            "cls_embedding.cap_proj.fc2.weight": (dim, dim),
-            _NULL: (shape.num_condition_tokens, shape.condition_dim),
-        }
-    found: dict[str, tuple[int, ...]] = {}
-    if layout == OFFICIAL:
-        found |= outside | condition
-        for index in range(shape.num_layers):
-            found[f"layers.{index}.{_FUSED}.weight"] = (3 * dim, dim)
-            found |= {f"layers.{index}.{name}.weight": size for name, size in inside.items()}
-        return found
-    found |= {_OUTSIDE[name][0]: size for name, size in outside.items()}
-    found |= {f"model.{name}": size for name, size in condition.items()}
+    with torch.device("meta"):
+        return shapes_of(from_gpt(Gpt(shape).state_dict(), shape, layout))
+
+
+def _names(shape: GptShape, layout: str) -> dict[str, str]:
+    """The GPT's names → those of a layout; the parts of a fused matrix have one name."""
+    prefix = "model." if layout == LANTERN else ""
+    names = {ours: both[layout == LANTERN] for ours, both in _OUTSIDE.items()}
+    names |= {ours: prefix + theirs for ours, theirs in _CONDITION[shape.condition].items()}
     for index in range(shape.num_layers):
-        found |= {f"model.layers.{index}.{name}.weight": (dim, dim) for name in _PROJECTIONS}
-        found |= {f"model.layers.{index}.{_IN_LAYER[name]}.weight": size for name, size in inside.items()}
-    return found
+        for ours, official in _IN_LAYER.items():
+            theirs = ours if layout == LANTERN else official
+            names[f"layers.{index}.{ours}.weight"] = f"{prefix}layers.{index}.{theirs}.weight"
+    return names
 
 
 def to_gpt(tensors: dict[str, Tensor], shape: GptShape, layout: str) -> dict[str, Tensor]:
     """Tensors under a layout's names → the GPT's state dict; `tensors` is emptied on the way, to hold each once."""
+    parts: dict[str, list[str]] = {}
+    for ours, theirs in _names(shape, layout).items():
+        parts.setdefault(theirs, []).append(ours)
     found: dict[str, Tensor] = {}
-    outside = {names[0] if layout == LANTERN else name: names[1] for name, names in _OUTSIDE.items()}
-    for name in list(tensors):
-        value = tensors.pop(name)
-        bare = name.removeprefix("model.") if layout == LANTERN else name
-        if name in outside:
-            found[outside[name]] = value
-        elif bare == _CLASS:
-            found["condition.weight"] = value
-        elif bare in _TEXT:
-            found[_TEXT[bare]] = value
-        else:
-            found |= _layer_to_gpt(bare, value, shape.num_heads)
+    for theirs, names in parts.items():
+        for name, value in zip(names, tensors.pop(theirs).chunk(len(names)), strict=True):
+            if name.endswith(_TURNED):
+                value = split_pairs(value, shape.num_heads)
+            # A copy, or the value projection would keep the whole fused matrix alive.
+            found[name] = value.clone() if name.endswith("v_proj.weight") else value
     return found
 
 
-def _layer_to_gpt(name: str, value: Tensor, num_heads: int) -> dict[str, Tensor]:
-    _, index, rest = name.split(".", 2)
-    inside, layer = rest.removesuffix(".weight"), f"layers.{index}"
-    if inside == _FUSED:
-        query, key, mixed = value.chunk(3)
-        # A copy, or the value projection would keep the whole fused matrix alive.
-        parts = dict(zip(_PROJECTIONS, (query, key, mixed.clone()), strict=True))
-    else:
-        parts = {_IN_LAYER.get(inside, inside): value}
-    return {
-        f"{layer}.{name}.weight": split_pairs(part, num_heads) if name in _PROJECTIONS[:2] else part
-        for name, part in parts.items()
-    }
-
-
-def to_official(state: Mapping[str, Tensor], num_heads: int) -> dict[str, Tensor]:
-    """The GPT's state dict → tensors under LlamaGen's own names, in its order of rotary pairs."""
-    names = {ours: name for name, (_, ours) in _OUTSIDE.items()} | {ours: name for name, ours in _TEXT.items()}
-    names["condition.weight"] = _CLASS
-    in_layer = {ours: name for name, ours in _IN_LAYER.items()}
-    found: dict[str, Tensor] = {}
-    for name, value in state.items():
-        if name in names:
-            found[names[name]] = value
-            continue
-        _, index, rest = name.split(".", 2)
-        inside, layer = rest.removesuffix(".weight"), f"layers.{index}"
-        if inside in in_layer:
-            found[f"{layer}.{in_layer[inside]}.weight"] = value
-        elif inside == _PROJECTIONS[0]:
-            query, key, mixed = (state[f"{layer}.{each}.weight"] for each in _PROJECTIONS)
-            found[f"{layer}.{_FUSED}.weight"] = torch.cat(
-                [join_pairs(query, num_heads), join_pairs(key, num_heads), mixed]
-            )
-    return found
+def from_gpt(state: Mapping[str, Tensor], shape: GptShape, layout: str = OFFICIAL) -> dict[str, Tensor]:
+    """The GPT's state dict → tensors under a layout's names, in its order of rotary pairs."""
+    found: dict[str, list[Tensor]] = {}
+    for ours, theirs in _names(shape, layout).items():
+        value = join_pairs(state[ours], shape.num_heads) if ours.endswith(_TURNED) else state[ours]
+        found.setdefault(theirs, []).append(value)
+    return {name: parts[0] if len(parts) == 1 else torch.cat(parts) for name, parts in found.items()}
 
 
 def sizes_of(found: Shapes, layout: str, where: str) -> dict[str, Any]:
-    """Fields of `GptShape` from names and shapes; `num_heads` and `grid` only if they can be inferred.
-
-    Raises:
-        CheckpointError: a tensor that determines a size is missing or misshapen.
-    """
+    """Fields of `GptShape` from names and shapes; `num_heads` and `grid` only if they can be inferred."""
     prefix = "model." if layout == LANTERN else ""
     inner = "layers.0.mlp.gate_proj.weight" if layout == LANTERN else "layers.0.feed_forward.w1.weight"
     embedding = f"{prefix}embed_tokens.weight" if layout == LANTERN else "tok_embeddings.weight"

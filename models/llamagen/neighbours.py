@@ -1,8 +1,6 @@
-"""Nearest codes of a VQ codebook: tables that are computed once and stored on disk.
+"""Nearest codes of a VQ codebook, for LANTERN (arXiv 2410.03355, section 3.2): computed once and stored on disk.
 
-A table (V, k) names each code's k nearest others, nearest first; a code is never its own neighbour, and of equally near
-codes the lower number comes first. LANTERN (arXiv 2410.03355, section 3.2) treats neighbours as interchangeable; see
-`decoding.acceptance.lantern`.
+A table (V, k) has each code's k nearest others, nearest first, of equally near codes the lower number first.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ logger = logging.getLogger(__name__)
 Metric = Literal["l2", "cosine", "random"]
 
 MAX_NEIGHBOURS = 1001
-"""Most neighbours that a table holds: the papers' k of 1,000, and the one entry more that their code zeroes."""
+"""Most neighbours of a table: the papers' k of 1,000, and the one entry more that their code zeroes."""
 
 _TABLE = "neighbours"
 _FORMAT = 1
@@ -63,12 +61,9 @@ def cache_folder() -> Path | None:
 
 
 def neighbour_table(codebook: Tensor, num_neighbours: int, proximity: Proximity, folder: Path | None) -> Tensor:
-    """The table (V, k) int64 of a codebook (V, code_dim), from `folder` if it is there, otherwise computed and stored
-    there.
+    """The table (V, k) int64 of a codebook (V, code_dim) in its stored dtype, from the cache `folder` or computed.
 
-    Pass the codes in the dtype that they are stored in: rounded ones have other neighbours. Without a `folder` nothing
-    is stored. A damaged file is computed again, and if a folder is read-only the next run computes the table again;
-    both are logged.
+    None caches nothing. A damaged file and a read-only folder are logged.
 
     Raises:
         CodebookError: as `nearest_codes`.
@@ -112,8 +107,7 @@ def nearest_codes(codebook: Tensor, num_neighbours: int, proximity: Proximity) -
         # Differences instead of a matrix multiplication, which rounds equal distances apart.
         distance = torch.cdist(codes[own], codes, compute_mode="donot_use_mm_for_euclid_dist")
         distance[torch.arange(len(own)), own] = torch.inf
-        # Non-negative numbers sort like their bits. The lowest bits are replaced by the code's number, which ranks
-        # equal distances; 38 binary digits remain of distances among 16,384 codes.
+        # Non-negative numbers sort like their bits; the lowest ones are replaced by the code's number to rank ties.
         key = (distance.view(torch.int64) >> num_bits << num_bits) | numbers
         found.append(key.topk(num_neighbours, dim=-1, largest=False, sorted=True).values & ((1 << num_bits) - 1))
     return torch.cat(found)
@@ -144,7 +138,6 @@ def _check(codebook: Tensor, num_neighbours: int) -> None:
 
 
 def _key(codebook: Tensor, num_neighbours: int, proximity: Proximity) -> str:
-    """A name for all that decides a table's content."""
     settings: dict[str, Any] = asdict(proximity) | {"k": num_neighbours, "format": _FORMAT, "of": list(codebook.shape)}
     stored = codebook.detach().to("cpu", torch.float32).contiguous().numpy()
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
@@ -158,11 +151,11 @@ def _digest(table: NDArray[Any]) -> str:
 
 def _read(path: Path, num_codes: int, num_neighbours: int) -> Tensor:
     with safe_open(path, framework="numpy") as file:
-        told = file.metadata() or {}
+        metadata = file.metadata() or {}
         table: NDArray[Any] = file.get_tensor(_TABLE)
-    if table.shape != (num_codes, num_neighbours) or told.get("digest") != _digest(table):
+    if table.shape != (num_codes, num_neighbours) or metadata.get("digest") != _digest(table):
         raise ValueError("its content is not what was written")
-    # Widened in numpy: torch can neither gather with uint16 nor distinguish 40,000 from −25,536 in int16.
+    # Widened in numpy, because torch cannot gather with uint16.
     return torch.from_numpy(table.astype(np.int64))
 
 

@@ -1,7 +1,6 @@
 """Two-dimensional rotary positions: half of a head's pairs rotate by the code's row, half by its column.
 
-Contains the table and the order of a head's pairs in files and in the model. Files hold pairs side by side (2i, 2i +
-1); transformers' layers rotate dimension i with i + D_h / 2.
+Files have a head's pairs side by side (2i, 2i + 1); transformers' layers rotate dimension i with i + D_h / 2.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from torch import Tensor, nn
 class GridRotary(nn.Module):
     """Cosines and sines for `num_condition_tokens` condition columns and then `grid` × `grid` codes in raster order.
 
-    Condition columns have zeros for both, which is not the identity: their queries and keys vanish, and the published
-    weights were trained so. Positions at and beyond the image's end have zeros as well.
+    Condition columns have zeros for both, which is not the identity: the published weights were trained so. Positions
+    at and beyond the image's end have zeros as well.
     """
 
     cos: Tensor

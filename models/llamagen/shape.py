@@ -1,7 +1,4 @@
-"""Sizes of LlamaGen's two networks: the GPT that generates codes and the VQ model that decodes them to pixels.
-
-Contains the published sizes and their plain-data form in `config.json`.
-"""
+"""Sizes of LlamaGen's two networks: the GPT that generates codes and the VQ model that decodes them to pixels."""
 
 from __future__ import annotations
 
@@ -37,11 +34,10 @@ def ffn_dim_of(dim: int) -> int:
 class GptShape:
     """One GPT: an image is `grid` × `grid` codes after `num_condition_tokens` columns of text features or one class.
 
-    `condition_dim` is the width of the text features, `num_classes` the number of classes; each counts for its own
-    kind of condition only.
+    `condition_dim` is the width of text features, `num_classes` the number of classes.
 
     Raises:
-        ValueError: sizes that no network can have.
+        ValueError: invalid sizes.
     """
 
     dim: int
@@ -100,7 +96,7 @@ class GptShape:
         return self.grid * self.grid
 
     def to_config(self) -> dict[str, Any]:
-        """The plain data that `config.json` holds."""
+        """The contents of `config.json`."""
         return {"model_type": GPT_TYPE} | asdict(self)
 
 
@@ -109,7 +105,7 @@ class VqShape:
     """One VQ model: `codebook_size` codes of `code_dim` numbers; the picture is halved once per further multiplier.
 
     Raises:
-        ValueError: sizes that no network can have.
+        ValueError: invalid sizes.
     """
 
     codebook_size: int
@@ -124,7 +120,7 @@ class VqShape:
         if not self.multipliers:
             raise ValueError("multipliers must name at least one level")
         for width in {self.channels * each for each in self.multipliers}:
-            # Normalisation is in groups of channels: 32 of them, as published, or one per channel below that.
+            # Normalisation has 32 groups of channels, or one per channel below that.
             if width % min(32, width):
                 raise ValueError(f"every level must be at most 32 channels wide or a multiple of 32, not {width}")
 
@@ -134,32 +130,25 @@ class VqShape:
         return int(2 ** (len(self.multipliers) - 1))
 
     def to_config(self) -> dict[str, Any]:
-        """The plain data that `config.json` holds."""
+        """The contents of `config.json`."""
         return {"model_type": VQ_TYPE} | asdict(self) | {"multipliers": list(self.multipliers)}
 
 
 def _check_types(shape: GptShape | VqShape) -> None:
     """Validate a hand-written `config.json`: every size is a positive whole number."""
     for field in fields(shape):
-        value = getattr(shape, field.name)
+        value, is_real = getattr(shape, field.name), field.name in ("rms_eps", "rope_base")
         if field.name == "condition":
             continue
-        if field.name == "multipliers":
-            good = isinstance(value, tuple) and all(_is_size(each) for each in value)
-        elif field.name in ("rms_eps", "rope_base"):
+        if is_real:
             good = isinstance(value, float | int) and not isinstance(value, bool) and 0 < value < math.inf
+        elif field.name == "multipliers":
+            good = isinstance(value, tuple) and all(map(_is_size, value))
         else:
             good = _is_size(value)
         if not good:
-            kind = "a positive number" if field.name in ("rms_eps", "rope_base") else "a positive whole number"
-            raise ValueError(f"{field.name} must be {kind}, not {value!r}")
+            raise ValueError(f"{field.name} must be a positive {'' if is_real else 'whole '}number, not {value!r}")
 
 
 def _is_size(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-VQ_NAMED: dict[str, VqShape] = {
-    "VQ-16": VqShape(codebook_size=16384),
-    "VQ-8": VqShape(codebook_size=16384, multipliers=(1, 2, 2, 4)),
-}

@@ -1,8 +1,7 @@
 """LlamaGen as a target or an independent drafter: conditions become prefixes of one or two lanes.
 
-Lane 0 is conditional; lane 1, with guidance, is unconditional under the *same* padding: the public checkpoints are
-trained and sampled so (LlamaGen, arXiv 2406.06525; `autoregressive/models/generate.py`). The output is the VQ codes of
-a square in raster order, of fixed length and without an end token.
+Lane 0 is conditional; lane 1, with guidance, is unconditional under the *same* padding, as the public checkpoints are
+trained. The output is the VQ codes of a square in raster order.
 """
 
 from __future__ import annotations
@@ -13,10 +12,9 @@ from typing import Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.base_model import BaseModel
-from models.contract import Condition
+from models.contract import Condition, TargetModel
 from models.inputs.clip import Clip
 from models.inputs.prefix import Prefix
 from models.inputs.processing import PromptError
@@ -26,40 +24,28 @@ from models.llamagen.gpt import Gpt
 
 
 class TextEncoder(Protocol):
-    """What turns a prompt into features; `models.llamagen.condition` has the real one."""
+    """Encodes prompts; see `models.llamagen.condition.T5Condition`."""
 
-    def encode(self, text: str) -> Tensor:
-        """Text → features (l, condition_dim) of its l tokens.
-
-        Raises:
-            PromptError: the text is empty or too long.
-        """
-        ...
+    def encode(self, text: str) -> Tensor: ...
 
 
-class LlamaGenTarget(BaseModel):
-    """A LlamaGen behind the engine's contract (`models.contract.TargetModel`).
-
-    Without `text_encoder` a text-conditional model needs ready features in every request. `guided` models have two
-    lanes; a model that is never guided saves half of its work.
+class LlamaGenTarget(TargetModel):
+    """A LlamaGen; without `text_encoder` a text-conditional one needs features in every request. `guided` models have
+    two lanes.
     """
-
-    num_feature_hits = 0
 
     def __init__(self, gpt: Gpt, text_encoder: TextEncoder | None = None, guided: bool = True, name: str = "") -> None:
         self.gpt = gpt
         self.name = name
         self.text_encoder = text_encoder
         self.num_lanes = 2 if guided else 1
-        self.decoder: nn.Module = gpt
-        self.head: nn.Module = gpt.output
+        self.decoder, self.head = gpt, gpt.output
         self.device = gpt.output.weight.device
         self.dtype = gpt.output.weight.dtype
         self.vocab_size = gpt.shape.vocab_size
         self.hidden_size = gpt.shape.dim
-        self.max_new_tokens: int | None = gpt.shape.grid**2
-        self.eos_ids: frozenset[int] = frozenset()
-        self.special_ids: frozenset[int] = frozenset()
+        self.max_new_tokens = gpt.shape.num_image_tokens
+        self.eos_ids, self.special_ids = frozenset(), frozenset()
 
     def encode_lanes(
         self,
@@ -68,11 +54,7 @@ class LlamaGenTarget(BaseModel):
         condition: Condition,
         videos: Sequence[Clip] = (),
     ) -> list[Prefix]:
-        """The condition for each lane; `condition` replaces the prompt if it is set.
-
-        Raises:
-            PromptError: there are images or videos, the label is out of range, or the features do not fit the model.
-        """
+        """The condition for each lane; `condition` replaces the prompt if it is set."""
         if images or videos:
             shown = f"{len(images)} image(s) and {len(videos)} video(s)"
             raise PromptError(f"the model makes images from text or a label, but the sample has {shown}")
@@ -83,15 +65,13 @@ class LlamaGenTarget(BaseModel):
 
     def _class_lanes(self, prompt: str, condition: Condition) -> list[Prefix]:
         num_classes = self.gpt.shape.num_classes
-        assert num_classes is not None
         if not isinstance(condition, int) or isinstance(condition, bool):
             raise PromptError(f"a class-conditional model needs a label from 0 to {num_classes - 1}, not {prompt!r}")
         if not 0 <= condition < num_classes:
             raise PromptError(f"the class label {condition} is not from 0 to {num_classes - 1}")
         # The label after the last one is the unconditional one.
-        return [
-            self._prefix(self.gpt.embed_class(label), None, 0) for label in (condition, num_classes)[: self.num_lanes]
-        ]
+        labels = (condition, num_classes)[: self.num_lanes]
+        return [self._prefix(self.gpt.embed_class(label), None, 0) for label in labels]
 
     def _text_lanes(self, prompt: str, condition: Condition) -> list[Prefix]:
         features = self._features(prompt, condition)
@@ -119,11 +99,9 @@ class LlamaGenTarget(BaseModel):
 
     def _prefix(self, embeds: Tensor, padding: Tensor | None, num_padding: int) -> Prefix:
         """Condition positions; the token id is 0, as EAGLE drafters for LlamaGen expect."""
-        ids = torch.zeros(embeds.shape[0], dtype=torch.long, device=embeds.device)
-        return Prefix(
-            ids, embeds, torch.arange(embeds.shape[0], device=embeds.device), ids > 0, (), padding, num_padding
-        )
+        positions = torch.arange(embeds.shape[0], device=embeds.device)
+        ids = torch.zeros_like(positions)
+        return Prefix(ids, embeds, positions, ids > 0, (), padding, num_padding)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Codes are no text."""
         return ""

@@ -1,22 +1,24 @@
 """The VQ model of LlamaGen: pixels to codes and back, a convolutional network of the taming family.
 
-Modules have the names of the public files, so a state dict is that of a public file. Codes are directions: the
-encoder's output and the codebook are both scaled to length 1 when they are compared; the stored codebook need not be.
-`models.llamagen.vq_files` reads files.
+Modules have the names of the public files. Codes are directions: the encoder's output and the codebook are scaled to
+length 1 when they are compared; the stored codebook need not be.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
 from models.llamagen.shape import VqShape
 
 NUM_USED = 65536
-"""Length of the public files' record of the codes that training used last."""
+"""Length of the public files' record of the codes used last in training."""
 _NORM_EPS = 1e-6
 # Distances of this many latents to the whole codebook are held at once: 16,384 codes make 256 MiB in float32.
 _LATENTS_AT_ONCE = 4096
@@ -27,7 +29,7 @@ def _norm(width: int) -> nn.GroupNorm:
 
 
 class ResBlock(nn.Module):
-    """Two normalised 3 × 3 convolutions around a shortcut."""
+    """Two normalised 3 × 3 convolutions around a shortcut; (b, c, H, W) → (b, c', H, W)."""
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
@@ -39,7 +41,6 @@ class ResBlock(nn.Module):
             self.nin_shortcut = nn.Conv2d(width_in, width_out, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, c, H, W) → (b, c', H, W)."""
         hidden = self.conv1(F.silu(self.norm1(x)))
         hidden = self.conv2(F.silu(self.norm2(hidden)))
         out: Tensor = (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x) + hidden
@@ -58,7 +59,6 @@ class AttentionBlock(nn.Module):
         self.proj_out = nn.Conv2d(width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, c, H, W) → (b, c, H, W)."""
         normed = self.norm(x)
         query, key, value = (part(normed).flatten(2).mT for part in (self.q, self.k, self.v))  # (b, H·W, c)
         mixed = F.scaled_dot_product_attention(query, key, value)
@@ -74,7 +74,6 @@ class Downsample(nn.Module):
         self.conv = nn.Conv2d(width, width, 3, stride=2)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, c, H, W) → (b, c, H/2, W/2)."""
         out: Tensor = self.conv(F.pad(x, (0, 1, 0, 1)))
         return out
 
@@ -87,13 +86,12 @@ class Upsample(nn.Module):
         self.conv = nn.Conv2d(width, width, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, c, H, W) → (b, c, 2H, 2W)."""
         out: Tensor = self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
         return out
 
 
 class Level(nn.Module):
-    """The blocks of one resolution, with attention after each where asked for, then a change of resolution."""
+    """The blocks of one resolution, each with attention if it `attends`, then a change of resolution."""
 
     def __init__(
         self, width_in: int, width_out: int, num_blocks: int, attends: bool, resample: Downsample | Upsample | None
@@ -102,23 +100,17 @@ class Level(nn.Module):
         widths = [width_in] + [width_out] * num_blocks
         self.res = nn.ModuleList(ResBlock(one, other) for one, other in pairwise(widths))
         self.attn = nn.ModuleList(AttentionBlock(width_out) for _ in range(num_blocks if attends else 0))
-        # The two directions have two names in the public files.
-        if isinstance(resample, Downsample):
-            self.downsample = resample
-        elif isinstance(resample, Upsample):
-            self.upsample = resample
+        if resample is not None:
+            # The two directions have two names in the public files.
+            self.add_module("downsample" if isinstance(resample, Downsample) else "upsample", resample)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(b, c, H, W) → (b, c', H', W')."""
         for index, block in enumerate(self.res):
             x = block(x)
             if len(self.attn):
                 x = self.attn[index](x)
-        if hasattr(self, "downsample"):
-            x = self.downsample(x)
-        elif hasattr(self, "upsample"):
-            x = self.upsample(x)
-        return x
+        resample = getattr(self, "downsample", None) or getattr(self, "upsample", None)
+        return x if resample is None else resample(x)
 
 
 def _middle(width: int) -> nn.ModuleList:
@@ -126,7 +118,7 @@ def _middle(width: int) -> nn.ModuleList:
 
 
 class Encoder(nn.Module):
-    """Pixels → latents, `shape.factor` times smaller along each side."""
+    """Pixels (b, 3, H, W) → latents (b, latent_dim, h, w), `shape.factor` times smaller along each side."""
 
     def __init__(self, shape: VqShape) -> None:
         super().__init__()
@@ -144,7 +136,6 @@ class Encoder(nn.Module):
         self.conv_out = nn.Conv2d(before, shape.latent_dim, 3, padding=1)
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """(b, 3, H, W) → (b, latent_dim, h, w)."""
         hidden = self.conv_in(pixels)
         for block in (*self.conv_blocks, *self.mid):
             hidden = block(hidden)
@@ -153,7 +144,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents → pixels; its levels are ordered from coarse to fine."""
+    """Latents (b, latent_dim, h, w) → pixels (b, 3, H, W); levels from coarse to fine."""
 
     def __init__(self, shape: VqShape) -> None:
         super().__init__()
@@ -170,7 +161,6 @@ class Decoder(nn.Module):
         self.conv_out = nn.Conv2d(before, 3, 3, padding=1)
 
     def forward(self, latents: Tensor) -> Tensor:
-        """(b, latent_dim, h, w) → (b, 3, H, W)."""
         hidden = self.conv_in(latents)
         for block in (*self.mid, *self.conv_blocks):
             hidden = block(hidden)
@@ -179,7 +169,7 @@ class Decoder(nn.Module):
 
 
 class Codebook(nn.Module):
-    """The table of codes, with the public files' record of the codes that training used last."""
+    """The table of codes, with the public files' record of the codes used last in training."""
 
     codebook_used: Tensor
 
@@ -189,7 +179,7 @@ class Codebook(nn.Module):
         self.register_buffer("codebook_used", torch.zeros(NUM_USED))
 
     def directions(self) -> Tensor:
-        """The codes scaled to length 1, (V, code_dim) in float32: neither lookup nor decoding sees their lengths."""
+        """The codes scaled to length 1, (V, code_dim) in float32."""
         return F.normalize(self.embedding.weight.float(), dim=-1)
 
     def nearest(self, latents: Tensor) -> Tensor:
@@ -270,3 +260,20 @@ class Vq(nn.Module):
         latents = self.post_quant_conv(directions.permute(0, 3, 1, 2).to(self.dtype))
         pixels: Tensor = self.decoder(latents)
         return pixels
+
+
+def square_pixels(image: NDArray[np.uint8], side_px: int) -> Tensor:
+    """uint8 RGB (height, width, 3) of any size → pixels (3, side_px, side_px) in [-1, 1], fp32.
+
+    Shrunk and cropped to the middle square as by ADM, which made the data of LlamaGen and LANTERN.
+    """
+    picture = Image.fromarray(image)
+    while min(picture.size) >= 2 * side_px:
+        # Halving by mean first keeps fine patterns from turning into others.
+        picture = picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.BOX)
+    scale = side_px / min(picture.size)
+    size = (max(side_px, round(picture.width * scale)), max(side_px, round(picture.height * scale)))
+    pixels = np.asarray(picture.resize(size, Image.Resampling.BICUBIC))
+    top, left = (size[1] - side_px) // 2, (size[0] - side_px) // 2
+    cut = pixels[top : top + side_px, left : left + side_px].copy()
+    return torch.from_numpy(cut).permute(2, 0, 1).float() / 127.5 - 1.0

@@ -1,24 +1,19 @@
 """Files of LlamaGen's VQ model: the published `.pt` files, and folders of `config.json` beside `model.safetensors`.
 
-Both hold the published names; every size is read from the tensors' shapes. Owns reading and writing; the network is
-`models.llamagen.vq`.
+Both have the published names; every size is read from the tensors' shapes.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
-from models.heads.files import expect_shapes, read_shapes, read_tensors
-from models.llamagen.checkpoints import FoundFiles, find_files
+from models.heads.files import expect_shapes, shapes_of
+from models.llamagen.checkpoints import FoundFiles, compare_sizes, find_files, save_folder, some_of
 from models.llamagen.shape import VQ_TYPE, VqShape
 from models.llamagen.vq import NUM_USED, Vq
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
@@ -34,32 +29,19 @@ _CODEBOOK = "quantize.embedding.weight"
 
 
 def read_vq_shape(ref: CheckpointRef) -> VqShape:
-    """The shape of a VQ checkpoint, from its tensors; a `config.json` beside it must agree.
-
-    Raises:
-        CheckpointError: a file is missing, unreadable or not a VQ model's, tensors are missing or misshapen, or
-            `config.json` disagrees.
-    """
+    """The shape of a VQ checkpoint, from its tensors; a `config.json` beside it must agree."""
     found = find_files(ref)
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in found.files:
-        shapes |= read_shapes(file, WRAPPERS)
-    return _check(found, shapes)
+    return _check(found, found.shapes(WRAPPERS))
 
 
 def load_vq(ref: CheckpointRef, dtype: str, device: torch.device, codebook_size: int | None = None) -> Vq:
     """Load a VQ model in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
     Give the `codebook_size` of the GPT whose codes are to be decoded.
-
-    Raises:
-        CheckpointError: as `read_vq_shape`, or the codebook has another size than asked for.
     """
     found = find_files(ref)
-    tensors: dict[str, Tensor] = {}
-    for file in found.files:
-        tensors |= read_tensors(file, WRAPPERS)
-    shape = _check(found, {name: tuple(value.shape) for name, value in tensors.items()})
+    tensors = found.tensors(WRAPPERS)
+    shape = _check(found, shapes_of(tensors))
     if codebook_size is not None and shape.codebook_size != codebook_size:
         raise CheckpointError(
             f"{found.where}: its codebook has {shape.codebook_size} codes, but the GPT draws from {codebook_size}: the "
@@ -75,43 +57,36 @@ def load_vq(ref: CheckpointRef, dtype: str, device: torch.device, codebook_size:
 
 def save_vq(vq: Vq, folder: Path, dtype: torch.dtype | None = None) -> None:
     """Write `config.json` and `model.safetensors` under LlamaGen's own names, without the record of used codes."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {
-        name: value.detach().to("cpu", dtype or value.dtype).contiguous()
-        for name, value in vq.state_dict().items()
-        if name != _USED
-    }
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(vq.shape.to_config(), indent=2) + "\n", encoding="utf-8")
+    tensors = {name: value for name, value in vq.state_dict().items() if name != _USED}
+    save_folder(folder, tensors, vq.shape.to_config(), dtype)
 
 
 def _check(found: FoundFiles, shapes: Mapping[str, tuple[int, ...]]) -> VqShape:
     """The shape that config and tensors agree on; every tensor is there and of its shape."""
     kept = {name: size for name, size in shapes.items() if not _STRAY.match(name)}
     try:
-        told = _told(kept)
+        stored = _sizes_of(kept)
     except (KeyError, IndexError, ZeroDivisionError):
-        some = ", ".join(list(shapes)[:2]) or "nothing at all"
-        raise CheckpointError(f"{found.where}: this is no VQ model of LlamaGen's family: it holds {some}") from None
-    said = _said(found)
-    for name, value in said.items():
-        if told[name] != value:
-            raise CheckpointError(
-                f"{found.where}: config.json says {name} is {value!r}, but the weights say {told[name]!r}"
-            )
+        raise CheckpointError(
+            f"{found.where}: this is no VQ model of LlamaGen's family: it holds {some_of(shapes)}"
+        ) from None
+    configured = found.sizes(VQ_TYPE, VqShape, "VQ model")
+    if isinstance(configured.get("multipliers"), list):
+        configured["multipliers"] = tuple(configured["multipliers"])
+    compare_sizes(found.where, configured, stored)
     try:
-        shape = VqShape(**told)
+        shape = VqShape(**stored)
     except ValueError as error:
         raise CheckpointError(f"{found.where}: {error}") from None
     with torch.device("meta"):
-        expected = {name: tuple(value.shape) for name, value in Vq(shape).state_dict().items()}
+        expected = shapes_of(Vq(shape).state_dict())
     if _USED not in kept:
         del expected[_USED]
     expect_shapes(found.where, kept, expected)
     return shape
 
 
-def _told(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
+def _sizes_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
     """Every size, from the shapes of a few tensors; raises KeyError or IndexError where they are not a VQ model's."""
     blocks = {name.split(".")[2] for name in shapes if name.startswith("encoder.conv_blocks.")}
     first = {name.split(".")[4] for name in shapes if name.startswith("encoder.conv_blocks.0.res.")}
@@ -125,21 +100,3 @@ def _told(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
         "num_res_blocks": len(first),
         "latent_dim": shapes["encoder.conv_out.weight"][0],
     }
-
-
-def _said(found: FoundFiles) -> dict[str, Any]:
-    """The sizes in a `config.json` of this project; empty without such a file."""
-    if not found.config:
-        return {}
-    kind = found.config.get("model_type")
-    if kind != VQ_TYPE:
-        raise CheckpointError(
-            f"{found.where}: config.json beside it is of {kind!r}, but the weights are a VQ model's; it must say "
-            f'"model_type": "{VQ_TYPE}", or not be there'
-        )
-    said = {name: value for name, value in found.config.items() if name != "model_type"}
-    if unknown := sorted(said.keys() - {field.name for field in fields(VqShape)}):
-        raise CheckpointError(f"{found.where}: config.json gives {unknown[0]}, which no VQ model has")
-    if isinstance(said.get("multipliers"), list):
-        said["multipliers"] = tuple(said["multipliers"])
-    return said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from transformers.models.auto.modeling_auto import (
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
 from transformers.models.auto.video_processing_auto import get_video_processor_config
 
-from models.inputs.video import VIDEO_PART, VideoProcessor, VideoSettingsError, video_part, without_torchvision
+from models.inputs.video import VIDEO_PART, VideoSettingsError, video_part, without_torchvision
 from models.loading.names import is_plain_name
 from models.loading.placement import spread
 from models.loading.quantization import quantise, why_not
@@ -43,7 +43,10 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is missing, unreadable or of a kind that cannot be run; the message names it."""
+    """A checkpoint that is missing, unreadable or of a kind that cannot be run; the message names it.
+
+    Functions that read or check files of models raise it for every such reason.
+    """
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,7 @@ class CheckpointRef:
 
 
 def read_config(ref: CheckpointRef) -> PreTrainedConfig:
-    """The checkpoint's `config.json`.
-
-    Raises:
-        CheckpointError: it is missing, cannot be understood, or names an architecture that would need remote code.
-    """
+    """The checkpoint's `config.json`."""
     options = ref.options()
     if ref.is_folder and not (Path(ref.path) / "config.json").is_file():
         raise CheckpointError(f"{ref.path}: it holds no config.json, so it is not what save_pretrained writes")
@@ -85,7 +84,7 @@ def read_config(ref: CheckpointRef) -> PreTrainedConfig:
         settings, _ = PreTrainedConfig.get_config_dict(ref.path, revision=ref.revision)
         kind, brings_code = settings.get("model_type"), bool(settings.get("auto_map"))
     except Exception as error:  # unreachable hubs, torn JSON and JSON that is no object raise three different families
-        reason = "it is no JSON object" if isinstance(error, AttributeError) else _first_line(error)
+        reason = "it is no JSON object" if isinstance(error, AttributeError) else first_line(error)
         raise CheckpointError(f"{ref.path}: its config.json cannot be read: {reason}") from error
     if not isinstance(kind, str | None):
         raise CheckpointError(f"{ref.path}: model_type in its config.json must be text, not {kind!r}")
@@ -100,15 +99,11 @@ def read_config(ref: CheckpointRef) -> PreTrainedConfig:
     try:
         return AutoConfig.from_pretrained(ref.path, **options)
     except Exception as error:  # values of the wrong type are found by each configuration class in its own way
-        raise CheckpointError(f"{ref.path}: its config.json cannot be read: {_first_line(error)}") from error
+        raise CheckpointError(f"{ref.path}: its config.json cannot be read: {first_line(error)}") from error
 
 
 def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
-    """The processor of a vision-language checkpoint, or the tokenizer of a text one.
-
-    Raises:
-        CheckpointError: its files are missing or broken.
-    """
+    """The processor of a vision-language checkpoint, or the tokenizer of a text one."""
     loader: Any = AutoProcessor if is_vision_language(config) else AutoTokenizer
     own_class: Any = PROCESSOR_MAPPING.get(type(config), None)
     if ref.is_folder and not any((Path(ref.path) / name).is_file() for name in TOKENIZER_FILES):
@@ -118,32 +113,25 @@ def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
             return _read_with_own_video_part(ref, own_class)
         return loader.from_pretrained(ref.path, **ref.options())
     except Exception as error:  # the tokenizers library raises bare exceptions for a torn file
-        raise CheckpointError(f"{ref.path}: its processor cannot be read: {_first_line(error)}") from error
+        raise CheckpointError(f"{ref.path}: its processor cannot be read: {first_line(error)}") from error
 
 
 def _read_with_own_video_part(ref: CheckpointRef, processor_class: Any) -> Any:
-    """The processor put together from its own files as transformers would, its video part ours.
-
-    A video part that we do not know is left out: such a checkpoint still reads images.
-    """
+    """The processor from its own files, with our video part, or none if that is unknown: it still reads images."""
     loaders: dict[str, Any] = {"image_processor": AutoImageProcessor, "tokenizer": AutoTokenizer}
     options = ref.options()
-    parts = [
-        _read_video_part(ref, processor_class)
-        if part == VIDEO_PART
-        else loaders[part].from_pretrained(ref.path, **options)
-        for part in processor_class.get_attributes()
-    ]
+    parts: list[Any] = []
+    for part in processor_class.get_attributes():
+        if part != VIDEO_PART:
+            parts.append(loaders[part].from_pretrained(ref.path, **options))
+            continue
+        try:
+            settings = get_video_processor_config(ref.path, revision=ref.revision)
+            parts.append(video_part(processor_class, settings))
+        except VideoSettingsError:
+            parts.append(None)
     settings, _ = processor_class.get_processor_dict(ref.path, **options)
     return without_torchvision(processor_class).from_args_and_dict(parts, settings)
-
-
-def _read_video_part(ref: CheckpointRef, processor_class: Any) -> VideoProcessor | None:
-    try:
-        settings = get_video_processor_config(ref.path, revision=ref.revision)
-        return video_part(processor_class, settings)
-    except VideoSettingsError:
-        return None
 
 
 def load_weights(
@@ -157,16 +145,11 @@ def load_weights(
 ) -> nn.Module:
     """Load a model in evaluation mode onto `device`; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
-    With `others` its layers are spread over those too; `reserved_bytes` of `device` are used by others. With a
-    `quantization` that is a key of `models.loading.quantization.KINDS` the decoder's weights are rounded before they
-    are placed.
-
-    Raises:
-        CheckpointError: weights are missing, damaged, incomplete or not safetensors, or not of a text or image-text
-            model, or cannot be rounded.
+    With `others` its layers are spread over those too; `reserved_bytes` of `device` are used by others. `quantization`
+    is a key of `models.loading.quantization.KINDS`, or "none".
     """
     loader: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
-    options = ref.options()
+    ref.options()  # refuses a path that is neither a folder nor a hub id
     known = is_vision_language(config) or config.model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
     if not known and not ref.allow_remote_code:
         raise CheckpointError(
@@ -174,35 +157,33 @@ def load_weights(
         )
     if ref.is_folder:
         _check_weight_files(Path(ref.path))
+    model = load_pretrained(ref, loader, dtype, use_safetensors=True, attn_implementation="sdpa")
+    if quantization != "none":
+        _quantise(ref, model.get_decoder(), device, quantization)  # type: ignore[operator]
+    if not others:
+        return model.to(device)
+    decoder: Any = model.get_decoder()  # type: ignore[operator]
+    if len(getattr(decoder, "layers", ())) != decoder.config.num_hidden_layers:
+        raise CheckpointError(f"{ref.path}: its layers cannot be told apart, so it runs on one device only")
+    spread(model, decoder, (device, *others), reserved_bytes)
+    return model
+
+
+def load_pretrained(ref: CheckpointRef, loader: Any, dtype: str, **options: Any) -> nn.Module:
+    """A model in evaluation mode by a `loader` of transformers; `dtype` as in `load_weights`."""
+    options |= ref.options() | {"dtype": DTYPES.get(dtype, "auto"), "output_loading_info": True}
     try:
-        model, report = loader.from_pretrained(
-            ref.path,
-            dtype=DTYPES.get(dtype, "auto"),
-            use_safetensors=True,
-            attn_implementation="sdpa",
-            output_loading_info=True,
-            **options,
-        )
-    except Exception as error:  # OSError, ValueError, RuntimeError: all mean the same to the user
-        reason = _first_line(error)
+        model, report = loader.from_pretrained(ref.path, **options)
+    except Exception as error:  # OSError, ValueError, RuntimeError, UnpicklingError: all mean the same to the user
+        reason = first_line(error)
         if "ignore_mismatched_sizes" in reason:
             reason = "their shapes are not those that config.json asks for"
         raise CheckpointError(f"{ref.path}: its weights cannot be loaded: {reason}") from error
     if missing := sorted(report["missing_keys"]):
         # transformers initialises them with random numbers and only warns.
         raise CheckpointError(f"{ref.path}: its weights lack {len(missing)} tensors, e.g. {missing[0]}")
-    for parameter in model.parameters():
-        parameter.requires_grad_(False)
-    placed: nn.Module = model.eval()
-    if quantization != "none":
-        _quantise(ref, placed.get_decoder(), device, quantization)  # type: ignore[operator]
-    if not others:
-        return placed.to(device)
-    decoder: Any = placed.get_decoder()  # type: ignore[operator]
-    if len(getattr(decoder, "layers", ())) != decoder.config.num_hidden_layers:
-        raise CheckpointError(f"{ref.path}: its layers cannot be told apart, so it runs on one device only")
-    spread(placed, decoder, (device, *others), reserved_bytes)
-    return placed
+    ready: nn.Module = model.requires_grad_(False).eval()
+    return ready
 
 
 def _quantise(ref: CheckpointRef, decoder: nn.Module, device: torch.device, kind: str) -> None:
@@ -214,11 +195,7 @@ def _quantise(ref: CheckpointRef, decoder: nn.Module, device: torch.device, kind
 
 
 def check_index(where: str, index: Path) -> None:
-    """Refuse an index of shards that names anything but plain file names beside it.
-
-    Raises:
-        CheckpointError: it is no index, or names a path.
-    """
+    """Refuse an index of shards that names anything but plain file names beside it."""
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -246,7 +223,7 @@ def _check_weight_files(folder: Path) -> None:
             with safe_open(file, framework="pt"):
                 pass
         except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{folder}: {file.name} is torn or not safetensors ({_first_line(error)})") from error
+            raise CheckpointError(f"{folder}: {file.name} is torn or not safetensors ({first_line(error)})") from error
 
 
 def is_vision_language(config: PreTrainedConfig) -> bool:
@@ -255,22 +232,29 @@ def is_vision_language(config: PreTrainedConfig) -> bool:
 
 
 def revision_of(ref: CheckpointRef, config: PreTrainedConfig) -> str:
-    """What identifies the weights: the hub commit, or a hash over names, sizes and headers of a folder's files."""
+    """Identifies the weights: the hub commit, or a hash over names, sizes and headers of a folder's files."""
     if not ref.is_folder:
         return str(getattr(config, "_commit_hash", None) or ref.revision or "main")
+    suffixes = {".json", ".safetensors", ".jinja", ".model", ".txt"}
+    return sampled_digest(file for file in sorted(Path(ref.path).iterdir()) if file.suffix in suffixes)
+
+
+def sampled_digest(files: Iterable[Path]) -> str:
+    """A hash over names, sizes, headers and ends of files, because large weights are not read twice.
+
+    Headers contain shapes; the end distinguishes retrained weights of the same shapes.
+    """
     digest = hashlib.sha256()
-    for file in sorted(Path(ref.path).iterdir()):
-        if file.suffix in {".json", ".safetensors", ".jinja", ".model", ".txt"}:
-            with file.open("rb") as stream:
-                # A 150 GB target is not read twice: the header names every tensor, its shape and offsets, and a sample
-                # from the end distinguishes retrained weights of the same shape.
-                head = stream.read(1 << 20)
-                stream.seek(max(0, file.stat().st_size - (1 << 16)))
-                digest.update(f"{file.name}:{file.stat().st_size}:".encode() + head + stream.read())
+    for file in files:
+        with file.open("rb") as stream:
+            head = stream.read(1 << 20)
+            stream.seek(max(0, file.stat().st_size - (1 << 16)))
+            digest.update(f"{file.name}:{file.stat().st_size}:".encode() + head + stream.read())
     return digest.hexdigest()[:16]
 
 
-def _first_line(error: BaseException) -> str:
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the error's type."""
     if isinstance(error, KeyError):
         return f"it lacks {error}"
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(":. ")

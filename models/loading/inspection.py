@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from models.loading.checkpoints import CheckpointError
+from models.loading.checkpoints import CheckpointError, first_line
 
 IMPLEMENTATION = "draftfleet_inspection"
 LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
@@ -35,11 +35,7 @@ class _Notes:
 
 
 def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: str) -> None:
-    """Refuse a model whose layers are not all plain full attention, or that is more than `head` over `decoder`.
-
-    Raises:
-        CheckpointError: an unsupported feature; names `name`.
-    """
+    """Refuse a model whose layers are not all plain full attention, or that is more than `head` over `decoder`."""
     config: Any = decoder.config
     if kinds := sorted(_rotary_kinds(decoder) & LENGTH_DEPENDENT):
         raise CheckpointError(
@@ -59,8 +55,7 @@ def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: s
             theirs = model(input_ids=ids, use_cache=False).logits
         decoder.set_attn_implementation(before)  # type: ignore[operator]
     except Exception as error:  # an unknown architecture may refuse embeddings, positions or the keyword, each its way
-        first_line = (str(error) or type(error).__name__).splitlines()[0]
-        raise _refusal(name, f"its decoder does not take embeddings and positions ({first_line})") from error
+        raise _refusal(name, f"its decoder does not take embeddings and positions ({first_line(error)})") from error
     if notes.asked:
         raise _refusal(name, f"its attention uses {' and '.join(sorted(LEFT_OUT[word] for word in notes.asked))}")
     missing = sorted(set(range(config.num_hidden_layers)) - set(notes.layers))
@@ -73,11 +68,7 @@ def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: s
 
 
 def parts_of(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
-    """The decoder and the output embedding of a model.
-
-    Raises:
-        CheckpointError: transformers does not return both, or the decoder has no embeddings or layers.
-    """
+    """The decoder and the output embedding of a model."""
     try:
         decoder: Any = model.get_decoder()  # type: ignore[operator]
         head: Any = model.get_output_embeddings()  # type: ignore[operator]

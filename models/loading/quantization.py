@@ -2,8 +2,7 @@
 
 `int8`: w ≈ s · q with q from −127 to 127 and s the largest |w| of the output's row over 127; inputs are not rounded.
 `fp8`: q of float8_e4m3fn and s the largest |w| over 448; inputs are rounded as well, with a scale per row, so that no
-row depends on others. A model with such layers is another model than the stored one: lossless decoding is lossless with
-respect to it.
+row depends on others. Lossless decoding is lossless with respect to the rounded model.
 """
 
 from __future__ import annotations
@@ -26,6 +25,7 @@ LARGEST_FP8 = torch.finfo(FP8).max
 class RoundedLinear(nn.Module):
     """A linear layer with rounded weights: `weight` (O, D), `scales` (O,) and `bias` of its type."""
 
+    kind: ClassVar[str]
     block_of_outputs: ClassVar[int] = 1
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -45,10 +45,10 @@ class RoundedLinear(nn.Module):
         """Whether the kernel has this layer's sizes."""
         return linear.in_features % BLOCK == 0 and linear.out_features % cls.block_of_outputs == 0
 
-    @staticmethod
-    def why_slow(device: torch.device, dtype: torch.dtype) -> str | None:
-        """Why the kernel is not worth it there, in words; None where it is."""
-        raise NotImplementedError
+    @classmethod
+    def why_slow(cls, device: torch.device, dtype: torch.dtype) -> str | None:
+        """Why the kernel is too slow there; None if it is not."""
+        return backend_for(device).refuse_quantization(cls.kind, dtype)
 
     @staticmethod
     def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
@@ -74,9 +74,7 @@ class RoundedLinear(nn.Module):
 class Int8Linear(RoundedLinear):
     """Weights of int8, inputs as they are."""
 
-    @staticmethod
-    def why_slow(device: torch.device, dtype: torch.dtype) -> str | None:
-        return backend_for(device).refuse_quantization("int8", dtype)
+    kind = "int8"
 
     @staticmethod
     def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,11 +92,8 @@ class Int8Linear(RoundedLinear):
 class Fp8Linear(RoundedLinear):
     """Weights of fp8, and inputs too: each row's largest value becomes the largest number that fp8 has."""
 
+    kind = "fp8"
     block_of_outputs = BLOCK
-
-    @staticmethod
-    def why_slow(device: torch.device, dtype: torch.dtype) -> str | None:
-        return backend_for(device).refuse_quantization("fp8", dtype)
 
     @staticmethod
     def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
@@ -127,7 +122,7 @@ def _in_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
     return (whole / scales[:, None]).clamp(-LARGEST_FP8, LARGEST_FP8).to(FP8), scales
 
 
-KINDS: dict[str, type[RoundedLinear]] = {"int8": Int8Linear, "fp8": Fp8Linear}
+KINDS: dict[str, type[RoundedLinear]] = {each.kind: each for each in (Int8Linear, Fp8Linear)}
 
 
 def quantise(decoder: nn.Module, kind: str) -> int:

@@ -13,7 +13,7 @@ from configs.method import Method
 from configs.trees import SageTree
 from decoding.trees import OnlineSageTree
 from decoding.trees import SageTree as SagePolicy
-from decoding.trees.sage import SPECVLM_PATHS
+from decoding.trees.static import SPECVLM_PATHS
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"min_depth": 9}, "must be in ascending order"),

@@ -18,7 +18,7 @@ from configs.schema import CaptionJob
 from configs.synthesis import SynthesizeJob
 from configs.trees import NAMED_TREE_LEVELS, StaticTree
 from decoding.acceptance import Lantern, LanternResidual
-from decoding.trees.named import NAMED_PATHS
+from decoding.trees.static import NAMED_PATHS
 from models.llamagen import neighbours
 from models.llamagen.neighbours import CodebookError, Proximity, nearest_codes
 from tests.toys import images

@@ -18,7 +18,7 @@ from decoding.contracts import Acceptance, Context, TreePolicy
 from decoding.drafters import LookupDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
-from decoding.trees.sage import SPECVLM_PATHS
+from decoding.trees.static import SPECVLM_PATHS
 from models.loading.vocabulary import SlicedHead
 from tests import toys
 from tests.conformance import checks, heads

@@ -17,7 +17,7 @@ from decoding.drafters import ModelDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.drafters.merge import SingleLane
 from decoding.sampling import warp
-from decoding.tree_growth import grow_tree
+from decoding.step import grow_tree
 from decoding.trees import Chain, DynamicTree, SageTree, StaticTree, branching_paths
 from tests import toys
 from tests.conformance import checks
@@ -86,12 +86,9 @@ def test_each_part_of_a_step_is_one_graph(name: str) -> None:
             engine: Engine = engine, slots: Any = slots, rows: Any = rows, levels: int = levels
         ) -> tuple[Any, Any]:
             noise = StepNoise(engine._slots.noise(slots), levels + 1, toys.VOCAB_SIZE)
-            rule = engine.method.acceptance
-            tree = grow_tree(
-                engine.method.drafter, engine.method.tree, slots, engine._slots.root[slots.index], levels, rows, noise,
-                rule.draft_stream, rule.needs_draft_probs, engine._slots.max_depth(slots),
-            )  # fmt: skip
-            return tree.within(engine._slots.max_depth(slots)), noise
+            root, max_depth = engine._slots.root[slots.index], engine._slots.max_depth(slots)
+            tree = grow_tree(engine.method, slots, root, levels, rows, noise, max_depth)
+            return tree.within(max_depth), noise
 
         def verify(tree: Any, engine: Engine = engine, slots: Any = slots) -> Tensor:
             return engine._lanes.forward(slots, tree.tokens, tree.depth, tree.visible())

@@ -11,6 +11,7 @@ import torch
 
 import decoding.trees.confidence as confidence_module
 import decoding.trees.index_tree as index_tree
+import decoding.trees.pool as pool
 import decoding.trees.sage as sage
 from decoding import Sampling
 from decoding.drafters import LookupDrafter
@@ -62,7 +63,8 @@ def the_parent_of_a_kept_node_is_dropped(patch: Patch) -> None:
         ordered, index = values.flip(1).sort(dim=1, descending=True, stable=True)
         return ordered[:, :count], values.shape[1] - 1 - index[:, :count]
 
-    patch.setattr(index_tree, "best_of", any_order)
+    for module in (index_tree, pool):
+        patch.setattr(module, "best_of", any_order)
 
 
 def the_confidence_is_the_entropy(patch: Patch) -> None:

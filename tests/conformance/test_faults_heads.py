@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import decoding.trees.dynamic as dynamic
+import decoding.trees.pool as pool
 from decoding import Sampling
 from decoding.acceptance import Rejection
 from decoding.drafters import EagleDrafter, MedusaDrafter
@@ -79,10 +79,11 @@ def image_columns_are_embedded_as_placeholders(patch: Patch) -> None:
 
 
 def ties_go_to_the_younger_node(patch: Patch) -> None:
-    def younger(scores: Tensor) -> Tensor:
-        return scores.shape[1] - 1 - scores.flip(1).sort(dim=1, descending=True, stable=True).indices
+    def younger(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        ordered, index = scores.flip(1).sort(dim=1, descending=True, stable=True)
+        return ordered[:, :count], scores.shape[1] - 1 - index[:, :count]
 
-    patch.setattr(dynamic, "_best_first", younger)
+    patch.setattr(pool, "best_of", younger)
 
 
 def origin_names_the_kept_node_instead_of_the_grown(patch: Patch) -> None:

@@ -31,7 +31,7 @@ def padding_is_seen(patch: Patch) -> None:
 
 def padding_stays_in_memory(patch: Patch) -> None:
     patch.setattr(Prefix, "num_kept", property(lambda self: self.length))
-    patch.setattr(reading, "stack_padding", lambda flat, length: None)
+    patch.setattr(reading, "stack_padding", lambda flat: None)
 
 
 def null_lane_sees_all_its_columns(patch: Patch) -> None:

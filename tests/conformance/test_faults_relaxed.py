@@ -12,7 +12,7 @@ from torch import Tensor
 
 import decoding.acceptance.relaxed as relaxed
 from decoding.acceptance import LVSpec
-from decoding.acceptance.relevance import VisualMemory
+from decoding.acceptance.lvspec import VisualMemory
 from decoding.tree import Verdict
 from tests.conformance import relaxation
 from tests.conformance.relaxation import LOOSE, SAMPLED, ZERO

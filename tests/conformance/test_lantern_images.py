@@ -14,7 +14,7 @@ from decoding.acceptance import Lantern, LanternResidual, Rejection
 from decoding.contracts import Acceptance, TreePolicy
 from decoding.noise import Noise, Stream, key_of
 from decoding.trees import Chain, DynamicTree, StaticTree
-from decoding.trees.named import NAMED_PATHS
+from decoding.trees.static import NAMED_PATHS
 from tests.conformance import checks
 from tests.conformance import images as contract
 from tests.decoding import lantern_by_hand

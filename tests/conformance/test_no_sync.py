@@ -23,7 +23,6 @@ from decoding.contracts import Acceptance, Drafter, EngineSpec, Probe, TreePolic
 from decoding.drafters import EagleDrafter, LookupDrafter, MedusaDrafter, ModelDrafter, NoDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
 from decoding.scheduling.slots import Progress, SlotTable
-from decoding.stats import RequestStats
 from decoding.step import run_step
 from decoding.trees import Chain, DynamicTree, OnlineSageTree, SageTree, StaticTree, branching_paths
 from models.heads.eagle import EagleNetwork, EagleShape
@@ -132,7 +131,7 @@ def test_a_step_runs_on_tensors_without_values(name: str, monkeypatch: pytest.Mo
         table = SlotTable(3, target.vocab_size, target.device)
         lengths = (6, 9, 4)
         progress = [
-            Progress(Request(f"s{i}", "", (), SAMPLING), n, 2, RequestStats(tree.max_levels), token_ids=[5])
+            Progress(Request(f"s{i}", "", (), SAMPLING), n, 2, tree.max_levels, token_ids=[5])
             for i, n in enumerate(lengths)
         ]
         prefixes = [fake_prefix(target, n) for n in lengths]

@@ -72,8 +72,8 @@ def wide(folder: Path) -> None:
     network = fresh_eagle(toys.target("llava"), 0).network
     shape = network.shape
     data = {
-        "vocab_size": shape.vocab_size,
-        "hidden_size": 2 * shape.hidden_size,
+        "vocab_size": network.vocab_size,
+        "hidden_size": 2 * network.hidden_size,
         "intermediate_size": 48,
         "num_attention_heads": 4,
     }

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decoding.acceptance import Exact, Lantern
-from decoding.acceptance.choice import target_choice
+from decoding.acceptance.walk import target_choice
 from decoding.contracts import Judgement
 from decoding.noise import Stream
 from decoding.tree import DraftTree, Verdict

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from decoding.acceptance import LVSpec
-from decoding.acceptance.relevance import VisualMemory
+from decoding.acceptance.lvspec import VisualMemory
 from decoding.contracts import Judgement
 from decoding.tree import DraftTree
 from tests.decoding import blocks

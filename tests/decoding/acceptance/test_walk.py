@@ -6,8 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoding.acceptance.branches import Branches
-from decoding.acceptance.walk import walk_accepted, walk_choices
+from decoding.acceptance.walk import Branches, walk_accepted, walk_choices
 from decoding.tree import DraftTree, Verdict
 from tests.decoding import blocks
 

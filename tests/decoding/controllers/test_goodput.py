@@ -50,7 +50,7 @@ class World:
             self.spent_s += seconds
             self.num_tokens += sum(accepted) + num_active
             self.controller.learn(
-                Outcome(choice.levels, seconds, 0.0, seconds, 0.0, accepted, [choice.levels] * num_active, missed),
+                Outcome(choice.levels, seconds, accepted, [choice.levels] * num_active, missed),
                 choice,
             )
 
@@ -111,7 +111,7 @@ class Job:
             left = [tokens for tokens in left if tokens]
             world.chosen.append((choice.levels, choice.reason))
             controller.learn(
-                Outcome(choice.levels, seconds, 0.0, seconds, 0.0, accepted, offered, prefill=reading, ended=ended),
+                Outcome(choice.levels, seconds, accepted, offered, prefill=reading, ended=ended),
                 choice,
             )
             spent_s += seconds + reading.seconds

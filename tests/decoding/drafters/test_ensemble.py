@@ -12,8 +12,16 @@ from decoding.acceptance import Exact, Rejection
 from decoding.contexts import Full, Pooled, Pruned, TextOnly
 from decoding.contracts import EngineSpec, Judgement, StepNoise
 from decoding.drafters import ModelDrafter
-from decoding.drafters.ensemble import Ensemble, EnsembleOptions, Policy
-from decoding.drafters.weights import adaboost, inverse_error, pick_candidate, random_weights, simplex_grid
+from decoding.drafters.ensemble import (
+    Ensemble,
+    EnsembleOptions,
+    Policy,
+    adaboost,
+    inverse_error,
+    pick_candidate,
+    random_weights,
+    simplex_grid,
+)
 from decoding.noise import Noise
 from decoding.sampling import RowSampling
 from decoding.tree import DraftTree, Verdict

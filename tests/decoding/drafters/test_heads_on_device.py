@@ -11,12 +11,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
 from decoding.acceptance import Exact, Rejection
-from decoding.contracts import Acceptance, Drafter, EngineSpec, Judgement, Probe, StepNoise
+from decoding.contracts import Acceptance, Drafter, EngineSpec, Judgement, Method, Probe, StepNoise
 from decoding.drafters import EagleDrafter, MedusaDrafter
 from decoding.drafters.merge import SingleLane
 from decoding.noise import Noise
 from decoding.sampling import RowSampling
-from decoding.tree_growth import grow_tree
+from decoding.step import grow_tree
 from decoding.trees import DynamicTree
 from models.backends.cache import RaggedCache
 from models.heads.medusa import MedusaHeads, MedusaShape
@@ -64,30 +64,18 @@ def admitted(kind: str, policy: DynamicTree, num_lanes: int = 1) -> tuple[Drafte
     return drafter, slots
 
 
-def one_step(
-    drafter: Any, policy: DynamicTree, rule: Acceptance, slots: SlotBatch, root: Tensor, num_lanes: int = 1
-) -> Tensor:
+def one_step(method: Method, slots: SlotBatch, root: Tensor, num_lanes: int = 1) -> Tensor:
     """Draft, grow, judge and commit once against a target that gives zeros."""
+    drafter: Any = method.drafter
     b = root.shape[0]
     ones, zeros = torch.ones(b), torch.zeros(b, dtype=torch.long)
     rows = RowSampling(ones, zeros, ones, ones, None, True, 0, False)
     noise = StepNoise(Noise(torch.stack([root, root], 1), root), LEVELS + 1, toys.VOCAB_SIZE)
-    tree = grow_tree(
-        drafter,
-        policy,
-        slots,
-        root,
-        LEVELS,
-        rows,
-        noise,
-        rule.draft_stream,
-        rule.needs_draft_probs,
-        torch.full_like(root, 2),
-    )
+    tree = grow_tree(method, slots, root, LEVELS, rows, noise, torch.full_like(root, 2))
     logits = torch.zeros(b, tree.num_nodes, toys.VOCAB_SIZE)
     hidden = torch.linspace(-1, 1, tree.num_nodes * 32).view(1, 1, -1, 32).expand(b, num_lanes, -1, -1)
     judgement = Judgement(slots, tree, logits, logits, hidden, noise, rows)
-    verdict = rule.judge(judgement)
+    verdict = method.acceptance.judge(judgement)
     drafter.commit(judgement, verdict)
     state: Tensor = drafter._output if drafter.name == "eagle" else drafter._state
     return state + verdict.next[:, None, None] + tree.tokens.sum()
@@ -103,11 +91,12 @@ def test_a_whole_step_asks_the_device_nothing(kind: str, rule: Callable[[], Acce
     policy = DynamicTree(3, LEVELS - 1, 10)
     with torch.no_grad():
         drafter, slots = admitted(kind, policy)
+    method = Method(drafter, policy, rule())
     mode = FakeTensorMode()
     empty(drafter, mode)
     empty(slots, mode)
     with mode, torch.no_grad():
-        out = one_step(drafter, policy, rule(), slots, torch.full((NUM_SLOTS,), 9))
+        out = one_step(method, slots, torch.full((NUM_SLOTS,), 9))
     assert tuple(out.shape) == (NUM_SLOTS, 1, 32)
 
 
@@ -147,7 +136,8 @@ def test_a_whole_step_compiles_into_one_graph(kind: str, rule: Callable[[], Acce
         torch.manual_seed(0)
         with torch.no_grad():
             drafter, slots = admitted(kind, policy)
-            results.append(wrap(one_step)(drafter, policy, rule(), slots, torch.full((NUM_SLOTS,), 9)).clone())
+            method = Method(drafter, policy, rule())
+            results.append(wrap(one_step)(method, slots, torch.full((NUM_SLOTS,), 9)).clone())
     torch.testing.assert_close(results[0], results[1])
 
 
@@ -170,6 +160,7 @@ def test_two_lanes_with_equal_features_draft_as_one(kind: str) -> None:
         policy = DynamicTree(3, LEVELS - 1, 10)
         with torch.no_grad():
             drafter, slots = admitted(kind, policy, num_lanes)
+            method = Method(drafter, policy, Exact())
             for _ in range(2):
-                trees.append(one_step(drafter, policy, Exact(), slots, torch.full((NUM_SLOTS,), 9), num_lanes)[:, :1])
+                trees.append(one_step(method, slots, torch.full((NUM_SLOTS,), 9), num_lanes)[:, :1])
     torch.testing.assert_close(torch.stack(trees[:2]), torch.stack(trees[2:]))

@@ -22,7 +22,8 @@ from decoding.trees.confidence import (
     whole_depth,
 )
 from decoding.trees.index_tree import IndexTree, plan_tree
-from decoding.trees.sage import SPECVLM_PATHS, SageTree
+from decoding.trees.sage import SageTree
+from decoding.trees.static import SPECVLM_PATHS
 
 PAPER = SageSettings()
 FLAT = torch.full((10,), 0.1)

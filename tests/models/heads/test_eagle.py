@@ -112,7 +112,7 @@ def test_safetensors_and_torch_files_load_alike_and_inverse_frequencies_are_pass
     (tmp_path / "two" / "pytorch_model.bin").unlink()
     save_file(weights, tmp_path / "two" / "model.safetensors")
     two = load_eagle(ref, "auto", CPU)
-    assert read_eagle_shape(ref).vocab_size == VOCAB
+    assert read_eagle_shape(ref).llama.vocab_size == VOCAB
     for mine, other in zip(one.state_dict().values(), two.state_dict().values(), strict=True):
         assert torch.equal(mine, other)
 
@@ -125,7 +125,7 @@ def test_what_is_saved_has_the_public_names_and_loads_back_equal(tmp_path: Path)
     again = load_eagle(CheckpointRef(str(tmp_path / "two")), "auto", CPU)
     assert again.fc.weight.dtype == torch.float16
     assert again.shape.llama.rope_parameters["rope_theta"] == 500.0
-    assert again.shape.rms_eps == 1e-5
+    assert again.shape.llama.rms_norm_eps == 1e-5
     for mine, other in zip(network.state_dict().values(), again.state_dict().values(), strict=True):
         assert torch.equal(mine.half(), other)
 

@@ -17,8 +17,7 @@ from decoding.contracts import Context
 from decoding.drafters import ModelDrafter
 from decoding.drafters.ensemble import Ensemble, EnsembleOptions
 from decoding.trees import Chain
-from models.inputs.content import Content
-from models.inputs.lru import Recent
+from models.inputs.content import Content, Recent
 from models.inputs.processing import FrontEnd
 from models.target import Target
 from tests import toys

@@ -314,7 +314,7 @@ def test_a_config_that_contradicts_the_weights_is_refused_with_both_values(tmp_p
         (BESIDE | {"num_heads": "4"}, "num_heads must be a positive whole number, not '4'"),
         (BESIDE | {"num_heads": 5}, "dim is 32 and num_heads 5"),
         (BESIDE | {"gird": 3}, "config.json gives gird, which no LlamaGen has"),
-        ({"model_type": "t5"}, "config.json beside it is of 't5', but the weights are LlamaGen's GPT"),
+        ({"model_type": "t5"}, "config.json beside it is of 't5', but the weights are LlamaGen's"),
         ({"grid": 3}, "config.json beside it is of None"),
     ],
 )

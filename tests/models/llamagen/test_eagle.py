@@ -138,15 +138,17 @@ def test_what_is_saved_is_the_released_layout_and_loads_back(tmp_path: Path) -> 
 def test_a_fresh_network_has_the_released_sizes_and_turns(tmp_path: Path) -> None:
     xl = GptShape.named("XL", "text", grid=16)
     shape = image_eagle_shape(xl)
-    assert (shape.hidden_size, shape.intermediate_size, shape.num_heads, shape.head_dim) == (1280, 3584, 20, 64)
-    assert (shape.vocab_size, shape.rms_eps, shape.bias, shape.qkv_bias) == (16384, 1e-6, True, False)
+    llama = shape.llama
+    assert (llama.hidden_size, llama.intermediate_size) == (1280, 3584)
+    assert (llama.num_attention_heads, llama.head_dim) == (20, 64)
+    assert (llama.vocab_size, llama.rms_norm_eps, shape.bias, shape.qkv_bias) == (16384, 1e-6, True, False)
     small = image_eagle(image_eagle_shape(TARGET), TARGET)
     rotary = small.rotary
     assert isinstance(rotary, GridRotary)
     assert (rotary.num_condition_tokens, rotary.grid) == (COLUMNS - 1, GRID)
     assert image_eagle(image_eagle_shape(SHAPES["class"]), SHAPES["class"]).rotary.num_condition_tokens == 0
     save_image_eagle(small, TARGET, tmp_path)
-    assert read_image_eagle_shape(CheckpointRef(str(tmp_path)), TARGET).rms_eps == 1e-6
+    assert read_image_eagle_shape(CheckpointRef(str(tmp_path)), TARGET).llama.rms_norm_eps == 1e-6
 
 
 def refusal(ref: CheckpointRef, target: GptShape) -> str:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from models.llamagen.pictures import square_pixels
+from models.llamagen.vq import square_pixels
 
 
 def adm_cut(image: Image.Image, side_px: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from models.llamagen.shape import NAMED, VQ_NAMED, GptShape, VqShape, ffn_dim_of
+from models.llamagen.shape import NAMED, GptShape, VqShape, ffn_dim_of
 
 SIZES: dict[str, Any] = {
     "dim": 32,
@@ -68,8 +68,8 @@ def test_sizes_that_no_network_has_are_refused_by_name(change: dict[str, Any], m
 
 
 def test_a_vq_model_halves_the_picture_once_per_further_multiplier() -> None:
-    assert VQ_NAMED["VQ-16"].factor == 16
-    assert VQ_NAMED["VQ-8"].factor == 8
+    assert VqShape(codebook_size=16384).factor == 16
+    assert VqShape(codebook_size=16384, multipliers=(1, 2, 2, 4)).factor == 8
     assert VqShape(codebook_size=64, multipliers=(1,)).factor == 1
 
 

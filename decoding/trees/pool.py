@@ -1,0 +1,76 @@
+"""The pool of all grown nodes, of which the best are verified.
+
+A node has no higher priority than its parent, sorts are stable and the pool is in level order, so parents of kept nodes
+are kept.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from decoding.tree import DraftTree
+
+
+class Pool:
+    """Nodes grown under `root` (b,), level by level; number i of the pool is the grown node i + 1."""
+
+    def __init__(self, root: Tensor) -> None:
+        self._root = root
+        self._levels: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+        self.size = 0
+
+    def add(self, tokens: Tensor, parents: Tensor, priority: Tensor) -> int:
+        """Add a level, all (b, M): `parents` are numbers of the pool, −1 for the root; nodes of priority −inf or NaN do
+        not exist. Returns the number of the first node."""
+        first, depth = self.size, len(self._levels) + 1
+        self._levels.append((tokens, parents, priority, torch.full_like(tokens, depth)))
+        self.size += tokens.shape[1]
+        return first
+
+    def tree(self, budget: int, max_siblings: int) -> DraftTree:
+        """The root and the best `budget` nodes, padded."""
+        tokens, parents, priority, depth = (torch.cat(values, dim=1) for values in zip(*self._levels, strict=True))
+        kept, valid, parents = keep_best(priority, parents, budget)
+        return DraftTree(
+            tokens=torch.cat([self._root[:, None], tokens.gather(1, kept)], dim=1),
+            parents=with_root(parents, -1),
+            depth=with_root(torch.where(valid, depth.gather(1, kept), 0), 0),
+            valid=with_root(valid, True),
+            origin=with_root(torch.where(valid, kept + 1, 0), 0),
+            num_levels=len(self._levels),
+            max_siblings=max_siblings,
+        )
+
+
+def best_of(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` largest of `values` (b, M) and their positions; earlier ones first on a tie.
+
+    A full stable sort, because top-k breaks ties arbitrarily.
+    """
+    ordered, index = values.sort(dim=1, descending=True, stable=True)
+    return ordered[:, :count], index[:, :count]
+
+
+def keep_best(first: Tensor, parent: Tensor, budget: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Fill a budget from the pool: priorities `first` and `parent` numbers (b, M) → kept numbers in pool order, which
+    of them are real, and their parents in a tree whose node 0 is the root (−1 where not real), all (b, budget)."""
+    num_pooled = first.shape[1]
+    values, index = best_of(first, budget)
+    if values.shape[1] < budget:
+        spare = (0, budget - values.shape[1])
+        values = torch.nn.functional.pad(values, spare, value=-torch.inf)
+        index = torch.nn.functional.pad(index, spare)
+    kept = torch.where(values > -torch.inf, index, num_pooled).sort(dim=1).values
+    valid = kept < num_pooled
+    place = torch.arange(1, budget + 1, device=first.device).expand_as(kept)
+    # Pool number + 1 → node; 0 is the root, and the last column is where padding goes.
+    node_of = torch.zeros_like(kept[:, :1]).expand(-1, num_pooled + 2).scatter(1, kept + 1, place)
+    kept = kept.clamp_max(num_pooled - 1)
+    parents = node_of.gather(1, parent.gather(1, kept) + 1)
+    return kept, valid, torch.where(valid, parents, -1)
+
+
+def with_root(values: Tensor, root: int) -> Tensor:
+    """Put the root's value before a row's nodes (b, N − 1)."""
+    return torch.nn.functional.pad(values, (1, 0), value=root)
