@@ -25,7 +25,6 @@ from pipeline.media.video.clips import (
     Span,
     VideoOptions,
     clip_column,
-    close_worker,
     decode_videos,
     image_worker,
     span_columns,
@@ -92,16 +91,8 @@ class DecodeOptions:
         return f"{self.row_bytes} bytes, the share of one row in {name}"
 
 
-close_decoder = close_worker
-"""End this process's decoders' process, if it has one."""
-
-
 def decode_image(data: bytes, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
-    """One encoded image as uint8 RGB (height, width, 3), decoded in this process: for images that this job has made.
-
-    Raises:
-        RowError: see `pipeline.media.pixels.decode`.
-    """
+    """As `pipeline.media.pixels.decode`, in this process and with RowError: for images that this job has made."""
     try:
         return image_pixels.decode(data, max_pixels, max_side_px)
     except MediaError as error:

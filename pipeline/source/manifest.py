@@ -203,12 +203,8 @@ def survey_files(filesystem: Any, root: str, files: pa.Table, needs: Needs, know
 
 
 def _repeated_rows(filesystem: Any, root: str, source: Source, files: pa.Table) -> pa.Array:
-    """For every file the rows whose id an earlier row has; for kinds with ids before reading, if the source has an id
-    column.
-
-    Raises:
-        ConfigError: most of the rows have an id that others have, too.
-    """
+    """For every file the rows whose id an earlier row has, if the kind reads ids beforehand; ConfigError if those are
+    most of the rows."""
     kind = kind_of(source.kind)
     found: dict[int, list[int]] = {}
     if source.id_column is not None and source.check_ids and kind.tells_ids:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
@@ -38,20 +37,17 @@ def kept_arrays(spec: ReadSpec, rows: Iterable[Mapping[str, Any]]) -> list[pa.Ar
 
 def chunks_of(spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Iterator[Chunk]:
     """(row index, row) as chunks; rows before a failure of `rows` are yielded before it is raised."""
-    failure: Exception | None = None
-
-    def until_failure() -> Iterator[tuple[int, Row]]:
-        nonlocal failure
-        try:
-            yield from rows
-        except Exception as error:
-            failure = error
-
-    sound = until_failure()
-    while taken := list(islice(sound, CHUNK_ROWS)):
-        yield _chunk_of(spec, taken)
-    if failure is not None:
-        raise failure
+    pending: list[tuple[int, Row]] = []
+    try:
+        for row in rows:
+            pending.append(row)
+            if len(pending) == CHUNK_ROWS:
+                yield _chunk_of(spec, pending)
+                pending = []
+    except Exception:
+        yield _chunk_of(spec, pending)
+        raise
+    yield _chunk_of(spec, pending)
 
 
 def _chunk_of(spec: ReadSpec, rows: list[tuple[int, Row]]) -> Chunk:

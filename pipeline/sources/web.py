@@ -68,11 +68,7 @@ class Limits:
 
 
 def fetch(url: str, limits: Limits) -> bytes:
-    """The body of a URL, in one attempt.
-
-    Raises:
-        Refused, TooLarge, StatusError, OSError, http.client.HTTPException: see each.
-    """
+    """The body of a URL, in one attempt; raises Refused, TooLarge, StatusError, OSError or HTTPException."""
     deadline = time.monotonic() + limits.timeout_s
     for _ in range(MAX_REDIRECTS + 1):
         parts = _checked(url, limits)

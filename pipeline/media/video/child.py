@@ -49,13 +49,6 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor ends this process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with os.fdopen(requests, "rb") as source, os.fdopen(answers, "wb") as sink:
-
-        def exactly(count: int) -> bytes:
-            data = source.read(count)
-            if len(data) < count:
-                raise EOFError
-            return data
-
         try:
             if decoder != NO_VIDEOS:
                 from pipeline.media.video.decode import import_decoders
@@ -70,7 +63,7 @@ def main() -> None:
         sink.flush()
         while True:
             try:
-                request, data = messages.receive(exactly)
+                request, data = messages.receive(lambda count: _exactly(source, count))
             except EOFError:
                 return
             signal.setitimer(signal.ITIMER_REAL, request["timeout_s"] + GRACE_S)
@@ -79,6 +72,13 @@ def main() -> None:
             sink.flush()
             del data
             signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _exactly(source: Any, count: int) -> bytes:
+    data: bytes = source.read(count)
+    if len(data) < count:
+        raise EOFError
+    return data
 
 
 def _memory_left() -> float:
