@@ -41,17 +41,17 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     kept = KeptTypes(needs)
     found: list[Index | None] = []
     for path in files["path"].to_pylist():
-        index = Index() if access.is_local(filesystem) else None
+        index = Index()
         try:
             with open_batches(filesystem, access.join(root, path)) as (schema, batches):
-                for batch in batches if index is not None else ():
+                for batch in batches if access.is_local(filesystem) else ():
                     if batch.num_rows:
                         index.add(batch.num_rows, batch.nbytes, 0)
         except Exception:  # the read task reports the error
             found.append(None)
             continue
         kept.add(schema, path)
-        found.append(index)
+        found.append(index if access.is_local(filesystem) else None)
     return survey_of(found, kept.schema)
 
 

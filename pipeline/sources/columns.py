@@ -35,7 +35,7 @@ def is_media(kind: pa.DataType) -> bool:
     """Bytes, URIs, `struct<bytes, path>`, or null in every row."""
     if pt.is_struct(kind):
         parts = {field.name: field.type for field in kind.fields}
-        encoded, path = parts.get("bytes", pa.null()), parts.get("path", pa.null())
+        encoded, path = parts.get("bytes", pa.string()), parts.get("path", pa.string())
         return (is_bytes(encoded) or pt.is_null(encoded)) and (is_text(path) or pt.is_null(path))
     return is_bytes(kind) or is_text(kind) or pt.is_null(kind)
 
