@@ -77,7 +77,8 @@ class Manifest:
         if not len(lines):
             return Entry()
         number = int(np.searchsorted(np.cumsum(rows), start, side="right"))
-        return Entry(*(int(values[:number].sum()) for values in (rows, sizes)), int(lines[:number].sum()) + 1)
+        row, offset, line = (int(values[:number].sum()) for values in (rows, sizes, lines))
+        return Entry(row, offset, line + 1)
 
     def write(self, output: OutputDir) -> None:
         """Create the next part from the files that are in no part yet, whole or not at all; a part never changes.

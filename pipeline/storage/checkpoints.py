@@ -263,7 +263,8 @@ def load_painter(config: SynthesizeJob, num_threads: int | None) -> actors.paint
 
 
 def _load(job: AnyJob, local: AnyJob, load: Callable[[AnyJob, int | None], Info], num_threads: int | None) -> Info:
-    return _renamed(_by_own_name(job, local, lambda: load(local, num_threads)), job)
+    loaded: Info = _renamed(_by_own_name(job, local, lambda: load(local, num_threads)), job)
+    return loaded
 
 
 def _by_own_name(job: Section, local: Section, act: Callable[[], Info]) -> Info:
