@@ -168,8 +168,8 @@ def _report(site: Site, num_files: int, num_bytes: int, revision: str) -> None:
 
 
 def _look_at_hub(site: Site) -> str | None:
-    """The commit of a hub id; None if the hub does not answer. ConfigError if the repository or revision does not exist,
-    is not open to this user, or holds no weights."""
+    """The commit of a hub id; None if the hub does not answer. ConfigError if the repository or revision is absent, is
+    not open to this user, or holds no weights."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
