@@ -16,7 +16,7 @@ from actors.results import Stamp, Tally
 from actors.serving.engine_thread import ReportWaits
 from configs.schema import CaptionJob
 from jobs.command import DONE, FAILED, REFUSED, Command
-from pipeline.media.image_decoding import decode_missing, pixels
+from pipeline.media.image_decoding import decode_table, pixels
 from pipeline.media.video.clips import some_frames
 from pipeline.reports import preview, summary
 from pipeline.run.crash_ledger import FlightLog
@@ -55,7 +55,7 @@ def results(plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits, lo
         plan.config,
         plan.datasource,
         plan.datasource.num_spans,
-        functools.partial(decode_missing, options=plan.decode_options, present=plan.present_ids),
+        functools.partial(decode_table, options=plan.decode_options, present=plan.present_ids),
         plan.schema,
         stamp,
         load=checkpoints.load_pair,

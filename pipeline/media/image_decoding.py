@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from configs.schema import MAX_DECODED_BYTES, MAX_IMAGES_PER_ROW, Source
 from pipeline.media import pixels as image_pixels
+from pipeline.media.errors import MediaError
 from pipeline.media.pixel_column import PixelColumn
 from pipeline.media.row_weights import media_of, share_of
 from pipeline.media.video.clips import (
@@ -24,7 +25,6 @@ from pipeline.media.video.clips import (
     Span,
     VideoOptions,
     clip_column,
-    close_worker,
     decode_videos,
     image_worker,
     span_columns,
@@ -59,7 +59,7 @@ class DecodeOptions:
     def of(cls, source: Source, root: str, asking: Asking) -> DecodeOptions:
         """The options of a job on this source, whose root is `root` as a URL.
 
-        `source.max_side_px` has been resolved (`pipeline.run.plan.make_plan`); `auto` that has not keeps everything.
+        A `source.max_side_px` of `auto` that `pipeline.run.plan` has not resolved shrinks nothing.
         """
         return cls(
             asking,
@@ -84,26 +84,24 @@ class DecodeOptions:
         """Most bytes of one row's images, encoded and decoded."""
         return share_of(self.max_decoded_bytes)
 
-
-close_decoder = close_worker
-"""End this process's decoders' process, if it has one."""
+    @property
+    def row_limit(self) -> str:
+        """The name of that bound in messages."""
+        name = f"source.max_decoded_bytes ({self.max_decoded_bytes})"
+        return f"{self.row_bytes} bytes, the share of one row in {name}"
 
 
 def decode_image(data: bytes, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
-    """One encoded image as uint8 RGB (height, width, 3), decoded in this process: for images that this job has made.
-
-    Raises:
-        RowError: see `pipeline.media.pixels.decode`.
-    """
+    """As `pipeline.media.pixels.decode`, in this process and with RowError: for images that this job has made."""
     try:
         return image_pixels.decode(data, max_pixels, max_side_px)
-    except image_pixels.PixelError as error:
+    except MediaError as error:
         raise RowError(error.code, error.message) from None
 
 
 @dataclass(frozen=True)
 class _Decoded:
-    """One row as decoded, without its images: `of` is the index of the row that it was made of."""
+    """One row as decoded, without its images: `of` is the index of its row in the READ table."""
 
     of: int
     sample_id: str
@@ -123,49 +121,35 @@ def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[st
     keep = schemas.kept_fields(table.schema)
     column = PixelColumn(options.row_bytes)
     decoded: list[_Decoded] = []
-    codes, sample_ids = table["error_type"].to_pylist(), table["sample_id"].to_pylist()
-    for index, row, fetched in _asked_rows(table, codes, options):
-        sample_id = sample_ids[index]
-        if row is None:
-            made = [_Decoded(index, sample_id, error=(codes[index], table["error_message"][index].as_py()))]
-        else:
-            try:
-                if isinstance(row, RowError):
-                    raise row
-                made = _decode_row(index, sample_id, row, fetched, column, options, present)
-                decoded += made
-                continue
-            except RowError as error:
+    sample_ids = table["sample_id"].to_pylist()
+    for index, row, fetched in _asked_rows(table, options):
+        try:
+            if isinstance(row, RowError):
+                raise row
+            decoded += _decode_row(index, sample_ids[index], row, fetched, column, options, present)
+        except RowError as error:
+            column.forget_row()
+            if sample_ids[index] not in present:
                 message = templates.whole_text(error.message)[:MAX_MESSAGE_CHARS]
-                made = [_Decoded(index, sample_id, error=(error.code, message))]
-        column.forget_row()
-        if sample_id not in present:
-            decoded += made
-            column.end_row()
+                decoded.append(_Decoded(index, sample_ids[index], error=(error.code, message)))
+                column.end_row()
     taken = pa.array([row.of for row in decoded], pa.int64())
     questions = [row.asked for row in decoded]
-    columns = {
-        "sample_id": pa.array([row.sample_id for row in decoded], pa.string()),
-        **{name: table[name].take(taken) for name in ("source", "row_index")},
-        **span_columns([row.span for row in decoded]),
-        "prompt_index": pa.array([one and one.index for one in questions], pa.int32()),
-        "num_prompts": pa.array([one and one.num_asked for one in questions], pa.int32()),
-        "images": column.finish(),
-        "videos": clip_column([row.videos for row in decoded]),
-        "messages": pa.array(
-            [json.dumps(one.messages, ensure_ascii=False) if one else "" for one in questions], pa.string()
-        ),
-        "sampling": pa.array([one.sampling if one else "" for one in questions], pa.string()),
-        "error_type": pa.array([row.error[0] for row in decoded], pa.string()),
-        "error_message": pa.array([row.error[1] for row in decoded], pa.string()),
-        **{field.name: table[field.name].take(taken) for field in keep},
+    own = {
+        "sample_id": [row.sample_id for row in decoded],
+        "prompt_index": [one and one.index for one in questions],
+        "num_prompts": [one and one.num_asked for one in questions],
+        "messages": [json.dumps(one.messages, ensure_ascii=False) if one else "" for one in questions],
+        "sampling": [one.sampling if one else "" for one in questions],
+        "error_type": [row.error[0] for row in decoded],
+        "error_message": [row.error[1] for row in decoded],
     }
-    return pa.table(columns, schema=schemas.decoded_schema(keep))
-
-
-def decode_missing(table: pa.Table, options: DecodeOptions, present: frozenset[str] = frozenset()) -> pa.Table:
-    """`decode_table` without rows that an earlier attempt has made: of one sample some may be there."""
-    return decode_table(table, options, present)
+    schema = schemas.decoded_schema(keep)
+    columns = {name: pa.array(values, schema.field(name).type) for name, values in own.items()}
+    columns |= {name: table[name].take(taken) for name in ("source", "row_index", *(field.name for field in keep))}
+    columns |= span_columns([row.span for row in decoded])
+    columns |= {"images": column.finish(), "videos": clip_column([row.videos for row in decoded])}
+    return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
 @dataclass(frozen=True)
@@ -176,31 +160,26 @@ class _Asked:
     images: Sequence[dict[str, Any]]
     videos: Sequence[dict[str, Any]]
 
-    @property
-    def uris(self) -> list[str]:
-        """Of its images that are fetched."""
-        return [image["uri"] for image in self.images if image["bytes"] is None]
-
 
 Fetched = Mapping[str, bytes | RowError]
 
 
-def _asked_rows(
-    table: pa.Table, codes: Sequence[str], options: DecodeOptions
-) -> Iterator[tuple[int, _Asked | RowError | None, Fetched]]:
-    """The rows in order, each with its index and its fetched images; failed rows are None.
+def _asked_rows(table: pa.Table, options: DecodeOptions) -> Iterator[tuple[int, _Asked | RowError, Fetched]]:
+    """The rows in order, each with its index and its fetched images.
 
     Images are fetched for a few rows at a time, so that the encoded bytes in memory do not grow with the table.
     """
-    at_once = FETCHED_AT_ONCE if options.fetcher is None else options.fetcher.source.fetch.max_parallel
-    at_once = min(at_once, FETCHED_AT_ONCE)
-    window: list[tuple[int, _Asked | RowError | None]] = []
+    at_once = FETCHED_AT_ONCE
+    if options.fetcher is not None:
+        at_once = min(at_once, options.fetcher.source.fetch.max_parallel)
+    window: list[tuple[int, _Asked | RowError]] = []
     uris: list[str] = []
-    for index, code in enumerate(codes):
-        row = None if code else _ask(table, index, options)
+    for index in range(table.num_rows):
+        row = _ask(table, index, options)
         window.append((index, row))
-        uris += row.uris if isinstance(row, _Asked) else []
-        if len(uris) >= at_once or not uris or index + 1 == len(codes):
+        if isinstance(row, _Asked):
+            uris += [image["uri"] for image in row.images if image["bytes"] is None]
+        if len(uris) >= at_once or not uris or index + 1 == table.num_rows:
             fetched = _fetch(list(dict.fromkeys(uris)), options)
             for place, one in window:
                 yield place, one, fetched
@@ -208,30 +187,26 @@ def _asked_rows(
 
 
 def _ask(table: pa.Table, index: int, options: DecodeOptions) -> _Asked | RowError:
+    """The questions and media of a row, or the error with which it has arrived or which its options are."""
+    if code := table["error_type"][index].as_py():
+        return RowError(code, table["error_message"][index].as_py())
     try:
         fields = json.loads(table["fields"][index].as_py())
         questions, *media = options.asking.ask(fields, *media_of(table, index))
         images, videos = ([_NAMED | {"uri": one} if isinstance(one, str) else one for one in cell] for cell in media)
-        _check_row(images, options)
+        if len(images) > options.max_images_per_row:
+            limit = f"source.max_images_per_row ({options.max_images_per_row})"
+            raise RowError("too_many_images", f"the row has {len(images)} images, more than {limit}")
+        encoded = sum(image["bytes"].size for image in images if image["bytes"] is not None)
+        if encoded > options.row_bytes:
+            message = f"the row's encoded images have {encoded} bytes, more than {options.row_limit}"
+            raise RowError("row_too_large", message)
     except RowError as error:
         return error
     return _Asked(questions, images, videos)
 
 
 _NAMED: dict[str, Any] = dict.fromkeys(("bytes", "uri", "path", "offset", "size"))
-
-
-def _check_row(images: Sequence[dict[str, Any]], options: DecodeOptions) -> None:
-    if len(images) > options.max_images_per_row:
-        limit = f"source.max_images_per_row ({options.max_images_per_row})"
-        raise RowError("too_many_images", f"the row has {len(images)} images, more than {limit}")
-    encoded = sum(image["bytes"].size for image in images if image["bytes"] is not None)
-    if encoded > options.row_bytes:
-        raise RowError("row_too_large", f"the row's encoded images have {encoded} bytes, more than {_limit(options)}")
-
-
-def _limit(options: DecodeOptions) -> str:
-    return f"{options.row_bytes} bytes, the share of one row in source.max_decoded_bytes ({options.max_decoded_bytes})"
 
 
 def _decode_row(
@@ -250,40 +225,37 @@ def _decode_row(
     _decode_images(row.images, fetched, column, options)
     clips: Sequence[tuple[Span, Sequence[DecodedClip]]] = [(NO_SPAN, ())]
     if row.videos:
-        assert options.videos is not None, "rows have videos, and nobody decodes them"
+        assert options.videos is not None, "rows have videos, and no options to decode them"
         clips = decode_videos(row.videos, options.videos)
-    made: list[_Decoded] = []
+    rows: list[_Decoded] = []
     for span, frames in clips:
         for question in row.questions:
             name = question.name(span.name(sample_id) if cuts else sample_id)
             if name in present:
                 continue
-            if made and cuts:  # rows of clips are cut apart afterwards, so each holds its own
-                for image in column.last_row():
-                    column.add_copy(image)
+            if rows and cuts:  # rows of clips are cut apart afterwards, so each holds its own
+                column.copy_last_row()
             column.end_row()
-            shown = frames if cuts or not made else ()
-            made.append(_Decoded(index, name, span, shown, question))
-    if not made:
+            shown = frames if cuts or not rows else ()
+            rows.append(_Decoded(index, name, span, shown, question))
+    if not rows:
         column.forget_row()
-    return made
+    return rows
 
 
-def _fetch(uris: Sequence[str], options: DecodeOptions) -> dict[str, bytes | RowError]:
-    """Bytes or error by URI; together at most `row_bytes`. Larger ones are fetched one by one when their turn comes."""
+def _fetch(uris: Sequence[str], options: DecodeOptions) -> Fetched:
+    """Bytes or error by URI; together at most `row_bytes`. Larger ones are fetched alone when their turn comes."""
     if not uris:
         return {}
-    assert options.fetcher is not None, "rows name images by URI, and nobody fetches them"
+    assert options.fetcher is not None, "rows name images by URI, and there is no fetcher"
     most = options.fetcher.source.max_image_bytes
     each = min(most, options.row_bytes // len(uris))
     fetched = options.fetcher.fetch(list(uris), each)
-    if each == most:
-        return fetched
-    return {uri: data for uri, data in fetched.items() if not _is_too_large(data)}
 
+    def is_too_large(data: bytes | RowError) -> bool:
+        return isinstance(data, RowError) and data.code == "image_too_large"
 
-def _is_too_large(data: bytes | RowError) -> bool:
-    return isinstance(data, RowError) and data.code == "image_too_large"
+    return {uri: data for uri, data in fetched.items() if each == most or not is_too_large(data)}
 
 
 def _decode_images(
@@ -295,23 +267,19 @@ def _decode_images(
     worker = image_worker(options.videos, options.max_image_pixels, options.max_side_px)
     for number, image in enumerate(cell, start=1):
         try:
-            data = image["bytes"]
-            if data is None:
-                data = fetched[image["uri"]] if image["uri"] in fetched else _fetch_one(image["uri"], options)
+            data, uri = image["bytes"], image["uri"]
+            if data is None and (data := fetched.get(uri)) is None:
+                assert options.fetcher is not None, "the URI was tried before"
+                limit = min(options.fetcher.source.max_image_bytes, options.row_bytes)
+                data = options.fetcher.fetch([uri], limit)[uri]
             if isinstance(data, RowError):
                 raise data
             left = options.row_bytes - column.row_bytes
-            column.add_image(*worker.decode_image(data, column.take, left, _limit(options)))
+            column.add_image(*worker.decode_image(data, column.take, left, options.row_limit))
         except RowError as error:
             if len(cell) == 1:
                 raise
             raise RowError(error.code, f"image {number} of {len(cell)}: {error.message}") from None
-
-
-def _fetch_one(uri: str, options: DecodeOptions) -> bytes | RowError:
-    assert options.fetcher is not None, "the URI was tried before"
-    [data] = options.fetcher.fetch([uri], min(options.fetcher.source.max_image_bytes, options.row_bytes)).values()
-    return data
 
 
 def pixels(cell: Sequence[dict[str, Any]]) -> tuple[NDArray[np.uint8], ...]:

@@ -8,76 +8,75 @@ from __future__ import annotations
 
 import struct
 
+Size = tuple[int, int]
 MAX_JPEG_SEGMENTS = 1000
 """Segments before the frame header of a JPEG that are skipped at most."""
 _NO_FRAME = (0xC4, 0xC8, 0xCC)
 """Markers between 0xC0 and 0xCF that start no frame."""
 
 
-def size_of(data: bytes | memoryview) -> tuple[int, int] | None:
-    """Width and height in pixels as the header states them; None where they are not found."""
+def size_of(data: bytes | memoryview) -> Size | None:
+    """Width and height in pixels as the header states them; None if they are not found."""
     try:
-        head = bytes(data[:32])
-        if head.startswith(b"\x89PNG\r\n\x1a\n"):
-            return _checked(*struct.unpack(">II", head[16:24]))
-        if head.startswith(b"\xff\xd8\xff"):
-            return _jpeg(memoryview(data))
-        if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
-            return _webp(head)
-        if head[:6] in (b"GIF87a", b"GIF89a"):
-            return _checked(*struct.unpack("<HH", head[6:10]))
-        if head[:2] == b"BM":
-            return _bmp(head)
-    except (struct.error, IndexError):
-        pass
-    return None
-
-
-def _checked(width: int, height: int) -> tuple[int, int] | None:
+        width, height = _read(bytes(data[:32]), memoryview(data))
+    except (struct.error, IndexError, ValueError):
+        return None
     return (width, height) if width > 0 and height > 0 else None
 
 
-def _jpeg(data: memoryview) -> tuple[int, int] | None:
+def _read(head: bytes, data: memoryview) -> Size:
+    """The stated size; ValueError for other formats and damaged headers."""
+    size: Size
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        size = struct.unpack(">II", head[16:24])
+    elif head.startswith(b"\xff\xd8\xff"):
+        size = _jpeg(data)
+    elif head[:4] == b"RIFF" and head[8:12] == b"WEBP":
+        size = _webp(head)
+    elif head[:6] in (b"GIF87a", b"GIF89a"):
+        size = struct.unpack("<HH", head[6:10])
+    elif head[:2] == b"BM" and head[14:18] == b"\x0c\0\0\0":
+        size = struct.unpack("<HH", head[18:22])
+    elif head[:2] == b"BM":
+        width, height = struct.unpack("<ii", head[18:26])
+        size = width, abs(height)
+    else:
+        raise ValueError("an unknown format")
+    return size
+
+
+def _jpeg(data: memoryview) -> Size:
     """The size in the last frame header before the first scan, which is the one that counts for Pillow."""
-    found: tuple[int, int] | None = None
+    size = (0, 0)
     place = 2
     for _ in range(MAX_JPEG_SEGMENTS):
         if data[place] != 0xFF:
-            return None
+            break
         marker = data[place + 1]
         if marker == 0xFF:  # a fill byte
             place += 1
             continue
         if marker == 0xDA:
-            return found
+            return size
         if marker == 0x01 or 0xD0 <= marker <= 0xD8:  # markers without a segment
             place += 2
             continue
         (length,) = struct.unpack(">H", data[place + 2 : place + 4])
         if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME:
             height, width = struct.unpack(">HH", data[place + 5 : place + 9])
-            found = _checked(width, height)
+            size = width, height
         place += 2 + length
-    return None
+    raise ValueError("no scan")
 
 
-def _webp(head: bytes) -> tuple[int, int] | None:
+def _webp(head: bytes) -> Size:
     kind = head[12:16]
     if kind == b"VP8X":
-        width, height = (1 + int.from_bytes(head[place : place + 3], "little") for place in (24, 27))
-        return _checked(width, height)
+        return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
     if kind == b"VP8L":
         (bits,) = struct.unpack("<I", head[21:25])
-        return _checked(1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF))
+        return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
     if kind == b"VP8 ":
         width, height = struct.unpack("<HH", head[26:30])
-        return _checked(width & 0x3FFF, height & 0x3FFF)
-    return None
-
-
-def _bmp(head: bytes) -> tuple[int, int] | None:
-    (length,) = struct.unpack("<I", head[14:18])
-    if length == 12:
-        return _checked(*struct.unpack("<HH", head[18:22]))
-    width, height = struct.unpack("<ii", head[18:26])
-    return _checked(width, abs(height))
+        return width & 0x3FFF, height & 0x3FFF
+    raise ValueError("an unknown kind of WebP")

@@ -20,8 +20,10 @@ class PixelColumn:
         self._chunks: list[pa.Array] = []
         self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._sizes: list[tuple[int, int]] = []
+        """Of the images of the chunk's finished rows."""
+        self._row_sizes: list[tuple[int, int]] = []
         self._num_images: list[int] = []
-        self._used = self._row_start = self._row_images = 0
+        self._used = self._row_start = 0
 
     @property
     def row_bytes(self) -> int:
@@ -31,52 +33,38 @@ class PixelColumn:
     def take(self, num_bytes: int) -> memoryview:
         """Writable memory for the next image's pixels."""
         if self._used + num_bytes > len(self._memory):
-            self._next_chunk(num_bytes)
+            # The row that is being written moves into the next chunk.
+            begun = self._memory[self._row_start : self._used]
+            memory = np.empty(max(self._chunk_bytes, len(begun) + num_bytes), np.uint8)
+            memory[: len(begun)] = begun
+            self._close()
+            self._memory, self._row_start, self._used = memory, 0, len(begun)
         start, self._used = self._used, self._used + num_bytes
         return self._memory[start : self._used].data
 
-    def _next_chunk(self, num_bytes: int) -> None:
-        """Close the chunk before the row that is being written, which moves into the next one."""
-        begun, sizes = self._memory[self._row_start : self._used], self._sizes[len(self._sizes) - self._row_images :]
-        del self._sizes[len(self._sizes) - self._row_images :]
-        memory = np.empty(max(self._chunk_bytes, len(begun) + num_bytes), np.uint8)
-        memory[: len(begun)] = begun
-        self._close()
-        self._memory, self._sizes = memory, sizes
-        self._row_start, self._used = 0, len(begun)
-
     def add_image(self, height: int, width: int) -> None:
         """The memory taken last holds an image of this size, the next of its row."""
-        self._sizes.append((height, width))
-        self._row_images += 1
+        self._row_sizes.append((height, width))
 
     def end_row(self) -> None:
         """The images added since the last row are one row."""
-        self._num_images.append(self._row_images)
-        self._row_start, self._row_images = self._used, 0
+        self._num_images.append(len(self._row_sizes))
+        self._sizes += self._row_sizes
+        self._row_start, self._row_sizes = self._used, []
 
     def forget_row(self) -> None:
-        """Forget the images added since the last row."""
-        del self._sizes[len(self._sizes) - self._row_images :]
-        self._used, self._row_images = self._row_start, 0
+        self._used, self._row_sizes = self._row_start, []
 
-    def add_copy(self, image: NDArray[np.uint8]) -> None:
-        """One more image of the row: a copy of these pixels (height, width, 3)."""
-        self.take(image.nbytes)[:] = np.ascontiguousarray(image).data.cast("B")
-        self.add_image(*image.shape[:2])
-
-    def last_row(self) -> list[NDArray[np.uint8]]:
-        """The images of the row that was ended last."""
-        images: list[NDArray[np.uint8]] = []
-        end = self._row_start
-        for height, width in reversed(self._sizes[len(self._sizes) - self._num_images[-1] :]):
-            start = end - 3 * height * width
-            images.insert(0, self._memory[start:end].reshape(height, width, 3))
-            end = start
-        return images
+    def copy_last_row(self) -> None:
+        """Add copies of the images of the row that was ended last."""
+        sizes = self._sizes[len(self._sizes) - self._num_images[-1] :]
+        num_bytes = [3 * height * width for height, width in sizes]
+        pixels = self._memory[self._row_start - sum(num_bytes) : self._row_start]
+        for size, part in zip(sizes, np.split(pixels, np.cumsum(num_bytes)[:-1]), strict=False):
+            self.take(len(part))[:] = part.data
+            self.add_image(*size)
 
     def finish(self) -> pa.ChunkedArray:
-        """The column."""
         self._close()
         return pa.chunked_array(self._chunks, pa.list_(schemas.PIXELS))
 
@@ -87,12 +75,10 @@ class PixelColumn:
 
 
 def _lists(sizes: list[tuple[int, int]], num_images: list[int], memory: pa.Buffer) -> pa.Array:
+    heights, widths = ([size[place] for size in sizes] for place in (0, 1))
     num_bytes = [3 * height * width for height, width in sizes]
     ends = pa.py_buffer(np.concatenate([[0], np.cumsum(num_bytes)]).astype(np.int64))
-    parts = [
-        pa.array([height for height, _ in sizes], pa.int32()),
-        pa.array([width for _, width in sizes], pa.int32()),
-        pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(sizes), [None, ends, memory]),
-    ]
+    rgb = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(sizes), [None, ends, memory])
+    parts = [pa.array(heights, pa.int32()), pa.array(widths, pa.int32()), rgb]
     offsets = pa.array(np.concatenate([[0], np.cumsum(num_images)]).astype(np.int32))
     return pa.ListArray.from_arrays(offsets, pa.StructArray.from_arrays(parts, fields=list(schemas.PIXELS)))

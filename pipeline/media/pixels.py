@@ -11,12 +11,14 @@ import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
+
+from pipeline.media.errors import MediaError
 
 # Pillow logs some damage as errors; the row's error contains the reason.
 logging.getLogger("PIL").setLevel(logging.CRITICAL)
@@ -29,7 +31,7 @@ MAX_ASPECT = 200
 DRAFT_FACTOR = 2
 """A JPEG that is shrunk is decoded at 1/2, 1/4 or 1/8 of its size, but never below this many times the wanted size."""
 STRIP_ROWS = 512
-"""Rows of an image that are converted at a time, so that a conversion takes no second copy of the whole image."""
+"""Rows of an image that are converted at a time, so that a conversion makes no second copy of the whole image."""
 
 _TURNS = {
     2: (Image.Transpose.FLIP_LEFT_RIGHT,),
@@ -45,23 +47,13 @@ _FIRST_SWAPPED = 5
 """Orientations from this one on swap width and height."""
 
 
-class PixelError(ValueError):
-    """An image that cannot be decoded: one of the row's error codes, and a message for people."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-
-
 def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
     """One encoded image as uint8 RGB (height, width, 3): upright, alpha over white, first frame of several; shrunk
     where its longer side exceeds `max_side_px`.
 
     Raises:
-        PixelError: `not_an_image`, `image_too_large` (known before any pixel is decoded), `broken_image`,
+        MediaError: `not_an_image`, `image_too_large` (known before any pixel is decoded), `broken_image`,
             `unsupported_image`.
-        MemoryError: the process has too little memory left.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -72,17 +64,17 @@ def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: i
             size = fitting(*stored, max_side_px)
             if size != stored and name in ("JPEG", "MPO"):
                 image.draft(None, (DRAFT_FACTOR * size[0], DRAFT_FACTOR * size[1]))
-            with _LIBTIFF if name == "TIFF" else nullcontext():
+            with _silent_stderr() if name == "TIFF" else nullcontext():
                 image.load()
             upright, is_drafted = _to_rgb(image), image.size != stored and name in ("JPEG", "MPO")
             turn = _orientation(image)  # after loading, because a TIFF is turned by that
             del image  # its pixels need not stay while copies are made
             for operation in _TURNS.get(turn, ()):
                 upright = upright.transpose(operation)
-        except (PixelError, MemoryError):
+        except (MediaError, MemoryError):
             raise
         except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, …
-            raise PixelError("broken_image", f"the {name} image cannot be decoded: {error}") from None
+            raise MediaError("broken_image", f"the {name} image cannot be decoded: {error}") from None
     if is_drafted:
         wanted = size[::-1] if turn >= _FIRST_SWAPPED else size
     else:
@@ -107,52 +99,40 @@ def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> Image.Image:
     try:
         image = Image.open(io.BytesIO(data), formats=installed_formats())
     except UnidentifiedImageError:
-        raise PixelError("not_an_image", f"{len(data)} bytes that are no image of a known format") from None
+        raise MediaError("not_an_image", f"{len(data)} bytes that are no image of a known format") from None
     except MemoryError:
         raise
     except Exception as error:  # a header that is recognised and then makes no sense
-        raise PixelError("broken_image", f"the image's header cannot be read: {error}") from None
+        raise MediaError("broken_image", f"the image's header cannot be read: {error}") from None
     finally:
         Image.MAX_IMAGE_PIXELS = limit
     if image.width * image.height > max_pixels:
-        raise PixelError(
+        raise MediaError(
             "image_too_large",
             f"{image.width} x {image.height} pixels are more than source.max_image_pixels ({max_pixels})",
         )
     if max(image.size) > MAX_ASPECT * min(image.size):
-        raise PixelError(
+        raise MediaError(
             "unsupported_image", f"sides of {image.width} and {image.height} pixels are more than {MAX_ASPECT} to 1"
         )
     return image
 
 
-class _SilentStderr:
+_STDERR_LOCK = threading.Lock()
+
+
+@contextmanager
+def _silent_stderr() -> Iterator[None]:
     """Redirects file descriptor 2 to /dev/null: libtiff writes messages about damaged files there. One thread at a
     time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._saved: int | None = None
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-        try:
-            self._saved = os.dup(2)
-        except OSError:  # closed already: nothing to silence
-            self._saved = None
-            return
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 2)
-        os.close(nowhere)
-
-    def __exit__(self, *_: object) -> None:
-        if self._saved is not None:
-            os.dup2(self._saved, 2)
-            os.close(self._saved)
-        self._lock.release()
-
-
-_LIBTIFF = _SilentStderr()
+    with _STDERR_LOCK, ExitStack() as stack:
+        with suppress(OSError):  # it may be closed already
+            saved = os.dup(2)
+            stack.callback(os.close, saved)
+            stack.callback(os.dup2, saved, 2)
+            with open(os.devnull, "wb") as nowhere:
+                os.dup2(nowhere.fileno(), 2)
+        yield
 
 
 def installed_formats() -> list[str]:
@@ -162,16 +142,12 @@ def installed_formats() -> list[str]:
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """The loaded image in mode RGB, alpha over white.
-
-    Raises:
-        PixelError: `unsupported_image` for pixels whose range or colour is not defined.
-    """
+    """The loaded image in mode RGB, alpha over white; MediaError if its range or colour is undefined."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return _by_strips(image, _from_16_bits)
     if image.mode in ("I", "F", "LAB", "HSV"):
         message = f"pixels of mode {image.mode!r} ({image.format}) have no agreed range or colour"
-        raise PixelError("unsupported_image", message)
+        raise MediaError("unsupported_image", message)
     if image.has_transparency_data:
         return _by_strips(image, _over_white)
     return image if image.mode == "RGB" else _by_strips(image, lambda strip: strip.convert("RGB"))

@@ -52,16 +52,12 @@ class Weigher:
     @classmethod
     def of(cls, source: Source, batch_rows: int, asking: Asking) -> Weigher:
         """The weigher of a job on this source."""
-        side = source.max_side_px if isinstance(source.max_side_px, int) else None
-        return cls(
-            batch_rows,
-            share_of(source.max_decoded_bytes),
-            source.max_image_pixels,
-            side,
-            most_of_a_video(VideoOptions.of(source, "")),
-            most_of_a_clip(VideoOptions.of(source, "")),
-            asking,
-        )
+        options = VideoOptions.of(source, "")
+        limits, clip_bytes = options.limits, most_of_a_clip(options)
+        # How many clips a video is cut into is known when it is decoded.
+        video_bytes = clip_bytes if options.sampling.clip_s is None else limits.max_decoded_bytes
+        share_bytes = share_of(source.max_decoded_bytes)
+        return cls(batch_rows, share_bytes, limits.max_pixels, limits.max_side_px, video_bytes, clip_bytes, asking)
 
     @property
     def rows_of_clips(self) -> int:
@@ -114,14 +110,6 @@ class Weigher:
         return pa.concat_tables([*parts, table.slice(start)])
 
 
-def most_of_a_video(options: VideoOptions) -> int:
-    """Bytes of pixels that the shown frames of one video come to at most."""
-    sampling, limits = options.sampling, options.limits
-    if sampling.clip_s is not None:  # how many clips there are is known when it is decoded
-        return limits.max_decoded_bytes
-    return min(limits.max_decoded_bytes, most_of_a_clip(options))
-
-
 def most_of_a_clip(options: VideoOptions) -> int:
     """Bytes of pixels that the shown frames of one clip come to at most."""
     sampling, limits = options.sampling, options.limits
@@ -169,16 +157,13 @@ class Weighed(Datasource):  # type: ignore[misc]
         self._source, self._weigher = source, weigher
 
     def get_name(self) -> str:
-        """The operator's name in progress bars."""
         return str(self._source.get_name())
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """See the source."""
         size: int | None = self._source.estimate_inmemory_data_size()
         return size
 
     def get_read_tasks(self, parallelism: int, *arguments: Any, **keywords: Any) -> list[ReadTask]:
-        """The source's read tasks, one for one."""
         tasks: Sequence[ReadTask] = self._source.get_read_tasks(parallelism, *arguments, **keywords)
         made = []
         for task in tasks:

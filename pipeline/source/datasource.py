@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 NUM_PIECE_THREADS = 8
 MAX_MESSAGE_CHARS = 500
+NoteCount = Callable[[int, int, bool], None]
 
 
 class SpanDatasource(Datasource):  # type: ignore[misc]
@@ -56,7 +57,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         limit: int | None = None,
         with_images: bool = True,
         done: DoneSet | None = None,
-        note_count: Callable[[int, int, bool], None] | None = None,
+        note_count: NoteCount | None = None,
     ) -> None:
         super().__init__()
         self._spec = ReadSpec(source, manifest.root, fields, manifest.keep, with_images)
@@ -68,22 +69,19 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
 
     @property
     def num_spans(self) -> int:
-        """How many read tasks there are."""
         return len(self._spans)
 
     @property
     def num_samples(self) -> int | None:
         """The number of rows of the read tasks, None if some file's count is unknown."""
         known = [self._known_rows(number) for number in range(len(self._spans))]
-        return None if None in known else sum(schemas for schemas in known if schemas is not None)
+        return None if None in known else sum(count for count in known if count is not None)
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of every table."""
         return schemas.read_schema(self._spec.keep)
 
     def get_name(self) -> str:
-        """The operator's name in progress bars."""
         return "ReadSpans"
 
     def estimate_inmemory_data_size(self) -> int | None:
@@ -92,25 +90,24 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
 
     def read(self, span: int, note: bool = True) -> pa.Table:
         """One span's table in the calling process, without Ray; with `note`, counts are noted as in read tasks."""
-        files = list(SpanFiles(self._manifest, self._spans, span, self._done))
-        return read_span(self._spec, files, self._note_count if note else None)
+        return read_span(self._spec, list(self._pieces(span)), self._note_count if note else None)
+
+    def _pieces(self, span: int) -> SpanFiles:
+        return SpanFiles(self._manifest, self._spans, span, self._done)
 
     def _known_rows(self, span: int) -> int | None:
-        """How many samples of a span are left to read, None when some file's count is unknown."""
+        """How many samples of a span are left to read, None if some file's count is unknown."""
         files, starts, stops = self._spans.columns(span)
         counts = self._counts[files]
         if ((stops == spans.TO_THE_END) & (counts == UNKNOWN)).any():
             return None
         num_rows = int((np.where(stops == spans.TO_THE_END, counts, stops) - starts).sum())
-        return num_rows if self._done is None else num_rows - self._num_done(files, starts, stops)
-
-    def _num_done(self, files: Ints, starts: Ints, stops: Ints) -> int:
-        assert self._done is not None
-        known = int(self._done.num_in(files, starts, stops).sum())
-        open_ended = np.flatnonzero(self._counts[files] == UNKNOWN)
-        return known + sum(
-            int(self._done.rows(int(files[place]), int(starts[place]), int(stops[place])).sum()) for place in open_ended
-        )
+        if self._done is None:
+            return num_rows
+        num_rows -= int(self._done.num_in(files, starts, stops).sum())
+        for place in np.flatnonzero(counts == UNKNOWN):
+            num_rows -= int(self._done.rows(int(files[place]), int(starts[place]), int(stops[place])).sum())
+        return num_rows
 
     @cached_property
     def _counts(self) -> Ints:
@@ -122,12 +119,9 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         """One task per span, for any `parallelism`: a retry must repeat exactly one span."""
         tasks = []
         for number in range(len(self._spans)):
-            pieces = SpanFiles(self._manifest, self._spans, number, self._done)
+            pieces = self._pieces(number)
             metadata = BlockMetadata(
-                num_rows=self._known_rows(number),
-                size_bytes=pieces.num_bytes,
-                exec_stats=None,
-                input_files=None,
+                num_rows=self._known_rows(number), size_bytes=pieces.num_bytes, exec_stats=None, input_files=None
             )
             read = partial(_read_blocks, self._spec, pieces, self._note_count)
             read.__name__ = "read_span"  # type: ignore[attr-defined]  # Ray names tasks by it
@@ -162,16 +156,15 @@ def read_first(
     source: Source, manifest: Manifest, fields: tuple[str, ...], limit: int, with_images: bool = True
 ) -> pa.Table:
     """The first `limit` samples in the calling process, without Ray: one table with `rows.read_schema`."""
-    spec = ReadSpec(source, manifest.root, fields, manifest.keep, with_images)
-    planned = plan_spans(spec, manifest, limit)
-    tables = [read_span(spec, list(SpanFiles(manifest, planned, number))) for number in range(len(planned))]
-    return pa.concat_tables([schemas.read_schema(spec.keep).empty_table(), *tables])
+    datasource = SpanDatasource(source, manifest, fields, limit, with_images)
+    tables = [datasource.read(number) for number in range(datasource.num_spans)]
+    return pa.concat_tables([datasource.schema.empty_table(), *tables])
 
 
 @dataclass(frozen=True)
 class SpanFiles:
-    """The pieces of one span. It travels as Arrow columns and arrives as a list of pieces: ten million files as objects
-    would not fit the driver."""
+    """The pieces of one span. It is pickled as Arrow columns and unpickled as a list of pieces: ten million files as
+    objects would not fit the driver."""
 
     manifest: Manifest
     spans: spans.Spans
@@ -179,15 +172,10 @@ class SpanFiles:
     done: DoneSet | None = None
 
     @property
-    def listed(self) -> pa.Table:
-        """The manifest's rows from the span's first file to its last."""
-        files, _, _ = self.spans.columns(self.number)
-        return self.manifest.files.slice(int(files[0]), int(files[-1] - files[0]) + 1).select(LISTED_COLUMNS)
-
-    @property
     def num_bytes(self) -> int:
-        """The sizes of its files together."""
-        return int(pc.sum(self.listed["size_bytes"]).as_py())
+        files, _, _ = self.spans.columns(self.number)
+        sizes = self.manifest.files["size_bytes"].slice(int(files[0]), int(files[-1] - files[0]) + 1)
+        return int(pc.sum(sizes).as_py())
 
     def __iter__(self) -> Iterator[FilePiece]:
         rebuild, arguments = self.__reduce__()
@@ -198,48 +186,35 @@ class SpanFiles:
         special: dict[int, tuple[Entry, bytes]] = {}
         begun = starts > 0 if self.done is None else np.ones(len(files), bool)
         for place in np.flatnonzero(begun).tolist():
-            file, start, stop = int(files[place]), int(starts[place]), _end(stops[place])
-            left_out = b"" if self.done is None else _left_out(self.done, file, start, stop)
+            file, start = int(files[place]), int(starts[place])
+            left_out = b""
+            if self.done is not None:
+                rows_done = self.done.rows(file, start, spans.end_of(stops[place]))
+                left_out = np.packbits(rows_done).tobytes() if rows_done.any() else b""
             if start or left_out:
-                special[place] = (self.manifest.entry(file, start), left_out)
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, self.listed.schema) as stream:
-            stream.write_table(self.listed)
-        columns = tuple(column.tobytes() for column in (files, starts, stops))
-        return file_pieces, (sink.getvalue().to_pybytes(), *columns, special)
+                special[place] = (self.manifest.entry(file, start) if start else Entry(), left_out)
+        first = int(files[0])
+        listed = self.manifest.files.slice(first, int(files[-1]) - first + 1).take(pa.array(files - first))
+        columns = [listed[name].combine_chunks() for name in LISTED_COLUMNS]
+        return file_pieces, (columns, files, starts, stops, special)
 
 
 LISTED_COLUMNS = ("path", "num_samples", "size_bytes", "token", "repeated_rows")
 
 
 def file_pieces(
-    listed: bytes, files: bytes, starts: bytes, stops: bytes, special: dict[int, tuple[Entry, bytes]]
+    listed: list[pa.Array], files: Ints, starts: Ints, stops: Ints, special: dict[int, tuple[Entry, bytes]]
 ) -> list[FilePiece]:
-    """The pieces that `SpanFiles` packed: rows of the listing, and by place what only some pieces have."""
-    columns = [column.to_pylist() for column in pa.ipc.open_stream(listed).read_all()]
-    paths, counts, sizes, tokens, repeated = columns
-    ordinals, firsts, ends = (np.frombuffer(column, np.int64).tolist() for column in (files, starts, stops))
+    """The pieces that `SpanFiles` packed: columns of the listing, and by place what only some pieces have."""
     pieces = []
-    for place, (file, start, end) in enumerate(zip(ordinals, firsts, ends, strict=True)):
-        row, stop = file - ordinals[0], _end(end)
+    columns = (*(column.to_pylist() for column in listed), files.tolist(), starts.tolist(), stops.tolist())
+    for place, row in enumerate(zip(*columns, strict=True)):
+        path, count, size, token, repeated, file, start, end = row
+        stop = spans.end_of(end)
         entry, left_out = special.get(place, (Entry(), b""))
-        doubled = frozenset(one for one in repeated[row] if start <= one and (stop is None or one < stop))
-        pieces.append(
-            FilePiece(paths[row], start, stop, counts[row], entry, sizes[row], tokens[row], doubled, file, left_out)
-        )
+        doubled = frozenset(one for one in repeated if start <= one and (stop is None or one < stop))
+        pieces.append(FilePiece(path, start, stop, count, entry, size, token, doubled, file, left_out))
     return pieces
-
-
-def _end(stop: int) -> int | None:
-    return None if stop == spans.TO_THE_END else int(stop)
-
-
-def _left_out(done: DoneSet, file: int, start: int, stop: int | None) -> bytes:
-    rows_done = done.rows(file, start, stop)
-    return np.packbits(rows_done).tobytes() if rows_done.any() else b""
-
-
-NoteCount = Callable[[int, int, bool], None]
 
 
 def _read_blocks(spec: ReadSpec, pieces: Iterable[FilePiece], note_count: NoteCount | None) -> Iterator[pa.Table]:
@@ -248,11 +223,8 @@ def _read_blocks(spec: ReadSpec, pieces: Iterable[FilePiece], note_count: NoteCo
 
 def read_span(spec: ReadSpec, pieces: list[FilePiece], note_count: NoteCount | None = None) -> pa.Table:
     """All samples of a span as one table with `rows.read_schema`; never raises for the contents of files."""
-    if len(pieces) > 1:
-        with ThreadPoolExecutor(min(NUM_PIECE_THREADS, len(pieces))) as pool:
-            parts = list(pool.map(lambda piece: _read_piece(spec, piece, note_count), pieces))
-    else:
-        parts = [_read_piece(spec, piece, note_count) for piece in pieces]
+    with ThreadPoolExecutor(NUM_PIECE_THREADS) as pool:  # starts no more threads than there are pieces
+        parts = list(pool.map(lambda piece: _read_piece(spec, piece, note_count), pieces))
     tables = [schemas.read_schema(spec.keep).empty_table(), *(table for part in parts for table in part)]
     return _with_unique_ids(pa.concat_tables(tables).combine_chunks())
 
@@ -262,7 +234,6 @@ def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) 
 
     If their number is unknown, one row represents all rows from there on.
     """
-    schema = schemas.read_schema(spec.keep)
     tables: list[pa.Table] = []
     next_row = piece.start
     num_bytes, max_bytes = 0, max_bytes_of(spec, piece)
@@ -270,7 +241,7 @@ def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) 
     try:
         filesystem, opened = _opened(spec)
         for chunk in kind_of(spec.source.kind).read(filesystem, opened, piece):
-            table = _table(schema, piece, _without_done(chunk, piece))
+            table = _table(spec, piece, chunk)
             num_bytes += table.nbytes
             if num_bytes > max_bytes:
                 raise ValueError(f"what has been read of it takes more than {max_bytes} bytes")
@@ -284,8 +255,7 @@ def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) 
         broken = RowError("broken_shard", message)
         lost = range(next_row, next_row + 1 if known is None else known)
         samples = [Sample(row_index, fields=dict.fromkeys(spec.fields), error=broken) for row_index in lost]
-        chunk = Chunk(samples, [pa.nulls(len(samples), field.type) for field in spec.keep])
-        tables.append(_table(schema, piece, _without_done(chunk, piece)))
+        tables.append(_table(spec, piece, Chunk(samples, [pa.nulls(len(samples), field.type) for field in spec.keep])))
         next_row, is_broken = lost.stop, True
     if note_count is not None and piece.stop is None and piece.num_samples is None:
         note_count(piece.ordinal, next_row, is_broken)
@@ -304,45 +274,42 @@ def missing_rows(piece: FilePiece, next_row: int, byte: int | None) -> str:
     return "at least one row is missing; how many more is not known"
 
 
-def _without_done(chunk: Chunk, piece: FilePiece) -> Chunk:
-    if not piece.left_out:
-        return chunk
+def _table(spec: ReadSpec, piece: FilePiece, chunk: Chunk) -> pa.Table:
+    """The rows of one chunk that are not done."""
     places = [place for place, sample in enumerate(chunk.samples) if not piece.leaves_out(sample.row_index)]
-    taken = pa.array(places, pa.int64())
-    return Chunk([chunk.samples[place] for place in places], [column.take(taken) for column in chunk.keep])
-
-
-def _table(schema: pa.Schema, piece: FilePiece, chunk: Chunk) -> pa.Table:
-    """One chunk as a table."""
-    samples = chunk.samples
+    samples, keep = [chunk.samples[place] for place in places], chunk.keep
+    if len(samples) < len(chunk.samples):
+        keep = [column.take(pa.array(places, pa.int64())) for column in keep]
     for sample in samples:
         if sample.row_index in piece.repeated and sample.own_id is not None:
-            sample.error = sample.error or RowError("duplicate_id", f"the id {sample.own_id[:100]!r} is there twice")
+            sample.error = sample.error or _repeated_id(sample.own_id)
             sample.own_id = None
-    errors = [sample.error for sample in samples]
-    columns: list[Any] = [
-        pa.array([sample.own_id or path_id(piece.path, sample.row_index) for sample in samples], pa.string()),
-        pa.array([piece.path] * len(samples), pa.string()),
-        pa.array([sample.row_index for sample in samples], pa.int64()),
-        pa.array(
-            [_cell(sample) if error is None else [] for sample, error in zip(samples, errors, strict=True)],
-            schemas.ENCODED_IMAGES,
-        ),
-        pa.array(
-            [[asdict(ref) for ref in sample.videos] if error is None else [] for sample, error in zip(samples, errors)],
-            schemas.ENCODED_VIDEOS,
-        ),
-        pa.array([json.dumps(sample.fields) for sample in samples], pa.string()),
-        pa.array(["" if error is None else error.code for error in errors], pa.string()),
-        pa.array(["" if error is None else _message(error) for error in errors], pa.string()),
-        *chunk.keep,
+    values = [
+        [sample.own_id or path_id(piece.path, sample.row_index) for sample in samples],
+        [piece.path] * len(samples),
+        [sample.row_index for sample in samples],
+        [[] if sample.error else _image_cell(sample) for sample in samples],
+        [[] if sample.error else [asdict(ref) for ref in sample.videos] for sample in samples],
+        [json.dumps(sample.fields) for sample in samples],
+        [sample.error.code if sample.error else "" for sample in samples],
+        [_message(sample.error) if sample.error else "" for sample in samples],
     ]
-    return pa.table(columns, schema=schema)
+    schema = schemas.read_schema(spec.keep)
+    columns = [pa.array(column, field.type) for column, field in zip(values, schema, strict=False)]
+    return pa.table([*columns, *keep], schema=schema)
+
+
+def _image_cell(sample: Sample) -> list[dict[str, bytes | str]]:
+    return [{"uri": image} if isinstance(image, str) else {"bytes": image} for image in sample.images]
 
 
 def path_id(path: str, row_index: int) -> str:
     """The id of a sample that has none of its own."""
     return f"{path}#{row_index}"
+
+
+def _repeated_id(own_id: str) -> RowError:
+    return RowError("duplicate_id", f"the id {own_id[:100]!r} is there twice")
 
 
 def _with_unique_ids(table: pa.Table) -> pa.Table:
@@ -356,10 +323,10 @@ def _with_unique_ids(table: pa.Table) -> pa.Table:
     for index, own_id in enumerate(ids):
         if own_id in seen:
             ids[index] = path_id(paths[index], row_indices[index])
-            while ids[index] in seen:  # an id of the user's own that looks like one of ours
+            while ids[index] in seen:  # another row's own id that looks like one of ours
                 ids[index] += "#"
             if not codes[index]:
-                error = RowError("duplicate_id", f"the id {own_id[:100]!r} is there twice")
+                error = _repeated_id(own_id)
                 codes[index], messages[index], cells[index] = error.code, _message(error), []
         seen.add(ids[index])
     for name, values in (("sample_id", ids), ("error_type", codes), ("error_message", messages), ("images", cells)):
@@ -367,10 +334,6 @@ def _with_unique_ids(table: pa.Table) -> pa.Table:
         field = table.schema.field(place)
         table = table.set_column(place, field, pa.array(values, field.type))
     return table
-
-
-def _cell(sample: Sample) -> list[dict[str, bytes | str]]:
-    return [{"uri": image} if isinstance(image, str) else {"bytes": image} for image in sample.images]
 
 
 def _message(error: RowError) -> str:

@@ -6,8 +6,8 @@ Uses 16 bytes per id while it runs.
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -28,10 +28,8 @@ def find_repeats(files: Sequence[Callable[[], Ids]]) -> dict[int, list[int]]:
             rows.append(row)
         counts.append(len(hashes) - before)
     suspects = _places_of_repeats(np.frombuffer(hashes, np.int64))
-    if not len(suspects):
-        return {}
-    owners = np.repeat(np.arange(len(files)), counts)[suspects]
     suspected: dict[int, set[int]] = {}
+    owners = np.repeat(np.arange(len(files)), counts)[suspects]
     for file, place in zip(owners.tolist(), suspects.tolist(), strict=True):
         suspected.setdefault(file, set()).add(rows[place])
     seen: set[str] = set()
@@ -47,7 +45,7 @@ def find_repeats(files: Sequence[Callable[[], Ids]]) -> dict[int, list[int]]:
 
 
 def _places_of_repeats(hashes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """The places, in order, of all hashes that are there more than once."""
+    """The places, in order, of all hashes that occur more than once."""
     order = np.argsort(hashes, kind="stable")
     equal = hashes[order][1:] == hashes[order][:-1]
     repeated = np.zeros(len(hashes), bool)
@@ -56,20 +54,8 @@ def _places_of_repeats(hashes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np
     return np.sort(order[repeated])
 
 
-def repeated_ids(parts: Iterable[Iterable[str]]) -> list[str]:
-    """The ids that are there more than once among all parts, each once; of hashes that meet by chance none."""
-    hashes, ids = array("q"), []
+def repeated_ids(parts: Iterable[Sequence[str]]) -> list[str]:
+    """The ids that occur more than once among all parts, each once, sorted."""
     parts = list(parts)
-    for part in parts:
-        hashes.extend(hash(own_id) for own_id in part)
-    suspects = set(_places_of_repeats(np.frombuffer(hashes, np.int64)).tolist())
-    if not suspects:
-        return []
-    place = 0
-    for part in parts:
-        for own_id in part:
-            if place in suspects:
-                ids.append(own_id)
-            place += 1
-    counted = Counter(ids)
-    return sorted(own_id for own_id, count in counted.items() if count > 1)
+    found = find_repeats([partial(enumerate, part) for part in parts])
+    return sorted({parts[number][row] for number, rows in found.items() for row in rows})

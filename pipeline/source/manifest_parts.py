@@ -1,6 +1,6 @@
-"""The manifest of an output that exists, held against the source as it is listed now.
+"""The manifest of an output that exists, compared with the source as it is listed now.
 
-What was listed stays as it was; new files become a part of their own behind it. Opens new files only.
+Listed files stay as they were; new files become a part of their own behind them. Opens new files only.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from pipeline.storage.output_dir import OutputDir
 COUNTS = "_job/counts"
 ACCEPT_TOUCHED = "--accept-touched"
 """The switch of the command line; see `reopen`."""
-_CHUNK = 1 << 20
 _MAX_NAMED = 3
+_FACTS = ["num_samples", "row_group_rows", "row_group_bytes"]
+"""Facts by which a copy of a file is recognised."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +39,10 @@ class Reopened:
 
 
 def reopen(needs: Needs, output: OutputDir, accept_touched: bool = False) -> Reopened:
-    """The output's manifest with the source's new files behind it; a fresh one where the output has none.
+    """The output's manifest with the source's new files behind it; a fresh one if the output has none.
 
-    `accept_touched` takes a listed file whose time or etag differs for the same one where its size and, as far as the
-    kind knows them before reading, its rows and row groups are equal: a copy of the source.
+    `accept_touched` takes a listed file whose time or etag differs for the same one if its size and, as far as the kind
+    knows them before reading, its rows and row groups are equal: a copy of the source.
 
     Raises:
         ConfigError: the source cannot be listed, a file that was listed has changed, or new files have other columns.
@@ -55,27 +56,30 @@ def reopen(needs: Needs, output: OutputDir, accept_touched: bool = False) -> Reo
     if known.files["path"].equals(listing["path"]):
         places: Ints = np.arange(listing.num_rows)
     else:
-        index = PathIndex(known.files["path"])
-        paths = listing["path"].combine_chunks()
-        starts = range(0, len(paths), _CHUNK)
-        places = np.concatenate([index.find(paths.slice(start, _CHUNK)) for start in starts])
-    there = np.flatnonzero(places >= 0)
+        places = PathIndex(known.files["path"]).find(listing["path"].combine_chunks())
+    there, new = np.flatnonzero(places >= 0), np.flatnonzero(places < 0)
     before, now = known.files.take(pa.array(places[there])), listing.take(pa.array(there))
     if accept_touched:
         now = _with_equal_tokens(filesystem, root, needs, before, now)
     _refuse_changed(before, now, output)
     gone = np.setdiff1d(np.arange(known.num_files), places)
-    new = np.flatnonzero(places < 0)
-    if not len(new):
-        return Reopened(known, gone)
-    fresh = survey_files(filesystem, root, listing.take(pa.array(new)), needs, known)
-    if not fresh.keep.equals(known.keep):
-        raise ConfigError(
-            f"sink.keep_columns: new files of the source have the types {_types(fresh.keep)}, and those before them "
-            f"{_types(known.keep)}; give them an output of their own"
+    if len(new):
+        fresh = survey_files(filesystem, root, listing.take(pa.array(new)), needs, known)
+        known = _with_files(known, fresh.files, fresh.keep)
+    return Reopened(known, gone)
+
+
+def _with_files(known: Manifest, new: pa.Table, keep: pa.Schema) -> Manifest:
+    """The manifest with new files behind the known ones; ConfigError if their kept columns have other types."""
+    if new.num_rows and not keep.equals(known.keep):
+        new_types, old_types = (
+            ", ".join(f"{field.name} {field.type}" for field in schema) for schema in (keep, known.keep)
         )
-    files = pa.concat_tables([known.files, fresh.files]).combine_chunks()
-    return Reopened(replace(known, files=files), gone)
+        raise ConfigError(
+            f"sink.keep_columns: new files of the source have the types {new_types}, and those before them "
+            f"{old_types}; give them an output of their own"
+        )
+    return replace(known, files=pa.concat_tables([known.files, new]).combine_chunks())
 
 
 def write_parts(manifest: Manifest, output: OutputDir) -> Manifest:
@@ -102,45 +106,30 @@ def _behind_others(manifest: Manifest, output: OutputDir) -> Manifest:
         return manifest
     known = read_parts(output)
     assert known is not None
-    index = PathIndex(known.files["path"])
-    paths = manifest.files["path"].combine_chunks()
-    starts = range(0, len(paths), _CHUNK)
-    places = np.concatenate([index.find(paths.slice(start, _CHUNK)) for start in starts])
+    places = PathIndex(known.files["path"]).find(manifest.files["path"].combine_chunks())
     there = np.flatnonzero(places >= 0)
     # The first files are those of the parts that both know; they were compared when this attempt was planned.
     shared = there[there >= manifest.written]
     _refuse_changed(known.files.take(pa.array(places[shared])), manifest.files.take(pa.array(shared)), output)
     new = manifest.files.take(pa.array(np.flatnonzero(places < 0)))
-    if new.num_rows and not manifest.keep.equals(known.keep):
-        raise ConfigError(
-            f"sink.keep_columns: new files of the source have the types {_types(manifest.keep)}, and those before them "
-            f"{_types(known.keep)}; give them an output of their own"
-        )
-    files = pa.concat_tables([known.files, new]).combine_chunks()
-    return replace(known, files=files, root=manifest.root, skipped=manifest.skipped)
+    return replace(_with_files(known, new, manifest.keep), root=manifest.root, skipped=manifest.skipped)
 
 
 def _with_equal_tokens(filesystem: Any, root: str, needs: Needs, before: pa.Table, now: pa.Table) -> pa.Table:
-    """The listing with the earlier tokens where only the token differs: sizes, rows and row groups are the same."""
-    touched = _differ(before, now, "token") & ~_differ(before, now, "size_bytes")
-    places = np.flatnonzero(touched)
+    """The listing with the earlier tokens of files of which only the token differs: size, rows and row groups are the
+    same."""
+    places = np.flatnonzero(_differ(before, now, "token") & ~_differ(before, now, "size_bytes"))
     if not len(places):
         return now
-    some = now.take(pa.array(places))
-    found = kind_of(needs.source.kind).survey(filesystem, root, some, needs)
+    touched = pa.array(places)
+    found = kind_of(needs.source.kind).survey(filesystem, root, now.take(touched), needs)
+    pairs = zip(found.facts.select(_FACTS).to_pylist(), before.take(touched).select(_FACTS).to_pylist(), strict=True)
     tokens = now["token"].to_pylist()
-    earlier = before.take(pa.array(places))
-    facts = [getattr(found, name).to_pylist() for name in _FACTS]
-    expected = [earlier[name].to_pylist() for name in _FACTS]
-    for row, place in enumerate(places.tolist()):
-        if all(column[row] == old[row] for column, old in zip(facts, expected, strict=True)):
+    for place, (facts, expected) in zip(places.tolist(), pairs, strict=True):
+        if facts == expected:
             tokens[place] = before["token"][place].as_py()
     index = now.schema.get_field_index("token")
     return now.set_column(index, now.schema.field(index), pa.array(tokens, pa.string()))
-
-
-_FACTS = ("num_samples", "row_group_rows", "row_group_bytes")
-"""Facts of a surveyed file that the manifest stores."""
 
 
 def _differ(before: pa.Table, now: pa.Table, name: str) -> Bools:
@@ -152,28 +141,19 @@ def _differ(before: pa.Table, now: pa.Table, name: str) -> Bools:
 
 def _refuse_changed(before: pa.Table, now: pa.Table, output: OutputDir) -> None:
     resized = _differ(before, now, "size_bytes")
-    changed = resized | _differ(before, now, "token")
-    if changed.any():
-        places = np.flatnonzero(changed)[:_MAX_NAMED].tolist()
-        told = ", ".join(before["path"][place].as_py() for place in places)
-        more = f" and {int(changed.sum()) - len(places):,} more" if changed.sum() > len(places) else ""
+    changed = np.flatnonzero(resized | _differ(before, now, "token"))
+    if len(changed):
+        names = ", ".join(before["path"][place].as_py() for place in changed[:_MAX_NAMED].tolist())
+        more = f" and {len(changed) - _MAX_NAMED:,} more" if len(changed) > _MAX_NAMED else ""
         raise ConfigError(
-            f"source.path: {told}{more} changed since {output.shown()} was begun (size, etag or time); what is there "
+            f"source.path: {names}{more} changed since {output.shown()} was begun (size, etag or time); what is there "
             "was made from the old files: choose another sink.path"
             + ("" if resized.any() else f", or, where the source was only copied, go on with {ACCEPT_TOUCHED}")
         )
 
 
-def _types(schema: pa.Schema) -> str:
-    return ", ".join(f"{field.name} {field.type}" for field in schema)
-
-
 def read_parts(output: OutputDir) -> Manifest | None:
-    """The manifest of an output, None if there is none.
-
-    Raises:
-        ConfigError: a part is damaged.
-    """
+    """The manifest of an output, None if there is none; ConfigError if a part is damaged."""
     tables: list[pa.Table] = []
     names = output.list_files(PARTS)
     for name in names:
@@ -209,28 +189,31 @@ class NoteCount:
         self.output.write_bytes(name, b"-")
 
 
+def _notes(output: OutputDir) -> dict[int, list[tuple[bool, int]]]:
+    """(read to its end, count) of every note, by the file's ordinal."""
+    notes: dict[int, list[tuple[bool, int]]] = {}
+    for name in output.list_files(COUNTS):
+        file, _, rest = name.partition("-")
+        count, _, broken = rest.partition("-")
+        if file.isdecimal() and count.isdecimal():
+            notes.setdefault(int(file), []).append((not broken, int(count)))
+    return notes
+
+
 def broken_files(output: OutputDir) -> set[int]:
     """Ordinals of files of unknown length that were read up to damage, and never to their end."""
-    notes = [name.split("-") for name in output.list_files(COUNTS)]
-    whole = {note[0] for note in notes if len(note) == 2}
-    return {int(note[0]) for note in notes if len(note) == 3 and note[0].isdecimal() and note[0] not in whole}
+    return {file for file, notes in _notes(output).items() if not any(is_whole for is_whole, _ in notes)}
 
 
 def with_counts(manifest: Manifest, output: OutputDir, forget_broken: bool = False) -> Manifest:
     """The manifest with the counts that earlier attempts have noted; `forget_broken` leaves out damaged files."""
-    counts = manifest.files["num_samples"]
-    if not counts.null_count:
+    if not manifest.files["num_samples"].null_count:
         return manifest
     numbers = counts_of(manifest)
-    found: dict[int, tuple[bool, int]] = {}
-    for name in output.list_files(COUNTS):
-        file, _, rest = name.partition("-")
-        count, _, broken = rest.partition("-")
-        if file.isdecimal() and count.isdecimal() and not (broken and forget_broken) and int(file) < len(numbers):
-            note = (not broken, int(count))
-            found[int(file)] = max(note, found.get(int(file), note))
-    for ordinal, (_, number) in found.items():
-        numbers[ordinal] = number
+    for file, notes in _notes(output).items():
+        notes = [note for note in notes if note[0] or not forget_broken]
+        if notes and file < len(numbers):
+            numbers[file] = max(notes)[1]
     place = SCHEMA.get_field_index("num_samples")
     column = pa.array(numbers, pa.int64(), mask=numbers == UNKNOWN)
     return replace(manifest, files=manifest.files.set_column(place, SCHEMA.field(place), column))

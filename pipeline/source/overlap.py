@@ -16,7 +16,7 @@ from fsspec.utils import glob_translate
 from configs.load import ConfigError
 from configs.schema import Source
 from pipeline.storage import access
-from pipeline.storage.listing import is_file
+from pipeline.storage.listing import is_file, is_folder, split_glob
 
 Parts = tuple[str, ...]
 
@@ -28,16 +28,16 @@ def refuse_overlap(source: Source, sink: str, dotted: str = "sink.path") -> None
         ConfigError: one is inside the other, or they are the same; names both.
     """
     sink_filesystem, sink_path = access.open_url(sink, dotted)
+    output = _parts(sink_filesystem, sink_path)
     for path in source.paths:
         filesystem, source_path = access.open_url(path, "source.path")
         if not _same_store(filesystem, sink_filesystem):
             continue
         pair = f"{access.shown(sink)} and source.path {access.shown(path)}"
         names, pattern = _resolved(filesystem, source_path)
-        output = _parts(sink_filesystem, sink_path)
         if not pattern and output == names:
             raise ConfigError(f"{dotted}: {pair} are the same folder; choose a folder outside the source")
-        if _reaches(filesystem, source_path, names, pattern, output):
+        if _reaches(names, pattern, output):
             raise ConfigError(
                 f"{dotted}: the output is inside the source ({pair}), and its files would be read as samples; choose "
                 "a folder outside the source, and move there what an earlier attempt has written"
@@ -55,26 +55,20 @@ def _same_store(one: Any, other: Any) -> bool:
 
 
 def _parts(filesystem: Any, path: str) -> Parts:
-    """The names along a path: of a local one where it really leads, of a key as it is."""
-    if access.is_local(filesystem):
-        path = os.path.realpath(path)
+    """The names along a path; of a local one with links resolved."""
+    path = os.path.realpath(path) if access.is_local(filesystem) else path
     return tuple(name for name in path.split("/") if name)
 
 
 def _resolved(filesystem: Any, path: str) -> tuple[Parts, Parts]:
-    """The fixed part of a source path, resolved, and the steps of its glob; none where it is no glob."""
-    if not has_magic(path) or is_file(filesystem, path) or _is_folder(filesystem, path):
+    """The fixed part of a source path, resolved, and the steps of its glob; no steps if it is no glob."""
+    if not has_magic(path) or is_file(filesystem, path) or is_folder(filesystem, path):
         return _parts(filesystem, path), ()
-    steps = path.split("/")
-    first = next(place for place, step in enumerate(steps) if has_magic(step))
-    return _parts(filesystem, "/".join(steps[:first]) or "/"), tuple(steps[first:])
+    fixed, pattern = split_glob(path)
+    return _parts(filesystem, fixed or "/"), tuple(pattern)
 
 
-def _is_folder(filesystem: Any, path: str) -> bool:
-    return access.is_local(filesystem) and os.path.isdir(path)
-
-
-def _reaches(filesystem: Any, path: str, names: Parts, pattern: Parts, output: Parts) -> bool:
+def _reaches(names: Parts, pattern: Parts, output: Parts) -> bool:
     """Whether the source is a folder above the output, or a glob that looks into it."""
     if output[: len(names)] != names or (len(output) == len(names) and not pattern):
         return False

@@ -2,8 +2,7 @@
 every reader.
 
 An epoch takes the spans in an order of its own. Rows fill a window of bounded size, which is shuffled and yielded
-completely before the next one fills. A `Place` of five numbers is the position of a reader, and resuming at one reads
-again the rows of the window and nothing before it.
+completely before the next one fills. Resuming at a `Place` reads the rows of its window again and nothing before it.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import pyarrow as pa
@@ -28,7 +27,7 @@ class Spans(Protocol):
     def num_spans(self) -> int: ...
 
     def read(self, span: int) -> pa.Table:
-        """One span's rows; the column `sample_id` is theirs."""
+        """One span's rows with the column `sample_id`."""
         ...
 
 
@@ -64,7 +63,7 @@ class RowStream:
     window_rows: int
 
     def draws(self, num_rows: int, place: Place | None = None) -> Iterator[Draw]:
-        """Batches of `num_rows` for ever, from a place on; the last batch of an epoch may be smaller.
+        """Batches of `num_rows` without end, from a place on; the last batch of an epoch may be smaller.
 
         Raises:
             ConfigError: a whole epoch holds no wanted row.
@@ -84,35 +83,31 @@ class RowStream:
             place = Place(epoch=place.epoch + 1, ordinal=at.ordinal)
 
     def _epoch(self, place: Place) -> Iterator[tuple[pa.Table, Place]]:
-        """The rest of an epoch from a place on."""
-        for window, start in self._windows(place.epoch, place.span, place.row):
+        at = place
+        for window, start in self._windows(place):
             order = list(range(len(window)))
             random.Random(f"{self.seed} {place.epoch} {start}").shuffle(order)
             # Only the first window can have been begun.
-            at = replace(
-                place, span=start[0], row=start[1], taken=place.taken if start == (place.span, place.row) else 0
-            )
-            for number in order[at.taken :]:
-                at = replace(at, taken=at.taken + 1, ordinal=at.ordinal + 1)
-                place = at
+            num_taken = place.taken if start == (place.span, place.row) else 0
+            for taken, number in enumerate(order[num_taken:], num_taken + 1):
+                at = Place(place.epoch, *start, taken, at.ordinal + 1)
                 table, index = window[number]
                 yield table.slice(index, 1), at
 
-    def _windows(self, epoch: int, span: int, row: int) -> Iterator[tuple[list[tuple[pa.Table, int]], tuple[int, int]]]:
-        """Full windows, each with the place of its first row as (span, row)."""
+    def _windows(self, place: Place) -> Iterator[tuple[list[tuple[pa.Table, int]], tuple[int, int]]]:
+        """Full windows from a place on, each with the place of its first row as (span, row)."""
         order = list(range(self.spans.num_spans))
-        random.Random(f"{self.seed} {epoch}").shuffle(order)
+        random.Random(f"{self.seed} {place.epoch}").shuffle(order)
         window: list[tuple[pa.Table, int]] = []
-        start = (span, row)
-        for place in range(span, len(order)):
-            table = self.spans.read(order[place])
+        start = (place.span, place.row)
+        for span in range(place.span, len(order)):
+            table = self.spans.read(order[span])
             ids = table.column("sample_id").to_pylist()
             indices = [index for index, sample_id in enumerate(ids) if self.wanted(sample_id)]
-            for number, index in enumerate(indices):
-                if place == span and number < row:
-                    continue
+            first = place.row if span == place.span else 0
+            for number, index in enumerate(indices[first:], first):
                 if not window:
-                    start = (place, number)
+                    start = (span, number)
                 window.append((table, index))
                 if len(window) == self.window_rows:
                     yield window, start

@@ -8,10 +8,10 @@ pure function of the manifest's columns: opens nothing.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +19,9 @@ import pyarrow as pa
 from pipeline.source.done_bitmap import UNKNOWN, DoneSet, Ints
 
 ASSUMED_SAMPLE_BYTES = 32 * 1024
-"""What a sample is taken to weigh when small files of unknown count are grouped."""
-
+"""The assumed size of a sample when small files of unknown count are grouped."""
 GROUP_ROWS_FACTOR = 64
 """A row group within the bytes of a span is left whole up to so many times the rows of one."""
-
 TO_THE_END = -1
 
 
@@ -39,65 +37,59 @@ Span = tuple[Piece, ...]
 
 
 @dataclass(frozen=True)
-class Spans(Sequence[Span]):
+class Spans:
     """All spans in order, held as flat arrays: `ends[i]` is one past the last piece of span i."""
 
-    files: array[int]
-    starts: array[int]
-    stops: array[int]
-    ends: array[int]
+    files: Ints
+    starts: Ints
+    stops: Ints
+    ends: Ints
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def columns(self, span: int) -> tuple[Ints, Ints, Ints]:
-        """One span's files, starts and stops (`TO_THE_END` where a piece has none), without objects for pieces."""
-        first = self.ends[span - 1] if span else 0
-        found = (
-            np.frombuffer(column, np.int64)[first : self.ends[span]] for column in (self.files, self.starts, self.stops)
-        )
-        files, starts, stops = found
-        return files, starts, stops
+        """One span's files, starts and stops (`TO_THE_END` for a piece without one), without objects for pieces."""
+        pieces = slice(self.ends[span - 1] if span else 0, self.ends[span])
+        return self.files[pieces], self.starts[pieces], self.stops[pieces]
 
-    @overload
-    def __getitem__(self, index: int) -> Span: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[Span]: ...
-    def __getitem__(self, index: int | slice) -> Span | list[Span]:
-        if isinstance(index, slice):
-            return [self[number] for number in range(*index.indices(len(self)))]
-        if index < 0:
-            index += len(self)
-        if not 0 <= index < len(self):
-            raise IndexError(f"span {index} of {len(self)}")
-        first = self.ends[index - 1] if index else 0
-        return tuple(
-            Piece(self.files[i], self.starts[i], None if self.stops[i] == TO_THE_END else self.stops[i])
-            for i in range(first, self.ends[index])
-        )
+    def __getitem__(self, index: int) -> Span:
+        columns = (column.tolist() for column in self.columns(range(len(self))[index]))
+        return tuple(Piece(file, start, end_of(stop)) for file, start, stop in zip(*columns, strict=True))
+
+    def __iter__(self) -> Iterator[Span]:
+        return (self[index] for index in range(len(self)))
+
+
+def end_of(stop: int) -> int | None:
+    return None if stop == TO_THE_END else int(stop)
 
 
 class _Writer:
     """Collects pieces into spans; a span is closed before it would pass either bound."""
 
-    def __init__(self, max_rows: int, max_bytes: int) -> None:
+    def __init__(self, max_rows: int = 0, max_bytes: int = 0) -> None:
         self.max_rows, self.max_bytes = max_rows, max_bytes
-        self.files, self.starts, self.stops, self.ends = array("q"), array("q"), array("q"), array("q")
+        self._columns = array("q"), array("q"), array("q")
+        self._ends = array("q")
         self._num_rows = self._num_bytes = 0
 
-    def add(self, file: int, start: int, stop: int, num_rows: int, num_bytes: int) -> None:
+    def add(self, file: int, start: int, stop: int, num_rows: int = 0, num_bytes: int = 0) -> None:
         if self._num_rows + num_rows > self.max_rows or self._num_bytes + num_bytes > self.max_bytes:
             self.close()
-        self.files.append(file)
-        self.starts.append(start)
-        self.stops.append(stop)
+        for column, value in zip(self._columns, (file, start, stop), strict=True):
+            column.append(value)
         self._num_rows += num_rows
         self._num_bytes += num_bytes
 
     def close(self) -> None:
-        if len(self.files) > (self.ends[-1] if self.ends else 0):
-            self.ends.append(len(self.files))
+        if len(self._columns[0]) > (self._ends[-1] if self._ends else 0):
+            self._ends.append(len(self._columns[0]))
         self._num_rows = self._num_bytes = 0
+
+    def finish(self) -> Spans:
+        self.close()
+        return Spans(*(np.frombuffer(column, np.int64) for column in (*self._columns, self._ends)))
 
 
 def _cut(
@@ -105,20 +97,18 @@ def _cut(
 ) -> Iterator[tuple[int, int, int]]:
     """(start row, stop row, bytes) of the pieces of one big file.
 
-    A group is cut inside for its bytes, and for its rows only where they are very many: the later parts of a group cost
+    A group is cut inside for its bytes, and for its rows only if they are very many: the later parts of a group cost
     reading the earlier ones.
     """
     start = num_rows = num_bytes = 0
-    most_rows = GROUP_ROWS_FACTOR * max_rows
     for rows, size in zip(group_rows, group_bytes, strict=True):
         too_big = rows > max_rows or size > max_bytes
         if num_rows and (too_big or num_rows + rows > max_rows or num_bytes + size > max_bytes):
             yield start, start + num_rows, num_bytes
             start, num_rows, num_bytes = start + num_rows, 0, 0
         if too_big:
-            num_parts = min(rows, max(-(-rows // most_rows), -(-size // max_bytes)))
-            bounds = [start + rows * part // num_parts for part in range(num_parts + 1)]
-            for low, high in pairwise(bounds):
+            num_parts = min(rows, max(-(-rows // (GROUP_ROWS_FACTOR * max_rows)), -(-size // max_bytes)))
+            for low, high in pairwise(start + rows * part // num_parts for part in range(num_parts + 1)):
                 yield low, high, size // num_parts
             start += rows
         else:
@@ -132,11 +122,9 @@ def plan(files: pa.Table, max_rows: int, max_bytes: int) -> Spans:
     writer = _Writer(max_rows, max_bytes)
     ordinal = 0
     for batch in files.select(["size_bytes", "num_samples", "row_group_rows", "row_group_bytes"]).to_batches(65_536):
-        sizes = batch.column(0).to_pylist()
-        counts = batch.column(1).to_pylist()
-        grouped = batch.column(2)
+        sizes, counts = batch.column(0).to_pylist(), batch.column(1).to_pylist()
         for index, (size, count) in enumerate(zip(sizes, counts, strict=True)):
-            group_rows = grouped[index].as_py() or [] if count is not None and count > 1 else []
+            group_rows = batch.column(2)[index].as_py() or [] if count is not None and count > 1 else []
             group_bytes = batch.column(3)[index].as_py() if group_rows else []
             num_bytes = sum(group_bytes) if group_rows else size
             num_rows = max(1, size // ASSUMED_SAMPLE_BYTES) if count is None else count
@@ -146,8 +134,7 @@ def plan(files: pa.Table, max_rows: int, max_bytes: int) -> Spans:
             elif count != 0:
                 writer.add(ordinal, 0, TO_THE_END, num_rows, num_bytes)
             ordinal += 1
-    writer.close()
-    return Spans(writer.files, writer.starts, writer.stops, writer.ends)
+    return writer.finish()
 
 
 def take(spans: Spans, limit: int, num_samples: Callable[[int, int], int]) -> Spans:
@@ -155,25 +142,21 @@ def take(spans: Spans, limit: int, num_samples: Callable[[int, int], int]) -> Sp
 
     `num_samples(file, at_most)` returns a file's count; it is called only for pieces that run to the end of their file.
     """
-    files, starts, stops, ends = array("q"), array("q"), array("q"), array("q")
+    writer = _Writer()
     left = limit
     for span in spans:
         for file, start, stop in span:
             if left <= 0:
                 break
-            end = stop if stop is not None else num_samples(file, start + left)
-            end = min(end, start + left)
+            end = min(num_samples(file, start + left) if stop is None else stop, start + left)
             if end > start:
-                whole = stop is None and end < start + left
-                files.append(file)
-                starts.append(start)
-                stops.append(TO_THE_END if whole else end)
+                runs_to_end = stop is None and end < start + left
+                writer.add(file, start, TO_THE_END if runs_to_end else end)
                 left -= end - start
-        if len(files) > (ends[-1] if ends else 0):
-            ends.append(len(files))
+        writer.close()
         if left <= 0:
             break
-    return Spans(files, starts, stops, ends)
+    return writer.finish()
 
 
 def remaining(spans: Spans, done: DoneSet) -> Spans:
@@ -181,16 +164,16 @@ def remaining(spans: Spans, done: DoneSet) -> Spans:
 
     Done rows in between stay inside; the reader skips them.
     """
-    files, starts, stops = (np.array(column, np.int64) for column in (spans.files, spans.starts, spans.stops))
+    files, starts, stops = spans.files, spans.starts.copy(), spans.stops.copy()
     counts = done.counts[files]
     sizes = np.where(stops == TO_THE_END, counts, stops) - starts
     num_done = done.num_in(files, starts, stops)
     keep = (num_done < sizes) | (counts == UNKNOWN)
     for place in np.flatnonzero(keep & ((num_done > 0) | (counts == UNKNOWN))).tolist():
-        file, start, stop = int(files[place]), int(starts[place]), int(stops[place])
-        rows = done.rows(file, start, None if stop == TO_THE_END else stop)
-        if counts[place] == UNKNOWN and stop == TO_THE_END:
+        if counts[place] == UNKNOWN and stops[place] == TO_THE_END:
             continue
+        start = int(starts[place])
+        rows = done.rows(int(files[place]), start, end_of(stops[place]))
         left = np.flatnonzero(~rows)
         if not len(left):
             keep[place] = False
@@ -198,17 +181,15 @@ def remaining(spans: Spans, done: DoneSet) -> Spans:
         starts[place] = start + left[0]
         if left[-1] + 1 < len(rows):
             stops[place] = start + left[-1] + 1
-    ends = np.cumsum(keep)[np.array(spans.ends, np.int64) - 1] if len(spans.ends) else np.zeros(0, np.int64)
-    ends = ends[np.diff(ends, prepend=0) > 0]
-    return Spans(*(array("q", column.tolist()) for column in (files[keep], starts[keep], stops[keep], ends)))
+    ends = np.concatenate([[0], np.cumsum(keep)])[spans.ends]
+    return Spans(files[keep], starts[keep], stops[keep], ends[np.diff(ends, prepend=0) > 0])
 
 
 def num_missing(spans: Spans, done: DoneSet) -> int | None:
-    """How many samples of the spans are not done; None where the end of a file is not known."""
-    left = remaining(spans, done)
+    """How many samples of the spans are not done; None if the end of a file is not known."""
     total = 0
-    for file, start, stop in zip(left.files, left.starts, left.stops, strict=True):
-        if stop == TO_THE_END and done.counts[file] == UNKNOWN:
+    for file, start, stop in (piece for span in remaining(spans, done) for piece in span):
+        if stop is None and done.counts[file] == UNKNOWN:
             return None
-        total += int((~done.rows(file, start, None if stop == TO_THE_END else stop)).sum())
+        total += int((~done.rows(file, start, stop)).sum())
     return total

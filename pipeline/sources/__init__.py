@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pipeline.sources import csv, hf, images, jsonl, lance, parquet, text, videos, webdataset
+from pipeline.sources import csv, hf, jsonl, lance, media_files, parquet, text, webdataset
 from pipeline.sources.kind import Kind
 
 KINDS: tuple[Kind, ...] = (
     parquet.KIND,
-    images.KIND,
-    videos.KIND,
+    media_files.IMAGES,
+    media_files.VIDEOS,
     webdataset.KIND,
     jsonl.KIND,
     csv.KIND,

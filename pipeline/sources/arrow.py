@@ -11,8 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.sources.kind import Chunk, FilePiece, Needs, ReadSpec, Survey
-from pipeline.sources.lines import Index, survey_of
+from pipeline.sources.kind import Chunk, FilePiece, Index, Kind, Needs, ReadSpec, Survey, survey_of
 from pipeline.sources.tables import KeptTypes, chunk_of, needed_columns
 from pipeline.storage import access
 
@@ -22,7 +21,7 @@ BATCH_ROWS = 128
 
 @contextmanager
 def open_batches(filesystem: Any, path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
-    """The schema and the record batches of a file, which are checked only when they are used."""
+    """The schema and the record batches of a file; batches are not validated."""
     with ExitStack() as stack:
         if access.is_local(filesystem):
             source: Any = stack.enter_context(pa.memory_map(path, "r"))
@@ -38,39 +37,25 @@ def open_batches(filesystem: Any, path: str) -> Iterator[tuple[pa.Schema, Iterat
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Schemas of all files, and counts of local ones.
-
-    Raises:
-        ConfigError: a needed column is missing in a file, has an unusable type, or kept types conflict.
-    """
+    """Schemas of all files, and counts of local ones; ConfigError for columns that do not fit."""
     kept = KeptTypes(needs)
     found: list[Index | None] = []
     for path in files["path"].to_pylist():
+        index = Index()
         try:
             with open_batches(filesystem, access.join(root, path)) as (schema, batches):
-                index = _index(batches) if access.is_local(filesystem) else None
+                for batch in batches if access.is_local(filesystem) else ():
+                    if batch.num_rows:
+                        index.add(batch.num_rows, batch.nbytes, 0)
         except Exception:  # the read task reports the error
             found.append(None)
             continue
         kept.add(schema, path)
-        found.append(index)
+        found.append(index if access.is_local(filesystem) else None)
     return survey_of(found, kept.schema)
 
 
-def _index(batches: Iterator[pa.RecordBatch]) -> Index:
-    index = Index()
-    for batch in batches:
-        if batch.num_rows:
-            index.add(batch.num_rows, batch.nbytes, 0)
-    return index
-
-
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
-    """The rows of a piece.
-
-    Raises:
-        Exception: the file is damaged or no longer the one that the manifest lists.
-    """
     names = needed_columns(spec)
     position = 0
     with open_batches(filesystem, access.join(spec.root, piece.path)) as (schema, batches):
@@ -86,17 +71,12 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
             position = end
             if piece.stop is not None and position >= piece.stop:
                 return
-    expected = piece.num_samples if piece.stop is None else piece.stop
-    if expected is not None and position != expected:
-        raise ValueError(f"the file ends at row {position}, and had {expected} when the job began")
+    piece.check_end(position)
 
 
 def check_batch(batch: pa.RecordBatch) -> None:
-    """Refuse a batch whose offsets lead outside its buffers, because reading it is unsafe.
-
-    Raises:
-        pyarrow.ArrowInvalid: the batch is invalid. Text that is not UTF-8 becomes a row error instead.
-    """
+    """Raise ArrowInvalid for a batch whose offsets lead outside its buffers, because reading it is unsafe; text that is
+    not UTF-8 becomes a row error instead."""
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -104,15 +84,5 @@ def check_batch(batch: pa.RecordBatch) -> None:
             raise
 
 
-def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
-    """The rows of a file whose count the survey left open; damage counts as the one row that it becomes."""
-    found = 0
-    try:
-        with open_batches(filesystem, access.join(spec.root, path)) as (_, batches):
-            for batch in batches:
-                found += batch.num_rows
-                if found >= at_most:
-                    break
-    except Exception:
-        return min(at_most, found + 1)
-    return min(at_most, found)
+KIND = Kind("arrow", (".arrow",), survey, read)
+"""Read as a format of the source kind `hf`."""

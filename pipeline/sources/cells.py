@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.prompts.templates import whole_text
@@ -10,48 +10,29 @@ from pipeline.rows.schemas import RowError
 from pipeline.sources.kind import ReadSpec, Sample, VideoRef
 
 
-def add_images(spec: ReadSpec, samples: list[Sample], cell_of: Callable[[int], Any]) -> None:
-    """Fill every sound sample's images from its cell; a cell that names none is the sample's error."""
-    column = spec.source.columns.image
-    assert column is not None
-    for offset, sample in enumerate(samples):
-        if sample.error is None:
-            try:
-                sample.images = images_of(cell_of(offset), column, spec.source.max_image_bytes)
-            except RowError as error:
-                sample.error = error
-
-
-def add_videos(spec: ReadSpec, samples: list[Sample], cell_of: Callable[[int], Any]) -> None:
-    """Fill every sound sample's videos from its cell; a cell that names none is the sample's error."""
-    column = spec.source.columns.video
-    assert column is not None
-    for offset, sample in enumerate(samples):
-        if sample.error is None:
-            try:
-                cell = cell_of(offset)
-                parts = cell if isinstance(cell, list) else [cell]
-                if not parts:
-                    raise RowError("missing_video", f"the column {column!r} names no video in this row")
-                found = [_media_of(part, column, "video", spec.source.video.max_video_bytes) for part in parts]
+def add_media(spec: ReadSpec, samples: Sequence[Sample], cell_of: Callable[[str, int], Any]) -> None:
+    """Fill images and videos of every sample without an error from `cell_of(column, place)`; a cell without media, or
+    with unusable ones, is the sample's error: `missing_*`, `*_too_large` or `invalid_value`."""
+    source = spec.source
+    for place, sample in enumerate(samples):
+        try:
+            if sample.error is None and (column := source.columns.image) is not None:
+                sample.images = _media_of(cell_of(column, place), column, "image", source.max_image_bytes)
+            if sample.error is None and (column := source.columns.video) is not None:
+                found = _media_of(cell_of(column, place), column, "video", source.video.max_video_bytes)
                 sample.videos = [VideoRef(uri=one) if isinstance(one, str) else VideoRef(bytes=one) for one in found]
-            except RowError as error:
-                sample.error = error
+        except RowError as error:
+            sample.error = error
 
 
-def images_of(cell: Any, column: str, max_bytes: int) -> list[bytes | str]:
-    """The images of a cell in order.
-
-    Raises:
-        RowError: `missing_image`, `image_too_large`, `invalid_value`.
-    """
+def _media_of(cell: Any, column: str, kind: str, max_bytes: int) -> list[bytes | str]:
     parts = cell if isinstance(cell, list) else [cell]
     if not parts:
-        raise RowError("missing_image", f"the column {column!r} names no image in this row")
-    return [_media_of(part, column, "image", max_bytes) for part in parts]
+        raise RowError(f"missing_{kind}", f"the column {column!r} names no {kind} in this row")
+    return [_one_of(part, column, kind, max_bytes) for part in parts]
 
 
-def _media_of(part: Any, column: str, kind: str, max_bytes: int) -> bytes | str:
+def _one_of(part: Any, column: str, kind: str, max_bytes: int) -> bytes | str:
     if isinstance(part, dict):
         part = part.get("bytes") or part.get("path")
     if isinstance(part, bytes) and part:

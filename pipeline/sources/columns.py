@@ -1,4 +1,4 @@
-"""Column types of typed sources: valid types of images, ids and prompt values, and one type over many files."""
+"""Column types of typed sources: valid types of media, ids and prompt values, and one type over many files."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ from pipeline.sources.kind import Needs
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Any of Arrow's binary types."""
-    return any(
-        is_kind(kind) for is_kind in (pt.is_binary, pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary)
-    )
+    checks = (pt.is_binary, pt.is_large_binary, pt.is_binary_view, pt.is_fixed_size_binary)
+    return any(check(kind) for check in checks)
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return any(check(kind) for check in (pt.is_string, pt.is_large_string, pt.is_string_view))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    return any(check(kind) for check in (pt.is_list, pt.is_large_list, pt.is_fixed_size_list))
 
 
 def holds_bytes(kind: pa.DataType) -> bool:
@@ -21,28 +27,16 @@ def holds_bytes(kind: pa.DataType) -> bool:
     if is_list(kind):
         return holds_bytes(kind.value_type)
     if pt.is_struct(kind):
-        return any(holds_bytes(kind.field(index).type) for index in range(kind.num_fields))
+        return any(holds_bytes(field.type) for field in kind.fields)
     return is_bytes(unpacked(kind))
 
 
-def is_text(kind: pa.DataType) -> bool:
-    """Any of Arrow's string types."""
-    return any(is_kind(kind) for is_kind in (pt.is_string, pt.is_large_string, pt.is_string_view))
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Any of Arrow's list types."""
-    return any(is_kind(kind) for is_kind in (pt.is_list, pt.is_large_list, pt.is_fixed_size_list))
-
-
 def is_media(kind: pa.DataType) -> bool:
-    """Bytes, URIs, `struct<bytes, path>`, or nothing at all in every row."""
+    """Bytes, URIs, `struct<bytes, path>`, or null in every row."""
     if pt.is_struct(kind):
-        parts = {kind.field(index).name: kind.field(index).type for index in range(kind.num_fields)}
-        own_bytes = parts.get("bytes", pa.string())
-        has_bytes = is_bytes(own_bytes) or pt.is_null(own_bytes)
-        path = parts.get("path", pa.string())
-        return has_bytes and (is_text(path) or pt.is_null(path))
+        parts = {field.name: field.type for field in kind.fields}
+        encoded, path = parts.get("bytes", pa.string()), parts.get("path", pa.string())
+        return (is_bytes(encoded) or pt.is_null(encoded)) and (is_text(path) or pt.is_null(path))
     return is_bytes(kind) or is_text(kind) or pt.is_null(kind)
 
 
@@ -60,28 +54,10 @@ def without_views(kind: pa.DataType) -> pa.DataType:
         return pa.binary()
     if pt.is_struct(kind):
         return pa.struct([field.with_type(without_views(field.type)) for field in kind.fields])
-    for is_kind, make in _LISTS:
-        if is_kind(kind):
+    for check, make in _LISTS:
+        if check(kind):
             return make(kind.value_field.with_type(without_views(kind.value_type)))
     return kind
-
-
-def plain_values(values: pa.Array) -> pa.Array:
-    """The values with the type `without_views` of theirs."""
-    kind = without_views(values.type)
-    if kind.equals(values.type):
-        return values
-    if _has_list_view(values.type):  # Arrow's own cast fails where some of the lists are null
-        return pa.array(values.to_pylist(), kind)
-    return values.cast(kind)
-
-
-def _has_list_view(kind: pa.DataType) -> bool:
-    if pt.is_list_view(kind) or pt.is_large_list_view(kind):
-        return True
-    if pt.is_struct(kind):
-        return any(_has_list_view(field.type) for field in kind.fields)
-    return is_list(kind) and _has_list_view(kind.value_type)
 
 
 _LISTS = (
@@ -92,6 +68,16 @@ _LISTS = (
 )
 
 
+def plain_values(values: pa.Array) -> pa.Array:
+    """The values with the type `without_views` of theirs."""
+    kind = without_views(values.type)
+    if kind.equals(values.type):
+        return values
+    if "list_view<" in str(values.type):  # Arrow's own cast fails if some of the lists are null
+        return pa.array(values.to_pylist(), kind)
+    return values.cast(kind)
+
+
 def plain(kind: pa.DataType) -> pa.DataType:
     """The type a column travels with: dictionaries are unpacked, all-null columns are strings."""
     kind = unpacked(kind)
@@ -99,11 +85,7 @@ def plain(kind: pa.DataType) -> pa.DataType:
 
 
 def check(schema: pa.Schema, needs: Needs, where: str) -> None:
-    """Refuse needed columns of types that cannot serve.
-
-    Raises:
-        ConfigError: names the dotted path, the column, the file and the type.
-    """
+    """Raise ConfigError for needed columns of unusable types; names the dotted path, the column, the file, the type."""
     source = needs.source
     for name, dotted in needs.columns().items():
         if len(schema.get_all_field_indices(name)) > 1:
@@ -122,8 +104,7 @@ def check(schema: pa.Schema, needs: Needs, where: str) -> None:
         if not (is_text(kind) or pt.is_integer(kind)):
             raise ConfigError(f"source.id_column: {source.id_column!r} in {where} is {kind}; ids are text or integers")
     for name, dotted in needs.fields.items():
-        kind = plain(schema.field(name).type)
-        if is_bytes(kind):
+        if is_bytes(plain(schema.field(name).type)):
             raise ConfigError(f"{dotted}: the column {name!r} in {where} holds bytes, which no prompt can hold")
 
 
@@ -139,9 +120,8 @@ def unify(one: pa.Field, other: pa.Field, where: str) -> pa.Field:
     if pt.is_null(old):
         return other
     same_kind = any(both(old) and both(new) for both in (pt.is_integer, pt.is_floating, is_text, is_bytes))
-    nested = pt.is_nested(old) and pt.is_nested(new)
     try:
-        if not same_kind and not nested:
+        if not same_kind and not (pt.is_nested(old) and pt.is_nested(new)):
             raise pa.ArrowTypeError("kinds differ")
         options = "permissive" if same_kind else "default"
         merged: pa.Field = pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options=options).field(0)

@@ -1,7 +1,4 @@
-"""The interface of source kinds: the facts of their files, and the samples of a piece of one file.
-
-Defines the shared shapes (`Needs`, `ReadSpec`, `Sample`, `Chunk`, `Kind`) and rules about ids and columns.
-"""
+"""The interface of source kinds: the facts of their files, and the samples of a piece of one file."""
 
 from __future__ import annotations
 
@@ -14,74 +11,111 @@ import numpy as np
 import pyarrow as pa
 
 from configs.load import ConfigError
-from configs.schema import Source
+from configs.schema import Source, SourceColumns
 from pipeline.rows.schemas import RowError
 from pipeline.storage.listing import Listed
 
 MIN_SPAN_BYTES = 16 * 1024 * 1024
 MAX_EXPANSION = 8
 TEXT_MAX_BYTES = 16 * 1024 * 1024
-"""The most that a text or JSON member of a sample may hold."""
+"""The most that a line, or a text or JSON member of a sample, may hold."""
+
+
+# --- before reading ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Needs:
-    """The columns that a job reads: by the prompt (name to dotted path), to keep, and the source section itself."""
+    """The columns that a job reads: `fields` of the prompt (name to dotted path), columns to keep, and the source."""
 
     source: Source
     fields: dict[str, str] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
     keep_paths: dict[str, str] = field(default_factory=dict)
-    """Where the job file asks for a kept column, other than in `sink.keep_columns`."""
+    """The dotted paths of kept columns that are not named in `sink.keep_columns`."""
     with_images: bool = True
     """Whether samples are made of images or videos."""
 
     def columns(self) -> dict[str, str]:
         """Every needed column with the dotted path that names it."""
-        named = dict(self.fields)
+        columns = dict(self.fields)
         for name in self.keep:
-            named.setdefault(name, self.keep_paths.get(name, "sink.keep_columns"))
-        if self.source.id_column is not None:
-            named.setdefault(self.source.id_column, "source.id_column")
-        if self.source.columns.image is not None:
-            named.setdefault(self.source.columns.image, "source.columns.image")
-        if self.source.columns.video is not None:
-            named.setdefault(self.source.columns.video, "source.columns.video")
-        return named
+            columns.setdefault(name, self.keep_paths.get(name, "sink.keep_columns"))
+        source = self.source
+        for column, dotted in (
+            (source.id_column, "source.id_column"),
+            (source.columns.image, "source.columns.image"),
+            (source.columns.video, "source.columns.video"),
+        ):
+            if column is not None:
+                columns.setdefault(column, dotted)
+        return columns
 
     def require(self, available: Collection[str], where: str) -> None:
-        """Refuse columns that are not there.
-
-        Raises:
-            ConfigError: names the dotted path, the column and the columns that exist.
-        """
+        """Raise ConfigError for a needed column that is not available; names the columns that are."""
         for name, dotted in self.columns().items():
             if name not in available:
                 there = ", ".join(sorted(available)) if available else "none"
                 raise ConfigError(f"{dotted}: the column {name!r} is not in {where}; columns there: {there}")
 
 
+@dataclass
+class Index:
+    """Groups of a file's rows: the rows, bytes and lines of each. Reading can begin only at groups with lines."""
+
+    rows: list[int] = field(default_factory=list)
+    num_bytes: list[int] = field(default_factory=list)
+    lines: list[int] = field(default_factory=list)
+
+    def add(self, rows: int, num_bytes: int, lines: int) -> None:
+        self.rows.append(rows)
+        self.num_bytes.append(num_bytes)
+        self.lines.append(lines)
+
+
+FACTS = pa.schema(
+    [
+        ("num_samples", pa.int64()),
+        ("row_group_rows", pa.list_(pa.int64())),
+        ("row_group_bytes", pa.list_(pa.int64())),
+        ("row_group_lines", pa.list_(pa.int64())),
+    ]
+)
+"""What a survey finds per file: the number of samples (null if only reading gives it), and its groups of rows."""
+
+
 @dataclass(frozen=True)
 class Survey:
-    """Facts of the listed files before reading them, one entry per file.
+    """The `FACTS` of the listed files, and the types of the kept columns."""
 
-    `num_samples` holds None if only reading gives the number; the row groups of a file are empty if there are none.
-    Files of lines have groups as well, with bytes of the (decompressed) file; only they have lines.
-    """
-
-    num_samples: pa.Array
-    row_group_rows: pa.Array
-    row_group_bytes: pa.Array
+    facts: pa.Table
     keep: pa.Schema
-    row_group_lines: pa.Array
+
+
+def survey_of(found: Sequence[Index | None], keep: pa.Schema) -> Survey:
+    """The survey of files with these indices; None is a file whose count is unknown."""
+    groups = [Index() if one is None else one for one in found]
+    columns = [
+        [None if one is None else sum(one.rows) for one in found],
+        [one.rows for one in groups],
+        [one.num_bytes for one in groups],
+        [one.lines for one in groups],
+    ]
+    return Survey(pa.table(columns, schema=FACTS), keep)
+
+
+def no_row_groups(num_files: int) -> pa.Array:
+    """An empty list for every file."""
+    offsets = pa.array(np.zeros(num_files + 1, np.int32))
+    return pa.ListArray.from_arrays(offsets, pa.array([], pa.int64()))
+
+
+# --- reading -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class ReadSpec:
-    """All that a read task needs beside its own pieces; small, because every task carries it.
-
-    `root` travels as a URL; the kinds get it as a path of their file system.
-    """
+    """What every read task needs beside its pieces. `root` travels as a URL; kinds get it as a path."""
 
     source: Source
     root: str
@@ -92,8 +126,13 @@ class ReadSpec:
 
     @property
     def needs_text(self) -> bool:
-        """Whether anything but the images is asked for."""
+        """Whether anything but the images is needed."""
         return bool(self.fields) or len(self.keep) > 0 or self.source.id_column is not None
+
+    def with_ids_alone(self, id_column: str | None) -> ReadSpec:
+        """The same files with no column but that of the ids."""
+        source = self.source.model_copy(update={"columns": SourceColumns(), "id_column": id_column})
+        return ReadSpec(source, self.root, (), pa.schema([]), with_images=False)
 
 
 class Entry(NamedTuple):
@@ -106,10 +145,9 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Rows `start` to `stop` of one file; `num_samples` is the whole file's count when the manifest was frozen.
+    """Rows `start` to `stop` (None: to the end) of one file; `num_samples` is the whole file's listed count.
 
-    `entry` is the last place at or before `start` where reading can begin: the beginning of the file if the kind has no
-    other.
+    `entry` is the last place at or before `start` where reading can begin.
     """
 
     path: str
@@ -124,17 +162,18 @@ class FilePiece:
     ordinal: int = -1
     """The file's place in the manifest."""
     left_out: bytes = b""
-    """One bit for each row from `start` on: rows that are done, in `numpy.packbits`' order; rows beyond it are not."""
+    """One bit per row from `start` on, in `numpy.packbits` order: rows that are done; rows beyond it are not."""
 
     def leaves_out(self, row: int) -> bool:
         """Whether a row is done and must not be yielded again."""
         byte, bit = divmod(row - self.start, 8)
         return 0 <= byte < len(self.left_out) and bool(self.left_out[byte] >> (7 - bit) & 1)
 
-    @property
-    def num_left_out(self) -> int:
-        """How many rows are left out."""
-        return int.from_bytes(self.left_out, "big").bit_count()
+    def check_end(self, row: int, what: str = "file") -> None:
+        """Raise ValueError if the file ends at another row than when it was listed."""
+        expected = self.num_samples if self.stop is None else self.stop
+        if expected is not None and row != expected:
+            raise ValueError(f"the {what} ends at row {row}, and had {expected} when the job began")
 
 
 @dataclass(frozen=True)
@@ -151,8 +190,7 @@ class VideoRef:
 
 @dataclass
 class Sample:
-    """One sample as read: its images are bytes or URIs; `own_id` is the id column's value, None where the source has
-    none or the row lacks it."""
+    """One sample as read: its images are bytes or URIs; `own_id` is the value of the id column, if any."""
 
     row_index: int
     images: list[bytes | str] = field(default_factory=list)
@@ -170,28 +208,49 @@ class Chunk:
     keep: list[pa.Array]
 
 
+Count = Callable[[Any, ReadSpec, str, int], int]
+
+
 @dataclass(frozen=True)
 class Kind:
-    """A source kind: its suffixes in folders, and its three functions.
+    """A source kind: its suffixes in folders, and its functions.
 
-    `survey(filesystem, root, files, needs)`, of a listing's paths and sizes, raises ConfigError for columns that do not
-    fit. `read(filesystem, spec, piece)` yields chunks and may raise anything for a damaged file: chunks that it has
-    yielded stay. `count(filesystem, spec, path, at_most)` counts the samples of a file of unknown count.
-    `list_units(filesystem, paths)` replaces the listing of files if samples are not in files of their own. `tells_ids`
-    is true if reading only ids costs less than reading everything.
+    `survey(filesystem, root, files, needs)` raises ConfigError for columns that do not fit; a file that it cannot read
+    has an unknown count, and its read task reports the error. `read(filesystem, spec, piece)` yields chunks and may
+    raise anything for a damaged or changed file; yielded chunks stay. `list_units(filesystem, paths)` replaces the
+    listing of files. `tells_ids` is true if reading only ids costs less than reading everything.
     """
 
     name: str
     suffixes: tuple[str, ...]
     survey: Callable[[Any, str, pa.Table, Needs], Survey]
     read: Callable[[Any, ReadSpec, FilePiece], Iterator[Chunk]]
-    count: Callable[[Any, ReadSpec, str, int], int]
     list_units: Callable[[Any, Sequence[str]], tuple[str, Iterator[Listed]]] | None = None
     tells_ids: bool = True
+    count_early: Count | None = None
+    """Replaces `count` for kinds that yield all samples of a file together."""
+
+    def count(self, filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
+        """The samples of a file of unknown count, up to `at_most`; damage counts as the one row that it becomes."""
+        if self.count_early is not None:
+            return self.count_early(filesystem, spec, path, at_most)
+        chunks = self.read(filesystem, spec.with_ids_alone(None), FilePiece(path))
+        return count_of((sample for chunk in chunks for sample in chunk.samples), at_most)
+
+
+def count_of(samples: Iterator[Any], at_most: int) -> int:
+    """How many there are, up to `at_most`; an error counts as one."""
+    found = 0
+    try:
+        while found < at_most and next(samples, None) is not None:
+            found += 1
+    except Exception:  # the read task reports the error
+        found += 1
+    return found
 
 
 def max_bytes_of(spec: ReadSpec, piece: FilePiece) -> int:
-    """What a piece may take in memory: one that takes more has been packed, and is cut off."""
+    """What a piece may take in memory; a file that expands beyond it is cut off."""
     return max(MAX_EXPANSION * max(spec.source.span_max_bytes, MIN_SPAN_BYTES), 2 * piece.size_bytes)
 
 
@@ -200,7 +259,7 @@ _BYTE = "draftfleet_byte"
 
 @contextmanager
 def noting_byte(position: Callable[[], int]) -> Iterator[None]:
-    """Note on an error that passes how far a file was read, by the position then."""
+    """Store on a passing error how far the file was read."""
     try:
         yield
     except Exception as error:
@@ -214,18 +273,8 @@ def byte_of(error: Exception) -> int | None:
     return getattr(error, _BYTE, None)
 
 
-def no_row_groups(num_files: int) -> pa.Array:
-    """An empty list for every file."""
-    offsets = pa.array(np.zeros(num_files + 1, np.int32))
-    return pa.ListArray.from_arrays(offsets, pa.array([], pa.int64()))
-
-
 def resolve_id(value: Any, column: str) -> str:
-    """The id column's value as a string.
-
-    Raises:
-        RowError: `missing_id` for null and for the empty string.
-    """
+    """The id column's value as a string; RowError `missing_id` for null and the empty string."""
     if value is None or value == "":
         raise RowError("missing_id", f"the id column {column!r} has no value in this row")
     return str(value)

@@ -12,8 +12,7 @@ import pyarrow as pa
 
 from configs.load import ConfigError
 from pipeline.sources.arrow import check_batch
-from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey
-from pipeline.sources.lines import Index, survey_of
+from pipeline.sources.kind import Chunk, FilePiece, Index, Kind, Needs, ReadSpec, Sample, Survey, survey_of
 from pipeline.sources.tables import KeptTypes, chunk_of, needed_columns
 from pipeline.storage import access
 from pipeline.storage.listing import Listed, is_folder
@@ -23,12 +22,12 @@ SUFFIX = ".lance"
 BATCH_ROWS = 128
 
 
-def library() -> Any:
-    """Lance's library.
+def _dataset(filesystem: Any, root: str, name: str, version: str | None = None) -> Any:
+    url = access.unstripped(filesystem, access.join(root, name))
+    return _library().dataset(url, version=None if version is None else int(version))
 
-    Raises:
-        ConfigError: it is not installed.
-    """
+
+def _library() -> Any:
     try:
         import lance
     except ImportError:
@@ -43,15 +42,14 @@ def list_datasets(filesystem: Any, paths: Sequence[str]) -> tuple[str, Iterator[
         ConfigError: the library is missing, there are several paths, or a dataset cannot be opened.
         OSError: the path cannot be listed.
     """
-    lance = library()
+    _library()
     if len(paths) != 1:
         raise ConfigError("source.path: give one dataset, or one folder of datasets, for source.kind 'lance'")
-    path = paths[0].rstrip("/")
-    if path.endswith(SUFFIX):
-        root, _, name = path.rpartition("/")
+    root = paths[0].rstrip("/")
+    if root.endswith(SUFFIX):
+        root, _, name = root.rpartition("/")
         names = [name]
     else:
-        root = path
         if not is_folder(filesystem, root):
             raise FileNotFoundError(2, "it does not exist", root)
         entries = retried(lambda: filesystem.ls(root, detail=False))
@@ -61,44 +59,36 @@ def list_datasets(filesystem: Any, paths: Sequence[str]) -> tuple[str, Iterator[
     def described() -> Iterator[Listed]:
         for name in names:
             try:
-                dataset = lance.dataset(access.unstripped(filesystem, access.join(root, name)))
-                sizes = [file.file_size_bytes or 0 for part in dataset.get_fragments() for file in part.data_files()]
+                dataset = _dataset(filesystem, root, name)
+                size = sum(map(_num_bytes, dataset.get_fragments()))
             except Exception as error:
                 raise ConfigError(f"source.path: {name} cannot be opened: {access.reason_of(error)}") from None
-            yield Listed(name, sum(sizes), str(dataset.version))
+            yield Listed(name, size, str(dataset.version))
 
     return root, described()
 
 
-def _open(filesystem: Any, root: str, path: str, version: str) -> Any:
-    return library().dataset(access.unstripped(filesystem, access.join(root, path)), version=int(version))
+def _num_bytes(fragment: Any) -> int:
+    return sum(file.file_size_bytes or 0 for file in fragment.data_files())
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Rows and bytes of every fragment, and the types of kept columns.
-
-    Raises:
-        ConfigError: a needed column is missing, has an unusable type, or kept types conflict.
-    """
+    """Rows and bytes of every fragment, and the types of kept columns; ConfigError for columns that do not fit."""
     kept = KeptTypes(needs)
     found: list[Index | None] = []
     for path, version in zip(files["path"].to_pylist(), files["token"].to_pylist(), strict=True):
-        dataset = _open(filesystem, root, path, version)
+        dataset = _dataset(filesystem, root, path, version)
         kept.add(dataset.schema, path)
         index = Index()
         for fragment in dataset.get_fragments():
-            index.add(fragment.count_rows(), sum(file.file_size_bytes or 0 for file in fragment.data_files()), 0)
+            index.add(fragment.count_rows(), _num_bytes(fragment), 0)
         found.append(index)
     return survey_of(found, kept.schema)
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
-    """The rows of a piece, of the version that was listed.
-
-    Raises:
-        Exception: the dataset is damaged, or the version is gone.
-    """
-    dataset = _open(filesystem, spec.root, piece.path, piece.token)
+    """The rows of a piece, of the version that was listed."""
+    dataset = _dataset(filesystem, spec.root, piece.path, piece.token)
     stop = dataset.count_rows() if piece.stop is None else piece.stop
     names = [name for name in needed_columns(spec) if name in dataset.schema.names]
     if not names:
@@ -114,9 +104,4 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         raise ValueError(f"the dataset ends at row {first}, and had {stop} when the job began")
 
 
-def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
-    """Counts are always known from the survey."""
-    raise AssertionError(f"the rows of {path} were counted when it was listed")
-
-
-KIND = Kind("lance", (SUFFIX,), survey, read, count, list_datasets)
+KIND = Kind("lance", (SUFFIX,), survey, read, list_datasets)

@@ -1,7 +1,6 @@
 """Files of lines, plain, gzip or zstd: records in order within bounds, and an index so that a span can begin anywhere.
 
-A record is a line, or for CSV several of them. Reading any part again returns the same records: an index entry holds
-records, bytes and lines since the last one.
+A record is a line, or for CSV several of them. Reading any part again returns the same records.
 """
 
 from __future__ import annotations
@@ -9,14 +8,25 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
 import pyarrow as pa
 
 from configs.schema import Source
 from pipeline.rows.schemas import RowError
-from pipeline.sources.kind import FilePiece, Survey, noting_byte
+from pipeline.sources.kind import (
+    TEXT_MAX_BYTES,
+    Chunk,
+    FilePiece,
+    Index,
+    Kind,
+    Needs,
+    ReadSpec,
+    Survey,
+    noting_byte,
+    survey_of,
+)
+from pipeline.sources.records import Row, chunks_of, keep_schema
 from pipeline.storage import access
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
@@ -37,23 +47,23 @@ class Record(NamedTuple):
     num_bytes: int
     num_lines: int
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether it holds only white space: such a record is no sample."""
+        return self.data is not None and not self.data.strip()
 
-Split = Callable[[Iterable[Record]], Iterator[Record]]
-"""From lines to records: joins lines that belong together. What is blank stays a record without content (b"")."""
-
-
-def suffixes(*plain: str) -> tuple[str, ...]:
-    """These suffixes, alone and with every compression's behind them."""
-    return tuple(stem + tail for stem in plain for tail in ("", *COMPRESSED))
-
-
-def codec_of(path: str) -> str | None:
-    """The codec of a file by its name, None for plain files."""
-    return next((codec for suffix, codec in COMPRESSED.items() if path.lower().endswith(suffix)), None)
+    def text(self, max_bytes: int) -> str:
+        """The record as text; RowError `broken_line` if it is too long or not UTF-8."""
+        if self.data is None:
+            raise RowError("broken_line", f"line {self.line} has more than {max_bytes} bytes")
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError as error:
+            raise RowError("broken_line", f"line {self.line} is not valid UTF-8: {error.reason}") from None
 
 
 class _Limited:
-    """A decompressed stream that fails where it has grown beyond all measure."""
+    """A decompressed stream that fails if it expands beyond its limit."""
 
     def __init__(self, stream: Any, max_bytes: int) -> None:
         self._stream, self._left = stream, max_bytes
@@ -68,8 +78,8 @@ class _Limited:
 
 @contextmanager
 def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
-    """A file's content as a stream of bytes, decompressed by its name, from `offset` of the content on."""
-    codec = codec_of(path)
+    """A file's content as a stream of bytes, decompressed by its suffix, from `offset` of the content on."""
+    codec = next((codec for suffix, codec in COMPRESSED.items() if path.lower().endswith(suffix)), None)
     with access.open_file(filesystem, path) as file:
         if codec is None:
             file.seek(offset)
@@ -79,10 +89,10 @@ def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
         with pa.CompressedInputStream(pa.PythonFile(file, mode="r"), codec) as plain:
             stream = _Limited(plain, max_bytes)
             while offset:
-                passed = len(stream.read(min(offset, CHUNK_BYTES)))
-                if not passed:
+                num_skipped = len(stream.read(min(offset, CHUNK_BYTES)))
+                if not num_skipped:
                     raise ValueError("the file ends before the place where its rows should begin")
-                offset -= passed
+                offset -= num_skipped
             with noting_byte(file.tell):
                 yield stream
 
@@ -93,20 +103,17 @@ def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Itera
     A line ends at a line feed, with or without a carriage return before it. A byte order mark before line 1 is dropped.
     """
     pending: list[bytes] = []
-    pending_bytes = held = 0
+    num_pending = num_held = 0
 
     def close(tail: bytes, end_bytes: int) -> Record:
-        nonlocal pending, pending_bytes, held
-        num_bytes = pending_bytes + len(tail)
+        nonlocal pending, num_pending, num_held
+        num_bytes = num_pending + len(tail)
         data: bytes | None = None
-        if held == pending_bytes and num_bytes <= max_bytes + 1:
-            data = b"".join([*pending, tail]) if pending else tail
-            data = data.removesuffix(b"\r")
-            if line == 1:
-                data = data.removeprefix(BOM)
-            if len(data) > max_bytes:
-                data = None
-        pending, pending_bytes, held = [], 0, 0
+        if num_held == num_pending and num_bytes <= max_bytes + 1:
+            data = b"".join([*pending, tail]).removesuffix(b"\r")
+            data = data.removeprefix(BOM) if line == 1 else data
+            data = data if len(data) <= max_bytes else None
+        pending, num_pending, num_held = [], 0, 0
         return Record(line, data, num_bytes + end_bytes, 1)
 
     while chunk := stream.read(CHUNK_BYTES):
@@ -115,62 +122,14 @@ def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Itera
             yield close(tail, 1)
             line += 1
         if rest:
-            pending_bytes += len(rest)
-            if pending_bytes <= max_bytes + 1:
+            num_pending += len(rest)
+            if num_pending <= max_bytes + 1:
                 pending.append(rest)
-                held = pending_bytes
+                num_held = num_pending
             else:
                 pending = []
-    if pending_bytes:
+    if num_pending:
         yield close(b"", 0)
-
-
-def each_line(lines: Iterable[Record]) -> Iterator[Record]:
-    """The split of kinds whose records are lines."""
-    return iter(lines)
-
-
-def by_lines(path: str) -> Split:
-    """The split of any file of such a kind."""
-    return each_line
-
-
-def is_blank(record: Record) -> bool:
-    """Whether there is nothing in it but white space: such a record is no sample."""
-    return record.data is not None and not record.data.strip()
-
-
-def text_of(record: Record, max_bytes: int) -> str | RowError:
-    """A record as text, or the reason why it is invalid."""
-    if record.data is None:
-        return RowError("broken_line", f"line {record.line} has more than {max_bytes} bytes")
-    try:
-        return record.data.decode()
-    except UnicodeDecodeError as error:
-        return RowError("broken_line", f"line {record.line} is not valid UTF-8: {error.reason}")
-
-
-# --- the index -----------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class Index:
-    """A file's groups of records: samples, bytes and lines of each."""
-
-    rows: list[int] = field(default_factory=list)
-    num_bytes: list[int] = field(default_factory=list)
-    lines: list[int] = field(default_factory=list)
-
-    def add(self, rows: int, num_bytes: int, lines: int) -> None:
-        """Append a group."""
-        self.rows.append(rows)
-        self.num_bytes.append(num_bytes)
-        self.lines.append(lines)
-
-    @property
-    def num_samples(self) -> int:
-        """Of the whole file."""
-        return sum(self.rows)
 
 
 def index_records(records: Iterable[Record], max_rows: int, max_bytes: int) -> Index:
@@ -181,7 +140,7 @@ def index_records(records: Iterable[Record], max_rows: int, max_bytes: int) -> I
         if rows and (rows == max_rows or size + record.num_bytes > max_bytes):
             index.add(rows, size, lines)
             rows = size = lines = 0
-        rows += not is_blank(record)
+        rows += not record.is_blank
         size += record.num_bytes
         lines += record.num_lines
     if rows or not index.rows:
@@ -192,77 +151,66 @@ def index_records(records: Iterable[Record], max_rows: int, max_bytes: int) -> I
     return index
 
 
-def survey_files(
-    filesystem: Any,
-    root: str,
-    files: pa.Table,
-    source: Source,
-    split_of: Callable[[str], Split],
-    max_bytes: int,
-    keep: pa.Schema,
-) -> Survey:
-    """Index every file by reading it once, several at a time; one that cannot be read has an unknown count."""
+class LineFormat:
+    """A source kind whose rows are records of lines; a format defines its columns and the row of a record."""
 
-    def one(path: str) -> Index | None:
-        try:
-            with open_bytes(filesystem, access.join(root, path)) as stream:
-                records = split_of(path)(split_lines(stream, max_bytes))
-                return index_records(records, source.span_max_rows, source.span_max_bytes)
-        except Exception:  # damaged, or gone: the read task reports the error
-            return None
+    name: str
+    suffixes: tuple[str, ...]
+    max_bytes = TEXT_MAX_BYTES
 
-    with ThreadPoolExecutor(NUM_INDEX_THREADS) as pool:
-        return survey_of(list(pool.map(one, files["path"].to_pylist())), keep)
+    def check(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
+        """Raise ConfigError for a column that the files do not have."""
+        raise NotImplementedError
 
+    def parser(self, filesystem: Any, spec: ReadSpec, path: str) -> Callable[[Record], Row]:
+        """The function from a record of this file to its row; it may raise RowError."""
+        raise NotImplementedError
 
-def survey_of(found: list[Index | None], keep: pa.Schema) -> Survey:
-    """The survey of files with these indices; None is a file whose count is unknown."""
-    integers = pa.list_(pa.int64())
-    return Survey(
-        pa.array([None if one is None else one.num_samples for one in found], pa.int64()),
-        pa.array([[] if one is None else one.rows for one in found], integers),
-        pa.array([[] if one is None else one.num_bytes for one in found], integers),
-        keep,
-        pa.array([[] if one is None else one.lines for one in found], integers),
-    )
+    def split(self, lines: Iterator[Record], source: Source, path: str) -> Iterator[Record]:
+        """The records of these lines; blank ones have no content."""
+        return lines
 
+    @property
+    def kind(self) -> Kind:
+        """The source kind."""
+        suffixes = tuple(stem + tail for stem in self.suffixes for tail in ("", *COMPRESSED))
+        return Kind(self.name, suffixes, self.survey, self.read)
 
-# --- reading -------------------------------------------------------------------------------------------------------
+    def survey(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
+        """Index every file by reading it once, several at a time."""
+        self.check(filesystem, root, files, needs)
+        source = needs.source
 
+        def one(path: str) -> Index | None:
+            try:
+                with open_bytes(filesystem, access.join(root, path)) as stream:
+                    records = self.split(split_lines(stream, self.max_bytes), source, path)
+                    return index_records(records, source.span_max_rows, source.span_max_bytes)
+            except Exception:  # the read task reports the error
+                return None
 
-def read_records(
-    filesystem: Any, path: str, piece: FilePiece, split: Split, max_bytes: int
-) -> Iterator[tuple[int, Record]]:
-    """(row index, record) of the piece's samples.
+        with ThreadPoolExecutor(NUM_INDEX_THREADS) as pool:
+            return survey_of(list(pool.map(one, files["path"].to_pylist())), keep_schema(needs))
 
-    Raises:
-        ValueError: the file has another size than the manifest lists, or ends too early.
-        OSError, pyarrow.ArrowException: it cannot be read or decompressed.
-    """
-    entry = piece.entry
-    with open_bytes(filesystem, path, entry.offset) as stream:
-        row_index = entry.row
-        for record in split(split_lines(stream, max_bytes, entry.line)):
-            if is_blank(record):
-                continue
-            if piece.stop is not None and row_index >= piece.stop:
-                return
-            if row_index >= piece.start:
-                yield row_index, record
-            row_index += 1
-    expected = piece.num_samples if piece.stop is None else piece.stop
-    if expected is not None and row_index != expected:
-        raise ValueError(f"the file ends at row {row_index}, and had {expected} when the job began")
+    def read(self, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
+        """The piece's rows; a record that cannot be used is a `broken_line` row."""
+        yield from chunks_of(spec, self._rows(filesystem, spec, piece))
 
-
-def count_records(filesystem: Any, path: str, split: Split, max_bytes: int, at_most: int) -> int:
-    """The samples of a file that could not be indexed; damage counts as the one row that it becomes."""
-    found = 0
-    try:
-        for _ in read_records(filesystem, path, FilePiece(path), split, max_bytes):
-            found += 1
-            if found >= at_most:
-                break
-    except Exception:
-        return min(at_most, found + 1)
-    return found
+    def _rows(self, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[tuple[int, Row]]:
+        path = access.join(spec.root, piece.path)
+        parse = self.parser(filesystem, spec, path)
+        with open_bytes(filesystem, path, piece.entry.offset) as stream:
+            row_index = piece.entry.row
+            for record in self.split(split_lines(stream, self.max_bytes, piece.entry.line), spec.source, path):
+                if record.is_blank:
+                    continue
+                if piece.stop is not None and row_index >= piece.stop:
+                    return
+                if row_index >= piece.start:
+                    try:
+                        row = parse(record)
+                    except RowError as error:
+                        row = error
+                    yield row_index, row
+                row_index += 1
+        piece.check_end(row_index)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.sources import columns
-from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, no_row_groups
+from pipeline.sources.kind import Chunk, FilePiece, Index, Kind, Needs, ReadSpec, Sample, Survey, survey_of
 from pipeline.sources.tables import KeptTypes, chunk_of, needed_columns
 from pipeline.storage import access
 
@@ -23,7 +24,7 @@ NUM_FOOTER_THREADS = 16
 BATCH_ROWS = 128
 """Most rows decoded at a time: bounds memory beside the table that is being built."""
 BATCH_BYTES = 64 * 1024 * 1024
-"""What a batch may come to where every row of it holds the largest value of its row group."""
+"""The most bytes of a batch in which every row holds the largest value of its row group."""
 BUFFER_BYTES = 4 * 1024 * 1024
 """Read at a time of each column, rather than all of it."""
 MAX_ROWS_PER_BYTE = 1000
@@ -32,26 +33,23 @@ SUSPICIOUS_RATIO = 50
 """Pages that grow more than this may hold one large value many times."""
 
 
-# --- before reading ------------------------------------------------------------------------------------------------
-
-
 def _footer(filesystem: Any, path: str) -> tuple[pq.FileMetaData, pa.Schema] | None:
     """Metadata and Arrow schema, or None for an unreadable file: its read task reports the reason."""
     try:
         with access.open_file(filesystem, path) as file, pq.ParquetFile(file) as parquet:
             check_footer(parquet.metadata, access.size_of(file))
             return parquet.metadata, parquet.schema_arrow
-    except Exception:  # a damaged footer raises whatever the decoder met
+    except Exception:  # the read task reports the error
         return None
 
 
-def check_footer(metadata: pq.FileMetaData, size_bytes: int) -> None:
-    """Refuse a footer whose numbers make no sense.
+def _groups_of(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
+    return [metadata.row_group(index) for index in range(metadata.num_row_groups)]
 
-    Raises:
-        ValueError: they do not.
-    """
-    rows = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+
+def check_footer(metadata: pq.FileMetaData, size_bytes: int) -> None:
+    """Raise ValueError for a footer whose numbers are contradictory or too large for the file."""
+    rows = [group.num_rows for group in _groups_of(metadata)]
     if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
         raise ValueError(f"the footer promises {metadata.num_rows} rows, and its row groups {sum(rows)}")
     if metadata.num_rows > MAX_ROWS_PER_BYTE * size_bytes:
@@ -59,49 +57,26 @@ def check_footer(metadata: pq.FileMetaData, size_bytes: int) -> None:
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Row counts and row groups from the footers, and the types of kept columns over all files.
-
-    Raises:
-        ConfigError: a needed column is missing in a file, has an unusable type, or kept types conflict.
-    """
-    num_samples: list[int | None] = []
-    group_rows: list[list[int]] = []
-    group_bytes: list[list[int]] = []
-    kept = KeptTypes(needs)
+    """Row counts and row groups from the footers, and the types of kept columns; ConfigError for columns that do not
+    fit."""
+    kept, found = KeptTypes(needs), list[Index | None]()
     names = files["path"].to_pylist()
     with ThreadPoolExecutor(NUM_FOOTER_THREADS) as pool:
         footers = pool.map(lambda path: _footer(filesystem, access.join(root, path)), names)
         for path, footer in zip(names, footers, strict=True):
             if footer is None:
-                num_samples.append(None)
-                group_rows.append([])
-                group_bytes.append([])
+                found.append(None)
                 continue
             metadata, schema = footer
-            groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-            num_samples.append(metadata.num_rows)
-            group_rows.append([group.num_rows for group in groups])
-            group_bytes.append([max(0, group.total_byte_size) for group in groups])
+            groups = _groups_of(metadata)
+            sizes = [max(0, group.total_byte_size) for group in groups]
+            found.append(Index([group.num_rows for group in groups], sizes))
             kept.add(schema, path)
-    integers = pa.list_(pa.int64())
-    return Survey(
-        pa.array(num_samples, pa.int64()),
-        pa.array(group_rows, integers),
-        pa.array(group_bytes, integers),
-        kept.schema,
-        no_row_groups(len(names)),
-    )
-
-
-# --- reading -------------------------------------------------------------------------------------------------------
+    return survey_of(found, kept.schema)
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
-    """The rows of a piece, a batch at a time.
-
-    Raises:
-        Exception: the file is damaged or no longer the one that the manifest lists.
-    """
+    """The rows of a piece, a batch at a time."""
     names = needed_columns(spec)
     path = access.join(spec.root, piece.path)
     key = (spec.root, piece.path, piece.num_samples, tuple(names))
@@ -117,10 +92,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     except BaseException:
         rows.close()
         raise
-    if rows.in_a_group:
-        _LEFT.leave(key, rows)
-    else:
-        rows.close()
+    _LEFT.leave(key, rows)
 
 
 class RowsOfFile:
@@ -132,23 +104,21 @@ class RowsOfFile:
         try:
             # Without checksums a flipped byte inside a compressed page can pass as other values.
             self._parquet = pq.ParquetFile(self._file, page_checksum_verification=True, buffer_size=BUFFER_BYTES)
-            metadata = self._parquet.metadata
+            metadata, schema = self._parquet.metadata, self._parquet.schema_arrow
             check_footer(metadata, access.size_of(self._file))
             self.num_rows: int = metadata.num_rows
             if piece.num_samples is not None and self.num_rows != piece.num_samples:
                 raise ValueError(f"the file has {self.num_rows} rows and had {piece.num_samples} when the job began")
-            self.names = [name for name in names if name in self._parquet.schema_arrow.names]
-            self._starts, position = [], 0
-            for index in range(metadata.num_row_groups):
-                self._starts.append(position)
-                position += metadata.row_group(index).num_rows
+            self.names = [name for name in names if name in schema.names]
+            self._starts = list(accumulate((group.num_rows for group in _groups_of(metadata)), initial=0))[:-1]
             first = max((index for index, start in enumerate(self._starts) if start <= piece.start), default=0)
             groups = list(range(first, metadata.num_row_groups))
             self._position = self._starts[first] if self._starts else 0
             self._rest: pa.RecordBatch | None = None
-            self._skip = piece.start
+            self.skip_to = piece.start
+            """Rows before this one are skipped."""
             self._batches = self._parquet.iter_batches(
-                batch_rows(metadata, groups, self.names, self._parquet.schema_arrow),
+                batch_rows(metadata, groups, self.names, schema),
                 row_groups=groups,
                 columns=self.names,
                 use_threads=False,
@@ -160,7 +130,7 @@ class RowsOfFile:
     @property
     def position(self) -> int:
         """The next row."""
-        return max(self._position, self._skip)
+        return max(self._position, self.skip_to)
 
     @property
     def in_a_group(self) -> bool:
@@ -168,17 +138,13 @@ class RowsOfFile:
         return self.position < self.num_rows and self.position not in self._starts
 
     def until(self, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(first row, batch) of the rows from the current position up to `stop`.
-
-        Raises:
-            ValueError: the file ends before.
-        """
+        """(first row, batch) of the rows from the current position up to `stop`; ValueError if the file ends before."""
         while self._position < stop:
             batch = self._rest if self._rest is not None else next(self._batches, None)
             self._rest = None
             if batch is None:
                 raise ValueError(f"the file ends at row {self._position} although its footer promises {self.num_rows}")
-            low, high = max(self._skip - self._position, 0), min(stop - self._position, batch.num_rows)
+            low, high = max(self.skip_to - self._position, 0), min(stop - self._position, batch.num_rows)
             first = self._position + low
             if high < batch.num_rows:
                 self._rest = batch.slice(high)
@@ -186,12 +152,7 @@ class RowsOfFile:
             if low < high:
                 yield first, batch.slice(low, high - low)
 
-    def skip_to(self, row: int) -> None:
-        """Leave out the rows before this one."""
-        self._skip = row
-
     def close(self) -> None:
-        """Close the file."""
         if self._parquet is not None:
             self._parquet.close()
         self._file.close()
@@ -206,8 +167,7 @@ def batch_rows(metadata: pq.FileMetaData, groups: list[int], names: list[str], s
     found = BATCH_ROWS
     binary = {name for name in names if columns.holds_bytes(schema.field(name).type)}
     for group in (metadata.row_group(index) for index in groups):
-        for index in range(group.num_columns):
-            column = group.column(index)
+        for column in (group.column(index) for index in range(group.num_columns)):
             name = column.path_in_schema.partition(".")[0]
             if name not in names or column.physical_type != "BYTE_ARRAY" or not column.has_dictionary_page:
                 continue
@@ -222,40 +182,26 @@ class _LeftOpen:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._key: tuple[Any, ...] | None = None
-        self._rows: RowsOfFile | None = None
+        self._left: tuple[tuple[Any, ...], RowsOfFile] | None = None
 
     def take(self, key: tuple[Any, ...], row: int) -> RowsOfFile | None:
         """The reader, if it is of this file and has not passed the row."""
         with self._lock:
-            if self._rows is None or self._key != key or self._rows.position > row:
+            if self._left is None or self._left[0] != key or self._left[1].position > row:
                 return None
-            rows, self._rows = self._rows, None
-        rows.skip_to(row)
+            (_, rows), self._left = self._left, None
+        rows.skip_to = row
         return rows
 
     def leave(self, key: tuple[Any, ...], rows: RowsOfFile) -> None:
-        """Keep this one, and close the one before."""
-        with self._lock:
-            before, self._key, self._rows = self._rows, key, rows
-        if before is not None:
-            before.close()
-
-    def close(self) -> None:
-        """Close open files."""
-        with self._lock:
-            rows, self._rows = self._rows, None
-        if rows is not None:
-            rows.close()
+        """Keep this reader if it is inside a row group, and close the one before; close it otherwise."""
+        closing: RowsOfFile | None = rows
+        if rows.in_a_group:
+            with self._lock:
+                closing, self._left = self._left and self._left[1], (key, rows)
+        if closing is not None:
+            closing.close()
 
 
 _LEFT = _LeftOpen()
-
-
-def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
-    """A file without a readable footer has one row, its error; a footer that is readable again has its rows."""
-    footer = _footer(filesystem, access.join(spec.root, path))
-    return 1 if footer is None else min(at_most, footer[0].num_rows)
-
-
-KIND = Kind("parquet", (".parquet", ".pq"), survey, read, count)
+KIND = Kind("parquet", (".parquet", ".pq"), survey, read)

@@ -1,22 +1,20 @@
-"""Rows as mappings (JSON objects, CSV records): ids, prompt values, kept text and images of each."""
+"""Rows as mappings (JSON objects, CSV records): ids, prompt values, kept text and media of each."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
 from pipeline.prompts.templates import whole_text
 from pipeline.rows.schemas import RowError
-from pipeline.sources.cells import add_images, add_videos
+from pipeline.sources.cells import add_media
 from pipeline.sources.kind import Chunk, Needs, ReadSpec, Sample, resolve_id
 
 Row = Mapping[str, Any] | RowError
 CHUNK_ROWS = 256
-"""Rows whose images are fetched together."""
 
 
 def keep_schema(needs: Needs) -> pa.Schema:
@@ -31,60 +29,48 @@ def kept_text(value: Any) -> str | None:
     return whole_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
+def kept_arrays(spec: ReadSpec, rows: Iterable[Mapping[str, Any]]) -> list[pa.Array]:
+    """The kept columns of these rows."""
+    rows = list(rows)
+    return [pa.array([kept_text(row.get(name)) for row in rows], pa.string()) for name in spec.keep.names]
+
+
 def chunks_of(spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Iterator[Chunk]:
-    """(row index, row) as chunks; where `rows` fails, what came before the failure is yielded before it is raised."""
-    failure: Exception | None = None
-
-    def until_failure() -> Iterator[tuple[int, Row]]:
-        nonlocal failure
-        try:
-            yield from rows
-        except Exception as error:
-            failure = error
-
-    sound = until_failure()
-    while taken := list(islice(sound, CHUNK_ROWS)):
-        yield chunk_of(spec, taken)
-    if failure is not None:
-        raise failure
-
-
-def chunk_of(spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Chunk:
-    """Samples of (row index, row); a row that is an error already stays one."""
-    samples: list[Sample] = []
-    images: list[Any] = []
-    videos: list[Any] = []
-    kept: list[list[str | None]] = [[] for _ in spec.keep]
-    columns = spec.source.columns
-    for row_index, row in rows:
-        sample = Sample(row_index)
-        values: Mapping[str, Any] = {}
-        if isinstance(row, RowError):
-            sample.error = row
-        else:
-            values = row
-            _identify(sample, values, spec)
-        sample.fields = {name: values.get(name) for name in spec.fields}
-        for column, name in zip(kept, spec.keep.names, strict=True):
-            column.append(kept_text(values.get(name)))
-        samples.append(sample)
-        images.append(values.get(columns.image) if columns.image is not None else None)
-        videos.append(values.get(columns.video) if columns.video is not None else None)
-    if columns.image is not None:
-        add_images(spec, samples, images.__getitem__)
-    if columns.video is not None:
-        add_videos(spec, samples, videos.__getitem__)
-    return Chunk(samples, [pa.array(column, pa.string()) for column in kept])
-
-
-def _identify(sample: Sample, values: Mapping[str, Any], spec: ReadSpec) -> None:
-    column = spec.source.id_column
-    if column is None:
-        return
+    """(row index, row) as chunks; rows before a failure of `rows` are yielded before it is raised."""
+    pending: list[tuple[int, Row]] = []
     try:
-        value = values.get(column)
-        if isinstance(value, bool | float | list | dict):
-            raise RowError("invalid_value", f"the id column {column!r} holds {value!r:.100}; ids are text or integers")
-        sample.own_id = whole_text(resolve_id(value, column))
-    except RowError as error:
-        sample.error = error
+        for row in rows:
+            pending.append(row)
+            if len(pending) == CHUNK_ROWS:
+                yield _chunk_of(spec, pending)
+                pending = []
+    except Exception:
+        yield _chunk_of(spec, pending)
+        raise
+    yield _chunk_of(spec, pending)
+
+
+def _chunk_of(spec: ReadSpec, rows: list[tuple[int, Row]]) -> Chunk:
+    samples, values = [], []
+    for row_index, row in rows:
+        sample, own = Sample(row_index), {} if isinstance(row, RowError) else row
+        try:
+            if isinstance(row, RowError):
+                raise row
+            sample.own_id = _id_of(row, spec.source.id_column)
+        except RowError as error:
+            sample.error = error
+        sample.fields = {name: own.get(name) for name in spec.fields}
+        samples.append(sample)
+        values.append(own)
+    add_media(spec, samples, lambda column, place: values[place].get(column))
+    return Chunk(samples, kept_arrays(spec, values))
+
+
+def _id_of(row: Mapping[str, Any], column: str | None) -> str | None:
+    if column is None:
+        return None
+    value = row.get(column)
+    if isinstance(value, bool | float | list | dict):
+        raise RowError("invalid_value", f"the id column {column!r} holds {value!r:.100}; ids are text or integers")
+    return whole_text(resolve_id(value, column))

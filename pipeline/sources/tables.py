@@ -1,24 +1,38 @@
-"""Rows of Arrow tables as samples: ids, prompt values, kept columns with their own types, image cells.
+"""Rows of Arrow tables as samples: ids, prompt values, kept columns with their own types, media cells.
 
-For every kind with typed columns.
+For every kind with typed columns. Folders `name=value` of a file's path are columns, too (Hive partitions).
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.types as pt
 
 from pipeline.rows.schemas import RowError
 from pipeline.sources import columns
-from pipeline.sources.cells import add_images, add_videos
+from pipeline.sources.cells import add_media
 from pipeline.sources.kind import Chunk, Needs, ReadSpec, Sample, resolve_id
-from pipeline.sources.partitions import partition_values
+
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+
+
+@lru_cache(maxsize=1024)
+def partition_values(path: str) -> dict[str, str | None]:
+    """The columns of a path relative to the source root; values are text, and the inner folder wins."""
+    values: dict[str, str | None] = {}
+    for folder in path.split("/")[:-1]:
+        name, equals, value = folder.partition("=")
+        if name and equals:
+            values[unquote(name)] = None if value == NULL_PARTITION else unquote(value)
+    return values
 
 
 class KeptTypes:
-    """The types of kept columns over all files, and the check of every schema that comes by."""
+    """The types of kept columns over all files, and the check of every file's schema."""
 
     def __init__(self, needs: Needs) -> None:
         self._needs = needs
@@ -60,25 +74,20 @@ def chunk_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int)
     samples = [Sample(first_index + offset) for offset in range(batch.num_rows)]
     partitions = partition_values(path)
 
-    def column(name: str) -> pa.Array:
+    def usable(name: str) -> tuple[pa.Array, set[int]]:
+        """A column and its rows with invalid text, which are errors."""
         index = batch.schema.get_field_index(name)
         if index < 0:
-            return pa.array([partitions[name]] * batch.num_rows, pa.string())
+            return pa.array([partitions[name]] * batch.num_rows, pa.string()), set()
         values: pa.Array = batch.column(index)
-        values = values.dictionary_decode() if pt.is_dictionary(values.type) else values
-        return columns.plain_values(values)
-
-    def usable(name: str) -> tuple[pa.Array, set[int]]:
-        values = column(name)
+        values = columns.plain_values(values.dictionary_decode() if pt.is_dictionary(values.type) else values)
         invalid = invalid_rows(values)
         for offset in invalid:
-            if samples[offset].error is None:
-                message = f"the column {name!r} holds text that is not valid UTF-8"
-                samples[offset].error = RowError("invalid_value", message)
+            message = f"the column {name!r} holds text that is not valid UTF-8"
+            samples[offset].error = samples[offset].error or RowError("invalid_value", message)
         return values, invalid
 
-    id_column = spec.source.id_column
-    if id_column is not None:
+    if (id_column := spec.source.id_column) is not None:
         values, invalid = usable(id_column)
         for offset, sample in enumerate(samples):
             if offset not in invalid:
@@ -99,28 +108,23 @@ def chunk_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int)
         if invalid:
             values = values.take(pa.array([None if row in invalid else row for row in range(len(values))], pa.int64()))
         keep.append(values.cast(field.type))
-    if spec.source.columns.image is not None:
-        images, _ = usable(spec.source.columns.image)
-        add_images(spec, samples, lambda offset: images[offset].as_py())
-    if spec.source.columns.video is not None:
-        videos, _ = usable(spec.source.columns.video)
-        add_videos(spec, samples, lambda offset: videos[offset].as_py())
+    media = {name: usable(name)[0] for name in (spec.source.columns.image, spec.source.columns.video) if name}
+    add_media(spec, samples, lambda name, offset: media[name][offset].as_py())
     return Chunk(samples, keep)
 
 
 def invalid_rows(values: pa.Array) -> set[int]:
     """The rows whose values break Arrow's own rules, in practice text that is not UTF-8."""
-    try:
-        values.validate(full=True)
-    except pa.ArrowInvalid:
-        return {index for index in range(len(values)) if not _is_valid(values.slice(index, 1))}
-    return set()
+    if _is_valid(values):
+        return set()
+    # A slice shares its parents' buffers: only a copy is judged by its own rows.
+    rows = ((index, values.slice(index, 1)) for index in range(len(values)))
+    return {index for index, row in rows if not _is_valid(pa.concat_arrays([row, row.slice(0, 0)]))}
 
 
 def _is_valid(values: pa.Array) -> bool:
     try:
-        # A slice shares its parents' buffers: only a copy is judged by its own rows.
-        pa.concat_arrays([values, values.slice(0, 0)]).validate(full=True)
+        values.validate(full=True)
     except pa.ArrowInvalid:
         return False
     return True

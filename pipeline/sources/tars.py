@@ -1,7 +1,6 @@
 """Tar archives as runs of members with one key: read as streams, plain, gzip, bzip2, xz or zstd, and never unpacked.
 
-A plain archive can be indexed by its headers alone, so that reading can begin at any run. `pipeline.sources.webdataset`
-turns a run into a sample.
+A plain archive can be indexed by its headers alone, so that reading can begin at any run.
 """
 
 from __future__ import annotations
@@ -15,12 +14,12 @@ import pyarrow as pa
 
 from pipeline.prompts.templates import whole_text
 from pipeline.rows.schemas import RowError
-from pipeline.sources import images, videos
-from pipeline.sources.kind import TEXT_MAX_BYTES, VideoRef, noting_byte
-from pipeline.sources.lines import MAX_EXPANSION, Index
+from pipeline.sources.kind import TEXT_MAX_BYTES, Index, VideoRef, noting_byte
+from pipeline.sources.lines import MAX_EXPANSION
+from pipeline.sources.media_files import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 from pipeline.storage import access
 
-TEXT_EXTENSIONS = ("txt", "text", "caption", "transcript", "cls", "id")
+TEXT_EXTENSIONS = ("txt", "text", "caption", "transcript", "cls", "id", "json")
 MAX_HEADER_BYTES = 1024 * 1024
 """The most that a long-name or extended header may hold."""
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -63,9 +62,6 @@ class Run:
     num_bytes: int = 0
     error: RowError | None = None
 
-    def fail(self, code: str, message: str) -> None:
-        self.error = self.error or RowError(code, message)
-
 
 def split_name(name: str) -> tuple[str, str] | None:
     """Key and extension of a member: the folder and basename up to its first dot, and the rest in lower case.
@@ -77,24 +73,11 @@ def split_name(name: str) -> tuple[str, str] | None:
     return (folder + slash + stem, extension.lower()) if stem and dot and extension else None
 
 
-def _is_image(extension: str) -> bool:
-    return ("." + extension).endswith(images.SUFFIXES)
-
-
-def _is_video(extension: str) -> bool:
-    return ("." + extension).endswith(videos.SUFFIXES)
-
-
-def _is_text(extension: str) -> bool:
-    return extension.rpartition(".")[2] in (*TEXT_EXTENSIONS, "json")
-
-
 @dataclass(frozen=True)
 class Wanted:
-    """Which members of an archive are taken: media up to so many bytes, or none, and texts.
+    """Which members of an archive are taken: media up to so many bytes (None: no media), and texts.
 
-    `path` is the archive's own in the listing, so that videos in one that is not compressed can be named instead of
-    read.
+    `path` is the archive's own in the listing: videos of a plain archive are byte ranges of it.
     """
 
     with_text: bool
@@ -128,7 +111,7 @@ def read_runs(file: IO[bytes], wanted: Wanted, offset: int = 0) -> Iterator[Run]
         is_plain = stream is file and getattr(tar.fileobj, "comptype", "") == "tar"
         max_bytes = None if is_plain else max(MIN_EXPANDED_BYTES, MAX_EXPANSION * size)
         for member in tar:
-            tar.members = []  # a stream's list grows for ever
+            tar.members = []  # a stream's list grows without bound
             if max_bytes is not None and member.offset_data + member.size > max_bytes:
                 raise tarfile.ReadError(f"the archive expands to more than {MAX_EXPANSION} times its size")
             parts = None if member.isdir() else split_name(member.name)
@@ -139,7 +122,10 @@ def read_runs(file: IO[bytes], wanted: Wanted, offset: int = 0) -> Iterator[Run]
                 if run is not None:
                     yield run
                 run = Run(key)
-            _add(run, tar, member, extension, wanted, offset if is_plain else None)
+            try:
+                _add(run, tar, member, extension, wanted, offset if is_plain else None)
+            except RowError as error:
+                run.error = run.error or error
         if not getattr(tar, "saw_end_marker", False):
             raise tarfile.ReadError("no end-of-archive marker: the file is cut short, or its writer was killed")
         if run is not None:
@@ -152,40 +138,38 @@ def read_runs(file: IO[bytes], wanted: Wanted, offset: int = 0) -> Iterator[Run]
 def _add(
     run: Run, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, wanted: Wanted, offset: int | None
 ) -> None:
-    """Take one member; `offset` is where a plain archive was entered."""
+    """Take one member, or raise RowError; `offset` is where reading of a plain archive began."""
     name = access.shown(whole_text(member.name))
     kept: dict[str, Any] = run.images
-    if _is_image(extension):
-        kept, max_bytes, code = run.images, wanted.max_image_bytes, "image_too_large"
-    elif _is_video(extension):
+    if f".{extension}".endswith(IMAGE_SUFFIXES):
+        max_bytes, code = wanted.max_image_bytes, "image_too_large"
+    elif f".{extension}".endswith(VIDEO_SUFFIXES):
         kept, max_bytes, code = run.videos, wanted.max_video_bytes, "video_too_large"
     else:
-        is_text = wanted.with_text and _is_text(extension)
+        is_text = wanted.with_text and extension.rpartition(".")[2] in TEXT_EXTENSIONS
         kept, max_bytes, code = run.texts, TEXT_MAX_BYTES if is_text else None, "broken_sample"
     if max_bytes is None:
         return
     if not member.isreg():
-        run.fail("broken_sample", f"the member {name!r} is no regular file")
-    elif extension in kept:
-        run.fail("broken_sample", f"the member {name!r} is there twice")
-    elif member.size > max_bytes:
-        run.fail(code, f"the member {name!r} has {member.size} bytes, more than {max_bytes}")
-    elif kept is run.videos and wanted.path and offset is not None and not member.issparse():
+        raise RowError("broken_sample", f"the member {name!r} is no regular file")
+    if extension in kept:
+        raise RowError("broken_sample", f"the member {name!r} is there twice")
+    if member.size > max_bytes:
+        raise RowError(code, f"the member {name!r} has {member.size} bytes, more than {max_bytes}")
+    if kept is run.videos and wanted.path and offset is not None and not member.issparse():
         kept[extension] = VideoRef(path=wanted.path, offset=offset + member.offset_data, size=member.size)
-    else:
-        content = tar.extractfile(member)
-        assert content is not None, member.name
-        data: Any = content.read(max_bytes)
-        run.num_bytes += len(data)
-        if kept is run.videos:
-            data = VideoRef(bytes=data)
-        kept[extension] = data
+        return
+    content = tar.extractfile(member)
+    assert content is not None, member.name
+    data = content.read(max_bytes)
+    run.num_bytes += len(data)
+    kept[extension] = VideoRef(bytes=data) if kept is run.videos else data
 
 
 def index_runs(file: IO[bytes], max_rows: int, max_bytes: int) -> Index | None:
-    """Groups of runs at which reading can begin, from the headers of a plain archive; its data are passed over.
+    """Groups of runs at which reading can begin, from the headers of a plain archive; its data are skipped.
 
-    None where it cannot be cut: it is compressed or damaged, a key comes back after others, or headers speak for all
+    None if it cannot be cut: it is compressed or damaged, a key comes back after others, or headers apply to all
     members.
     """
     index = Index()
@@ -194,7 +178,7 @@ def index_runs(file: IO[bytes], max_rows: int, max_bytes: int) -> Index | None:
     begin = last = rows = 0
 
     def close_before(offset: int) -> None:
-        """Close the group without its last run, where that would be too many bytes, or with it, where it is full."""
+        """Close the group without its last run if that exceeds the bytes, or with it if the group is full."""
         nonlocal begin, rows
         if rows > 1 and offset - begin > max_bytes:
             index.add(rows - 1, last - begin, 0)

@@ -7,11 +7,11 @@ be below the source root or a folder of `source.local_roots`, with links resolve
 from __future__ import annotations
 
 import base64
-import binascii
 import os
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
@@ -21,7 +21,7 @@ from configs.schema import Source
 from pipeline.rows.schemas import RowError
 from pipeline.sources import web
 from pipeline.storage import access
-from pipeline.storage.retries import Patience, retried
+from pipeline.storage.retries import RetryPolicy, retried
 
 FIRST_WAIT_S = 0.5
 
@@ -50,17 +50,23 @@ class Fetcher:
             return dict(zip(names, pool.map(one, names), strict=True))
 
     def _fetch(self, uri: str, max_bytes: int) -> bytes:
-        scheme = scheme_of(uri)
-        if "\0" in uri or "::" in uri.partition(",")[0]:
-            raise _refused(uri, "it is no plain path or URL")
-        if scheme and scheme not in self.source.uri_schemes:
-            raise _refused(uri, f"{scheme!r} is not in source.uri_schemes")
+        scheme = self.check(uri)
         if scheme == "data":
             return read_data_uri(uri, max_bytes)
         if scheme in ("http", "https"):
             return self._fetch_web(uri, max_bytes)
         filesystem, path = self.locate(uri)
-        return self._read(filesystem, path, uri, max_bytes)
+        roots = self.roots if access.is_local(filesystem) else None
+        return read_file(filesystem, path, access.shown(uri), max_bytes, self._retries, roots)
+
+    def check(self, uri: str) -> str:
+        """The scheme of a URI (empty for a path); RowError `uri_refused` if it is not allowed."""
+        scheme = scheme_of(uri)
+        if "\0" in uri or ("::" in uri and scheme != "data"):
+            raise _refused(uri, "it is no plain path or URL")
+        if scheme and scheme not in self.source.uri_schemes:
+            raise _refused(uri, f"{scheme!r} is not in source.uri_schemes")
+        return scheme
 
     @property
     def roots(self) -> tuple[str, ...]:
@@ -70,14 +76,14 @@ class Fetcher:
         return tuple(os.path.realpath(place) for place in (*own, *self.source.local_roots))
 
     @property
-    def _patience(self) -> Patience:
-        return Patience(self.source.fetch.max_attempts, FIRST_WAIT_S)
+    def _retries(self) -> RetryPolicy:
+        return RetryPolicy(self.source.fetch.max_attempts, FIRST_WAIT_S)
 
     def locate(self, uri: str) -> tuple[Any, str]:
         """The file system and path of a URI that is no data and is not on the web.
 
         Raises:
-            RowError: `uri_refused` for a path that leaves the root, `unreadable_image` where there is no driver.
+            RowError: `uri_refused` for a path that leaves the root, `unreadable_image` if there is no driver.
         """
         if scheme_of(uri):
             try:
@@ -100,26 +106,11 @@ class Fetcher:
                 raise _refused(uri, "it leaves the source root")
         return filesystem, access.join(root, relative)
 
-    def _read(self, filesystem: Any, path: str, uri: str, max_bytes: int) -> bytes:
-        try:
-            roots = self.roots if access.is_local(filesystem) else None
-            data = access.read_bounded(filesystem, path, max_bytes, self._patience, roots)
-        except FileNotFoundError:
-            raise RowError("missing_image", f"{access.shown(uri)} does not exist") from None
-        except access.OutsideRoots as refusal:
-            raise _refused(uri, access.reason_of(refusal)) from None
-        except Exception as error:  # drivers raise what they like: any failure is this row's, and only this row's
-            message = f"{access.shown(uri)} cannot be read: {access.reason_of(error)}"
-            raise RowError("unreadable_image", message) from None
-        if data is None:
-            raise RowError("image_too_large", f"{access.shown(uri)} has more than {max_bytes} bytes")
-        return data
-
     def _fetch_web(self, uri: str, max_bytes: int) -> bytes:
         fetch = self.source.fetch
         limits = web.Limits(self.source.uri_schemes, fetch.private_hosts, max_bytes, fetch.timeout_s)
         try:
-            return retried(lambda: web.fetch(uri, limits), self._patience)
+            return retried(lambda: web.fetch(uri, limits), self._retries)
         except web.Refused as refusal:
             raise _refused(uri, str(refusal)) from None
         except web.TooLarge:
@@ -130,29 +121,57 @@ class Fetcher:
             raise RowError(code, f"{access.shown(uri)} cannot be read: {access.reason_of(error)}") from None
 
 
+def read_file(
+    filesystem: Any,
+    path: str,
+    shown: str,
+    max_bytes: int,
+    retries: RetryPolicy | None = None,
+    roots: Sequence[str] | None = None,
+) -> bytes:
+    """One image file's bytes; errors name it as `shown`.
+
+    Raises:
+        RowError: `missing_image`, `unreadable_image`, `uri_refused` or `image_too_large`.
+    """
+    with row_errors(shown):
+        data = access.read_bounded(filesystem, path, max_bytes, retries, roots)
+    if data is None:
+        raise RowError("image_too_large", f"{shown} has more than {max_bytes} bytes")
+    return data
+
+
+@contextmanager
+def row_errors(shown: str) -> Iterator[None]:
+    """Turns any failure to read a file into the error of its row."""
+    try:
+        yield
+    except RowError:
+        raise
+    except FileNotFoundError:
+        raise RowError("missing_image", f"{shown} does not exist") from None
+    except access.OutsideRoots as refusal:
+        raise RowError("uri_refused", f"{shown!r}: {access.reason_of(refusal)}") from None
+    except Exception as error:  # drivers raise errors of no common class
+        raise RowError("unreadable_image", f"{shown} cannot be read: {access.reason_of(error)}") from None
+
+
 def scheme_of(uri: str) -> str:
     """The scheme of a URI, `data` included; empty for a path."""
     return "data" if uri[:5].lower() == "data:" else access.uri_scheme(uri)
 
 
 def read_data_uri(uri: str, max_bytes: int) -> bytes:
-    """The bytes that a `data:` URI holds.
-
-    Raises:
-        RowError: `invalid_value` or `image_too_large`.
-    """
+    """The bytes that a `data:` URI holds; RowError `invalid_value` or `image_too_large`."""
     head, comma, body = uri.partition(",")
     if len(body) > 4 * max_bytes:
         raise RowError("image_too_large", f"a data URI has more than {max_bytes} bytes")
     try:
         if not comma:
             raise ValueError("it has no comma")
-        data = (
-            base64.b64decode(unquote_to_bytes(body), validate=True)
-            if head.endswith(";base64")
-            else unquote_to_bytes(body)
-        )
-    except (ValueError, binascii.Error) as error:
+        data = unquote_to_bytes(body)
+        data = base64.b64decode(data, validate=True) if head.endswith(";base64") else data
+    except ValueError as error:
         raise RowError("invalid_value", f"a data URI cannot be read: {error}") from None
     if len(data) > max_bytes:
         raise RowError("image_too_large", f"a data URI has {len(data)} bytes, more than {max_bytes}")

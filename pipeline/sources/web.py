@@ -13,6 +13,7 @@ import socket
 import ssl
 import threading
 import time
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -31,13 +32,13 @@ _SPECIAL_PURPOSE = tuple(
         *("192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
         *("64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "2001::/23", "2001:db8::/32", "2002::/16"),
         *("2620:4f:8000::/48", "3fff::/20", "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8"),
+        "168.63.129.16/32",
     )
 )
-"""The IANA registries of special-purpose addresses (IPv4 and IPv6), with multicast and reserved ranges. The
-interpreter's own tables follow older editions of these registries."""
-_PUBLIC_ONLY_IN_NAME = frozenset({"168.63.129.16"})
-"""Addresses of a cloud's inside that no registry lists as private: Azure's host."""
+"""The IANA registries of special-purpose addresses (IPv4 and IPv6), multicast and reserved ranges, and the internal
+host of Azure. The interpreter's own tables follow older editions of these registries."""
 _HEADERS = {"User-Agent": "draftfleet", "Accept": "*/*", "Accept-Encoding": "identity"}
+_SAFE = "/%:@!$&'()*+,;=~"
 
 
 class Refused(Exception):
@@ -67,35 +68,24 @@ class Limits:
 
 
 def fetch(url: str, limits: Limits) -> bytes:
-    """The body of a URL, in one attempt.
-
-    Raises:
-        Refused, TooLarge, StatusError, OSError, http.client.HTTPException: see each.
-    """
+    """The body of a URL, in one attempt; raises Refused, TooLarge, StatusError, OSError or HTTPException."""
     deadline = time.monotonic() + limits.timeout_s
     for _ in range(MAX_REDIRECTS + 1):
         parts = _checked(url, limits)
-        connection = _connect(parts, limits, deadline)
-        response: http.client.HTTPResponse | None = None
-        try:
-            target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~") + (f"?{_query(parts)}" if parts.query else "")
+        target = quote(parts.path or "/", safe=_SAFE)
+        if parts.query:
+            target += "?" + quote(parts.query, safe=_SAFE + "?-._[]|")
+        with ExitStack() as stack:
+            connection = stack.enter_context(closing(_connect(parts, limits, deadline)))
             connection.request("GET", target, headers=_HEADERS)
-            response = connection.getresponse()
-            if response.status in (301, 302, 303, 307, 308):
-                url = urljoin(url, response.headers.get("Location") or "")
-                continue
-            if response.status != 200:
+            # The answer keeps the socket if the server ends the connection.
+            response = stack.enter_context(closing(connection.getresponse()))
+            if response.status == 200:
+                return _body(response, limits.max_bytes)
+            if response.status not in (301, 302, 303, 307, 308):
                 raise StatusError(response.status)
-            return _body(response, limits.max_bytes)
-        finally:
-            if response is not None:
-                response.close()  # it keeps the socket where the server ends the connection
-            connection.close()
+            url = urljoin(url, response.headers.get("Location") or "")
     raise Refused(f"more than {MAX_REDIRECTS} redirects")
-
-
-def _query(parts: SplitResult) -> str:
-    return quote(parts.query, safe="/?%:@!$&'()*+,;=~-._[]|")
 
 
 def _checked(url: str, limits: Limits) -> SplitResult:
@@ -112,14 +102,13 @@ def _checked(url: str, limits: Limits) -> SplitResult:
 
 
 def _connect(parts: SplitResult, limits: Limits, deadline: float) -> http.client.HTTPConnection:
-    """A connection to an address of the host that has been checked; several are tried in the resolver's order."""
-    assert parts.hostname
+    """A connection to a checked address of the host; several are tried in the resolver's order."""
+    host = parts.hostname
+    assert host
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    addresses = _resolve(parts.hostname, port, deadline)
-    if not _is_named(parts.hostname, port, limits.private_hosts):
-        for address in addresses:
-            if not is_public(address):
-                raise Refused("its host is on a private network; name it in source.fetch.private_hosts to allow it")
+    addresses = _resolve(host, port, deadline)
+    if not _is_named(host, port, limits.private_hosts) and not all(map(is_public, addresses)):
+        raise Refused("its host is on a private network; name it in source.fetch.private_hosts to allow it")
     failure: OSError = OSError("the host has no address")
     for address in addresses:
         try:
@@ -127,18 +116,16 @@ def _connect(parts: SplitResult, limits: Limits, deadline: float) -> http.client
         except OSError as error:
             failure = error
             continue
+        connection = http.client.HTTPConnection(host, port)
         try:
-            connection: http.client.HTTPConnection
-            if parts.scheme == "http":
-                connection = http.client.HTTPConnection(parts.hostname, port)
-                connection.sock = _BoundedSocket(plain, deadline)
-            else:
-                connection = http.client.HTTPSConnection(parts.hostname, port, context=_tls())
+            if parts.scheme == "https":
+                connection = http.client.HTTPSConnection(host, port, context=_tls())
                 plain.settimeout(_left(deadline))  # bounds the whole handshake, not each of its reads
-                connection.sock = _BoundedSocket(_tls().wrap_socket(plain, server_hostname=parts.hostname), deadline)
+                plain = _tls().wrap_socket(plain, server_hostname=host)
         except BaseException:
             plain.close()
             raise
+        connection.sock = _BoundedSocket(plain, deadline)
         return connection
     raise failure
 
@@ -227,24 +214,21 @@ def is_public(address: str) -> bool:
             return is_public(str(ip.ipv4_mapped))
         if ip in _NAT64:
             return is_public(str(ipaddress.IPv4Address(ip.packed[12:])))
-    special = any(ip in network for network in _SPECIAL_PURPOSE if network.version == ip.version)
-    return ip.is_global and not special and not ip.is_reserved and str(ip) not in _PUBLIC_ONLY_IN_NAME
+    return ip.is_global and not ip.is_reserved and not any(ip in network for network in _SPECIAL_PURPOSE)
 
 
 def _body(response: http.client.HTTPResponse, max_bytes: int) -> bytes:
-    if response.length is not None and response.length > max_bytes:
-        raise TooLarge
     expected = response.length
-    parts: list[bytes] = []
-    size = 0
+    if expected is not None and expected > max_bytes:
+        raise TooLarge
+    data = bytearray()
     while chunk := response.read1(CHUNK_BYTES):
-        parts.append(chunk)
-        size += len(chunk)
-        if size > max_bytes:
+        data += chunk
+        if len(data) > max_bytes:
             raise TooLarge
-    if expected is not None and size < expected:
-        raise CutShort(f"{size} bytes came of {expected}")
-    return b"".join(parts)
+    if expected is not None and len(data) < expected:
+        raise CutShort(f"{len(data)} bytes came of {expected}")
+    return bytes(data)
 
 
 def _left(deadline: float) -> float:

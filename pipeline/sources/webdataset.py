@@ -10,18 +10,32 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from typing import Any
 
 import pyarrow as pa
 
 from pipeline.prompts.templates import whole_text
 from pipeline.rows.schemas import RowError
-from pipeline.sources.kind import Chunk, FilePiece, Kind, Needs, ReadSpec, Sample, Survey, max_bytes_of, resolve_id
-from pipeline.sources.lines import Index, survey_of
-from pipeline.sources.records import kept_text
+from pipeline.sources.kind import (
+    Chunk,
+    FilePiece,
+    Index,
+    Kind,
+    Needs,
+    ReadSpec,
+    Sample,
+    Survey,
+    count_of,
+    max_bytes_of,
+    resolve_id,
+    survey_of,
+)
+from pipeline.sources.records import keep_schema, kept_arrays
 from pipeline.sources.tars import Run, Wanted, index_runs, read_runs
 from pipeline.storage import access
 
+SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.zstd", ".tzst")
 NUM_PEEKED_SAMPLES = 16
 """Number of samples that are read to find the fields of a shard."""
 NUM_INDEX_THREADS = 8
@@ -29,23 +43,15 @@ REMOTE_INDEX_FACTOR = 16
 """A remote tar is indexed from so many spans on: passing over its data costs about as much as reading it."""
 
 
-# --- before reading ------------------------------------------------------------------------------------------------
-
-
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """Counts are unknown, but for large plain tars, whose headers are read; fields are judged by the first samples of
-    the first readable shard.
-
-    Raises:
-        ConfigError: a needed field is in none of those samples.
-    """
+    the first readable shard."""
     paths = files["path"].to_pylist()
-    if needs.columns():
-        for path in paths:
-            names = _peek(filesystem, access.join(root, path))
-            if names is not None:
-                needs.require(names, f"the first {NUM_PEEKED_SAMPLES} samples of {path}")
-                break
+    for path in paths if needs.columns() else ():
+        names = _peek(filesystem, access.join(root, path))
+        if names is not None:
+            needs.require(names, f"the first {NUM_PEEKED_SAMPLES} samples of {path}")
+            break
     source = needs.source
     min_bytes = source.span_max_bytes * (1 if access.is_local(filesystem) else REMOTE_INDEX_FACTOR)
 
@@ -60,17 +66,15 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
 
     with ThreadPoolExecutor(NUM_INDEX_THREADS) as pool:
         found = list(pool.map(index, paths, files["size_bytes"].to_pylist()))
-    return survey_of(found, pa.schema([(name, pa.string()) for name in needs.keep]))
+    return survey_of(found, keep_schema(needs))
 
 
 def _peek(filesystem: Any, path: str) -> set[str] | None:
-    """The fields of the first samples; None when the shard has not one whole sample."""
+    """The fields of the first samples; None if the shard has no sample with readable fields."""
     names: set[str] | None = None
     try:
         with access.open_file(filesystem, path) as file:
-            for number, run in enumerate(read_runs(file, Wanted(with_text=True))):
-                if number >= NUM_PEEKED_SAMPLES:
-                    break
+            for run in islice(read_runs(file, Wanted(with_text=True)), NUM_PEEKED_SAMPLES):
                 try:
                     names = (names or set()) | set(_fields(run))
                 except RowError:
@@ -81,20 +85,17 @@ def _peek(filesystem: Any, path: str) -> set[str] | None:
 
 
 def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
-    """The samples of a tar by its headers, reading no further than needed; damage counts as the one row it becomes."""
-    keys: set[str] = set()
-    try:
+    """The samples of a tar by its headers; reads no further than needed."""
+    seen: set[str] = set()
+
+    def keys() -> Iterator[str]:
         with access.open_file(filesystem, access.join(spec.root, path)) as file:
             for run in read_runs(file, Wanted(with_text=False)):
-                keys.add(run.key)
-                if len(keys) >= at_most:
-                    break
-    except Exception:
-        return min(at_most, len(keys) + 1)
-    return len(keys)
+                if run.key not in seen:
+                    seen.add(run.key)
+                    yield run.key
 
-
-# --- reading -------------------------------------------------------------------------------------------------------
+    return count_of(keys(), at_most)
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
@@ -102,9 +103,6 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     first member.
 
     A sample whose members are not side by side is one `broken_sample` row, at its first place.
-
-    Raises:
-        Exception: the archive is damaged; the samples before the damage have been yielded.
     """
     samples: list[Sample] = []
     fields: list[dict[str, Any]] = []
@@ -129,14 +127,11 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
                 sample, own_fields = _sample(run, row_index, spec)
                 samples.append(sample)
                 fields.append(own_fields)
-        expected = piece.num_samples if piece.stop is None else piece.stop
-        if expected is not None and first + len(samples) != expected:
-            raise ValueError(f"the archive ends at row {first + len(samples)}, and had {expected} when the job began")
+        piece.check_end(first + len(samples), "archive")
     except Exception as error:
         failure = error
     asked = slice(piece.start - first, None)
-    keep = [pa.array([kept_text(own.get(name)) for own in fields[asked]], pa.string()) for name in spec.keep.names]
-    yield Chunk(samples[asked], keep)
+    yield Chunk(samples[asked], kept_arrays(spec, fields[asked]))
     if failure is not None:
         raise failure
 
@@ -150,17 +145,17 @@ def _wanted(spec: ReadSpec, piece: FilePiece) -> Wanted:
 
 def _sample(run: Run, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str, Any]]:
     """The sample, and all of its fields."""
-    sample = Sample(row_index, error=run.error)
-    fields: dict[str, Any] = {}
+    sample, fields = Sample(row_index), dict[str, Any]()
     try:
-        if run.error is None and spec.with_images and not (run.images or run.videos):
+        if run.error is not None:
+            raise run.error
+        if spec.with_images and not (run.images or run.videos):
             raise RowError("missing_image", f"the sample {whole_text(run.key)!r} has no image or video member")
-        if spec.needs_text and run.error is None:
+        if spec.needs_text:
             fields = _fields(run)
             sample.fields = {name: fields.get(name) for name in spec.fields}
             if spec.source.id_column is not None:
-                own_id = resolve_id(fields.get(spec.source.id_column), spec.source.id_column)
-                sample.own_id = whole_text(own_id)
+                sample.own_id = whole_text(resolve_id(fields.get(spec.source.id_column), spec.source.id_column))
         sample.images = [run.images[extension] for extension in sorted(run.images)]
         sample.videos = [run.videos[extension] for extension in sorted(run.videos)]
     except RowError as error:
@@ -169,11 +164,8 @@ def _sample(run: Run, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str,
 
 
 def _fields(run: Run) -> dict[str, Any]:
-    """The sample's fields: JSON objects' keys, then text members (which win), then `__key__`.
-
-    Raises:
-        RowError: `broken_sample` for text that is no UTF-8, or JSON that is none.
-    """
+    """The sample's fields: JSON objects' keys, then text members (which win), then `__key__`; RowError `broken_sample`
+    for text that is not UTF-8 and for damaged JSON."""
     fields: dict[str, Any] = {}
     for extension, data in sorted(run.texts.items(), key=lambda item: (not item[0].endswith("json"), item[0])):
         stem, _, kind = extension.rpartition(".")
@@ -190,6 +182,4 @@ def _fields(run: Run) -> dict[str, Any]:
     return fields
 
 
-SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.zstd", ".tzst")
-
-KIND = Kind("webdataset", SUFFIXES, survey, read, count, tells_ids=False)
+KIND = Kind("webdataset", SUFFIXES, survey, read, tells_ids=False, count_early=count)

@@ -5,6 +5,7 @@ Messages never contain credentials of URLs or of environment variables.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -18,9 +19,12 @@ from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
 
 from configs.load import ConfigError
-from pipeline.storage.retries import CutShort, Patience, retried
+from pipeline.storage.retries import CutShort, RetryPolicy, retried
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.\-]*)://")
+_URLS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s'\"<>|)\]}]+")
+_SECRET_NAMES = re.compile(r"SECRET|TOKEN|PASSW|CREDENTIAL|(^|_)KEY|KEY$|AUTH|SAS|CONNECTION_STRING", re.IGNORECASE)
+_MIN_SECRET_CHARS = 8
 _S3_OPTIONS: dict[str, Any] = {
     # A stalled connection is closed and retried; listings are made once and would only become outdated.
     "config_kwargs": {"connect_timeout": 20, "read_timeout": 60},
@@ -28,7 +32,8 @@ _S3_OPTIONS: dict[str, Any] = {
 }
 _OPTIONS = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
 BLOCK_BYTES = 8 * 1024 * 1024
-"""What is read ahead of a remote file."""
+"""Read ahead of a remote file."""
+MAX_URL_CHARS = 200
 MAX_REASON_CHARS = 300
 
 
@@ -59,21 +64,18 @@ def unstripped(filesystem: Any, path: str) -> str:
 
 
 def shown(url: str) -> str:
-    """A URL or path for messages: user, password, query and fragment cut off, at most 200 characters."""
+    """A URL or path for messages, cut to a maximum length, without user, password, query and fragment."""
     match = _SCHEME.match(url)
     if match:
-        url = re.split(r"[?#]", url, maxsplit=1)[0]
-        scheme, rest = url[: match.end()], url[match.end() :]
-        authority, slash, path = rest.partition("/")
-        url = scheme + authority.rpartition("@")[2] + slash + path
+        authority, slash, path = re.split(r"[?#]", url, maxsplit=1)[0][match.end() :].partition("/")
+        url = match.group() + authority.rpartition("@")[2] + slash + path
     elif url[:5].lower() == "data:":
         url = url.partition(",")[0]
-    return url if len(url) <= 200 else url[:197] + "..."
+    return _cut(url, MAX_URL_CHARS)
 
 
-_URLS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s'\"<>|)\]}]+")
-_SECRET_NAMES = re.compile(r"SECRET|TOKEN|PASSW|CREDENTIAL|(^|_)KEY|KEY$|AUTH|SAS|CONNECTION_STRING", re.IGNORECASE)
-_MIN_SECRET_CHARS = 8
+def _cut(text: str, max_chars: int) -> str:
+    return text if len(text) <= max_chars else text[: max_chars - 3] + "..."
 
 
 def is_secret_name(name: str) -> bool:
@@ -85,16 +87,15 @@ def scrubbed(text: str) -> str:
     """The text without credentials: URLs as `shown`, and no value of a variable whose name marks it as a secret."""
     text = _URLS.sub(lambda match: shown(match.group()), text)
     for name, value in os.environ.items():
-        if len(value) >= _MIN_SECRET_CHARS and is_secret_name(name) and value in text:
+        if len(value) >= _MIN_SECRET_CHARS and is_secret_name(name):
             text = text.replace(value, "***")
     return text
 
 
 def reason_of(error: BaseException) -> str:
-    """Why something failed, in one line without credentials."""
+    """The reason of a failure, in one line without credentials."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    text = " ".join(scrubbed(str(reason)).split()) or type(error).__name__
-    return text if len(text) <= MAX_REASON_CHARS else text[: MAX_REASON_CHARS - 3] + "..."
+    return _cut(" ".join(scrubbed(str(reason)).split()) or type(error).__name__, MAX_REASON_CHARS)
 
 
 def uri_scheme(uri: str) -> str:
@@ -130,14 +131,12 @@ class RemoteFile(io.RawIOBase):
 
     def _drop(self) -> None:
         file, self._file = self._file, None
-        try:
+        with contextlib.suppress(Exception):  # the read has failed already
             if file is not None:
                 file.close()
-        except Exception:  # it failed already; how it closes is of no interest
-            pass
 
     def read(self, num_bytes: int | None = -1) -> bytes:
-        """Up to `num_bytes` (all, where negative); fewer only at the file's end."""
+        """Up to `num_bytes` (all, if negative); fewer only at the file's end."""
         wanted = -1 if num_bytes is None else num_bytes
 
         def once() -> bytes:
@@ -215,8 +214,8 @@ def open_regular(path: str, roots: Sequence[str] | None = None) -> BinaryIO:
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if roots is not None:
-            own = f"/proc/self/fd/{descriptor}"
-            real = os.readlink(own) if os.path.exists("/proc/self/fd") else os.path.realpath(path)
+            link = f"/proc/self/fd/{descriptor}"
+            real = os.readlink(link) if os.path.exists("/proc/self/fd") else os.path.realpath(path)
             if not is_below(real, roots):
                 raise OutsideRoots(errno.EACCES, "it leaves the source root; source.local_roots allows other folders")
         status = os.fstat(descriptor)
@@ -236,26 +235,22 @@ def open_file(filesystem: Any, path: str) -> Any:
 
 
 def read_bounded(
-    filesystem: Any, path: str, max_bytes: int, patience: Patience | None = None, roots: Sequence[str] | None = None
+    filesystem: Any, path: str, max_bytes: int, policy: RetryPolicy | None = None, roots: Sequence[str] | None = None
 ) -> bytes | None:
-    """A file's bytes, or None when it has more than `max_bytes` (no more than that is ever read).
+    """A file's bytes, or None if it has more than `max_bytes` (no more than one byte beyond that is ever read).
 
     `roots` as for `open_regular`; remote files have none.
     """
-    if is_local(filesystem):
-        with open_regular(path, roots) as local:
-            data = local.read(max_bytes + 1)
-        return data if len(data) <= max_bytes else None
 
     def once() -> bytes:
-        with filesystem.open(path, "rb") as file:
+        with open_regular(path, roots) if is_local(filesystem) else filesystem.open(path, "rb") as file:
             data: bytes = file.read(max_bytes + 1)
             size = getattr(file, "size", None)
             if isinstance(size, int) and len(data) < min(size, max_bytes + 1):
                 raise CutShort(f"{len(data)} bytes came of {size}")
         return data
 
-    data = retried(once, patience)
+    data = once() if is_local(filesystem) else retried(once, policy)
     return data if len(data) <= max_bytes else None
 
 

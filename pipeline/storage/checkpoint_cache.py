@@ -17,7 +17,7 @@ import struct
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from pipeline.storage.retries import CutShort, retried
 
 SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https", "memory")
 FOLDER_VARIABLE = "DRAFTFLEET_WEIGHTS"
-"""Names the folder of copies, where the user's cache is too small."""
+"""Names the folder of copies, if the user's cache is too small."""
 WEIGHT_SUFFIXES = (".safetensors",)
 PICKLED_SUFFIXES = (".pt", ".pth", ".bin")
 """Read by image models alone, and then tensors only."""
@@ -51,12 +51,12 @@ WEB_NAMES = (
     *("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.json", "chat_template.jinja"),
     *("spiece.model", "model.safetensors", "model.safetensors.index.json", "medusa_lm_head.safetensors"),
 )
-"""What is asked for where a folder cannot be listed; shards are found by the index."""
+"""Names that are tried if a folder cannot be listed; shards are found by the index."""
 
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """A checkpoint in a store: its files below `root`; `name` is that of the file where the URL names one."""
+    """A checkpoint in a store: its files below `root`; `name` is that of the file if the URL names one."""
 
     where: str
     url: str
@@ -67,12 +67,11 @@ class StoredCheckpoint:
     @property
     def revision(self) -> str:
         """16 hex digits over names, sizes and the store's version of each file."""
-        told = sorted((file.path, file.size_bytes, file.token) for file in self.files)
-        return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:16]
+        facts = sorted((file.path, file.size_bytes, file.token) for file in self.files)
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
     @property
     def num_bytes(self) -> int:
-        """Of all files."""
         return sum(file.size_bytes for file in self.files)
 
     @property
@@ -82,9 +81,8 @@ class StoredCheckpoint:
 
     @property
     def key(self) -> str:
-        """What a copy of exactly this content is called."""
-        place = hashlib.sha256(self.url.encode()).hexdigest()[:16]
-        return f"{place}-{self.revision}"
+        """The name of a copy of exactly this content."""
+        return f"{hashlib.sha256(self.url.encode()).hexdigest()[:16]}-{self.revision}"
 
     def refusal(self, reason: str) -> ConfigError:
         """An error under the dotted path, the URL first."""
@@ -98,7 +96,7 @@ def copies_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftfleet" / "weights"
 
 
-# --- looking -------------------------------------------------------------------------------------------------------
+# --- the listing ---------------------------------------------------------------------------------------------------
 
 
 def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
@@ -114,34 +112,34 @@ def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
     found = StoredCheckpoint(where, url, path, "", ())
     try:
         filesystem.invalidate_cache()
-        suffixes = (*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES)
-        if path.lower().endswith(suffixes):
+        if path.lower().endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES)):
             root, _, name = path.rpartition("/")
-            beside = _present(filesystem, root, ["config.json"])
-            files = [listing.describe(filesystem, path, name), *beside]
-            found = StoredCheckpoint(where, url, root, name, tuple(files))
+            files = [listing.describe(filesystem, path, name), *_present(filesystem, root, ["config.json"])]
+            found = replace(found, root=root, name=name, files=tuple(files))
+        elif scheme in ("http", "https"):
+            found = replace(found, files=tuple(chosen(_web_files(found, filesystem, path), with_code)))
         else:
-            every = (
-                _web_files(found, filesystem, path) if scheme in ("http", "https") else _folder_files(filesystem, path)
-            )
-            found = StoredCheckpoint(where, url, path, "", tuple(chosen(every, with_code)))
+            files = list(listing.list_folder(filesystem, path, ("",), enter=lambda _: False))
+            if not files:
+                raise FileNotFoundError(path)
+            found = replace(found, files=tuple(chosen(files, with_code)))
     except ConfigError:
         raise
     except FileNotFoundError:
         raise found.refusal("there is no such checkpoint, or it cannot be listed with these credentials") from None
-    except Exception as error:  # drivers raise their own families
+    except Exception as error:  # drivers raise errors of no common class
         raise found.refusal(f"it cannot be listed: {access.reason_of(error)}") from None
     for file in found.files:
         check_name(found, file.path)
-    if not any(file.path.endswith(suffixes) for file in found.files):
+    if not any(file.path.endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES)) for file in found.files):
         raise found.refusal("there are no weights: neither .safetensors nor a .pt file")
-    if unknown := [file.path for file in found.files if not file.size_bytes]:
-        raise found.refusal(f"{unknown[0]} is empty, or the store does not tell its size")
+    if empty := [file.path for file in found.files if not file.size_bytes]:
+        raise found.refusal(f"{empty[0]} is empty, or the store does not tell its size")
     return found
 
 
 def chosen(files: Iterable[Listed], with_code: bool = False) -> list[Listed]:
-    """What of a folder is loaded: its settings, and its safetensors, or its pickled weights where it has none.
+    """What of a folder is loaded: its settings, and its safetensors, or its pickled weights if it has none.
 
     Second copies of the same weights in another vendor's layout (`consolidated*`) are left out.
     """
@@ -153,36 +151,25 @@ def chosen(files: Iterable[Listed], with_code: bool = False) -> list[Listed]:
     return [file for file in files if file.path.endswith(settings)] + weights
 
 
-def _folder_files(filesystem: Any, path: str) -> list[Listed]:
-    files = list(listing.list_folder(filesystem, path, ("",), enter=lambda _: False))
-    if not files:
-        raise FileNotFoundError(path)
-    return files
-
-
 def _web_files(found: StoredCheckpoint, filesystem: Any, path: str) -> list[Listed]:
     files = _present(filesystem, path, WEB_NAMES)
     index = next((file for file in files if file.path == INDEX_NAME), None)
-    if index is not None:
-        if index.size_bytes > MAX_SETTINGS_BYTES:
-            raise found.refusal(f"{INDEX_NAME} has {_gb(index.size_bytes)}, which no index has")
-        try:
-            told = json.loads(_read(filesystem, f"{path}/{INDEX_NAME}", index.size_bytes or MAX_SETTINGS_BYTES))
-            names = sorted(set(told["weight_map"].values()))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise found.refusal(f"{INDEX_NAME} is damaged: it maps no tensors to files") from None
-        for name in names:
-            check_name(found, name)
-        files += _present(filesystem, path, names)
-    return files
+    if index is None:
+        return files
+    if index.size_bytes > MAX_SETTINGS_BYTES:
+        raise found.refusal(f"{INDEX_NAME} has {_gb(index.size_bytes)}, which no index has")
+    try:
+        content = json.loads(_read(filesystem, f"{path}/{INDEX_NAME}", index.size_bytes or MAX_SETTINGS_BYTES))
+        names = sorted(set(content["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise found.refusal(f"{INDEX_NAME} is damaged: it maps no tensors to files") from None
+    for name in names:
+        check_name(found, name)
+    return files + _present(filesystem, path, names)
 
 
 def check_name(found: StoredCheckpoint, name: object) -> None:
-    """Refuse a file of a checkpoint whose name is no plain name: copies are written under these names.
-
-    Raises:
-        ConfigError: it is empty or a path, or holds control characters.
-    """
+    """Raise ConfigError for a file whose name is a path, empty or unprintable: copies are written under these names."""
     if not is_plain_name(name):
         raise found.refusal(f"it names the file {str(name)[:100]!r}, which is no plain file name")
 
@@ -190,14 +177,14 @@ def check_name(found: StoredCheckpoint, name: object) -> None:
 def _present(filesystem: Any, root: str, names: Iterable[str]) -> list[Listed]:
     """Those of the names that are files below the root."""
 
-    def ask(name: str) -> Listed | None:
+    def describe(name: str) -> Listed | None:
         try:
             return listing.describe(filesystem, f"{root}/{name}", name)
         except FileNotFoundError:
             return None
 
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        return [file for file in pool.map(ask, names) if file is not None]
+        return [file for file in pool.map(describe, names) if file is not None]
 
 
 # --- outlines and copies -------------------------------------------------------------------------------------------
@@ -210,24 +197,20 @@ def outline(found: StoredCheckpoint) -> Path:
     Raises:
         ConfigError: a file cannot be read, or a header shows that the weights are damaged.
     """
-    return _kept(found, "outlines", lambda filesystem, folder: _draw(found, filesystem, folder))
+    return _kept(found, "outlines", _draw)
 
 
 def copy(found: StoredCheckpoint) -> Path:
-    """The checkpoint on this machine, read from the store where it is not here yet.
+    """The checkpoint on this machine, read from the store unless it is here already.
 
     Raises:
         ConfigError: a file cannot be read or has changed meanwhile, or the disk is too small.
     """
-    return _kept(found, "copies", lambda filesystem, folder: _fetch(found, filesystem, folder))
+    return _kept(found, "copies", _fetch)
 
 
 def check_disk(found: StoredCheckpoint) -> None:
-    """Refuse a checkpoint that does not fit on the disk; one that is cached already needs no space.
-
-    Raises:
-        ConfigError: the needed and the free bytes, and the folder.
-    """
+    """Raise ConfigError for a checkpoint that is not cached and does not fit on the disk."""
     folder = copies_folder()
     if _is_whole(folder / "copies" / found.key, found):
         return
@@ -244,35 +227,28 @@ def _free_bytes(folder: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def _kept(found: StoredCheckpoint, kind: str, make: Callable[[Any, Path], None]) -> Path:
-    """The folder, or the file in it, of a finished entry; made under the lock where there is none."""
+def _kept(found: StoredCheckpoint, kind: str, make: Callable[[StoredCheckpoint, Any, Path], None]) -> Path:
+    """The folder, or the file in it, of a finished entry; made under the lock if there is none."""
     entry = copies_folder() / kind / found.key
     place = entry / found.name if found.name else entry
     if _is_whole(entry, found):
         return place
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(entry.with_suffix(".lock")):
+        with entry.with_suffix(".lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # released when its holder ends, even by a signal
             if _is_whole(entry, found):  # another process made it while this one waited
                 return place
             part = entry.with_suffix(".part")
-            for left_over in (part, entry):  # of a maker that was killed; of someone who cut files
+            for left_over in (part, entry):  # of a process that was killed; with files that were cut
                 shutil.rmtree(left_over, ignore_errors=True)
             part.mkdir()
             filesystem, _ = access.open_url(found.url.rstrip("/"), found.where)
-            make(filesystem, part)
+            make(found, filesystem, part)
             os.replace(part, entry)
     except OSError as error:
         raise found.refusal(f"its copy cannot be written: {access.reason_of(error)}") from None
     return place
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Wait for the lock of this machine's other processes; it ends with its holder, however that ends."""
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _is_whole(entry: Path, found: StoredCheckpoint) -> bool:
@@ -282,25 +258,30 @@ def _is_whole(entry: Path, found: StoredCheckpoint) -> bool:
         return False
 
 
+@contextlib.contextmanager
+def _naming(found: StoredCheckpoint, file: Listed) -> Iterator[None]:
+    """Any failure to read a file as a ConfigError that names it."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:  # drivers raise errors of no common class
+        raise found.refusal(f"{file.path} cannot be read: {access.reason_of(error)}") from None
+
+
 def _draw(found: StoredCheckpoint, filesystem: Any, folder: Path) -> None:
+    """Write the outline."""
     for file in found.files:
         source = access.join(found.root, file.path)
         is_weights = file.path.endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES))
-        try:
-            if not is_weights:
-                if file.size_bytes > MAX_SETTINGS_BYTES:
-                    raise found.refusal(f"{file.path} has {_gb(file.size_bytes)}, which no settings have")
-                (folder / file.path).write_bytes(_read(filesystem, source, file.size_bytes))
-                continue
-            head = _read(filesystem, source, min(OUTLINE_BYTES, file.size_bytes))
+        if not is_weights and file.size_bytes > MAX_SETTINGS_BYTES:
+            raise found.refusal(f"{file.path} has {_gb(file.size_bytes)}, which no settings have")
+        with _naming(found, file):
+            head = _read(filesystem, source, min(OUTLINE_BYTES, file.size_bytes) if is_weights else file.size_bytes)
             if file.path.endswith(WEIGHT_SUFFIXES):
                 head = _whole_header(found, file, filesystem, source, head)
             start = max(len(head), file.size_bytes - OUTLINE_BYTES)
             tail = _read(filesystem, source, file.size_bytes, start) if start < file.size_bytes else b""
-        except ConfigError:
-            raise
-        except Exception as error:
-            raise found.refusal(f"{file.path} cannot be read: {access.reason_of(error)}") from None
         with (folder / file.path).open("wb") as drawn:
             drawn.write(head)
             drawn.truncate(file.size_bytes)
@@ -329,8 +310,9 @@ def _whole_header(found: StoredCheckpoint, file: Listed, filesystem: Any, source
 
 
 def _fetch(found: StoredCheckpoint, filesystem: Any, folder: Path) -> None:
+    """Write the copy, part by part in several threads."""
     check_disk(found)
-    shown = _Progress(found)
+    show = _progress(found)
     parts = []
     for file in found.files:
         with (folder / file.path).open("wb") as made:
@@ -340,68 +322,56 @@ def _fetch(found: StoredCheckpoint, filesystem: Any, folder: Path) -> None:
     def read(part: tuple[Listed, int]) -> None:
         file, start = part
         end = min(start + PART_BYTES, file.size_bytes)
-        try:
+        with _naming(found, file):
             data = _read(filesystem, access.join(found.root, file.path), end, start)
-        except Exception as error:
-            raise found.refusal(f"{file.path} cannot be read: {access.reason_of(error)}") from None
         with (folder / file.path).open("r+b") as made:
             made.seek(start)
             made.write(data)
             os.fsync(made.fileno())
-        shown.add(len(data))
+        show(len(data))
 
     with ThreadPoolExecutor(NUM_THREADS) as pool:
-        waiting = [pool.submit(read, part) for part in parts]
-        try:
-            for one in waiting:
-                one.result()
-        finally:
-            for one in waiting:
-                one.cancel()
-    if look(found.url, found.where, _has_code(found)).revision != found.revision:
+        for _ in pool.map(read, parts):  # a failure cancels the parts that have not begun
+            pass
+    with_code = any(file.path.endswith(CODE_SUFFIXES) for file in found.files)
+    if look(found.url, found.where, with_code).revision != found.revision:
         raise found.refusal("it was changed while it was read; start again")
-    shown.end(folder)
+    show(0, folder.with_suffix(""))
 
 
-def _has_code(found: StoredCheckpoint) -> bool:
-    return any(file.path.endswith(CODE_SUFFIXES) for file in found.files)
-
-
-def _read(filesystem: Any, path: str, end: int | None, start: int = 0) -> bytes:
-    """Bytes `start` to `end` of a file, to its end for None; exactly so many."""
+def _read(filesystem: Any, path: str, end: int, start: int = 0) -> bytes:
+    """Exactly the bytes `start` to `end` of a file."""
 
     def once() -> bytes:
         data: bytes = filesystem.cat_file(path, start=start or None, end=end)
-        if end is not None and len(data) != end - start:
+        if len(data) != end - start:
             raise CutShort(f"{len(data)} bytes came of {end - start}")
         return data
 
     return retried(once)
 
 
-class _Progress:
-    """Progress lines of a download: the checkpoint, the share that is done, and the rate."""
+def _progress(found: StoredCheckpoint) -> Callable[..., None]:
+    """A function that prints progress lines of a download as bytes arrive, and a last one if it is given the folder.
 
-    def __init__(self, found: StoredCheckpoint) -> None:
-        self._found = found
-        self._num_bytes = 0
-        self._began_s = self._shown_s = time.monotonic()
-        print(f"fetching {found.shown}: {len(found.files)} files, {_gb(found.num_bytes)}", flush=True)
+    The reading threads call it without a lock: a line more or less is no harm.
+    """
+    num_done = 0
+    began_s = shown_s = time.monotonic()
+    print(f"fetching {found.shown}: {len(found.files)} files, {_gb(found.num_bytes)}", flush=True)
 
-    def add(self, num_bytes: int) -> None:
-        """Called from the reading threads: a line more or less is no harm."""
-        self._num_bytes += num_bytes
-        if time.monotonic() - self._shown_s >= SHOW_EVERY_S:
-            self._shown_s = time.monotonic()
-            print(f"fetching {self._found.shown}: {_gb(self._num_bytes)} of {self._size}", flush=True)
+    def show(num_bytes: int, folder: Path | None = None) -> None:
+        nonlocal num_done, shown_s
+        num_done += num_bytes
+        now_s = time.monotonic()
+        size = f"{_gb(found.num_bytes)}, {num_done / max(now_s - began_s, 1e-3) / 1e6:,.1f} MB/s"
+        if folder is not None:
+            print(f"fetched {found.shown}: {size} into {folder}", flush=True)
+        elif now_s - shown_s >= SHOW_EVERY_S:
+            shown_s = now_s
+            print(f"fetching {found.shown}: {_gb(num_done)} of {size}", flush=True)
 
-    def end(self, folder: Path) -> None:
-        print(f"fetched {self._found.shown}: {self._size} into {folder.with_suffix('')}", flush=True)
-
-    @property
-    def _size(self) -> str:
-        rate = self._num_bytes / max(time.monotonic() - self._began_s, 1e-3)
-        return f"{_gb(self._found.num_bytes)}, {rate / 1e6:,.1f} MB/s"
+    return show
 
 
 def _gb(num_bytes: int) -> str:

@@ -46,7 +46,6 @@ class Site:
 
     @property
     def where(self) -> str:
-        """The dotted path."""
         return ".".join(self.steps)
 
     @property
@@ -59,18 +58,14 @@ class Site:
         """Whether it is a hub id, of a whole repository."""
         return bool(_HUB_ID.fullmatch(self.section.path)) and not os.path.exists(self.section.path)
 
-    @property
-    def runs_code(self) -> bool:
-        """Whether code that comes with it may run."""
-        return bool(getattr(self.section, "allow_remote_code", False))
+    def refusal(self, reason: str) -> ConfigError:
+        """An error under the dotted path, the checkpoint's path first."""
+        return ConfigError(f"{self.where}: {self.section.path}: {reason}")
 
     def look(self) -> StoredCheckpoint:
-        """List it in its store, and hold it against the pinned revision.
-
-        Raises:
-            ConfigError: as `weight_store.look`, and where it is not the revision that the job asks for.
-        """
-        found = checkpoint_cache.look(self.section.path, self.where, self.runs_code)
+        """List it in its store; ConfigError if that fails, or if it is not the revision that the job asks for."""
+        with_code = bool(getattr(self.section, "allow_remote_code", False))
+        found = checkpoint_cache.look(self.section.path, self.where, with_code)
         if self.section.revision not in (None, found.revision):
             raise found.refusal(
                 f"it is revision {found.revision} now, and {self.where}.revision asks for {self.section.revision}; its "
@@ -103,19 +98,15 @@ def sites(job: Section) -> Iterator[Site]:
             yield Site(f"captioner_{place}", ("method", "contexts", str(place)), context)
 
 
-def replaced(job: AnyJob, steps: Sequence[str], changes: dict[str, Any]) -> AnyJob:
-    """The job with some fields of one section changed."""
-    changed: AnyJob = _replaced(job, steps, changes)
-    return changed
-
-
-def _replaced(part: Any, steps: Sequence[str], changes: dict[str, Any]) -> Any:
+def replaced(part: Any, steps: Sequence[str], changes: dict[str, Any]) -> Any:
+    """The job with some fields of the section at this path changed."""
     if not steps:
         return part.model_copy(update=changes)
+    step, *rest = steps
     if isinstance(part, tuple):
-        place = int(steps[0])
-        return (*part[:place], _replaced(part[place], steps[1:], changes), *part[place + 1 :])
-    return part.model_copy(update={steps[0]: _replaced(getattr(part, steps[0]), steps[1:], changes)})
+        place = int(step)
+        return (*part[:place], replaced(part[place], rest, changes), *part[place + 1 :])
+    return part.model_copy(update={step: replaced(getattr(part, step), rest, changes)})
 
 
 # --- on the driver -------------------------------------------------------------------------------------------------
@@ -139,10 +130,10 @@ def check(job: AnyJob, look_at: Callable[[AnyJob], Info], runs_here: bool) -> tu
                 checkpoint_cache.check_disk(found)
             job = replaced(job, site.steps, {"revision": found.revision})
             outlined = replaced(outlined, site.steps, {"path": str(checkpoint_cache.outline(found)), "revision": None})
-            _tell(site, len(found.files), found.num_bytes, found.revision)
+            _report(site, len(found.files), found.num_bytes, found.revision)
         elif site.is_on_hub:
             commit = None if is_unreachable else _look_at_hub(site)
-            if commit is None:  # it is not asked again: each question would wait through the library's own retries
+            if commit is None:  # the hub is not asked again: each request would wait for the library's own retries
                 is_unreachable = True
                 continue
             job = replaced(job, site.steps, {"revision": commit})
@@ -156,37 +147,30 @@ def check(job: AnyJob, look_at: Callable[[AnyJob], Info], runs_here: bool) -> tu
                     _refuse_not_kept(site)
             raise
     for site in sites(job):
-        told, asked = getattr(info, "revisions", {}).get(site.name), site.section.revision
-        if site.is_stored or told is None:
+        found_revision, wanted = getattr(info, "revisions", {}).get(site.name), site.section.revision
+        if site.is_stored or found_revision is None:
             continue
         if os.path.exists(site.section.path):
-            if asked not in (None, told):
-                raise ConfigError(
-                    f"{site.where}: {site.section.path}: it is revision {told}, and {site.where}.revision asks for "
-                    f"{asked}"
-                )
-        elif _COMMIT.fullmatch(told):
-            job = replaced(job, site.steps, {"revision": told})
+            if wanted not in (None, found_revision):
+                raise site.refusal(f"it is revision {found_revision}, and {site.where}.revision asks for {wanted}")
+        elif _COMMIT.fullmatch(found_revision):
+            job = replaced(job, site.steps, {"revision": found_revision})
         else:
-            raise ConfigError(
-                f"{site.where}: {site.section.path}: the commit of {asked or 'its main branch'} cannot be found out: "
-                f"{_why_no_hub()}, and this machine has not kept it; give the commit in {site.where}.revision"
+            raise site.refusal(
+                f"the commit of {wanted or 'its main branch'} cannot be found out: {_why_no_hub()}, and this machine "
+                f"has not kept it; give the commit in {site.where}.revision"
             )
-    named: Info = _renamed(info, job)
-    return job, named
+    return job, _renamed(info, job)
 
 
-def _tell(site: Site, num_files: int, num_bytes: int, revision: str) -> None:
+def _report(site: Site, num_files: int, num_bytes: int, revision: str) -> None:
     path = access.shown(site.section.path)
     print(f"weights  {site.where}: {path}, {num_files} files, {num_bytes / 1e9:,.3f} GB, revision {revision}")
 
 
 def _look_at_hub(site: Site) -> str | None:
-    """The commit of a hub id, access and weights checked; None if the hub does not answer.
-
-    Raises:
-        ConfigError: there is no such repository or revision, it is not open to this user, or holds no weights.
-    """
+    """The commit of a hub id; None if the hub does not answer. ConfigError if the repository or revision is absent, is
+    not open to this user, or holds no weights."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
@@ -199,18 +183,17 @@ def _look_at_hub(site: Site) -> str | None:
         if weights:
             api.parse_safetensors_file_metadata(path, min(weights), revision=info.sha)
     except (NotASafetensorsRepoError, SafetensorsParsingError) as error:
-        raise ConfigError(f"{site.where}: {path}: {access.reason_of(error)}") from None
-    except Exception as error:  # its client's errors are of no one family
+        raise site.refusal(access.reason_of(error)) from None
+    except Exception as error:  # the client raises errors of no common class
         status = getattr(getattr(error, "response", None), "status_code", None)
         if status in (401, 403, 404):
-            raise ConfigError(
-                f"{site.where}: {path}: the hub answers {status}: there is no such repository or revision"
+            raise site.refusal(
+                f"the hub answers {status}: there is no such repository or revision"
                 f"{'' if revision is None else f' ({revision})'}, or it is not open to you; HF_TOKEN in the "
                 "environment names you"
             ) from None
-        # HF_HUB_OFFLINE is set, or there is no answer: the copy that this machine has kept is used, if there is one.
-        return None
-    _tell(site, len(sizes), sum(sizes[name] for name in weights), str(info.sha))
+        return None  # HF_HUB_OFFLINE is set, or there is no answer: this machine's own cache is used, if it has one
+    _report(site, len(sizes), sum(sizes[name] for name in weights), str(info.sha))
     return str(info.sha)
 
 
@@ -227,19 +210,15 @@ def _offline() -> Iterator[None]:
 
 
 def _refuse_not_kept(site: Site) -> None:
-    """Refuse a hub id without a cached configuration on this machine.
-
-    Raises:
-        ConfigError: the hub does not answer.
-    """
+    """Raise ConfigError for a hub id without a cached configuration on this machine: the hub does not answer."""
     from huggingface_hub import try_to_load_from_cache
 
     path, revision = site.section.path, site.section.revision
     names = ("config.json", "adapter_config.json")
     if not any(isinstance(try_to_load_from_cache(path, name, revision=revision), str) for name in names):
-        raise ConfigError(
-            f"{site.where}: {path}: {_why_no_hub()}, and this machine has not kept it; connect the machine to the hub, "
-            "or name a folder that holds the checkpoint"
+        raise site.refusal(
+            f"{_why_no_hub()}, and this machine has not kept it; connect the machine to the hub, or name a folder that "
+            "holds the checkpoint"
         )
 
 
@@ -252,10 +231,10 @@ def _why_no_hub() -> str:
 
 
 def fetched(job: AnyJob) -> AnyJob:
-    """The job with the weights of stores read to this machine, once for all of its processes.
+    """The job with the weights of stores copied to this machine, once for all of its processes.
 
     Raises:
-        ConfigError: they cannot be read, were changed since the job was planned, or have no place here.
+        ConfigError: they cannot be read, were changed since the job was planned, or do not fit on the disk.
     """
     for site in sites(job):
         if site.is_stored:
@@ -264,23 +243,17 @@ def fetched(job: AnyJob) -> AnyJob:
 
 
 def load_pair(config: CaptionJob, num_threads: int | None) -> actors.generate.Pair:
-    """As `actors.engine_actor.load_pair`, from wherever the weights are."""
-    local = fetched(config)
-    pair = _by_own_name(config, local, lambda: actors.engine_actor.load_pair(local, num_threads))
-    named: actors.generate.Pair = _renamed(pair, config)
-    return named
+    """As `actors.engine_actor.load_pair`, from the location of the weights."""
+    return _load(config, fetched(config), actors.engine_actor.load_pair, num_threads)
 
 
 def load_image_pair(config: SynthesizeJob, num_threads: int | None) -> actors.synthesize.ImagePair:
-    """As `actors.engine_actor.load_pair`, from wherever the weights are."""
-    local = fetched(config)
-    pair = _by_own_name(config, local, lambda: actors.engine_actor.load_pair(local, num_threads))
-    named: actors.synthesize.ImagePair = _renamed(pair, config)
-    return named
+    """As `actors.engine_actor.load_pair`, from the location of the weights."""
+    return _load(config, fetched(config), actors.engine_actor.load_pair, num_threads)
 
 
 def load_painter(config: SynthesizeJob, num_threads: int | None) -> actors.paint.VqPainter:
-    """As `actors.paint.load_painter`; the VQ model alone is read whole."""
+    """As `actors.paint.load_painter`; of all weights only those of the VQ model are copied."""
     local = config
     for site in sites(config):
         if site.is_stored and site.name in ("vq", "target"):
@@ -288,6 +261,11 @@ def load_painter(config: SynthesizeJob, num_threads: int | None) -> actors.paint
             place = checkpoint_cache.copy(found) if site.name == "vq" else checkpoint_cache.outline(found)
             local = replaced(local, site.steps, {"path": str(place), "revision": None})
     return _by_own_name(config, local, lambda: actors.paint.load_painter(local, num_threads))
+
+
+def _load(job: AnyJob, local: AnyJob, load: Callable[[AnyJob, int | None], Info], num_threads: int | None) -> Info:
+    loaded: Info = _renamed(_by_own_name(job, local, lambda: load(local, num_threads)), job)
+    return loaded
 
 
 def _by_own_name(job: Section, local: Section, act: Callable[[], Info]) -> Info:
@@ -307,7 +285,7 @@ def _renamed(found: Any, job: Section) -> Any:
     stored = {site.name: site for site in sites(job) if site.is_stored}
     if not stored:
         return found
-    if hasattr(found, "info"):  # image pairs keep theirs together
+    if hasattr(found, "info"):  # image pairs keep their facts together
         return dataclasses.replace(found, info=_renamed(found.info, job))
     revisions = {name: str(site.section.revision) for name, site in stored.items()}
     changes: dict[str, Any] = {"revisions": {**found.revisions, **revisions}}

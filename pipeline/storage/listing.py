@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import errno
-import functools
 import os
 import posixpath
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from fsspec.core import has_magic
@@ -20,8 +20,6 @@ from pipeline.storage.retries import retried
 
 NUM_LISTING_THREADS = 16
 _TOKEN_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "generation", "LastModified", "last_modified", "mtime", "created")
-
-
 MAX_SKIPPED_SUFFIXES = 20
 """The number of suffixes of skipped files that are counted separately; all further ones are counted together."""
 HIDDEN, HIDDEN_FOLDERS = "hidden files (. or _)", "hidden folders (. or _)"
@@ -29,13 +27,16 @@ NO_SUFFIX, OTHER_SUFFIXES = "files without a suffix", "files with other suffixes
 
 
 class Skipped:
-    """Counts files that a listing leaves out, by suffix, and hidden ones."""
+    """Counts files that a listing leaves out, by suffix, and hidden ones; of a glob only those that match it."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+    def __init__(self, counts: Counter[str] | None = None, pattern: re.Pattern[str] | None = None) -> None:
+        self.counts = Counter[str]() if counts is None else counts
+        self._pattern = pattern
 
     def add(self, relative: str, is_folder: bool = False) -> None:
         """Count one file that is not taken, or one folder that is not entered."""
+        if self._pattern is not None and not self._pattern.match(relative):
+            return
         name = posixpath.basename(relative)
         suffix = posixpath.splitext(name)[1].lower()
         if _hidden(name):
@@ -49,8 +50,8 @@ class Skipped:
 
 def told_skipped(counts: Mapping[str, int], kind: str) -> str:
     """The counts in words, the most frequent first."""
-    told = [f"{count:,} {label}" for label, count in sorted(counts.items(), key=lambda one: (-one[1], one[0]))]
-    return f"{', '.join(told)} (source.kind {kind!r} does not read them)"
+    parts = [f"{count:,} {label}" for label, count in sorted(counts.items(), key=lambda one: (-one[1], one[0]))]
+    return f"{', '.join(parts)} (source.kind {kind!r} does not read them)"
 
 
 class Listed(NamedTuple):
@@ -71,15 +72,15 @@ def list_paths(
     """The source root, and the files below it, each once; files that are not taken are counted in `skipped`.
 
     A single path is the root itself, or the folder of a file, or the fixed part of a glob; several paths have their
-    common folder.
-
-    Local links are followed below these paths and `local_roots` only.
+    common folder. Local links are followed below these paths and `local_roots` only.
 
     Raises:
         OSError: a path does not exist or cannot be listed; its `filename` names it.
-        storage.OutsideRoots: while files are listed: a link leads outside these folders.
+        access.OutsideRoots: while files are listed: a link leads outside these folders.
     """
-    roots = tuple(os.path.realpath(place) for place in (*map(_fixed, paths), *local_roots))
+    fixed = [path if not has_magic(path) or os.path.exists(path) else split_glob(path)[0] for path in paths]
+    roots = tuple(os.path.realpath(place) for place in (*fixed, *local_roots))
+    skipped = skipped or Skipped()
     filesystem.invalidate_cache()
     found = []
     for path in paths:
@@ -90,11 +91,9 @@ def list_paths(
             raise
     if len(found) == 1:
         return found[0]
-    parts = [root.split("/") for root, _ in found]
-    num_shared = next(
-        (place for place, names in enumerate(zip(*parts, strict=False)) if len(set(names)) > 1), min(map(len, parts))
-    )
-    shared = "/".join(parts[0][:num_shared]) or found[0][0][: found[0][0].startswith("/")]
+    steps = zip(*(root.split("/") for root, _ in found), strict=False)
+    shared = "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps))
+    shared = shared or _top(found[0][0])
     return shared, _merged(shared, found)
 
 
@@ -106,37 +105,37 @@ def _merged(shared: str, found: Sequence[tuple[str, Iterable[Listed]]]) -> Itera
             path = f"{below}/{one.path}" if below else one.path
             if path not in seen:
                 seen.add(path)
-                yield Listed(path, one.size_bytes, one.token)
+                yield one._replace(path=path)
 
 
-def _fixed(path: str) -> str:
-    """The folders of a path before its first glob character."""
-    if not has_magic(path) or os.path.exists(path):
-        return path
+def _top(path: str) -> str:
+    return "/" if path.startswith("/") else ""
+
+
+def split_glob(path: str) -> tuple[str, list[str]]:
+    """The folders of a glob before its first glob character, and the steps of the pattern behind them."""
     parts = path.split("/")
-    return "/".join(parts[: next(index for index, part in enumerate(parts) if has_magic(part))]) or "/"
+    fixed = next(index for index, part in enumerate(parts) if has_magic(part))
+    return "/".join(parts[:fixed]) or _top(path), parts[fixed:]
 
 
 def _list(
-    filesystem: Any, path: str, suffixes: tuple[str, ...], skipped: Skipped | None, roots: Sequence[str]
+    filesystem: Any, path: str, suffixes: tuple[str, ...], skipped: Skipped, roots: Sequence[str]
 ) -> tuple[str, Iterator[Listed]]:
     """One path; a file's name may hold glob characters, so a file that exists comes first."""
     if is_file(filesystem, path):
         root, _, name = path.rpartition("/")
-        root = root or path[: path.startswith("/")]
-        return root, iter([describe(filesystem, path, name)])
+        return root or _top(path), iter([describe(filesystem, path, name)])
     if is_folder(filesystem, path):
         return path, list_folder(filesystem, path, suffixes, skipped=skipped, roots=roots)
     if has_magic(path):
-        parts = path.split("/")
-        fixed = next(index for index, part in enumerate(parts) if has_magic(part))
-        root = "/".join(parts[:fixed]) or path[: path.startswith("/")]
-        return root, _matches(filesystem, root, parts[fixed:], skipped, roots)
-    raise FileNotFoundError(2, "it does not exist")
+        root, pattern = split_glob(path)
+        return root, _matches(filesystem, root, pattern, skipped, roots)
+    raise FileNotFoundError(errno.ENOENT, "it does not exist")
 
 
 def _matches(
-    filesystem: Any, root: str, pattern: Sequence[str], skipped: Skipped | None, roots: Sequence[str]
+    filesystem: Any, root: str, pattern: Sequence[str], skipped: Skipped, roots: Sequence[str]
 ) -> Iterator[Listed]:
     """Files below the root whose relative path fits a glob; folders that cannot hold any are not listed."""
     whole = re.compile(glob_translate("/".join(pattern)))
@@ -150,21 +149,8 @@ def _matches(
                 return False
         return True
 
-    named = None if skipped is None else _Named(skipped, whole)  # who gives a glob asks for no other files
+    named = Skipped(skipped.counts, whole)
     return (found for found in list_folder(filesystem, root, ("",), enter, named, roots) if whole.match(found.path))
-
-
-class _Named(Skipped):
-    """Counts only what fits a glob: hidden files, which no glob takes."""
-
-    def __init__(self, skipped: Skipped, pattern: re.Pattern[str]) -> None:
-        self.counts = skipped.counts
-        self._pattern = pattern
-
-    def add(self, relative: str, is_folder: bool = False) -> None:
-        """Count one file or folder that the glob names."""
-        if self._pattern.match(relative):
-            super().add(relative, is_folder)
 
 
 def is_file(filesystem: Any, path: str) -> bool:
@@ -186,11 +172,14 @@ def _type_of(filesystem: Any, path: str) -> str:
         return ""
 
 
+Enter = Callable[[str], bool]
+
+
 def list_folder(
     filesystem: Any,
     root: str,
     suffixes: tuple[str, ...],
-    enter: Callable[[str], bool] | None = None,
+    enter: Enter = lambda _: True,
     skipped: Skipped | None = None,
     roots: Sequence[str] | None = None,
 ) -> Iterator[Listed]:
@@ -200,14 +189,14 @@ def list_folder(
     default below `root`.
 
     Raises:
-        storage.OutsideRoots: a link leads elsewhere.
+        access.OutsideRoots: a link leads elsewhere.
     """
-    enter = enter or (lambda folder: True)
-    skipped = Skipped() if skipped is None else skipped
-    walk_it = functools.partial(_walk_remote, filesystem)
+    skipped = skipped or Skipped()
     if access.is_local(filesystem):
-        walk_it = functools.partial(_walk_local, (os.path.realpath(root),) if roots is None else roots)
-    for found in walk_it(root, enter, skipped):
+        files = _walk_local((os.path.realpath(root),) if roots is None else roots, root, enter, skipped)
+    else:
+        files = _walk_remote(filesystem, root, enter, skipped)
+    for found in files:
         if found.path.lower().endswith(suffixes):
             yield found
         else:
@@ -217,28 +206,24 @@ def list_folder(
 def describe(filesystem: Any, path: str, relative: str) -> Listed:
     """Size and token of one file."""
     if access.is_local(filesystem):
-        return _listed(os.stat(path), relative)
-    return listed(relative, retried(lambda: filesystem.info(path)))
+        return _of_stat(relative, os.stat(path))
+    return _of_info(relative, retried(lambda: filesystem.info(path)))
 
 
-def listed(relative: str, info: dict[str, Any]) -> Listed:
-    """One file out of a driver's own description of it."""
-    return Listed(relative, int(info.get("size") or 0), _token(info))
-
-
-def _token(info: dict[str, Any]) -> str:
-    return next((str(info[key]) for key in _TOKEN_KEYS if info.get(key)), "")
-
-
-def _listed(stat: os.stat_result, relative: str) -> Listed:
+def _of_stat(relative: str, stat: os.stat_result) -> Listed:
     return Listed(relative, stat.st_size, str(stat.st_mtime_ns))
+
+
+def _of_info(relative: str, info: Mapping[str, Any]) -> Listed:
+    token = next((str(info[key]) for key in _TOKEN_KEYS if info.get(key)), "")
+    return Listed(relative, int(info.get("size") or 0), token)
 
 
 def _hidden(name: str) -> bool:
     return name.startswith((".", "_"))
 
 
-def _walk_local(roots: Sequence[str], root: str, enter: Callable[[str], bool], skipped: Skipped) -> Iterator[Listed]:
+def _walk_local(roots: Sequence[str], root: str, enter: Enter, skipped: Skipped) -> Iterator[Listed]:
     """Streams, so that a folder of ten million files never becomes ten million Python objects at once."""
     stack: list[tuple[str, str, tuple[str, ...]]] = [(root, "", (os.path.realpath(root),))]
     while stack:
@@ -251,14 +236,13 @@ def _walk_local(roots: Sequence[str], root: str, enter: Callable[[str], bool], s
                 try:
                     if _hidden(entry.name):
                         skipped.add(relative, entry.is_dir())
-                        continue
-                    if entry.is_dir():
-                        real = os.path.realpath(entry.path) if entry.is_symlink() else entry.path
-                        # A link to a folder above would go round for ever.
-                        if real not in ancestors and enter(relative):
-                            stack.append((entry.path, relative + "/", (*ancestors, os.path.realpath(entry.path))))
+                    elif entry.is_dir():
+                        real = os.path.realpath(entry.path)
+                        is_cycle = entry.is_symlink() and real in ancestors
+                        if not is_cycle and enter(relative):
+                            stack.append((entry.path, relative + "/", (*ancestors, real)))
                     elif entry.is_file():
-                        yield _listed(entry.stat(), relative)
+                        yield _of_stat(relative, entry.stat())
                     elif entry.is_symlink():
                         yield Listed(relative, 0, "dangling link")
                 except OSError:
@@ -271,31 +255,26 @@ def _check_link(path: str, roots: Sequence[str]) -> None:
         raise access.OutsideRoots(errno.EACCES, reason, path)
 
 
-def _walk_remote(filesystem: Any, root: str, enter: Callable[[str], bool], skipped: Skipped) -> Iterator[Listed]:
+def _walk_remote(filesystem: Any, root: str, enter: Enter, skipped: Skipped) -> Iterator[Listed]:
     """Folder by folder, several at once. fsspec's own walk leaves out folders that it cannot list; this raises."""
     above = root.rstrip("/")
     folders = [above or root]
-
-    def entries(folder: str) -> Iterable[dict[str, Any]]:
-        found: Iterable[dict[str, Any]] = retried(lambda: filesystem.ls(folder, detail=True))
-        return found
-
     with ThreadPoolExecutor(NUM_LISTING_THREADS) as pool:
         while folders:
             deeper: list[str] = []
-            for folder, infos in zip(folders, pool.map(entries, folders), strict=True):
+            listings = pool.map(lambda folder: retried(lambda: filesystem.ls(folder, detail=True)), folders)
+            for folder, infos in zip(folders, listings, strict=True):
                 for info in infos:
-                    path = str(info["name"]).rstrip("/")
+                    path, is_folder = str(info["name"]).rstrip("/"), info["type"] == "directory"
                     relative = path[len(above) :].lstrip("/")
                     # Object stores show a folder's own marker as a key that is the folder's name.
                     if path == folder.rstrip("/") or not relative:
                         continue
-                    if _hidden(relative.rpartition("/")[2]):
-                        skipped.add(relative, info["type"] == "directory")
-                        continue
-                    if info["type"] == "directory":
+                    if _hidden(posixpath.basename(relative)):
+                        skipped.add(relative, is_folder)
+                    elif is_folder:
                         if enter(relative):
                             deeper.append(path)
                     elif not str(info["name"]).endswith("/"):
-                        yield listed(relative, info)
+                        yield _of_info(relative, info)
             folders = deeper

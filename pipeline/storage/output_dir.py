@@ -21,7 +21,7 @@ DATA, ERRORS, JOB = "data", "errors", "_job"
 ATTEMPTS, ASIDE, TEMPORARY = "_job/attempts", "_job/aside", "_job/tmp"
 _PROBE = "_job/.probe"
 _LITTER = (".probe-", "tmp/")
-"""Below `_job/`: files that a process killed before it took its attempt may leave; they do not count as use."""
+"""Below `_job/`: files of a process that was killed before it took its attempt; they do not count as use."""
 _CONDITIONAL_ADVICE = (
     "choose a local or shared folder, or a store that honours conditional writes (S3 with If-None-Match, GCS)"
 )
@@ -42,16 +42,16 @@ class OutputDir:
         filesystem, path = access.open_url(self.url, "sink.path")
         return filesystem, path.rstrip("/") or path
 
-    def __getstate__(self) -> dict[str, str]:
-        return {"url": self.url}
-
-    def __setstate__(self, state: dict[str, str]) -> None:
-        object.__setattr__(self, "url", state["url"])
+    def __reduce__(self) -> tuple[type[OutputDir], tuple[str]]:
+        return type(self), (self.url,)
 
     @property
     def filesystem(self) -> Any:
-        """The fsspec file system."""
         return self._opened[0]
+
+    @property
+    def is_local(self) -> bool:
+        return access.is_local(self.filesystem)
 
     def path(self, relative: str) -> str:
         """The file system's own path of something inside."""
@@ -61,14 +61,10 @@ class OutputDir:
         """The URL for messages and summaries, without credentials."""
         return access.shown(access.join(self.url, relative) if relative else self.url)
 
-    # --- before anything starts ---
+    # --- before a job starts ---
 
     def refuse_if_used(self) -> None:
-        """Refuse an output that holds anything in `data/`, `errors/` or `_job/`.
-
-        Raises:
-            ConfigError: names the first thing found.
-        """
+        """Raise ConfigError if `data/`, `errors/` or `_job/` hold anything; names the first thing found."""
         for folder in (DATA, ERRORS, JOB):
             for found in self.list_files(folder):
                 if folder == JOB and found.startswith(_LITTER):
@@ -82,31 +78,38 @@ class OutputDir:
         """Create a small file, try to create it again with other content, read it back, remove it.
 
         Attempts exclude each other by puts that fail if an object exists (`create_bytes`). A store that accepts the
-        second put would let two drivers publish the same rows, so it is refused.
+        second put would let two drivers publish the same rows.
 
         Raises:
             ConfigError: the output cannot be written, or its store has no conditional put; gives the reason.
         """
         probe = f"{_PROBE}-{secrets.token_hex(8)}"
+        # fsspec's default implementation of an exclusive create looks first and then writes.
+        is_default = getattr(self.filesystem.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
+        if is_default and not self.is_local:
+            raise self._refusal(
+                f"has no conditional put: the driver {type(self.filesystem).__name__} cannot create a file only where "
+                f"none exists; {_CONDITIONAL_ADVICE}"
+            )
         try:
-            self._refuse_unconditional_driver()
             self.create_bytes(probe, b"probe")
             try:
                 creates_once = self._refuses_second(probe)
-                whole = retried(lambda: self.filesystem.cat_file(self.path(probe))) == b"probe"
+                whole = self.read_bytes(probe) == b"probe"
             finally:
                 self.remove(probe)
-        except ConfigError:
-            raise
-        except Exception as error:  # drivers raise what they like, from PermissionError to HTTP errors
-            raise ConfigError(f"sink.path: {self.shown()} cannot be written: {access.reason_of(error)}") from None
+        except Exception as error:  # drivers raise errors of no common class
+            raise self._refusal(f"cannot be written: {access.reason_of(error)}") from None
         if not creates_once:
-            raise ConfigError(
-                f"sink.path: {self.shown()} has no conditional put: a file could be created twice with other content, "
-                f"so two attempts could both publish the same rows; {_CONDITIONAL_ADVICE}"
+            raise self._refusal(
+                "has no conditional put: a file could be created twice with other content, so two attempts could both "
+                f"publish the same rows; {_CONDITIONAL_ADVICE}"
             )
         if not whole:
-            raise ConfigError(f"sink.path: {self.shown()} gives back other bytes than were written to it")
+            raise self._refusal("gives back other bytes than were written to it")
+
+    def _refusal(self, reason: str) -> ConfigError:
+        return ConfigError(f"sink.path: {self.shown()} {reason}")
 
     def _refuses_second(self, probe: str) -> bool:
         """Whether a file that exists cannot be created with other content."""
@@ -116,15 +119,6 @@ class OutputDir:
             return True
         return False
 
-    def _refuse_unconditional_driver(self) -> None:
-        """Refuse a driver that has no exclusive create of its own: fsspec's default looks first and then writes."""
-        is_default = getattr(self.filesystem.pipe_file, "__func__", None) is AbstractFileSystem.pipe_file
-        if is_default and not access.is_local(self.filesystem):
-            raise ConfigError(
-                f"sink.path: {self.shown()} has no conditional put: the driver {type(self.filesystem).__name__} cannot "
-                f"create a file only where none exists; {_CONDITIONAL_ADVICE}"
-            )
-
     def take_attempt(self, record: dict[str, Any], number: int = 1) -> int:
         """Take one attempt by a put that fails if it exists, so that of two jobs only one continues; returns its
         number.
@@ -132,17 +126,16 @@ class OutputDir:
         Raises:
             ConfigError: another job has taken it.
         """
-        relative = f"{ATTEMPTS}/{number:06d}.json"
         record = {"attempt": number, "taken_by": secrets.token_hex(8), **record}
         try:
-            self.create_bytes(relative, json.dumps(record, indent=2, sort_keys=True).encode())
+            self.create_bytes(_record_name(number), json.dumps(record, indent=2, sort_keys=True).encode())
         except FileExistsError:
             raise ConfigError(
                 f"sink.path: another job has taken attempt {number} of {self.shown()}; let it finish, or choose "
                 "another path"
             ) from None
-        except Exception as error:  # drivers raise what they like, from PermissionError to HTTP errors
-            raise ConfigError(f"sink.path: {self.shown()} cannot be written: {access.reason_of(error)}") from None
+        except Exception as error:  # drivers raise errors of no common class
+            raise self._refusal(f"cannot be written: {access.reason_of(error)}") from None
         return number
 
     def list_attempts(self) -> list[int]:
@@ -151,34 +144,29 @@ class OutputDir:
         return sorted(int(name) for name in names if name.isdecimal())
 
     def read_attempt(self, number: int) -> dict[str, Any]:
-        """The contents of an attempt's record.
-
-        Raises:
-            ConfigError: it is not a JSON object.
-        """
-        relative = f"{ATTEMPTS}/{number:06d}.json"
+        """The contents of an attempt's record; ConfigError if it is not a JSON object."""
         try:
-            record = json.loads(self.read_bytes(relative))
+            record = json.loads(self.read_bytes(_record_name(number)))
         except ValueError:
             record = None
         if not isinstance(record, dict):
             raise ConfigError(
-                f"sink.path: {self.shown(relative)} is damaged; remove it and start the job again, which makes the "
-                "rows of that attempt anew, or choose another path"
+                f"sink.path: {self.shown(_record_name(number))} is damaged; remove it and start the job again, which "
+                "makes the rows of that attempt anew, or choose another path"
             )
         return record
 
     # --- files ---
 
     def list_files(self, folder: str) -> list[str]:
-        """Names below a folder, sorted, relative to it; empty where there is no such folder."""
+        """Names below a folder, sorted, relative to it; empty if there is no such folder."""
         root = self.path(folder)
 
         def find() -> list[str]:
             self.filesystem.invalidate_cache()
             return list(self.filesystem.find(root))
 
-        found = find() if access.is_local(self.filesystem) else retried(find)
+        found = find() if self.is_local else retried(find)
         return sorted(str(path)[len(root.rstrip("/")) + 1 :] for path in found)
 
     def make_folders(self) -> None:
@@ -187,24 +175,21 @@ class OutputDir:
             self.filesystem.makedirs(self.path(folder), exist_ok=True)
 
     def read_bytes(self, relative: str) -> bytes:
-        """A whole file."""
         return bytes(retried(lambda: self.filesystem.cat_file(self.path(relative))))
 
     def remove(self, relative: str) -> None:
-        """Remove a file; one that is not there is removed already."""
-        try:
+        """Remove a file, if it exists."""
+        with contextlib.suppress(FileNotFoundError):
             retried(lambda: self.filesystem.rm_file(self.path(relative)))
-        except FileNotFoundError:
-            return
 
     def set_aside(self, relative: str, stand_in: Any = None) -> None:
-        """Move a file below `_job/aside/`, where no read of results sees it; one that is not there is left be.
+        """Move a file, if it exists, below `_job/aside/`, where no read of results sees it.
 
         With `stand_in` the file's name stays occupied: it is copied aside and replaced by these bytes in one step.
         """
         target = f"{ASIDE}/{relative}.{secrets.token_hex(4)}"
         try:
-            if not access.is_local(self.filesystem):
+            if not self.is_local:
                 retried(lambda: self.filesystem.cp_file(self.path(relative), self.path(target)))
             else:
                 self._make_parent(target)
@@ -213,11 +198,10 @@ class OutputDir:
             return
         if stand_in is not None:
             self.write_bytes(relative, stand_in)
-        elif not access.is_local(self.filesystem):
+        elif not self.is_local:
             self.remove(relative)
 
     def write_json(self, relative: str, value: Any) -> None:
-        """Write plain data as JSON, whole or not at all."""
         self.write_bytes(relative, as_json(value))
 
     def create_bytes(self, relative: str, data: Any) -> None:
@@ -229,29 +213,23 @@ class OutputDir:
         Raises:
             FileExistsError: the file exists with other content.
         """
-        if access.is_local(self.filesystem):
-            try:
-                self._put_local(relative, data, os.link)
-                return
-            except FileExistsError:
-                if self.read_bytes(relative) != bytes(data):
-                    raise
-                return
-        path, content = self.path(relative), bytes(data)
-        failure: Exception | None = None
+        content = data if self.is_local else bytes(data)
         try:
-            retried(lambda: self.filesystem.pipe_file(path, content, mode="create"))
+            if self.is_local:
+                self._put_local(relative, content, os.link)
+                return
+            retried(lambda: self.filesystem.pipe_file(self.path(relative), content, mode="create"))
         except Exception as error:
-            failure = error
-        if failure is None:
-            self._check_size(relative, len(content))
+            if self.is_local and not isinstance(error, FileExistsError):
+                raise
+            try:
+                there = self.read_bytes(relative)
+            except FileNotFoundError:
+                raise error from None
+            if there != bytes(content):
+                raise FileExistsError(self.path(relative)) from None
             return
-        try:
-            there = retried(lambda: self.filesystem.cat_file(path))
-        except FileNotFoundError:
-            raise failure from None
-        if there != content:
-            raise FileExistsError(path)
+        self._check_size(relative, len(content))
 
     def write_bytes(self, relative: str, data: Any) -> None:
         """Put bytes (anything with the buffer protocol) at a path in one step, replacing existing content.
@@ -261,7 +239,7 @@ class OutputDir:
         Raises:
             OSError: nothing has been published, or another size than was sent.
         """
-        if access.is_local(self.filesystem):
+        if self.is_local:
             self._put_local(relative, data, os.replace)
             return
         content = bytes(data)
@@ -297,6 +275,10 @@ class OutputDir:
 
     def _make_parent(self, relative: str) -> None:
         os.makedirs(os.path.dirname(self.path(relative)), exist_ok=True)
+
+
+def _record_name(number: int) -> str:
+    return f"{ATTEMPTS}/{number:06d}.json"
 
 
 def as_json(value: Any) -> bytes:

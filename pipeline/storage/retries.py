@@ -18,8 +18,8 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How often something is tried, and how long is waited in between (doubling, with half of it left to chance)."""
+class RetryPolicy:
+    """How often an action is tried; waits in between double, and half of each is random."""
 
     max_attempts: int = 6
     first_wait_s: float = 0.5
@@ -31,18 +31,17 @@ class Patience:
         time.sleep(longest_s * (0.5 + random.random() / 2))
 
 
-PATIENCE = Patience()
-"""With a store's own retries before it: more than a minute of a store that refuses to serve."""
+DEFAULT_POLICY = RetryPolicy()
+"""With a driver's own retries: more than a minute of a store that refuses to serve."""
 
 TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _TRANSIENT_ERRNO = {
-    getattr(errno, name)
+    getattr(errno, name, None)
     for name in (
         *("EAGAIN", "EBUSY", "ECONNABORTED", "ECONNREFUSED", "ECONNRESET", "EHOSTDOWN", "EHOSTUNREACH", "EIO"),
         *("ENETDOWN", "ENETRESET", "ENETUNREACH", "EPIPE", "EREMOTEIO", "ETIMEDOUT"),
     )
-    if hasattr(errno, name)
-}
+} - {None}
 _TRANSIENT_NAMES = {
     *("ClientPayloadError", "ClientConnectionError", "ServerTimeoutError"),  # aiohttp
     *("HTTPClientError", "ResponseStreamingError", "IncompleteReadError", "ResponseParserError"),  # botocore
@@ -80,25 +79,23 @@ def is_transient(error: BaseException) -> bool:
 def _status_of(error: BaseException | None) -> int | None:
     """The HTTP status that an error of any driver carries."""
     response = getattr(error, "response", None)
-    found = (
-        response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        if isinstance(response, dict)
-        else getattr(response, "status_code", None)
-    )
-    # One after the other: merely to ask some drivers' errors for `code` is a warning.
-    others = (getattr(error, name, None) for name in ("status", "status_code", "code"))
-    every = itertools.chain([found], others)
+    if isinstance(response, dict):
+        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        found = getattr(response, "status_code", None)
+    # Lazily, one after the other: some drivers' errors warn when `code` is read.
+    every = itertools.chain([found], (getattr(error, name, None) for name in ("status", "status_code", "code")))
     return next((status for status in every if isinstance(status, int) and 100 <= status < 600), None)
 
 
-def retried(action: Callable[[], Result], patience: Patience | None = None) -> Result:
+def retried(action: Callable[[], Result], policy: RetryPolicy | None = None) -> Result:
     """The action's result, trying again while it fails transiently; the last failure is raised as it is."""
-    patience = patience or PATIENCE
-    for attempt in range(patience.max_attempts - 1):
+    policy = policy or DEFAULT_POLICY
+    for attempt in range(policy.max_attempts - 1):
         try:
             return action()
         except Exception as error:
             if not is_transient(error):
                 raise
-        patience.wait(attempt)
+        policy.wait(attempt)
     return action()

@@ -20,7 +20,7 @@ import yaml
 from configs.schema import CaptionJob
 from decoding.types import Completion, Request
 from jobs.command import Command
-from pipeline.media.image_decoding import decode_missing
+from pipeline.media.image_decoding import decode_table
 from pipeline.reports import summary
 from pipeline.run.execution import close, run_graph
 from pipeline.run.graph import caption_dataset
@@ -86,12 +86,12 @@ def config_in(folder: Path, num_rows: int = NUM_ROWS) -> CaptionJob:
     )
 
 
-def run(config: CaptionJob, load: Any, decode_rows: Callable[..., pa.Table] = decode_missing) -> summary.Summary:
+def run(config: CaptionJob, load: Any, decode_rows: Callable[..., pa.Table] = decode_table) -> summary.Summary:
     """One attempt, to the end."""
     return run_plan(plan_of(config), load, decode_rows)
 
 
-def run_plan(plan: Plan, load: Any, decode_rows: Callable[..., pa.Table] = decode_missing) -> summary.Summary:
+def run_plan(plan: Plan, load: Any, decode_rows: Callable[..., pa.Table] = decode_table) -> summary.Summary:
     """One attempt of a checked job, to the end."""
 
     def build(plan: Any, stamp: Any, tally: Any, flow: Any, log: Any) -> Any:

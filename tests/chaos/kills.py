@@ -24,7 +24,7 @@ from typing import Any
 import pyarrow as pa
 
 from configs.schema import CaptionJob
-from pipeline.media.image_decoding import decode_missing
+from pipeline.media.image_decoding import decode_table
 from pipeline.output.writer import Saver
 from pipeline.run.resume import AS_BEFORE, Going
 from pipeline.storage.output_dir import OutputDir
@@ -72,7 +72,7 @@ def attempt(config: CaptionJob, admitted: Path, reaper: Reaper, going: Going = A
             for span in range(plan.datasource.num_spans):
                 table = plan.datasource.read(span)
                 reaper.pass_by("read")
-                decoded = decode_missing(table, plan.decode_options, plan.present_ids)
+                decoded = decode_table(table, plan.decode_options, plan.present_ids)
                 reaper.pass_by("decode")
                 for first in range(0, decoded.num_rows, BATCH_ROWS):
                     batch = decoded.slice(first, BATCH_ROWS)

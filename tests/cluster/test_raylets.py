@@ -15,7 +15,7 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 
-from pipeline.media.image_decoding import decode_missing
+from pipeline.media.image_decoding import decode_table
 from tests.chaos import fleet
 from tests.chaos.deaths import children_of, num_saved
 from tests.cluster.raylets import EVERY, MAX_COST_ROWS, comparable, config_in, four_raylets
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 def decode_slowly(table: pa.Table, *options: Any) -> pa.Table:
     """As a job decodes, and long enough to be found at it."""
     time.sleep(DECODE_S)
-    return decode_missing(table, *options)
+    return decode_table(table, *options)
 
 
 class Hunter(threading.Thread):

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from configs.schema import CaptionJob
-from pipeline.media.image_decoding import decode_missing
+from pipeline.media.image_decoding import decode_table
 from pipeline.output.inventory import Inventory
 from pipeline.output.writer import Saver
 from pipeline.rows.schemas import result_schema
@@ -94,7 +94,7 @@ def make_rows(plan: Plan, attempt: int, fails: Callable[[str], bool] = lambda ow
     """What the graph would make of what is left to do, in batches."""
     batches: list[pa.Table] = []
     for span in range(plan.datasource.num_spans):
-        decoded = decode_missing(plan.datasource.read(span), plan.decode_options, plan.present_ids)
+        decoded = decode_table(plan.datasource.read(span), plan.decode_options, plan.present_ids)
         table = answered(decoded, attempt, fails)
         batches += [table.slice(first, 4) for first in range(0, table.num_rows, 4)]
     return batches

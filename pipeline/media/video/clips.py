@@ -20,17 +20,17 @@ from pipeline.media.video.sampling import Sampling
 from pipeline.media.video.worker import NO_VIDEOS, DecodedClip, DecoderWorker, Limits
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
-from pipeline.sources.uris import Fetcher, scheme_of
+from pipeline.sources.uris import Fetcher, row_errors, scheme_of
 from pipeline.storage import access
 
 COPY_BYTES = 8 * 1024 * 1024
 CODES = {"missing_image": "missing_video", "unreadable_image": "unreadable_video", "image_too_large": "video_too_large"}
-"""Error texts of fetching, for videos."""
+"""Error codes of fetching, for videos."""
 
 
 @dataclass(frozen=True)
 class VideoOptions:
-    """How a job's videos are had and decoded; cheap to send to a worker."""
+    """How a job's videos are fetched and decoded; cheap to send to a worker."""
 
     decoder: str
     sampling: Sampling
@@ -70,14 +70,11 @@ class Span:
 
     def name(self, sample_id: str) -> str:
         """The id of this clip's row: `<id>@start-end`, in seconds."""
-        return f"{sample_id}@{_seconds(self.clip_start_s)}-{_seconds(self.clip_end_s)}"
+        start, end = (f"{value:.3f}".rstrip("0").rstrip(".") for value in (self.clip_start_s, self.clip_end_s))
+        return f"{sample_id}@{start}-{end}"
 
 
 NO_SPAN = Span()
-
-
-def _seconds(value: float | None) -> str:
-    return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def decode_videos(cell: Sequence[Mapping[str, Any]], options: VideoOptions) -> list[tuple[Span, list[DecodedClip]]]:
@@ -94,7 +91,7 @@ def decode_videos(cell: Sequence[Mapping[str, Any]], options: VideoOptions) -> l
     for number, ref in enumerate(cell, start=1):
         try:
             with opened(ref, options) as path:
-                decoded.append(_worker(options).decode(path))
+                decoded.append(_worker((options.decoder, options.sampling, options.limits)).decode(path))
         except RowError as error:
             if len(cell) == 1:
                 raise
@@ -115,86 +112,55 @@ def opened(ref: Mapping[str, Any], options: VideoOptions) -> Iterator[str]:
     Raises:
         RowError: `missing_video`, `unreadable_video`, `video_too_large`, `uri_refused`.
     """
-    try:
-        if ref["bytes"] is not None:
-            with _stored(ref["bytes"]) as path:
-                yield path
-            return
-        if ref["uri"] is not None and scheme_of(ref["uri"]) in ("data", "http", "https"):
-            [data] = options.fetcher.fetch([ref["uri"]], options.max_video_bytes).values()
-            if isinstance(data, RowError):
-                raise data
-            with _stored(data) as path:
-                yield path
-            return
-        filesystem, where = _located(ref, options)
-        if access.is_local(filesystem) and ref["offset"] is None:
-            # The decoder opens the resolved path, which holds no link that may be changed meanwhile.
-            yield _checked_file(where, options, named_by_row=ref["uri"] is not None)
-            return
-        with _copied(filesystem, where, ref["offset"], ref["size"], options.max_video_bytes) as path:
-            yield path
-    except RowError as error:
-        raise RowError(CODES.get(error.code, error.code), error.message) from None
-
-
-def _located(ref: Mapping[str, Any], options: VideoOptions) -> tuple[Any, str]:
-    """The file system and path of a listed file, or of a URI that the row names and the job allows."""
-    if ref["uri"] is None:
-        filesystem, root = access.open_url(options.fetcher.root, "source.path")
-        return filesystem, access.join(root, ref["path"])
-    scheme = scheme_of(ref["uri"])
-    if "\0" in ref["uri"] or "::" in ref["uri"]:
-        raise RowError("uri_refused", f"{access.shown(ref['uri'])!r}: it is no plain path or URL")
-    if scheme and scheme not in options.fetcher.source.uri_schemes:
-        raise RowError("uri_refused", f"{access.shown(ref['uri'])!r}: {scheme!r} is not in source.uri_schemes")
-    return options.fetcher.locate(ref["uri"])
-
-
-def _checked_file(path: str, options: VideoOptions, named_by_row: bool) -> str:
-    """The resolved path of a regular file that may be read and is not too large."""
-    try:
-        with access.open_regular(path, options.fetcher.roots if named_by_row else None) as file:
-            size = os.fstat(file.fileno()).st_size
-    except access.OutsideRoots as refusal:
-        raise RowError("uri_refused", f"{access.shown(path)!r}: {access.reason_of(refusal)}") from None
-    except FileNotFoundError:
-        raise RowError("missing_video", f"{access.shown(path)} does not exist") from None
-    except OSError as error:
-        raise RowError("unreadable_video", f"{access.shown(path)} cannot be read: {access.reason_of(error)}") from None
-    if size > options.max_video_bytes:
-        raise RowError("video_too_large", f"{access.shown(path)} has {size} bytes, more than {options.max_video_bytes}")
-    return os.path.realpath(path)
-
-
-@contextlib.contextmanager
-def _stored(data: bytes) -> Iterator[str]:
-    with tempfile.NamedTemporaryFile(prefix="draftfleet-", suffix=".video") as file:
-        file.write(data)
-        file.flush()
-        yield file.name
-
-
-@contextlib.contextmanager
-def _copied(filesystem: Any, path: str, offset: int | None, size: int | None, max_bytes: int) -> Iterator[str]:
-    """A part of a file, or all of a remote one, as a file of this machine."""
-    with tempfile.NamedTemporaryFile(prefix="draftfleet-", suffix=".video") as copy:
+    with contextlib.ExitStack() as stack:
         try:
-            with access.open_file(filesystem, path) as file:
-                file.seek(offset or 0)
-                left = max_bytes + 1 if size is None else size
-                while left > 0 and (block := file.read(min(COPY_BYTES, left))):
-                    copy.write(block)
-                    left -= len(block)
-        except FileNotFoundError:
-            raise RowError("missing_video", f"{access.shown(path)} does not exist") from None
-        except Exception as error:  # drivers raise what they like: any failure is this row's, and only this row's
-            message = f"{access.shown(path)} cannot be read: {access.reason_of(error)}"
-            raise RowError("unreadable_video", message) from None
-        if copy.tell() > max_bytes:
-            raise RowError("video_too_large", f"{access.shown(path)} has more than {max_bytes} bytes")
+            path = _path_of(ref, options, stack)
+        except RowError as error:
+            raise RowError(CODES.get(error.code, error.code), error.message) from None
+        yield path
+
+
+def _path_of(ref: Mapping[str, Any], options: VideoOptions, stack: contextlib.ExitStack) -> str:
+    """A path to the video; a temporary copy is removed when the stack ends. Errors have the codes of images."""
+    data, uri, max_bytes = ref["bytes"], ref["uri"], options.max_video_bytes
+    if data is None and uri is not None and scheme_of(uri) in ("data", "http", "https"):
+        [data] = options.fetcher.fetch([uri], max_bytes).values()
+        if isinstance(data, RowError):
+            raise data
+    if data is not None:
+        copy = stack.enter_context(_temporary())
+        copy.write(data)
         copy.flush()
-        yield copy.name
+        return str(copy.name)
+    if uri is None:
+        filesystem, root = access.open_url(options.fetcher.root, "source.path")
+        path = access.join(root, ref["path"])
+    else:
+        options.fetcher.check(uri)
+        filesystem, path = options.fetcher.locate(uri)
+    shown = access.shown(path)
+    if access.is_local(filesystem) and ref["offset"] is None:
+        with row_errors(shown), access.open_regular(path, None if uri is None else options.fetcher.roots) as file:
+            size = os.fstat(file.fileno()).st_size
+        if size > max_bytes:
+            raise RowError("video_too_large", f"{shown} has {size} bytes, more than {max_bytes}")
+        # The decoder opens the resolved path, which holds no link that may be changed meanwhile.
+        return os.path.realpath(path)
+    copy = stack.enter_context(_temporary())
+    with row_errors(shown), access.open_file(filesystem, path) as file:
+        file.seek(ref["offset"] or 0)
+        left = max_bytes + 1 if ref["size"] is None else ref["size"]
+        while left > 0 and (block := file.read(min(COPY_BYTES, left))):
+            copy.write(block)
+            left -= len(block)
+    if copy.tell() > max_bytes:
+        raise RowError("video_too_large", f"{shown} has more than {max_bytes} bytes")
+    copy.flush()
+    return str(copy.name)
+
+
+def _temporary() -> Any:
+    return tempfile.NamedTemporaryFile(prefix="draftfleet-", suffix=".video")
 
 
 # --- the worker of this process --------------------------------------------------------------------------------------
@@ -203,18 +169,14 @@ _running: dict[tuple[str, Sampling, Limits], DecoderWorker] = {}
 
 
 def image_worker(videos: VideoOptions | None, max_pixels: int, max_side_px: int | None) -> DecoderWorker:
-    """The worker of this process for images: the one that decodes the job's videos, where there may be some."""
+    """The worker of this process for images: the one that decodes the job's videos, if there may be some."""
     if videos is not None:
-        return _worker(videos)
-    return _worker_of((NO_VIDEOS, Sampling(num_frames=1), Limits(max_pixels=max_pixels, max_side_px=max_side_px)))
+        return _worker((videos.decoder, videos.sampling, videos.limits))
+    return _worker((NO_VIDEOS, Sampling(num_frames=1), Limits(max_pixels=max_pixels, max_side_px=max_side_px)))
 
 
-def _worker(options: VideoOptions) -> DecoderWorker:
-    return _worker_of((options.decoder, options.sampling, options.limits))
-
-
-def _worker_of(key: tuple[str, Sampling, Limits]) -> DecoderWorker:
-    """The one worker of this process; jobs of other options end the one before."""
+def _worker(key: tuple[str, Sampling, Limits]) -> DecoderWorker:
+    """The one worker of this process; jobs with other options end the one before."""
     if key not in _running:
         close_worker()
         _running[key] = DecoderWorker(*key)
@@ -235,8 +197,7 @@ def close_worker() -> None:
 def clip_column(cells: Sequence[Sequence[DecodedClip]]) -> pa.Array:
     """Rows of clips as a column `list<rows.CLIP>`."""
     flat = [clip for cell in cells for clip in cell]
-    values = {field.name: [getattr(clip, field.name) for clip in flat] for field in schemas.CLIP}
-    parts = [pa.array(values[field.name], field.type) for field in schemas.CLIP]
+    parts = [pa.array([getattr(clip, field.name) for clip in flat], field.type) for field in schemas.CLIP]
     offsets = np.concatenate([[0], np.cumsum([len(cell) for cell in cells])]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), pa.StructArray.from_arrays(parts, fields=list(schemas.CLIP)))
 
@@ -253,5 +214,4 @@ def some_frames(cell: Sequence[Mapping[str, Any]], count: int) -> list[NDArray[n
 
 
 def span_columns(spans: Sequence[Span]) -> dict[str, pa.Array]:
-    """The columns of `rows.SPAN`."""
     return {name: pa.array([getattr(span, name) for span in spans], kind) for name, kind in schemas.SPAN}

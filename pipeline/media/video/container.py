@@ -13,7 +13,7 @@ from typing import Any
 
 import av
 
-from pipeline.media.video.errors import VideoError as VideoError
+from pipeline.media.errors import MediaError
 
 FORMATS = (
     *("mov", "mp4", "m4a", "3gp", "3g2", "mj2"),
@@ -34,7 +34,7 @@ class Video:
     """One video stream: `ticks` are its frames' times in ascending order, in units of `tick_s`, the last shown for
     `last_ticks` more. `keys` are the ticks of frames that decoding can start at, in the order of the file.
 
-    `is_timed` is False where the container stores no times: frames are then counted, at the stream's rate.
+    `is_timed` is False if the container stores no times: frames are then counted, at the stream's rate.
     `restarts_cleanly`: what follows a key frame in the file needs nothing from before it.
     """
 
@@ -66,7 +66,7 @@ def open_container(path: str) -> Any:
     """The file as PyAV's container; no format outside `FORMATS`, no protocol but files.
 
     Raises:
-        VideoError: `not_a_video` or `broken_video`.
+        MediaError: `not_a_video` or `broken_video`.
     """
     options = {"format_whitelist": ",".join(FORMATS), "protocol_whitelist": "file", "enable_drefs": "0"}
     try:
@@ -74,51 +74,52 @@ def open_container(path: str) -> Any:
     except av.error.FFmpegError as error:
         with open(path, "rb") as file:
             head = file.read(16)
-        known = any(head[at : at + len(start)] == start for at, starts in KNOWN_STARTS.items() for start in starts)
+        known = any(head.startswith(starts, at) for at, starts in KNOWN_STARTS.items())
         if known and not isinstance(error, av.error.ArgumentError):
-            raise VideoError("broken_video", f"the video's header cannot be read: {_reason(error)}") from None
-        raise VideoError("not_a_video", "the bytes are no video of a known format") from None
+            reason = error.strerror or error or type(error).__name__
+            raise MediaError("broken_video", f"the video's header cannot be read: {reason}") from None
+        raise MediaError("not_a_video", "the bytes are no video of a known format") from None
 
 
 def video_stream(container: Any) -> Any:
-    """The first stream of moving pictures; cover art is none.
+    """The first stream of moving pictures, no cover art.
 
     Raises:
-        VideoError: `no_video_stream`, or `broken_video` where there is no stream at all.
+        MediaError: `no_video_stream`, or `broken_video` if there is no stream at all.
     """
     for stream in container.streams.video:
         if not stream.disposition & av.stream.Disposition.attached_pic:
             return stream
     if not container.streams:
-        raise VideoError("broken_video", "no stream is found in the file: it is damaged or cut short")
+        raise MediaError("broken_video", "no stream is found in the file: it is damaged or cut short")
     kinds = ", ".join(sorted({stream.type for stream in container.streams}))
-    raise VideoError("no_video_stream", f"the file holds {kinds}, and no moving picture")
+    raise MediaError("no_video_stream", f"the file holds {kinds}, and no moving picture")
 
 
 def probe(path: str, max_pixels: int) -> Video:
     """Look at every packet of the video stream, and decode none.
 
     Raises:
-        VideoError: `not_a_video`, `no_video_stream`, `video_too_large`, `unsupported_video`, or `broken_video` for a
+        MediaError: `not_a_video`, `no_video_stream`, `video_too_large`, `unsupported_video`, or `broken_video` for a
             file that is damaged or cut short.
     """
     with open_container(path) as container:
         stream = video_stream(container)
         context = stream.codec_context
         if context is None:
-            raise VideoError("unsupported_video", "its codec is not known")
+            raise MediaError("unsupported_video", "its codec is not known")
         if context.width < 1 or context.height < 1:
-            raise VideoError("broken_video", "the video's frames have no size")
+            raise MediaError("broken_video", "the video's frames have no size")
         if context.width * context.height > max_pixels:
             limit = f"source.max_image_pixels ({max_pixels})"
-            raise VideoError("video_too_large", f"frames of {context.width} x {context.height} are more than {limit}")
+            raise MediaError("video_too_large", f"frames of {context.width} x {context.height} are more than {limit}")
         packets, num_hidden, reads_to_end = _packets(container, stream)
         num_found, promised = len(packets) + num_hidden, stream.frames
         if num_found and (not reads_to_end or num_found < promised):
             found = f"{num_found} of {promised} frames" if promised else f"only {num_found} frames"
-            raise VideoError("broken_video", f"the file is damaged or cut short: {found} are there")
+            raise MediaError("broken_video", f"the file is damaged or cut short: {found} are there")
         if not packets:
-            raise VideoError("broken_video", "the video has no frames")
+            raise MediaError("broken_video", "the video has no frames")
         return _described(path, container, stream, packets, num_hidden)
 
 
@@ -156,22 +157,18 @@ def _packets(container: Any, stream: Any) -> tuple[list[_Packet], int, bool]:
 
 def _described(path: str, container: Any, stream: Any, packets: list[_Packet], num_hidden: int) -> Video:
     tick_s = Fraction(stream.time_base or Fraction(1, 25))
-    ticks = [packet.tick for packet in packets]
-    is_timed = all(tick is not None for tick in ticks) and len(set(ticks)) == len(ticks)
-    keys: tuple[int, ...] = ()
-    restarts_cleanly = is_timed
+    shown = [packet.tick for packet in packets if packet.tick is not None]
+    is_timed = len(set(shown)) == len(packets)
     if is_timed:
-        shown = [tick for tick in ticks if tick is not None]
-        keys = tuple(tick for tick, packet in zip(shown, packets) if packet.is_key)
+        keys = [tick for tick, packet in zip(shown, packets, strict=True) if packet.is_key]
         is_clean = all(packet.is_clean for packet in packets) and not _has_leading_frames(shown, packets)
-        restarts_cleanly = is_clean and not num_hidden  # what is shown first leans on what is hidden
+        restarts_cleanly = is_clean and not num_hidden  # the first shown frames need the hidden ones
         ordered = sorted(shown)
+        last = max(packet.duration for packet in packets if packet.tick == ordered[-1])
     else:
-        rate = stream.average_rate or stream.guessed_rate or Fraction(25)
-        tick_s = 1 / Fraction(rate)
-        ordered = list(range(len(packets)))
-    gaps = [later - earlier for earlier, later in pairwise(ordered)]
-    last = max((packet.duration for packet in packets if packet.tick == ordered[-1]), default=0) if is_timed else 1
+        tick_s = 1 / Fraction(stream.average_rate or stream.guessed_rate or Fraction(25))
+        keys, restarts_cleanly, ordered, last = [], False, list(range(len(packets))), 1
+    gaps = sorted(later - earlier for earlier, later in pairwise(ordered))
     return Video(
         path=path,
         stream=stream.index,
@@ -180,9 +177,9 @@ def _described(path: str, container: Any, stream: Any, packets: list[_Packet], n
         width=stream.codec_context.width,
         height=stream.codec_context.height,
         ticks=tuple(ordered),
-        keys=keys,
+        keys=tuple(keys),
         tick_s=tick_s,
-        last_ticks=last or (sorted(gaps)[len(gaps) // 2] if gaps else 1),
+        last_ticks=last or (gaps[len(gaps) // 2] if gaps else 1),
         is_timed=is_timed,
         restarts_cleanly=restarts_cleanly,
     )
@@ -191,7 +188,7 @@ def _described(path: str, container: Any, stream: Any, packets: list[_Packet], n
 def _has_leading_frames(ticks: list[int], packets: list[_Packet]) -> bool:
     """Whether some frame follows a key frame in the file and is shown before it (an open group of pictures)."""
     key = None
-    for tick, packet in zip(ticks, packets):
+    for tick, packet in zip(ticks, packets, strict=True):
         if packet.is_key:
             key = tick
         elif key is not None and tick < key:
@@ -214,7 +211,3 @@ def nal_kinds(data: bytes, extradata: bytes) -> set[int]:
         kinds.add(data[at + 3] & 31)
         at = data.find(b"\0\0\1", at + 3)
     return kinds
-
-
-def _reason(error: BaseException) -> str:
-    return str(getattr(error, "strerror", None) or error or type(error).__name__)

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import av
@@ -22,22 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipeline.media.video.container import Video, VideoError, open_container
+from pipeline.media.errors import MediaError
+from pipeline.media.pixels import fitting
+from pipeline.media.video.container import Video, open_container
 
 MODULES = {"pyav": "av", "decord": "decord", "torchcodec": "torchcodec"}
-SEEKABLE = ("mov", "matroska")
-"""Formats with an index of their key frames, in which decord and TorchCodec land where they should."""
+SEEKABLE = {"mov", "matroska"}
+"""Formats with an index of their key frames, in which decord and TorchCodec seek correctly."""
 CLEAN_CODECS = ("h264", "hevc", "vp8", "vp9", "mpeg4")
 
 Frames = Iterator[NDArray[np.uint8]]
 
 
 def import_decoders(decoder: str) -> None:
-    """Load what this decoder needs, before the first video's time runs.
-
-    Raises:
-        ImportError: a library is missing or does not load.
-    """
+    """Load what this decoder needs, before the first video's time runs; ImportError if it does not load."""
     if decoder in MODULES:
         importlib.import_module(MODULES[decoder])
     elif _has_decord():
@@ -52,31 +49,24 @@ def read_frames(video: Video, indices: Sequence[int], decoder: str, max_side_px:
     """The frames number `indices` (ascending) of a video as uint8 RGB (height, width, 3), upright, one by one.
 
     Raises:
-        VideoError: `broken_video` for a frame that cannot be decoded, `unsupported_video` for a video that this decoder
+        MediaError: `broken_video` for a frame that cannot be decoded, `unsupported_video` for a video that this decoder
             would get wrong.
     """
-    reader: Callable[..., Frames] = _pyav
+    reader = _pyav
     if decoder != "pyav":
         refusal = _refusal(video)
         if refusal and decoder != "auto":
-            raise VideoError("unsupported_video", f"{decoder} {refusal}; source.video.decoder: auto takes PyAV for it")
+            raise MediaError("unsupported_video", f"{decoder} {refusal}; source.video.decoder: auto takes PyAV for it")
         if not refusal and (decoder != "auto" or _has_decord()):
             reader = _torchcodec if decoder == "torchcodec" else _decord
-    return reader(video, indices, partial(fitting_size, max_side_px=max_side_px))
-
-
-def fitting_size(width: int, height: int, max_side_px: int | None) -> tuple[int, int]:
-    """Width and height with the longer side at most `max_side_px`."""
-    if max_side_px is None or max(width, height) <= max_side_px:
-        return width, height
-    scale = max_side_px / max(width, height)
-    return max(1, round(width * scale)), max(1, round(height * scale))
+    return reader(video, indices, max_side_px)
 
 
 def _refusal(video: Video) -> str:
-    """Why only PyAV finds the right frames; empty where the others do."""
-    if not any(name in SEEKABLE for name in video.format.split(",")) or video.codec not in CLEAN_CODECS:
-        return f"does not find frames reliably in {video.codec} in {video.format.split(',')[0]}"
+    """Why only PyAV finds the right frames; empty if the others do."""
+    formats = video.format.split(",")
+    if not SEEKABLE & set(formats) or video.codec not in CLEAN_CODECS:
+        return f"does not find frames reliably in {video.codec} in {formats[0]}"
     if not video.restarts_cleanly:
         return "gives wrong frames of this video, whose frames lean on what lies before their key frame"
     if rotation(video):
@@ -89,11 +79,22 @@ def rotation(video: Video) -> int:
     with open_container(video.path) as container:
         for frame in _decoded(container, container.streams[video.stream]):
             return _turns(frame)
-    raise VideoError("broken_video", "not one frame can be decoded")
+    raise MediaError("broken_video", "not one frame can be decoded")
 
 
 def _turns(frame: Any) -> int:
     return int(round(frame.rotation / 90) % 4)
+
+
+def _broken(error: BaseException, reason: str | None = None) -> MediaError:
+    lines = (reason or str(error)).strip().splitlines() or [type(error).__name__]
+    return MediaError("broken_video", f"the video cannot be decoded: {lines[0][:200]}")
+
+
+def _check_count(reader: Any, video: Video, decoder: str) -> None:
+    if len(reader) != len(video.ticks):
+        message = f"{decoder} counts {len(reader)} frames where the file has {len(video.ticks)}"
+        raise MediaError("broken_video", message)
 
 
 # --- PyAV ----------------------------------------------------------------------------------------------------------
@@ -108,13 +109,13 @@ def _decoded(container: Any, stream: Any) -> Iterator[Any]:
             except av.error.InvalidDataError:
                 continue
     except av.error.DecoderNotFoundError:
-        raise VideoError("unsupported_video", f"there is no decoder for {stream.codec_context.name}") from None
+        raise MediaError("unsupported_video", f"there is no decoder for {stream.codec_context.name}") from None
     except av.error.FFmpegError as error:
-        raise VideoError("broken_video", f"the video cannot be decoded: {error.strerror or error}") from None
+        raise _broken(error, error.strerror) from None
 
 
-def _pyav(video: Video, indices: Sequence[int], size_of: Callable[[int, int], tuple[int, int]]) -> Frames:
-    width, height = size_of(video.width, video.height)
+def _pyav(video: Video, indices: Sequence[int], max_side_px: int | None) -> Frames:
+    width, height = fitting(video.width, video.height, max_side_px)
     with open_container(video.path) as container:
         cursor = _Cursor(container, video)
         last: tuple[int, NDArray[np.uint8]] | None = None
@@ -127,31 +128,26 @@ def _pyav(video: Video, indices: Sequence[int], size_of: Callable[[int, int], tu
 
 
 class _Cursor:
-    """A place in a video that only goes forward: frames are asked for in the order they are shown."""
+    """A place in a video that only goes forward: frames are requested in the order they are shown."""
 
     def __init__(self, container: Any, video: Video) -> None:
-        self._container = container
-        self._video = video
+        self._container, self._video = container, video
         self._stream = container.streams[video.stream]
         self._stream.thread_type = "NONE"
         self._frames = _decoded(container, self._stream)
         self._index = -1
 
     def frame(self, index: int) -> Any:
-        """The frame of this number.
-
-        Raises:
-            VideoError: `broken_video`, it cannot be decoded.
-        """
+        """The frame of this number; MediaError `broken_video` if it cannot be decoded."""
         found = self._frame_at(self._video.ticks[index]) if self._video.is_timed else self._frame_after(index)
         if found is None:
             shown = self._video.times_s[index]
-            raise VideoError("broken_video", f"the frame at {shown:g} s cannot be decoded")
+            raise MediaError("broken_video", f"the frame at {shown:g} s cannot be decoded")
         self._index = index
         return found
 
     def _frame_after(self, index: int) -> Any:
-        """Where the container stores no times, frames are counted from the first."""
+        """If the container stores no times, frames are counted from the first."""
         for _ in range(self._index + 1, index):
             next(self._frames, None)
         return next(self._frames, None)
@@ -164,65 +160,50 @@ class _Cursor:
         decoding starts one key frame earlier, and finally at the beginning.
         """
         ticks = self._video.ticks
-        keys = sorted(key for key in self._video.keys if ticks[0] < key <= wanted)
+        keys = sorted((key for key in self._video.keys if ticks[0] < key <= wanted), reverse=True)
         here = ticks[self._index] if self._index >= 0 else ticks[0]
-        if keys and keys[-1] > here:
-            for key in reversed(keys):
-                found = self._come_to(wanted, key)
-                if found is not None:
-                    return found
-            return self._come_to(wanted, ticks[0])
-        return self._come_to(wanted)
+        starts: list[int | None] = [*keys, ticks[0]] if keys and keys[0] > here else [None]
+        return next((found for start in starts if (found := self._search(wanted, start)) is not None), None)
 
-    def _come_to(self, wanted: int, start: int | None = None) -> Any:
+    def _search(self, wanted: int, start: int | None) -> Any:
         """The frame of exactly this tick, searched from `start` on if set; None if a later frame comes first, or
         none."""
         if start is not None:
             self._container.seek(start, stream=self._stream, backward=True)
             self._frames = _decoded(self._container, self._stream)
         for frame in self._frames:
-            if frame.pts == wanted:
-                return frame
-            if frame.pts is not None and frame.pts > wanted:
-                return None
+            if frame.pts is not None and frame.pts >= wanted:
+                return frame if frame.pts == wanted else None
         return None
 
 
 # --- the others ----------------------------------------------------------------------------------------------------
 
 
-def _decord(video: Video, indices: Sequence[int], size_of: Callable[[int, int], tuple[int, int]]) -> Frames:
+def _decord(video: Video, indices: Sequence[int], max_side_px: int | None) -> Frames:
     import decord
 
-    width, height = size_of(video.width, video.height)
+    width, height = fitting(video.width, video.height, max_side_px)
     try:
         reader = decord.VideoReader(video.path, ctx=decord.cpu(0), width=width, height=height, num_threads=1)
-        if len(reader) != len(video.ticks):
-            message = f"decord counts {len(reader)} frames where the file has {len(video.ticks)}"
-            raise VideoError("broken_video", message)
+        _check_count(reader, video, "decord")
         for index in indices:
             # Rows of some narrow frames end in padding, which decord takes for more channels: 48 pixels as 4 each.
             rows = reader[index].asnumpy().reshape(height, -1)
             yield rows[:, : width * 3].reshape(height, width, 3)
     except decord.DECORDError as error:
-        raise VideoError("broken_video", f"the video cannot be decoded: {_last_line(error)}") from None
+        raise _broken(error) from None
 
 
-def _torchcodec(video: Video, indices: Sequence[int], size_of: Callable[[int, int], tuple[int, int]]) -> Frames:
+def _torchcodec(video: Video, indices: Sequence[int], max_side_px: int | None) -> Frames:
     from torchcodec.decoders import VideoDecoder
 
     try:
         reader = VideoDecoder(video.path, num_ffmpeg_threads=1, dimension_order="NHWC")
-        if len(reader) != len(video.ticks):
-            message = f"TorchCodec counts {len(reader)} frames where the file has {len(video.ticks)}"
-            raise VideoError("broken_video", message)
+        _check_count(reader, video, "TorchCodec")
         for index in indices:
             frame = Image.fromarray(reader[index].numpy())
-            size = size_of(*frame.size)
+            size = fitting(*frame.size, max_side_px)
             yield np.asarray(frame if size == frame.size else frame.resize(size, Image.Resampling.BILINEAR))
     except (RuntimeError, IndexError) as error:
-        raise VideoError("broken_video", f"the video cannot be decoded: {_last_line(error)}") from None
-
-
-def _last_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise _broken(error) from None

@@ -20,11 +20,8 @@ def pack(header: dict[str, Any], num_bytes: int = 0) -> bytes:
     return LENGTH.pack(len(text)) + text
 
 
-Bytes = bytes | bytearray | memoryview
-
-
 def receive(
-    read: Callable[[int], bytes | bytearray], read_payload: Callable[[int], Bytes] | None = None
+    read: Callable[[int], bytes | bytearray], read_payload: Callable[[int], Any] | None = None
 ) -> tuple[dict[str, Any], Any]:
     """One message; `read(n)` returns exactly n bytes, and so does `read_payload` for the bytes after the header.
 
@@ -38,4 +35,4 @@ def receive(
     header = json.loads(read(length))
     if not isinstance(header, dict):
         raise ValueError("a header that is no object")
-    return header, (read_payload or read)(int(header["num_bytes"]))
+    return header, (read_payload or read)(int(header.pop("num_bytes")))

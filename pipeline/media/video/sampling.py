@@ -9,12 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pipeline.media.errors import MediaError
+
 SLACK_S = 1e-6
-"""Times out of containers are multiples of their ticks; half a microsecond decides nothing."""
-
-
-class SamplingError(ValueError):
-    """A video without the requested frames; the message gives the reason."""
+"""Tolerance of comparisons: times out of containers are multiples of their ticks."""
 
 
 @dataclass(frozen=True)
@@ -54,19 +52,13 @@ def windows(times_s: Sequence[float], end_s: float, sampling: Sampling) -> list[
     A window in which no frame begins (a long still) has the frame that is visible then.
 
     Raises:
-        SamplingError: a timestamp is outside the video.
+        MediaError: `no_such_frame`, a timestamp is outside the video.
     """
     assert times_s, "a video without frames has no clips"
-    spans = _spans(end_s, sampling.clip_s)
-    return [_sampled(times_s, start, end, sampling) for start, end in spans]
-
-
-def _spans(end_s: float, clip_s: float | None) -> list[tuple[float, float]]:
-    if clip_s is None or end_s <= clip_s:
-        return [(0.0, end_s)]
-    count = max(1, math.floor(end_s / clip_s + 0.5 + SLACK_S))
-    edges = [round(number * clip_s, 6) for number in range(count)]
-    return list(zip(edges, [*edges[1:], end_s]))
+    clip_s, edges = sampling.clip_s, [0.0]
+    if clip_s is not None and end_s > clip_s:
+        edges = [round(number * clip_s, 6) for number in range(max(1, math.floor(end_s / clip_s + 0.5 + SLACK_S)))]
+    return [_sampled(times_s, start, end, sampling) for start, end in zip(edges, [*edges[1:], end_s], strict=True)]
 
 
 def _sampled(times_s: Sequence[float], start_s: float, end_s: float, sampling: Sampling) -> Window:
@@ -91,18 +83,13 @@ def _sampled(times_s: Sequence[float], start_s: float, end_s: float, sampling: S
     else:
         assert sampling.num_frames is not None, "one way of sampling is always given"
         count = sampling.num_frames
-    chosen = _even(first, stop, count)
+    chosen = tuple(range(first, stop))
+    if len(chosen) > count:  # evenly, both ends among them; rounded as Qwen3-VL rounds
+        chosen = tuple(first + int(place) for place in np.linspace(0, stop - 1 - first, count).round())
     return Window(start_s, end_s, chosen, len(chosen) / seconds)
-
-
-def _even(first: int, stop: int, count: int) -> tuple[int, ...]:
-    """At most `count` of the frames `first` to `stop`, evenly, both ends among them; rounded as Qwen3-VL rounds."""
-    if stop - first <= count:
-        return tuple(range(first, stop))
-    return tuple(first + int(place) for place in np.linspace(0, stop - 1 - first, count).round())
 
 
 def _shown_at(times_s: Sequence[float], end_s: float, moment: float) -> int:
     if not -SLACK_S <= moment < end_s + SLACK_S:
-        raise SamplingError(f"no frame is shown at {moment:g} s: the video ends at {end_s:g} s")
+        raise MediaError("no_such_frame", f"no frame is shown at {moment:g} s: the video ends at {end_s:g} s")
     return max(0, bisect_right(times_s, moment + SLACK_S) - 1)

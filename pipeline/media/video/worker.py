@@ -34,8 +34,8 @@ NO_VIDEOS = "none"
 WORKER_MAX_IMAGES = 20_000
 """After so many images the process is replaced."""
 PIPE_BYTES = 1 << 20
-"""Asked for each pipe's buffer where the system lets one choose: fewer switches between the processes."""
-_SET_PIPE_BYTES = 1031  # F_SETPIPE_SZ of Linux, which `fcntl` names from Python 3.10 on there only
+"""Requested size of each pipe's buffer: fewer switches between the processes."""
+_SET_PIPE_BYTES = 1031  # F_SETPIPE_SZ of Linux
 KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV")
 """Environment variables of the child process; a process that reads hostile files gets no credentials."""
 
@@ -46,7 +46,7 @@ class WorkerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one file and one process may take; see the fields of `source` and `source.video`."""
+    """Bounds of one file and of one process; see the fields of `source` and `source.video`."""
 
     max_pixels: int = 64_000_000
     max_side_px: int | None = None
@@ -73,12 +73,16 @@ class DecodedClip:
 
 
 Take = Callable[[int], memoryview]
-"""Gives writable memory for so many bytes of pixels."""
+"""Returns writable memory for so many bytes of pixels."""
 
 
 class DecoderWorker:
     """Owns one decoders' process at a time, started when the first file comes; a process that was started for images
-    alone is replaced when a video comes."""
+    alone is replaced when a video comes.
+
+    Decoding raises RowError with the codes of the decoders, `decoder_died` or `decode_timeout`, and WorkerError if no
+    process can be started.
+    """
 
     def __init__(self, decoder: str, sampling: Sampling, limits: Limits, command: Sequence[str] | None = None) -> None:
         self._request = {
@@ -100,77 +104,56 @@ class DecoderWorker:
         """Resident memory of the process after the last file; 0 if it is gone or the system does not report it."""
 
     def decode(self, path: str) -> list[DecodedClip]:
-        """The clips of the video at `path`.
-
-        Raises:
-            RowError: the codes of `pipeline.media.video.container.VideoError`, `no_such_frame`, `decoder_died`,
-                `decode_timeout`.
-            WorkerError: no process can be started.
-        """
+        """The clips of the video at `path`."""
         process = self._running(takes_videos=True)
         self._num_videos += 1
-        clips: list[DecodedClip] = []
-
-        def keep(header: dict[str, Any], rgb: bytes | bytearray | memoryview) -> None:
-            assert not isinstance(rgb, memoryview), "clips have memory of their own"
-            clips.append(DecodedClip(rgb=rgb, **header))
-
-        self._ask(process, self._request | {"path": path}, b"", keep)
-        return clips
+        replies = self._ask(process, "video", self._request | {"path": path})
+        return [DecodedClip(rgb=rgb, **header) for header, rgb in replies]
 
     def decode_image(
         self, data: bytes | pa.Buffer, take: Take, max_decoded_bytes: int, row_limit: str = ""
     ) -> tuple[int, int]:
         """Decode one encoded image into the memory that `take` returns. Returns height and width.
 
-        `max_decoded_bytes` bounds its pixels; `row_limit` is the name of that bound in the error.
-
-        Raises:
-            RowError: the codes of `pipeline.media.pixels.PixelError`, `row_too_large`, `decoder_died`,
-                `decode_timeout`.
-            WorkerError: no process can be started.
+        `max_decoded_bytes` bounds its pixels; `row_limit` is the name of that bound in the error `row_too_large`.
         """
         process = self._running(takes_videos=False)
         self._num_images += 1
-        sizes: list[tuple[int, int]] = []
-        request = {
-            "kind": "image",
-            "max_pixels": self._limits.max_pixels,
-            "max_side_px": self._limits.max_side_px,
-            "max_decoded_bytes": max_decoded_bytes,
-            "row_limit": row_limit,
-            "timeout_s": self._limits.timeout_s,
-        }
-        self._ask(process, request, data, lambda header, _: sizes.append((header["height"], header["width"])), take)
-        [size] = sizes
-        return size
+        request = self._request | {"kind": "image", "max_decoded_bytes": max_decoded_bytes, "row_limit": row_limit}
+        [(header, _)] = self._ask(process, "image", request, data, take)
+        return header["height"], header["width"]
 
     def _ask(
         self,
         process: subprocess.Popen[bytes],
+        what: str,
         request: dict[str, Any],
-        data: bytes | pa.Buffer,
-        keep: Callable[[dict[str, Any], bytes | bytearray | memoryview], None],
-        take: Take | None = None,
-    ) -> None:
-        """Send one file and pass each reply to `keep`, until the process reports the end."""
-        what = "image" if request.get("kind") == "image" else "video"
+        data: bytes | pa.Buffer = b"",
+        take: Take = lambda count: memoryview(bytearray(count)),
+    ) -> list[tuple[dict[str, Any], Any]]:
+        """Send one file; returns the header and the payload, in memory of `take`, of each reply."""
         deadline = time.monotonic() + self._limits.timeout_s
         payload = memoryview(data)
+        replies = []
+
+        def read_payload(count: int) -> Any:
+            view = take(count) if count else memoryview(b"")
+            self._fill(view, deadline)
+            return view.obj
+
         try:
             self._write(memoryview(messages.pack(request, payload.nbytes)), deadline)
             self._write(payload, deadline)
             while True:
-                header, got = messages.receive(lambda count: self._read(count, deadline), self._filled(take, deadline))
+                header, reply = messages.receive(lambda count: self._read(count, deadline), read_payload)
                 kind = header.pop("kind")
-                header.pop("num_bytes")
                 if kind in ("clip", "image"):
-                    keep(header, got)
+                    replies.append((header, reply))
                     continue
                 self._recycle(process)
                 if kind == "error":
                     raise RowError(header["code"], header["message"])
-                return
+                return replies
         except (EOFError, BrokenPipeError):
             raise RowError("decoder_died", f"the decoder's process {self._end()} while it had this {what}") from None
         except TimeoutError:
@@ -178,12 +161,11 @@ class DecoderWorker:
             raise RowError("decode_timeout", f"decoding took more than {self._limits.timeout_s:g} s") from None
 
     def close(self) -> None:
-        """End the process."""
         self._end()
 
     @property
     def pid(self) -> int | None:
-        """The running process's number; None where there is none."""
+        """The running process's number; None if there is none."""
         return None if self._process is None else self._process.pid
 
     # --- the process -----------------------------------------------------------------------------------------------
@@ -197,7 +179,7 @@ class DecoderWorker:
         self._answers, child_writes = os.pipe()
         os.set_blocking(self._requests, False)
         for pipe in (self._requests, self._answers):
-            with contextlib.suppress(OSError):  # a smaller buffer is slower and right
+            with contextlib.suppress(OSError):  # a smaller buffer is only slower
                 fcntl.fcntl(pipe, _SET_PIPE_BYTES, PIPE_BYTES)
         self._takes_videos = takes_videos
         environment = {name: os.environ[name] for name in KEPT_VARIABLES if name in os.environ}
@@ -235,24 +217,11 @@ class DecoderWorker:
         self._fill(memoryview(data), deadline)
         return data
 
-    def _filled(self, take: Take | None, deadline: float) -> Callable[[int], bytearray | memoryview]:
-        """Reads the bytes after a header, into memory of `take` if set."""
-
-        def read(count: int) -> bytearray | memoryview:
-            if take is None or count == 0:
-                return self._read(count, deadline)
-            view = take(count)
-            self._fill(view, deadline)
-            return view
-
-        return read
-
     def _write(self, data: memoryview, deadline: float) -> None:
-        """Send all of it; a process that no longer reads must not hold us up."""
+        """Send all of it; a process that no longer reads does not block this one."""
         data = data.cast("B") if data.nbytes else data
         while data.nbytes:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([], [self._requests], [], left)[1]:
+            if not select.select([], [self._requests], [], _left(deadline))[1]:
                 raise TimeoutError
             data = data[os.write(self._requests, data) :]
 
@@ -260,16 +229,12 @@ class DecoderWorker:
         """The next bytes of the answer, as many as the view holds."""
         filled = 0
         while filled < view.nbytes:
-            left = deadline - time.monotonic()
-            if left <= 0:
+            if not select.select([self._answers], [], [], _left(deadline))[0]:
                 raise TimeoutError
-            ready, _, _ = select.select([self._answers], [], [], left)
-            if not ready:
-                raise TimeoutError
-            got = os.readv(self._answers, [view[filled:]])
-            if got == 0:
+            num_bytes = os.readv(self._answers, [view[filled:]])
+            if num_bytes == 0:
                 raise EOFError
-            filled += got
+            filled += num_bytes
 
     def _recycle(self, process: subprocess.Popen[bytes]) -> None:
         """End a process that has decoded its share of files or uses half of its memory limit."""
@@ -288,13 +253,20 @@ class DecoderWorker:
         if process is None:
             return "was not running"
         try:
-            # One that waits for requests sees them closed and goes; one that died is already gone.
+            # A process that waits for requests exits when they are closed; one that died is already gone.
             process.wait(timeout=GRACE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
         code = process.returncode
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+def _left(deadline: float) -> float:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
 
 
 def resident_bytes(pid: int) -> int:

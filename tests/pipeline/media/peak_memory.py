@@ -19,6 +19,7 @@ from actors.media import without_fillers
 from configs.schema import Prompt, Source
 from pipeline.media import image_decoding
 from pipeline.media.row_weights import Weigher
+from pipeline.media.video import clips
 from pipeline.prompts.row_options import Asking
 from pipeline.source.datasource import SpanDatasource
 from pipeline.source.manifest import freeze
@@ -52,7 +53,7 @@ def main() -> None:
             del decoded, stream, copy
             gc.collect()
     peak = peak_bytes()
-    image_decoding.close_decoder()
+    clips.close_worker()
     child = peak_bytes(resource.RUSAGE_CHILDREN)
     print(json.dumps({"base": base, "peak": peak, "child": child, "tasks": tasks, "codes": codes}))
 

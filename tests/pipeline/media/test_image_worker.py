@@ -167,7 +167,7 @@ def test_images_and_videos_of_a_job_share_one_process() -> None:
     image_decoding.decode_table(read_table([[encode()]] * 3), options)
     [worker] = clips._running.values()
     assert worker.num_started == 1
-    image_decoding.close_decoder()
+    clips.close_worker()
     assert clips._running == {}
 
 

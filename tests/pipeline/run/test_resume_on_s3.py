@@ -11,7 +11,7 @@ from configs.schema import CaptionJob
 from jobs import check
 from pipeline.storage import retries
 from pipeline.storage.output_dir import OutputDir
-from pipeline.storage.retries import Patience
+from pipeline.storage.retries import RetryPolicy
 from tests.object_store import S3, Fault, make_bucket
 from tests.pipeline.attempts import end, job, make_rows, plan_of, run, save, start
 
@@ -20,7 +20,7 @@ BUCKET = "resumed"
 
 @pytest.fixture(autouse=True)
 def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retries, "PATIENCE", Patience(4, 0.0))
+    monkeypatch.setattr(retries, "DEFAULT_POLICY", RetryPolicy(4, 0.0))
 
 
 @pytest.fixture

@@ -49,7 +49,7 @@ def test_tabs_and_other_delimiters(tmp_path) -> None:
 
 
 def test_records_that_do_not_fit_are_error_rows_with_their_lines(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(csv, "MAX_RECORD_BYTES", 60)
+    monkeypatch.setattr(csv.Csv, "max_bytes", 60)
     bad = [b"only one", b"1,2,3,4", b'x,"open', b'x,"closed"y', b"x,\xff", b"x," + b"y" * 60, b"x,y\rz", b'"']
     (tmp_path / "a.csv").write_bytes(b"\n".join([b"a,q", *(line for one in bad for line in (one, b"good,q"))]))
     for span_rows in (3, 1000):

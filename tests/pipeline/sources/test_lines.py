@@ -50,7 +50,7 @@ def test_a_line_is_a_prompt_whatever_ends_it_and_blank_lines_are_none(tmp_path, 
 
 
 def test_lines_that_cannot_be_used_are_error_rows_with_their_numbers(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(jsonl, "TEXT_MAX_BYTES", 40)
+    monkeypatch.setattr(jsonl.Jsonl, "max_bytes", 40)
     bad = [b"{", b"[1]", b'"x"', b"null", b"7", b"\xff{}", b'{"q": "' + b"x" * 40 + b'"}', b'{"q": "a\0"}', b"[" * 40]
     good = b'{"q": "good"}'
     (tmp_path / "x.jsonl").write_bytes(b"\n".join([good, b"", *(line for one in bad for line in (one, good))]))

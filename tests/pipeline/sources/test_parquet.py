@@ -296,7 +296,9 @@ def spans_of(source: Source, prompt: str) -> datasource.SpanDatasource:
 @pytest.fixture
 def opened(monkeypatch) -> list[int]:
     """The row at which each opening of a file begins to decode."""
-    parquet._LEFT.close()
+    if parquet._LEFT._left is not None:
+        parquet._LEFT._left[1].close()
+        parquet._LEFT._left = None
     starts: list[int] = []
     original = parquet.RowsOfFile.__init__
 

@@ -26,7 +26,7 @@ from models.heads.files import read_shapes
 from pipeline.storage import checkpoint_cache, retries
 from pipeline.storage.checkpoint_cache import StoredCheckpoint, chosen, copy, look, outline
 from pipeline.storage.listing import Listed
-from pipeline.storage.retries import Patience
+from pipeline.storage.retries import RetryPolicy
 from tests.object_store import S3, SECRET_KEY, Fault, make_bucket
 
 BUCKET = "weights"
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(checkpoint_cache.FOLDER_VARIABLE, str(tmp_path / "here"))
-    monkeypatch.setattr(retries, "PATIENCE", Patience(4, 0.0))
+    monkeypatch.setattr(retries, "DEFAULT_POLICY", RetryPolicy(4, 0.0))
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     return tmp_path / "here"
 

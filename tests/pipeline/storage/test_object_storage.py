@@ -20,7 +20,7 @@ from pipeline.prompts.row_options import Asking
 from pipeline.source import datasource, manifest
 from pipeline.storage import access, retries
 from pipeline.storage.output_dir import OutputDir
-from pipeline.storage.retries import Patience
+from pipeline.storage.retries import RetryPolicy
 from tests.object_store import ACCESS_KEY, S3, SECRET_KEY, Fault, make_bucket
 from tests.pipeline.sources.shards import encode, outcomes, read_all, tar_bytes
 
@@ -36,7 +36,7 @@ def bucket(s3: S3):
 @pytest.fixture(autouse=True)
 def _no_waiting_and_no_retries_but_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     """s3fs tries cut and stalled reads again by itself; what is tested here is what comes after that."""
-    monkeypatch.setattr(retries, "PATIENCE", Patience(4, 0.0))
+    monkeypatch.setattr(retries, "DEFAULT_POLICY", RetryPolicy(4, 0.0))
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.media.video.container import Video, VideoError, nal_kinds, probe
-from pipeline.media.video.decode import fitting_size, read_frames
+from pipeline.media.errors import MediaError
+from pipeline.media.pixels import fitting
+from pipeline.media.video.container import Video, nal_kinds, probe
+from pipeline.media.video.decode import read_frames
 from tests.pipeline.media.video import files
 from tests.pipeline.media.video.files import encode_video, number_in
 
@@ -119,7 +121,7 @@ def test_narrow_frames_have_three_channels_whatever_the_decoder_makes_of_their_p
 @pytest.mark.parametrize("decoder", DECODERS[1:])
 @pytest.mark.parametrize("name", LEANING | LOOSE)
 def test_the_others_are_refused_where_they_would_give_wrong_frames(name, decoder, video_of) -> None:
-    with pytest.raises(VideoError, match=decoder) as caught:
+    with pytest.raises(MediaError, match=decoder) as caught:
         list(read_frames(video_of(name), (7,), decoder, None))
     assert caught.value.code == "unsupported_video"
 
@@ -170,7 +172,7 @@ def test_a_video_that_was_trimmed_without_encoding_shows_what_is_left(num_b_fram
     assert len(video.ticks) == 19
     assert video.times_s[:3] == [0.0, 1 / 24, 2 / 24]
     assert [number_in(frame) for frame in read_frames(video, [0, 1, 9, 18], decoder, None)] == [5, 6, 14, 23]
-    with pytest.raises(VideoError, match="lean on what lies before"):
+    with pytest.raises(MediaError, match="lean on what lies before"):
         next(read_frames(video, [0], "decord", None))
 
 
@@ -194,11 +196,11 @@ def test_a_display_matrix_puts_frames_upright(degrees, turns, decoder, tmp_path)
 
 
 def test_the_longer_side_is_shrunk_and_nothing_grows() -> None:
-    assert fitting_size(640, 480, 320) == (320, 240)
-    assert fitting_size(480, 640, 320) == (240, 320)
-    assert fitting_size(1000, 1, 16) == (16, 1)
-    assert fitting_size(100, 50, 100) == (100, 50)
-    assert fitting_size(100, 50, None) == (100, 50)
+    assert fitting(640, 480, 320) == (320, 240)
+    assert fitting(480, 640, 320) == (240, 320)
+    assert fitting(1000, 1, 16) == (16, 1)
+    assert fitting(100, 50, 100) == (100, 50)
+    assert fitting(100, 50, None) == (100, 50)
 
 
 # --- what is refused before anything is decoded ---
@@ -206,7 +208,7 @@ def test_the_longer_side_is_shrunk_and_nothing_grows() -> None:
 
 def code_of(data: bytes, folder: Path, max_pixels: int = 10**6) -> str:
     (folder / "video").write_bytes(data)
-    with pytest.raises(VideoError) as caught:
+    with pytest.raises(MediaError) as caught:
         probe(str(folder / "video"), max_pixels)
     return caught.value.code
 
@@ -243,7 +245,7 @@ def test_a_file_cut_short_is_broken_wherever_its_index_stands(tmp_path) -> None:
 
 def test_a_file_without_moving_pictures_says_what_it_holds(tmp_path) -> None:
     (tmp_path / "sound").write_bytes(files.encode_sound())
-    with pytest.raises(VideoError, match="the file holds audio, and no moving picture") as caught:
+    with pytest.raises(MediaError, match="the file holds audio, and no moving picture") as caught:
         probe(str(tmp_path / "sound"), 10**6)
     assert caught.value.code == "no_video_stream"
 
@@ -266,6 +268,6 @@ def test_a_frame_that_is_never_decoded_is_told_by_its_time(tmp_path) -> None:
     ticks = list(video.ticks)
     ticks[10] += 1  # a packet's time that no frame has
     broken = Video(**{**vars(video), "ticks": tuple(ticks)})
-    with pytest.raises(VideoError, match=r"the frame at 0\.41\d* s cannot be decoded") as caught:
+    with pytest.raises(MediaError, match=r"the frame at 0\.41\d* s cannot be decoded") as caught:
         list(read_frames(broken, (10,), "pyav", None))
     assert caught.value.code == "broken_video"

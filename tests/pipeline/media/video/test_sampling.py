@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.media.video.sampling import Sampling, SamplingError, windows
+from pipeline.media.errors import MediaError
+from pipeline.media.video.sampling import Sampling, windows
 
 TENTHS = [number / 10 for number in range(100)]
 
@@ -49,7 +50,7 @@ def test_a_rate_above_the_videos_own_and_one_beyond_the_limit_are_spaced_evenly(
 def test_moments_take_the_frame_that_is_shown_then() -> None:
     [clip] = windows(TENTHS, 10.0, Sampling(timestamps_s=(0.0, 0.25, 9.99)))
     assert clip.indices == (0, 2, 99)
-    with pytest.raises(SamplingError, match=r"no frame is shown at 10\.1 s: the video ends at 10 s"):
+    with pytest.raises(MediaError, match=r"no frame is shown at 10\.1 s: the video ends at 10 s"):
         windows(TENTHS, 10.0, Sampling(timestamps_s=(10.1,)))
 
 
