@@ -1,23 +1,21 @@
-"""What it costs to decode in a process of its own, without the store's credentials: images and Parquet.
+"""The cost of decoding in a separate process without the store's credentials: images and Parquet.
 
-    python -m benchmarks.isolation    # a minute; writes benchmarks/results/isolation.json
+    python -m benchmarks.isolation    # a minute; writes results/isolation.json
 
-Both ways decode the same bytes, in turn, round after round. Images go through the very process that jobs use. For
-Parquet, which jobs decode where the store is opened, the child reads ranges of the file through a pipe and returns
-Arrow's stream format.
+Both ways decode the same bytes in turns. Images use the decoding process of jobs. For Parquet, which jobs decode in the
+process that opens the store, the child reads ranges of the file through a pipe and returns Arrow's stream format.
 """
 
 from __future__ import annotations
 
 import io
-import json
+import multiprocessing
 import os
-import struct
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -25,45 +23,41 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
 
+from benchmarks.decode import encode_jpeg, photograph
+from benchmarks.harness.results import results_file, write_results
 from pipeline.media.image_decoding import decode_image
 from pipeline.media.video.sampling import Sampling
 from pipeline.media.video.worker import NO_VIDEOS, DecoderWorker, Limits
 
-RESULTS = Path(__file__).parent / "results" / "isolation.json"
+RESULTS = results_file("isolation")
 NUM_ROUNDS = 5
 NUM_IMAGES = 200
 NUM_ROWS, ROW_BYTES, ROWS_PER_GROUP = 1_000, 100_000, 100
 MAX_PIXELS = 64_000_000
-FRAME = struct.Struct("<cQQ")
-"""A kind, and two numbers: R for a range of the file, T for a table of so many bytes, E for the end."""
+Way = Callable[[], Any]
 
 
 def main() -> int:
-    """Measure, print, and write the results."""
     found = {"images": _rounds(*_images()), "parquet": _rounds(*_parquet())}
     for name, cell in found.items():
         print(
             f"{name:8} in process {cell['here_mb_per_s']:,.0f} MB/s, {cell['here_cpu_s']:.2f} s of CPU; in a child "
             f"{cell['child_mb_per_s']:,.0f} MB/s, {cell['child_cpu_s']:.2f} s of CPU; equal: {cell['equal']}"
         )
-    RESULTS.write_text(json.dumps({"num_rounds": NUM_ROUNDS, "cells": found}, indent=1) + "\n", encoding="utf-8")
+    write_results(RESULTS, {"num_rounds": NUM_ROUNDS, "cells": found})
     return 0
 
 
-Way = Callable[[], Any]
-
-
 def _rounds(num_bytes: int, here: Way, child: Way, end: Callable[[], None]) -> dict[str, Any]:
-    """Medians over rounds of both ways in turn; whether they gave the same."""
+    """Medians over rounds of both ways in turn, and whether their results are equal."""
     times: dict[str, list[tuple[float, float]]] = {"here": [], "child": []}
     equal = here() == child()  # also warms both
     for _ in range(NUM_ROUNDS):
         for name, way in (("here", here), ("child", child)):
-            began_s, cpu_s = time.perf_counter(), _cpu_s()
+            start_s, start_cpu_s = time.perf_counter(), _cpu_s()
             way()
-            times[name].append((time.perf_counter() - began_s, _cpu_s() - cpu_s))
+            times[name].append((time.perf_counter() - start_s, _cpu_s() - start_cpu_s))
     end()
     cell: dict[str, Any] = {"num_bytes": num_bytes, "equal": equal}
     for name, pairs in times.items():
@@ -73,7 +67,7 @@ def _rounds(num_bytes: int, here: Way, child: Way, end: Callable[[], None]) -> d
 
 
 def _cpu_s() -> float:
-    """Of this process and of its children, those that still run included."""
+    """CPU seconds of this process and its children, including those that still run."""
     own = os.times()
     total = own.user + own.system + own.children_user + own.children_system
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -87,13 +81,7 @@ def _cpu_s() -> float:
 
 
 def _images() -> tuple[int, Way, Way, Callable[[], None]]:
-    generator = np.random.default_rng(0)
-    files = []
-    for _ in range(8):
-        coarse = Image.fromarray(generator.integers(0, 256, (30, 40, 3), dtype=np.uint8))
-        file = io.BytesIO()
-        coarse.resize((640, 480), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
-        files.append(file.getvalue())
+    files = [encode_jpeg(photograph(seed, 640, 480)) for seed in range(8)]
     worker = DecoderWorker(NO_VIDEOS, Sampling(num_frames=1), Limits())
 
     def child(data: bytes) -> int:
@@ -115,22 +103,16 @@ def _images() -> tuple[int, Way, Way, Callable[[], None]]:
     )
 
 
-# --- Parquet -------------------------------------------------------------------------------------------------------
-
-
 def _parquet() -> tuple[int, Way, Way, Callable[[], None]]:
     generator = np.random.default_rng(0)
     folder = tempfile.TemporaryDirectory(prefix="draftfleet-")
     path = os.path.join(folder.name, "rows.parquet")
     rows = {"id": [str(row) for row in range(NUM_ROWS)], "image": [generator.bytes(ROW_BYTES) for _ in range(NUM_ROWS)]}
     pq.write_table(pa.table(rows), path, row_group_size=ROWS_PER_GROUP)
-    reader = subprocess.Popen(
-        [sys.executable, "-c", "from benchmarks.isolation import serve; serve()"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        cwd=Path(__file__).resolve().parents[1],
-        env={"PATH": os.environ.get("PATH", "")},
-    )
+    pipe, other_end = multiprocessing.Pipe()
+    reader = multiprocessing.get_context("spawn").Process(target=serve, args=(other_end,))
+    reader.start()
+    other_end.close()
 
     def here() -> int:
         with open(path, "rb") as file:
@@ -138,36 +120,33 @@ def _parquet() -> tuple[int, Way, Way, Callable[[], None]]:
             return sum(parquet.read_row_group(group).num_rows for group in range(parquet.num_row_groups))
 
     def child() -> int:
-        assert reader.stdin is not None
-        assert reader.stdout is not None
+        """Answer the child's requests: (offset, bytes) for a range, an Arrow stream for a table, None at the end."""
+        pipe.send(os.path.getsize(path))
         num_rows = 0
         with open(path, "rb") as file:
-            reader.stdin.write(FRAME.pack(b"F", os.path.getsize(path), 0))
-            reader.stdin.flush()
-            while True:
-                kind, first, second = FRAME.unpack(reader.stdout.read(FRAME.size))
-                if kind == b"E":
-                    return num_rows
-                if kind == b"T":
-                    num_rows += pa.ipc.open_stream(reader.stdout.read(first)).read_all().num_rows
+            while (request := pipe.recv()) is not None:
+                if isinstance(request, tuple):
+                    file.seek(request[0])
+                    pipe.send_bytes(file.read(request[1]))
                 else:
-                    file.seek(first)
-                    reader.stdin.write(file.read(second))
-                    reader.stdin.flush()
+                    num_rows += pa.ipc.open_stream(pipe.recv_bytes()).read_all().num_rows
+        return num_rows
 
     def end() -> None:
-        reader.communicate()  # ends its input, waits, and closes both pipes
+        pipe.send(None)
+        reader.join()
+        pipe.close()
         folder.cleanup()
 
     return os.path.getsize(path), here, child, end
 
 
 class _Ranges(io.RawIOBase):
-    """A file whose bytes come from the other end of a pipe, range by range."""
+    """A file whose ranges are read by the other end of a pipe."""
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, pipe: Connection, num_bytes: int) -> None:
         super().__init__()
-        self._num_bytes, self._position = num_bytes, 0
+        self._pipe, self._num_bytes, self._position = pipe, num_bytes, 0
 
     def readable(self) -> bool:
         return True
@@ -185,28 +164,24 @@ class _Ranges(io.RawIOBase):
 
     def read(self, count: int | None = -1) -> bytes:
         left = self._num_bytes - self._position
-        wanted = left if count is None or count < 0 else min(count, left)
-        sys.stdout.buffer.write(FRAME.pack(b"R", self._position, wanted))
-        sys.stdout.buffer.flush()
-        data = sys.stdin.buffer.read(wanted)
+        self._pipe.send((self._position, left if count is None or count < 0 else min(count, left)))
+        data = self._pipe.recv_bytes()
         self._position += len(data)
         return data
 
 
-def serve() -> None:
-    """The child: decodes one file after the other, until its input ends."""
-    while head := sys.stdin.buffer.read(FRAME.size):
-        parquet = pq.ParquetFile(_Ranges(FRAME.unpack(head)[1]))
+def serve(pipe: Connection) -> None:
+    """The child: decode one file after the other."""
+    while (num_bytes := pipe.recv()) is not None:
+        parquet = pq.ParquetFile(_Ranges(pipe, num_bytes))
         for group in range(parquet.num_row_groups):
-            table = parquet.read_row_group(group)
+            rows = parquet.read_row_group(group)
             sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, table.schema) as stream:
-                stream.write_table(table)
-            data = sink.getvalue()
-            sys.stdout.buffer.write(FRAME.pack(b"T", data.size, 0))
-            sys.stdout.buffer.write(data)
-        sys.stdout.buffer.write(FRAME.pack(b"E", 0, 0))
-        sys.stdout.buffer.flush()
+            with pa.ipc.new_stream(sink, rows.schema) as stream:
+                stream.write_table(rows)
+            pipe.send("table")
+            pipe.send_bytes(sink.getvalue())
+        pipe.send(None)
 
 
 if __name__ == "__main__":
