@@ -81,17 +81,25 @@ def steps_error(histogram: Sequence[int]) -> float:
     return math.sqrt(sum(count * (taken - mean) ** 2 for taken, count in enumerate(histogram))) / num
 
 
-Check = tuple[str, Callable[[dict[str, Any]], Finding]]
+Check = Callable[[dict[str, Any]], Finding]
+"""A claim, which is the docstring, and how it is checked."""
+
+
+def claim(text: str, check: Check) -> Check:
+    """`check` with its claim."""
+    check.__doc__ = text
+    return check
 
 
 def check_all(checks: Iterable[Check], results: dict[str, Any]) -> list[dict[str, Any]]:
     """Every claim with its verdict and numbers; one whose cells are missing is not decided and marked as not run."""
     found = []
-    for text, check in checks:
+    for check in checks:
         try:
             holds, numbers = check(results)
         except KeyError as missing:
             holds, numbers = None, f"not run: {missing} is missing"
+        text = " ".join((check.__doc__ or "").split())
         found.append({"claim": text, "holds": holds, "numbers": numbers})
     return found
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.harness.claims import Check, Finding, Holds, Measured, all_of, check_all, decide, enough
+from benchmarks.harness.claims import Check, Finding, Holds, Measured, all_of, check_all, claim, decide, enough
 from benchmarks.lantern.recorder import Setting, pick
 from benchmarks.lantern.rows import DELTAS, GUIDANCE, KS
 
@@ -88,6 +88,8 @@ def _all_longer(keys: tuple[str, ...], base: str) -> Callable[[Kinds], Finding]:
 
 
 def _flat(kinds: Kinds) -> Finding:
+    """The target spreads its probability so thin that a strict test takes the first draft in at most one of ten
+    steps (0.04 in Table 2)."""
     cells = {kind: _row(kinds, "1/eagle2_rejection", kind) for kind in kinds}
     numbers = "; ".join(
         f"{kind}: {r['strict_probability']:.3f}, top-1 mass {r['top1_guided']:.3f}, top-10 {r['top10_guided']:.3f}"
@@ -98,6 +100,8 @@ def _flat(kinds: Kinds) -> Finding:
 
 
 def _premise(kinds: Kinds) -> Finding:
+    """Drawing every code anew from its 100 nearest leaves an image what it was (Figure 3), within 0.05 of the
+    attributes and a tenth of the distance."""
     before = {"real": kinds["text"]["bounds"]["reconstructed"], "plain": _row(kinds, "1/plain")}
     after = {source: _premise_cell(kinds, f"{source}/drawn/100") for source in before}
     return _combine(
@@ -107,12 +111,15 @@ def _premise(kinds: Kinds) -> Finding:
 
 
 def _near_beats_random(kinds: Kinds) -> Finding:
+    """A code's 1,000th neighbour in latent space stands for it better than a code drawn at random (section 3.1)."""
     near, other = (_premise_cell(kinds, f"real/{metric}/1000") for metric in ("l2", "random"))
     holds = all_of((_above(near, other, "attributes"), _above(other, near, "frechet_real")))
     return holds, f"ℓ2: {_quality(near)}; random: {_quality(other)}"
 
 
 def _coupling(kinds: Kinds) -> Finding:
+    """Ours: at the zoo's guidance of 2, noise shared by drafter and target, without any relaxation, gains at
+    least half of what LANTERN at δ = 0.4 gains over rejection sampling."""
     def part(kind: str) -> tuple[str, list[Holds]]:
         names = ("eagle2_rejection", "eagle2_coupled", "lantern_paper_0.4")
         cells = [_row(kinds, f"1/{name}", kind) for name in names]
@@ -132,17 +139,20 @@ def reaches(guidance: dict[str, Any], scale: float, delta: str = "0.4") -> tuple
 
 
 def _sharing_reaches(kinds: Kinds) -> Finding:
+    """Ours: shared noise without any relaxation accepts more than LANTERN's residual at δ = 0.4, at every guidance."""
     found = ((scale, reaches(kinds["text"]["guidance"], scale)) for scale in GUIDANCE)
     return _combine((f"{scale:g}: {own:.2f} against {other:.2f}", [holds]) for scale, (holds, own, other) in found)
 
 
 def _naive(kinds: Kinds) -> Finding:
+    """Greedy, speculative decoding and Medusa accept less of an image than EAGLE-2 (Table 1: 1.40, 1.38 and 2.11)."""
     eagle, sd, medusa = (_row(kinds, f"0/{name}") for name in ("eagle2", "sd", "medusa"))
     numbers = f"{_length(sd)} and {_length(medusa)} against {_length(eagle)}"
     return all_of(_longer(eagle, cell) for cell in (sd, medusa)), numbers
 
 
 def _grows(kinds: Kinds) -> Finding:
+    """The acceptance length grows with δ at k = 1,000 and with k at δ = 0.4 (Figure 5)."""
     def cell(k: int, delta: float) -> Cell:
         name = f"lantern_coupled_{delta}" if (k, delta) in ((1000, 0.1), (1000, 0.4)) else f"sweep_{k}_{delta}"
         return _row(kinds, f"1/{name}")
@@ -153,6 +163,7 @@ def _grows(kinds: Kinds) -> Finding:
 
 
 def _delta_matters_more(kinds: Kinds) -> Finding:
+    """From k = 100 and δ = 0.05, raising δ to 0.4 helps acceptance more than raising k to 1,000 (Table 2)."""
     row, share = _row(kinds, "1/eagle2_rejection"), kinds["text"]["settings"]["k"]
     base, wide, loose = (
         pick(row["record"], "probability", Setting("l2", "tvd", share[k], delta))
@@ -163,6 +174,8 @@ def _delta_matters_more(kinds: Kinds) -> Finding:
 
 
 def _moderate_keeps(kinds: Kinds) -> Finding:
+    """A moderate δ (0.05 greedy, 0.1 sampled) costs little quality: at most 0.05 of the attributes and a
+    distance that is larger by a tenth (Table 3)."""
     def parts(kind: str, temperature: str, names: tuple[str, ...]) -> Iterable[tuple[str, list[Holds]]]:
         plain, *cells = (_row(kinds, f"{temperature}/{name}", kind) for name in ("plain", *names))
         yield f"{kind} T = {temperature}: {_quality(plain)} plain", []
@@ -173,6 +186,7 @@ def _moderate_keeps(kinds: Kinds) -> Finding:
 
 
 def _large_costs(kinds: Kinds) -> Finding:
+    """A large δ costs quality: at 0.4 the distance to real images is larger than plain decoding's (Table 3)."""
     def part(kind: str) -> tuple[str, list[Holds]]:
         names = ("plain", "lantern_paper_0.4", "lantern_coupled_0.4")
         plain, *cells = (_row(kinds, f"1/{name}", kind) for name in names)
@@ -184,6 +198,7 @@ def _large_costs(kinds: Kinds) -> Finding:
 
 
 def _metrics_alike(kinds: Kinds) -> Finding:
+    """ℓ2 and cosine neighbours do equally well (Table 4)."""
     one, other = (_row(kinds, f"1/metric_{name}") for name in ("l2", "cosine"))
     lengths = (_longer(a, b, 1.0 - LENGTH_MARGIN) for a, b in ((one, other), (other, one)))
     overlap = kinds["text"]["premise"]["overlap"]["l2_cosine"]
@@ -192,11 +207,13 @@ def _metrics_alike(kinds: Kinds) -> Finding:
 
 
 def _random_accepts_less(kinds: Kinds) -> Finding:
+    """Random neighbours accept less than ℓ2's at the same δ, and less than ℓ2's at a quarter of it (Table 4)."""
     drawn, near, careful = (_row(kinds, f"1/{name}") for name in ("metric_random", "metric_l2", "metric_l2_0.05"))
     return all_of((_longer(near, drawn), _longer(careful, drawn))), "; ".join(map(_summary, (drawn, near, careful)))
 
 
 def _random_is_worse(kinds: Kinds) -> Finding:
+    """At no more acceptance, random neighbours give no better images than ℓ2's (Table 4)."""
     drawn, careful = _row(kinds, "1/metric_random"), _row(kinds, "1/metric_l2_0.05")
     if _longer(drawn, careful):
         careful = _row(kinds, "1/metric_l2")
@@ -205,6 +222,7 @@ def _random_is_worse(kinds: Kinds) -> Finding:
 
 
 def _divergences(kinds: Kinds) -> Finding:
+    """JSD at 0.2 accepts more than TVD at 0.2 and less than TVD at 0.4 (Table 4)."""
     cells = [_row(kinds, f"1/{name}") for name in ("metric_l2", "divergence_jsd", "lantern_paper_0.4")]
     labels = zip(("TVD 0.2", "JSD 0.2", "TVD 0.4"), cells, strict=True)
     holds = all_of(_longer(b, a) for a, b in pairwise(cells))
@@ -212,6 +230,8 @@ def _divergences(kinds: Kinds) -> Finding:
 
 
 def _plus_accepts_more(kinds: Kinds) -> Finding:
+    """LANTERN++'s bound, with k as published and with k scaled to the codebook, accepts more than the strict
+    test of the same static tree, sampled and greedy (LANTERN++; text-conditional)."""
     strict = {"1": "static_rejection", "0": "static_exact"}
     return _combine(
         _part(f"T = {t}", [_row(kinds, f"{t}/{name}") for name in ("lantern_pp", "lantern_pp_scaled")],
@@ -221,6 +241,7 @@ def _plus_accepts_more(kinds: Kinds) -> Finding:
 
 
 def _lossless_equal(kinds: Kinds) -> Finding:
+    """Exact acceptance gives plain decoding's images, code by code, at every temperature and guidance."""
     cells = {
         f"{kind} {name} = {key}": cell
         for kind, data in kinds.items()
@@ -234,82 +255,41 @@ def _lossless_equal(kinds: Kinds) -> Finding:
 
 
 CHECKS: tuple[Check, ...] = (
-    (
-        "The target spreads its probability so thin that a strict test takes the first draft in at most one of "
-        "ten steps (0.04 in Table 2).",
-        _flat,
-    ),
-    (
-        "Drawing every code anew from its 100 nearest leaves an image what it was (Figure 3), within 0.05 of the "
-        "attributes and a tenth of the distance.",
-        _premise,
-    ),
-    (
-        "A code's 1,000th neighbour in latent space stands for it better than a code drawn at random (section 3.1).",
-        _near_beats_random,
-    ),
-    (
+    _flat,
+    _premise,
+    _near_beats_random,
+    claim(
         "Greedy, LANTERN accepts more than EAGLE-2, at δ = 0.05 and 0.2 (Table 3).",
         _all_longer(("0/lantern_0.05", "0/lantern_0.2"), "0/eagle2"),
     ),
-    (
+    claim(
         "Sampling, LANTERN accepts more than EAGLE-2, with the paper's residual, at δ = 0.1 and 0.4 (Table 3).",
         _all_longer(("1/lantern_paper_0.1", "1/lantern_paper_0.4"), "1/eagle2_rejection"),
     ),
-    (
+    claim(
         "EAGLE-2 accepts more of a greedy target than of a sampled one (1.60 against 1.20 in Table 3).",
         _all_longer(("0/eagle2",), "1/eagle2_rejection"),
     ),
-    (
-        "Greedy, speculative decoding and Medusa accept less of an image than EAGLE-2 (Table 1: 1.40, 1.38 and 2.11).",
-        _naive,
-    ),
-    (
-        "Ours: at the zoo's guidance of 2, noise shared by drafter and target, without any relaxation, gains at "
-        "least half of what LANTERN at δ = 0.4 gains over rejection sampling.",
-        _coupling,
-    ),
-    (
-        "Ours: shared noise without any relaxation accepts more than LANTERN's residual at δ = 0.4, at every guidance.",
-        _sharing_reaches,
-    ),
-    (
+    _naive,
+    _coupling,
+    _sharing_reaches,
+    claim(
         "Ours: LANTERN accepts more than EAGLE-2 under coupled noise as well, at δ = 0.1 and 0.4.",
         _all_longer(("1/lantern_coupled_0.1", "1/lantern_coupled_0.4"), "1/eagle2_coupled"),
     ),
-    (
+    claim(
         "Ours: rejection sampling of drafts that were drawn (static tree), which loses nothing, accepts more than"
         " LANTERN at δ = 0.1 of EAGLE-2's drafts, which are the drafter's likeliest.",
         _all_longer(("1/static_rejection",), "1/lantern_paper_0.1"),
     ),
-    ("The acceptance length grows with δ at k = 1,000 and with k at δ = 0.4 (Figure 5).", _grows),
-    (
-        "From k = 100 and δ = 0.05, raising δ to 0.4 helps acceptance more than raising k to 1,000 (Table 2).",
-        _delta_matters_more,
-    ),
-    (
-        "A moderate δ (0.05 greedy, 0.1 sampled) costs little quality: at most 0.05 of the attributes and a "
-        "distance that is larger by a tenth (Table 3).",
-        _moderate_keeps,
-    ),
-    (
-        "A large δ costs quality: at 0.4 the distance to real images is larger than plain decoding's (Table 3).",
-        _large_costs,
-    ),
-    ("ℓ2 and cosine neighbours do equally well (Table 4).", _metrics_alike),
-    (
-        "Random neighbours accept less than ℓ2's at the same δ, and less than ℓ2's at a quarter of it (Table 4).",
-        _random_accepts_less,
-    ),
-    ("At no more acceptance, random neighbours give no better images than ℓ2's (Table 4).", _random_is_worse),
-    ("JSD at 0.2 accepts more than TVD at 0.2 and less than TVD at 0.4 (Table 4).", _divergences),
-    (
-        "LANTERN++'s bound, with k as published and with k scaled to the codebook, accepts more than the strict "
-        "test of the same static tree, sampled and greedy (LANTERN++; text-conditional).",
-        _plus_accepts_more,
-    ),
-    (
-        "Exact acceptance gives plain decoding's images, code by code, at every temperature and guidance.",
-        _lossless_equal,
-    ),
+    _grows,
+    _delta_matters_more,
+    _moderate_keeps,
+    _large_costs,
+    _metrics_alike,
+    _random_accepts_less,
+    _random_is_worse,
+    _divergences,
+    _plus_accepts_more,
+    _lossless_equal,
 )

@@ -14,6 +14,7 @@ from benchmarks.harness.claims import (
     all_of,
     any_of,
     check_all,
+    claim,
     enough,
     steps_error,
 )
@@ -63,6 +64,7 @@ def _combine(parts: Iterable[tuple[Holds, str]], prefix: str = "", between: str 
 
 
 def _no_single_winner(results: Results) -> Finding:
+    """No single context drafts best everywhere (TABED, Table 1)."""
     names = ("sd_chain", "sd_chain_text", "sd_chain_pooled")
     lengths = {(name, key): mean_length(results["methods"], name, (key,)) for name in names for key in SCENARIOS}
 
@@ -87,11 +89,14 @@ def _never_third(methods: Results, names: tuple[str, str, str], keys: Keys, labe
 
 
 def _tabed_never_third(results: Results) -> Finding:
+    """TABED is best or second best in every scenario (TABED, Table 1)."""
     names = ("sd_chain", "sd_chain_text", "tabed_mt")
     return _combine((_never_third(results["methods"], names, (key,), key) for key in SCENARIOS), "M / T / MT: ")
 
 
 def _tabed_trees(results: Results) -> Finding:
+    """TABED on token trees of width 2 and 3 is best or second best, on benchmarks and out of distribution
+    (TABED, Table 2)."""
     groups = (("benchmarks", IN_DISTRIBUTION), ("OOD", OUT_OF_DISTRIBUTION))
     return _combine(
         (
@@ -131,6 +136,7 @@ def _beats_static(methods: Results, names: tuple[str, str], keys: Keys = IN_DIST
 
 
 def _sage_readings(results: Results) -> Finding:
+    """Ours: of the two readings the prose accepts more, and takes more nodes for it."""
     names = ("sage_expansion", "sage")
     prose, definition = (mean_length(results["methods"], name) for name in names)
     nodes = [_nodes(results["methods"], name) for name in names]
@@ -150,6 +156,7 @@ def _compare_qualities(methods: Results, other: str) -> Iterable[tuple[str, Meas
 
 
 def _lvspec_keeps(results: Results) -> Finding:
+    """LVSpec keeps at least 98 % of the quality, parsed and by F1 of attribute words (LVSpec, Table 1)."""
     return _combine(
         (
             (own.above(plain, 0.98), f"retention {own.value / plain.value:.3f} {label}")
@@ -160,6 +167,7 @@ def _lvspec_keeps(results: Results) -> Finding:
 
 
 def _lvspec_beats_its_drafter(results: Results) -> Finding:
+    """LVSpec's captions are better than those its pruned drafter writes alone, parsed and by F1 of attribute words."""
     holds, numbers = _combine(
         (
             (own.above(alone), f"{label} {own.value:.3f} against {alone.value:.3f}")
@@ -172,6 +180,7 @@ def _lvspec_beats_its_drafter(results: Results) -> Finding:
 
 
 def _lvspec_keeps_videos(results: Results) -> Finding:
+    """LVSpec keeps at least 98 % of the attributes on videos, and more than its pruned drafter alone."""
     parts = []
     for key in VIDEO:
         names = ("video_lvspec", "video_plain", "video_pruned_drafter_alone")
@@ -182,6 +191,7 @@ def _lvspec_keeps_videos(results: Results) -> Finding:
 
 
 def _random_loses(results: Results) -> Finding:
+    """Random relaxation of as much acceptance loses accuracy where LVSpec does not (LVSpec, Figure 4)."""
     names = ("lvspec", "random")
     relaxed, control = (_quality(results["methods"], name, "accuracy") for name in names)
     lengths = [mean_length(results["methods"], name, ("single",)).value for name in names]
@@ -192,11 +202,13 @@ def _random_loses(results: Results) -> Finding:
 
 
 def _pruning_keeps(results: Results) -> Finding:
+    """Pruning 90 % of the drafter's visual columns keeps its acceptance (SpecVLM; within 5 %)."""
     pruned, whole = (mean_length(results["methods"], name) for name in ("specvlm", "sd_tree"))
     return pruned.above(whole, 0.95), f"{pruned.value:.2f} against {whole.value:.2f}"
 
 
 def _guided_beats_uniform(results: Results) -> Finding:
+    """Pruning guided by the target's attention accepts more than uniform pruning (SpecVLM)."""
     methods, kept = results["methods"], results["pruning"]
     names = ("specvlm", "specvlm_uniform")
     cells = {key: tuple(mean_length(methods, name, (key,)).value for name in names) for key in SCENARIOS}
@@ -212,6 +224,7 @@ def _guided_beats_uniform(results: Results) -> Finding:
 
 
 def _lossless_equal(results: Results) -> Finding:
+    """Every lossless method with exact acceptance gives plain decoding's tokens, videos included."""
     cells = {
         f"{name}/{key}": cell
         for group in (results["methods"], results["video"]["methods"])
@@ -225,59 +238,46 @@ def _lossless_equal(results: Results) -> Finding:
 
 
 CHECKS: tuple[Check, ...] = (
-    ("No single context drafts best everywhere (TABED, Table 1).", _no_single_winner),
-    ("TABED is best or second best in every scenario (TABED, Table 1).", _tabed_never_third),
-    (
-        "TABED on token trees of width 2 and 3 is best or second best, on benchmarks and out of distribution "
-        "(TABED, Table 2).",
-        _tabed_trees,
-    ),
-    (
+    _no_single_winner,
+    _tabed_never_third,
+    _tabed_trees,
+    claim(
         "TABED with all four contexts (MTCP) accepts more than each of them in both turns and out of distribution"
         " (TABED, Table 3).",
         _beats("tabed_mtcp", "MTCP"),
     ),
-    ("Of the four contexts alone, the caption (C) accepts most (TABED, Table 3).", _beats("sd_chain_caption", "MTP")),
-    (
+    claim(
+        "Of the four contexts alone, the caption (C) accepts most (TABED, Table 3).",
+        _beats("sd_chain_caption", "MTP"),
+    ),
+    claim(
         "SAGE accepts more per step than the static tree at an equal or smaller node budget (SAGE, Table 1), read"
         " as its definition has it: the threshold decides which nodes are in the tree.",
         lambda results: _beats_static(results["methods"], ("sage", "specvlm")),
     ),
-    (
+    claim(
         "The same, read as section 3.2's prose has it: the threshold decides which nodes get children.",
         lambda results: _beats_static(results["methods"], ("sage_expansion", "specvlm")),
     ),
-    ("Ours: of the two readings the prose accepts more, and takes more nodes for it.", _sage_readings),
-    (
+    _sage_readings,
+    claim(
         "SAGE accepts more per step than the static tree on videos (SAGE, Table 1).",
         lambda results: _beats_static(results["video"]["methods"], ("video_sage", "video_specvlm"), VIDEO),
     ),
-    (
+    claim(
         "LVSpec accepts at least 1.5 times as much as strict matching of the same pruned chain of 10 (LVSpec, "
         "Table 1).",
         lambda results: _ratio(results["methods"], ("lvspec", "sd_chain_pruned")),
     ),
-    (
+    claim(
         "The same on videos.",
         lambda results: _ratio(results["video"]["methods"], ("video_lvspec", "video_sd_pruned"), VIDEO),
     ),
-    (
-        "LVSpec keeps at least 98 % of the quality, parsed and by F1 of attribute words (LVSpec, Table 1).",
-        _lvspec_keeps,
-    ),
-    (
-        "LVSpec's captions are better than those its pruned drafter writes alone, parsed and by F1 of attribute words.",
-        _lvspec_beats_its_drafter,
-    ),
-    (
-        "LVSpec keeps at least 98 % of the attributes on videos, and more than its pruned drafter alone.",
-        _lvspec_keeps_videos,
-    ),
-    (
-        "Random relaxation of as much acceptance loses accuracy where LVSpec does not (LVSpec, Figure 4).",
-        _random_loses,
-    ),
-    ("Pruning 90 % of the drafter's visual columns keeps its acceptance (SpecVLM; within 5 %).", _pruning_keeps),
-    ("Pruning guided by the target's attention accepts more than uniform pruning (SpecVLM).", _guided_beats_uniform),
-    ("Every lossless method with exact acceptance gives plain decoding's tokens, videos included.", _lossless_equal),
+    _lvspec_keeps,
+    _lvspec_beats_its_drafter,
+    _lvspec_keeps_videos,
+    _random_loses,
+    _pruning_keeps,
+    _guided_beats_uniform,
+    _lossless_equal,
 )
