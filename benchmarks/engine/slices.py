@@ -1,6 +1,6 @@
 """Passes of several methods over the same requests, side by side, and forwards alone.
 
-The method with the fewest tokens gets the next slice of time, so that changes of the machine's speed affect all of them.
+The method with the fewest tokens gets the next slice of time, so that changes of the machine's speed affect all.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def count_graphs() -> int:
 def time_forwards(kinds: Mapping[str, tuple[LaneModel, int]], batch: int, length: int) -> dict[str, float]:
     """Median milliseconds of forwards with output layers, over (lanes, nodes) and `batch` rows of `length` positions.
 
-    The kinds take turns, so that changes of the machine's speed affect all of them.
+    The kinds take turns, so that changes of the machine's speed affect all.
     """
     times: dict[str, list[float]] = {name: [] for name in kinds}
     start_s = time.perf_counter()

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from benchmarks.harness.clock import DeviceClock, Reading
 from benchmarks.gpu.models import CAPTURED, EAGER, TextPair, drafted, peak_bytes, plain, watched_of
 from benchmarks.gpu.sizes import Sizes
+from benchmarks.harness.clock import DeviceClock, Reading
 from benchmarks.harness.engines import lanes_of, outcome_of, run_requests
 from benchmarks.harness.process import Outcome
 from benchmarks.harness.verdict import make_row, turns

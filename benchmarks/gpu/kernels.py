@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.harness.clock import seconds_of
 from benchmarks.gpu.models import SEED, recorder
 from benchmarks.gpu.sizes import Heads, Sizes
+from benchmarks.harness.clock import seconds_of
 from models.backends.attention import AttentionStep, attend, mask_bias, tree_mask
 from models.backends.cache import RaggedCache
 from models.backends.cuda.tree_attention import first_part, split

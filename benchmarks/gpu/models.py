@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from benchmarks.harness.clock import WatchedRecorder
 from benchmarks.gpu.sizes import Sizes
+from benchmarks.harness.clock import WatchedRecorder
 from benchmarks.harness.engines import encode, front_end_of
 from benchmarks.harness.process import Work
 from benchmarks.inflate.check import Difference, compare, zoo_inputs

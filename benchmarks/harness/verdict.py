@@ -12,7 +12,7 @@ from benchmarks.harness.process import Outcome
 
 FRACTION_BITS = {"float32": 23, "float16": 10, "bfloat16": 7}
 SMALLEST = 2.0**-14
-"""Stands in for zero: the smallest normal number of the narrowest dtype."""
+"""Replaces zero: the smallest normal number of the narrowest dtype."""
 TOLERANCE_ULPS = 4
 """Largest gap between the reference's two best logits, in ulps of the contender's dtype, where another choice counts
 as rounding."""

@@ -39,8 +39,9 @@ def inflate_gpt(gpt: Gpt, shape: Shape, seed: int = 0) -> Gpt:
             f"LlamaGen has one key-value head for each head, {ours.head_dim} wide here: {shape.heads} heads and "
             f"{shape.kv_heads} key-value heads do not make {shape.hidden}"
         )
-    sizes = {"dim": shape.hidden, "num_layers": shape.layers, "num_heads": shape.heads, "ffn_dim": shape.ffn}
-    grown_shape = replace(ours, **sizes, rms_eps=ours.rms_eps * ours.dim / shape.hidden)
+    sizes: dict[str, Any] = {"dim": shape.hidden, "num_layers": shape.layers, "num_heads": shape.heads}
+    sizes |= {"ffn_dim": shape.ffn, "rms_eps": ours.rms_eps * ours.dim / shape.hidden}
+    grown_shape = replace(ours, **sizes)
     with torch.device("meta"):
         empty = Gpt(grown_shape).to(gpt.output.weight.dtype)
     grown: Gpt = empty.to_empty(device=gpt.output.weight.device)

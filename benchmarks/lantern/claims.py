@@ -111,7 +111,7 @@ def _premise(kinds: Kinds) -> Finding:
 
 
 def _near_beats_random(kinds: Kinds) -> Finding:
-    """A code's 1,000th neighbour in latent space stands for it better than a code drawn at random (section 3.1)."""
+    """A code's 1,000th neighbour in latent space replaces it better than a code drawn at random (section 3.1)."""
     near, other = (_premise_cell(kinds, f"real/{metric}/1000") for metric in ("l2", "random"))
     holds = all_of((_above(near, other, "attributes"), _above(other, near, "frechet_real")))
     return holds, f"ℓ2: {_quality(near)}; random: {_quality(other)}"
@@ -120,6 +120,7 @@ def _near_beats_random(kinds: Kinds) -> Finding:
 def _coupling(kinds: Kinds) -> Finding:
     """Ours: at the zoo's guidance of 2, noise shared by drafter and target, without any relaxation, gains at
     least half of what LANTERN at δ = 0.4 gains over rejection sampling."""
+
     def part(kind: str) -> tuple[str, list[Holds]]:
         names = ("eagle2_rejection", "eagle2_coupled", "lantern_paper_0.4")
         cells = [_row(kinds, f"1/{name}", kind) for name in names]
@@ -153,6 +154,7 @@ def _naive(kinds: Kinds) -> Finding:
 
 def _grows(kinds: Kinds) -> Finding:
     """The acceptance length grows with δ at k = 1,000 and with k at δ = 0.4 (Figure 5)."""
+
     def cell(k: int, delta: float) -> Cell:
         name = f"lantern_coupled_{delta}" if (k, delta) in ((1000, 0.1), (1000, 0.4)) else f"sweep_{k}_{delta}"
         return _row(kinds, f"1/{name}")
@@ -176,6 +178,7 @@ def _delta_matters_more(kinds: Kinds) -> Finding:
 def _moderate_keeps(kinds: Kinds) -> Finding:
     """A moderate δ (0.05 greedy, 0.1 sampled) costs little quality: at most 0.05 of the attributes and a
     distance that is larger by a tenth (Table 3)."""
+
     def parts(kind: str, temperature: str, names: tuple[str, ...]) -> Iterable[tuple[str, list[Holds]]]:
         plain, *cells = (_row(kinds, f"{temperature}/{name}", kind) for name in ("plain", *names))
         yield f"{kind} T = {temperature}: {_quality(plain)} plain", []
@@ -187,6 +190,7 @@ def _moderate_keeps(kinds: Kinds) -> Finding:
 
 def _large_costs(kinds: Kinds) -> Finding:
     """A large δ costs quality: at 0.4 the distance to real images is larger than plain decoding's (Table 3)."""
+
     def part(kind: str) -> tuple[str, list[Holds]]:
         names = ("plain", "lantern_paper_0.4", "lantern_coupled_0.4")
         plain, *cells = (_row(kinds, f"1/{name}", kind) for name in names)

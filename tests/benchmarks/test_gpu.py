@@ -16,10 +16,10 @@ import torch
 from benchmarks.gpu import __main__ as gpu
 from benchmarks.gpu import decoding as gpu_decoding
 from benchmarks.gpu import kernels as gpu_kernels
-from benchmarks.harness.clock import DeviceClock, bytes_of_column, bytes_of_weights
 from benchmarks.gpu.models import CAPTURED, TextPair, make_text_pair
 from benchmarks.gpu.sizes import FULL, TINY
 from benchmarks.gpu.tables import UNMEASURED, claims, gpu_table
+from benchmarks.harness.clock import DeviceClock, bytes_of_column, bytes_of_weights
 from benchmarks.harness.engines import checked
 from benchmarks.harness.verdict import spread
 from benchmarks.inflate.model import Inflation
