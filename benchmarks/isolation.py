@@ -9,13 +9,13 @@ process that opens the store, the child reads ranges of the file through a pipe 
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
+import struct
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,6 +35,8 @@ NUM_ROUNDS = 5
 NUM_IMAGES = 200
 NUM_ROWS, ROW_BYTES, ROWS_PER_GROUP = 1_000, 100_000, 100
 MAX_PIXELS = 64_000_000
+FRAME = struct.Struct("<cQQ")
+"""A kind and two numbers: R for a range of the file, T for a table of so many bytes, E for the end."""
 Way = Callable[[], Any]
 
 
@@ -109,10 +111,13 @@ def _parquet() -> tuple[int, Way, Way, Callable[[], None]]:
     path = os.path.join(folder.name, "rows.parquet")
     rows = {"id": [str(row) for row in range(NUM_ROWS)], "image": [generator.bytes(ROW_BYTES) for _ in range(NUM_ROWS)]}
     pq.write_table(pa.table(rows), path, row_group_size=ROWS_PER_GROUP)
-    pipe, other_end = multiprocessing.Pipe()
-    reader = multiprocessing.get_context("spawn").Process(target=serve, args=(other_end,))
-    reader.start()
-    other_end.close()
+    reader = subprocess.Popen(
+        [sys.executable, "-c", "from benchmarks.isolation import serve; serve()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).resolve().parents[1],
+        env={"PATH": os.environ.get("PATH", "")},
+    )
 
     def here() -> int:
         with open(path, "rb") as file:
@@ -120,22 +125,25 @@ def _parquet() -> tuple[int, Way, Way, Callable[[], None]]:
             return sum(parquet.read_row_group(group).num_rows for group in range(parquet.num_row_groups))
 
     def child() -> int:
-        """Answer the child's requests: (offset, bytes) for a range, an Arrow stream for a table, None at the end."""
-        pipe.send(os.path.getsize(path))
+        assert reader.stdin is not None
+        assert reader.stdout is not None
         num_rows = 0
         with open(path, "rb") as file:
-            while (request := pipe.recv()) is not None:
-                if isinstance(request, tuple):
-                    file.seek(request[0])
-                    pipe.send_bytes(file.read(request[1]))
+            reader.stdin.write(FRAME.pack(b"F", os.path.getsize(path), 0))
+            reader.stdin.flush()
+            while True:
+                kind, first, second = FRAME.unpack(reader.stdout.read(FRAME.size))
+                if kind == b"E":
+                    return num_rows
+                if kind == b"T":
+                    num_rows += pa.ipc.open_stream(reader.stdout.read(first)).read_all().num_rows
                 else:
-                    num_rows += pa.ipc.open_stream(pipe.recv_bytes()).read_all().num_rows
-        return num_rows
+                    file.seek(first)
+                    reader.stdin.write(file.read(second))
+                    reader.stdin.flush()
 
     def end() -> None:
-        pipe.send(None)
-        reader.join()
-        pipe.close()
+        reader.communicate()  # ends its input, waits, and closes both pipes
         folder.cleanup()
 
     return os.path.getsize(path), here, child, end
@@ -144,9 +152,9 @@ def _parquet() -> tuple[int, Way, Way, Callable[[], None]]:
 class _Ranges(io.RawIOBase):
     """A file whose ranges are read by the other end of a pipe."""
 
-    def __init__(self, pipe: Connection, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int) -> None:
         super().__init__()
-        self._pipe, self._num_bytes, self._position = pipe, num_bytes, 0
+        self._num_bytes, self._position = num_bytes, 0
 
     def readable(self) -> bool:
         return True
@@ -164,24 +172,28 @@ class _Ranges(io.RawIOBase):
 
     def read(self, count: int | None = -1) -> bytes:
         left = self._num_bytes - self._position
-        self._pipe.send((self._position, left if count is None or count < 0 else min(count, left)))
-        data = self._pipe.recv_bytes()
+        wanted = left if count is None or count < 0 else min(count, left)
+        sys.stdout.buffer.write(FRAME.pack(b"R", self._position, wanted))
+        sys.stdout.buffer.flush()
+        data = sys.stdin.buffer.read(wanted)
         self._position += len(data)
         return data
 
 
-def serve(pipe: Connection) -> None:
-    """The child: decode one file after the other."""
-    while (num_bytes := pipe.recv()) is not None:
-        parquet = pq.ParquetFile(_Ranges(pipe, num_bytes))
+def serve() -> None:
+    """The child: decode one file after the other, until its input ends."""
+    while head := sys.stdin.buffer.read(FRAME.size):
+        parquet = pq.ParquetFile(_Ranges(FRAME.unpack(head)[1]))
         for group in range(parquet.num_row_groups):
             rows = parquet.read_row_group(group)
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, rows.schema) as stream:
                 stream.write_table(rows)
-            pipe.send("table")
-            pipe.send_bytes(sink.getvalue())
-        pipe.send(None)
+            data = sink.getvalue()
+            sys.stdout.buffer.write(FRAME.pack(b"T", data.size, 0))
+            sys.stdout.buffer.write(data)
+        sys.stdout.buffer.write(FRAME.pack(b"E", 0, 0))
+        sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":
