@@ -1,15 +1,13 @@
 """The papers' further tables, on the zoo: one setting varied at a time.
 
     python -m benchmarks.ablations            # runs all; writes results/ablations.json and docs/results/ablations.md
-    python -m benchmarks.ablations --table    # makes the page from the committed JSON again
+    python -m benchmarks.ablations --table    # writes the page from the committed JSON
 
 A variant is a preset and dotted overrides, checked by the same schema as a job.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 import time
@@ -20,15 +18,17 @@ import torch
 
 from actors.loading.method import build_method
 from actors.loading.pair import Pair, load
-from benchmarks.methods import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, run_cases, run_method
-from benchmarks.plots import trade_off, weight_traces
-from benchmarks.scenarios import Case, build_scenarios
+from benchmarks.harness.markdown import percent, table
+from benchmarks.harness.plots import trade_off, weight_traces
+from benchmarks.harness.results import command_line, progress, read_results, results_file, write_results
+from benchmarks.methods.__main__ import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, run_cases, run_method
+from benchmarks.methods.scenarios import Case, build_scenarios
 from configs.load import load_preset
 from configs.schema import CaptionJob
 from decoding import Engine, Request, Sampling
 from models.target import Target
 
-RESULTS = Path(__file__).parent / "results" / "ablations.json"
+RESULTS = results_file("ablations")
 TRADE_OFF = Path("docs/results") / "lossy_trade_off.svg"
 TRACES = Path("docs/results") / "tabed_weights.svg"
 DOCUMENT = Path("docs/results") / "ablations.md"
@@ -143,7 +143,7 @@ def run_groups(cases: dict[str, list[Case]], seed: int) -> dict[str, Any]:
                 "attribute_f1": cells["single"]["attribute_f1"],
                 "equal_share": cells["single"]["equal_share"],
             }
-        print(f"{group:40s} {time.perf_counter() - start:6.1f} s", file=sys.stderr, flush=True)
+        progress(f"{group:40s} {time.perf_counter() - start:6.1f} s")
     return found
 
 
@@ -153,7 +153,7 @@ def expected_speedup(acceptance_length: float, length: int, ratio: float) -> flo
 
 
 def measure_latencies(pair: Pair, cases: list[Case], num_tokens: int = 60) -> dict[str, float]:
-    """Milliseconds of a decoding step of one token, batch of one: the target's and the drafter's, each run plainly."""
+    """Milliseconds of a plain decoding step of target and drafter at batch 1."""
     plain = load_preset(CaptionJob, "zoo_plain").method
     assert isinstance(pair.drafter, Target)
     found: dict[str, float] = {}
@@ -171,7 +171,7 @@ def measure_latencies(pair: Pair, cases: list[Case], num_tokens: int = 60) -> di
 
 
 def trace(job: CaptionJob, cases: list[Case], seed: int, key: str) -> dict[str, list[Any]]:
-    """What the method's telemetry says under `key` after every step, case by case, each alone in its engine."""
+    """The method's telemetry under `key` after every step, for each case alone in its engine."""
     pair = load(job)
     method = build_method(job.method, pair.drafter, pair.target)
     engine = Engine(pair.target, method, 1, MAX_CONTEXT_TOKENS)
@@ -187,7 +187,7 @@ def trace(job: CaptionJob, cases: list[Case], seed: int, key: str) -> dict[str, 
 
 
 def autocorrelation(traces: dict[str, list[float]], lag: int = 1) -> float:
-    """Correlation of a step's confidence with the one `lag` steps before, over all samples."""
+    """Correlation of a step's value with the one `lag` steps before, over all samples."""
     pairs = [(a, b) for values in traces.values() for a, b in zip(values[:-lag], values[lag:], strict=True)]
     return statistics.correlation([a for a, _ in pairs], [b for _, b in pairs])
 
@@ -209,7 +209,8 @@ def run_all(num_cases: int, seed: int) -> dict[str, Any]:
     tabed = load_preset(CaptionJob, "zoo_tabed_mt")
     shown = [cases["single"][0], cases["second_turn"][0], cases["story"][0]]
     weights = trace(tabed, shown, seed, "ensemble_weights")
-    TRACES.write_text(weight_traces({name: [w[0] for w in values] for name, values in weights.items()}))
+    title = "weight of the first context, step by step"
+    TRACES.write_text(weight_traces({name: [w[0] for w in values] for name, values in weights.items()}, title))
     return {
         "num_cases": num_cases,
         "seed": seed,
@@ -224,23 +225,23 @@ def run_all(num_cases: int, seed: int) -> dict[str, Any]:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Every group as a table, then the rest as lines."""
+    """Every group as a table, then the expected speed-ups and the autocorrelation."""
+    head = [
+        "variant",
+        *(name.replace("_", " ") for name in SCENARIOS),
+        "nodes a step",
+        "attributes right",
+        "F1",
+        "equal",
+    ]
     parts = []
     for group, variants in results["groups"].items():
-        head = [
-            "variant",
-            *(name.replace("_", " ") for name in SCENARIOS),
-            "nodes a step",
-            "attributes right",
-            "F1",
-            "equal",
-        ]
-        lines = [f"**{group}**", "", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+        rows = []
         for label, cell in variants.items():
             lengths = [f"{cell['acceptance_length'][name]:.2f}" for name in SCENARIOS]
             rest = [f"{cell['drafted_per_step']:.1f}", f"{cell['accuracy']:.3f}", f"{cell['attribute_f1']:.3f}"]
-            lines.append("| " + " | ".join([label, *lengths, *rest, f"{100 * cell['equal_share']:.0f} %"]) + " |")
-        parts.append("\n".join(lines))
+            rows.append([label, *lengths, *rest, percent(cell["equal_share"])])
+        parts.append(f"**{group}**\n\n{table(head, rows)}")
     speedups = ", ".join(f"{label}: {value:.2f}" for label, value in results["expected_speedup"].items())
     lags = ", ".join(f"lag {lag}: {value:.2f}" for lag, value in results["confidence_autocorrelation"].items())
     parts.append(
@@ -253,7 +254,7 @@ def tables(results: dict[str, Any]) -> str:
 
 
 def draw_trade_off(results: dict[str, Any]) -> str:
-    """Acceptance length against F1 of attribute words: the sweeps of LVSpec and of random relaxation, on one chain."""
+    """Acceptance length against F1 of attribute words, for the sweeps of LVSpec and of random relaxation."""
     names = {
         "LVSpec, λ": "LVSpec: λ",
         "without shift": "LVSpec: λ without position shift",
@@ -265,7 +266,7 @@ def draw_trade_off(results: dict[str, Any]) -> str:
         ]
         for label, group in names.items()
     }
-    committed = json.loads((RESULTS.parent / "methods.json").read_text())["methods"]
+    committed = read_results(results_file("methods"))["methods"]
     for label, name in (("typical", "typical"), ("FLy, gate only", "fly_gate")):
         cell = committed[name]["scenarios"]["single"]
         lines[label] = [(cell["mean_acceptance_length"], cell["attribute_f1"])]
@@ -273,19 +274,14 @@ def draw_trade_off(results: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run or print; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.ablations", description=__doc__)
+    parser = command_line("ablations", __doc__)
     parser.add_argument("--cases", type=int, default=16, help="cases of each scenario (16)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=None, help="torch threads (torch's own choice)")
-    parser.add_argument("--table", action="store_true", help="make the page from the committed JSON")
+    parser.add_argument("--table", action="store_true", help="write the page from the committed JSON")
     options = parser.parse_args(arguments)
-    if options.threads is not None:
-        torch.set_num_threads(options.threads)
     if not options.table:
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(run_all(options.cases, options.seed), indent=1) + "\n")
-    results = json.loads(RESULTS.read_text())
+        write_results(RESULTS, run_all(options.cases, options.seed))
+    results = read_results(RESULTS)
     TRADE_OFF.write_text(draw_trade_off(results))
     DOCUMENT.write_text(HEAD.format(num_cases=results["num_cases"]) + tables(results) + "\n")
     print(tables(results))

@@ -1,26 +1,22 @@
-"""Does `method.auto` keep the method that is best when all are measured? On a grid of workloads, with real models.
+"""Does `method.auto` choose the method that is best when all are measured? On a grid of workloads, with real models.
 
-    python -m benchmarks.auto           # the grid on inflated pairs; writes results/auto.json; some 40 minutes
-    python -m benchmarks.auto --quick   # two workloads on small pairs, printed only: does it run?
-    python -m benchmarks.auto --table   # the table of the committed JSON
+    python -m benchmarks.auto           # the grid on inflated pairs; writes results/auto.json; about 40 minutes
+    python -m benchmarks.auto --quick   # two workloads on small pairs, printed only
 
-A workload is a batch, a length, a drafter of a given cost and a drafter of a given quality. Cost follows from inflation
-(`benchmarks.inflate`); a worse drafter is the trained one with noise on its head. Every method decodes the same rows
-alone, interleaved, several times before and several times after an engine with `method.auto` gets rows until it has
-chosen: that says which is best, with an interval that holds what changed about the machine meanwhile. Tokens in which a
-method, or the trial, differs from the others end the run without results.
+A workload is a batch size, a length, a drafter cost (by inflation) and a drafter quality (noise on the drafter's head).
+Every method alone decodes the same rows in turns, before and after an engine with `method.auto` has chosen, so that
+changes of the machine's speed widen the interval. Differing tokens end the run without results.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import platform
 import shutil
 import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -30,44 +26,47 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.utils.logging import disable_progress_bar
 
-from actors.auto.comparison import Comparison
+from actors.auto.comparison import Block, Comparison
 from actors.auto.trial import Trial, make_engine
 from actors.choice import WITHIN
 from actors.loading.method import plain_method
 from actors.loading.pair import Pair, load
-from benchmarks.auto_alone import MAX_CONTEXT_TOKENS, Alone, Tokens, check_equal, requests
-from benchmarks.auto_tables import (
-    ANOTHER,
-    BEST,
-    GAPS,
-    WITHIN_INTERVAL,
-    WITHIN_TRIAL,
-    auto_claims_table,
-    auto_table,
-    row_of,
-)
-from benchmarks.inflate_files import inflate_folder
-from benchmarks.inflate_shapes import Shape, drafter_shape
+from benchmarks.harness.markdown import Results, goals_table, percent, table
+from benchmarks.harness.results import command_line, progress, results_file, write_results
+from benchmarks.inflate.folders import inflate_folder
+from benchmarks.inflate.shapes import Shape, drafter_shape
 from configs.load import validate
 from configs.schema import CaptionJob
-from decoding import Engine
+from decoding import Engine, Request, Sampling
 from models.target import Target
+from zoo.pair import CHECKPOINTS
+from zoo.text_samples import held_out_prompts
 
-RESULTS = Path(__file__).parent / "results" / "auto.json"
-CHECKPOINTS = Path("zoo/checkpoints")
+RESULTS = results_file("auto")
 CHAINS = (2, 5)
 NOISE = {"trained": 0.0, "poor": 3.0}
-"""Deviation of what is added to the drafter's head, in deviations of its own weights."""
+"""Noise on the drafter's head, in standard deviations of its weights."""
 CHECKED = {"num_prompts": 1, "max_new_tokens": 8}
-"""What each inflated folder is held to its source on; `benchmarks.inflate_check` holds more."""
-MAX_TRIAL_ROWS = 4000
+"""How far inflated folders are compared with their source here."""
+MAX_CONTEXT_TOKENS, MIN_ROWS, MAX_TRIAL_ROWS = 256, 16, 4000
 MAX_S = 3300.0
-"""No workload is begun after so long; the results say how many there should have been."""
+"""No workload starts after this time."""
+BEST, WITHIN_INTERVAL, WITHIN_TRIAL, ANOTHER = (
+    "the best",
+    "within the interval",
+    "within the trial's interval",
+    "another",
+)
+GAPS = (0.05, 0.15)
+"""Leads of the best method that count as close."""
+MIN_WON_BY_PLAIN, MIN_NEAR = 3, 3
+MAX_SLOWER = 0.05
+Tokens = dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the models are, how many rows are measured how often, and which workloads."""
+    """Shape of the target, the grid of workloads, rows per slot, and repeats before and again after a trial."""
 
     shape: Shape
     batches: tuple[int, ...]
@@ -76,7 +75,6 @@ class Size:
     drafters: tuple[str, ...]
     rows_per_slot: int
     num_repeats: int
-    """Before a trial, and again after it."""
     max_rounds: int
 
 
@@ -85,7 +83,7 @@ QUICK = Size(Shape(256, 3, 4, 4, 512), (4,), (6,), (0.2,), ("trained", "poor"), 
 
 
 def write_pairs(size: Size, folder: Path) -> dict[tuple[float, str], tuple[str, str]]:
-    """Inflated checkpoints, checked against their sources: (ratio, drafter) → folders of target and drafter."""
+    """Checkpoints, inflated unless `size` is `QUICK`: (cost ratio, drafter) → folders of target and drafter."""
     small = size is QUICK
     target = CHECKPOINTS / "text_target" if small else folder / "target"
     if not small:
@@ -94,7 +92,11 @@ def write_pairs(size: Size, folder: Path) -> dict[tuple[float, str], tuple[str, 
     for name in size.drafters:
         source = folder / f"source_{name}"
         shutil.copytree(CHECKPOINTS / "text_drafter", source)
-        _disturb(source / "model.safetensors", NOISE[name])
+        tensors = load_file(source / "model.safetensors")
+        head = tensors["lm_head.weight"].float()
+        noise = torch.randn(head.shape, generator=torch.Generator().manual_seed(0))
+        tensors["lm_head.weight"] = (head + NOISE[name] * head.std() * noise).to(tensors["lm_head.weight"].dtype)
+        save_file(tensors, source / "model.safetensors", {"format": "pt"})
         for ratio in size.ratios:
             drafter = source if small else folder / f"{name}_{ratio}"
             if not small:
@@ -103,45 +105,80 @@ def write_pairs(size: Size, folder: Path) -> dict[tuple[float, str], tuple[str, 
     return pairs
 
 
-def _disturb(file: Path, deviations: float) -> None:
-    """Add noise to the head of a checkpoint."""
-    tensors = load_file(file)
-    head = tensors["lm_head.weight"].float()
-    noise = torch.randn(head.shape, generator=torch.Generator().manual_seed(0))
-    tensors["lm_head.weight"] = (head + deviations * head.std() * noise).to(tensors["lm_head.weight"].dtype)
-    save_file(tensors, file, {"format": "pt"})
-
-
-def job_of(target: str, drafter: str, slots: int, max_rounds: int) -> CaptionJob:
-    """A job with plain decoding and chains as candidates; its source and sink are never opened."""
+def job_of(target: str, drafter: str, max_rounds: int) -> CaptionJob:
+    """A job with plain decoding and chains as candidates; its source and sink are not opened."""
     chains = [
         {"name": f"chain-{length}", "drafter": {"kind": "model"}, "tree": {"kind": "chain", "length": length}}
         for length in CHAINS
     ]
+    models = {"target": target, "drafter": drafter}
     data = {
         "source": {"kind": "text", "path": "unused"},
         "prompt": "{text}",
-        "model": {
-            "target": {"path": target, "dtype": "float32", "device": "cpu"},
-            "drafter": {"path": drafter, "dtype": "float32", "device": "cpu"},
-        },
+        "model": {name: {"path": path, "dtype": "float32", "device": "cpu"} for name, path in models.items()},
         "method": {"auto": {"candidates": chains, "max_rounds": max_rounds}},
-        "pool": {"slots": slots, "max_context_tokens": MAX_CONTEXT_TOKENS, "compile": "never"},
+        "pool": {"slots": 1, "max_context_tokens": MAX_CONTEXT_TOKENS, "compile": "never"},
         "sink": {"path": "unused"},
     }
     return validate(CaptionJob, data, "benchmarks.auto")
 
 
+def requests(num_rows: int, length: int) -> list[Request]:
+    """Held-out questions with answers of exactly `length` tokens."""
+    sampling = Sampling(max_new_tokens=length, ignore_eos=True)
+    prompts = held_out_prompts(200, 0)
+    return [Request(f"row-{row}", prompts[row % 200], sampling=sampling) for row in range(num_rows)]
+
+
+def check_equal(known: Tokens, found: Tokens, name: str) -> None:
+    """Add `found` to `known`; raise RuntimeError if a row is empty or has other tokens there."""
+    for row, tokens in found.items():
+        if not tokens or known.setdefault(row, tokens) != tokens:
+            raise RuntimeError(f"{row}: {name} gives other tokens than the method before it, or none")
+
+
+class Alone:
+    """Every method alone on the same rows, in turns; the first turn warms up."""
+
+    def __init__(self, pair: Pair, slots: int, length: int, rows_per_slot: int) -> None:
+        methods = {one.label: one for one in pair.config.method.methods}
+        self._engines = {name: pair.engine(slots, one) for name, one in methods.items()}
+        self._rows = requests(max(MIN_ROWS, rows_per_slot * slots), length)
+        self._blocks: list[Block] = []
+        self._num_turns = 0
+        self.lengths: dict[str, float] = {}
+        self.tokens: Tokens = {}
+        self.measure(1)
+        self._blocks.clear()
+
+    @property
+    def comparison(self) -> Comparison:
+        """Seconds per row of all methods, over all measurements."""
+        return Comparison(self._blocks, 0.0)
+
+    def measure(self, num_repeats: int) -> None:
+        """Let every method decode all rows `num_repeats` times."""
+        for _ in range(num_repeats):
+            self._num_turns += 1
+            for name in self._engines if self._num_turns % 2 else reversed(self._engines):
+                start = time.perf_counter()
+                done = list(self._engines[name].run(self._rows))
+                seconds = time.perf_counter() - start
+                check_equal(self.tokens, {one.sample_id: one.token_ids for one in done}, name)
+                self._blocks.append(Block(name, self._num_turns, seconds / len(done), 0.0, 1.0, len(done)))
+                steps = sum(one.telemetry.num_spec_steps for one in done)
+                self.lengths[name] = 1 + sum(one.telemetry.num_accepted_draft_tokens for one in done) / max(1, steps)
+
+
 def hold_trial(pair: Pair, slots: int, length: int, tokens: Tokens) -> Trial:
-    """Give rows to an engine with `method.auto` until it has chosen.
+    """Submit rows to an engine with `method.auto` until it has chosen.
 
     Raises:
-        RuntimeError: it came to no choice, or gave other tokens than the methods alone.
+        RuntimeError: it does not choose, or its tokens differ from those of the methods alone.
     """
     trial = make_engine(pair.config.method, slots, pair.engine, pair.plain_engine)
     assert isinstance(trial, Trial)
-    waiting = requests(MAX_TRIAL_ROWS, length)
-    waiting.reverse()
+    waiting = requests(MAX_TRIAL_ROWS, length)[::-1]
     while not trial.choices:
         while waiting and trial.num_waiting < slots:
             trial.submit(waiting.pop())
@@ -153,7 +190,7 @@ def hold_trial(pair: Pair, slots: int, length: int, tokens: Tokens) -> Trial:
 
 
 def forward_s(model: Target, batch: int) -> float:
-    """Seconds of a step of one token per row, the median over a run of plain decoding."""
+    """Median seconds of a plain decoding step."""
     engine = Engine(model, plain_method(), batch, MAX_CONTEXT_TOKENS)
     for request in requests(batch, 24):
         engine.submit(request)
@@ -166,8 +203,7 @@ def forward_s(model: Target, batch: int) -> float:
 
 
 def verdict(alone: Comparison, chosen: str, note_of_best: str) -> str:
-    """How a trial's choice stands beside what all methods took alone: the best of them, one that this measurement
-    cannot tell from the best, one that only the trial could not, or another."""
+    """The choice of a trial: the best alone, within that measurement's interval, within the trial's, or another."""
     if chosen == alone.best:
         return BEST
     if not alone.is_slower(chosen):
@@ -175,7 +211,7 @@ def verdict(alone: Comparison, chosen: str, note_of_best: str) -> str:
     return WITHIN_TRIAL if note_of_best == WITHIN else ANOTHER
 
 
-def run_workload(pair: Pair, size: Size, slots: int, length: int) -> dict[str, Any]:
+def run_workload(pair: Pair, size: Size, slots: int, length: int) -> Results:
     """Measure all methods before and after a trial, and compare."""
     each = Alone(pair, slots, length, size.rows_per_slot)
     each.measure(size.num_repeats)
@@ -200,52 +236,92 @@ def run_workload(pair: Pair, size: Size, slots: int, length: int) -> dict[str, A
     }
 
 
-def run(size: Size) -> dict[str, Any]:
-    """The whole grid, and what it shows."""
+def run(size: Size) -> Results:
+    """The whole grid."""
     disable_progress_bar()
-    found, began_s = [], time.monotonic()
+    found: list[Results] = []
+    start_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         for (ratio, name), folders in write_pairs(size, Path(folder)).items():
-            pair = load(job_of(*folders, 1, size.max_rounds))
+            pair = load(job_of(*folders, size.max_rounds))
             for slots, length in product(size.batches, size.lengths):
-                if time.monotonic() - began_s > MAX_S:
-                    continue
-                cell = {"ratio": ratio, "drafter": name, **run_workload(pair, size, slots, length)}
-                print(row_of(cell), file=sys.stderr, flush=True)
-                found.append(cell)
-    return told(found, size)
+                if time.monotonic() - start_s <= MAX_S:
+                    found.append({"ratio": ratio, "drafter": name, **run_workload(pair, size, slots, length)})
+                    progress(" | ".join(map(str, row_of(found[-1]))))
+    return results_of(found, size)
 
 
-def told(found: list[dict[str, Any]], size: Size) -> dict[str, Any]:
-    """The results as they are written: the workloads, and what they add up to."""
+def results_of(found: list[Results], size: Size) -> Results:
+    """The workloads and their counts."""
+    verdicts = Counter(cell["verdict"] for cell in found)
     return {
         "machine": f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
         "torch": torch.__version__,
         "size": asdict(size),
         "num_planned": len(size.batches) * len(size.lengths) * len(size.ratios) * len(size.drafters),
         "num_workloads": len(found),
-        "num_best": sum(cell["verdict"] == BEST for cell in found),
-        "num_within": sum(cell["verdict"] == WITHIN_INTERVAL for cell in found),
-        "num_within_trial": sum(cell["verdict"] == WITHIN_TRIAL for cell in found),
+        "num_best": verdicts[BEST],
+        "num_within": verdicts[WITHIN_INTERVAL],
+        "num_within_trial": verdicts[WITHIN_TRIAL],
         "num_won_by_plain": sum(cell["best"] == "plain" for cell in found),
         "num_gaps_of_5_to_15_percent": sum(GAPS[0] <= cell["gap"] <= GAPS[1] for cell in found),
         "workloads": found,
     }
 
 
+def row_of(cell: Results) -> tuple[Any, ...]:
+    trial = cell["trial"]
+    return (
+        *(cell[name] for name in ("batch", "length", "drafter", "ratio")),
+        f"{cell['measured_ratio']:.2f}",
+        f"{max(cell['acceptance_lengths'].values()):.2f}",
+        cell["best"],
+        percent(cell["gap"]),
+        cell["chosen"],
+        cell["verdict"],
+        percent(cell["chosen_slowdown"] - 1),
+        f"{trial['num_rows']} rows, {trial['num_rounds']} rounds",
+    )
+
+
+def auto_table(results: Results) -> str:
+    columns = "batch | tokens | drafter | c asked | c measured | acceptance length | best alone | ahead by"
+    columns += " | `auto` keeps | which is | slower by | trial"
+    return table(columns, map(row_of, results["workloads"]))
+
+
+def claims(results: Results) -> list[tuple[str, bool, str]]:
+    """The goals: text, whether it is reached, figures."""
+    measured, planned = results["num_workloads"], results["num_planned"]
+    best, within, trial = (results[name] for name in ("num_best", "num_within", "num_within_trial"))
+    worst = max((cell["chosen_slowdown"] - 1 for cell in results["workloads"]), default=0.0)
+    kept = f"the best in {best}, within the interval in {within}, only within the trial's in {trial}, another in "
+    kept += str(measured - best - within - trial)
+    near, plain = results["num_gaps_of_5_to_15_percent"], results["num_won_by_plain"]
+    all_good, none_slow = measured > 0 and best + within == measured, measured > 0 and worst <= MAX_SLOWER
+    slow = f"`auto` keeps none that is more than {percent(MAX_SLOWER)} slower than the best"
+    return [
+        ("the whole grid was measured", measured == planned, f"{measured} of {planned} workloads"),
+        ("`auto` keeps the method that is best alone, or one within the interval", all_good, kept),
+        (slow, none_slow, f"at most {percent(worst, 1)} slower"),
+        (f"plain decoding is best in at least {MIN_WON_BY_PLAIN}", plain >= MIN_WON_BY_PLAIN, str(plain)),
+        (f"the best is 5 to 15 % ahead in at least {MIN_NEAR}", near >= MIN_NEAR, str(near)),
+    ]
+
+
+def auto_claims_table(results: Results) -> str:
+    return goals_table(claims(results))
+
+
+TABLES = {"auto": auto_table, "auto_claims": auto_claims_table}
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.auto", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="two small workloads, printed only")
-    parser.add_argument("--table", action="store_true", help="the table of the committed results")
-    options = parser.parse_args(arguments)
-    if options.table:
-        print(auto_table(json.loads(RESULTS.read_text(encoding="utf-8"))))
-        return 0
+    options = command_line("auto", __doc__, "two workloads on small pairs").parse_args(arguments)
     results = run(QUICK if options.quick else FULL)
     print(auto_table(results), auto_claims_table(results), sep="\n\n")
     if not options.quick:
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        write_results(RESULTS, results)
     return 0
 
 

@@ -1,18 +1,17 @@
-"""How fast media are decoded, what the decoders' process holds meanwhile, and whether an actor has to wait for input.
+"""Decoding of media: speed, memory of the decoding process, and whether an actor waits for input.
 
-    python -m benchmarks.decode                      # all three parts, printed and written to results/decode.json
-    python -m benchmarks.decode --only throughput    # one part (throughput, memory, waits); the others stay as they are
+    python -m benchmarks.decode                      # all three parts; writes results/decode.json
+    python -m benchmarks.decode --only throughput    # one part (throughput, memory, waits); the others are kept
     python -m benchmarks.decode --quick              # a tenth of the rows, printed only
 
-Throughput is rows per second of CPU time, parent and decoders' process together: what one core does, whatever else
-the machine is doing. Memory is the resident size of the decoders' process after each video, over 2,000 videos of two
-seconds and ten of ten minutes (in windows of ten seconds), with its replacement as configured and without. Waiting is
-measured on the real graph with an engine that takes a set time for each row.
+Throughput is rows per second of CPU time, parent and decoding process together. Memory is the resident size of the
+decoding process after each video, over 2,000 videos of two seconds and ten of ten minutes (in clips of ten seconds),
+with and without its replacement. Waits are measured on the real graph with an engine of fixed time per row.
 """
 
 from __future__ import annotations
 
-import argparse
+import io
 import json
 import os
 import platform
@@ -26,8 +25,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import av
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
 from actors.results import Stamp
-from benchmarks.media_files import FPS, encode_jpeg, photograph, write_video
+from benchmarks.harness.markdown import Results, percent, table
+from benchmarks.harness.results import command_line, read_results, results_file, write_results
 from configs.schema import CaptionJob, Job
 from decoding.types import Completion, Request
 from pipeline.cluster.ray_session import session
@@ -41,62 +46,85 @@ from pipeline.run.graph import caption_dataset
 from pipeline.source.datasource import SpanDatasource
 from pipeline.source.manifest import freeze
 
-RESULTS = Path(__file__).parent / "results" / "decode.json"
+RESULTS = results_file("decode")
 SIDE_PX = 336
 NUM_FRAMES = 8
 NEVER = 10**9
-WINDOW_S = 10.0
-DECODERS = ("auto", "decord", "pyav")
+FPS = 24
 PARTS = ("throughput", "memory", "waits")
 
 
-# --- throughput ----------------------------------------------------------------------------------------------------
+def photograph(seed: int, width: int, height: int) -> NDArray[np.uint8]:
+    """Smooth shapes with grain (height, width, 3), which compress about as photographs do."""
+    generator = np.random.default_rng(seed)
+    coarse = generator.integers(0, 256, (max(2, height // 60), max(2, width // 60), 3), dtype=np.uint8)
+    smooth = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)).astype(np.int16)
+    return (smooth + generator.integers(-12, 13, (height, width, 1))).clip(0, 255).astype(np.uint8)
 
 
-def throughput(folder: Path, num_rows: int) -> dict[str, Any]:
-    """Rows per CPU second of 640 × 480 JPEGs to 336 px, and of 480p H.264 of ten seconds at 8 frames."""
+def encode_jpeg(pixels: NDArray[np.uint8]) -> bytes:
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).save(buffer, "JPEG", quality=90)
+    return buffer.getvalue()
+
+
+def write_video(path: Path, seed: int, num_frames: int, width: int, height: int, gop: int) -> None:
+    """H.264 in MP4: a view that moves over a photograph, key frames at most `gop` frames apart."""
+    field = photograph(seed, width + 96, height + 96)
+    with av.open(str(path), "w") as output:
+        stream: Any = output.add_stream("libx264", rate=FPS, options={"preset": "veryfast"})
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.codec_context.gop_size = gop
+        stream.codec_context.thread_count = 1
+        for number in range(num_frames):
+            left, top = int(48 + 47 * np.sin(number / 17)), int(48 + 47 * np.cos(number / 23))
+            frame = np.ascontiguousarray(field[top : top + height, left : left + width])
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        output.mux(stream.encode())
+
+
+def throughput(folder: Path, num_rows: int) -> Results:
+    """Rows per CPU second: 640 × 480 JPEGs, and 480p H.264 of ten seconds."""
     jpegs = [encode_jpeg(photograph(seed, 640, 480)) for seed in range(8)]
-    began_s = time.process_time()
+    start_s = time.process_time()
     for row in range(num_rows):
         decode_image(jpegs[row % len(jpegs)], 64_000_000, SIDE_PX)
-    cells: dict[str, Any] = {"jpeg_640x480": _rate(num_rows, time.process_time() - began_s)}
+    cells = {"jpeg_640x480": _rate(num_rows, time.process_time() - start_s)}
     for gop in (48, 240):
         path = folder / f"gop_{gop}.mp4"
         write_video(path, gop, 240, 854, 480, gop)
-        for decoder in DECODERS:
-            cells[f"mp4_480p_gop_{gop}/{decoder}"] = _video_rate(str(path), decoder, max(2, num_rows // 10))
+        for decoder in ("auto", "decord", "pyav"):
+            num_videos = max(2, num_rows // 10)
+            limits = Limits(max_side_px=SIDE_PX, worker_max_videos=NEVER)
+            worker = DecoderWorker(decoder, Sampling(num_frames=NUM_FRAMES), limits)
+            spent_s = _time_decoding(worker, path, num_videos, partial(_cpu_s, worker))
+            cells[f"mp4_480p_gop_{gop}/{decoder}"] = _rate(num_videos, spent_s)
     return {"num_frames": NUM_FRAMES, "side_px": SIDE_PX, "cells": cells}
 
 
-def _video_rate(path: str, decoder: str, num_rows: int) -> dict[str, float]:
-    worker = DecoderWorker(
-        decoder, Sampling(num_frames=NUM_FRAMES), Limits(max_side_px=SIDE_PX, worker_max_videos=NEVER)
-    )
-    worker.decode(path)  # starts the process and loads the libraries
-    began_s = time.process_time() + _child_cpu_s(worker)
+def _time_decoding(worker: DecoderWorker, path: Path, num_rows: int, clock: Callable[[], float]) -> float:
+    """Seconds of `clock` to decode a video `num_rows` times, after one decoding that starts the process."""
+    worker.decode(str(path))
+    start_s = clock()
     for _ in range(num_rows):
-        worker.decode(path)
-    spent_s = time.process_time() + _child_cpu_s(worker) - began_s
+        worker.decode(str(path))
+    spent_s = clock() - start_s
     worker.close()
-    return _rate(num_rows, spent_s)
+    return spent_s
 
 
-def _child_cpu_s(worker: DecoderWorker) -> float:
-    """CPU seconds of the decoders' process so far."""
-    assert worker.pid is not None, "the process has been started"
+def _cpu_s(worker: DecoderWorker) -> float:
+    """CPU seconds of this process and of the decoding process."""
     fields = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return time.process_time() + (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _rate(num_rows: int, cpu_s: float) -> dict[str, float]:
     return {"rows": num_rows, "rows_per_cpu_s": round(num_rows / cpu_s, 2)}
 
 
-# --- memory --------------------------------------------------------------------------------------------------------
-
-
-def memory(folder: Path, num_short: int, num_long: int, long_s: int) -> dict[str, Any]:
-    """Resident bytes of the decoders' process after each of many videos, decoders alone and with replacement."""
+def memory(folder: Path, num_short: int, num_long: int, long_s: int) -> Results:
+    """Resident bytes of the decoding process after each of many videos, with and without replacement."""
     short = folder / "short"
     short.mkdir()
     for seed in range(min(num_short, 20)):
@@ -109,18 +137,17 @@ def memory(folder: Path, num_short: int, num_long: int, long_s: int) -> dict[str
     for place in range(num_long):
         plan.insert(place * (every + 1) + every // 4, str(long))  # the first is among the first hundred
     runs = {
-        "configured": ("auto", Limits().worker_max_videos),
-        "decord_never_replaced": ("decord", NEVER),
-        "pyav_never_replaced": ("pyav", NEVER),
+        "configured": _hold(plan, "auto", Limits().worker_max_videos),
+        "decord_never_replaced": _hold(plan, "decord", NEVER),
+        "pyav_never_replaced": _hold(plan, "pyav", NEVER),
     }
-    told = {name: _hold(plan, decoder, most) for name, (decoder, most) in runs.items()}
-    return {"num_short": num_short, "num_long": num_long, "long_s": long_s, "runs": told}
+    return {"num_short": num_short, "num_long": num_long, "long_s": long_s, "runs": runs}
 
 
-def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> dict[str, Any]:
-    """Peaks of resident memory over a run, of the decoders' process and of the one that it answers."""
+def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
+    """Peaks of resident memory over a run, of the decoding process and of its parent."""
     limits = Limits(max_side_px=224, worker_max_videos=worker_max_videos, timeout_s=600.0)
-    worker = DecoderWorker(decoder, Sampling(num_frames=NUM_FRAMES, clip_s=WINDOW_S), limits)
+    worker = DecoderWorker(decoder, Sampling(num_frames=NUM_FRAMES, clip_s=10.0), limits)
     resident, parent, num_clips = [], [], 0
     for path in plan:
         num_clips += len(worker.decode(path))
@@ -128,27 +155,24 @@ def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> dict[str, An
         parent.append(resident_bytes(os.getpid()))
     num_started = worker.num_started
     worker.close()
+
+    def peak(values: list[int]) -> float:
+        return round(max(values, default=0) / 2**20, 1)
+
     return {
         "num_videos": len(plan),
         "num_clips": num_clips,
         "num_processes": num_started,
-        "peak_mib_first_100": _mib(max(resident[:100])),
-        "peak_mib_after": _mib(max(resident[100:], default=0)),
-        "parent_peak_mib_first_100": _mib(max(parent[:100])),
-        "parent_peak_mib_after": _mib(max(parent[100:], default=0)),
-        "peak_mib_every_20": [_mib(max(resident[start : start + 20])) for start in range(0, len(resident), 20)],
+        "peak_mib_first_100": peak(resident[:100]),
+        "peak_mib_after": peak(resident[100:]),
+        "parent_peak_mib_first_100": peak(parent[:100]),
+        "parent_peak_mib_after": peak(parent[100:]),
+        "peak_mib_every_20": [peak(resident[start : start + 20]) for start in range(0, len(resident), 20)],
     }
 
 
-def _mib(num_bytes: int) -> float:
-    return round(num_bytes / 2**20, 1)
-
-
-# --- waiting -------------------------------------------------------------------------------------------------------
-
-
 class TimedEngine:
-    """One slot that takes `row_s` for each row, and looks at its pixels."""
+    """One slot that takes `row_s` per row, and touches its pixels."""
 
     def __init__(self, row_s: float) -> None:
         self._row_s = row_s
@@ -173,13 +197,16 @@ class TimedEngine:
 
 
 class TimedPair:
-    """A pair that loads nothing."""
+    """A pair without models; calling it, as an actor does to load a pair, returns it."""
 
     target_id = "timed"
     drafter_id = ""
 
     def __init__(self, row_s: float) -> None:
         self._row_s = row_s
+
+    def __call__(self, config: CaptionJob, num_threads: int | None) -> TimedPair:
+        return self
 
     def render(self, messages: Any) -> str:
         return "x"
@@ -188,31 +215,31 @@ class TimedPair:
         return TimedEngine(self._row_s)
 
 
-class LoadTimed:
-    """Loads a `TimedPair`."""
+def timed_dataset(job: CaptionJob, pair: TimedPair, **options: Any) -> Any:
+    """The real graph of a job over timed engines."""
+    asking = Asking.of(job)
+    frozen = freeze(job.source, asking)
+    source = SpanDatasource(job.source, frozen, ())
+    decode = partial(decode_table, options=DecodeOptions.of(job.source, frozen.root, asking))
+    stamp = Stamp("timed", 1, "0")
+    return caption_dataset(job, source, source.num_spans, decode, result_schema(), stamp, load=pair, **options)
 
-    def __init__(self, row_s: float) -> None:
-        self._row_s = row_s
 
-    def __call__(self, config: CaptionJob, num_threads: int | None) -> TimedPair:
-        return TimedPair(self._row_s)
-
-
-def waits(folder: Path, num_videos: int, rows_per_s: float) -> dict[str, Any]:
-    """The real graph on real files, its actor set to a rate well below what one core decodes."""
+def waits(folder: Path, num_videos: int) -> Results:
+    """Wait times of the real graph on real files, with an actor slower and one faster than one decoding process."""
     videos = folder / "waits"
     videos.mkdir()
     for seed in range(8):
         write_video(videos / f"{seed}.mp4", seed, 96, 854, 480, 48)
     for copy in range(8, num_videos):
         shutil.copyfile(videos / f"{copy % 8}.mp4", videos / f"{copy}.mp4")
-    cells = {}
-    for share in (0.5, 8.0):
-        cells[f"actor_at_{share:g}_of_the_limit"] = _run_graph(videos, 1.0 / (share * rows_per_s))
+    worker = DecoderWorker("auto", Sampling(num_frames=NUM_FRAMES), Limits(max_side_px=SIDE_PX))
+    rows_per_s = 20 / _time_decoding(worker, videos / "0.mp4", 20, time.monotonic)
+    cells = {f"actor_at_{share:g}_of_the_limit": _run_graph(videos, 1.0 / (share * rows_per_s)) for share in (0.5, 8.0)}
     return {"num_videos": num_videos, "decoder_rows_per_s": rows_per_s, "cells": cells}
 
 
-def _run_graph(videos: Path, row_s: float) -> dict[str, Any]:
+def _run_graph(videos: Path, row_s: float) -> Results:
     job = CaptionJob.model_validate(
         {
             "source": {"kind": "videos", "path": str(videos), "max_side_px": SIDE_PX},
@@ -223,42 +250,70 @@ def _run_graph(videos: Path, row_s: float) -> dict[str, Any]:
             "job": {"progress": False},
         }
     )
-    asking = Asking.of(job)
-    frozen = freeze(job.source, asking)
-    source = SpanDatasource(job.source, frozen, ())
-    decode = partial(decode_table, options=DecodeOptions.of(job.source, frozen.root, asking))
     with session(Job(num_cpus=2)), wait_times.measured() as measured:
-        stamp = Stamp("waits", 1, "0")
-        dataset = caption_dataset(
-            job, source, source.num_spans, decode, result_schema(), stamp, load=LoadTimed(row_s), flow=measured.report
-        )
-        began_s = time.monotonic()
+        dataset = timed_dataset(job, TimedPair(row_s), flow=measured.report)
+        start_s = time.monotonic()
         num_rows = sum(len(batch["sample_id"]) for batch in dataset.iter_batches(batch_size=None))
-        wall_s = time.monotonic() - began_s
-        told = measured.total()
+        wall_s = time.monotonic() - start_s
+        total = measured.total()
     return {
         "row_s": round(row_s, 4),
         "num_rows": num_rows,
         "wall_s": round(wall_s, 1),
-        "actors_waited_share": round(told.actors_waited, 4),
-        "input_waited_share": round(told.input_waited, 4),
+        "actors_waited_share": round(total.actors_waited, 4),
+        "input_waited_share": round(total.input_waited, 4),
     }
 
 
-# --- the command ---------------------------------------------------------------------------------------------------
+def throughput_table(results: Results) -> str:
+    found = results["throughput"]
+    rows = []
+    for name, cell in found["cells"].items():
+        place, _, decoder = name.partition("/")
+        what = f"640 × 480 JPEG to {found['side_px']} px"
+        if decoder:
+            what = f"480p H.264, 10 s, {found['num_frames']} frames to {found['side_px']} px, a key frame every "
+            what += f"{place.rpartition('_')[2]} frames"
+        rows.append((what, f"`{decoder}`" if decoder else "Pillow", f"{cell['rows_per_cpu_s']:.1f}"))
+    return table("what | decoder | rows per second and core", rows)
+
+
+def memory_table(results: Results) -> str:
+    labels = {
+        "configured": "`auto`, replaced as configured",
+        "decord_never_replaced": "`decord`, never replaced",
+        "pyav_never_replaced": "`pyav`, never replaced",
+    }
+    peaks = ("peak_mib_first_100", "peak_mib_after", "parent_peak_mib_first_100", "parent_peak_mib_after")
+    rows = []
+    for name, run in results["memory"]["runs"].items():
+        counts = f"{run['num_videos']:,}", f"{run['num_clips']:,}", run["num_processes"]
+        rows.append((labels[name], *counts, *(f"{run[peak]:.0f} MiB" for peak in peaks)))
+    columns = "decoders' process | videos | clips | processes | its peak, first 100 | its peak after"
+    return table(f"{columns} | the task's own peak, first 100 | and after", rows)
+
+
+def waits_table(results: Results) -> str:
+    rows = []
+    for name, cell in results["waits"]["cells"].items():
+        share = name.removeprefix("actor_at_").removesuffix("_of_the_limit")
+        waited = (percent(cell[f"{who}_waited_share"], 1) for who in ("actors", "input"))
+        rows.append((f"{share} of what one decoder gives", cell["num_rows"], *waited))
+    return table("actor's rate | rows | actor waited for input | input waited for the actor", rows)
+
+
+TABLES = {"decode_throughput": throughput_table, "decode_memory": memory_table, "decode_waits": waits_table}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.decode", description=__doc__)
+    parser = command_line("decode", __doc__, "a tenth of the rows")
     parser.add_argument("--only", choices=PARTS, help="run one part")
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rows, and nothing is written")
     options = parser.parse_args(arguments)
     scale = 10 if options.quick else 1
-    parts: dict[str, Callable[[Path], dict[str, Any]]] = {
+    parts: dict[str, Callable[[Path], Results]] = {
         "throughput": lambda folder: throughput(folder, 400 // scale),
         "memory": lambda folder: memory(folder, 2000 // scale, 10 // scale, 600 // scale),
-        "waits": lambda folder: waits(folder, 80 // scale, _decoder_rate(folder)),
+        "waits": lambda folder: waits(folder, 80 // scale),
     }
     for name, run in parts.items():
         if options.only in (None, name):
@@ -266,30 +321,11 @@ def main(arguments: list[str] | None = None) -> int:
                 found = run(Path(folder))
             print(json.dumps({name: found}, indent=1), flush=True)
             if not options.quick:
-                _keep(name, found)
+                results = read_results(RESULTS) if RESULTS.exists() else {}
+                versions = {"machine": platform.machine(), **{name: version(name) for name in ("av", "decord")}}
+                results[name] = versions | found
+                write_results(RESULTS, {part: results[part] for part in PARTS if part in results})
     return 0
-
-
-def _keep(name: str, found: dict[str, Any]) -> None:
-    """Put one part into the committed results."""
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    versions = {"machine": platform.machine(), **{name: version(name) for name in ("av", "decord")}}
-    results[name] = versions | found
-    RESULTS.write_text(json.dumps({part: results[part] for part in PARTS if part in results}, indent=1) + "\n")
-
-
-def _decoder_rate(folder: Path) -> float:
-    """Rows per second of wall time that one decoders' process gives here and now."""
-    path = folder / "rate.mp4"
-    write_video(path, 0, 96, 854, 480, 48)
-    worker = DecoderWorker("auto", Sampling(num_frames=NUM_FRAMES), Limits(max_side_px=SIDE_PX))
-    worker.decode(str(path))
-    began_s = time.monotonic()
-    for _ in range(20):
-        worker.decode(str(path))
-    spent_s = time.monotonic() - began_s
-    worker.close()
-    return 20 / spent_s
 
 
 if __name__ == "__main__":

@@ -1,16 +1,14 @@
-"""What it costs to decode in a process of its own, without the store's credentials: images and Parquet.
+"""The cost of decoding in a separate process without the store's credentials: images and Parquet.
 
-    python -m benchmarks.isolation    # a minute; writes benchmarks/results/isolation.json
+    python -m benchmarks.isolation    # a minute; writes results/isolation.json
 
-Both ways decode the same bytes, in turn, round after round. Images go through the very process that jobs use. For
-Parquet, which jobs decode where the store is opened, the child reads ranges of the file through a pipe and returns
-Arrow's stream format.
+Both ways decode the same bytes in turns. Images use the decoding process of jobs. For Parquet, which jobs decode in the
+process that opens the store, the child reads ranges of the file through a pipe and returns Arrow's stream format.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import os
 import struct
 import subprocess
@@ -25,45 +23,43 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
 
+from benchmarks.decode import encode_jpeg, photograph
+from benchmarks.harness.results import results_file, write_results
 from pipeline.media.image_decoding import decode_image
 from pipeline.media.video.sampling import Sampling
 from pipeline.media.video.worker import NO_VIDEOS, DecoderWorker, Limits
 
-RESULTS = Path(__file__).parent / "results" / "isolation.json"
+RESULTS = results_file("isolation")
 NUM_ROUNDS = 5
 NUM_IMAGES = 200
 NUM_ROWS, ROW_BYTES, ROWS_PER_GROUP = 1_000, 100_000, 100
 MAX_PIXELS = 64_000_000
 FRAME = struct.Struct("<cQQ")
-"""A kind, and two numbers: R for a range of the file, T for a table of so many bytes, E for the end."""
+"""A kind and two numbers: R for a range of the file, T for a table of so many bytes, E for the end."""
+Way = Callable[[], Any]
 
 
 def main() -> int:
-    """Measure, print, and write the results."""
     found = {"images": _rounds(*_images()), "parquet": _rounds(*_parquet())}
     for name, cell in found.items():
         print(
             f"{name:8} in process {cell['here_mb_per_s']:,.0f} MB/s, {cell['here_cpu_s']:.2f} s of CPU; in a child "
             f"{cell['child_mb_per_s']:,.0f} MB/s, {cell['child_cpu_s']:.2f} s of CPU; equal: {cell['equal']}"
         )
-    RESULTS.write_text(json.dumps({"num_rounds": NUM_ROUNDS, "cells": found}, indent=1) + "\n", encoding="utf-8")
+    write_results(RESULTS, {"num_rounds": NUM_ROUNDS, "cells": found})
     return 0
 
 
-Way = Callable[[], Any]
-
-
 def _rounds(num_bytes: int, here: Way, child: Way, end: Callable[[], None]) -> dict[str, Any]:
-    """Medians over rounds of both ways in turn; whether they gave the same."""
+    """Medians over rounds of both ways in turn, and whether their results are equal."""
     times: dict[str, list[tuple[float, float]]] = {"here": [], "child": []}
     equal = here() == child()  # also warms both
     for _ in range(NUM_ROUNDS):
         for name, way in (("here", here), ("child", child)):
-            began_s, cpu_s = time.perf_counter(), _cpu_s()
+            start_s, start_cpu_s = time.perf_counter(), _cpu_s()
             way()
-            times[name].append((time.perf_counter() - began_s, _cpu_s() - cpu_s))
+            times[name].append((time.perf_counter() - start_s, _cpu_s() - start_cpu_s))
     end()
     cell: dict[str, Any] = {"num_bytes": num_bytes, "equal": equal}
     for name, pairs in times.items():
@@ -73,7 +69,7 @@ def _rounds(num_bytes: int, here: Way, child: Way, end: Callable[[], None]) -> d
 
 
 def _cpu_s() -> float:
-    """Of this process and of its children, those that still run included."""
+    """CPU seconds of this process and its children, including those that still run."""
     own = os.times()
     total = own.user + own.system + own.children_user + own.children_system
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -87,13 +83,7 @@ def _cpu_s() -> float:
 
 
 def _images() -> tuple[int, Way, Way, Callable[[], None]]:
-    generator = np.random.default_rng(0)
-    files = []
-    for _ in range(8):
-        coarse = Image.fromarray(generator.integers(0, 256, (30, 40, 3), dtype=np.uint8))
-        file = io.BytesIO()
-        coarse.resize((640, 480), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)
-        files.append(file.getvalue())
+    files = [encode_jpeg(photograph(seed, 640, 480)) for seed in range(8)]
     worker = DecoderWorker(NO_VIDEOS, Sampling(num_frames=1), Limits())
 
     def child(data: bytes) -> int:
@@ -113,9 +103,6 @@ def _images() -> tuple[int, Way, Way, Callable[[], None]]:
         lambda: [child(data) for data in some],
         worker.close,
     )
-
-
-# --- Parquet -------------------------------------------------------------------------------------------------------
 
 
 def _parquet() -> tuple[int, Way, Way, Callable[[], None]]:
@@ -163,7 +150,7 @@ def _parquet() -> tuple[int, Way, Way, Callable[[], None]]:
 
 
 class _Ranges(io.RawIOBase):
-    """A file whose bytes come from the other end of a pipe, range by range."""
+    """A file whose ranges are read by the other end of a pipe."""
 
     def __init__(self, num_bytes: int) -> None:
         super().__init__()
@@ -194,14 +181,14 @@ class _Ranges(io.RawIOBase):
 
 
 def serve() -> None:
-    """The child: decodes one file after the other, until its input ends."""
+    """The child: decode one file after the other, until its input ends."""
     while head := sys.stdin.buffer.read(FRAME.size):
         parquet = pq.ParquetFile(_Ranges(FRAME.unpack(head)[1]))
         for group in range(parquet.num_row_groups):
-            table = parquet.read_row_group(group)
+            rows = parquet.read_row_group(group)
             sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, table.schema) as stream:
-                stream.write_table(table)
+            with pa.ipc.new_stream(sink, rows.schema) as stream:
+                stream.write_table(rows)
             data = sink.getvalue()
             sys.stdout.buffer.write(FRAME.pack(b"T", data.size, 0))
             sys.stdout.buffer.write(data)

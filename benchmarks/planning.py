@@ -1,9 +1,8 @@
-"""What planning ten million files costs the driver, from a synthetic listing to Ray's read tasks: CPU time and memory.
+"""CPU time and memory of planning ten million files on the driver, from a synthetic listing to Ray's read tasks.
 
-    python -m benchmarks.planning [NUM_FILES]
+    python -m benchmarks.planning [NUM_FILES]    # writes results/planning.json
 
-Runs in one fresh process and writes benchmarks/results/planning.json. Listing a real store takes what the store takes
-and is not in it: the listing is made up, file by file, as a walk would give it.
+Runs in one new process; the time of listing a store is not included.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.results import results_file, write_results
 from configs.schema import Source
 from pipeline.prompts.row_options import Asking
 from pipeline.source import manifest, manifest_parts
@@ -28,72 +27,76 @@ from pipeline.source.done_bitmap import DoneSet
 from pipeline.sources import kind_of
 from pipeline.storage.listing import Listed
 
-RESULTS = Path(__file__).parent / "results/planning.json"
+RESULTS = results_file("planning")
+NUM_FILES = 10_000_000
 MAX_SECONDS, MAX_BYTES = 60.0, 2 * 1024**3
 
 
+class Unreadable:
+    """A file system without files."""
+
+    def unstrip_protocol(self, path: str) -> str:
+        return f"s3://{path}"
+
+
 def listing(num_files: int) -> Iterator[Listed]:
-    """Files of a thousand to a folder, in the order of a walk."""
+    """Files, a thousand to a folder, in the order of a walk."""
     for number in range(num_files):
         yield Listed(f"train/{number // 1000:05d}/{number:09d}.jpg", 90_000 + number % 1000, f"{number:032x}")
 
 
+def max_resident_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 def measure(num_files: int) -> dict[str, Any]:
-    """CPU seconds of each step, and the most memory that the process has held."""
+    """CPU seconds of each step, and peak memory."""
     source = Source(kind="images", path="s3://bucket/train")
     seconds: dict[str, float] = {}
-    began_s = time.process_time()
+    start_s = time.process_time()
 
     def lap(name: str) -> None:
-        nonlocal began_s
+        nonlocal start_s
         now_s = time.process_time()
-        seconds[name], began_s = round(now_s - began_s, 2), now_s
+        seconds[name], start_s = round(now_s - start_s, 2), now_s
 
     files = manifest._table(listing(num_files))
     lap("listing as Arrow, sorted")
-    frozen = manifest.survey_files(_Nowhere(), "bucket/train", files, manifest.needs_of(source, Asking(), ()))
+    frozen = manifest.survey_files(Unreadable(), "bucket/train", files, manifest.needs_of(source, Asking(), ()))
     lap("survey")
     datasource = SpanDatasource(source, frozen)
     lap("spans")
     tasks = datasource.get_read_tasks(1)
     lap("read tasks")
+    total = sum(seconds.values())
     num_bytes = sum(len(pickle.dumps(task.read_fn.args)) for task in tasks[:100]) * len(tasks) // 100
     lap("one in a hundred of them serialised")
-    planning_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    planning_bytes = max_resident_bytes()
     done = DoneSet(manifest_parts.counts_of(frozen))
     every_other = np.arange(0, num_files, 2)
     done.add(every_other, np.zeros(len(every_other), np.int64))
-    left = SpanDatasource(source, frozen, done=done)
-    assert left.num_samples == num_files // 2
+    assert SpanDatasource(source, frozen, done=done).num_samples == num_files // 2
     lap("spans of a resumed job, half of it done")
-    total = sum(list(seconds.values())[:4])
     return {
         "num_files": num_files,
         "num_read_tasks": len(tasks),
         "cpu_seconds": seconds,
         "planning_cpu_s": round(total, 2),
         "max_resident_bytes": planning_bytes,
-        "max_resident_bytes_resumed": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "max_resident_bytes_resumed": max_resident_bytes(),
         "read_tasks_bytes": num_bytes,
         "holds": total <= MAX_SECONDS and planning_bytes <= MAX_BYTES,
         "machine": f"{platform.machine()}, {platform.python_version()}, other work beside it",
     }
 
 
-class _Nowhere:
-    """A file system that nothing may be read from."""
-
-    def unstrip_protocol(self, path: str) -> str:
-        return f"s3://{path}"
-
-
 def main() -> int:
     assert kind_of("images").name == "images"
-    num_files = int(sys.argv[1]) if len(sys.argv) > 1 else 10_000_000
+    num_files = int(sys.argv[1]) if len(sys.argv) > 1 else NUM_FILES
     found = measure(num_files)
     print(json.dumps(found, indent=1))
-    if num_files == 10_000_000:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    if num_files == NUM_FILES:
+        write_results(RESULTS, found)
     return 0 if found["holds"] else 1
 
 

@@ -1,18 +1,15 @@
-"""How much of their time actors spend on rows when there are one, two, four or eight of them: the graph's overhead.
+"""The graph's overhead: the share of their time that one, two, four or eight actors spend on rows.
 
-    python -m benchmarks.scheduling            # printed, and written to results/scheduling.json
+    python -m benchmarks.scheduling            # writes results/scheduling.json
     python -m benchmarks.scheduling --quick    # a tenth of the rows, printed only
 
-The real graph on real files, with engines that sleep 20 ms for each row, so that a CPU is not what limits them. Counted
-are the rows that end between the moment at which the last actor begins its first row and the one at which the first
-actor ends its last row, against as many as so many actors can end meanwhile. What is missing is either a sleep that
-took longer than it was told (the machine was late to wake the process) or a time without a row between two (the graph,
-the engine's thread and the batches between them were late).
+The real graph on real files, with engines that sleep 20 ms per row. Rows count between the moment at which the last
+actor starts its first row and the one at which the first actor ends its last row. Losses are sleeps that take too long
+(the machine wakes the process late) and times between rows (the graph and the engine's thread are late).
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import platform
@@ -21,76 +18,56 @@ import sys
 import tempfile
 import time
 import uuid
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from actors.results import Stamp
-from benchmarks.decode import TimedEngine, TimedPair
-from benchmarks.fleet_tables import scheduling_table
+from benchmarks.decode import TimedEngine, TimedPair, timed_dataset
+from benchmarks.harness.markdown import Results, percent, table
+from benchmarks.harness.results import command_line, results_file, write_results
 from configs.schema import CaptionJob, Job
 from decoding.types import Completion
 from pipeline.cluster.ray_session import available_cpus, session
-from pipeline.media.image_decoding import DecodeOptions, decode_table
-from pipeline.prompts.row_options import Asking
-from pipeline.rows.schemas import result_schema
-from pipeline.run.graph import caption_dataset
-from pipeline.source.datasource import SpanDatasource
-from pipeline.source.manifest import freeze
 
-RESULTS = Path(__file__).parent / "results" / "scheduling.json"
+RESULTS = results_file("scheduling")
 NUM_ACTORS = (1, 2, 4, 8)
 ROW_S = 0.02
 BATCH_ROWS = 32
 ROWS_PER_ACTOR = 400
 GOAL = 0.95
 TIMES = "dd"
-"""When a row began and ended, in seconds of the machine's one monotonic clock."""
-
+"""Start and end of a row, in seconds of the machine's monotonic clock."""
 Step = tuple[float, float]
 
 
-class NotedEngine(TimedEngine):
-    """Leaves in a file of its own when each row began and ended."""
+class RecordedEngine(TimedEngine):
+    """Writes start and end of each row to its own file."""
 
     def __init__(self, row_s: float, folder: Path) -> None:
         super().__init__(row_s)
-        self._notes = (folder / uuid.uuid4().hex).open("wb", buffering=0)
+        self._file = (folder / uuid.uuid4().hex).open("wb", buffering=0)
 
     def step(self) -> list[Completion]:
-        began_s = time.monotonic()
+        start_s = time.monotonic()
         done = super().step()
-        self._notes.write(struct.pack(TIMES, began_s, time.monotonic()))
+        self._file.write(struct.pack(TIMES, start_s, time.monotonic()))
         return done
 
 
-class NotedPair(TimedPair):
-    """Gives such engines."""
-
+class RecordedPair(TimedPair):
     def __init__(self, row_s: float, folder: Path) -> None:
         super().__init__(row_s)
         self._folder = folder
 
-    def engine(self, slots: int, max_context_tokens: int) -> NotedEngine:
-        return NotedEngine(self._row_s, self._folder)
-
-
-class LoadNoted:
-    """Loads a `NotedPair`."""
-
-    def __init__(self, row_s: float, folder: Path) -> None:
-        self._row_s, self._folder = row_s, folder
-
-    def __call__(self, config: CaptionJob, num_threads: int | None) -> NotedPair:
-        return NotedPair(self._row_s, self._folder)
+    def engine(self, slots: int, max_context_tokens: int) -> RecordedEngine:
+        return RecordedEngine(self._row_s, self._folder)
 
 
 def run_graph(folder: Path, num_actors: int, num_rows: int) -> list[list[Step]]:
-    """Run the graph over rows of text; when each row of each actor began and ended."""
-    source_folder, notes = folder / f"in_{num_actors}", folder / f"notes_{num_actors}"
+    """Run the graph over rows of text; start and end of each row of each actor."""
+    source_folder, records = folder / f"in_{num_actors}", folder / f"records_{num_actors}"
     source_folder.mkdir()
-    notes.mkdir()
+    records.mkdir()
     (source_folder / "rows.txt").write_text("".join(f"row {row}\n" for row in range(num_rows)))
     job = CaptionJob.model_validate(
         {
@@ -102,33 +79,25 @@ def run_graph(folder: Path, num_actors: int, num_rows: int) -> list[list[Step]]:
             "job": {"progress": False},
         }
     )
-    asking = Asking.of(job)
-    frozen = freeze(job.source, asking)
-    source = SpanDatasource(job.source, frozen, ())
-    decode = partial(decode_table, options=DecodeOptions.of(job.source, frozen.root, asking))
-    stamp, load = Stamp("scheduling", 1, "0"), LoadNoted(ROW_S, notes)
-    dataset = caption_dataset(job, source, source.num_spans, decode, result_schema(), stamp, load=load)
+    dataset = timed_dataset(job, RecordedPair(ROW_S, records))
     assert sum(len(batch["sample_id"]) for batch in dataset.iter_batches(batch_size=None)) == num_rows
-    return [list(struct.iter_unpack(TIMES, path.read_bytes())) for path in sorted(notes.iterdir())]
+    return [list(struct.iter_unpack(TIMES, path.read_bytes())) for path in sorted(records.iterdir())]
 
 
 def judge(actors: list[list[Step]], row_s: float) -> dict[str, Any]:
-    """What the actors did between all being at work and the first having nothing more to do; see the module.
-
-    `share_of_ideal` is of the rows that they could have ended, `late_share` and `without_row_share` of their time.
-    """
+    """Rates and shares while all actors are busy: `share_of_ideal` of the possible rows, the others of the time."""
     first_s = max(steps[0][0] for steps in actors)
     last_s = min(steps[-1][1] for steps in actors)
     assert first_s < last_s, "some actor had ended before another began"
-    # Those that the window cuts count with the part that lies in it, so that its ends favour nobody.
+    # Rows cut by the ends of the window count with their part inside it.
     rows = sleeping_s = without_row_s = 0.0
     for steps in actors:
-        for began_s, ended_s in steps:
-            inside_s = max(0.0, min(ended_s, last_s) - max(began_s, first_s))
+        for start_s, end_s in steps:
+            inside_s = max(0.0, min(end_s, last_s) - max(start_s, first_s))
             sleeping_s += inside_s
-            rows += inside_s / (ended_s - began_s)
-        for (_, ended_s), (began_s, _) in pairwise(steps):
-            without_row_s += max(0.0, min(began_s, last_s) - max(ended_s, first_s))
+            rows += inside_s / (end_s - start_s)
+        for (_, end_s), (start_s, _) in pairwise(steps):
+            without_row_s += max(0.0, min(start_s, last_s) - max(end_s, first_s))
     total_s = (last_s - first_s) * len(actors)
     return {
         "window_s": round(last_s - first_s, 2),
@@ -141,7 +110,7 @@ def judge(actors: list[list[Step]], row_s: float) -> dict[str, Any]:
 
 
 def measure(rows_per_actor: int) -> dict[str, Any]:
-    """All numbers of actors, one after the other under one Ray."""
+    """All numbers of actors under one Ray."""
     cells = {}
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as name, session(Job(num_cpus=2)):
@@ -159,15 +128,33 @@ def measure(rows_per_actor: int) -> dict[str, Any]:
     }
 
 
+def scheduling_table(results: Results) -> str:
+    names = ("share_of_ideal", "late_share", "without_row_share")
+    rows = [
+        (num_actors, f"{cell['rows_per_s']:.1f}", *(percent(cell[name], 1) for name in names))
+        for num_actors, cell in results["cells"].items()
+    ]
+    return table("actors | rows per second | share of ideal | sleeps that took too long | without a row", rows)
+
+
+def autoscaling_table(results: Results) -> str:
+    """Nodes and actors of a job over time, from tests/cluster/test_autoscaling.py."""
+    ended = [moment["at_s"] >= results["job_done_at_s"] for moment in results["time_line"]]
+    rows = [
+        (f"{moment['at_s']:.1f}", moment["num_nodes"], moment["num_actors"], "the job has ended" if is_first else "")
+        for moment, is_first in zip(
+            results["time_line"], (end and not any(ended[:place]) for place, end in enumerate(ended)), strict=True
+        )
+    ]
+    return table("seconds | worker nodes | actors | ", rows)
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Run; see the module's docstring."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scheduling", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the rows, and nothing is written")
-    options = parser.parse_args(arguments)
+    options = command_line("scheduling", __doc__, "a tenth of the rows").parse_args(arguments)
     found = measure(ROWS_PER_ACTOR // 10 if options.quick else ROWS_PER_ACTOR)
     print(scheduling_table(found))
     if not options.quick:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        write_results(RESULTS, found)
     return 0
 
 

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import ablations, decode, lantern, lantern_claims, lantern_tables, methods, scheduling, tables
-from benchmarks.claims import check_claims
-from benchmarks.plots import weight_traces
-from benchmarks.scenarios import attribute_overlap, build_scenarios
+from benchmarks import ablations, decode, scheduling, tables
+from benchmarks.harness.plots import weight_traces
+from benchmarks.lantern import __main__ as lantern
+from benchmarks.lantern import claims as lantern_claims
+from benchmarks.lantern import tables as lantern_tables
+from benchmarks.methods import __main__ as methods
+from benchmarks.methods.claims import check_claims
+from benchmarks.methods.scenarios import attribute_overlap, build_scenarios
 
 METHODS = json.loads(methods.RESULTS.read_text())
 LANTERN = json.loads(lantern.RESULTS.read_text())
@@ -87,7 +91,7 @@ def test_a_claim_whose_method_was_not_run_says_so() -> None:
 def test_every_preset_of_the_zoo_is_in_the_results() -> None:
     assert set(METHODS["methods"]) == set(methods.presets()) | {"drafter_alone", "pruned_drafter_alone"}
     alone = {"video_drafter_alone", "video_pruned_drafter_alone"}
-    assert set(METHODS["video"]["methods"]) == set(methods.video_presets()) | alone
+    assert set(METHODS["video"]["methods"]) == set(methods.presets(video=True)) | alone
 
 
 def test_the_expected_speed_up_is_that_of_the_paper() -> None:
@@ -114,7 +118,7 @@ def test_scenarios_are_repeated_by_their_seed_and_hold_the_images_they_should() 
 
 
 def test_a_picture_of_weights_escapes_names() -> None:
-    assert "&lt;b&gt;" in weight_traces({"<b>": [0.0, 1.0]})
+    assert "&lt;b&gt;" in weight_traces({"<b>": [0.0, 1.0]}, "title")
 
 
 def test_memory_stays_and_a_slow_actor_hardly_waits_in_the_committed_results() -> None:

@@ -12,9 +12,10 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from benchmarks import lantern
-from benchmarks.lantern_claims import check_claims
-from benchmarks.lantern_quality import (
+from benchmarks.lantern import __main__ as lantern
+from benchmarks.lantern.__main__ import draw_sheets
+from benchmarks.lantern.claims import check_claims
+from benchmarks.lantern.quality import (
     count_class,
     count_prompt,
     draw_neighbours,
@@ -23,12 +24,11 @@ from benchmarks.lantern_quality import (
     replace_codes,
     signal_to_noise,
 )
-from benchmarks.lantern_recorder import Setting, pick, record
-from benchmarks.lantern_rows import DELTAS, GUIDANCE, row_named, rows_of
-from benchmarks.lantern_sheets import draw_sheets
-from benchmarks.lantern_store import Store
-from benchmarks.lantern_tables import TABLES, draw_trade_off, guidance_line
-from benchmarks.lantern_world import Asked, OtherDrafter, World, codes_of
+from benchmarks.lantern.recorder import Setting, pick, record
+from benchmarks.lantern.rows import DELTAS, GUIDANCE, row_named, rows_of
+from benchmarks.lantern.store import Store
+from benchmarks.lantern.tables import TABLES, draw_trade_off, guidance_line
+from benchmarks.lantern.world import ImagePrompt, OtherDrafter, World, codes_of
 from decoding import Sampling
 from decoding.acceptance import Exact
 from decoding.contracts import Judgement, Method
@@ -64,7 +64,8 @@ def world(kind: str) -> World:
     vq = Vq(VqShape(images.CODES, channels=8, multipliers=(1, 2), num_res_blocks=1, latent_dim=8))
     vq.codebook.data.normal_()
     shown = list(np.random.default_rng(0).integers(0, 255, (NUM_IMAGES + 6, 8, 8, 3), dtype=np.uint8))
-    asked = [Asked(f"image-{i}", PROMPT, images.condition(kind, i), count_prompt(PROMPT)) for i in range(NUM_IMAGES)]
+    score = count_prompt(PROMPT)
+    prompts = [ImagePrompt(f"image-{i}", PROMPT, images.condition(kind, i), score) for i in range(NUM_IMAGES)]
     sampling = Sampling(images.GRID**2, top_k=40, guidance_scale=2.0)
     drafter = images.eagle_network(target)
     return World(
@@ -72,7 +73,7 @@ def world(kind: str) -> World:
         target,
         drafter,
         vq.eval(),
-        asked,
+        prompts,
         shown[:NUM_IMAGES],
         shown[NUM_IMAGES:],
         ToyJudge(),

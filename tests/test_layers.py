@@ -133,9 +133,9 @@ assert "torch" not in sys.modules
 
 
 def rooms() -> dict[str, Path]:
-    """Dotted name → file of every module of the layers and of configs."""
+    """Dotted name → file of every module of the layers, configs and benchmarks."""
     found = {}
-    for package in (*LAYERS, "configs"):
+    for package in (*LAYERS, "configs", "benchmarks"):
         for path in modules_of(package):
             found[".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")] = path
     return found

@@ -88,7 +88,7 @@ class FrontEnd:
     def encode(
         self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()
     ) -> dict[str, Tensor]:
-        """Prompt, uint8 RGB images (height, width, 3) and clips → processor outputs for one sample (batch axis of 1)."""
+        """Prompt, uint8 RGB images (height, width, 3) and clips → processor outputs with a batch axis of 1."""
         with self._is_used:
             if not self._recent.max_bytes:
                 return self._encode(prompt, images, videos)

@@ -9,8 +9,7 @@ import pytest
 
 from actors.auto.comparison import Block, Comparison
 from benchmarks import auto
-from benchmarks.auto_alone import MIN_ROWS, Alone, Tokens, check_equal
-from benchmarks.auto_tables import auto_claims_table, auto_table, claims
+from benchmarks.auto import MIN_ROWS, Alone, Tokens, auto_claims_table, auto_table, check_equal, claims
 
 
 def cell(best: str, gap: float, chosen: str, verdict: str) -> dict[str, Any]:
@@ -23,7 +22,7 @@ def cell(best: str, gap: float, chosen: str, verdict: str) -> dict[str, Any]:
 
 def test_the_table_has_a_row_for_every_workload() -> None:
     cells = [cell("plain", 0.08, "chain-2", "within the interval"), cell("chain-2", 0.31, "chain-2", "the best")]
-    results = auto.told(cells, auto.QUICK)
+    results = auto.results_of(cells, auto.QUICK)
     assert (results["num_best"], results["num_within"], results["num_won_by_plain"]) == (1, 1, 1)
     assert (results["num_workloads"], results["num_planned"], results["num_gaps_of_5_to_15_percent"]) == (2, 2, 1)
     lines = auto_table(results).splitlines()
@@ -38,17 +37,17 @@ def test_claims_follow_from_the_workloads_and_a_choice_that_is_another_or_a_work
     good = [cell("plain", 0.05, "plain", "the best")] * 3 + [
         cell("chain-2", 0.31, "chain-2", "within the interval")
     ] * 13
-    assert [holds for _, holds, _ in claims(auto.told(good, auto.FULL))] == [True, True, False, True, True]
-    assert [holds for _, holds, _ in claims(auto.told(good[1:], auto.FULL))] == [False, True, False, False, False]
+    assert [holds for _, holds, _ in claims(auto.results_of(good, auto.FULL))] == [True, True, False, True, True]
+    assert [holds for _, holds, _ in claims(auto.results_of(good[1:], auto.FULL))] == [False, True, False, False, False]
     near = [{**one, "chosen_slowdown": 1.04} for one in good]
-    assert [holds for _, holds, _ in claims(auto.told(near, auto.FULL))] == [True] * 5
+    assert [holds for _, holds, _ in claims(auto.results_of(near, auto.FULL))] == [True] * 5
     for verdict in ("another", "within the trial's interval"):
         bad = [*good[:-1], cell("chain-2", 0.31, "plain", verdict)]
-        assert [holds for _, holds, _ in claims(auto.told(bad, auto.FULL))] == [True, False, False, True, True]
-    table = auto_claims_table(auto.told(bad, auto.FULL))
+        assert [holds for _, holds, _ in claims(auto.results_of(bad, auto.FULL))] == [True, False, False, True, True]
+    table = auto_claims_table(auto.results_of(bad, auto.FULL))
     assert "| the best in 3, within the interval in 12, only within the trial's in 1, another in 0 | **no** |" in table
     assert "| at most 31.0 % slower | **no** |" in table
-    assert [holds for _, holds, _ in claims(auto.told([], auto.FULL))] == [False] * 5
+    assert [holds for _, holds, _ in claims(auto.results_of([], auto.FULL))] == [False] * 5
 
 
 @pytest.mark.parametrize(

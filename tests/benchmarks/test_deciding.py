@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import lantern, lantern_claims, methods
-from benchmarks.claims import check_claims
-from benchmarks.deciding import (
+from benchmarks.harness.claims import (
     MIN_SAMPLES,
     SURE,
     Holds,
@@ -21,6 +19,10 @@ from benchmarks.deciding import (
     ratio_error,
     steps_error,
 )
+from benchmarks.lantern import __main__ as lantern
+from benchmarks.lantern import claims as lantern_claims
+from benchmarks.methods import __main__ as methods
+from benchmarks.methods.claims import check_claims
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks import engine, engine_tables, forward_clock
-from benchmarks.engine_pair import Bench, Cell
-from benchmarks.forward_clock import ForwardClock
-from benchmarks.peer_process import Work
-from benchmarks.peer_reference import make_reference
+from benchmarks.engine import __main__ as engine
+from benchmarks.engine import slices as forward_clock
+from benchmarks.engine import tables as engine_tables
+from benchmarks.engine.__main__ import Bench, Cell
+from benchmarks.harness import clock as clocks
+from benchmarks.harness.clock import DeviceClock
+from benchmarks.harness.process import Work
+from benchmarks.peers.reference import make_reference
 from models.inputs.processing import FrontEnd
+from models.kv.lanes import SlotBatch
 from models.loading.checkpoints import CheckpointRef, read_config, read_processor
 from models.target import Target
 from zoo.pair import CHECKPOINTS
@@ -26,27 +31,33 @@ class Clocked:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.device = torch.device("cpu")
+        self._prefix_lengths: list[int] = []
 
-    def admit(self) -> None:
+    def admit(self, *_: object) -> None:
         self.now += 5.0
 
-    def forward(self) -> None:
+    def forward(self, *_: object) -> None:
         self.now += 3.0
 
-    def logits(self) -> None:
+    def logits(self, *_: object) -> None:
         self.now += 1.0
 
-    def commit(self) -> None:
+    def commit(self, *_: object) -> None:
         self.now += 7.0
 
 
 def test_an_output_layer_counts_with_the_prompt_or_the_step_that_it_follows(monkeypatch: pytest.MonkeyPatch) -> None:
     lanes: Any = Clocked()
-    monkeypatch.setattr(forward_clock.time, "perf_counter", lambda: lanes.now)
-    clock = ForwardClock([lanes])
+    monkeypatch.setattr(clocks.time, "perf_counter", lambda: lanes.now)
+    monkeypatch.setattr(clocks, "bytes_of_weights", lambda _: 0)
+    monkeypatch.setattr(clocks, "bytes_of_column", lambda _: 0)
+    clock = DeviceClock([lanes])
+    slots, tokens = SlotBatch(torch.zeros(0), (), ()), torch.zeros(0)
     for call in ("admit", "logits", "forward", "logits", "commit", "forward", "admit", "logits"):
-        getattr(lanes, call)()
-    assert (clock.prompts_s, clock.steps_s) == (12.0, 7.0), "committing is no forward"
+        getattr(lanes, call)(slots, tokens)
+    found = clock.read()
+    assert (found["prompts"].seconds, found["target"].seconds) == (12.0, 7.0), "committing is no forward"
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +125,7 @@ def test_a_method_without_a_speed_leaves_its_claims_unknown(rows: list[dict[str,
     changed[1] = {**changed[1], "tokens_per_s": None, "samples_per_s": None}
     found = {"gamma": 3, "rows": changed, "left_out": []}
     assert "| 8 | 2 | chain | 4 | withheld | withheld |" in engine_tables.engine_table(found)
-    assert [one["holds"] for one in engine_tables.claims(found) if one["claim"].startswith("with the")] == [None]
+    assert [holds for text, holds, _ in engine_tables.claims(found) if text.startswith("with the")] == [None]
 
 
 def test_forwards_of_all_kinds_take_turns_and_slow_ones_end_after_the_fewest(monkeypatch: pytest.MonkeyPatch) -> None:

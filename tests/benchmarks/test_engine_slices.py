@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import engine_slices
-from benchmarks.engine_slices import run_side_by_side
+from benchmarks.engine import slices as engine_slices
+from benchmarks.engine.slices import run_side_by_side
+from benchmarks.harness.clock import KINDS, Reading
 from decoding import Completion, Request, RequestError, Telemetry
 from decoding.stats import EngineStats
 
@@ -57,10 +58,21 @@ class Worker:
         return [Completion(one.request.sample_id, tokens, num_input_tokens=10, telemetry=telemetry, error=error)]
 
 
+class Forwards:
+    """A clock of forwards that are as long as the reads before them are many."""
+
+    def __init__(self) -> None:
+        self.num_reads = 0
+
+    def read(self) -> dict[str, Reading]:
+        self.num_reads += 1
+        return {kind: Reading(seconds=float(self.num_reads)) for kind in KINDS}
+
+
 def workers(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> dict[str, Any]:
     clock = Clock(monkeypatch)
     slow, quick = Worker("slow", clock, log, 0.25, 1), Worker("quick", clock, log, 0.375, 3)
-    return {one.name: (one, SimpleNamespace(prompts_s=9.0, steps_s=9.0)) for one in (slow, quick)}
+    return {one.name: (one, Forwards()) for one in (slow, quick)}
 
 
 REQUESTS = [Request("a", "?"), Request("b", "?")]
@@ -89,7 +101,8 @@ def test_a_pass_has_the_time_of_its_own_slices_and_all_its_outputs(monkeypatch: 
         assert all(one.outcome.outputs == [[7] * 12] * 2 for one in made.values())
         assert made["quick"].histogram == [2, 2]
         assert made["quick"].typical_length == 16
-    assert engines["slow"][1].steps_s == 0.0, "the clock of forwards begins anew"
+    # The clock is read before and after each pass; a step has forwards of target and drafter.
+    assert (made["slow"].step_forwards_s, made["slow"].prompt_forwards_s) == (8.0, 4.0)
 
 
 def test_a_request_that_fails_ends_the_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import engine_tables as tables
-from benchmarks import pipeline_tables, speed_plots
-from benchmarks.engine import parse, plan
+from benchmarks import pipeline, speed_plots
+from benchmarks.engine import tables
+from benchmarks.engine.__main__ import parse, plan
 
 
 def row(mode: str, seconds: list[float], steps: int, different: int = 0) -> dict[str, Any]:
@@ -113,7 +113,7 @@ def test_a_method_with_other_outputs_has_no_speed_in_any_table_or_picture_and_sa
 
 def test_claims_are_reached_or_not_by_the_figures_and_unknown_without_them() -> None:
     def told(found: dict[str, Any]) -> dict[str, bool | None]:
-        return {" ".join(one["claim"].split()[:2]): one["holds"] for one in tables.claims(found)}
+        return {" ".join(text.split()[:2]): holds for text, holds, _ in tables.claims(found)}
 
     found = results()
     # Two rounds are too few for an interval, and a tenth of a step beyond the forwards is too much.
@@ -190,11 +190,11 @@ def test_a_job_with_other_texts_than_plain_decodings_has_no_speed() -> None:
         "compile": "never",
         "num_equal": 100,
     }
-    told = pipeline_tables.pipeline_table({"num_scenes": 100, "rows": [cell, {**cell, "wall_s": 20.0}]})
+    told = pipeline.pipeline_table({"num_scenes": 100, "rows": [cell, {**cell, "wall_s": 20.0}]})
     assert "| chain | never | 7.5 (5.0–10.0) | 375.0 (250.0–500.0) | 60 % | 10 % | 3.00 | 200 of 200 |" in told
-    other = pipeline_tables.pipeline_table({"num_scenes": 100, "rows": [cell, {**cell, "num_equal": 99}]})
+    other = pipeline.pipeline_table({"num_scenes": 100, "rows": [cell, {**cell, "num_equal": 99}]})
     assert "| chain | never | withheld | withheld | 80 % | 10 % | 3.00 | 199 of 200 |" in other
     # A row that was not made is no equal one.
     fewer = {**cell, "num_equal": 99, "num_rows": 99}
-    lost = pipeline_tables.pipeline_table({"num_scenes": 100, "rows": [cell, fewer]})
+    lost = pipeline.pipeline_table({"num_scenes": 100, "rows": [cell, fewer]})
     assert "| chain | never | withheld | withheld | 80 % | 10 % | 3.00 | 199 of 200 |" in lost

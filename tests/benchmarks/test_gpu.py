@@ -13,15 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-import benchmarks.gpu as gpu
-import benchmarks.gpu_decoding as gpu_decoding
-import benchmarks.gpu_kernels as gpu_kernels
-from benchmarks.gpu_clock import DeviceClock, bytes_of_column, bytes_of_weights
-from benchmarks.gpu_models import CAPTURED, TextPair, make_text_pair
-from benchmarks.gpu_sizes import FULL, TINY
-from benchmarks.gpu_tables import UNMEASURED, claims, gpu_table
-from benchmarks.inflate import Inflation
-from benchmarks.peer_verdict import spread
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import decoding as gpu_decoding
+from benchmarks.gpu import kernels as gpu_kernels
+from benchmarks.gpu.models import CAPTURED, TextPair, make_text_pair
+from benchmarks.gpu.sizes import FULL, TINY
+from benchmarks.gpu.tables import UNMEASURED, claims, gpu_table
+from benchmarks.harness.clock import DeviceClock, bytes_of_column, bytes_of_weights
+from benchmarks.harness.engines import checked
+from benchmarks.harness.verdict import spread
+from benchmarks.inflate.model import Inflation
 from benchmarks.tables import fill
 from decoding import Completion, Request, Sampling
 from decoding.types import RequestError
@@ -51,7 +52,7 @@ def test_a_whole_run_needs_neither_ray_nor_pydantic() -> None:
     """In a process that cannot import them, nor anything else that torch and transformers do without."""
     code = (
         f"import sys\nfor name in {ABSENT!r}: sys.modules[name] = None\n"
-        "from benchmarks import gpu\n"
+        "from benchmarks.gpu import __main__ as gpu\n"
         "code = gpu.main(['--device', 'cpu', '--tiny'])\n"
         "rooms = {name.split('.')[0] for name in sys.modules}\n"
         "assert not rooms & {'configs', 'actors', 'pipeline', 'jobs'}, rooms\n"
@@ -266,4 +267,4 @@ def test_the_full_sizes_are_those_that_were_asked_for() -> None:
 def test_a_request_that_fails_is_no_figure() -> None:
     refused = Completion("a", finish_reason="error", error=RequestError("prompt_refused", "no"))
     with pytest.raises(RuntimeError, match="1 requests failed"):
-        gpu_decoding.check([refused])
+        checked([refused])

@@ -13,12 +13,13 @@ import torch
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, LlamaConfig, LlamaForCausalLM
 
-from benchmarks import inflate as inflating
-from benchmarks import inflate_files
-from benchmarks.inflate import Inflation, inflate, inflated_config, main
-from benchmarks.inflate_check import Inputs, compare
-from benchmarks.inflate_files import inflate_folder
-from benchmarks.inflate_shapes import SHAPES, InflationError, Shape, drafter_shape, named_shape, shape_of
+from benchmarks.inflate import folders as inflate_files
+from benchmarks.inflate import model as inflating
+from benchmarks.inflate.__main__ import main
+from benchmarks.inflate.check import Inputs, compare
+from benchmarks.inflate.folders import inflate_folder
+from benchmarks.inflate.model import Inflation, inflate, inflated_config
+from benchmarks.inflate.shapes import SHAPES, InflationError, Shape, drafter_shape, named_shape, shape_of
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from tests.toys.weights import randomise

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.inflate import Inflation, main
-from benchmarks.inflate_images import compare_gpts, inflate_gpt, inflate_image_folder
-from benchmarks.inflate_shapes import InflationError, Shape
+from benchmarks.inflate.__main__ import main
+from benchmarks.inflate.images import compare_gpts, inflate_gpt, inflate_image_folder
+from benchmarks.inflate.model import Inflation
+from benchmarks.inflate.shapes import InflationError, Shape
 from models.llamagen.checkpoints import load_gpt
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GptShape

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import bootstrap
-from benchmarks import peer_environment
-from benchmarks.peer_environment import (
+from benchmarks.peers import environment as peer_environment
+from benchmarks.peers.environment import (
     EnvironmentRefused,
     base_variables,
     commands,
@@ -96,31 +96,9 @@ def test_both_libraries_are_loaded_before_vllm(monkeypatch: pytest.MonkeyPatch, 
     assert preloads(tmp_path / "vllm") == f"{openmp}:{tcmalloc}"
 
 
-def test_tcmalloc_is_unpacked_from_the_distributions_package_where_it_is_not_installed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    place(tmp_path / "vllm" / "lib" / "libiomp5.so")
-    monkeypatch.setattr(peer_environment, "LIBRARY_FOLDERS", ())
-    monkeypatch.setattr(peer_environment.shutil, "which", lambda name: f"/bin/{name}")
-    ran: list[list[str]] = []
-
-    def run(command: list[str], cwd: Path | None = None, **_: Any) -> Done:
-        ran.append(command)
-        if command[:2] == ["apt-get", "download"] and cwd is not None:
-            place(cwd / f"{command[2]}.deb")
-        if command[0] == "dpkg-deb":
-            place(Path(command[3]) / "usr" / "lib" / "libtcmalloc_minimal.so.4")
-        return Done(command, 0, "", "")
-
-    monkeypatch.setattr(peer_environment.subprocess, "run", run)
-    assert preloads(tmp_path / "vllm").endswith("/vllm/tcmalloc/usr/lib/libtcmalloc_minimal.so.4")
-    assert {command[0] for command in ran} == {"apt-get", "dpkg-deb"}
-
-
 def test_without_tcmalloc_there_is_no_measurement_of_vllm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     place(tmp_path / "vllm" / "lib" / "libiomp5.so")
     monkeypatch.setattr(peer_environment, "LIBRARY_FOLDERS", ())
-    monkeypatch.setattr(peer_environment.shutil, "which", lambda _: None)
     with pytest.raises(EnvironmentRefused, match=r"libtcmalloc-minimal4.*--without-vllm"):
         preloads(tmp_path / "vllm")
 

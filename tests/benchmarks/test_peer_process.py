@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peer_process import ROOT, Outcome, Peer, PeerError, Work, group_members, peak_bytes_of
+from benchmarks.harness.process import ROOT, Outcome, Peer, PeerError, Work, group_members, peak_bytes_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 WORK = Work("target", "drafter", "float32", 1, 5, 8, 64, 4, False, ["a", "b", "c"], [[1, 2], [3], [4, 5, 6]])
@@ -92,8 +92,8 @@ def test_the_peak_of_memory_can_be_begun_anew(tmp_path: Path) -> None:
 
 def test_what_runs_in_another_environment_imports_nothing_that_is_only_in_ours() -> None:
     for name, allowed in {
-        "peer_process": set(),
-        "peer_vllm": {"torch", "transformers", "vllm", "benchmarks.peer_process"},
+        "harness/process": set(),
+        "peers/vllm_peer": {"torch", "transformers", "vllm", "benchmarks.harness.process"},
     }.items():
         tree = ast.parse((ROOT / "benchmarks" / f"{name}.py").read_text())
         named = {one.module for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)}

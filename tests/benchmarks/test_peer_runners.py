@@ -12,12 +12,14 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks import peer_reference, peers
-from benchmarks.peer_engine import EngineRunner
-from benchmarks.peer_process import Work
-from benchmarks.peer_reference import key_of, make_reference
-from benchmarks.peer_transformers import GenerateRunner, batches, cut, pad_left
-from benchmarks.peer_verdict import Verdict, judge
+from benchmarks.harness.process import Work
+from benchmarks.harness.verdict import Verdict, judge
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import reference as peer_reference
+from benchmarks.peers.engine_peer import EngineRunner
+from benchmarks.peers.reference import key_of, make_reference
+from benchmarks.peers.transformers_peer import GenerateRunner, batches, cut, pad_left
+from benchmarks.peers.work import make_work
 from tests.toys.text import llama, text_config
 from tests.toys.weights import make_tokenizer
 
@@ -155,12 +157,8 @@ def test_a_text_is_cut_behind_its_end() -> None:
     assert cut([5, 2], frozenset()) == [5, 2]
 
 
-def test_work_leaves_room_for_the_longest_prompt_its_answer_and_a_draft(work: Work, tmp_path: Path) -> None:
-    prompts = tmp_path / "prompts.txt"
-    prompts.write_text("\n".join([*PROMPTS, ""]))
-    options = peers.parse(["--prompts", str(prompts), "--max-new-tokens", "40", "--threads", "1"])
-    made = peers.make_work(options, Path(work.target), Path(work.drafter), [3, 6])
+def test_work_leaves_room_for_the_longest_prompt_its_answer_and_a_draft(work: Work) -> None:
+    options = peers.parse(["--threads", "1"])
+    made = make_work(options, Path(work.target), Path(work.drafter), PROMPTS, 40, 32)
     assert made.prompt_ids == work.prompt_ids
     assert made.max_context_tokens == 64  # 5 + 40 + 5 + 1, in steps of 32
-    with pytest.raises(SystemExit, match="holds 6 prompts, and 7 are needed"):
-        peers.make_work(options, Path(work.target), Path(work.drafter), [7])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import peer_launches, peers
-from benchmarks.peer_contenders import CONTENDERS
-from benchmarks.peer_launches import Launched, run_launch
-from benchmarks.peer_process import Outcome
-from benchmarks.peer_rounds import Timed, measure_batch, turns
-from benchmarks.peer_tables import TABLES, best_rows, equality, peers_claims_table, peers_table, ratio
-from benchmarks.peer_verdict import Verdict, first_difference, judge, make_row, spread, ulp
+from benchmarks.harness.markdown import equality
+from benchmarks.harness.process import Outcome
+from benchmarks.harness.verdict import Verdict, first_difference, judge, make_row, spread, turns, ulp
+from benchmarks.peers import __main__ as peers
+from benchmarks.peers import rounds as peer_launches
+from benchmarks.peers.rounds import CONTENDERS, Launched, Timed, measure_batch, run_launch
+from benchmarks.peers.tables import TABLES, best_rows, peers_claims_table, peers_table, ratio
+from benchmarks.peers.work import by_batch
 
 REFERENCE = [
     {"tokens": [5, 6, 2], "top": [9.0, 9.0, 9.0], "gap": [3.0, 0.2, 3.0]},
@@ -214,8 +214,8 @@ def test_a_launch_starts_every_peer_once_and_ends_those_of_one_row_when_they_are
     monkeypatch.setattr(peer_launches, "Peer", Process)
     noted: list[str] = []
     monkeypatch.setattr(Process, "noted", noted)
-    single = replace(next(one for one in CONTENDERS if one.single), name="single")
-    other = replace(next(one for one in CONTENDERS if not one.single), name="other")
+    single = next(one for one in CONTENDERS if one.single)._replace(name="single")
+    other = next(one for one in CONTENDERS if not one.single)._replace(name="other")
     launched = [Launched(one, "python", tmp_path, {}, tmp_path) for one in (single, other)]
     for batch, there, versions in run_launch(launched, batches):
         assert set(versions) == {"single", "other"}
@@ -237,18 +237,19 @@ def test_few_rounds_begin_far_apart() -> None:
 
 
 def test_requests_are_counted_for_each_batch_size() -> None:
-    assert peers.by_batch("--some", (1, 8, 32), [8]) == {1: 8, 8: 8, 32: 8}
-    assert peers.by_batch("--some", (1, 8, 32), [8, 2, 1]) == {1: 8, 8: 2, 32: 1}
+    assert by_batch("--some", (1, 8, 32), [8]) == {1: 8, 8: 8, 32: 8}
+    assert by_batch("--some", (1, 8, 32), [8, 2, 1]) == {1: 8, 8: 2, 32: 1}
     with pytest.raises(ValueError, match="one number or 3"):
-        peers.by_batch("--some", (1, 8, 32), [8, 2])
+        by_batch("--some", (1, 8, 32), [8, 2])
 
 
 def test_a_full_run_has_eight_requests_for_every_slot() -> None:
     options = peers.parse([])
     assert options.batches == [1, 8, 32]
-    assert options.requests_per_slot == [8]
-    assert (options.repeats, options.max_new_tokens, options.gamma) == ([2], 64, 5)
-    assert peers.parse(["--quick"]).repeats == [1]
+    assert options.requests_per_slot == dict.fromkeys((1, 8, 32), 8)
+    assert options.repeats == dict.fromkeys((1, 8, 32), 2)
+    assert (options.max_new_tokens, options.gamma) == (64, 5)
+    assert peers.parse(["--quick"]).repeats == dict.fromkeys((1, 8, 32), 1)
 
 
 @pytest.mark.parametrize(
@@ -259,6 +260,7 @@ def test_a_full_run_has_eight_requests_for_every_slot() -> None:
         ["--requests-per-slot", "0"],
         ["--launches", "0"],
         ["--repeats", "0"],
+        ["--requests-per-slot", "8", "2"],
     ],
 )
 def test_a_command_line_that_cannot_be_meant_is_refused(arguments: list[str]) -> None:
@@ -290,7 +292,7 @@ RESULTS: dict[str, Any] = {
     "target": "text_target",
     "drafter": "text_drafter",
     "target_shape": "0.3B",
-    "drafter_shape": None,
+    "drafter_shape": "draft-0.05",
     "dtype": "bfloat16",
     "threads": 2,
     "gamma": 5,
@@ -362,5 +364,11 @@ def test_a_claim_against_a_rival_without_a_speed_is_not_known() -> None:
 
 def test_the_setting_names_what_was_run() -> None:
     told = TABLES["peers_setting"](RESULTS)
-    for part in ("`text_target` inflated to 0.3B", "drafter `text_drafter`,", "γ = 5", "2 at batch 1", "vllm 0.32.0"):
+    for part in (
+        "`text_target` inflated to 0.3B",
+        "drafter `text_drafter` inflated to draft-0.05,",
+        "γ = 5",
+        "2 at batch 1",
+        "vllm 0.32.0",
+    ):
         assert part in told

@@ -9,10 +9,9 @@ import torch
 
 from actors.loading.method import build_method
 from actors.loading.pair import load
-from benchmarks import methods
-from benchmarks.follow_drafter import FollowDrafter
-from benchmarks.kept_columns import count_seen_cells, seen_cells
-from benchmarks.scenarios import VIDEO, build_scenarios, build_video_scenarios
+from benchmarks.methods import __main__ as methods
+from benchmarks.methods.pruned_drafters import FollowDrafter, count_seen_cells, seen_cells
+from benchmarks.methods.scenarios import VIDEO, build_scenarios, build_video_scenarios
 from decoding import Engine, Sampling
 from decoding.contexts import Full
 from decoding.contracts import Method

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks import speed_plots, tables
-from benchmarks.plots import range_curves, stacked_bars
+from benchmarks.harness.plots import range_curves, stacked_bars
 
 TITLES = ("a < b", "across", "up, tokens/s")
 

@@ -10,9 +10,10 @@ import torch
 
 from actors.loading.pair import load_target
 from benchmarks import synthetic
-from benchmarks.forced_acceptance import Forced
-from benchmarks.synthetic import Contender, Filled, Size
-from benchmarks.synthetic_tables import expected_tokens, speed_up, synthetic_setting, synthetic_table, tokens_per_step
+from benchmarks.harness import engines
+from benchmarks.harness.long_context import Filled, Forced, time_steps
+from benchmarks.harness.verdict import relative_speeds
+from benchmarks.synthetic import Contender, Size, expected_tokens, synthetic_setting, synthetic_table, tokens_per_step
 from configs.schema import Checkpoint
 from decoding import Engine
 from models.target import Target
@@ -37,7 +38,8 @@ def rows(pair: tuple[Target, Target]) -> list[dict[str, Any]]:
 
 def engine_over(pair: tuple[Target, Target], one: Contender, num_columns: int) -> tuple[Engine, Filled, Filled]:
     target, drafter = (Filled(model, num_columns, 2, 256) for model in pair)
-    return Engine(target, synthetic.build(one, target, {one.drafter_reads: drafter}), 2, 200), target, drafter  # type: ignore[arg-type]
+    method = one.method(target, {one.drafter_reads: drafter})
+    return Engine(target, method, 2, 200), target, drafter  # type: ignore[arg-type]
 
 
 def test_plain_decoding_and_every_rate_with_every_drafter_are_measured(rows: list[dict[str, Any]]) -> None:
@@ -61,7 +63,7 @@ def test_drafts_are_taken_about_as_often_as_the_rate_says_and_alike_for_every_dr
     for columns in (0, 40):
         for seed in (0, 1):
             engine, *_ = engine_over(pair, Contender(3, 0.7, "all columns"), columns)
-            told.append(synthetic.time_steps(engine, synthetic.requests(2, size, seed), 20)[1:])
+            told.append(time_steps(engine, synthetic.requests(2, size, seed), 20)[1:])
     assert told[:2] == told[2:], "the draws are the seed's, whatever is read"
     assert told[0] != told[1], "another seed has other draws"
     mean = sum(tokens for _, tokens in told[:2]) / (2 * 2 * 20)
@@ -95,7 +97,7 @@ def test_rows_hold_the_random_columns_beside_their_prompts_and_steps_read_them(p
 
 
 def _first_tokens(engine: Engine, asked: list[Any]) -> list[list[int]]:
-    synthetic.time_steps(engine, asked, 3)
+    time_steps(engine, asked, 3)
     return [one.token_ids for one in engine._slots.progress if one is not None]
 
 
@@ -116,7 +118,7 @@ def test_a_memory_that_is_too_small_and_rows_that_end_are_refused(pair: tuple[Ta
         Filled(pair[0], 40, 2, 256).lanes(2, 1, 300)
     engine, *_ = engine_over(pair, Contender(3, 1.0, "all columns"), 0)
     with pytest.raises(RuntimeError, match="row-0 ended while steps were timed: no room left"):
-        synthetic.time_steps(engine, synthetic.requests(2, SIZE, 0), 100)
+        time_steps(engine, synthetic.requests(2, SIZE, 0), 100)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
@@ -154,7 +156,7 @@ def test_the_table_has_every_row_and_says_synthetic_over_every_speed(rows: list[
 def test_the_speed_up_is_that_of_tokens_per_second_in_the_same_rounds() -> None:
     row = {"batch": 2, "synthetic_tokens": [20, 30], "seconds": [1.0, 1.0], "num_steps": [5, 5]}
     plain = {"batch": 2, "synthetic_tokens": [10, 10], "seconds": [1.0, 2.0], "num_steps": [5, 5]}
-    assert speed_up(row, plain) == pytest.approx((2.0 + 6.0) / 2)
+    assert relative_speeds(row, plain, "synthetic_tokens") == pytest.approx((2.0 + 6.0) / 2)
     assert tokens_per_step(row) == 2.5
     assert expected_tokens(0.5, 3) == 1.875
     assert expected_tokens(1.0, 5) == 6.0
@@ -165,7 +167,7 @@ def test_what_does_not_fit_into_memory_is_left_out_and_named(
 ) -> None:
     asked = []
     monkeypatch.setattr(synthetic, "measure_cell", lambda *place: asked.append(place[3:]) or [])
-    monkeypatch.setattr(synthetic, "free_bytes", lambda: 2**28)
+    monkeypatch.setattr(engines, "free_bytes", lambda: 2**28)
     assert synthetic.measure(synthetic.FULL, *pair)[1] == [(25_000, 1, "memory"), (25_000, 4, "memory")]
     assert asked == [(2_000, 1), (2_000, 4)]
     monkeypatch.setattr(synthetic, "MAX_S", -1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from benchmarks.peer_process import Outcome, Work, serve
+from benchmarks.harness.process import Outcome, Work, serve
 
 
 class ToyRunner:

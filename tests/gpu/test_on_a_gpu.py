@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import torch
 
-import benchmarks.gpu as gpu
 import decoding.engine as engine
-from benchmarks.gpu_decoding import CONTENDERS, Bench
-from benchmarks.gpu_models import TextPair, make_text_pair
-from benchmarks.gpu_sizes import TINY
-from benchmarks.peer_verdict import judge
+from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu.decoding import CONTENDERS, Bench
+from benchmarks.gpu.models import TextPair, make_text_pair
+from benchmarks.gpu.sizes import TINY
+from benchmarks.harness.verdict import judge
 from decoding import Method, Request, Sampling
 from decoding.acceptance import Exact
 from decoding.contexts import Full

@@ -1,0 +1,225 @@
+"""This engine alone: plain decoding, chains and the controller at every batch size, and where a step's time goes.
+
+    python -m benchmarks.engine            # the grid; writes results/engine.json; half an hour on two cores
+    python -m benchmarks.engine --quick    # few short requests, printed only
+
+All methods decode the same requests side by side, in slices of half a second, so that changes of the machine's speed
+affect all of them; ratios are of the same round. Forwards are timed inside the engine and, after each round, alone over
+caches of the same length: these give the possible speed-up τ / (γ · c + v). A method whose outputs differ from the
+target's own beyond rounding has no speed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actors.loading.method import build_method
+from actors.loading.pair import load_target
+from benchmarks.engine.slices import PHASES, Pass, run_side_by_side, time_forwards
+from benchmarks.engine.tables import BOUND_BATCHES, MODES, T_975, engine_claims_table, engine_table
+from benchmarks.harness.clock import DeviceClock
+from benchmarks.harness.engines import kv_bytes, lanes_of, measure_grid
+from benchmarks.harness.process import Work, forget_peak, peak_bytes_of
+from benchmarks.harness.results import (
+    add_pair_arguments,
+    command_line,
+    machine,
+    progress,
+    results_file,
+    write_results,
+)
+from benchmarks.harness.verdict import make_row, turns
+from benchmarks.peers.engine_peer import choose_method
+from benchmarks.peers.work import by_batch, inflated_pair, make_work, reference_of
+from configs.schema import Checkpoint
+from decoding import Engine, Request, Sampling
+from zoo.text_samples import held_out_prompts
+
+RESULTS = results_file("engine")
+SEED = 0
+BATCHES = (1, 8, 32, 128, 4)
+"""In this order, so that the batches of the goals are measured first."""
+NEW_TOKENS, MAX_REQUESTS = 64, 64
+LONG_BATCHES, LONG_NEW_TOKENS, MAX_LONG_REQUESTS = (1, 8), 256, 24
+"""Long outputs, most of which the target ends before the limit."""
+MAX_S = 1200.0
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One batch size and output length: the number of requests, and of passes over them."""
+
+    batch: int
+    max_new_tokens: int
+    num_requests: int
+    repeats: int
+
+
+class Bench:
+    """A loaded, compiled pair; `work` has the most requests and the longest outputs of all cells."""
+
+    def __init__(self, work: Work) -> None:
+        torch.set_num_threads(work.threads)
+        self.work = work
+        folders = (work.target, work.drafter)
+        self._target, self._drafter = (
+            load_target(Checkpoint(path=path, dtype=work.dtype, device="cpu"), path) for path in folders
+        )
+        self._target.compile()
+        self._drafter.compile()
+
+    def requests(self, cell: Cell) -> list[Request]:
+        sampling = Sampling(max_new_tokens=cell.max_new_tokens, ignore_eos=self.work.ignore_eos)
+        texts = self.work.prompt_texts[: cell.num_requests]
+        return [Request(str(number), text, sampling=sampling) for number, text in enumerate(texts)]
+
+    def engine(self, mode: str, cell: Cell) -> tuple[Engine, DeviceClock]:
+        """A new engine, and a clock for the forwards of its target and drafter."""
+        drafter = None if mode == "plain" else self._drafter
+        method = build_method(choose_method(mode, self.work.gamma), drafter, self._target)
+        engine = Engine(self._target, method, cell.batch, self._max_context_tokens(cell))
+        return engine, DeviceClock(lanes_of(engine))
+
+    def memory_bytes(self, cell: Cell) -> int:
+        """Approximate size of the target's KV caches in the engines of all methods."""
+        return kv_bytes(self._target, len(MODES) * cell.batch * self._max_context_tokens(cell))
+
+    def _max_context_tokens(self, cell: Cell) -> int:
+        return self.work.max_context_tokens - (self.work.max_new_tokens - cell.max_new_tokens)
+
+    def forwards_ms(self, engine: Engine, batch: int, length: int) -> dict[str, float]:
+        """Milliseconds of forwards alone: the target over 1 and γ + 1 nodes, the drafter over 2 and 1."""
+        target, drafter = lanes_of(engine)
+        kinds = {
+            "target 1": (target, 1),
+            "target γ+1": (target, self.work.gamma + 1),
+            "drafter 2": (drafter, 2),
+            "drafter 1": (drafter, 1),
+        }
+        return time_forwards(kinds, batch, length)
+
+
+def measure_cell(bench: Bench, cell: Cell, reference: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row per method."""
+    forget_peak(os.getpid())
+    engines = {mode: bench.engine(mode, cell) for mode in MODES}
+    passes: dict[str, list[Pass]] = {mode: [] for mode in MODES}
+    forwards: list[dict[str, float]] = []
+    requests = bench.requests(cell)
+    for _ in range(2):
+        # All slots filled twice, so that refills are compiled too.
+        run_side_by_side(engines, MODES, requests[: 2 * cell.batch])
+    for order in turns(MODES, cell.repeats):
+        for mode, one in run_side_by_side(engines, order, requests).items():
+            passes[mode].append(one)
+        forwards.append(bench.forwards_ms(engines["chain"][0], cell.batch, passes["chain"][-1].typical_length))
+    peak_bytes = peak_bytes_of(os.getpid())
+    rows = []
+    for mode, rounds in passes.items():
+        row = {"batch": cell.batch, "max_new_tokens": cell.max_new_tokens, "mode": mode}
+        row |= make_row([one.outcome for one in rounds], reference, bench.work.dtype, peak_bytes)
+        for name in ("num_steps", "num_slot_steps", "step_forwards_s", "prompt_forwards_s", "num_new_graphs"):
+            row[name] = [getattr(one, name) for one in rounds]
+        row["phases_s"] = {name: [one.phases_s[name] for one in rounds] for name in PHASES}
+        if mode == "chain":
+            row["forwards_ms"] = {name: [one[name] for one in forwards] for name in forwards[0]}
+        row["acceptance_histogram"] = rounds[-1].histogram
+        rows.append(row)
+        speed = row["tokens_per_s"] or row["withheld"]
+        progress(f"batch {cell.batch:3d}, {cell.max_new_tokens} tokens {mode:10s} {speed}")
+    return rows
+
+
+def plan(options: argparse.Namespace) -> list[Cell]:
+    """Batches and lengths in the order of measurement."""
+    kinds = [(options.batches, options.max_new_tokens, 8, options.max_requests)]
+    kinds.append((options.long_batches, options.long_new_tokens, 4, MAX_LONG_REQUESTS))
+    cells = [
+        Cell(batch, length, max(batch, min(per_slot * batch, most)), options.repeats[batch])
+        for batches, length, per_slot, most in kinds
+        for batch in batches
+    ]
+    return sorted(cells, key=lambda cell: cell.batch not in BOUND_BATCHES)
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = command_line("engine", __doc__, "few short requests")
+    many: dict[str, Any] = {"type": int, "metavar": "N"}
+    parser.add_argument("--batches", nargs="+", default=list(BATCHES), **many)
+    parser.add_argument("--long-batches", nargs="*", help=f"those with long outputs {LONG_BATCHES}", **many)
+    parser.add_argument("--repeats", nargs="+", default=[5], help="one number or one per batch size (5)", **many)
+    parser.add_argument("--gamma", type=int, default=5, help="drafts per step (5)")
+    parser.add_argument("--max-s", type=float, default=MAX_S, help=f"no batch starts after this time ({MAX_S:.0f})")
+    add_pair_arguments(parser)
+    options = parser.parse_args(arguments)
+    options.max_requests, options.max_new_tokens, options.long_new_tokens = MAX_REQUESTS, NEW_TOKENS, LONG_NEW_TOKENS
+    if options.long_batches is None:
+        options.long_batches = [batch for batch in LONG_BATCHES if batch in options.batches]
+    if options.quick:
+        options.batches, options.long_batches, options.max_requests, options.repeats = [1, 4], [1], 8, [2]
+        options.max_new_tokens, options.long_new_tokens = 16, 24
+    if min([*options.batches, *options.long_batches]) < 1 or not set(options.repeats) <= set(T_975):
+        parser.error(f"batches are at least 1, and repeats {min(T_975)} to {max(T_975)}")
+    if unknown := set(options.long_batches) - set(options.batches):
+        parser.error(f"--long-batches are among --batches, which {min(unknown)} is not")
+    try:
+        options.repeats = by_batch("--repeats", options.batches, options.repeats)
+    except ValueError as error:
+        parser.error(str(error))
+    return options
+
+
+def measure(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[tuple[int, int, str]], Work]:
+    """The rows of the grid, and (batch, length, missing resource) of the cells left out."""
+    scratch: Path = options.scratch
+    target, drafter = inflated_pair(options)
+    cells = plan(options)
+    prompts = held_out_prompts(max(cell.num_requests for cell in cells), SEED)
+    longest = max(cell.max_new_tokens for cell in cells)
+    work = make_work(options, target, drafter, prompts, longest, max(options.batches))
+    references = {}
+    for length in sorted({cell.max_new_tokens for cell in cells}):
+        count = max(cell.num_requests for cell in cells if cell.max_new_tokens == length)
+        ids, texts = work.prompt_ids[:count], work.prompt_texts[:count]
+        part = replace(work, max_new_tokens=length, prompt_ids=ids, prompt_texts=texts)
+        references[length] = reference_of(part, os.environ, scratch)
+    bench = Bench(work)
+    rows, left_out = measure_grid(
+        cells,
+        bench.memory_bytes,
+        lambda cell: measure_cell(bench, cell, references[cell.max_new_tokens][: cell.num_requests]),
+        options.max_s,
+    )
+    return rows, [(cell.batch, cell.max_new_tokens, missing) for cell, missing in left_out], work
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parse(arguments)
+    description = machine()
+    rows, left_out, work = measure(options)
+    found = {
+        "target_shape": options.target_shape,
+        "drafter_shape": options.drafter_shape,
+        "dtype": work.dtype,
+        "threads": work.threads,
+        "gamma": work.gamma,
+        "machine": description,
+        "torch": torch.__version__,
+        "left_out": left_out,
+        "rows": rows,
+    }
+    print(engine_table(found), engine_claims_table(found), sep="\n\n")
+    if not options.quick:
+        write_results(RESULTS, found)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""The tables of `benchmarks.engine`: speeds, possible speed-ups, time beyond forwards, goals."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+
+from benchmarks.harness.markdown import GIB, Results, equality, figure, goals_table, left_out, percent, table
+from benchmarks.harness.verdict import relative_speeds
+
+T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+"""Student's t at 97.5 % by number of repeats."""
+MODES = ("plain", "chain", "controlled")
+PARTS = ("prompts", "drafts", "verifying", "committing", "between")
+"""Shares of a pass' wall time; "between" is the time outside the phases."""
+FORWARDS = ("target 1", "target γ+1", "drafter 2", "drafter 1")
+OF_BOUND, BOUND_BATCHES = 0.9, (1, 8)
+MAX_LONGER, MIN_ROUNDS = 0.05, 5
+MAX_BEYOND = 0.05
+"""The goals on a CPU; see `claims`."""
+PLACE = "new tokens, at most | batch"
+
+
+def cells_of(results: Results) -> dict[tuple[int, int], dict[str, Results]]:
+    """(most new tokens, batch) → the rows of all methods, by length, then by batch."""
+    found: dict[tuple[int, int], dict[str, Results]] = {}
+    for row in sorted(results["rows"], key=lambda row: (row["max_new_tokens"], row["batch"])):
+        found.setdefault((row["max_new_tokens"], row["batch"]), {})[row["mode"]] = row
+    return found
+
+
+def decoding_s(row: Results) -> list[float]:
+    """Seconds of each pass in steps, without prompts."""
+    phases = row["phases_s"]
+    return [sum(each) for each in zip(phases["draft_s"], phases["verify_s"], phases["commit_s"], strict=True)]
+
+
+def tokens_per_step(row: Results) -> float:
+    """τ: tokens per row and step, the target's own included, over all passes."""
+    # The first token of every request comes from its prefill.
+    tokens = sum(row["num_tokens"]) - row["num_requests"] * len(row["num_tokens"])
+    return float(tokens / sum(row["num_slot_steps"]))
+
+
+def bound(chain: Results, gamma: int) -> float:
+    """τ / (γ · c + v), the median over rounds; c and v are a drafter's and a verifying forward in plain forwards."""
+    times = zip(*(chain["forwards_ms"][name] for name in FORWARDS), strict=True)
+    plain_steps = [once / (first + (gamma - 1) * other + verifying) for once, verifying, first, other in times]
+    return tokens_per_step(chain) * statistics.median(plain_steps)
+
+
+def have_speeds(*rows: Results) -> bool:
+    return all(row["tokens_per_s"] is not None for row in rows)
+
+
+def speed_up(row: Results, plain: Results) -> float | None:
+    """Tokens per second of decoding steps over plain decoding's, median of the rounds; None if a speed is withheld."""
+    if not have_speeds(row, plain):
+        return None
+    return relative_speeds(row | {"seconds": decoding_s(row)}, plain | {"seconds": decoding_s(plain)})
+
+
+def slower_by(row: Results, plain: Results) -> tuple[float, float, float] | None:
+    """Relative extra time over plain decoding: mean over the rounds and its 95 % interval; None if withheld."""
+    if not have_speeds(row, plain):
+        return None
+    ratios = [spent / plain_s - 1.0 for spent, plain_s in zip(row["seconds"], plain["seconds"], strict=True)]
+    mean = statistics.mean(ratios)
+    half = T_975[len(ratios)] * statistics.stdev(ratios) / math.sqrt(len(ratios))
+    return mean, mean - half, mean + half
+
+
+def beyond_forwards(row: Results) -> float:
+    """Share of the steps' time outside forwards, median of the rounds."""
+    shares = [spent / whole for spent, whole in zip(row["step_forwards_s"], decoding_s(row), strict=True)]
+    return 1.0 - statistics.median(shares)
+
+
+def without_forward(row: Results) -> float:
+    """Share of the wall time in which no forward runs, median of the rounds: the idle time of a device."""
+    times = zip(row["step_forwards_s"], row["prompt_forwards_s"], row["seconds"], strict=True)
+    return 1.0 - statistics.median((steps + prompts) / whole for steps, prompts, whole in times)
+
+
+def parts_of_pass(row: Results) -> tuple[float, ...]:
+    """Shares of the wall time of all passes, in the order of `PARTS`."""
+    phases, whole = {name: sum(values) for name, values in row["phases_s"].items()}, sum(row["seconds"])
+    named = (phases["encode_s"] + phases["prefill_s"], *(phases[f"{n}_s"] for n in ("draft", "verify", "commit")))
+    return (*(part / whole for part in named), max(0.0, 1.0 - sum(named) / whole))
+
+
+def survival(row: Results, gamma: int) -> list[float]:
+    """Shares of the steps that accept at least 1, 2, … γ drafts."""
+    counts = row["acceptance_histogram"]
+    return [sum(counts[place:]) / sum(counts) for place in range(1, gamma + 1)]
+
+
+def _interval(found: Sequence[float] | None) -> str:
+    if found is None:
+        return "withheld"
+    mean, low, high = (100 * value for value in found)
+    return f"{mean:+.1f} % ({low:+.1f} to {high:+.1f})"
+
+
+def engine_table(results: Results) -> str:
+    """End to end: speeds with their range, equality, and the extra time over plain decoding."""
+    rows = []
+    for (length, batch), modes in cells_of(results).items():
+        for mode in MODES:
+            row, is_plain = modes[mode], mode == "plain"
+            rows.append(
+                (
+                    length,
+                    batch,
+                    mode,
+                    row["num_requests"],
+                    figure(row["samples_per_s"], 2),
+                    figure(row["tokens_per_s"], 1),
+                    "" if is_plain or row["acceptance_length"] is None else f"{row['acceptance_length']:.2f}",
+                    "" if is_plain else _interval(slower_by(row, modes["plain"])),
+                    percent(without_forward(row), 1),
+                    equality(row["verdict"]),
+                    f"{row['peak_bytes'] / GIB:.1f} GiB",
+                )
+            )
+    return table(
+        f"{PLACE} | method | requests | samples/s | tokens/s | acceptance length | longer than plain "
+        "| no forward running | outputs equal to the target's | peak memory",
+        rows,
+    )
+
+
+def engine_setting(results: Results) -> str:
+    """One paragraph on what was run."""
+    repeats = {row["batch"]: len(row["seconds"]) for row in results["rows"]}
+    passes = ", ".join(f"{number} at batch {batch}" for batch, number in sorted(repeats.items()))
+    missing = left_out(
+        (lacking, f"batch {batch} with {length} tokens") for batch, length, lacking in results["left_out"]
+    )
+    return (
+        f"`text_target` inflated to {results['target_shape']}, drafter `text_drafter` inflated to "
+        f"{results['drafter_shape']}, {results['dtype']}, {results['threads']} threads, γ = {results['gamma']}, ends "
+        f"where the target ends. Medians of passes with the lowest and the highest, {passes}; intervals of 95 % over "
+        f"the rounds. {results['machine']}. torch {results['torch']}.{missing}"
+    )
+
+
+def steps_table(results: Results) -> str:
+    """Steps alone: the possible speed-up by the forwards' times, the measured one, and the time beyond forwards."""
+    rows = []
+    for place, modes in cells_of(results).items():
+        chain = modes["chain"]
+        possible, reached = bound(chain, results["gamma"]), speed_up(chain, modes["plain"])
+        times = [f"{statistics.median(chain['forwards_ms'][name]):.2f} ms" for name in FORWARDS]
+        speeds = ("withheld",) * 2 if reached is None else (f"{reached:.2f}", percent(reached / possible))
+        beyond = percent(beyond_forwards(chain), 1)
+        rows.append((*place, *times, f"{tokens_per_step(chain):.2f}", f"{possible:.2f}", *speeds, beyond))
+    return table(
+        f"{PLACE} | target, 1 node | target, γ + 1 nodes | drafter, 2 nodes | drafter, 1 node | τ | τ / (γ·c + v) "
+        "| measured | of it | beyond forwards",
+        rows,
+    )
+
+
+def phases_table(results: Results) -> str:
+    """Shares of a pass' wall time."""
+    return table(
+        f"{PLACE} | method | {' | '.join(PARTS)}",
+        [
+            (*place, mode, *(percent(part, 1) for part in parts_of_pass(row)))
+            for place, modes in cells_of(results).items()
+            for mode, row in modes.items()
+        ],
+    )
+
+
+def positions_table(results: Results) -> str:
+    """How often a chain's first i drafts are all accepted."""
+    gamma = results["gamma"]
+    return table(
+        " | ".join([PLACE, *(f"draft {place}" for place in range(1, gamma + 1))]),
+        [(*place, *map(percent, survival(modes["chain"], gamma))) for place, modes in cells_of(results).items()],
+    )
+
+
+def claims(results: Results) -> list[tuple[str, bool | None, str]]:
+    """The goals: text, whether it is reached (None if speeds are withheld or rounds too few), figures."""
+
+    def check() -> Iterator[tuple[str, bool | None, str]]:
+        for (length, batch), modes in cells_of(results).items():
+            plain, chain, where = modes["plain"], modes["chain"], f"batch {batch}, at most {length} tokens"
+            if batch in BOUND_BATCHES:
+                possible, reached = bound(chain, results["gamma"]), speed_up(chain, plain)
+                numbers = (
+                    "withheld" if reached is None else f"{reached:.2f} of {possible:.2f}, {reached / possible:.2f}"
+                )
+                holds = None if reached is None else reached >= OF_BOUND * possible
+                yield f"a chain reaches {OF_BOUND:g} of τ / (γ·c + v): {where}", holds, numbers
+            longer = slower_by(modes["controlled"], plain)
+            enough = len(plain["seconds"]) >= MIN_ROUNDS
+            holds = None if longer is None or not enough else longer[2] <= MAX_LONGER
+            numbers = _interval(longer) + ("" if enough else f", fewer than {MIN_ROUNDS} rounds")
+            yield f"with the controller at most {percent(MAX_LONGER)} longer than plainly: {where}", holds, numbers
+            beyond = beyond_forwards(chain)
+            text = f"trees, accepting and committing take at most {percent(MAX_BEYOND)} of a chain's steps: {where}"
+            yield text, beyond <= MAX_BEYOND, percent(beyond, 1)
+            graphs = sum(sum(row["num_new_graphs"]) for row in modes.values())
+            yield f"nothing is compiled in timed passes: {where}", graphs == 0, f"{graphs} graphs"
+
+    return sorted(check(), key=lambda one: one[0].partition(":")[0])
+
+
+def engine_claims_table(results: Results) -> str:
+    return goals_table(claims(results))
+
+
+TABLES = {
+    "engine": engine_table,
+    "engine_setting": engine_setting,
+    "engine_claims": engine_claims_table,
+    "engine_steps": steps_table,
+    "engine_phases": phases_table,
+    "engine_positions": positions_table,
+}

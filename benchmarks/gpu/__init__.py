@@ -1,0 +1,1 @@
+"""This engine on a GPU; needs torch and transformers alone."""

@@ -1,0 +1,152 @@
+"""This engine on a GPU, inside ten minutes, in true shapes without true checkpoints.
+
+    python -m benchmarks.gpu                        # writes results/gpu.json; then python -m benchmarks.tables
+    python -m benchmarks.gpu --device cpu --tiny    # runs the code without a GPU; nothing is written
+
+Sections: the device's copy bandwidth; attention in two parts and with one mask; a 7B target and its drafter, inflated
+from the zoo's text pair and compared with it; plain decoding and chains, eager and captured; images in LlamaGen's XL
+shape; long visual contexts at forced acceptance. Needs torch 2.11 and transformers, and neither Ray nor pydantic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import transformers
+
+from benchmarks.gpu.decoding import measure_decoding
+from benchmarks.gpu.images import measure_images
+from benchmarks.gpu.kernels import copy_bytes_per_s, measure_attention
+from benchmarks.gpu.long import measure_long
+from benchmarks.gpu.models import TextPair, make_image_models, make_text_pair
+from benchmarks.gpu.sizes import FULL, TINY, Sizes
+from benchmarks.gpu.tables import gpu_table
+from benchmarks.harness.results import command_line, cores, progress, results_file, write_results
+
+RESULTS = results_file("gpu")
+MAX_S = 560.0
+MIN_TORCH = (2, 11)
+BUDGETS_S = {"copy": 15.0, "attention": 30.0, "pair": 90.0, "decoding": 240.0, "images": 90.0, "long": 95.0}
+"""Seconds of each section; unused time passes to later sections."""
+NEEDS = {"decoding": ("copy", "pair"), "long": ("pair",)}
+"""Sections whose results another section needs."""
+
+
+class Sections:
+    """Results and times of the sections so far, and why others were skipped or failed."""
+
+    def __init__(self, max_s: float) -> None:
+        self._began_s = self._ends_s = time.monotonic()
+        self._max_s = max_s
+        self.found: dict[str, Any] = {}
+        self.seconds: dict[str, float] = {}
+        self.skipped: dict[str, str] = {}
+        self.failed: dict[str, str] = {}
+
+    def run(self, name: str, measure: Callable[[], Any]) -> None:
+        """One section, unless a result that it needs is missing or no time is left."""
+        missing = [one for one in NEEDS.get(name, ()) if one not in self.found]
+        now = time.monotonic()
+        self._ends_s = min(max(now, self._ends_s) + BUDGETS_S[name], self._began_s + self._max_s)
+        if missing:
+            self.skipped[name] = f"it needs {', '.join(missing)}"
+        elif now >= self._began_s + self._max_s:
+            self.skipped[name] = f"the {self._max_s:.0f} s of the whole run were used up"
+        else:
+            progress(f"{name} …")
+            try:
+                self.found[name] = measure()
+            except Exception as error:  # later sections still run
+                traceback.print_exc()
+                self.failed[name] = f"{type(error).__name__}: {error}"
+            self.seconds[name] = time.monotonic() - now
+        if reason := self.skipped.get(name) or self.failed.get(name):
+            progress(f"{name} has no figures: {reason}")
+
+    def has_time(self) -> bool:
+        """Whether the current section may start another measurement."""
+        return time.monotonic() < self._ends_s
+
+
+def named(found: tuple[list[dict[str, Any]], list[str]]) -> dict[str, Any]:
+    return dict(zip(("rows", "left_out"), found, strict=True))
+
+
+def measure(sizes: Sizes, device: torch.device, max_s: float) -> dict[str, Any]:
+    """All sections."""
+    sections = Sections(max_s)
+    pairs: list[TextPair] = []
+
+    def make_pair() -> dict[str, Any]:
+        pairs.append(make_text_pair(sizes, device))
+        return pairs[0].facts
+
+    def draw() -> dict[str, Any]:
+        images = make_image_models(sizes, device)
+        return {"model": images.facts, **named(measure_images(images, sizes, sections.has_time))}
+
+    def decode() -> dict[str, Any]:
+        return named(measure_decoding(pairs[0], sizes, device, sections.found["copy"], sections.has_time))
+
+    sections.run("copy", lambda: copy_bytes_per_s(sizes, device))
+    sections.run("attention", lambda: measure_attention(sizes, device))
+    sections.run("pair", make_pair)
+    sections.run("decoding", decode)
+    sections.run("images", draw)
+    sections.run("long", lambda: named(measure_long(pairs[0], sizes, sections.has_time)))
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "no GPU",
+        "cores": len(cores()),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "dtype": sizes.dtype,
+        "gamma": sizes.gamma,
+        "seconds": sections.seconds,
+        "skipped": sections.skipped,
+        "failed": sections.failed,
+        **sections.found,
+    }
+
+
+def parse(arguments: list[str] | None) -> argparse.Namespace:
+    parser = command_line("gpu", __doc__)
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true", help="tiny sizes; nothing is written")
+    parser.add_argument("--max-s", type=float, default=MAX_S, help=f"no section starts after that ({MAX_S:.0f})")
+    options = parser.parse_args(arguments)
+    if options.device == "cpu" and not options.tiny:
+        parser.error("a CPU runs this with --tiny only; its own benchmarks are benchmarks.engine and benchmarks.peers")
+    return options
+
+
+def refusal(device: str) -> str:
+    """Why nothing can be measured here; empty if it can."""
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < MIN_TORCH:
+        wanted = ".".join(map(str, MIN_TORCH))
+        return f"this needs torch {wanted} or newer, and this interpreter has {torch.__version__}"
+    if device == "cuda" and not torch.cuda.is_available():
+        return "no GPU was found: this benchmark needs one CUDA device (--device cpu --tiny runs its code without one)"
+    return ""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns 0, 1 if a section failed, and 2 if nothing can be measured."""
+    options = parse(arguments)
+    if reason := refusal(options.device):
+        print(f"error: {reason}", file=sys.stderr)
+        return 2
+    found = measure(TINY if options.tiny else FULL, torch.device(options.device), options.max_s)
+    print(gpu_table(found))
+    if options.device == "cuda" and not options.tiny:
+        write_results(RESULTS, found)
+    return 1 if found["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Copy bandwidth, and a captured step's attention (`models.backends.attention.attend`) in two parts and with one mask.
+
+Two parts have no time if they differ from the mask beyond rounding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.gpu.models import SEED, recorder
+from benchmarks.gpu.sizes import Heads, Sizes
+from benchmarks.harness.clock import seconds_of
+from models.backends.attention import AttentionStep, attend, mask_bias, tree_mask
+from models.backends.cache import RaggedCache
+from models.backends.cuda.tree_attention import first_part, split
+from models.loading.checkpoints import DTYPES
+
+REPEATS = 10
+TOLERANCE_EPS = 8
+"""Tolerated difference, in eps of the dtype relative to the largest value."""
+
+
+def copy_bytes_per_s(sizes: Sizes, device: torch.device) -> float:
+    """Bytes read and written per second by copies within the device."""
+    source = torch.zeros(sizes.copy_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * sizes.copy_bytes / seconds_of(lambda: target.copy_(source), device, REPEATS)
+
+
+@torch.inference_mode()
+def measure_attention(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
+    """Microseconds of one layer's attention, both ways, for each kind of heads and number of nodes."""
+    return [
+        measure_one(heads, nodes, sizes, device) for heads in sizes.attention_heads for nodes in sizes.attention_nodes
+    ]
+
+
+def measure_one(heads: Heads, num_nodes: int, sizes: Sizes, device: torch.device) -> dict[str, Any]:
+    """Rows with half to all of the positions, each with a chain of nodes."""
+    dtype, rows = DTYPES[sizes.dtype], sizes.attention_rows
+    generator = torch.Generator(device).manual_seed(SEED)
+
+    def states(num_heads: int, length: int) -> Tensor:
+        return torch.randn(rows, num_heads, length, heads.size, generator=generator, device=device).to(dtype)
+
+    cache = RaggedCache(rows, sizes.attention_columns, 1, device)
+    every = torch.arange(cache.capacity + 1, device=device).repeat(rows, 1)
+    numbers = torch.arange(rows, device=device)
+    filled = (states(heads.key, cache.capacity + 1), states(heads.key, cache.capacity + 1))
+    cache.write(0, numbers, every, *filled)
+    lens = torch.linspace(cache.capacity // 2, cache.capacity - num_nodes, rows, device=device).long()
+    visible = torch.ones(num_nodes, num_nodes, dtype=torch.bool, device=device).tril().expand(rows, -1, -1)
+    columns = lens[:, None] + torch.arange(num_nodes, device=device)
+    query, key, value = (states(number, num_nodes) for number in (heads.query, heads.key, heads.key))
+    bias = mask_bias(tree_mask(lens, visible, cache.capacity), dtype)
+    steps = {"mask": AttentionStep(cache, numbers, columns, bias, cache.capacity, rows)}
+    if (first := first_part(cache.keys, cache.values)) is not None:
+        parts = split(first, lens, visible, 0, cache.layer(0)[0], heads.query)
+        steps["two_parts"] = AttentionStep(cache, numbers, columns, None, cache.capacity, rows, kernel=parts)
+    layer = nn.Module()
+    layer.layer_idx = 0  # type: ignore[assignment]
+    found: dict[str, Any] = {**asdict(heads), "nodes": num_nodes, "rows": rows, "columns": cache.capacity}
+    mixed = {name: attend(layer, query, key, value, None, lanes=step)[0].float() for name, step in steps.items()}
+    if "two_parts" in mixed:
+        largest = mixed["mask"].abs().max()
+        differs = ((mixed["two_parts"] - mixed["mask"]).abs().max() / largest).item() / torch.finfo(dtype).eps
+        found["difference_eps"] = differs
+        # In this form NaN counts as a difference.
+        if not differs <= TOLERANCE_EPS:
+            found["withheld"] = f"the two ways differ by {differs:.1f} units of {sizes.dtype}'s precision"
+            del steps["two_parts"]
+    else:
+        found["withheld"] = "this device or type has no kernel for the first part"
+    for name, step in steps.items():
+
+        def layers(step: AttentionStep = step) -> Tensor:
+            for _ in range(sizes.attention_calls):
+                out, _ = attend(layer, query, key, value, None, lanes=step)
+            return out
+
+        _, replay = recorder(device).record(layers)
+        found[f"{name}_us"] = 1e6 * seconds_of(replay, device, REPEATS) / sizes.attention_calls
+    return found

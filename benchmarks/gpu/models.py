@@ -1,0 +1,175 @@
+"""The models of `benchmarks.gpu`: the zoo's pairs inflated on the device, compared with their sources before use.
+
+Nothing imported here needs Ray or pydantic.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from benchmarks.gpu.sizes import Sizes
+from benchmarks.harness.clock import WatchedRecorder
+from benchmarks.harness.engines import encode, front_end_of
+from benchmarks.harness.process import Work
+from benchmarks.inflate.check import Difference, compare, zoo_inputs
+from benchmarks.inflate.folders import load
+from benchmarks.inflate.images import compare_gpts, inflate_gpt
+from benchmarks.inflate.model import inflate
+from benchmarks.inflate.shapes import Shape
+from benchmarks.peers.reference import make_reference
+from decoding.acceptance import Exact
+from decoding.contexts import Full
+from decoding.contracts import Acceptance, Method
+from decoding.drafters import ModelDrafter, NoDrafter
+from decoding.trees import Chain
+from models.backends.cuda.graphs import CapturedDecoder, CudaRecorder, Recorder
+from models.contract import TargetModel
+from models.llamagen.checkpoints import load_gpt
+from models.llamagen.gpt import Gpt
+from models.llamagen.target import LlamaGenTarget
+from models.loading.checkpoints import DTYPES, CheckpointRef
+from models.target import Target
+from zoo.pair import CHECKPOINTS
+from zoo.text_samples import held_out_prompts
+
+TARGET, DRAFTER, IMAGES = (CHECKPOINTS / name for name in ("text_target", "text_drafter", "image_class_target"))
+SEED = 7
+CPU_THREADS = 8
+"""For the reference, which the source decodes on the CPU."""
+EAGER, CAPTURED = "eager", "captured"
+
+
+class RunAgain:
+    """A recorder for devices without graphs, which runs the function again into the same buffer."""
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        out = run()
+
+        def replay() -> None:
+            out.copy_(run())
+
+        return out, replay
+
+
+def recorder(device: torch.device) -> Recorder:
+    return CudaRecorder(device) if device.type == "cuda" else RunAgain()
+
+
+def let_capture(model: TargetModel) -> None:
+    """Capture and replay this model's steps from now on."""
+    if not model.capture():
+        model._run = CapturedDecoder(model.decoder, RunAgain())
+    assert isinstance(model._run, CapturedDecoder)
+    model._run._recorder = WatchedRecorder(model._run._recorder, next(model.decoder.parameters()).device)
+
+
+def watched_of(*models: TargetModel) -> list[WatchedRecorder]:
+    """The recorders of these models that time replays; none for eager models."""
+    recorders = [getattr(model._run, "_recorder", None) for model in models]
+    return [one for one in recorders if isinstance(one, WatchedRecorder)]
+
+
+@dataclass(frozen=True)
+class TextPair:
+    """Target and drafter, eager and captured, over the same weights; prompts and the target's reference outputs."""
+
+    targets: dict[str, Target]
+    drafters: dict[str, Target]
+    prompts: list[str]
+    reference: list[dict[str, Any]]
+    max_context_tokens: int
+    facts: dict[str, Any]
+
+
+def make_text_pair(sizes: Sizes, device: torch.device) -> TextPair:
+    """Both models on the device; raises InflationError if one differs from its source."""
+    start = time.perf_counter()
+    target, target_check = grow(TARGET, sizes.target, sizes, device)
+    drafter, drafter_check = grow(DRAFTER, sizes.drafter, sizes, device)
+    made_s = time.perf_counter() - start
+    prompts = held_out_prompts(max(sizes.batches) * sizes.requests_per_slot, SEED)
+    ids = encode(front_end_of(TARGET), prompts)
+    longest = max(map(len, ids)) + sizes.max_new_tokens
+    work = Work(
+        str(TARGET), "", "float32", min(CPU_THREADS, torch.get_num_threads()), sizes.gamma, max(sizes.batches),
+        longest, sizes.max_new_tokens, False, prompts, ids,
+    )  # fmt: skip
+    reference = make_reference(work)
+    facts = {
+        "made_and_checked_s": made_s,
+        "target": asdict(sizes.target) | {"num_parameters": target.num_parameters(), "check": asdict(target_check)},
+        "drafter": asdict(sizes.drafter) | {"num_parameters": drafter.num_parameters(), "check": asdict(drafter_check)},
+    }
+    targets, drafters = both_ways(target, TARGET), both_ways(drafter, DRAFTER)
+    return TextPair(targets, drafters, prompts, reference, longest, facts)
+
+
+def grow(folder: Path, shape: Shape, sizes: Sizes, device: torch.device) -> tuple[PreTrainedModel, Difference]:
+    """A checkpoint of the zoo in another shape on the device, and its comparison with the source there."""
+    dtype = DTYPES[sizes.dtype]
+    source: Any = load(folder, dtype).to(device)
+    grown = inflate(source, shape, SEED, dtype, device)
+    found = compare(source, grown, zoo_inputs(folder, sizes.checked, SEED), sizes.max_new_tokens)
+    return grown, found.require_equal(folder.name, shape)
+
+
+def both_ways(model: PreTrainedModel, folder: Path) -> dict[str, Target]:
+    """Two models of the same weights, eager and captured."""
+    found = {step: Target(model, front_end_of(folder), folder.name) for step in (EAGER, CAPTURED)}
+    let_capture(found[CAPTURED])
+    return found
+
+
+def plain() -> Method:
+    return Method(NoDrafter(), Chain(1), Exact())
+
+
+def drafted(drafter: Any, target: Any, gamma: int, rule: Acceptance | None = None) -> Method:
+    """Chains of `gamma` drafts, with exact acceptance by default."""
+    return Method(ModelDrafter(drafter, [Full()], target.vocab_size), Chain(gamma), rule or Exact())
+
+
+@dataclass(frozen=True)
+class ImageModels:
+    """An image model, eager and captured, and its comparison with the source at the source's own grid."""
+
+    models: dict[str, LlamaGenTarget]
+    num_classes: int
+    facts: dict[str, Any]
+
+
+def make_image_models(sizes: Sizes, device: torch.device) -> ImageModels:
+    """LlamaGen's shape with images of `sizes.grid`², on which its weights do not depend."""
+    source = load_gpt(CheckpointRef(str(IMAGES)), "float32", device)
+    grown = inflate_gpt(source, sizes.image, SEED)
+    found = compare_gpts(source, grown, 1, SEED).require_equal(IMAGES.name, sizes.image)
+    larger = Gpt(replace(grown.shape, grid=sizes.grid))
+    larger.load_state_dict(grown.state_dict())
+    larger = larger.requires_grad_(False).eval().to(device, DTYPES[sizes.dtype])
+    models = {step: LlamaGenTarget(larger, guided=True, name=IMAGES.name) for step in (EAGER, CAPTURED)}
+    let_capture(models[CAPTURED])
+    facts = asdict(sizes.image) | {
+        "grid": sizes.grid,
+        "num_parameters": sum(one.numel() for one in larger.parameters()),
+        "check": asdict(found),
+    }
+    classes = source.shape.num_classes
+    assert classes is not None, IMAGES
+    return ImageModels(models, classes, facts)
+
+
+def peak_bytes(device: torch.device) -> int:
+    """Peak memory on the device since the last call; 0 on a CPU."""
+    if device.type != "cuda":
+        return 0
+    most = torch.cuda.max_memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    return most

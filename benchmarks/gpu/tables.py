@@ -1,0 +1,166 @@
+"""The tables of `benchmarks.gpu`, with what was skipped, failed or withheld."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.harness.markdown import GIB, Results, equality, figure
+from benchmarks.harness.markdown import table as markdown
+from benchmarks.harness.verdict import relative_speeds
+
+UNMEASURED = "Unmeasured: no GPU has run `make bench-gpu` yet."
+OF_ROOFLINE, MAX_IDLE = 0.8, 0.03
+"""The goals: plain decoding at batch 1, and the largest idle share."""
+
+
+def gpu_table(results: Results) -> str:
+    """All sections."""
+    heading = (
+        f"{results['device']}, {results['cores']} cores, torch {results['torch']}, transformers "
+        f"{results['transformers']}, {results['dtype']}."
+    )
+    if "copy" in results:
+        heading += f" Memory is copied at {results['copy'] / 1e12:.2f} TB/s, bytes read and written counted."
+    parts = [heading]
+    for name, section in SECTIONS.items():
+        if name in results:
+            parts.append(section(results))
+        elif reason := results["failed"].get(name) or results["skipped"].get(name):
+            parts.append(f"*{name}*: no figures, {reason}.")
+    return "\n\n".join(parts)
+
+
+def table(title: str, columns: str, rows: list[tuple[Any, ...]], left_out: list[str]) -> str:
+    lines = [f"**{title}**", "", markdown(columns, rows)]
+    if left_out:
+        lines += ["", "Left out: " + "; ".join(left_out) + "."]
+    return "\n".join(lines)
+
+
+def attention_table(results: Results) -> str:
+    """Microseconds of one layer, both ways."""
+    rows = [
+        (
+            f"{row['query']} / {row['key']} of {row['size']}",
+            row["nodes"],
+            f"{row['rows']} × {row['columns']}",
+            f"{row['mask_us']:.1f}",
+            f"{row['two_parts_us']:.1f}" if "two_parts_us" in row else f"withheld: {row['withheld']}",
+        )
+        for row in results["attention"]
+    ]
+    title = "Attention of a step, one layer, recorded, microseconds"
+    return table(title, "heads / key heads | nodes | rows × columns | one mask | two parts", rows, [])
+
+
+def pair_table(results: Results) -> str:
+    """The inflated models compared with their sources."""
+    rows = []
+    for name in ("target", "drafter"):
+        check = results["pair"][name]["check"]
+        rows.append(
+            (
+                name,
+                f"{results['pair'][name]['num_parameters'] / 1e9:.2f} B",
+                f"{check['equal_prompts']} of {check['num_prompts']}",
+                f"{check['equal_argmax_share']:.4f}",
+                f"{check['worst_gap']:.2g}",
+            )
+        )
+    title = "Inflated models against their sources, before anything was timed"
+    columns = "model | parameters | equal outputs | equal choices | widest lead that was lost, of the largest logit"
+    return table(title, columns, rows, [])
+
+
+def size(model: Results) -> str:
+    return f"{model['num_parameters'] / 1e9:.2g} billion parameters"
+
+
+def decoding_table(results: Results) -> str:
+    """Every contender at every batch size."""
+    found = results["decoding"]["rows"]
+    plain = {one["batch"]: one for one in found if (one["method"], one["step"]) == ("plain", "captured")}
+    rows = []
+    for row in found:
+        base, has_speed = plain.get(row["batch"]), row["tokens_per_s"] is not None
+        compared = base is not None and has_speed and base["tokens_per_s"] is not None
+        rows.append(
+            (
+                row["batch"],
+                row["method"],
+                row["step"],
+                figure(row["tokens_per_s"], 0),
+                f"{relative_speeds(row, base):.2f}" if base is not None and compared else "–",
+                f"{row['acceptance_length']:.2f}" if row["acceptance_length"] else "–",
+                f"{row['of_roofline']:.0%}" if has_speed else "–",
+                f"{row['outside_graphs']:.1%}" if row["outside_graphs"] is not None and has_speed else "–",
+                f"{row['peak_bytes'] / GIB:.0f} GiB",
+                equality(row["verdict"]) + (f" ({row['withheld']})" if row["withheld"] else ""),
+            )
+        )
+    title = f"Decoding, {size(results['pair']['target'])}, γ = {results['gamma']}"
+    columns = "batch | method | steps | tokens/s | over plain, captured | acceptance length | of the roofline"
+    columns += " | outside graphs | memory | outputs equal to the target's"
+    return f"{table(title, columns, rows, results['decoding']['left_out'])}\n\n{claims(results)}"
+
+
+def claims(results: Results) -> str:
+    """The goals for plain captured decoding."""
+    found = []
+    for row in results["decoding"]["rows"]:
+        if (row["method"], row["step"]) != ("plain", "captured") or row["tokens_per_s"] is None:
+            continue
+        if row["batch"] == 1:
+            word = "reached" if row["of_roofline"] >= OF_ROOFLINE else "not reached"
+            found.append(f"plain decoding at batch 1 at {OF_ROOFLINE:.0%} of the roofline: {word}")
+        word = "reached" if row["outside_graphs"] <= MAX_IDLE else "not shown"
+        found.append(f"host idle at batch {row['batch']} at most {MAX_IDLE:.0%}: {word}")
+    return "To be shown: " + ("; ".join(found) or "no row to judge by") + "."
+
+
+def images_table(results: Results) -> str:
+    rows = [
+        (
+            row["step"],
+            f"{row['batch']} of {row['codes']} codes",
+            f"{row['images_per_s']:.2f}",
+            f"{row['equal_images']} of {row['batch']} images, {row['equal_codes']:.1%} of codes",
+        )
+        for row in results["images"]["rows"]
+    ]
+    title = f"Images, LlamaGen of {size(results['images']['model'])}, guided"
+    return table(title, "steps | images | images/s | equal to captured", rows, results["images"]["left_out"])
+
+
+def long_table(results: Results) -> str:
+    """Time of steps over long contexts; every figure is synthetic."""
+    found = results["long"]["rows"]
+    speeds = [row["synthetic_tokens"] / row["seconds"] for row in found]
+    plain = {(row["columns"], row["batch"]): s for row, s in zip(found, speeds, strict=True) if row["rate"] is None}
+    rows = []
+    for row, speed in zip(found, speeds, strict=True):
+        is_plain, base = row["rate"] is None, plain.get((row["columns"], row["batch"]))
+        rows.append(
+            (
+                f"{row['columns']:,}",
+                row["batch"],
+                "plain" if is_plain else f"chain, {row['rate']} forced",
+                row["drafter_reads"] or "–",
+                f"{1000 * row['seconds'] / row['steps']:.1f}",
+                f"{speed / base:.2f}" if base and not is_plain else "–",
+            )
+        )
+    title = "Synthetic: long visual contexts, forced acceptance, steps replayed"
+    columns = "visual columns | batch | method | drafter reads | ms per step | synthetic tokens/s over plain"
+    return table(title, columns, rows, results["long"]["left_out"])
+
+
+SECTIONS: dict[str, Callable[[Results], str]] = {
+    "attention": attention_table,
+    "pair": pair_table,
+    "decoding": decoding_table,
+    "images": images_table,
+    "long": long_table,
+}
+TABLES = {"gpu": gpu_table}

@@ -1,0 +1,1 @@
+"""Shared by all benchmarks: rounds, verdicts on outputs, claims, result files, tables and plots."""

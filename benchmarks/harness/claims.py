@@ -1,0 +1,109 @@
+"""When a claim is decided: one rule for the claims of all benchmarks.
+
+A claim holds or fails only if enough samples were measured and the gap exceeds its interval.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.harness.markdown import table
+
+Holds = bool | None
+"""True, False, or None for not decided."""
+Finding = tuple[Holds, str]
+"""Whether a claim holds, and the numbers behind it."""
+MIN_SAMPLES = 30
+SURE = 2.0
+"""Standard errors by which a gap must exceed zero."""
+WORDS: dict[Holds, str] = {True: "yes", False: "**no**", None: "not decided"}
+
+
+def decide(gap: float, error: float, num_samples: int) -> Holds:
+    """Whether `gap` is above zero; None if its interval contains zero or there are too few samples."""
+    if num_samples < MIN_SAMPLES or abs(gap) <= SURE * error:
+        return None
+    return gap > 0
+
+
+def enough(holds: bool, num_samples: int) -> Holds:
+    """A fact without interval: False with any number of samples, True with at least `MIN_SAMPLES`."""
+    return False if not holds else True if num_samples >= MIN_SAMPLES else None
+
+
+def all_of(parts: Iterable[Holds]) -> Holds:
+    """False if any part is False, True if all are True, else None; None for no parts."""
+    found = list(parts)
+    return False if False in found else None if None in found or not found else True
+
+
+def any_of(parts: Iterable[Holds]) -> Holds:
+    """True if any part is True, False if all are False, else None; None for no parts."""
+    found = list(parts)
+    return True if True in found else None if None in found or not found else False
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number with its standard error and the number of samples behind it."""
+
+    value: float
+    error: float
+    num: int
+
+    def above(self, other: Measured, factor: float = 1.0, slack: float = 0.0) -> Holds:
+        """Whether this is more than `factor` times `other`, less `slack`."""
+        gap = self.value - factor * other.value + slack
+        return decide(gap, math.hypot(self.error, factor * other.error), min(self.num, other.num))
+
+
+def ratio_error(above: Sequence[float], below: Sequence[float]) -> float:
+    """Standard error of Σ above / Σ below over independent samples."""
+    total = sum(below)
+    if not total:
+        return 0.0
+    ratio = sum(above) / total
+    return math.sqrt(sum((a - ratio * b) ** 2 for a, b in zip(above, below, strict=True))) / total
+
+
+def steps_error(histogram: Sequence[int]) -> float:
+    """Standard error of the mean number of accepted drafts, from the number of steps that accepted 0, 1, … drafts.
+
+    Assumes independent steps; on the zoo it is within a third of the error over samples.
+    """
+    num = sum(histogram)
+    if not num:
+        return 0.0
+    mean = sum(taken * count for taken, count in enumerate(histogram)) / num
+    return math.sqrt(sum(count * (taken - mean) ** 2 for taken, count in enumerate(histogram))) / num
+
+
+Check = Callable[[dict[str, Any]], Finding]
+"""A claim, which is the docstring, and how it is checked."""
+
+
+def claim(text: str, check: Check) -> Check:
+    """`check` with its claim."""
+    check.__doc__ = text
+    return check
+
+
+def check_all(checks: Iterable[Check], results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every claim with its verdict and numbers; one whose cells are missing is not decided and marked as not run."""
+    found = []
+    for check in checks:
+        try:
+            holds, numbers = check(results)
+        except KeyError as missing:
+            holds, numbers = None, f"not run: {missing} is missing"
+        text = " ".join((check.__doc__ or "").split())
+        found.append({"claim": text, "holds": holds, "numbers": numbers})
+    return found
+
+
+def claims_table(claims: Iterable[dict[str, Any]]) -> str:
+    rows = [(one["claim"], WORDS[one["holds"]], one["numbers"]) for one in claims]
+    return table("claim | holds here | numbers", rows)

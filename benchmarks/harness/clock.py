@@ -1,0 +1,161 @@
+"""Time on a device, by CUDA events or the host's clock, and the bytes that forwards read."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from models.backends.cuda.graphs import Recorder
+from models.kv.lanes import LaneModel, SlotBatch
+
+KINDS = ("prompts", "target", "drafter")
+Mark = Any
+"""A moment: a CUDA event, or seconds of the host's clock."""
+
+
+def mark(device: torch.device) -> Mark:
+    """Now, in the device's current stream."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def seconds_between(start: Mark, end: Mark) -> float:
+    return end - start if isinstance(start, float) else start.elapsed_time(end) / 1000
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(run: Callable[[], Any], device: torch.device, repeats: int) -> float:
+    """The median of several runs, after one that is not timed."""
+    run()
+    marks = [mark(device)]
+    for _ in range(repeats):
+        run()
+        marks.append(mark(device))
+    wait(device)
+    return statistics.median(seconds_between(start, end) for start, end in itertools.pairwise(marks))
+
+
+@dataclass
+class Reading:
+    """Forwards of one kind: number, seconds, and the bytes that they read at least.
+
+    `busy_s` is the time of replays and output layers alone, in which a GPU does not wait for the host; 0 if nothing is
+    replayed.
+    """
+
+    calls: int = 0
+    seconds: float = 0.0
+    num_bytes: int = 0
+    busy_s: float = 0.0
+
+
+class WatchedRecorder:
+    """A recorder whose replays are timed on the device."""
+
+    def __init__(self, recorder: Recorder, device: torch.device) -> None:
+        self._recorder = recorder
+        self._device = device
+        self._spans: list[tuple[Mark, Mark]] = []
+
+    def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
+        """See `models.backends.cuda.graphs.Recorder`."""
+        out, replay = self._recorder.record(run)
+
+        def watched() -> None:
+            start = mark(self._device)
+            replay()
+            self._spans.append((start, mark(self._device)))
+
+        return out, watched
+
+    def take_s(self) -> float:
+        """Seconds of all finished replays since the last call."""
+        spent = sum(seconds_between(*span) for span in self._spans)
+        self._spans.clear()
+        return spent
+
+
+class DeviceClock:
+    """Times the forwards of a target and optionally a drafter, whose methods it replaces.
+
+    Output layers belong to the forward before them; prompts are a kind of their own. `watched` are the recorders of
+    target and drafter, if their steps are captured.
+    """
+
+    def __init__(self, lanes: Sequence[LaneModel], watched: Sequence[WatchedRecorder] = ()) -> None:
+        self.watched = watched
+        self._device = lanes[0].device
+        self._spans: list[tuple[str, bool, Mark, Mark, int]] = []
+        for model, kind in zip(lanes, KINDS[1:], strict=False):
+            self._watch(model, kind)
+
+    def read(self) -> dict[str, Reading]:
+        """The readings since the last call."""
+        wait(self._device)
+        found = {kind: Reading() for kind in KINDS}
+        for kind, is_forward, start, end, num_bytes in self._spans:
+            one, seconds = found[kind], seconds_between(start, end)
+            one.calls += is_forward
+            one.seconds += seconds
+            one.num_bytes += num_bytes
+            # Output layers are not replayed and keep the device busy.
+            one.busy_s += 0.0 if is_forward or kind == "prompts" or not self.watched else seconds
+        for watched, kind in zip(self.watched, KINDS[1:], strict=False):
+            found[kind].busy_s += watched.take_s()
+        self._spans.clear()
+        return found
+
+    def _watch(self, model: LaneModel, kind: str) -> None:
+        weights, column = bytes_of_weights(model), bytes_of_column(model)
+        latest = "prompts"
+
+        def replace(name: str, as_kind: str | None, is_forward: bool) -> None:
+            run = getattr(model, name)
+
+            def timed(*given: Any, **named: Any) -> Any:
+                nonlocal latest
+                latest = as_kind or latest
+                num_bytes = 0
+                if name == "forward":
+                    slots: SlotBatch = given[0]
+                    cached = sum(model._prefix_lengths[slot] for slot in slots.ids) + sum(slots.num_generated)
+                    num_bytes = weights + (cached + given[1].numel()) * column
+                start = mark(model.device)
+                out = run(*given, **named)
+                self._spans.append((latest, is_forward, start, mark(model.device), num_bytes))
+                return out
+
+            setattr(model, name, timed)
+
+        replace("admit", "prompts", True)
+        replace("forward", kind, True)
+        replace("logits", None, False)
+
+
+def bytes_of_weights(model: LaneModel) -> int:
+    """Bytes of weights that one forward reads: all but the input embeddings, of which it reads a few rows."""
+    table = model.decoder.get_input_embeddings().weight  # type: ignore[operator]
+    parameters = {id(one): one for part in (model.decoder, model.head) for one in part.parameters()}
+    return sum(one.numel() * one.element_size() for one in parameters.values() if one is not table)
+
+
+def bytes_of_column(model: LaneModel) -> int:
+    """Bytes of keys and values of one position, all layers and lanes together."""
+    config: Any = model.decoder.config
+    parameter = next(model.decoder.parameters())
+    numbers = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * model.num_lanes
+    return int(numbers * parameter.element_size())

@@ -1,0 +1,123 @@
+"""Running engines: completions in order, outcomes, KV lanes, and tokenizers of checkpoints. Imports neither Ray nor
+pydantic."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks.harness.claims import ratio_error
+from benchmarks.harness.process import Outcome
+from decoding import Completion, Engine, Request
+from models.backends.memory import free_bytes
+from models.inputs.processing import FrontEnd
+from models.kv.lanes import LaneModel
+from models.loading.checkpoints import CheckpointRef, read_config, read_processor
+from models.target import Target
+
+Cell = TypeVar("Cell")
+OF_MEMORY = 0.7
+
+
+def checked(done: Sequence[Completion]) -> list[Completion]:
+    """The same completions.
+
+    Raises:
+        RuntimeError: one of them is an error.
+    """
+    if broken := [one.error for one in done if one.error is not None]:
+        raise RuntimeError(f"{len(broken)} requests failed: {broken[0]}")
+    return list(done)
+
+
+def run_requests(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
+    """All completions in the order of `requests`.
+
+    Raises:
+        RuntimeError: a request failed or has no completion.
+    """
+    done = {one.sample_id: one for one in engine.run(requests)}
+    if len(done) != len(requests):
+        raise RuntimeError(f"{len(requests) - len(done)} of {len(requests)} requests have no completion")
+    return checked([done[request.sample_id] for request in requests])
+
+
+def outcome_of(seconds: float, done: Sequence[Completion]) -> Outcome:
+    """A timed pass; its steps are 0 if nothing was drafted."""
+    telemetry = [one.telemetry for one in done]
+    num_steps = sum(one.num_spec_steps for one in telemetry) if any(one.num_draft_tokens for one in telemetry) else 0
+    outputs = [list(one.token_ids) for one in done]
+    return Outcome(seconds, outputs, num_steps, sum(one.num_accepted_draft_tokens for one in telemetry))
+
+
+def acceptance_of(done: Sequence[Completion]) -> dict[str, float]:
+    """Acceptance length (with the bonus token, total over total, standard error over samples), drafts per step, and the
+    share of relaxed acceptances."""
+    telemetry = [one.telemetry for one in done]
+    accepted, steps = [one.num_accepted_draft_tokens for one in telemetry], [one.num_spec_steps for one in telemetry]
+    num_steps, num_accepted = max(1, sum(steps)), max(1, sum(accepted))
+    return {
+        "mean_acceptance_length": 1.0 + sum(accepted) / num_steps,
+        "acceptance_length_se": ratio_error(accepted, steps),
+        "drafted_per_step": sum(one.num_draft_tokens for one in telemetry) / num_steps,
+        "relaxed_share": sum(one.num_relaxed_accepts for one in telemetry) / num_accepted,
+    }
+
+
+def sum_histograms(done: Sequence[Completion]) -> list[int]:
+    """The number of steps that accepted 0, 1, … drafts, over all samples."""
+    return [sum(counts) for counts in zip_longest(*(one.telemetry.acceptance_histogram for one in done), fillvalue=0)]
+
+
+def lanes_of(engine: Engine) -> list[LaneModel]:
+    """The target's lanes, and the drafter's if the method has a drafter model."""
+    lanes = getattr(engine.method.drafter, "lanes", None)
+    return [engine._lanes, lanes] if isinstance(lanes, LaneModel) else [engine._lanes]
+
+
+def count_tokens(engine: Engine) -> int:
+    """Tokens of all unfinished rows."""
+    return sum(len(one.token_ids) for one in engine._slots.progress if one is not None)
+
+
+def kv_bytes(model: Target, num_positions: int) -> int:
+    """Bytes of keys and values of so many positions."""
+    text: Any = model.decoder.config
+    width = text.num_hidden_layers * text.num_key_value_heads * text.head_dim * 2 * model.dtype.itemsize
+    return int(num_positions * width)
+
+
+def measure_grid(
+    cells: Iterable[Cell],
+    needed_bytes: Callable[[Cell], int],
+    measure: Callable[[Cell], list[dict[str, Any]]],
+    max_s: float,
+) -> tuple[list[dict[str, Any]], list[tuple[Cell, str]]]:
+    """The rows of all cells, and those left out: started after `max_s`, or larger than 70 % of the free memory."""
+    rows: list[dict[str, Any]] = []
+    left_out = []
+    start_s = time.monotonic()
+    for cell in cells:
+        if time.monotonic() - start_s > max_s:
+            left_out.append((cell, "time"))
+        elif needed_bytes(cell) > OF_MEMORY * free_bytes():
+            left_out.append((cell, "memory"))
+        else:
+            gc.collect()  # frees the engines of the cell before, which are in reference cycles
+            rows += measure(cell)
+    return rows, left_out
+
+
+def front_end_of(folder: str | Path) -> FrontEnd:
+    """The tokenizer and chat template of a checkpoint."""
+    ref = CheckpointRef(str(folder))
+    return FrontEnd(read_processor(ref, read_config(ref)))
+
+
+def encode(front_end: FrontEnd, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of text prompts."""
+    return [front_end.encode(text, ())["input_ids"][0].tolist() for text in texts]

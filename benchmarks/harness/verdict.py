@@ -1,0 +1,136 @@
+"""Rounds of contenders in turn, and whether their outputs are the target's: no speed without equal outputs."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass
+from typing import Any
+
+from benchmarks.harness.process import Outcome
+
+FRACTION_BITS = {"float32": 23, "float16": 10, "bfloat16": 7}
+SMALLEST = 2.0**-14
+"""Replaces zero: the smallest normal number of the narrowest dtype."""
+TOLERANCE_ULPS = 4
+"""Largest gap between the reference's two best logits, in ulps of the contender's dtype, where another choice counts
+as rounding."""
+
+
+def turns(names: Sequence[str], num_rounds: int) -> Iterator[list[str]]:
+    """The order of each round: a rotation of `names`, with starting points as far apart as the rounds allow."""
+    for number in range(num_rounds):
+        start = number * len(names) // num_rounds
+        yield [*names[start:], *names[:start]]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outputs of one or more passes against the reference.
+
+    `num_close` sequences first differ where the reference's two best logits are within the tolerance; `num_different`
+    differ elsewhere or end elsewhere. `worst` is the widest such gap, in tolerances.
+    """
+
+    num_sequences: int
+    num_equal: int
+    num_close: int
+    num_different: int
+    worst: float
+
+    @property
+    def holds(self) -> bool:
+        """Whether all differences are within rounding."""
+        return self.num_different == 0
+
+    def __add__(self, other: Verdict) -> Verdict:
+        *counts, _ = (a + b for a, b in zip(astuple(self), astuple(other), strict=True))
+        return Verdict(*counts, max(self.worst, other.worst))
+
+
+def ulp(value: float, dtype: str) -> float:
+    """The distance between neighbouring numbers of `dtype` near `value`."""
+    return math.ldexp(1.0, math.frexp(abs(value) or SMALLEST)[1] - 1 - FRACTION_BITS[dtype])
+
+
+def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
+    """The first index at which two sequences differ, possibly the end of the shorter; None if they are equal."""
+    for place, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return place
+    return None if len(one) == len(other) else min(len(one), len(other))
+
+
+def judge(outputs: Sequence[Sequence[int]], reference: Sequence[Mapping[str, Any]], dtype: str) -> Verdict:
+    """Compare the outputs of one pass with the reference of the same prompts.
+
+    Raises:
+        ValueError: the number of outputs is not that of the reference.
+    """
+    if len(outputs) != len(reference):
+        raise ValueError(f"{len(outputs)} outputs for {len(reference)} sequences of the reference")
+    num_equal = num_close = num_different = 0
+    worst = 0.0
+    for output, expected in zip(outputs, reference, strict=True):
+        place = first_difference(output, expected["tokens"])
+        if place is None:
+            num_equal += 1
+        elif place == min(len(output), len(expected["tokens"])):
+            num_different += 1
+        else:
+            share = expected["gap"][place] / (TOLERANCE_ULPS * ulp(expected["top"][place], dtype))
+            worst = max(worst, share)
+            num_close += share <= 1.0
+            num_different += share > 1.0
+    return Verdict(len(outputs), num_equal, num_close, num_different, worst)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median and range; the range of n values holds the true median with probability 1 − 2^(1 − n)."""
+    return {"median": statistics.median(values), "low": min(values), "high": max(values)}
+
+
+def relative_speeds(row: Mapping[str, Any], base: Mapping[str, Any], tokens: str = "num_tokens") -> float:
+    """Tokens per second of `row` over those of `base` in the same round: the median over the rounds."""
+    return statistics.median(
+        row_tokens / row_s * base_s / base_tokens
+        for row_tokens, row_s, base_tokens, base_s in zip(
+            row[tokens], row["seconds"], base[tokens], base["seconds"], strict=True
+        )
+    )
+
+
+def make_row(
+    passes: Sequence[Outcome], reference: Sequence[Mapping[str, Any]], dtype: str, peak_bytes: int
+) -> dict[str, Any]:
+    """The timed passes of one contender at one batch size.
+
+    `tokens_per_s` and `samples_per_s` are None, with the reason in `withheld`, if an output differs beyond rounding.
+
+    Raises:
+        ValueError: there are no passes, or outputs are missing.
+    """
+    if not passes:
+        raise ValueError("no pass was timed")
+    verdicts = [judge(one.outputs, reference, dtype) for one in passes]
+    verdict = sum(verdicts[1:], verdicts[0])
+    steps, accepted = sum(one.num_steps for one in passes), sum(one.num_accepted for one in passes)
+    seconds, num_tokens = [one.seconds for one in passes], [sum(map(len, one.outputs)) for one in passes]
+    row: dict[str, Any] = {
+        "seconds": seconds,
+        "num_requests": len(reference),
+        "num_tokens": num_tokens,
+        "verdict": asdict(verdict),
+        "acceptance_length": 1.0 + accepted / steps if steps else None,
+        "peak_bytes": peak_bytes,
+        "tokens_per_s": None,
+        "samples_per_s": None,
+        "withheld": "",
+    }
+    if verdict.holds:
+        row["tokens_per_s"] = spread([count / spent for count, spent in zip(num_tokens, seconds, strict=True)])
+        row["samples_per_s"] = spread([len(reference) / spent for spent in seconds])
+    else:
+        row["withheld"] = f"{verdict.num_different} of {verdict.num_sequences} outputs differ from the target's own"
+    return row

@@ -1,0 +1,103 @@
+"""The zoo's image models in other shapes: LlamaGen's GPT; vocabulary, grid and condition stay as they are."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.inflate.check import Difference, summarise
+from benchmarks.inflate.folders import read_config_file, refuse_existing, write_folder
+from benchmarks.inflate.model import Inflation
+from benchmarks.inflate.shapes import InflationError, Shape, check_growth
+from models.llamagen.checkpoints import load_gpt, save_gpt
+from models.llamagen.gpt import Gpt
+from models.llamagen.shape import GPT_TYPE
+from models.loading.checkpoints import CheckpointRef
+
+
+def is_image_model(folder: str | Path) -> bool:
+    """Whether a folder holds LlamaGen's GPT; raises InflationError if it is no checkpoint."""
+    return read_config_file(Path(folder)).get("model_type") == GPT_TYPE
+
+
+@torch.no_grad()
+def inflate_gpt(gpt: Gpt, shape: Shape, seed: int = 0) -> Gpt:
+    """A GPT of another shape and the same function.
+
+    Raises:
+        InflationError: the shape is smaller than the source, or its heads have another width.
+    """
+    ours = gpt.shape
+    old = Shape(ours.dim, ours.num_layers, ours.num_heads, ours.num_heads, ours.ffn_dim)
+    check_growth(old, shape)
+    if shape.kv_heads != shape.heads or shape.hidden != shape.heads * ours.head_dim:
+        raise InflationError(
+            f"LlamaGen has one key-value head for each head, {ours.head_dim} wide here: {shape.heads} heads and "
+            f"{shape.kv_heads} key-value heads do not make {shape.hidden}"
+        )
+    sizes: dict[str, Any] = {"dim": shape.hidden, "num_layers": shape.layers, "num_heads": shape.heads}
+    sizes |= {"ffn_dim": shape.ffn, "rms_eps": ours.rms_eps * ours.dim / shape.hidden}
+    grown_shape = replace(ours, **sizes)
+    with torch.device("meta"):
+        empty = Gpt(grown_shape).to(gpt.output.weight.dtype)
+    grown: Gpt = empty.to_empty(device=gpt.output.weight.device)
+    inflation = Inflation(gpt.state_dict(), old, shape, ours.head_dim, seed)
+    for name, out in grown.state_dict().items():
+        inflation.fill(name, out)
+    return grown.requires_grad_(False).eval()
+
+
+@torch.no_grad()
+def compare_gpts(source: Gpt, grown: Gpt, num_images: int, seed: int) -> Difference:
+    """Compare two GPTs along the source's own greedy images, one for each of `num_images` random conditions."""
+    generator = torch.Generator().manual_seed(seed)
+    pairs = []
+    for _ in range(num_images):
+        condition: Tensor | int
+        if source.shape.condition == "text":
+            size = (source.shape.num_condition_tokens, source.shape.condition_dim)
+            condition = torch.randn(size, generator=generator)
+        else:
+            condition = int(torch.randint(source.shape.num_classes, (1,), generator=generator))
+        codes = torch.zeros(0, dtype=torch.long)
+        for _ in range(source.shape.num_image_tokens):
+            best = _logits(source, condition, codes)[-1:].argmax(-1)
+            codes = torch.cat([codes, best])
+        pairs.append((_logits(source, condition, codes[:-1]), _logits(grown, condition, codes[:-1])))
+    return summarise(str(source.output.weight.dtype), pairs, None)
+
+
+def _logits(gpt: Gpt, condition: Tensor | int, codes: Tensor) -> Tensor:
+    """Logits (n + 1, V) of the first code and of those after each of n codes."""
+    place = gpt.output.weight.device
+    before = gpt.embed_class(condition) if isinstance(condition, int) else gpt.embed_text(condition.to(place))
+    inputs = torch.cat([before, gpt.embed_tokens(codes.to(place))])[None]
+    hidden = gpt(inputs, torch.arange(inputs.shape[1], device=place)[None]).last_hidden_state
+    logits: Tensor = gpt.output(hidden[0, len(before) - 1 :])
+    return logits.cpu().double()
+
+
+def inflate_image_folder(
+    source: str | Path,
+    destination: str | Path,
+    shape: Shape,
+    dtype: str = "bfloat16",
+    seed: int = 0,
+    num_images: int = 2,
+) -> dict[str, Any]:
+    """Write an image model in another shape; returns the contents of `inflation.json`. Errors as `inflate_folder`."""
+    destination = Path(destination)
+    refuse_existing(destination)
+    differences = []
+    for each in dict.fromkeys(("float32", dtype)):
+        gpt = load_gpt(CheckpointRef(str(source)), each, torch.device("cpu"))
+        grown = inflate_gpt(gpt, shape, seed)
+        differences.append(asdict(compare_gpts(gpt, grown, num_images, seed).require_equal(source, shape)))
+    num_parameters = sum(parameter.numel() for parameter in grown.parameters())
+    found = {"dtype": dtype, "seed": seed, "differences": differences, "num_parameters": num_parameters}
+    write_folder(destination, shape, found, lambda folder: save_gpt(grown, folder))
+    return found

@@ -1,0 +1,104 @@
+"""Shapes of inflated models: named ones, drafters of a given share, and which shapes a source can grow into."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a decoder: width, layers, heads, key-value heads, neurons."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+
+    def num_parameters(self, head_dim: int = 64) -> int:
+        """Of the layers, without biases and norms."""
+        attention = 2 * self.hidden * head_dim * (self.heads + self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.ffn)
+
+
+SHAPES = {
+    "0.3B": Shape(1024, 22, 16, 16, 2816),
+    "1B": Shape(4096, 5, 64, 64, 11008),  # five layers of Llama-2-7B
+    "7B": Shape(4096, 32, 64, 64, 11008),  # Llama-2-7B, heads of half the width
+    "32B": Shape(5120, 64, 80, 16, 27648),  # Qwen2.5-32B, heads of half the width
+    "XL": Shape(1280, 36, 40, 40, 3584),  # LlamaGen-XL, for the image models, heads of half the width
+}
+"""Named shapes; all but XL for a source with heads of 64. 32B and XL are not wider by a power of four."""
+
+
+class InflationError(ValueError):
+    """A model or shape cannot be inflated, or an inflated model differs from its source."""
+
+
+def drafter_shape(target: Shape, ratio: float, head_dim: int = 64, min_layers: int = 2) -> Shape:
+    """A shape with `ratio` of a target's weights, so about that share of its time at batch 1.
+
+    Raises:
+        InflationError: the ratio is not between 0 and 1.
+    """
+    if not 0.0 < ratio < 1.0:
+        raise InflationError(f"a drafter's ratio must be between 0 and 1, not {ratio}")
+    layers = max(min_layers, round(ratio * target.layers))
+    per_layer = ratio * target.num_parameters(head_dim) / layers
+    hidden = target.hidden
+    # Attention is at most two thirds of a layer, as in common models; widths shrink by four, which is exact.
+    while hidden > 4 * head_dim and 4 * hidden * hidden > 2 * per_layer / 3:
+        hidden //= 4
+    ffn = round((per_layer - 4 * hidden * hidden) / (3 * hidden) / 64) * 64
+    return Shape(hidden, layers, hidden // head_dim, hidden // head_dim, max(ffn, 4 * head_dim))
+
+
+def named_shape(name: str) -> Shape:
+    """A shape by its name, `draft-<ratio>` for a drafter of the 0.3B shape, or `hidden=…,layers=…,…` in full.
+
+    Raises:
+        InflationError: there is no such shape.
+    """
+    if name in SHAPES:
+        return SHAPES[name]
+    if found := re.fullmatch(r"draft-(0?\.\d+)", name):
+        return drafter_shape(SHAPES["0.3B"], float(found[1]))
+    sizes = dict(re.findall(r"(\w+)=(\d+)(?:,|$)", name))
+    if sizes.keys() == {field.name for field in fields(Shape)}:
+        return Shape(**{key: int(value) for key, value in sizes.items()})
+    raise InflationError(
+        f"no shape {name!r}: known are {', '.join(SHAPES)}, draft-<ratio>, and all sizes as in "
+        "hidden=1024,layers=6,heads=16,kv_heads=16,ffn=2816"
+    )
+
+
+def shape_of(text: Mapping[str, Any]) -> Shape:
+    """The shape of a text model's configuration."""
+    heads = text["num_attention_heads"]
+    kv_heads = text.get("num_key_value_heads") or heads
+    return Shape(text["hidden_size"], text["num_hidden_layers"], heads, kv_heads, text["intermediate_size"])
+
+
+def head_dim_of(text: Mapping[str, Any]) -> int:
+    return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
+
+
+def check_growth(old: Shape, new: Shape) -> None:
+    """Raise InflationError if a source cannot grow into a shape."""
+    for field in fields(Shape):
+        before, after = getattr(old, field.name), getattr(new, field.name)
+        if after < before:
+            raise InflationError(f"{field.name} is {before} in the source and would shrink to {after}")
+    if new.hidden % new.heads:
+        raise InflationError(f"transformers wants a width that {new.heads} heads divide, and {new.hidden} is none")
+    if new.heads % new.kv_heads:
+        raise InflationError(f"{new.heads} heads cannot share {new.kv_heads} key-value heads evenly")
+    groups = old.heads // old.kv_heads, new.heads // new.kv_heads
+    if groups[1] < groups[0]:
+        raise InflationError(
+            f"{groups[0]} heads share keys and values in the source, and only {groups[1]} would: that needs keys "
+            "twice over"
+        )

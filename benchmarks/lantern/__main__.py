@@ -1,0 +1,288 @@
+"""LANTERN on the zoo's image models: its premise, acceptance, cost in quality, and the paper's claims.
+
+    python -m benchmarks.lantern                  # runs what results/lantern.json lacks, writes it cell by cell
+    python -m benchmarks.lantern --quick          # a minute, printed only
+    python -m benchmarks.lantern --only class     # one kind of condition; two commands may share the file
+    python -m benchmarks.tables                   # the tables and the plot
+
+Text- and class-conditional, at temperature 0 and 1, on a CPU. Lossless methods are compared with plain decoding code by
+code; lossy ones are reported with their quality, its standard error, floor and ceiling.
+"""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.harness.engines import acceptance_of
+from benchmarks.harness.results import command_line, progress, results_file
+from benchmarks.lantern.claims import check_claims
+from benchmarks.lantern.quality import draw_neighbours, measure_quality, replace_codes, signal_to_noise
+from benchmarks.lantern.recorder import record
+from benchmarks.lantern.rows import (
+    DELTAS,
+    GUIDANCE,
+    GUIDED_ROWS,
+    KS,
+    METRICS,
+    PLAIN,
+    STATIC_TREE,
+    TREE,
+    Row,
+    row_named,
+    rows_of,
+)
+from benchmarks.lantern.store import Store
+from benchmarks.lantern.world import DRAFTERS, KINDS, World, codes_of, load_world, missing_checkpoints
+from decoding import Completion
+from decoding.contracts import Method
+from models.llamagen.neighbours import Proximity, nearest_codes
+from pipeline.reports.contact_sheet import contact_sheet
+
+RESULTS = results_file("lantern")
+DOCS = Path("docs/results")
+RECORDED = ("eagle2_rejection", "eagle2_coupled")
+QUICK_IMAGES = 8
+QUICK_ROWS = (PLAIN, "eagle2_rejection", "eagle2_coupled", "lantern_coupled_0.4")
+SHEETS = {PLAIN: "plain", "lantern_coupled_0.1": "lantern"}
+"""Rows at temperature 1 with a contact sheet, and the last part of its file name."""
+NUM_SHOWN, SHEET_COLUMNS, SIDE_PX = 16, 8, 96
+
+
+class Bench:
+    """One world under measurement; results that several cells need are computed once."""
+
+    def __init__(self, world: World, seed: int, store: Store) -> None:
+        self.world = world
+        self.seed = seed
+        self.store = store
+        self._plain: dict[tuple[float, bool], list[Completion]] = {}
+        self._features: dict[str, NDArray[np.float64]] = {}
+        self.tables: dict[str, Tensor] = {
+            metric: nearest_codes(world.vq.codebook, world.share(KS[-1]), Proximity(metric)) for metric in METRICS
+        }
+
+    def count(self, temperature: float) -> int:
+        """Images of a row; greedy decoding draws one image per class."""
+        shape = self.world.target.gpt.shape
+        num = len(self.world.prompts)
+        return min(num, shape.num_classes) if shape.condition == "class" and temperature == 0 else num
+
+    def plain(self, temperature: float, other_seed: bool = False) -> list[Completion]:
+        key = (temperature, other_seed)
+        if key not in self._plain:
+            requests = self.world.requests(temperature, self.seed + other_seed, self.count(temperature))
+            self._plain[key] = self.world.decode(self.world.build(Row(PLAIN, "").method(self.world.share)), requests)
+        return self._plain[key]
+
+    def quality(self, images: Sequence[NDArray[np.uint8]], temperature: float) -> dict[str, Any]:
+        """Scores, and distances to real images and to plain ones (of another seed, if the seed matters)."""
+        name = f"plain/{temperature}"
+        if "real" not in self._features:
+            self._features["real"] = self.world.judge.features(self.world.reference)
+        if name not in self._features:
+            plain = self.world.paint(codes_of(self.plain(temperature, temperature > 0)))
+            self._features[name] = self.world.judge.features(plain)
+        scores = [one.score for one in self.world.prompts[: len(images)]]
+        references = {"real": self._features["real"], "plain": self._features[name]}
+        return measure_quality(self.world.judge, images, scores, references)
+
+    def measure(self, section: str, key: str, what: str, make: Callable[[], dict[str, Any]], drafter: str = "") -> None:
+        """Store the cell that `make` returns, unless the store has it."""
+        if self.store.has(section, key, drafter):
+            return
+        start = time.perf_counter()
+        cell = make() | ({"drafter": drafter} if drafter else {})
+        self.store.put(section, key, cell)
+        length = f"length {cell['mean_acceptance_length']:.2f}  " if "mean_acceptance_length" in cell else ""
+        figures = f"{length}as asked {cell['whole']:.2f}  distance {cell['frechet_real']:.3f}"
+        progress(f"{self.world.kind} {what:55s} {time.perf_counter() - start:6.1f} s  {figures}")
+
+    def run_row(self, row: Row, temperature: float, section: str = "rows", group: str = "") -> None:
+        """One row: acceptance, cost, equality, quality, and for some rows the acceptance under other settings.
+
+        Written to `section` under `group` (the temperature by default) and the row's name.
+        """
+        world = self.world
+        drafter = "" if row.acceptance is None else world.revision(row.drafter)
+        if drafter is None:
+            progress(f"{world.kind} {row.label}: there is no drafter")
+            return
+
+        def make() -> dict[str, Any]:
+            choice = row.method(world.share)
+            method, recorder = world.build(choice), None
+            if section == "rows" and temperature > 0 and row.name in RECORDED:
+                recorder = record(method.acceptance, self.tables, [world.share(k) for k in KS], DELTAS)
+                method = Method(method.drafter, method.tree, recorder)
+            if row.acceptance is None:
+                done = self.plain(temperature, row.other_seed)
+            else:
+                done = world.decode(method, world.requests(temperature, self.seed, self.count(temperature)))
+            return {
+                "label": row.label,
+                "verify_mode": choice.verify_mode,
+                "acceptance": choice.acceptance.kind,
+                **measure_cost(done, self.plain(temperature)),
+                **self.quality(world.paint(codes_of(done)), temperature),
+                **({} if recorder is None else {"record": recorder.means()}),
+            }
+
+        scale = f" guidance {world.sampling.guidance_scale:g}" if section == "guidance" else ""
+        key = f"{group or format(temperature, 'g')}/{row.name}"
+        self.measure(section, key, f"T = {temperature:g}{scale} {row.label}", make, drafter)
+
+    def run_bounds(self) -> None:
+        """The ceilings: real images, and their reconstructions by the VQ model."""
+        real, world = self.world.real, self.world
+
+        def make(label: str, get_images: Callable[[], Sequence[NDArray[np.uint8]]]) -> dict[str, Any]:
+            return {"label": label, "num_images": len(real)} | self.quality(get_images(), 1.0)
+
+        bounds = {
+            "real": ("real images", lambda: real),
+            "reconstructed": ("real images through the VQ model", lambda: world.paint(world.encode(real))),
+        }
+        for name, (label, get_images) in bounds.items():
+            self.measure("bounds", name, label, partial(make, label, get_images))
+
+    def run_premise(self) -> None:
+        """Codes of real images and of plain syntheses, replaced by neighbours."""
+        world = self.world
+        sources: dict[str, Callable[[], NDArray[np.int32]]] = {
+            "real": lambda: world.encode(world.real),
+            "plain": lambda: codes_of(self.plain(1.0)),
+        }
+
+        def make(source: str, metric: str, k: int, drawn: bool) -> dict[str, Any]:
+            codes, place, table = sources[source](), world.share(k), self.tables[metric]
+            if drawn:
+                images = world.paint(draw_neighbours(codes, table, place, self.seed))
+            else:
+                images = world.paint(replace_codes(codes, table, place - 1))
+            ratio = signal_to_noise(images, world.paint(codes))
+            cell = {"source": source, "metric": metric, "k": k, "place": place, "drawn": drawn, "snr_db": ratio}
+            return cell | self.quality(images, 1.0)
+
+        settings = [(f"{m}/{k}", m, k, False) for m in METRICS for k in (1, *KS) if m != "random" or k == KS[-1]]
+        for source in sources:
+            for name, *setting in (*settings, (f"drawn/{KS[0]}", "l2", KS[0], True)):
+                what = f"{source} codes by {name}"
+                self.measure("premise", f"{source}/{name}", what, partial(make, source, *setting))
+        if not self.store.has("premise", "overlap"):
+            pairs = zip(self.tables["l2"].tolist(), self.tables["cosine"].tolist(), strict=True)
+            same = [len(set(a) & set(b)) / len(a) for a, b in pairs]
+            self.store.put("premise", "overlap", {"l2_cosine": sum(same) / len(same)})
+
+
+def measure_cost(done: Sequence[Completion], plain: Sequence[Completion]) -> dict[str, Any]:
+    """Acceptance and forwards per image; drafter forwards are those of the whole batch."""
+    return {
+        "num_images": len(done),
+        "num_codes": sum(len(one.token_ids) for one in done),
+        **acceptance_of(done),
+        "target_forwards_per_image": sum(one.telemetry.target_forwards for one in done) / len(done),
+        "drafter_forwards_per_image": sum(one.telemetry.drafter_forwards for one in done) / len(done),
+        "equal_share": sum(a.token_ids == b.token_ids for a, b in zip(done, plain, strict=True)) / len(done),
+    }
+
+
+def settings_of(world: World, seed: int) -> dict[str, Any]:
+    """The settings of a kind's cells; cells of other settings are dropped."""
+    return {
+        "seed": seed,
+        "num_images": len(world.prompts),
+        "num_reference": len(world.reference),
+        "codebook_size": world.target.vocab_size,
+        "grid": world.target.gpt.shape.grid,
+        "guidance_scale": world.sampling.guidance_scale,
+        "top_k": world.sampling.top_k,
+        "k": {str(k): world.share(k) for k in KS},
+        "tree": dict(TREE),
+        "static_tree": dict(STATIC_TREE),
+        "revisions": world.revisions,
+    }
+
+
+def run_kind(world: World, seed: int, store: Store, only: Sequence[str] = ()) -> None:
+    """Everything of one kind that the store lacks; `only` names rows at temperature 1."""
+    store.open(settings_of(world, seed))
+    bench = Bench(world, seed, store)
+    if not only:
+        bench.run_bounds()
+    for temperature, row in rows_of(world.kind):
+        if not only or (temperature > 0 and row.name in only):
+            bench.run_row(row, temperature)
+    if not only and world.kind == "text":
+        # The model of classes has the same codebook.
+        bench.run_premise()
+        run_guidance(world, seed, store)
+    facts = {
+        "torch": torch.__version__,
+        "machine": platform.processor() or platform.machine(),
+        "convention": "acceptance lengths include the bonus token",
+    }
+    store.change(lambda data: data.update(facts, claims=check_claims(data["kinds"])))
+
+
+def run_guidance(world: World, seed: int, store: Store) -> None:
+    """Some rows at every scale of guidance; at the default scale they are copied from the other rows."""
+    for scale in GUIDANCE:
+        if scale == world.sampling.guidance_scale:
+            known = store.read()["kinds"][world.kind]["rows"]
+            for name in GUIDED_ROWS:
+                if f"1/{name}" in known:
+                    store.put("guidance", f"{scale:g}/{name}", known[f"1/{name}"])
+            continue
+        bench = Bench(replace(world, sampling=replace(world.sampling, guidance_scale=scale)), seed, store)
+        for name in GUIDED_ROWS:
+            bench.run_row(row_named(name), 1.0, "guidance", f"{scale:g}")
+
+
+def draw_sheets(world: World, seed: int, folder: Path = DOCS) -> list[Path]:
+    """Write a contact sheet `images_<kind>_<row>.png` with the first images of every row in `SHEETS`."""
+    files = []
+    for name, last in SHEETS.items():
+        row = row_named(name)
+        done = world.decode(world.build(row.method(world.share)), world.requests(1.0, seed, NUM_SHOWN))
+        title = row.label.replace("δ", "delta")  # the font has no Greek
+        captions = [one.prompt for one in world.prompts[:NUM_SHOWN]]
+        files.append(folder / f"images_{world.kind}_{last}.png")
+        files[-1].write_bytes(contact_sheet(world.paint(codes_of(done)), captions, SHEET_COLUMNS, SIDE_PX, title))
+    return files
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = command_line("lantern", __doc__, "a few images of some rows")
+    parser.add_argument("--images", type=int, default=32, help="images of each row (32; class-conditional 48)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", choices=KINDS, help="one kind of condition")
+    options = parser.parse_args(arguments)
+    kinds = [options.only] if options.only else list(KINDS)
+    if missing := [name for kind in kinds for name in missing_checkpoints(kind) if name != DRAFTERS[kind]]:
+        progress(f"zoo/checkpoints lacks {', '.join(missing)}")
+        return 1
+    for kind in kinds:
+        world = load_world(kind, QUICK_IMAGES if options.quick else options.images, options.seed)
+        if options.quick:
+            run_kind(replace(world, prompts=world.prompts[:QUICK_IMAGES]), options.seed, Store(None, kind), QUICK_ROWS)
+            continue
+        run_kind(world, options.seed, Store(RESULTS, kind))
+        if world.drafter is not None:
+            draw_sheets(world, options.seed)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

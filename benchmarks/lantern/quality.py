@@ -1,0 +1,121 @@
+"""Quality of synthesised images: attributes that a captioner reads in them, Fréchet distances, standard errors; and the
+replacement of codes by their neighbours."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from benchmarks.harness.claims import ratio_error
+from zoo.image_quality import Reader, Seen, count_right, frechet_distance, image_features, read_images
+from zoo.world.grain import parse_prompt
+
+Score = Callable[[Seen | None], tuple[bool, int, int]]
+"""What the captioner read → whether all is right, attributes right, attributes asked for."""
+NUM_FOLDS = 8
+"""Parts of the jackknife."""
+
+
+class Judge(Protocol):
+    """Reads images."""
+
+    def read(self, images: Sequence[NDArray[np.uint8]]) -> list[Seen | None]:
+        """The contents of each image; None if nothing could be read."""
+        ...
+
+    def features(self, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.float64]:
+        """Features (n, d) of images."""
+        ...
+
+
+@dataclass(frozen=True)
+class ZooJudge:
+    """The zoo's captioner and its vision tower."""
+
+    reader: Reader
+
+    def read(self, images: Sequence[NDArray[np.uint8]]) -> list[Seen | None]:
+        return read_images(self.reader, images)
+
+    def features(self, images: Sequence[NDArray[np.uint8]]) -> NDArray[np.float64]:
+        return image_features(self.reader, images)
+
+
+def count_prompt(prompt: str) -> Score:
+    """The score of a text-conditional image; raises ValueError for a prompt of another world."""
+    wanted = parse_prompt(prompt)
+    if wanted is None:
+        raise ValueError(f"not a prompt of the grainy world: {prompt!r}")
+
+    def score(seen: Seen | None) -> tuple[bool, int, int]:
+        return seen == wanted, count_right(wanted, seen), 1 + 4 * len(wanted[0])
+
+    return score
+
+
+def count_class(colour: str, shape: str) -> Score:
+    """The score of a class-conditional image: one object, of this colour and this shape."""
+
+    def score(seen: Seen | None) -> tuple[bool, int, int]:
+        things = seen[0] if seen else ()
+        right = max(((thing.colour == colour) + (thing.shape == shape) for thing in things), default=0)
+        return len(things) == 1 and right == 2, right, 2
+
+    return score
+
+
+def measure_quality(
+    judge: Judge,
+    images: Sequence[NDArray[np.uint8]],
+    scores: Sequence[Score],
+    references: dict[str, NDArray[np.float64]],
+) -> dict[str, Any]:
+    """Shares of right images and attributes, and distances to the references, with standard errors `…_se`."""
+    scored = [score(seen) for score, seen in zip(scores, judge.read(images), strict=True)]
+    all_right, right, stated = zip(*scored, strict=True)
+    whole = sum(all_right) / len(scored)
+    found: dict[str, Any] = {
+        "whole": whole,
+        "whole_se": math.sqrt(whole * (1 - whole) / len(scored)),
+        "attributes": sum(right) / sum(stated),
+        "attributes_se": ratio_error(right, stated),
+    }
+    features = judge.features(images)
+    for name, reference in references.items():
+        found[f"frechet_{name}"] = frechet_distance(features, reference)
+        found[f"frechet_{name}_se"] = jackknife(features, partial(frechet_distance, reference))
+    return found
+
+
+def jackknife(values: NDArray[np.float64], measure: Callable[[NDArray[np.float64]], float]) -> float:
+    """Standard error of a measure of n values by a jackknife over `NUM_FOLDS` parts."""
+    folds = min(NUM_FOLDS, len(values) // 2)
+    if folds < 2:
+        return 0.0
+    kept = [measure(values[np.arange(len(values)) % folds != fold]) for fold in range(folds)]
+    return math.sqrt((folds - 1) / folds * sum((one - sum(kept) / folds) ** 2 for one in kept))
+
+
+def replace_codes(codes: NDArray[np.int32], table: Tensor, place: int) -> NDArray[np.int32]:
+    """Every code of (n, grid²) becomes its neighbour at `place` of the table (V, k), 0 being the nearest."""
+    return table[:, place].numpy().astype(np.int32)[codes]
+
+
+def draw_neighbours(codes: NDArray[np.int32], table: Tensor, k: int, seed: int) -> NDArray[np.int32]:
+    """Every code becomes one of its `k` nearest, itself included, drawn at each place (Figure 3)."""
+    drawn = np.random.default_rng(seed).integers(0, k, size=codes.shape)
+    near = np.concatenate([np.arange(len(table))[:, None], table[:, : k - 1].numpy()], axis=1)
+    return near[codes, drawn].astype(np.int32)
+
+
+def signal_to_noise(images: Sequence[NDArray[np.uint8]], others: Sequence[NDArray[np.uint8]]) -> float:
+    """Peak signal-to-noise ratio of two lists of images, in dB; infinite for equal ones."""
+    gap = np.mean([(one.astype(np.float64) - other) ** 2 for one, other in zip(images, others, strict=True)])
+    return float(10 * np.log10(255.0**2 / gap)) if gap else math.inf

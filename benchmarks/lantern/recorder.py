@@ -1,0 +1,125 @@
+"""Acceptance of a step's first draft under every k, δ, metric and divergence, recorded without changing the verdicts.
+
+The paper's Table 2 and Figure 2: acceptance probability of the first draft, mass of the likeliest codes, and how often
+the drafter guesses the likeliest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from decoding.acceptance.neighbourhood import Divergence, Neighbourhood
+from decoding.acceptance.walk import target_choice
+from decoding.contracts import Acceptance, EngineSpec, Judgement, Probe
+from decoding.noise import Stream
+from decoding.tree import Verdict
+from models.kv.lanes import SlotBatch
+
+TOPS = (1, 10)
+DRAFTER_TOPS = (1, 3)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One cell of a grid: the `k` nearest neighbours by `metric` under `delta`."""
+
+    metric: str
+    divergence: Divergence
+    k: int
+    delta: float
+
+    @property
+    def name(self) -> str:
+        return f"{self.metric}/{self.divergence}/{self.k}/{self.delta}"
+
+
+class Recorder:
+    """The acceptance rule `rule`, with statistics of the root of each tree."""
+
+    def __init__(self, rule: Acceptance, tables: dict[str, Tensor], settings: Iterable[Setting]) -> None:
+        self.rule = rule
+        self.lossless = rule.lossless
+        self.draft_stream = rule.draft_stream
+        self.needs_draft_probs = rule.needs_draft_probs
+        self.needs_hidden = rule.needs_hidden
+        self._around = {
+            s: Neighbourhood(tables[s.metric], s.k, s.delta, s.divergence, k_counts_draft=True) for s in settings
+        }
+        self._num_steps = 0
+        self._sums: dict[str, float] = {}
+
+    def open(self, spec: EngineSpec) -> None:
+        self.rule.open(spec)
+        for neighbourhood in self._around.values():
+            neighbourhood.open(spec)
+
+    def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
+        self.rule.admit(slots, probes)
+
+    def judge(self, judgement: Judgement) -> Verdict:
+        verdict = self.rule.judge(judgement)
+        tree = judgement.tree
+        children = (tree.parents == 0) & tree.valid
+        # No draft follows the last code.
+        rows = children.any(dim=1).nonzero()[:, 0]
+        if len(rows):
+            self._note(judgement, children, rows)
+        return verdict
+
+    def _note(self, judgement: Judgement, children: Tensor, rows: Tensor) -> None:
+        self._num_steps += len(rows)
+        law = judgement.warped[rows, 0].double().softmax(dim=-1)
+        for name, logits in (("guided", judgement.raw[rows, 0].double()), ("filtered", judgement.warped[rows, 0])):
+            likeliest = logits.double().softmax(dim=-1).topk(max(TOPS), dim=-1).values
+            for top in TOPS:
+                self._add(f"top{top}_{name}", likeliest[:, :top].sum(dim=-1))
+        first = children[rows].long().argmax(dim=1)
+        draft = judgement.tree.tokens[rows, first]
+        self._note_guesses(judgement, children[rows], rows)
+        own = law.gather(1, draft[:, None])[:, 0]
+        self._add("strict_probability", own)
+        wanted = None
+        if self.draft_stream == Stream.TOKEN:
+            wanted = target_choice(judgement)[rows, 0]
+            self._add("strict_hit", wanted == draft)
+        for setting, neighbourhood in self._around.items():
+            near = neighbourhood.around(draft)
+            near_probs = law.gather(1, near)
+            members = neighbourhood.members(draft, own, near, near_probs)
+            self._add(f"probability/{setting.name}", own + (near_probs * members).sum(dim=-1))
+            if wanted is not None:
+                replaces_it = (members & (near == wanted[:, None])).any(dim=-1)
+                self._add(f"hit/{setting.name}", replaces_it | (wanted == draft))
+
+    def _note_guesses(self, judgement: Judgement, children: Tensor, rows: Tensor) -> None:
+        """How often the target's likeliest code is among the root's first children, in draft order."""
+        likeliest = judgement.raw[rows, 0].argmax(dim=-1)
+        order = children.cumsum(dim=1) * children
+        guessed = judgement.tree.tokens[rows] == likeliest[:, None]
+        for top in DRAFTER_TOPS:
+            self._add(f"guessed_in_top{top}", (guessed & children & (order <= top)).any(dim=1))
+
+    def _add(self, name: str, values: Tensor) -> None:
+        self._sums[name] = self._sums.get(name, 0.0) + float(values.sum())
+
+    def means(self) -> dict[str, Any]:
+        """Means over the steps with drafts."""
+        return {"num_steps": self._num_steps} | {k: v / max(1, self._num_steps) for k, v in self._sums.items()}
+
+
+def record(rule: Acceptance, tables: dict[str, Tensor], ks: Iterable[int], deltas: Iterable[float]) -> Recorder:
+    """A recorder of the paper's grid: k × δ by ℓ2 and TVD, and the other metrics and divergence at the largest k."""
+    ks, deltas = sorted(ks), sorted(deltas)
+    settings = [Setting("l2", "tvd", k, delta) for k in ks for delta in deltas]
+    settings += [Setting(metric, "tvd", ks[-1], delta) for metric in tables if metric != "l2" for delta in deltas]
+    settings += [Setting("l2", "jsd", ks[-1], delta) for delta in deltas]
+    return Recorder(rule, tables, settings)
+
+
+def pick(means: dict[str, Any], kind: str, setting: Setting) -> float:
+    """One cell of a grid: `kind` "probability" or "hit"."""
+    return float(means[f"{kind}/{setting.name}"])

@@ -1,0 +1,1 @@
+"""Every method on every scenario of the zoo, and the papers' claims."""

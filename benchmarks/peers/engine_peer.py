@@ -1,0 +1,77 @@
+"""This engine as a peer: `python -m benchmarks.peers.engine_peer WORK plain|chain|controlled`."""
+
+from __future__ import annotations
+
+import platform
+import sys
+import time
+
+import torch
+import transformers
+
+from actors.loading.method import build_method
+from actors.loading.pair import load_target
+from benchmarks.harness.engines import encode, outcome_of, run_requests
+from benchmarks.harness.process import Outcome, Work, serve
+from configs.drafters import ModelDrafter
+from configs.method import MeasuredController, Method, NoController
+from configs.schema import Checkpoint
+from configs.trees import ChainTree
+from decoding import Engine, Request, Sampling
+from models.target import Target
+
+
+def choose_method(mode: str, gamma: int) -> Method:
+    """`plain`, a `chain` of `gamma` drafts, or one whose length a controller chooses (`controlled`)."""
+    if mode == "plain":
+        return Method()
+    controller = MeasuredController() if mode == "controlled" else NoController()
+    return Method(drafter=ModelDrafter(), tree=ChainTree(length=gamma), controller=controller)
+
+
+class EngineRunner:
+    """One pair, compiled unless `is_eager`, and an engine for each batch size."""
+
+    def __init__(self, work: Work, mode: str, is_eager: bool = False) -> None:
+        torch.set_num_threads(work.threads)
+        self._work = work
+        folders = [work.target] if mode == "plain" else [work.target, work.drafter]
+        models = [load_target(Checkpoint(path=path, dtype=work.dtype, device="cpu"), path) for path in folders]
+        compiled = [] if is_eager else [model.compile() for model in models]
+        self._step = "compiled" if compiled and all(compiled) else "eager"
+        self._target = models[0]
+        self._drafter: Target | None = models[1] if len(models) > 1 else None
+        self._choice = choose_method(mode, work.gamma)
+        self._engines: dict[int, Engine] = {}
+        sampling = Sampling(max_new_tokens=work.max_new_tokens, ignore_eos=work.ignore_eos)
+        self._requests = [Request(str(i), text, sampling=sampling) for i, text in enumerate(work.prompt_texts)]
+        ids = encode(self._target.front_end, work.prompt_texts)
+        for text, own, expected in zip(work.prompt_texts, ids, work.prompt_ids, strict=True):
+            if own != expected:
+                raise ValueError(f"this engine reads {text!r} as {own}, the other peers as {expected}")
+
+    def versions(self) -> dict[str, str]:
+        return {
+            "step": self._step,
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        }
+
+    def warm(self, batch: int, num_requests: int) -> Outcome:
+        """One full batch, which allocates and compiles; then two, which refill and drain slots as a pass does."""
+        self.run(batch, min(batch, num_requests))
+        return self.run(batch, min(2 * batch, num_requests))
+
+    def run(self, batch: int, num_requests: int) -> Outcome:
+        """See `benchmarks.harness.process.Runner`."""
+        if batch not in self._engines:
+            method = build_method(self._choice, self._drafter, self._target)
+            self._engines[batch] = Engine(self._target, method, batch, self._work.max_context_tokens)
+        start = time.perf_counter()
+        done = run_requests(self._engines[batch], self._requests[:num_requests])
+        return outcome_of(time.perf_counter() - start, done)
+
+
+if __name__ == "__main__":
+    sys.exit(serve(EngineRunner))

@@ -1,0 +1,68 @@
+"""The reference of all peers: the target's own tokens and logit gaps in fp32, by transformers' eager `generate`.
+
+python -m benchmarks.peers.reference WORK_FILE OUTPUT_FILE
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.harness.process import Work
+from benchmarks.peers.transformers_peer import batches, cut, end_ids, load_model, pad_left
+
+BATCH = 16
+
+
+def key_of(work: Work) -> str:
+    """A hash of what the reference depends on: the target's files, the prompts and the limits."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(work.target).iterdir()):
+        if path.suffix in (".json", ".safetensors"):
+            digest.update(path.name.encode())
+            digest.update(path.read_bytes())
+    digest.update(json.dumps([work.prompt_ids, work.max_new_tokens, work.ignore_eos]).encode())
+    return digest.hexdigest()[:16]
+
+
+@torch.inference_mode()
+def make_reference(work: Work) -> list[dict[str, Any]]:
+    """For every prompt its `tokens`, and for each token the `top` logit and its `gap` to the second."""
+    torch.set_num_threads(work.threads)
+    model = load_model(work.target, "float32", work.ignore_eos)
+    ends, pad = end_ids(model), model.generation_config.pad_token_id
+    found: list[dict[str, Any]] = [{} for _ in work.prompt_ids]
+    for numbers in batches(work.prompt_ids, BATCH):
+        inputs = pad_left([work.prompt_ids[number] for number in numbers], pad)
+        output = model.generate(
+            **inputs,
+            do_sample=False,
+            max_new_tokens=work.max_new_tokens,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        best = torch.stack([logits.topk(2).values for logits in output.logits], dim=1)  # (b, tokens, 2)
+        rows = output.sequences[:, inputs["input_ids"].shape[1] :].tolist()
+        for row, number in enumerate(numbers):
+            tokens = cut(rows[row], ends)
+            near = best[row, : len(tokens)]
+            gap = (near[:, 0] - near[:, 1]).tolist()
+            found[number] = {"tokens": tokens, "top": near[:, 0].tolist(), "gap": gap}
+    return found
+
+
+def main() -> int:
+    work, place = Work.read(sys.argv[1]), Path(sys.argv[2])
+    partial = place.with_suffix(".partial")
+    partial.write_text(json.dumps(make_reference(work)))
+    partial.replace(place)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
