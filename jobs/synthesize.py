@@ -40,9 +40,8 @@ def run(plan: SynthesisPlan) -> ImageSummary:
     """
     method = plan.config.method
     wall_s, waits, press = run_graph(plan, results, rows.ROWS_PER_GROUP)
-    done = summary.summarise(
-        plan.output, plan.job_id, method.label, method.verify_mode, wall_s, waits, kind=ImageSummary
-    )
+    empty = ImageSummary(plan.job_id, method.label, method.verify_mode, max(wall_s, 1e-9), waits)
+    done = summary.count(plan.output, empty)
     close(plan, done, functools.partial(preview_page, plan), press)
     return done
 
