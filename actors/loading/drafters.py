@@ -117,7 +117,7 @@ def load_head(config: CaptionJob | SynthesizeJob, target: Target | LlamaGenTarge
         shape = target.gpt.shape
         return read_at(WHERE, weights, lambda ref: load_image_eagle(ref, shape, weights.dtype, device))
     eagle = read_at(WHERE, weights, lambda ref: load_eagle(ref, weights.dtype, device))
-    _check_width(weights.path, eagle.llama.hidden_size, target.hidden_size)
+    _check_width(weights.path, eagle.hidden_size, target.hidden_size)
     return eagle
 
 

@@ -104,7 +104,8 @@ def plain_method() -> Method:
 
 def build_tree(config: MethodChoice) -> TreePolicy:
     """The tree policy alone."""
-    return _build(TREES, config.tree)
+    tree: TreePolicy = _build(TREES, config.tree)
+    return tree
 
 
 def num_medusa_levels(config: MethodChoice) -> int:

@@ -152,7 +152,8 @@ class ImageLessons:
             raise LessonError("wrong_codes")
         if codes.min() < 0 or codes.max() >= self._target.vocab_size:
             raise LessonError("wrong_codes")
-        return codes.tolist()
+        tokens: list[int] = codes.tolist()
+        return tokens
 
     def request(self, row: Row, sampling: Sampling) -> Request:
         return Request(row.sample_id, _text(row.messages), condition=row.condition, sampling=sampling)

@@ -12,12 +12,10 @@ import dataclasses
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import actors.engine_actor
-import actors.generate
 import actors.paint
-import actors.synthesize
 from configs.contexts import CaptionContext
 from configs.load import ConfigError
 from configs.schema import CaptionJob, Weights
@@ -26,6 +24,10 @@ from configs.synthesis import SynthesizeJob
 from configs.training import TrainDrafterJob
 from pipeline.storage import access, checkpoint_cache
 from pipeline.storage.checkpoint_cache import StoredCheckpoint
+
+if TYPE_CHECKING:
+    from actors.loading.image_pair import ImagePair, VqPainter
+    from actors.loading.pair import Pair
 
 AnyJob = TypeVar("AnyJob", bound=Section)
 Info = TypeVar("Info")
@@ -242,17 +244,17 @@ def fetched(job: AnyJob) -> AnyJob:
     return job
 
 
-def load_pair(config: CaptionJob, num_threads: int | None) -> actors.generate.Pair:
+def load_pair(config: CaptionJob, num_threads: int | None) -> Pair:
     """As `actors.engine_actor.load_pair`, from the location of the weights."""
     return _load(config, fetched(config), actors.engine_actor.load_pair, num_threads)
 
 
-def load_image_pair(config: SynthesizeJob, num_threads: int | None) -> actors.synthesize.ImagePair:
+def load_image_pair(config: SynthesizeJob, num_threads: int | None) -> ImagePair:
     """As `actors.engine_actor.load_pair`, from the location of the weights."""
     return _load(config, fetched(config), actors.engine_actor.load_pair, num_threads)
 
 
-def load_painter(config: SynthesizeJob, num_threads: int | None) -> actors.paint.VqPainter:
+def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
     """As `actors.paint.load_painter`; of all weights only those of the VQ model are copied."""
     local = config
     for site in sites(config):
