@@ -246,12 +246,14 @@ def fetched(job: AnyJob) -> AnyJob:
 
 def load_pair(config: CaptionJob, num_threads: int | None) -> Pair:
     """As `actors.engine_actor.load_pair`, from the location of the weights."""
-    return _load(config, fetched(config), actors.engine_actor.load_pair, num_threads)
+    pair: Pair = _load(config, fetched(config), actors.engine_actor.load_pair, num_threads)
+    return pair
 
 
 def load_image_pair(config: SynthesizeJob, num_threads: int | None) -> ImagePair:
     """As `actors.engine_actor.load_pair`, from the location of the weights."""
-    return _load(config, fetched(config), actors.engine_actor.load_pair, num_threads)
+    pair: ImagePair = _load(config, fetched(config), actors.engine_actor.load_pair, num_threads)
+    return pair
 
 
 def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
