@@ -8,7 +8,7 @@ CHOSEN, WITHIN, SLOWER = "chosen", "within the interval", "slower"
 
 
 @dataclass(frozen=True)
-class Standing:
+class CandidateResult:
     """Result of one candidate; the 95 % interval is None after a single round."""
 
     method: str
@@ -31,4 +31,4 @@ class Choice:
     num_rows: int
     num_rounds: int
     tokens_per_sample: float
-    standings: tuple[Standing, ...]
+    standings: tuple[CandidateResult, ...]

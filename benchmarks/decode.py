@@ -39,7 +39,7 @@ from pipeline.cluster.ray_session import session
 from pipeline.media.image_decoding import DecodeOptions, decode_image, decode_table
 from pipeline.media.video.sampling import Sampling
 from pipeline.media.video.worker import DecoderWorker, Limits, resident_bytes
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import result_schema
 from pipeline.run import wait_times
 from pipeline.run.graph import caption_dataset
@@ -217,10 +217,10 @@ class TimedPair:
 
 def timed_dataset(job: CaptionJob, pair: TimedPair, **options: Any) -> Any:
     """The real graph of a job over timed engines."""
-    asking = Asking.of(job)
-    frozen = freeze(job.source, asking)
+    prompt_options = PromptOptions.of(job)
+    frozen = freeze(job.source, prompt_options)
     source = SpanDatasource(job.source, frozen, ())
-    decode = partial(decode_table, options=DecodeOptions.of(job.source, frozen.root, asking))
+    decode = partial(decode_table, options=DecodeOptions.of(job.source, frozen.root, prompt_options))
     stamp = Stamp("timed", 1, "0")
     return caption_dataset(job, source, source.num_spans, decode, result_schema(), stamp, load=pair, **options)
 

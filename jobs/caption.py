@@ -19,7 +19,7 @@ from jobs.command import DONE, FAILED, REFUSED, Command
 from pipeline.media.image_decoding import decode_table, pixels
 from pipeline.media.video.clips import some_frames
 from pipeline.reports import preview, summary
-from pipeline.run.crash_ledger import FlightLog
+from pipeline.run.crash_ledger import CrashLedger
 from pipeline.run.execution import close, run_graph
 from pipeline.run.graph import caption_dataset
 from pipeline.run.plan import Plan, describe, first_prompt, make_plan
@@ -43,13 +43,15 @@ def run(plan: Plan) -> summary.Summary:
         RuntimeError: rows are missing from the output.
     """
     method = plan.config.method
-    wall_s, waits, press = run_graph(plan, results)
+    wall_s, waits, publisher = run_graph(plan, results)
     done = summary.summarise(plan.output, plan.job_id, method.label, method.verify_mode, wall_s, waits)
-    close(plan, done, functools.partial(preview_page, plan), press)
+    close(plan, done, functools.partial(preview_page, plan), publisher)
     return done
 
 
-def results(plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits, log: FlightLog | None = None) -> Dataset:
+def results(
+    plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits, log: CrashLedger | None = None
+) -> Dataset:
     """The dataset that the job writes."""
     return caption_dataset(
         plan.config,

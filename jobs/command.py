@@ -30,7 +30,7 @@ from pipeline.reports.summary import Summary
 from pipeline.run import estimate, resume
 from pipeline.run.execution import run_pilot
 from pipeline.run.plan import JobPlan
-from pipeline.run.resume import Going
+from pipeline.run.resume import ResumeOptions
 
 DONE, FAILED, REFUSED, TOO_MANY_ERRORS = 0, 1, 2, 3
 
@@ -49,7 +49,7 @@ AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
 
 @dataclass(frozen=True)
 class Command(Generic[Config, AnyPlan]):
-    """One kind of job as a command: `make_plan(config, limit, probe_output, going)` checks it, `run(plan)` runs it.
+    """One kind of job as a command: `make_plan(config, limit, probe_output, resume)` checks it, `run(plan)` runs it.
 
     `describe` returns the text of a dry run; `verb` names the job's work in its first line.
     """
@@ -58,7 +58,7 @@ class Command(Generic[Config, AnyPlan]):
     verb: str
     doc: str
     model: type[Config]
-    make_plan: Callable[[Config, int | None, bool, Going], AnyPlan]
+    make_plan: Callable[[Config, int | None, bool, ResumeOptions], AnyPlan]
     describe: Callable[[AnyPlan], Sequence[str]]
     run: Callable[[AnyPlan], Summary]
     build: Callable[..., Dataset]
@@ -99,7 +99,7 @@ class Command(Generic[Config, AnyPlan]):
 
     def _dry_run(self, config: Config, arguments: argparse.Namespace) -> int:
         """Print the plan and the first rendered prompt; write nothing and start nothing."""
-        plan = self.make_plan(config, arguments.limit, False, going(arguments))
+        plan = self.make_plan(config, arguments.limit, False, resume_options(arguments))
         for part in (*resume.resume_lines(plan), *self.describe(plan)):
             print(part)
         return DONE
@@ -108,7 +108,7 @@ class Command(Generic[Config, AnyPlan]):
         """Run a pilot and print an estimate of the job, or of the missing rows; write nothing."""
         if arguments.dry_run or arguments.limit is not None:
             raise ConfigError("--estimate: takes neither --limit nor --dry-run; it is about all that the job has to do")
-        plan = self.make_plan(config, None, False, going(arguments))
+        plan = self.make_plan(config, None, False, resume_options(arguments))
         if resume.is_complete(plan):
             print(f"nothing is missing in {plan.output.shown()}")
             return DONE
@@ -127,7 +127,7 @@ class Command(Generic[Config, AnyPlan]):
 
     def _run(self, config: Config, arguments: argparse.Namespace, stop: Stop) -> int:
         """Run the missing rows; print the summary of the whole output, its path, and the command for another run."""
-        plan = self.make_plan(config, arguments.limit, True, going(arguments))
+        plan = self.make_plan(config, arguments.limit, True, resume_options(arguments))
         if resume.is_complete(plan):
             print(f"nothing is missing in {plan.output.shown()}")
             print(resume.resume_lines(plan)[-1])
@@ -177,9 +177,11 @@ def is_set(arguments: argparse.Namespace, flag: str) -> bool:
     return bool(getattr(arguments, flag.strip("-").replace("-", "_")))
 
 
-def going(arguments: argparse.Namespace) -> Going:
+def resume_options(arguments: argparse.Namespace) -> ResumeOptions:
     """Resume options from the command line."""
-    return Going(arguments.allow_mixed, arguments.retry_errors, arguments.accept_touched, arguments.skip_digests)
+    return ResumeOptions(
+        arguments.allow_mixed, arguments.retry_errors, arguments.accept_touched, arguments.skip_digests
+    )
 
 
 def _price(text: str) -> float:

@@ -18,7 +18,7 @@ from configs.synthesis import SynthesizeJob
 from jobs.command import Command
 from pipeline.media.image_decoding import decode_image
 from pipeline.reports import preview, summary
-from pipeline.run.crash_ledger import FlightLog
+from pipeline.run.crash_ledger import CrashLedger
 from pipeline.run.execution import close, run_graph
 from pipeline.run.graph import synthesis_dataset
 from pipeline.storage import checkpoints
@@ -39,15 +39,15 @@ def run(plan: SynthesisPlan) -> ImageSummary:
         RuntimeError: rows are missing from the output.
     """
     method = plan.config.method
-    wall_s, waits, press = run_graph(plan, results, rows.ROWS_PER_GROUP)
+    wall_s, waits, publisher = run_graph(plan, results, rows.ROWS_PER_GROUP)
     empty = ImageSummary(plan.job_id, method.label, method.verify_mode, max(wall_s, 1e-9), waits)
     done = summary.count(plan.output, empty)
-    close(plan, done, functools.partial(preview_page, plan), press)
+    close(plan, done, functools.partial(preview_page, plan), publisher)
     return done
 
 
 def results(
-    plan: SynthesisPlan, stamp: Stamp, tally: Tally | None, flow: ReportWaits, log: FlightLog | None = None
+    plan: SynthesisPlan, stamp: Stamp, tally: Tally | None, flow: ReportWaits, log: CrashLedger | None = None
 ) -> Dataset:
     """The dataset that the job writes."""
     config = plan.config

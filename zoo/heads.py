@@ -11,7 +11,7 @@ import torch
 from models.heads.eagle import save_eagle
 from models.heads.files import keep_as_safetensors
 from models.heads.medusa import save_medusa
-from models.heads.teacher import Lesson
+from models.heads.teacher import TrainingSample
 from models.heads.training import Pace, Trainer, fresh_eagle, fresh_medusa
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
@@ -42,16 +42,16 @@ def teach_head(trainer: Trainer, samples: Iterator[Batch]) -> None:
     """Teach a head batches of conversations, as the job `jobs.train_drafter` does with rows of a source."""
     total, steps = 0.0, trainer.pace.num_steps
     for step, batch in enumerate(islice(samples, steps), start=1):
-        lessons = lessons_of(batch, trainer.target)
-        total += trainer.learn(list(enumerate(lessons, start=(step - 1) * len(lessons)))) or 0.0
+        training_samples = training_samples_of(batch, trainer.target)
+        total += trainer.learn(list(enumerate(training_samples, start=(step - 1) * len(training_samples)))) or 0.0
         if step % 100 == 0 or step == steps:
             report(f"step {step}/{steps} loss {total / (step % 100 or 100):.4f}")
             total = 0.0
 
 
-def lessons_of(batch: Batch, target: Target) -> list[Lesson]:
+def training_samples_of(batch: Batch, target: Target) -> list[TrainingSample]:
     """The conversations of a batch, one by one, without their pads."""
-    lessons, used = [], 0
+    training_samples, used = [], 0
     for row, size in enumerate(batch.mask.sum(dim=1).tolist()):
         ids = batch.ids[row, :size]
         num_images = int((ids == target.model.config.image_token_id).sum()) // NUM_VISUAL_TOKENS
@@ -59,5 +59,5 @@ def lessons_of(batch: Batch, target: Target) -> list[Lesson]:
         if num_images:
             inputs["pixel_values"] = batch.inputs["pixel_values"][used : used + num_images]
         used += num_images
-        lessons.append(Lesson(target.prefix(inputs), batch.weights[row, :size] > 0))
-    return lessons
+        training_samples.append(TrainingSample(target.prefix(inputs), batch.weights[row, :size] > 0))
+    return training_samples

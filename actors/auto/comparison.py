@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from actors.choice import Standing
+from actors.choice import CandidateResult
 
 FULL_SHARE = 0.9
 """Share of a block's most rows in slots from which on a step counts."""
@@ -169,7 +169,7 @@ class Comparison:
         difference, margin = self._contrast(name)
         return difference > max(0.0, margin)
 
-    def standing(self, name: str, note: str = "") -> Standing:
+    def standing(self, name: str, note: str = "") -> CandidateResult:
         """A candidate's time with its interval, acceptance length and rows."""
         place = self.names.index(name)
         blocks = [block for block in self.blocks if block.candidate == name]
@@ -180,7 +180,7 @@ class Comparison:
             low, high = value * math.exp(-margin), value * math.exp(margin)
         num_rows = sum(block.num_rows for block in blocks)
         length = sum(block.acceptance_length * block.num_rows for block in blocks) / num_rows
-        return Standing(name, value, low, high, length, num_rows, note)
+        return CandidateResult(name, value, low, high, length, num_rows, note)
 
     def _contrast(self, name: str) -> tuple[float, float]:
         """The logarithmic difference to the best candidate, and half the width of its interval."""

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from actors.auto.comparison import Block, Comparison, Recorder, Row, Step, acceptance_band
-from actors.choice import CHOSEN, SLOWER, WITHIN, Choice, Standing
+from actors.choice import CHOSEN, SLOWER, WITHIN, CandidateResult, Choice
 from actors.serving.engine_thread import SteppedEngine
 from actors.serving.recovery import QueuedEngine, RecoveringEngine, is_out_of_memory, release_memory
 from configs.method import Method
@@ -218,7 +218,7 @@ class Trial(QueuedEngine):
         """Keep the fastest remaining candidate."""
         self._block = None
         notes = {**self._out, **self._dropped}
-        standings: dict[str, Standing] = {}
+        standings: dict[str, CandidateResult] = {}
         self._turn = next(iter(self._racing), next(iter(self._candidates)))
         for found in self._comparisons():
             racing = [name for name in found.names if name in self._racing]
@@ -229,7 +229,7 @@ class Trial(QueuedEngine):
             self._band = acceptance_band(self._blocks, self._turn, LEAST_DRIFT)
         for name in self._candidates:
             note = CHOSEN if name == self._turn else notes.get(name, "not measured")
-            standings.setdefault(name, Standing(name, None, None, None, 1.0, 0, note))
+            standings.setdefault(name, CandidateResult(name, None, None, None, 1.0, 0, note))
         ordered = sorted(standings.values(), key=lambda one: (one.sample_s is None, one.sample_s or 0.0))
         tokens = self._num_tokens / self._num_rows if self._num_rows else 0.0
         choice = Choice(self._turn, self._reason, self._num_rows, self._num_rounds, tokens, tuple(ordered))

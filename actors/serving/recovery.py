@@ -170,11 +170,11 @@ class RecoveringEngine(QueuedEngine):
         requests, plain_request = self._batched(), self._plain_request
         num_running = len(self.queue.running)
         self._drop_engines()
-        given_up: list[Completion] = []
+        as_failed_row: list[Completion] = []
         if self.num_slots == 1:
             (request,) = self.queue.running.values()
             error = decoding.errors.out_of_memory(reason)
-            given_up.append(failed(request.sample_id, error.code, error.message))
+            as_failed_row.append(failed(request.sample_id, error.code, error.message))
             self.queue.finish(request.sample_id)
             self.num_slots = self._full_slots
             logger.warning("the row %s does not fit into the device's memory: %s", request.sample_id, reason)
@@ -186,7 +186,7 @@ class RecoveringEngine(QueuedEngine):
             logger.warning("out of memory with %d slots, continuing with %d: %s", self.num_slots, slots, reason)
             self.num_slots = slots
         self._engine = self._built()
-        return given_up
+        return as_failed_row
 
     def _drop_engines(self, keep_plain: bool = False) -> None:
         del self._engine

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from actors.loading.drafters import load_gpt_target, load_text_encoder, read_at
 from actors.loading.pair import load_target
-from actors.training.samples import CodesOf, ImageLessons, Lessons, TextLessons
+from actors.training.samples import CodesOf, ImageSamples, TextSamples, TrainingSamples
 from configs.load import ConfigError
 from configs.schema import Weights
 from configs.training import ImageTeaching, MedusaHead, TrainDrafterJob
@@ -37,7 +37,7 @@ class Learner:
 
     target: TargetModel
     task: HeadTask
-    lessons: Lessons
+    training_samples: TrainingSamples
     shape: GptShape | None = None
 
     @property
@@ -94,7 +94,7 @@ def load_learner(job: TrainDrafterJob) -> Learner:
     """
     if job.image is None:
         target = load_target(job.target, "target")
-        return Learner(target, fresh_head(job, target), TextLessons(target, job))
+        return Learner(target, fresh_head(job, target), TextSamples(target, job))
     return _image_learner(job, job.image)
 
 
@@ -114,7 +114,7 @@ def _image_learner(job: TrainDrafterJob, image: ImageTeaching) -> Learner:
     encoder = None if image.condition is None else load_text_encoder("image.condition", image.condition, gpt.shape)
     target = LlamaGenTarget(gpt, encoder, guided=True, name=job.target.path)
     codes_of = None if image.vq is None else _codes_of(image.vq, gpt.shape.grid)
-    return Learner(target, fresh_head(job, target), ImageLessons(target, job, codes_of), gpt.shape)
+    return Learner(target, fresh_head(job, target), ImageSamples(target, job, codes_of), gpt.shape)
 
 
 def _codes_of(weights: Weights, grid: int) -> CodesOf:

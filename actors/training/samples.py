@@ -21,13 +21,13 @@ from decoding.drafters import EagleDrafter, MedusaDrafter
 from decoding.drafters.merge import Guided, Merge, SingleLane
 from decoding.trees import DynamicTree, StaticTree, branching_paths
 from models.contract import Condition, TargetModel
-from models.heads.teacher import Lesson, make_lesson
+from models.heads.teacher import TrainingSample, make_training_sample
 from models.heads.training import EagleTask, HeadTask, MedusaTask, Pace, count_right, key_of
 from models.inputs.clip import Clip
 from models.inputs.processing import PromptError
 from models.target import Target
 
-LESSON_CODES = {
+SAMPLE_ERROR_CODES = {
     "missing_answer": "the answer column has no value in this row",
     "prompt_refused": "the processor, the chat template or the text encoder refuses the row",
     "too_long": "prompt and answer together have more tokens than training.max_tokens",
@@ -37,12 +37,12 @@ LESSON_CODES = {
 """Codes of decoded rows without a training sample, besides those of `pipeline.rows.schemas`."""
 
 
-class LessonError(Exception):
-    """A row without a training sample: a code from `LESSON_CODES`."""
+class TrainingSampleError(Exception):
+    """A row without a training sample: a code from `SAMPLE_ERROR_CODES`."""
 
     def __init__(self, code: str) -> None:
-        assert code in LESSON_CODES, code
-        super().__init__(LESSON_CODES[code])
+        assert code in SAMPLE_ERROR_CODES, code
+        super().__init__(SAMPLE_ERROR_CODES[code])
         self.code = code
 
 
@@ -60,14 +60,14 @@ class Row:
     condition: Condition = None
 
 
-class Lessons(Protocol):
+class TrainingSamples(Protocol):
     """Maps rows to training samples and requests of one target."""
 
-    def lesson(self, row: Row, ordinal: int | None) -> Lesson:
+    def training_sample(self, row: Row, ordinal: int | None) -> TrainingSample:
         """The training sample of a row; `ordinal` seeds its random draws, None draws nothing (held-out rows).
 
         Raises:
-            LessonError: the row has no tokens to train on.
+            TrainingSampleError: the row has no tokens to train on.
         """
         ...
 
@@ -76,7 +76,7 @@ class Lessons(Protocol):
         ...
 
 
-class TextLessons:
+class TextSamples:
     """Text answers to prompts with images, for any family of `models.target`."""
 
     def __init__(self, target: Target, job: schema.TrainDrafterJob) -> None:
@@ -89,18 +89,18 @@ class TextLessons:
         # Of several EOS tokens, the tokenizer's closes a turn.
         self._eos = [eos_id] if eos_id in target.eos_ids else sorted(target.eos_ids)[:1]
 
-    def lesson(self, row: Row, ordinal: int | None) -> Lesson:
+    def training_sample(self, row: Row, ordinal: int | None) -> TrainingSample:
         if row.answer is None or not row.answer.strip():
-            raise LessonError("missing_answer")
+            raise TrainingSampleError("missing_answer")
         try:
             prompt = self._target.front_end.render(row.messages)
             prefix = self._target.encode(prompt, row.images, row.videos)
         except PromptError:
-            raise LessonError("prompt_refused") from None
+            raise TrainingSampleError("prompt_refused") from None
         answer = self._tokenizer(f"{self._prefix}{row.answer}", add_special_tokens=False)["input_ids"] + self._eos
         if prefix.length + len(answer) > self._max_tokens:
-            raise LessonError("too_long")
-        return make_lesson(self._target, prefix, answer)
+            raise TrainingSampleError("too_long")
+        return make_training_sample(self._target, prefix, answer)
 
     def request(self, row: Row, sampling: Sampling) -> Request:
         prompt = self._target.front_end.render(row.messages)
@@ -111,7 +111,7 @@ CodesOf = Callable[[NDArray[np.uint8]], NDArray[np.int64]]
 """uint8 RGB (height, width, 3) → codes (grid²,) in raster order."""
 
 
-class ImageLessons:
+class ImageSamples:
     """Conditions followed by the codes of an image; the condition of `null_share` of the rows is dropped.
 
     As in guidance, a sample without its condition is the row's second lane, with null embeddings at the padding of the
@@ -128,15 +128,15 @@ class ImageLessons:
         self._num_codes = target.max_new_tokens
         self._codes_of = codes_of
 
-    def lesson(self, row: Row, ordinal: int | None) -> Lesson:
+    def training_sample(self, row: Row, ordinal: int | None) -> TrainingSample:
         codes = self._codes(row)
         try:
             lanes = self._target.encode_lanes(_text(row.messages), (), row.condition)
         except PromptError:
-            raise LessonError("prompt_refused") from None
+            raise TrainingSampleError("prompt_refused") from None
         # The target decodes the first token; drafting starts after it.
         num_known = 1 if self._image.teach_first_draft else 2
-        return make_lesson(self._target, lanes[self.is_null(ordinal)], codes, num_known)
+        return make_training_sample(self._target, lanes[self.is_null(ordinal)], codes, num_known)
 
     def is_null(self, ordinal: int | None) -> bool:
         """Whether the condition of the row with this ordinal is dropped."""
@@ -146,12 +146,12 @@ class ImageLessons:
         codes = row.codes
         if self._codes_of is not None:
             if len(row.images) != 1:
-                raise LessonError("wrong_image")
+                raise TrainingSampleError("wrong_image")
             codes = self._codes_of(row.images[0])
         if codes is None or codes.shape != (self._num_codes,):
-            raise LessonError("wrong_codes")
+            raise TrainingSampleError("wrong_codes")
         if codes.min() < 0 or codes.max() >= self._target.vocab_size:
-            raise LessonError("wrong_codes")
+            raise TrainingSampleError("wrong_codes")
         tokens: list[int] = codes.tolist()
         return tokens
 
@@ -171,9 +171,9 @@ def pace_of(teaching: schema.Teaching) -> Pace:
     return Pace(betas=(teaching.beta1, teaching.beta2), **options)
 
 
-def accuracy(task: HeadTask, target: TargetModel, batches: Iterable[Sequence[Lesson]]) -> dict[str, float]:
+def accuracy(task: HeadTask, target: TargetModel, batches: Iterable[Sequence[TrainingSample]]) -> dict[str, float]:
     """The share of drafts for which the head has the target's likeliest token first, and among its first three."""
-    counts = [count_right(task, target, lessons) for lessons in batches]
+    counts = [count_right(task, target, training_samples) for training_samples in batches]
     first, three, total = (sum(column) for column in zip(*counts)) if counts else (0, 0, 0)
     return {"top1_accuracy": first / max(1, total), "top3_accuracy": three / max(1, total)}
 

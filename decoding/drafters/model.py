@@ -137,7 +137,7 @@ class ModelDrafter(Drafter):
         # While every level has one node, each node attends to all before it, and parents are not needed.
         is_line = start == frontier.depth - 1
         if is_line and width == 1:
-            depth, sees = self._going_on(b, start)
+            depth, sees = self._chain_continuation(b, start)
         else:
             # The root is committed already, so a node of depth 1 has the row's next position.
             depth = torch.full_like(frontier.tokens, frontier.depth - 1)
@@ -163,7 +163,7 @@ class ModelDrafter(Drafter):
             self._begun[b, width] = depth, self._causal[:width, :width].expand(b, -1, -1), depth[:, :0]
         return self._begun[b, width]
 
-    def _going_on(self, b: int, place: int) -> tuple[Tensor, Tensor]:
+    def _chain_continuation(self, b: int, place: int) -> tuple[Tensor, Tensor]:
         """Depth (b, 1) of the chain's node in scratch position `place`, and its visibility (b, 1, place + 1): all so
         far."""
         if (b, place) not in self._gone_on:

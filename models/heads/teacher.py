@@ -15,7 +15,7 @@ from models.kv.lanes import SlotBatch
 
 
 @dataclass(frozen=True)
-class Lesson:
+class TrainingSample:
     """A prompt with its continuation, in one `prefix` of L positions; `wanted` (L,) bool, on the CPU, marks the tokens
     that a head must learn to draft."""
 
@@ -54,29 +54,33 @@ def extend(prefix: Prefix, token_ids: Tensor, embeds: Tensor) -> Prefix:
 
 
 @torch.no_grad()
-def make_lesson(target: TargetModel, prompt: Prefix, said: Sequence[int], num_known: int = 0) -> Lesson:
+def make_training_sample(
+    target: TargetModel, prompt: Prefix, said: Sequence[int], num_known: int = 0
+) -> TrainingSample:
     """A prompt and its continuation, of which the first `num_known` tokens need not be drafted."""
     token_ids = torch.tensor(said, dtype=torch.long, device=target.device)
     embeds = target.decoder.get_input_embeddings()(token_ids)  # type: ignore[operator]
     wanted = torch.zeros(prompt.length + len(said), dtype=torch.bool)
     wanted[prompt.length + num_known :] = True
-    return Lesson(extend(prompt, token_ids, embeds), wanted)
+    return TrainingSample(extend(prompt, token_ids, embeds), wanted)
 
 
 @torch.no_grad()
-def teach_states(target: TargetModel, lessons: Sequence[Lesson]) -> States:
+def teach_states(target: TargetModel, training_samples: Sequence[TrainingSample]) -> States:
     """Run the target over whole training samples."""
-    lengths = tuple(lesson.prefix.length for lesson in lessons)
-    index = torch.arange(len(lessons), device=target.device)
-    slots = SlotBatch(index, tuple(range(len(lessons))), (0,) * len(lessons))
-    lanes = target.lanes(len(lessons), 1, max(lengths))
-    hidden = lanes.admit(slots, [[lesson.prefix] for lesson in lessons]).hidden[:, 0]
-    prefixes = [lesson.prefix for lesson in lessons]
+    lengths = tuple(training_sample.prefix.length for training_sample in training_samples)
+    index = torch.arange(len(training_samples), device=target.device)
+    slots = SlotBatch(index, tuple(range(len(training_samples))), (0,) * len(training_samples))
+    lanes = target.lanes(len(training_samples), 1, max(lengths))
+    hidden = lanes.admit(slots, [[training_sample.prefix] for training_sample in training_samples]).hidden[:, 0]
+    prefixes = [training_sample.prefix for training_sample in training_samples]
     return States(
         tokens=pad_sequence([prefix.token_ids for prefix in prefixes], batch_first=True),
         visual=pad_sequence([prefix.visual for prefix in prefixes], batch_first=True),
         received=pad_sequence([prefix.embeds for prefix in prefixes], batch_first=True).float(),
         hidden=hidden.float(),
-        wanted=pad_sequence([lesson.wanted for lesson in lessons], batch_first=True).to(target.device),
+        wanted=pad_sequence([training_sample.wanted for training_sample in training_samples], batch_first=True).to(
+            target.device
+        ),
         lengths=lengths,
     )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from models.contract import TargetModel
 from models.heads.eagle import EagleNetwork, EagleShape
 from models.heads.medusa import MedusaHeads, MedusaShape
-from models.heads.teacher import Lesson, States, teach_states
+from models.heads.teacher import States, TrainingSample, teach_states
 
 FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1
 """Weights of the two terms of EAGLE's loss (Li et al. 2024, equation 7; the second is the public code's)."""
@@ -214,7 +214,7 @@ class Trainer:
             self._learned.values(), lr=pace.learning_rate, betas=pace.betas, weight_decay=pace.weight_decay
         )
 
-    def learn(self, lessons: Sequence[tuple[int, Lesson]]) -> float | None:
+    def learn(self, training_samples: Sequence[tuple[int, TrainingSample]]) -> float | None:
         """Take one step on this worker's part of a batch of (ordinal, sample); returns the loss over the whole batch.
 
         A batch without tokens to learn leaves the head as it is, and its loss is None.
@@ -222,8 +222,8 @@ class Trainer:
         Raises:
             FloatingPointError: the loss is not finite; the head is left as it was.
         """
-        counts = self._add_up([self.task.counts(lesson.wanted) for _, lesson in lessons])
-        loss = self._update(lessons, counts.clamp_min(1)) if bool((counts > 0).any()) else None
+        counts = self._add_up([self.task.counts(training_sample.wanted) for _, training_sample in training_samples])
+        loss = self._update(training_samples, counts.clamp_min(1)) if bool((counts > 0).any()) else None
         self.step += 1
         return loss
 
@@ -235,16 +235,16 @@ class Trainer:
         return total
 
     @torch.enable_grad()
-    def _update(self, lessons: Sequence[tuple[int, Lesson]], counts: Tensor) -> float:
+    def _update(self, training_samples: Sequence[tuple[int, TrainingSample]], counts: Tensor) -> float:
         self.task.module.train()
         loss = torch.zeros(1, device=self.target.device)
         for value in self._learned.values():
             value.grad = torch.zeros_like(value)
-        # Lessons of like length are run together: fewer pads.
-        ordered = sorted(lessons, key=lambda each: each[1].prefix.length)
+        # TrainingSamples of like length are run together: fewer pads.
+        ordered = sorted(training_samples, key=lambda each: each[1].prefix.length)
         for start in range(0, len(ordered), self._max_rows):
             some = ordered[start : start + self._max_rows]
-            states = teach_states(self.target, [lesson for _, lesson in some])
+            states = teach_states(self.target, [training_sample for _, training_sample in some])
             terms = self.task.sums(states, self._noise(states, [ordinal for ordinal, _ in some]))
             part = (terms / counts).sum().to(torch.float32)
             part.backward()  # type: ignore[no-untyped-call]
@@ -310,10 +310,12 @@ class Trainer:
 
 
 @torch.no_grad()
-def count_right(task: HeadTask, target: TargetModel, lessons: Sequence[Lesson]) -> tuple[int, int, int]:
+def count_right(
+    task: HeadTask, target: TargetModel, training_samples: Sequence[TrainingSample]
+) -> tuple[int, int, int]:
     """Of the drafts to be learned: how many have the target's most probable token as the head's first choice, how many
     among its first three, and their number."""
-    states = teach_states(target, lessons)
+    states = teach_states(target, training_samples)
     use = states.wanted[:, 2:]
     best = task.logits(states)[use].topk(3, dim=-1).indices
     head: Any = target.head

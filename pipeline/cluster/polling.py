@@ -13,7 +13,7 @@ import ray
 def polled(look: Callable[[], None], every_s: float, name: str, last_look: bool = False) -> Iterator[None]:
     """Call `look` every so many seconds while the block runs, and with `last_look` once more when it ends.
 
-    An error of Ray ends the thread: the cluster is going away, and its own error is the one to show.
+    An error of Ray ends the thread: the cluster is resume away, and its own error is the one to show.
     """
     stop = threading.Event()
 

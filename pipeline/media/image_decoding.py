@@ -31,7 +31,7 @@ from pipeline.media.video.clips import (
 )
 from pipeline.media.video.worker import DecodedClip
 from pipeline.prompts import templates
-from pipeline.prompts.row_options import Asked, Asking
+from pipeline.prompts.row_options import PromptOptions, RowPrompt
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
 from pipeline.sources.uris import Fetcher
@@ -47,7 +47,7 @@ class DecodeOptions:
     """How rows are decoded: their prompt options, the limits on images, the longer side that images are shrunk to
     (None: unchanged), the fetcher of images by URI, and how videos are decoded."""
 
-    asking: Asking
+    prompt_options: PromptOptions
     max_image_pixels: int = 64_000_000
     max_side_px: int | None = None
     fetcher: Fetcher | None = None
@@ -56,13 +56,13 @@ class DecodeOptions:
     max_decoded_bytes: int = MAX_DECODED_BYTES
 
     @classmethod
-    def of(cls, source: Source, root: str, asking: Asking) -> DecodeOptions:
+    def of(cls, source: Source, root: str, prompt_options: PromptOptions) -> DecodeOptions:
         """The options of a job on this source, whose root is `root` as a URL.
 
         A `source.max_side_px` of `auto` that `pipeline.run.plan` has not resolved shrinks nothing.
         """
         return cls(
-            asking,
+            prompt_options,
             source.max_image_pixels,
             source.max_side_px if isinstance(source.max_side_px, int) else None,
             Fetcher(source, root),
@@ -107,7 +107,7 @@ class _Decoded:
     sample_id: str
     span: Span = NO_SPAN
     videos: Sequence[DecodedClip] = ()
-    asked: Asked | None = None
+    asked: RowPrompt | None = None
     error: tuple[str, str] = ("", "")
 
 
@@ -122,7 +122,7 @@ def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[st
     column = PixelColumn(options.row_bytes)
     decoded: list[_Decoded] = []
     sample_ids = table["sample_id"].to_pylist()
-    for index, row, fetched in _asked_rows(table, options):
+    for index, row, fetched in _prompt_rows(table, options):
         try:
             if isinstance(row, RowError):
                 raise row
@@ -153,10 +153,10 @@ def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[st
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _RowPrompts:
     """One row's questions, and its media, still encoded, in the order of their places."""
 
-    questions: Sequence[Asked]
+    questions: Sequence[RowPrompt]
     images: Sequence[dict[str, Any]]
     videos: Sequence[dict[str, Any]]
 
@@ -164,7 +164,7 @@ class _Asked:
 Fetched = Mapping[str, bytes | RowError]
 
 
-def _asked_rows(table: pa.Table, options: DecodeOptions) -> Iterator[tuple[int, _Asked | RowError, Fetched]]:
+def _prompt_rows(table: pa.Table, options: DecodeOptions) -> Iterator[tuple[int, _RowPrompts | RowError, Fetched]]:
     """The rows in order, each with its index and its fetched images.
 
     Images are fetched for a few rows at a time, so that the encoded bytes in memory do not grow with the table.
@@ -172,12 +172,12 @@ def _asked_rows(table: pa.Table, options: DecodeOptions) -> Iterator[tuple[int, 
     at_once = FETCHED_AT_ONCE
     if options.fetcher is not None:
         at_once = min(at_once, options.fetcher.source.fetch.max_parallel)
-    window: list[tuple[int, _Asked | RowError]] = []
+    window: list[tuple[int, _RowPrompts | RowError]] = []
     uris: list[str] = []
     for index in range(table.num_rows):
         row = _ask(table, index, options)
         window.append((index, row))
-        if isinstance(row, _Asked):
+        if isinstance(row, _RowPrompts):
             uris += [image["uri"] for image in row.images if image["bytes"] is None]
         if len(uris) >= at_once or not uris or index + 1 == table.num_rows:
             fetched = _fetch(list(dict.fromkeys(uris)), options)
@@ -186,13 +186,13 @@ def _asked_rows(table: pa.Table, options: DecodeOptions) -> Iterator[tuple[int, 
             window, uris = [], []
 
 
-def _ask(table: pa.Table, index: int, options: DecodeOptions) -> _Asked | RowError:
+def _ask(table: pa.Table, index: int, options: DecodeOptions) -> _RowPrompts | RowError:
     """The questions and media of a row, or the error with which it has arrived or which its options are."""
     if code := table["error_type"][index].as_py():
         return RowError(code, table["error_message"][index].as_py())
     try:
         fields = json.loads(table["fields"][index].as_py())
-        questions, *media = options.asking.ask(fields, *media_of(table, index))
+        questions, *media = options.prompt_options.ask(fields, *media_of(table, index))
         images, videos = ([_NAMED | {"uri": one} if isinstance(one, str) else one for one in cell] for cell in media)
         if len(images) > options.max_images_per_row:
             limit = f"source.max_images_per_row ({options.max_images_per_row})"
@@ -203,7 +203,7 @@ def _ask(table: pa.Table, index: int, options: DecodeOptions) -> _Asked | RowErr
             raise RowError("row_too_large", message)
     except RowError as error:
         return error
-    return _Asked(questions, images, videos)
+    return _RowPrompts(questions, images, videos)
 
 
 _NAMED: dict[str, Any] = dict.fromkeys(("bytes", "uri", "path", "offset", "size"))
@@ -212,7 +212,7 @@ _NAMED: dict[str, Any] = dict.fromkeys(("bytes", "uri", "path", "offset", "size"
 def _decode_row(
     index: int,
     sample_id: str,
-    row: _Asked,
+    row: _RowPrompts,
     fetched: Fetched,
     column: PixelColumn,
     options: DecodeOptions,

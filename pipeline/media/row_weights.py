@@ -22,7 +22,7 @@ from configs.schema import Source
 from pipeline.media.image_size import size_of
 from pipeline.media.pixels import fitting
 from pipeline.media.video.clips import VideoOptions
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import RowError
 
 SHARES = 6
@@ -47,17 +47,19 @@ class Weigher:
     max_side_px: int | None
     video_bytes: int
     clip_bytes: int
-    asking: Asking
+    prompt_options: PromptOptions
 
     @classmethod
-    def of(cls, source: Source, batch_rows: int, asking: Asking) -> Weigher:
+    def of(cls, source: Source, batch_rows: int, prompt_options: PromptOptions) -> Weigher:
         """The weigher of a job on this source."""
         options = VideoOptions.of(source, "")
         limits, clip_bytes = options.limits, most_of_a_clip(options)
         # How many clips a video is cut into is known when it is decoded.
         video_bytes = clip_bytes if options.sampling.clip_s is None else limits.max_decoded_bytes
         share_bytes = share_of(source.max_decoded_bytes)
-        return cls(batch_rows, share_bytes, limits.max_pixels, limits.max_side_px, video_bytes, clip_bytes, asking)
+        return cls(
+            batch_rows, share_bytes, limits.max_pixels, limits.max_side_px, video_bytes, clip_bytes, prompt_options
+        )
 
     @property
     def rows_of_clips(self) -> int:
@@ -72,10 +74,10 @@ class Weigher:
     def _weight(self, table: pa.Table, index: int) -> int:
         images, videos = media_of(table, index)
         num_prompts = 1
-        if self.asking.columns.prompts is not None or self.asking.columns.messages is not None:
+        if self.prompt_options.columns.prompts is not None or self.prompt_options.columns.messages is not None:
             try:
                 fields = json.loads(table["fields"][index].as_py())
-                questions, images, videos = self.asking.ask(fields, images, videos)
+                questions, images, videos = self.prompt_options.ask(fields, images, videos)
             except RowError:
                 return 1
             num_prompts = len(questions)

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.source.done_bitmap import Bools, DoneSet, Ints, PathIndex
+from pipeline.source.done_bitmap import Bools, DoneBitmap, Ints, PathIndex
 
 COLUMNS = (
     *("source", "row_index", "sample_id", "attempt"),
@@ -54,9 +54,9 @@ class Accounts:
 
     def __init__(self, counts: Ints, rows_per_sample: int | None = 1) -> None:
         self._rows_per_sample = rows_per_sample
-        self.good = DoneSet(counts)
+        self.good = DoneBitmap(counts)
         """Samples all of whose rows are in `data/`."""
-        self._bad = DoneSet(counts)
+        self._bad = DoneBitmap(counts)
         self._open = _ENTRY.empty_table()
 
     def add(self, parts: Sequence[Rows], is_error: bool = False) -> list[Bools]:
@@ -72,9 +72,9 @@ class Accounts:
             return [self.good.has(one.files, one.rows) | self._bad.add(one.files, one.rows) for one in parts]
         return [self.good.add(one.files, one.rows) for one in parts]
 
-    def done(self, retry_errors: bool = False) -> DoneSet:
+    def done(self, retry_errors: bool = False) -> DoneBitmap:
         """The samples that need nothing more; with `retry_errors` none that has failed."""
-        done = DoneSet(self.good.counts)
+        done = DoneBitmap(self.good.counts)
         done.merge(self.good)
         if not retry_errors:
             done.merge(self._bad)

@@ -43,7 +43,7 @@ class Fenced(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Press:
+class Publisher:
     """The writer of one attempt; cheap to send to a worker.
 
     Methods raise `Fenced`, without touching the output, if a later attempt has taken over.

@@ -14,19 +14,19 @@ from typing import Any, Self
 
 from configs.schema import Sink
 from pipeline.output.inventory import Spooled
-from pipeline.output.publishing import Press
+from pipeline.output.publishing import Publisher
 from pipeline.storage.output_dir import DATA, ERRORS
 
-MAX_HELD_BYTES = 256 * 1024**2
+MAX_BUFFERED_BYTES = 256 * 1024**2
 """Finished blocks are spooled when they reach this size."""
-MAX_HURRIED_SECONDS = 1.0
+MAX_DRAIN_SECONDS = 1.0
 """Maximum seconds that finished rows wait while a node drains; rows that are only on that node are lost with it."""
 FENCE_CHECK_S = 30.0
 
 
-def spool(press: Press, number: int, *tables: Any) -> list[Spooled]:
-    """`Press.spool`, as a task that gets its tables from Ray."""
-    return press.spool(number, tables)
+def spool(publisher: Publisher, number: int, *tables: Any) -> list[Spooled]:
+    """`Publisher.spool`, as a task that gets its tables from Ray."""
+    return publisher.spool(number, tables)
 
 
 Call = Callable[..., Any]
@@ -46,7 +46,7 @@ def call_in_ray(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 @dataclass
-class _Held:
+class _Buffer:
     """Finished blocks that are not in a file yet."""
 
     blocks: list[Any] = field(default_factory=list)
@@ -55,7 +55,7 @@ class _Held:
     since_s: float = 0.0
 
 
-class Saver:
+class Writer:
     """Takes finished blocks from the end of the graph; `waiting` are spool files of earlier attempts, `next_numbers`
     the first free numbers of published files.
 
@@ -65,20 +65,20 @@ class Saver:
 
     def __init__(
         self,
-        press: Press,
+        publisher: Publisher,
         sink: Sink,
         waiting: Iterable[Spooled] = (),
         next_numbers: dict[str, int] | None = None,
         call: Call = call_here,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._press, self._sink, self._call, self._clock = press, sink, call, clock
+        self._press, self._sink, self._call, self._clock = publisher, sink, call, clock
         self._spooled: dict[str, list[Spooled]] = {DATA: [], ERRORS: []}
         for one in waiting:
             self._spooled[one.folder].append(one)
         self._next = next_numbers or {DATA: 0, ERRORS: 0}
         self._number = 0
-        self._held = _Held()
+        self._held = _Buffer()
         self._changed = threading.Condition()
         self._closing = False
         self._hurried = False
@@ -132,7 +132,7 @@ class Saver:
             self._changed.notify_all()
 
     def _is_full(self) -> bool:
-        return self._held.num_rows >= self._sink.rows_per_file or self._held.num_bytes >= MAX_HELD_BYTES
+        return self._held.num_rows >= self._sink.rows_per_file or self._held.num_bytes >= MAX_BUFFERED_BYTES
 
     def _run(self) -> None:
         try:
@@ -148,16 +148,16 @@ class Saver:
                 self._failure = failure
                 self._changed.notify_all()
 
-    def _take_due(self) -> _Held | None:
+    def _take_due(self) -> _Buffer | None:
         """Wait for blocks that are due to be spooled; None at the end."""
         with self._changed:
             while True:
                 age_s = self._clock() - self._held.since_s
                 bound_s = self._sink.max_unsaved_seconds
-                bound_s = min(bound_s, MAX_HURRIED_SECONDS) if self._hurried else bound_s
+                bound_s = min(bound_s, MAX_DRAIN_SECONDS) if self._hurried else bound_s
                 is_due = self._is_full() or age_s >= bound_s
                 if self._held.blocks and (is_due or self._closing):
-                    held, self._held = self._held, _Held()
+                    held, self._held = self._held, _Buffer()
                     self._changed.notify_all()
                     return held
                 if self._closing:
@@ -165,7 +165,7 @@ class Saver:
                 left_s = bound_s - age_s if self._held.blocks else None
                 self._changed.wait(left_s)
 
-    def _save(self, held: _Held) -> None:
+    def _save(self, held: _Buffer) -> None:
         if self._clock() - self._checked_s >= FENCE_CHECK_S:
             self._press.check_alone()
             self._checked_s = self._clock()
@@ -184,6 +184,6 @@ class Saver:
                         num_rows += one.num_rows
                         taken.append(one)
                 waiting[:] = [one for one in waiting if one not in taken]
-                self._next[folder] = 1 + self._call(Press.publish, self._press, folder, self._next[folder], taken)
+                self._next[folder] = 1 + self._call(Publisher.publish, self._press, folder, self._next[folder], taken)
                 for one in taken:
                     self._press.remove(one.relative)

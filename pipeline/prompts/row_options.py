@@ -20,7 +20,7 @@ MAX_PROMPTS = 1024
 
 
 @dataclass(frozen=True)
-class Asked:
+class RowPrompt:
     """One prompt of a row: chat messages, its index among `num_asked` prompts (None if there is one), and sampling."""
 
     messages: list[dict[str, Any]]
@@ -34,7 +34,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Asking:
+class PromptOptions:
     """Prompt options of the job file, and the texts that column values must not contain."""
 
     prompt: Prompt | None = None
@@ -44,7 +44,7 @@ class Asking:
     special_tokens: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, job: CaptionJob, special_tokens: Sequence[str] = ()) -> Asking:
+    def of(cls, job: CaptionJob, special_tokens: Sequence[str] = ()) -> PromptOptions:
         return cls(job.prompt, job.columns, job.sampling, job.job.seed, tuple(special_tokens))
 
     def fields(self) -> dict[str, str]:
@@ -70,7 +70,7 @@ class Asking:
 
     def ask(
         self, fields: Mapping[str, Any], images: Sequence[Any], videos: Sequence[Any]
-    ) -> tuple[list[Asked], list[Any], list[Any]]:
+    ) -> tuple[list[RowPrompt], list[Any], list[Any]]:
         """A row's prompts, and its media in the order of their placeholders; a URI in a conversation comes as text."""
         sampling = self.own_sampling(fields)
         if self.columns.messages is not None:
@@ -82,16 +82,16 @@ class Asking:
                 for part in message["content"]:
                     if part["type"] == "text":
                         part["text"] = templates.neutralise(part["text"], self.special_tokens)
-            return [Asked(conversation.messages, None, sampling)], own_images, own_videos
+            return [RowPrompt(conversation.messages, None, sampling)], own_images, own_videos
         assert self.prompt is not None, "the schema requires a prompt if rows have no conversation"
         rounds = self._rounds(fields)
         all_messages = [
             templates.fill(self.prompt, values, len(images), len(videos), self.special_tokens) for values in rounds
         ]
         if self.columns.prompts is None:
-            asked = [Asked(messages, None, sampling) for messages in all_messages]
+            asked = [RowPrompt(messages, None, sampling) for messages in all_messages]
         else:
-            asked = [Asked(messages, index, sampling, len(rounds)) for index, messages in enumerate(all_messages)]
+            asked = [RowPrompt(messages, index, sampling, len(rounds)) for index, messages in enumerate(all_messages)]
         return asked, list(images), list(videos)
 
     def _rounds(self, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from actors.choice import Choice, Standing
+from actors.choice import CandidateResult, Choice
 from actors.serving.engine_thread import Waits
 from pipeline.reports.chosen_depths import ChosenDepths, add_counts
 from pipeline.storage import access
@@ -269,13 +269,13 @@ def trial_lines(choices: Sequence[Choice]) -> list[tuple[str, str]]:
     lines = [("kept", choices[0].method if len(choices) == 1 else f"in {len(choices)} trials: {_listing(kept)}")]
     for choice in choices[:MAX_TRIALS_SHOWN]:
         lines.append(("  tried on", f"{choice.num_rows:,} rows in {choice.num_rounds} rounds, {choice.reason}"))
-        lines += [(f"    {one.method}", _standing(one)) for one in choice.standings]
+        lines += [(f"    {one.method}", _candidate_line(one)) for one in choice.standings]
     if len(choices) > MAX_TRIALS_SHOWN:
         lines.append(("  and more", f"{len(choices) - MAX_TRIALS_SHOWN} further trials are in _job/summary.json"))
     return lines
 
 
-def _standing(one: Standing) -> str:
+def _candidate_line(one: CandidateResult) -> str:
     if one.sample_s is None:
         return one.note
     text = f"{1000 * one.sample_s:.3g} ms per sample"

@@ -18,7 +18,7 @@ from pipeline.output.inventory import Inventory, take_inventory
 from pipeline.rows.schemas import SCHEMA_VERSION, SCHEMA_VERSION_KEY
 from pipeline.run.resume import fingerprints_of
 from pipeline.source import spans
-from pipeline.source.done_bitmap import DoneSet
+from pipeline.source.done_bitmap import DoneBitmap
 from pipeline.source.ids import repeated_ids
 from pipeline.source.manifest import Manifest
 from pipeline.source.manifest_parts import read_parts, with_counts
@@ -107,7 +107,7 @@ def _missing(manifest: Manifest, found: Inventory, limit: int | None) -> tuple[i
     return spans.num_missing(planned, done), list(itertools.islice(_names(manifest, done, planned), MAX_NAMED))
 
 
-def _names(manifest: Manifest, done: DoneSet, planned: spans.Spans) -> Iterator[str]:
+def _names(manifest: Manifest, done: DoneBitmap, planned: spans.Spans) -> Iterator[str]:
     for file, start, stop in itertools.chain.from_iterable(spans.remaining(planned, done)):
         path = manifest.files["path"][file].as_py()
         if stop is None and done.counts[file] < 0:

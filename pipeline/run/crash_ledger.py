@@ -32,7 +32,7 @@ class _Row:
     num_deaths: int = 0
 
 
-class Book:
+class Ledger:
     """The state of the ledger: rows in flight, and rows that were given up.
 
     A death counts for rows of the process without deaths, for rows with deaths that it reported as running, and for no
@@ -110,13 +110,13 @@ class Book:
 
 
 @dataclass(frozen=True)
-class FlightLog:
+class CrashLedger:
     """The ledger's client in a process: a `Journal` of one stage, cheap to send to workers."""
 
     actor: Any
     stage: str = ""
 
-    def of(self, stage: str) -> FlightLog:
+    def of(self, stage: str) -> CrashLedger:
         """The client for another stage; a row has an entry in each."""
         return replace(self, stage=stage)
 
@@ -137,11 +137,11 @@ class FlightLog:
             raise ErrorBudgetSpent(verdict)
 
     def spare(self, nodes: Sequence[str]) -> None:
-        """See `Book.spare`; does not wait."""
+        """See `Ledger.spare`; does not wait."""
         self.actor.spare.remote(list(nodes))
 
     def verdict(self) -> str:
-        """See `Book.verdict`; empty if the cluster is going away."""
+        """See `Ledger.verdict`; empty if the cluster is resume away."""
         try:
             return str(ray.get(self.actor.verdict.remote(), timeout=READ_TIMEOUT_S))
         except ray.exceptions.RayError:
@@ -152,10 +152,10 @@ class FlightLog:
 
 
 @contextlib.contextmanager
-def kept(max_error_share: float | None = None, min_rows: int = 1) -> Iterator[FlightLog]:
+def kept(max_error_share: float | None = None, min_rows: int = 1) -> Iterator[CrashLedger]:
     """A ledger on this node while the block runs."""
-    with driver_actor(Book, max_error_share, min_rows, max_restarts=-1, max_task_retries=-1) as actor:
-        yield FlightLog(actor)
+    with driver_actor(Ledger, max_error_share, min_rows, max_restarts=-1, max_task_retries=-1) as actor:
+        yield CrashLedger(actor)
 
 
 def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Callable[[pa.Table], pa.Table]:
@@ -174,7 +174,7 @@ def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Ca
             for index, num_deaths in enumerate(deaths):
                 row = table.slice(index, 1)
                 if num_deaths >= GIVEN_UP_FROM_DEATHS:
-                    row = given_up(row, num_deaths)
+                    row = as_failed_row(row, num_deaths)
                 journal.running(who, [keys[index]] if num_deaths else [])
                 parts.append(function(row))
             result = pa.concat_tables(parts)
@@ -184,7 +184,7 @@ def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Ca
     return stage
 
 
-def given_up(row: pa.Table, num_deaths: int) -> pa.Table:
+def as_failed_row(row: pa.Table, num_deaths: int) -> pa.Table:
     """The row as an error row, which later stages pass on."""
     message = deaths_message("the decoding process", num_deaths)
     for name, value in (("error_type", DECODER_DIED), ("error_message", message)):

@@ -20,25 +20,25 @@ from actors.serving.journal import ErrorBudgetSpent
 from pipeline.cluster import drain, ray_session
 from pipeline.cluster import worker_logs as terminal
 from pipeline.output.provenance import code_revision, versions
-from pipeline.output.publishing import Press
-from pipeline.output.writer import Saver, call_in_ray
+from pipeline.output.publishing import Publisher
+from pipeline.output.writer import Writer, call_in_ray
 from pipeline.reports import progress
 from pipeline.reports.summary import Summary
 from pipeline.run import crash_ledger, wait_times
-from pipeline.run.crash_ledger import FlightLog
+from pipeline.run.crash_ledger import CrashLedger
 from pipeline.run.estimate import Pilot
-from pipeline.run.finalize import settle
+from pipeline.run.finalize import finalize
 from pipeline.run.plan import JobPlan
 from pipeline.run.resume import SUMMARY, Begun, begin, fingerprints_of, resume_lines
 from pipeline.source.manifest_parts import broken_files
-from pipeline.storage.listing import told_skipped
+from pipeline.storage.listing import describe_skipped
 from pipeline.storage.output_dir import JOB, as_json
 
-Build = Callable[[Any, Stamp, Tally | None, ReportWaits, FlightLog], Dataset]
+Build = Callable[[Any, Stamp, Tally | None, ReportWaits, CrashLedger], Dataset]
 """Makes the dataset of results of the plan, the stamp of rows, and the reports of actors."""
 
 
-def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> tuple[float, Waits, Press]:
+def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> tuple[float, Waits, Publisher]:
     """Take the next attempt, run the graph over the remaining work, save its rows, and finalize the output.
 
     Returns the seconds from the first task to the last file, the wait times, and the attempt.
@@ -50,14 +50,14 @@ def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) ->
         RuntimeError: rows are missing from the output, or twice in it.
     """
     plan, begun = begin(plan, opening_record(plan), rows_per_group)
-    write_provenance(plan, begun.press)
+    write_provenance(plan, begun.publisher)
     for line in resume_lines(plan):
         print(line, flush=True)
-    events = Events(plan.stamp(begun.press.attempt), plan.config.job.log == "json")
+    events = Events(plan.stamp(begun.publisher.attempt), plan.config.job.log == "json")
     with _emitted(plan, events):
         wall_s, waits = _fill(plan, begun, build, events)
-        settle(plan, begun.press, fingerprints_of(plan.output), begun.next_numbers)
-    return wall_s, waits, begun.press
+        finalize(plan, begun.publisher, fingerprints_of(plan.output), begun.next_numbers)
+    return wall_s, waits, begun.publisher
 
 
 @contextlib.contextmanager
@@ -89,20 +89,20 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
     job, sink = plan.config.job, plan.config.sink
     waiting = plan.earlier.inventory.spooled if plan.earlier else []
     if not plan.datasource.num_spans:  # the last attempt made all rows, and was killed before it published them
-        with Saver(begun.press, sink, waiting, begun.next_numbers):
+        with Writer(begun.publisher, sink, waiting, begun.next_numbers):
             return 0.0, Waits()
     with (
-        terminal.kept(plan.output, begun.press.attempt, events) as console,
+        terminal.kept(plan.output, begun.publisher.attempt, events) as console,
         ray_session.session(job, console=console),
         wait_times.measured() as waits,
         crash_ledger.kept(job.max_error_share, job.error_share_min_rows) as log,
         progress.shown(plan.num_results, job.progress, events=events) as tally,
     ):
-        dataset = build(plan, plan.stamp(begun.press.attempt), tally, waits.report, log)
+        dataset = build(plan, plan.stamp(begun.publisher.attempt), tally, waits.report, log)
         began_s = time.monotonic()
         with (
-            told_why_it_ended(log),
-            Saver(begun.press, sink, waiting, begun.next_numbers, call_in_ray) as saver,
+            job_error(log),
+            Writer(begun.publisher, sink, waiting, begun.next_numbers, call_in_ray) as saver,
             drain.watched(drain.Drains(log.spare, saver.hurry, events)),
         ):
             for bundle in dataset.iter_internal_ref_bundles():
@@ -126,7 +126,7 @@ def run_pilot(plan: JobPlan, build: Callable[..., Dataset], pilot: Pilot) -> pa.
 
 
 @contextlib.contextmanager
-def told_why_it_ended(log: FlightLog) -> Iterator[None]:
+def job_error(log: CrashLedger) -> Iterator[None]:
     """Raise `ErrorBudgetSpent` in place of Ray's error if the crash ledger has ended the job."""
     try:
         yield
@@ -136,18 +136,18 @@ def told_why_it_ended(log: FlightLog) -> Iterator[None]:
         raise
 
 
-def close(plan: JobPlan, done: Summary, preview: Callable[[], str], press: Press) -> None:
+def close(plan: JobPlan, done: Summary, preview: Callable[[], str], publisher: Publisher) -> None:
     """Write the summary, with the cost of a kill, and the preview of a limited run."""
     pool, skipped = plan.config.pool, plan.manifest.skipped
     batches = pool.max_size * pool.max_batches_in_flight
     done.max_rows_in_flight = batches * pool.batch_rows * (plan.rows_per_sample or 1)
     done.max_unsaved_seconds = plan.config.sink.max_unsaved_seconds
-    done.skipped_files = told_skipped(skipped, plan.config.source.kind) if skipped else ""
+    done.skipped_files = describe_skipped(skipped, plan.config.source.kind) if skipped else ""
     done.num_broken_files = len(broken_files(plan.output))
     if plan.limit is not None:
-        press.write_job_file("_job/preview.html", preview().encode())
-    press.write_job_file(f"{JOB}/{SUMMARY}", as_json(done.to_json()))
-    press.check_alone()
+        publisher.write_job_file("_job/preview.html", preview().encode())
+    publisher.write_job_file(f"{JOB}/{SUMMARY}", as_json(done.to_json()))
+    publisher.check_alone()
 
 
 def opening_record(plan: JobPlan) -> dict[str, Any]:
@@ -164,11 +164,11 @@ def opening_record(plan: JobPlan) -> dict[str, Any]:
     }
 
 
-def write_provenance(plan: JobPlan, press: Press) -> None:
+def write_provenance(plan: JobPlan, publisher: Publisher) -> None:
     """Write the resolved configuration and the versions into `_job/`, copies of those in the attempt's record."""
     text = yaml.safe_dump(plan.config.resolved(), sort_keys=False, allow_unicode=True)
-    press.write_job_file("_job/config.yaml", text.encode())
-    press.write_job_file("_job/versions.json", as_json(_versions(plan)))
+    publisher.write_job_file("_job/config.yaml", text.encode())
+    publisher.write_job_file("_job/versions.json", as_json(_versions(plan)))
 
 
 def _versions(plan: JobPlan) -> dict[str, Any]:

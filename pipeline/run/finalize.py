@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from pipeline.output.files import CHECKSUMS, list_published, note_checksum, write_checksum
 from pipeline.output.inventory import Inventory, take_inventory
-from pipeline.output.publishing import FOLDERS, Press
-from pipeline.run.repeated_ids import settle_repeated_ids
+from pipeline.output.publishing import FOLDERS, Publisher
+from pipeline.run.repeated_ids import finalize_repeated_ids
 from pipeline.source import spans
 from pipeline.source.manifest_parts import with_counts
 from pipeline.sources import kind_of
@@ -26,49 +26,51 @@ if TYPE_CHECKING:
     from pipeline.run.plan import JobPlan
 
 
-def settle(plan: JobPlan, press: Press, fingerprints: Mapping[int, str], next_numbers: Mapping[str, int]) -> Inventory:
+def finalize(
+    plan: JobPlan, publisher: Publisher, fingerprints: Mapping[int, str], next_numbers: Mapping[str, int]
+) -> Inventory:
     """Finalize the output and check that no row is missing or there twice (RuntimeError)."""
-    output = press.output
-    press.check_alone()
+    output = publisher.output
+    publisher.check_alone()
     if not next_numbers[DATA]:  # without any result, `data/` holds an empty file, so that it can be read
-        press.publish_rows(DATA, 0, press.format.schema.empty_table())
+        publisher.publish_rows(DATA, 0, publisher.format.schema.empty_table())
     manifest = with_counts(plan.manifest, output)
     found = take_inventory(output, manifest, plan.rows_per_sample, fingerprints)
     for relative in found.spent:
-        press.remove(relative)
+        publisher.remove(relative)
     for one in found.spooled:  # of older attempts, after this one took over; it has made these rows again
-        press.set_aside(one.relative)
+        publisher.set_aside(one.relative)
     if found.spooled:  # rows that were set aside must not count as done
         found = take_inventory(output, manifest, plan.rows_per_sample, fingerprints)
     for strange in found.strange:
-        press.set_aside(strange.relative)
-    complete_checksums(press, found)
-    drop_superseded(press, found, next_numbers[ERRORS])
+        publisher.set_aside(strange.relative)
+    complete_checksums(publisher, found)
+    drop_superseded(publisher, found, next_numbers[ERRORS])
     check_accounted(plan, found)
     if may_repeat_ids(plan):
-        settle_repeated_ids(press, manifest)
-    press.check_alone()
+        finalize_repeated_ids(publisher, manifest)
+    publisher.check_alone()
     return found
 
 
-def drop_superseded(press: Press, found: Inventory, next_number: int) -> None:
+def drop_superseded(publisher: Publisher, found: Inventory, next_number: int) -> None:
     """Remove error rows that count no more from `errors/`: the others are published again, then the file is emptied.
 
     After a kill in between, rows are there twice, and the next inventory takes those of the newer file.
     """
     for relative, mask in found.superseded.items():
-        table = pq.read_table(pa.BufferReader(press.output.read_bytes(relative)))
+        table = pq.read_table(pa.BufferReader(publisher.output.read_bytes(relative)))
         if table.num_rows != len(mask):  # published files change only when a later attempt empties them
-            press.check_alone()
+            publisher.check_alone()
             raise OSError(f"{relative} holds {table.num_rows} rows and held {len(mask)} before")
         if not mask.all():
-            next_number = press.publish_rows(ERRORS, next_number, table.filter(pa.array(~mask))) + 1
-        press.empty(relative)
+            next_number = publisher.publish_rows(ERRORS, next_number, table.filter(pa.array(~mask))) + 1
+        publisher.empty(relative)
 
 
-def complete_checksums(press: Press, found: Inventory) -> None:
+def complete_checksums(publisher: Publisher, found: Inventory) -> None:
     """Write checksums that are missing, or outdated for emptied files, because a writer was killed in between."""
-    output = press.output
+    output = publisher.output
     noted = set(output.list_files(CHECKSUMS))
     for relative in list_published(output, *FOLDERS):
         if f"{relative}.json" in noted and relative not in found.empty:
@@ -76,7 +78,7 @@ def complete_checksums(press: Press, found: Inventory) -> None:
         data = output.read_bytes(relative)
         num_rows = pq.read_metadata(pa.BufferReader(data)).num_rows
         if not note_checksum(output, relative, data, num_rows):
-            press.check_alone()
+            publisher.check_alone()
             write_checksum(output, relative, data, num_rows)
 
 

@@ -45,7 +45,7 @@ from configs.schema import ActorPool, CaptionJob, EnginePool
 from configs.synthesis import SynthesizeJob
 from pipeline.media.row_weights import Weighed, Weigher, padded
 from pipeline.prompts.row_options import MAX_PROMPTS
-from pipeline.run.crash_ledger import FlightLog, journalled
+from pipeline.run.crash_ledger import CrashLedger, journalled
 
 MAX_ACTOR_RESTARTS = 100
 """Of one actor over the whole job; losing its machine counts too."""
@@ -85,7 +85,7 @@ def caption_dataset(
     load: LoadPair = load_pair,
     tally: Tally | None = None,
     flow: ReportWaits | None = None,
-    log: FlightLog | None = None,
+    log: CrashLedger | None = None,
     weigher: Weigher | None = None,
 ) -> Dataset:
     """The lazy dataset of results: everything but the write. `decode` maps a READ table to a DECODED table.
@@ -122,7 +122,7 @@ def synthesis_dataset(
     load_painter: LoadPainter = load_painter,
     tally: Tally | None = None,
     flow: ReportWaits | None = None,
-    log: FlightLog | None = None,
+    log: CrashLedger | None = None,
     present: frozenset[str] = frozenset(),
 ) -> Dataset:
     """The lazy dataset of results: everything but the write; without images it ends at the codes.
@@ -176,7 +176,7 @@ def map_tasks(
     name: str,
     batch_rows: int,
     num_cpus: float,
-    log: FlightLog | None = None,
+    log: CrashLedger | None = None,
     labels: dict[str, str] | None = None,
     pad_to: int | None = None,
 ) -> Dataset:
@@ -208,7 +208,7 @@ def map_actors(
     arguments: tuple[Any, ...],
     keywords: dict[str, Any],
     pool: ActorPool,
-    log: FlightLog | None = None,
+    log: CrashLedger | None = None,
     batch_rows: int | None = None,
 ) -> Dataset:
     """A pool of actors that each hold a model; an actor gets `batch_rows` rows at a time, by default the pool's."""

@@ -24,16 +24,16 @@ from pipeline.cluster import ray_session
 from pipeline.media.image_decoding import DecodeOptions, decode_table
 from pipeline.media.row_weights import Weigher
 from pipeline.media.video import checks
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import result_schema
-from pipeline.run.resume import AS_BEFORE, AnyPlan, Earlier, Going, look_back
+from pipeline.run.resume import DEFAULT_RESUME, AnyPlan, Earlier, ResumeOptions, read_earlier
 from pipeline.source.datasource import SpanDatasource, read_first
 from pipeline.source.done_bitmap import Ints
 from pipeline.source.manifest import Manifest, needs_of
 from pipeline.source.manifest_parts import NoteCount, reopen
 from pipeline.source.overlap import refuse_overlap
 from pipeline.storage import access, checkpoints
-from pipeline.storage.listing import told_skipped
+from pipeline.storage.listing import describe_skipped
 from pipeline.storage.output_dir import OutputDir
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ NUM_ROWS_LOOKED_AT = 20
 
 @dataclass(frozen=True)
 class JobPlan(ABC):
-    """A checked job of any kind. `limit` is the number of samples from the command line, `going` the resume options,
+    """A checked job of any kind. `limit` is the number of samples from the command line, `resume` the resume options,
     and `earlier` the state of earlier attempts."""
 
     config: CaptionJob | SynthesizeJob
@@ -53,7 +53,7 @@ class JobPlan(ABC):
     manifest: Manifest
     output: OutputDir
     limit: int | None = None
-    going: Going = AS_BEFORE
+    resume: ResumeOptions = DEFAULT_RESUME
     earlier: Earlier | None = None
 
     reads_images: ClassVar[bool] = True
@@ -123,12 +123,12 @@ class Plan(JobPlan):
         return None if self.config.multiplies_rows else 1
 
     @property
-    def asking(self) -> Asking:
-        return Asking.of(self.config, self.pair.front_end.special_tokens)
+    def prompt_options(self) -> PromptOptions:
+        return PromptOptions.of(self.config, self.pair.front_end.special_tokens)
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return tuple(self.asking.fields())
+        return tuple(self.prompt_options.fields())
 
     @property
     def schema(self) -> pa.Schema:
@@ -136,11 +136,11 @@ class Plan(JobPlan):
 
     @property
     def decode_options(self) -> DecodeOptions:
-        return DecodeOptions.of(self.config.source, self.manifest.root, self.asking)
+        return DecodeOptions.of(self.config.source, self.manifest.root, self.prompt_options)
 
     @property
     def weigher(self) -> Weigher:
-        return Weigher.of(self.config.source, self.config.pool.batch_rows, self.asking)
+        return Weigher.of(self.config.source, self.config.pool.batch_rows, self.prompt_options)
 
     def decode_first(self, limit: int, at_once: int = 1, max_side_px: int | None = None) -> Iterator[pa.Table]:
         """The first rows, decoded by this process, in tables of `at_once` samples; shrunk to `max_side_px` if set."""
@@ -151,7 +151,7 @@ class Plan(JobPlan):
 
 
 def make_plan(
-    config: CaptionJob, limit: int | None = None, probe_output: bool = True, going: Going = AS_BEFORE
+    config: CaptionJob, limit: int | None = None, probe_output: bool = True, resume: ResumeOptions = DEFAULT_RESUME
 ) -> Plan:
     """Check everything that can be checked without weights and without Ray; a ConfigError names the dotted path."""
     output = open_output(config)
@@ -162,14 +162,14 @@ def make_plan(
         source = config.source.model_copy(update={"max_side_px": pair.front_end.useful_side_px})
         config = config.model_copy(update={"source": source})
     checks.check(config.source, pair.front_end.takes_videos, config.model.target.path)
-    needs = needs_of(config.source, Asking.of(config), config.sink.keep_columns)
-    reopened = reopen(needs, output, going.accept_touched)
-    return checked(Plan(config, pair, reopened.manifest, output, limit, going), reopened.gone, probe_output)
+    needs = needs_of(config.source, PromptOptions.of(config), config.sink.keep_columns)
+    reopened = reopen(needs, output, resume.accept_touched)
+    return checked(Plan(config, pair, reopened.manifest, output, limit, resume), reopened.gone, probe_output)
 
 
 def checked(plan: AnyPlan, gone: Ints, probe_output: bool) -> AnyPlan:
     """The plan with the state of earlier attempts, after the last checks; `gone` are ordinals of missing files."""
-    plan = look_back(plan, gone)
+    plan = read_earlier(plan, gone)
     check_plan(plan, probe_output)
     return plan
 
@@ -258,7 +258,7 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
         "job": f"{plan.job_id}, seed {config.job.seed}",
         "source": f"{config.source.kind} {access.shown(manifest.root)}: {manifest.num_files:,} files, "
         f"{manifest.num_bytes / 1e6:,.1f} MB, {rows}, {plan.datasource.num_spans:,} spans",
-        **({"skipped": told_skipped(manifest.skipped, config.source.kind)} if manifest.skipped else {}),
+        **({"skipped": describe_skipped(manifest.skipped, config.source.kind)} if manifest.skipped else {}),
     }
 
 

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from pipeline.output.accounts import locate
 from pipeline.output.files import list_published, parts, read_all_found
-from pipeline.output.publishing import FOLDERS, Press, next_number
+from pipeline.output.publishing import FOLDERS, Publisher, next_number
 from pipeline.source.datasource import path_id
 from pipeline.source.done_bitmap import Bools, PathIndex
 from pipeline.source.ids import repeated_ids
@@ -39,34 +39,34 @@ Repeats = dict[Place, str]
 """The later samples with the id of an earlier sample: their places, with the id."""
 
 
-def settle_repeated_ids(press: Press, manifest: Manifest) -> int:
+def finalize_repeated_ids(publisher: Publisher, manifest: Manifest) -> int:
     """Turn rows with an id that an earlier row has into error rows; returns the number of such samples.
 
     Requires an output in which each planned sample has its rows once.
     """
     paths = PathIndex(manifest.files["path"])
-    found = find_repeats(press.output, paths)
+    found = find_repeats(publisher.output, paths)
     if not found:
         return 0
-    taken = _Names(press.output)
+    taken = _Names(publisher.output)
     # Other rows of these samples may be in further files.
-    tables = _tables(press.output, _COLUMNS)
+    tables = _tables(publisher.output, _COLUMNS)
     doubtful = sorted(name for name, table in tables if not found.keys().isdisjoint(_places(table, paths)))
     for relative in doubtful:
         if relative.startswith(f"{DATA}/"):
-            table, later = _later_rows(press, relative, paths, found)
+            table, later = _later_rows(publisher, relative, paths, found)
             rows = renamed(table.filter(pa.array(later)), found, paths, taken)
-            for part in parts(rows, press.rows_per_file):
-                press.check_alone()
-                press.publish_rows(ERRORS, next_number(press.output, ERRORS), press.format.check(part))
+            for part in parts(rows, publisher.rows_per_file):
+                publisher.check_alone()
+                publisher.publish_rows(ERRORS, next_number(publisher.output, ERRORS), publisher.format.check(part))
     for relative in doubtful:
-        table, later = _later_rows(press, relative, paths, found)
+        table, later = _later_rows(publisher, relative, paths, found)
         if not later.any():
             continue
         kept = table.filter(pa.array(~later))
         if relative.startswith(f"{ERRORS}/"):
             kept = pa.concat_tables([kept, renamed(table.filter(pa.array(later)), found, paths, taken)])
-        press.rewrite(relative, kept)
+        publisher.rewrite(relative, kept)
     return len(found)
 
 
@@ -139,8 +139,8 @@ def _tables(output: OutputDir, columns: tuple[str, ...]) -> Iterator[tuple[str, 
     return ((one.relative, one.table) for one in found if one.table is not None)
 
 
-def _later_rows(press: Press, relative: str, paths: PathIndex, found: Repeats) -> tuple[pa.Table, Bools]:
-    table = press.format.check(pq.read_table(pa.BufferReader(press.output.read_bytes(relative))))
+def _later_rows(publisher: Publisher, relative: str, paths: PathIndex, found: Repeats) -> tuple[pa.Table, Bools]:
+    table = publisher.format.check(pq.read_table(pa.BufferReader(publisher.output.read_bytes(relative))))
     return table, np.fromiter((place in found for place in _places(table, paths)), bool, table.num_rows)
 
 

@@ -16,9 +16,9 @@ from configs.load import ConfigError
 from pipeline.output.checksums import Verified, verify
 from pipeline.output.files import Format, checksum_name
 from pipeline.output.inventory import Inventory, take_inventory
-from pipeline.output.publishing import FOLDERS, Press
+from pipeline.output.publishing import FOLDERS, Publisher
 from pipeline.source import spans
-from pipeline.source.done_bitmap import DoneSet, Ints
+from pipeline.source.done_bitmap import DoneBitmap, Ints
 from pipeline.source.manifest_parts import with_counts, write_parts
 from pipeline.storage.output_dir import JOB, OutputDir
 
@@ -32,7 +32,7 @@ SUMMARY = "summary.json"
 
 
 @dataclass(frozen=True)
-class Going:
+class ResumeOptions:
     """Resume options of the command line."""
 
     allow_mixed: bool = False
@@ -43,7 +43,7 @@ class Going:
     """Compare only sizes and footers of published files."""
 
 
-AS_BEFORE = Going()
+DEFAULT_RESUME = ResumeOptions()
 
 
 @dataclass(frozen=True)
@@ -51,19 +51,19 @@ class Earlier:
     """The state of the output after earlier attempts; `gone` are ordinals of files that the source no longer has."""
 
     inventory: Inventory
-    done: DoneSet
+    done: DoneBitmap
     present_ids: frozenset[str] = frozenset()
     gone: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     verified: Verified = field(default_factory=Verified)
     """Published files whose bytes are those that were written."""
 
 
-def look_back(plan: AnyPlan, gone: Ints) -> AnyPlan:
+def read_earlier(plan: AnyPlan, gone: Ints) -> AnyPlan:
     """The plan with the state of earlier attempts; ConfigError for another config, or missing unfinished files."""
     numbers = plan.output.list_attempts()
     if not numbers:
         return plan
-    if not plan.going.allow_mixed:
+    if not plan.resume.allow_mixed:
         refuse_other_content(plan.output.read_attempt(numbers[-1]).get("content", {}), plan.content, plan.output)
     return _with_inventory(plan, gone)
 
@@ -74,9 +74,9 @@ def fingerprints_of(output: OutputDir) -> dict[int, str]:
 
 
 def _with_inventory(plan: AnyPlan, gone: Ints) -> AnyPlan:
-    retry = plan.going.retry_errors
+    retry = plan.resume.retry_errors
     manifest = with_counts(plan.manifest, plan.output, forget_broken=retry)
-    verified = verify(plan.output, plan.going.skip_digests, plan.earlier.verified if plan.earlier else None)
+    verified = verify(plan.output, plan.resume.skip_digests, plan.earlier.verified if plan.earlier else None)
     fingerprints = fingerprints_of(plan.output)
     inventory = take_inventory(plan.output, manifest, plan.rows_per_sample, fingerprints, verified.problems)
     done = inventory.accounts.done(retry)
@@ -130,7 +130,7 @@ def flatten(content: Any, path: str = "") -> dict[str, Any]:
 class Begun:
     """A taken attempt: its output directory, and the next number in each folder."""
 
-    press: Press
+    publisher: Publisher
     next_numbers: dict[str, int]
 
 
@@ -144,21 +144,21 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
     output.take_attempt(dict(record), attempt)
     kept = frozenset(plan.config.sink.keep_columns)
     form = Format(plan.schema, kept, plan.config.sink.compression, rows_per_group)
-    press = Press(output, form, attempt, plan.fingerprint, plan.config.sink.rows_per_file)
+    publisher = Publisher(output, form, attempt, plan.fingerprint, plan.config.sink.rows_per_file)
     plan = replace(plan, manifest=write_parts(plan.manifest, output))
     output.make_folders()
     if attempt == 1:
-        return plan, Begun(press, dict.fromkeys(FOLDERS, 0))
-    numbers = {folder: press.fence(folder) for folder in FOLDERS}
+        return plan, Begun(publisher, dict.fromkeys(FOLDERS, 0))
+    numbers = {folder: publisher.fence(folder) for folder in FOLDERS}
     plan = _with_inventory(plan, plan.earlier.gone if plan.earlier else np.zeros(0, np.int64))
     assert plan.earlier is not None
     inventory = plan.earlier.inventory
     for one in inventory.strange:
-        press.set_aside(one.relative)
+        publisher.set_aside(one.relative)
     unreadable = map(checksum_name, plan.earlier.verified.unreadable)  # finalizing writes them again
     for relative in (*unreadable, *inventory.spent):
-        press.remove(relative)
-    return plan, Begun(press, numbers)
+        publisher.remove(relative)
+    return plan, Begun(publisher, numbers)
 
 
 def resume_lines(plan: JobPlan) -> list[str]:

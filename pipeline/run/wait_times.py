@@ -39,7 +39,7 @@ class WaitTimes:
         self.actor.report.remote(who, waits)
 
     def total(self) -> Waits:
-        """The waits of all actors together; zero if the cluster is going away."""
+        """The waits of all actors together; zero if the cluster is resume away."""
         try:
             total: Waits = ray.get(self.actor.total.remote(), timeout=READ_TIMEOUT_S)
         except ray.exceptions.RayError:

@@ -24,7 +24,7 @@ from pipeline.prompts.templates import whole_text
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
 from pipeline.source import spans
-from pipeline.source.done_bitmap import UNKNOWN, DoneSet, Ints
+from pipeline.source.done_bitmap import UNKNOWN, DoneBitmap, Ints
 from pipeline.source.manifest import Manifest
 from pipeline.source.manifest_parts import counts_of
 from pipeline.sources import kind_of
@@ -56,7 +56,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         fields: tuple[str, ...] = (),
         limit: int | None = None,
         with_images: bool = True,
-        done: DoneSet | None = None,
+        done: DoneBitmap | None = None,
         note_count: NoteCount | None = None,
     ) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class SpanFiles:
     manifest: Manifest
     spans: spans.Spans
     number: int
-    done: DoneSet | None = None
+    done: DoneBitmap | None = None
 
     @property
     def num_bytes(self) -> int:

@@ -20,7 +20,7 @@ UNKNOWN = -1
 _LOOKUP_CHUNK = 1 << 20
 
 
-class DoneSet:
+class DoneBitmap:
     """A set of (file, row); `counts` are the samples of every file, `UNKNOWN` if only reading gives the number.
 
     A row beyond the end of its file is a ValueError.
@@ -71,7 +71,7 @@ class DoneSet:
             found[place] = rows[place] < len(bits) and bits[rows[place]]
         return found
 
-    def merge(self, other: DoneSet) -> None:
+    def merge(self, other: DoneBitmap) -> None:
         self._bits |= other._bits
         for file, bits in other._open.items():
             own, size = self._open_bits(file), max(len(bits), len(self._open_bits(file)))

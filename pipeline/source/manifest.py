@@ -19,13 +19,13 @@ import pyarrow.parquet as pq
 from configs.load import ConfigError
 from configs.schema import Source
 from pipeline.prompts import templates
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import SCHEMA_VERSION, SCHEMA_VERSION_KEY, find_read, find_reserved
 from pipeline.source.ids import find_repeats
 from pipeline.sources import kind_of
 from pipeline.sources.kind import FACTS, Entry, FilePiece, Kind, Needs, ReadSpec, no_row_groups
 from pipeline.storage import access
-from pipeline.storage.listing import Listed, Skipped, list_paths, told_skipped
+from pipeline.storage.listing import Listed, Skipped, describe_skipped, list_paths
 from pipeline.storage.output_dir import OutputDir
 
 LISTING = pa.schema([("path", pa.string()), ("size_bytes", pa.int64()), ("token", pa.string())])
@@ -98,14 +98,14 @@ class Manifest:
         output.create_bytes(f"{PARTS}/part-{self.num_parts:05d}.parquet", sink.getvalue())
 
 
-def needs_of(source: Source, asking: Asking, keep_columns: Sequence[str] | Mapping[str, str]) -> Needs:
+def needs_of(source: Source, prompt_options: PromptOptions, keep_columns: Sequence[str] | Mapping[str, str]) -> Needs:
     """The columns that a job reads; a mapping names the field of the job file for each of `keep_columns`, which then
     stay inside the job.
 
     Raises:
         ConfigError: the prompt has a lone brace or no turn for images, or a kept name occurs twice or collides.
     """
-    fields = asking.fields()
+    fields = prompt_options.fields()
     if isinstance(keep_columns, Mapping):
         for name in find_read(tuple(keep_columns)):
             raise ConfigError(f"{keep_columns[name]}: {name!r} is a name of our own; rename the column in the source")
@@ -122,7 +122,7 @@ def needs_of(source: Source, asking: Asking, keep_columns: Sequence[str] | Mappi
 
 def freeze(
     source: Source,
-    asking: Asking,
+    prompt_options: PromptOptions,
     keep_columns: Sequence[str] | Mapping[str, str] = (),
     output: OutputDir | None = None,
 ) -> Manifest:
@@ -131,7 +131,7 @@ def freeze(
     Raises:
         ConfigError: the source is missing or empty, or the prompt or the kept columns do not fit it; names the path.
     """
-    manifest = freeze_for(needs_of(source, asking, keep_columns))
+    manifest = freeze_for(needs_of(source, prompt_options, keep_columns))
     if output is not None:
         manifest.write(output)
     return manifest
@@ -177,7 +177,7 @@ def list_source(source: Source, skipped: Skipped) -> tuple[Any, str, pa.Table]:
         raise ConfigError(
             f"source.path: nothing to read at {_shown(source)}; source.kind {source.kind!r} reads "
             f"{', '.join('*' + suffix for suffix in kind.suffixes)} in folders, and whatever a glob or a file names"
-            + (f"; there are {told_skipped(skipped.counts, source.kind)}" if skipped.counts else "")
+            + (f"; there are {describe_skipped(skipped.counts, source.kind)}" if skipped.counts else "")
         )
     return filesystem, root, files
 

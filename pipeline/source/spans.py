@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from pipeline.source.done_bitmap import UNKNOWN, DoneSet, Ints
+from pipeline.source.done_bitmap import UNKNOWN, DoneBitmap, Ints
 
 ASSUMED_SAMPLE_BYTES = 32 * 1024
 """The assumed size of a sample when small files of unknown count are grouped."""
@@ -159,7 +159,7 @@ def take(spans: Spans, limit: int, num_samples: Callable[[int, int], int]) -> Sp
     return writer.finish()
 
 
-def remaining(spans: Spans, done: DoneSet) -> Spans:
+def remaining(spans: Spans, done: DoneBitmap) -> Spans:
     """The same spans without done rows: pieces cut to the first and last row that is not done, none of finished ones.
 
     Done rows in between stay inside; the reader skips them.
@@ -185,7 +185,7 @@ def remaining(spans: Spans, done: DoneSet) -> Spans:
     return Spans(files[keep], starts[keep], stops[keep], ends[np.diff(ends, prepend=0) > 0])
 
 
-def num_missing(spans: Spans, done: DoneSet) -> int | None:
+def num_missing(spans: Spans, done: DoneBitmap) -> int | None:
     """How many samples of the spans are not done; None if the end of a file is not known."""
     total = 0
     for file, start, stop in (piece for span in remaining(spans, done) for piece in span):

@@ -48,7 +48,7 @@ class Skipped:
         self.counts[label] += 1
 
 
-def told_skipped(counts: Mapping[str, int], kind: str) -> str:
+def describe_skipped(counts: Mapping[str, int], kind: str) -> str:
     """The counts in words, the most frequent first."""
     parts = [f"{count:,} {label}" for label, count in sorted(counts.items(), key=lambda one: (-one[1], one[0]))]
     return f"{', '.join(parts)} (source.kind {kind!r} does not read them)"

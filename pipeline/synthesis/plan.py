@@ -21,7 +21,7 @@ from pipeline.run.plan import (
     runs_here,
     show_plan,
 )
-from pipeline.run.resume import AS_BEFORE, Going
+from pipeline.run.resume import DEFAULT_RESUME, ResumeOptions
 from pipeline.source.manifest_parts import reopen
 from pipeline.sources.kind import Needs
 from pipeline.storage import checkpoints
@@ -89,18 +89,18 @@ def needs_of(config: SynthesizeJob) -> Needs:
 
 
 def make_plan(
-    config: SynthesizeJob, limit: int | None = None, probe_output: bool = True, going: Going = AS_BEFORE
+    config: SynthesizeJob, limit: int | None = None, probe_output: bool = True, resume: ResumeOptions = DEFAULT_RESUME
 ) -> SynthesisPlan:
     """See `pipeline.run.plan.make_plan`."""
     output = open_output(config)
     import actors.loading.image_pair  # torch and transformers, which a refusal above need not wait for
 
     config, pair = checkpoints.check(config, actors.loading.image_pair.check, runs_here(config))
-    reopened = reopen(needs_of(config), output, going.accept_touched)
+    reopened = reopen(needs_of(config), output, resume.accept_touched)
     manifest = reopened.manifest
     if config.columns.features is not None:
         check_features_type(manifest.keep.field(config.columns.features).type, config.columns.features)
-    return checked(SynthesisPlan(config, pair, manifest, output, limit, going), reopened.gone, probe_output)
+    return checked(SynthesisPlan(config, pair, manifest, output, limit, resume), reopened.gone, probe_output)
 
 
 def describe(plan: SynthesisPlan) -> str:

@@ -15,7 +15,7 @@ from configs.training import ImageColumns, TrainDrafterJob
 from models.heads.training import key_of
 from models.llamagen.shape import GptShape
 from pipeline.media.image_decoding import DecodeOptions, decode_table
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.prompts.templates import neutralise
 from pipeline.rows.schemas import RowError
 from pipeline.source.manifest import Manifest, freeze
@@ -34,7 +34,7 @@ def columns_of(job: TrainDrafterJob) -> dict[str, str]:
 
 def freeze_source(job: TrainDrafterJob) -> Manifest:
     """The listing of the job's source; ConfigError if it is missing, empty, or lacks a column."""
-    return freeze(job.source, Asking(job.prompt), columns_of(job))
+    return freeze(job.source, PromptOptions(job.prompt), columns_of(job))
 
 
 def is_held_out(job: TrainDrafterJob, sample_id: str) -> bool:
@@ -57,7 +57,7 @@ def read_rows(table: pa.Table, job: TrainDrafterJob, options: DecodeOptions, sha
         try:
             if job.image is None:
                 answer = table.column(job.answer_column)[place].as_py()
-                text = None if answer is None else neutralise(str(answer), options.asking.special_tokens)
+                text = None if answer is None else neutralise(str(answer), options.prompt_options.special_tokens)
                 rows.append(replace(row, answer=text))
             else:
                 assert shape is not None

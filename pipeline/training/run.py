@@ -20,17 +20,17 @@ from typing import Any
 import torch
 
 from actors.training.learner import Learner, load_learner
-from actors.training.samples import LESSON_CODES, LessonError, Row, acceptance, accuracy, pace_of
+from actors.training.samples import SAMPLE_ERROR_CODES, Row, TrainingSampleError, acceptance, accuracy, pace_of
 from configs.load import ConfigError
 from configs.training import TrainDrafterJob
 from decoding import Request, Sampling
 from models.heads.files import keep_as_safetensors
-from models.heads.teacher import Lesson
+from models.heads.teacher import TrainingSample
 from models.heads.training import Reduce, Trainer, alone
 from models.loading.checkpoints import DTYPES
 from pipeline.media.image_decoding import DecodeOptions
 from pipeline.output.provenance import code_revision, versions
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.prompts.templates import placeholders
 from pipeline.rows.schemas import ERROR_CODES
 from pipeline.source.datasource import SpanDatasource
@@ -43,7 +43,7 @@ from pipeline.training.rows import freeze_source, is_held_out, read_rows
 CHECKPOINT, HEAD, LOG = "_job/checkpoint.pt", "_job/head", "_job/log.txt"
 FORMAT = 1
 PROGRESS_INTERVAL_S = 10.0
-CODES = (*ERROR_CODES, *LESSON_CODES)
+CODES = (*ERROR_CODES, *SAMPLE_ERROR_CODES)
 
 
 @dataclass(frozen=True)
@@ -70,8 +70,8 @@ class Run:
             raise ConfigError("source: it is not what it was when the run began")
         self._spans = SpanDatasource(job.source, self._manifest, tuple(placeholders(job.prompt)), job.training.max_rows)
         self.learner: Learner = load_learner(checkpoints.fetched(job))
-        asking = Asking(job.prompt, special_tokens=self.learner.special_tokens)
-        self._options = DecodeOptions.of(job.source, self._manifest.root, asking)
+        prompt_options = PromptOptions(job.prompt, special_tokens=self.learner.special_tokens)
+        self._options = DecodeOptions.of(job.source, self._manifest.root, prompt_options)
         pace, max_rows = pace_of(job.training), job.workers.max_forward_rows
         self.trainer = Trainer(self.learner.target, self.learner.task, pace, max_rows, worker.reduce)
         self._place = Place()
@@ -139,17 +139,17 @@ class Run:
             yield draw, [(draw.first + number, row) for number, row in zip(numbers, rows, strict=True)]
 
     def _step(self, draw: Draw, rows: list[tuple[int, Row | str]]) -> float | None:
-        lessons: list[tuple[int, Lesson]] = []
+        training_samples: list[tuple[int, TrainingSample]] = []
         left_out = torch.zeros(len(CODES) + 1, dtype=torch.float64)
         for ordinal, row in rows:
-            lesson = self._lesson(row, ordinal)
-            if isinstance(lesson, str):
-                left_out[CODES.index(lesson)] += 1
+            training_sample = self._lesson(row, ordinal)
+            if isinstance(training_sample, str):
+                left_out[CODES.index(training_sample)] += 1
             else:
-                lessons.append((ordinal, lesson))
-        loss = self.trainer.learn(lessons)
+                training_samples.append((ordinal, training_sample))
+        loss = self.trainer.learn(training_samples)
         if draw.epoch == 0:
-            left_out[-1] = len(lessons)
+            left_out[-1] = len(training_samples)
             left_out = left_out.to(self.learner.target.device)
             self.worker.reduce(left_out)
             for name, count in zip((*CODES, "num_taught_rows"), left_out.tolist(), strict=True):
@@ -161,11 +161,11 @@ class Run:
             )
         return loss
 
-    def _lesson(self, row: Row | str, ordinal: int | None) -> Lesson | str:
+    def _lesson(self, row: Row | str, ordinal: int | None) -> TrainingSample | str:
         """The training sample of a row, or an error code."""
         try:
-            return row if isinstance(row, str) else self.learner.lessons.lesson(row, ordinal)
-        except LessonError as error:
+            return row if isinstance(row, str) else self.learner.training_samples.training_sample(row, ordinal)
+        except TrainingSampleError as error:
             return error.code
 
     def _left_out(self) -> dict[str, int]:
@@ -181,11 +181,11 @@ class Run:
         self._longest = 0
         wanted = self.job.training.held_out_rows
         for row in self._held_out_rows() if self.is_first else ():
-            lesson = self._lesson(row, None)
-            if isinstance(row, str) or isinstance(lesson, str):
-                reasons[str(lesson)] = reasons.get(str(lesson), 0) + 1
+            training_sample = self._lesson(row, None)
+            if isinstance(row, str) or isinstance(training_sample, str):
+                reasons[str(training_sample)] = reasons.get(str(training_sample), 0) + 1
                 continue
-            self._longest = max(self._longest, lesson.prefix.length)
+            self._longest = max(self._longest, training_sample.prefix.length)
             found.append(row)
             if len(found) == wanted:
                 break
@@ -208,18 +208,20 @@ class Run:
 
     def _measure(self) -> None:
         """Measure accuracy, and keep the best weights by top-3 accuracy."""
-        found = accuracy(self.learner.task, self.learner.target, self._held_out_lessons())
+        found = accuracy(self.learner.task, self.learner.target, self._held_out_samples())
         self._history.append({"step": self.trainer.step, **found})
         top1, top3 = found["top1_accuracy"], found["top3_accuracy"]
         self._log(f"step {self.trainer.step} held out: top-1 {top1:.4f} top-3 {top3:.4f}")
         if self._best is None or top3 > self._best["top3_accuracy"]:
             self._best = {"step": self.trainer.step, **found, "weights": self.trainer.weights()}
 
-    def _held_out_lessons(self) -> Iterator[list[Lesson]]:
+    def _held_out_samples(self) -> Iterator[list[TrainingSample]]:
         """The held-out rows as samples, in batches."""
         size = self.job.workers.max_forward_rows
         for start in range(0, len(self._held_out), size):
-            yield [self.learner.lessons.lesson(row, None) for row in self._held_out[start : start + size]]
+            yield [
+                self.learner.training_samples.training_sample(row, None) for row in self._held_out[start : start + size]
+            ]
 
     def _save(self) -> None:
         """Write the state of training, whole or not at all."""
@@ -267,7 +269,7 @@ class Run:
         dtype = DTYPES.get(job.output.dtype, learner.target.dtype)
         # The measured weights are the written ones.
         learner.round(dtype)
-        measured: dict[str, Any] = accuracy(learner.task, learner.target, self._held_out_lessons())
+        measured: dict[str, Any] = accuracy(learner.task, learner.target, self._held_out_samples())
         measured["at_step"] = at_step
         if requests := self._requests():
             room = self._longest + requests[0].sampling.max_new_tokens
@@ -292,7 +294,9 @@ class Run:
             guidance_scale=options.guidance_scale,
         )
         rows = self._held_out[: options.num_rows]
-        return [replace(self.learner.lessons.request(row, sampling), seed=self.job.training.seed) for row in rows]
+        return [
+            replace(self.learner.training_samples.request(row, sampling), seed=self.job.training.seed) for row in rows
+        ]
 
     def _write(self, measured: dict[str, Any], dtype: torch.dtype) -> None:
         """Write the head's files and `training.json`, then remove the checkpoint."""

@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from actors.serving.engine_thread import EngineThread, Suspect
 from actors.serving.journal import GIVEN_UP_FROM_DEATHS, ErrorBudgetSpent, JournalClient
 from decoding.types import Completion, Request
-from pipeline.run.crash_ledger import Book
+from pipeline.run.crash_ledger import Ledger
 from tests.actors.fakes import FakeEngine
 
 
 class BookJournal:
     """A journal over the crash ledger's book in this process."""
 
-    def __init__(self, book: Book) -> None:
+    def __init__(self, book: Ledger) -> None:
         self.book = book
 
     def begin(self, who: str, keys: Sequence[str]) -> list[int]:
@@ -61,7 +61,7 @@ class Life:
 
     def __init__(self, slots: int = 4) -> None:
         self.slots = slots
-        self.book = Book()
+        self.book = Ledger()
         self.num_deaths = 0
         self.engines: list[PoisonEngine] = []
 
@@ -92,18 +92,18 @@ class Life:
         results, futures = [], []
         for batch in batches:
             deaths = holder.begin([request.sample_id for request in batch])
-            given_up = {
+            as_failed_row = {
                 r.sample_id: "engine_died" for r, n in zip(batch, deaths, strict=True) if n >= GIVEN_UP_FROM_DEATHS
             }
             run = [(r, n) for r, n in zip(batch, deaths, strict=True) if n < GIVEN_UP_FROM_DEATHS]
             suspects = {place: Suspect(r.sample_id, n) for place, (r, n) in enumerate(run) if n}
             futures.append(thread.decode([r for r, _ in run], suspects))
-            results.append(given_up)
+            results.append(as_failed_row)
         gate.set()
         thread.close()
         if died.is_set():
             return None
-        for batch, given_up, future in zip(batches, results, futures, strict=True):
-            given_up |= {completion.sample_id: completion.text for completion in future.result(timeout=600)}
+        for batch, as_failed_row, future in zip(batches, results, futures, strict=True):
+            as_failed_row |= {completion.sample_id: completion.text for completion in future.result(timeout=600)}
             holder.end([request.sample_id for request in batch], len(batch), {})
         return results

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from actors.serving.engine_thread import EngineThread, Suspect
 from decoding.types import Request
-from pipeline.run.crash_ledger import Book
+from pipeline.run.crash_ledger import Ledger
 from tests.actors.fakes import FakePair, text_of
 from tests.actors.poison import Life
 
@@ -177,19 +177,19 @@ def test_an_engine_that_waits_for_rows_is_not_taken_for_hung() -> None:
 
 
 def rows_that_wait_are_blamed(patch: pytest.MonkeyPatch) -> None:
-    def all_of_them(book: Book, who: str, keys: Sequence[str]) -> None:
+    def all_of_them(book: Ledger, who: str, keys: Sequence[str]) -> None:
         book._running[who] = {key for key, row in book._rows.items() if row.holder == who}
 
-    patch.setattr(Book, "running", all_of_them)
+    patch.setattr(Ledger, "running", all_of_them)
 
 
 def rows_that_are_done_stay_marked(patch: pytest.MonkeyPatch) -> None:
-    running = Book.running
+    running = Ledger.running
 
-    def never_less(book: Book, who: str, keys: Sequence[str]) -> None:
+    def never_less(book: Ledger, who: str, keys: Sequence[str]) -> None:
         running(book, who, [*keys, *book._running.get(who, ())])
 
-    patch.setattr(Book, "running", never_less)
+    patch.setattr(Ledger, "running", never_less)
 
 
 def nobody_runs_alone(patch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def children_of(pid: int) -> dict[int, str]:
 
 VICTIMS: dict[str, Callable[[int, str], bool]] = {
     "actor": lambda pid, told: "Generate" in told or "MapWorker" in told,
-    "writer": lambda pid, told: told.startswith(("ray::spool", "ray::Press.publish")),
+    "writer": lambda pid, told: told.startswith(("ray::spool", "ray::Publisher.publish")),
     "raylet": lambda pid, told: "/raylet/raylet" in told,
 }
 

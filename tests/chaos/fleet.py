@@ -101,9 +101,9 @@ def run_plan(plan: Plan, load: Any, decode_rows: Callable[..., pa.Table] = decod
         source, config = plan.datasource, plan.config
         return caption_dataset(config, source, source.num_spans, decode, plan.schema, stamp, load, tally, flow, log)
 
-    wall_s, waits, press = run_graph(plan, build)
+    wall_s, waits, publisher = run_graph(plan, build)
     done = summary.summarise(plan.output, plan.job_id, "none", "exact", wall_s, waits)
-    close(plan, done, str, press)
+    close(plan, done, str, publisher)
     return done
 
 
@@ -121,7 +121,7 @@ def main(arguments: list[str]) -> int:
         verb="captioning",
         doc="",
         model=CaptionJob,
-        make_plan=lambda config, limit, _, going: plan_of(config, going, limit),
+        make_plan=lambda config, limit, _, resume: plan_of(config, resume, limit),
         describe=lambda _: [],
         run=lambda plan: run_plan(plan, LoadPaced(folder / "admitted", step_s)),
         build=caption_dataset,

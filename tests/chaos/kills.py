@@ -25,8 +25,8 @@ import pyarrow as pa
 
 from configs.schema import CaptionJob
 from pipeline.media.image_decoding import decode_table
-from pipeline.output.writer import Saver
-from pipeline.run.resume import AS_BEFORE, Going
+from pipeline.output.writer import Writer
+from pipeline.run.resume import DEFAULT_RESUME, ResumeOptions
 from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.attempts import answered, at_rest, end, job, plan_of, rows_in, start
 
@@ -52,7 +52,7 @@ class Reaper:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def attempt(config: CaptionJob, admitted: Path, reaper: Reaper, going: Going = AS_BEFORE) -> None:
+def attempt(config: CaptionJob, admitted: Path, reaper: Reaper, resume: ResumeOptions = DEFAULT_RESUME) -> None:
     """One attempt, from looking at the output to rest; every admitted row is a byte of a file."""
     true = OutputDir._put_local
 
@@ -66,9 +66,9 @@ def attempt(config: CaptionJob, admitted: Path, reaper: Reaper, going: Going = A
 
     OutputDir._put_local = put  # type: ignore[method-assign]
     try:
-        plan, begun = start(plan_of(config, going))
+        plan, begun = start(plan_of(config, resume))
         waiting = plan.earlier.inventory.spooled if plan.earlier else []
-        with Saver(begun.press, config.sink, waiting, begun.next_numbers) as saver:
+        with Writer(begun.publisher, config.sink, waiting, begun.next_numbers) as saver:
             for span in range(plan.datasource.num_spans):
                 table = plan.datasource.read(span)
                 reaper.pass_by("read")
@@ -78,7 +78,7 @@ def attempt(config: CaptionJob, admitted: Path, reaper: Reaper, going: Going = A
                     batch = decoded.slice(first, BATCH_ROWS)
                     with admitted.open("ab") as file:
                         file.write(b"." * batch.num_rows)
-                    made: pa.Table = answered(batch, begun.press.attempt, lambda own: own.endswith("77"))
+                    made: pa.Table = answered(batch, begun.publisher.attempt, lambda own: own.endswith("77"))
                     reaper.pass_by("mid-generation")
                     saver.add([made], made.num_rows, made.nbytes)
         end(plan, begun)

@@ -27,10 +27,10 @@ from typing import Any
 from configs.load import ConfigError
 from configs.schema import CaptionJob
 from pipeline.cluster import signals
-from pipeline.output.publishing import Fenced, Press
+from pipeline.output.publishing import Fenced, Publisher
 from pipeline.run.audit import audit
 from pipeline.run.plan import check_plan
-from pipeline.run.resume import AS_BEFORE, Going
+from pipeline.run.resume import DEFAULT_RESUME, ResumeOptions
 from pipeline.storage.output_dir import OutputDir
 from tests.chaos import kills
 from tests.object_store import make_bucket, running
@@ -67,28 +67,28 @@ class Gate(kills.Reaper):
             self.act()
 
 
-def attempt(config: CaptionJob, admitted: Path, gate: kills.Reaper, going: Going) -> None:
+def attempt(config: CaptionJob, admitted: Path, gate: kills.Reaper, resume: ResumeOptions) -> None:
     """One attempt whose looks and whose end pass by the gate too; only in a process of its own."""
-    looks, settles = Press.check_alone, kills.end
+    looks, settles = Publisher.check_alone, kills.end
     is_settling = False
 
-    def look(press: Press) -> None:
+    def look(publisher: Publisher) -> None:
         if is_settling:
             gate.pass_by("within settling")
-        looks(press)
+        looks(publisher)
         gate.pass_by("looked")
 
-    def settle(*arguments: Any) -> Any:
+    def finalize(*arguments: Any) -> Any:
         nonlocal is_settling
         gate.pass_by("before settling")
         is_settling = True
         return settles(*arguments)
 
-    Press.check_alone, kills.end = look, settle  # type: ignore[method-assign]
-    kills.attempt(config, admitted, gate, going)
+    Publisher.check_alone, kills.end = look, finalize  # type: ignore[method-assign]
+    kills.attempt(config, admitted, gate, resume)
 
 
-def fork(config: CaptionJob, admitted: Path, gate: kills.Reaper, going: Going = AS_BEFORE) -> int:
+def fork(config: CaptionJob, admitted: Path, gate: kills.Reaper, resume: ResumeOptions = DEFAULT_RESUME) -> int:
     """Start an attempt in a process of its own; gives its id."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 warns of threads, which hold nothing here
@@ -99,7 +99,7 @@ def fork(config: CaptionJob, admitted: Path, gate: kills.Reaper, going: Going = 
     try:
         with signals.caught() as stop:
             try:
-                attempt(config, admitted, gate, going)
+                attempt(config, admitted, gate, resume)
                 code = DONE
             except Fenced:
                 code = FENCED
@@ -178,10 +178,10 @@ def run_one(folder: Path, kind: str, chance: random.Random) -> dict[str, Any]:
     """One run; gives what happened."""
     phase, place, retries = chance.choice(WHERE[kind]), chance.randint(1, MAX_PLACE), chance.random() < 0.5
     while True:
-        config, admitted, going = job_in(folder), folder / "admitted", Going(retry_errors=retries)
+        config, admitted, resume = job_in(folder), folder / "admitted", ResumeOptions(retry_errors=retries)
 
         def start(gate: kills.Reaper) -> int:
-            return fork(config, admitted, gate, going)  # noqa: B023
+            return fork(config, admitted, gate, resume)  # noqa: B023
 
         if retries:  # there are error rows, which are made again and taken out of their files
             assert wait(start(kills.Reaper())) == DONE

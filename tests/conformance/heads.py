@@ -22,7 +22,7 @@ from decoding.tree import DraftTree, Verdict
 from decoding.trees import DynamicTree
 from models.heads.eagle import EagleNetwork
 from models.heads.medusa import MedusaHeads
-from models.heads.teacher import Lesson
+from models.heads.teacher import TrainingSample
 from models.heads.training import HeadTask, Pace, Trainer, fresh_eagle, fresh_medusa
 from models.inputs.prefix import Prefix
 from models.kv.lanes import LaneModel, SlotBatch
@@ -58,13 +58,15 @@ def teach(target: Target, task: HeadTask, num_steps: int, lr: float) -> None:
     wanted = torch.arange(PROMPT_TOKENS + TEXT_TOKENS) >= PROMPT_TOKENS
     ids = texts(target.name)
     mask = torch.ones_like(ids[:1])
-    lessons = [Lesson(target.prefix({"input_ids": row[None], "attention_mask": mask}), wanted) for row in ids]
+    training_samples = [
+        TrainingSample(target.prefix({"input_ids": row[None], "attention_mask": mask}), wanted) for row in ids
+    ]
     pace = Pace(num_steps, lr, warmup_steps=num_steps // 10, schedule="cosine", clip="norm", clip_limit=1.0)
     trainer = Trainer(target, task, replace(pace, noise_tokens=None))
     generator = torch.Generator().manual_seed(5)
     for step in range(num_steps):
-        chosen = torch.randint(0, len(lessons), (16,), generator=generator).tolist()
-        trainer.learn([(16 * step + place, lessons[number]) for place, number in enumerate(chosen)])
+        chosen = torch.randint(0, len(training_samples), (16,), generator=generator).tolist()
+        trainer.learn([(16 * step + place, training_samples[number]) for place, number in enumerate(chosen)])
 
 
 @cache

@@ -14,8 +14,8 @@ from ray.exceptions import RayError
 from actors.results import Stamp
 from actors.serving.journal import ErrorBudgetSpent
 from pipeline.rows.schemas import result_schema
-from pipeline.run.crash_ledger import FlightLog, kept
-from pipeline.run.execution import told_why_it_ended
+from pipeline.run.crash_ledger import CrashLedger, kept
+from pipeline.run.execution import job_error
 from pipeline.run.graph import caption_dataset
 from tests.actors.fakes import fake_job, num_steps_of
 from tests.jobs.poison import LoadPoisoned, decode_or_die
@@ -32,7 +32,7 @@ def rows_of(num_rows: int, says: dict[int, str]) -> list[dict[str, Any]]:
     ]
 
 
-def run(rows: list[dict[str, Any]], folder: Path, log: FlightLog, **pool: Any) -> list[dict[str, Any]]:
+def run(rows: list[dict[str, Any]], folder: Path, log: CrashLedger, **pool: Any) -> list[dict[str, Any]]:
     job = fake_job(pool={"slots": 4, "batch_rows": 8, **pool})
     spans = [rows[start : start + 20] for start in range(0, len(rows), 20)]
     decode = functools.partial(decode_or_die, folder=folder)
@@ -69,12 +69,12 @@ def test_rows_that_end_processes_are_given_up_and_no_other_row_is_touched(tmp_pa
 def test_too_many_failed_rows_end_the_job_with_their_codes(tmp_path: Path) -> None:
     rows = [{**row, "error": "broken_image" if index % 2 else ""} for index, row in enumerate(rows_of(64, {}))]
     told = r"of \d+ rows failed \(50.0 %\).*: \d+ broken_image"
-    with kept(0.25, min_rows=16) as log, pytest.raises(ErrorBudgetSpent, match=told), told_why_it_ended(log):
+    with kept(0.25, min_rows=16) as log, pytest.raises(ErrorBudgetSpent, match=told), job_error(log):
         run(rows, tmp_path, log)
     with kept(max_error_share=0.5, min_rows=16) as log:
         assert len(run(rows, tmp_path, log)) == 64
 
 
 def test_what_ends_a_job_otherwise_stays_its_own_error(tmp_path: Path) -> None:
-    with kept(max_error_share=0.0) as log, pytest.raises(RayError), told_why_it_ended(log):
+    with kept(max_error_share=0.0) as log, pytest.raises(RayError), job_error(log):
         ray.get(ray.remote(lambda: 1 // 0).remote())

@@ -7,12 +7,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from actors.choice import CHOSEN, SLOWER, Choice, Standing
+from actors.choice import CHOSEN, SLOWER, CandidateResult, Choice
 from actors.results import failed, result_values, telemetry_values
 from actors.serving.engine_thread import Waits
 from decoding.types import Completion, Telemetry
 from pipeline.output.files import Format
-from pipeline.output.publishing import Press
+from pipeline.output.publishing import Publisher
 from pipeline.reports import summary
 from pipeline.rows.schemas import TELEMETRY, result_schema
 from pipeline.storage.output_dir import OutputDir
@@ -48,9 +48,9 @@ def completion_of(histogram: tuple[int, ...], num_tokens: int, reason: str = "st
 
 
 def write(directory: OutputDir, number: int, table: pa.Table) -> None:
-    press = Press(directory, Format(result_schema()), 1, "f00d")
-    for one in press.spool(number, [table]):
-        press.publish(one.folder, number, [one])
+    publisher = Publisher(directory, Format(result_schema()), 1, "f00d")
+    for one in publisher.spool(number, [table]):
+        publisher.publish(one.folder, number, [one])
 
 
 @pytest.fixture
@@ -175,9 +175,9 @@ def test_trials_are_shown_with_their_intervals_and_what_became_of_each_method(tm
     method = pa.array(["plain", "chain", "chain", "chain", "plain", "chain", "auto"])
     write(directory, 0, table.set_column(table.schema.get_field_index("method"), table.schema.field("method"), method))
     standings = (
-        Standing("chain", 0.0123, 0.0118, 0.0129, 3.214, 64, CHOSEN),
-        Standing("plain", 0.02, None, None, 1.0, 32, SLOWER),
-        Standing("lookup", None, None, None, 1.0, 0, "failed to draft for 2 rows"),
+        CandidateResult("chain", 0.0123, 0.0118, 0.0129, 3.214, 64, CHOSEN),
+        CandidateResult("plain", 0.02, None, None, 1.0, 32, SLOWER),
+        CandidateResult("lookup", None, None, None, 1.0, 0, "failed to draft for 2 rows"),
     )
     choice = Choice("chain", "first rows", 96, 2, 40.0, standings)
     found = summary.summarise(directory, "job", "auto", "lossless", 2.0, Waits(choices=(choice,) * 5))

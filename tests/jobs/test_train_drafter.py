@@ -228,10 +228,10 @@ def cut_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the machine fail while a step is being taken."""
     learn = Trainer.learn
 
-    def fail(self: Trainer, lessons: Any) -> Any:
+    def fail(self: Trainer, training_samples: Any) -> Any:
         if self.step == step:
             raise OSError("the machine is taken away")
-        return learn(self, lessons)
+        return learn(self, training_samples)
 
     monkeypatch.setattr(Trainer, "learn", fail)
 

@@ -13,12 +13,12 @@ import pyarrow.parquet as pq
 from configs.schema import CaptionJob
 from pipeline.media.image_decoding import decode_table
 from pipeline.output.inventory import Inventory
-from pipeline.output.writer import Saver
+from pipeline.output.writer import Writer
 from pipeline.rows.schemas import result_schema
 from pipeline.run.execution import opening_record
-from pipeline.run.finalize import settle
+from pipeline.run.finalize import finalize
 from pipeline.run.plan import Plan
-from pipeline.run.resume import AS_BEFORE, Begun, Going, begin, fingerprints_of, look_back
+from pipeline.run.resume import DEFAULT_RESUME, Begun, ResumeOptions, begin, fingerprints_of, read_earlier
 from pipeline.source.manifest import needs_of
 from pipeline.source.manifest_parts import reopen
 from pipeline.storage.output_dir import OutputDir
@@ -52,13 +52,15 @@ def job(source: dict[str, Any], output: Path | str, **sections: Any) -> CaptionJ
     return CaptionJob.model_validate_json(json.dumps(data))
 
 
-def plan_of(config: CaptionJob, going: Going = AS_BEFORE, limit: int | None = None, revision: str = "t0") -> Plan:
+def plan_of(
+    config: CaptionJob, resume: ResumeOptions = DEFAULT_RESUME, limit: int | None = None, revision: str = "t0"
+) -> Plan:
     """The plan, checked against what the output holds."""
     info: Any = PairInfo(revision)
     output = OutputDir(config.sink.path)
-    needs = needs_of(config.source, Plan(config, info, None, output).asking, config.sink.keep_columns)  # type: ignore[arg-type]
-    reopened = reopen(needs, output, going.accept_touched)
-    return look_back(Plan(config, info, reopened.manifest, output, limit, going), reopened.gone)
+    needs = needs_of(config.source, Plan(config, info, None, output).prompt_options, config.sink.keep_columns)  # type: ignore[arg-type]
+    reopened = reopen(needs, output, resume.accept_touched)
+    return read_earlier(Plan(config, info, reopened.manifest, output, limit, resume), reopened.gone)
 
 
 def answered(table: pa.Table, attempt: int, fails: Callable[[str], bool]) -> pa.Table:
@@ -103,30 +105,30 @@ def make_rows(plan: Plan, attempt: int, fails: Callable[[str], bool] = lambda ow
 def save(plan: Plan, begun: Begun, batches: list[pa.Table]) -> None:
     """Save and publish these and what waits."""
     waiting = plan.earlier.inventory.spooled if plan.earlier else []
-    with Saver(begun.press, plan.config.sink, waiting, begun.next_numbers) as saver:
+    with Writer(begun.publisher, plan.config.sink, waiting, begun.next_numbers) as saver:
         for batch in batches:
             saver.add([batch], batch.num_rows, batch.nbytes)
 
 
 def end(plan: Plan, begun: Begun) -> Inventory:
     """Bring the output to rest."""
-    return settle(plan, begun.press, fingerprints_of(plan.output), begun.next_numbers)
+    return finalize(plan, begun.publisher, fingerprints_of(plan.output), begun.next_numbers)
 
 
 def run(
     config: CaptionJob,
-    going: Going = AS_BEFORE,
+    resume: ResumeOptions = DEFAULT_RESUME,
     fails: Callable[[str], bool] = lambda own: False,
     num_batches: int | None = None,
     **options: Any,
 ) -> Plan:
     """A whole attempt; one that is killed after `num_batches` of them were spooled publishes nothing and settles
     nothing."""
-    plan, begun = start(plan_of(config, going, **options))
-    batches = make_rows(plan, begun.press.attempt, fails)
+    plan, begun = start(plan_of(config, resume, **options))
+    batches = make_rows(plan, begun.publisher.attempt, fails)
     if num_batches is not None:
         for number, batch in enumerate(batches[:num_batches]):
-            begun.press.spool(number, [batch])
+            begun.publisher.spool(number, [batch])
         return plan
     save(plan, begun, batches)
     end(plan, begun)

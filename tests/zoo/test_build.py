@@ -13,7 +13,7 @@ from models.heads.teacher import teach_states
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from zoo.build import BUILDERS, RECIPES, build_caption, main
-from zoo.heads import build_head, lessons_of
+from zoo.heads import build_head, training_samples_of
 from zoo.pair import CHECKPOINTS, build_tokenizer
 from zoo.samples import FILLER_WEIGHT, FILLER_WORDS, draw_batches
 from zoo.tower import draw_crowded, label_patches
@@ -95,16 +95,16 @@ def test_lessons_are_the_conversations_of_a_batch_without_their_pads() -> None:
     tokenizer = build_tokenizer(0)
     target = Target.load(CheckpointRef(str(CHECKPOINTS / "caption_target")), "float32", "cpu")
     batch = next(draw_batches("train", 3, 6, tokenizer, pool=1))
-    lessons = lessons_of(batch, target)
+    training_samples = training_samples_of(batch, target)
     with torch.no_grad():
         whole = target.model.base_model(
             input_ids=batch.ids, attention_mask=batch.mask, **batch.inputs, use_cache=False
         ).last_hidden_state
-    states = teach_states(target, lessons)
-    for row, lesson in enumerate(lessons):
+    states = teach_states(target, training_samples)
+    for row, training_sample in enumerate(training_samples):
         size = int(batch.mask[row].sum())
-        assert lesson.prefix.token_ids.tolist() == batch.ids[row, :size].tolist()
-        assert lesson.wanted.tolist() == (batch.weights[row, :size] > 0).tolist()
+        assert training_sample.prefix.token_ids.tolist() == batch.ids[row, :size].tolist()
+        assert training_sample.wanted.tolist() == (batch.weights[row, :size] > 0).tolist()
         torch.testing.assert_close(states.hidden[row, :size], whole[row, :size], rtol=1e-3, atol=1e-3)
 
 

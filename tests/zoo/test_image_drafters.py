@@ -12,7 +12,7 @@ import torch
 
 from configs.load import load_job
 from configs.training import TrainDrafterJob
-from models.heads.teacher import make_lesson
+from models.heads.teacher import make_training_sample
 from models.heads.training import EagleTask, count_right
 from models.llamagen.checkpoints import load_gpt
 from models.llamagen.condition import load_t5
@@ -59,12 +59,12 @@ def test_a_shipped_drafter_guesses_its_target_on_pictures_that_neither_saw(kind:
     target = LlamaGenTarget(gpt, encoder)
     vq = load_vq(CheckpointRef(str(CHECKPOINTS / "image_vq")), "float32", CPU)
     (table,) = draw_tables(vq, kind, "held_out", 6, 5, False)
-    lessons = []
+    training_samples = []
     for row in table.to_pylist():
         lanes = target.encode_lanes(row["prompt"], (), row.get("label"))
-        lessons.append(make_lesson(target, lanes[0], row["codes"], 1))
+        training_samples.append(make_training_sample(target, lanes[0], row["codes"], 1))
     head = load_image_eagle(CheckpointRef(str(CHECKPOINTS / f"{name}_eagle")), gpt.shape, "float32", CPU)
-    first, three, total = count_right(EagleTask(head, gpt.output), target, lessons)
+    first, three, total = count_right(EagleTask(head, gpt.output), target, training_samples)
     assert total == 6 * 143
     assert first / total == pytest.approx(told(name)["measured"]["top1_accuracy"], abs=0.06)
     assert three / total == pytest.approx(told(name)["measured"]["top3_accuracy"], abs=0.08)

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from actors.training.samples import ImageLessons, LessonError, Row, TextLessons
+from actors.training.samples import ImageSamples, Row, TextSamples, TrainingSampleError
 from configs.load import validate
 from configs.training import TrainDrafterJob
 from decoding import Sampling
-from models.heads.teacher import make_lesson
+from models.heads.teacher import make_training_sample
 from tests import toys
 from tests.toys import images as image_toys
 
@@ -52,24 +52,24 @@ class Plain:
 
 
 @pytest.fixture
-def lessons() -> TextLessons:
+def training_samples() -> TextSamples:
     target = toys.target("llama")
     target.front_end = Plain(target.front_end)  # type: ignore[assignment]
-    return TextLessons(target, text_job(max_tokens=16))
+    return TextSamples(target, text_job(max_tokens=16))
 
 
-def test_an_answer_follows_its_prompt_and_ends_as_the_target_ends_it(lessons: TextLessons) -> None:
-    lesson = lessons.lesson(Row("s", SAID, (), answer="w20 w21"), 0)
-    assert lesson.prefix.token_ids.tolist() == [1, 7, 8, 20, 21, 2]
-    assert lesson.wanted.tolist() == [False, False, False, True, True, True]
+def test_an_answer_follows_its_prompt_and_ends_as_the_target_ends_it(training_samples: TextSamples) -> None:
+    training_sample = training_samples.training_sample(Row("s", SAID, (), answer="w20 w21"), 0)
+    assert training_sample.prefix.token_ids.tolist() == [1, 7, 8, 20, 21, 2]
+    assert training_sample.wanted.tolist() == [False, False, False, True, True, True]
 
 
 def test_of_several_ends_the_tokenizers_own_closes_an_answer() -> None:
     target = toys.target("llama")
     target.eos_ids = frozenset({0, 2, 50})
     target.front_end = Plain(target.front_end)  # type: ignore[assignment]
-    lesson = TextLessons(target, text_job()).lesson(Row("s", SAID, (), answer="w20"), 0)
-    assert lesson.prefix.token_ids.tolist()[-1] == 2
+    training_sample = TextSamples(target, text_job()).training_sample(Row("s", SAID, (), answer="w20"), 0)
+    assert training_sample.prefix.token_ids.tolist()[-1] == 2
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,14 @@ def test_of_several_ends_the_tokenizers_own_closes_an_answer() -> None:
         (Row("s", SAID, (np.zeros((4, 4, 3), np.uint8),), answer="w9"), "prompt_refused"),
     ],
 )
-def test_a_row_that_teaches_nothing_says_why(row: Row, code: str, lessons: TextLessons) -> None:
-    with pytest.raises(LessonError) as refused:
-        lessons.lesson(row, 0)
+def test_a_row_that_teaches_nothing_says_why(row: Row, code: str, training_samples: TextSamples) -> None:
+    with pytest.raises(TrainingSampleError) as refused:
+        training_samples.training_sample(row, 0)
     assert refused.value.code == code
 
 
-def test_the_longest_row_that_is_allowed_is_taught(lessons: TextLessons) -> None:
-    assert lessons.lesson(Row("s", SAID, (), answer=" ".join(["w9"] * 12)), 0).prefix.length == 16
+def test_the_longest_row_that_is_allowed_is_taught(training_samples: TextSamples) -> None:
+    assert training_samples.training_sample(Row("s", SAID, (), answer=" ".join(["w9"] * 12)), 0).prefix.length == 16
 
 
 # --- images --------------------------------------------------------------------------------------------------------
@@ -101,32 +101,32 @@ def test_a_row_without_its_condition_is_the_second_lane_of_guidance(kind: str) -
     lanes = target.encode_lanes("", (), row.condition)
     assert row.codes is not None
     for share, lane in ((0.0, lanes[0]), (1.0, lanes[1])):
-        lesson = ImageLessons(target, image_job(kind, null_share=share), None).lesson(row, 5)
-        expected = make_lesson(target, lane, row.codes.tolist(), 1)
-        assert torch.equal(lesson.prefix.embeds, expected.prefix.embeds)
-        assert torch.equal(lesson.wanted, expected.wanted)
-        assert lesson.prefix.num_padding == lane.num_padding
+        training_sample = ImageSamples(target, image_job(kind, null_share=share), None).training_sample(row, 5)
+        expected = make_training_sample(target, lane, row.codes.tolist(), 1)
+        assert torch.equal(training_sample.prefix.embeds, expected.prefix.embeds)
+        assert torch.equal(training_sample.wanted, expected.wanted)
+        assert training_sample.prefix.num_padding == lane.num_padding
         if lane.padding is not None:
-            assert lesson.prefix.padding is not None
-            assert lesson.prefix.padding.tolist() == [*lane.padding.tolist(), *[False] * 16]
+            assert training_sample.prefix.padding is not None
+            assert training_sample.prefix.padding.tolist() == [*lane.padding.tolist(), *[False] * 16]
     assert (kind == "text") == (lanes[1].padding is not None)
 
 
 def test_which_rows_lose_their_condition_follows_from_seed_and_ordinal_alone() -> None:
     target = image_toys.target("text")
     job = image_job()
-    lost = [ordinal for ordinal in range(5000) if ImageLessons(target, job, None).is_null(ordinal)]
+    lost = [ordinal for ordinal in range(5000) if ImageSamples(target, job, None).is_null(ordinal)]
     assert lost[:6] == [28, 42, 70, 93, 105, 106]
     assert len(lost) == 476
     other = job.model_copy(update={"training": job.training.model_copy(update={"seed": 1})})
-    assert [ordinal for ordinal in range(5000) if ImageLessons(target, other, None).is_null(ordinal)] != lost
-    assert not ImageLessons(target, image_job(null_share=1.0), None).is_null(None), "held-out rows are never drawn for"
+    assert [ordinal for ordinal in range(5000) if ImageSamples(target, other, None).is_null(ordinal)] != lost
+    assert not ImageSamples(target, image_job(null_share=1.0), None).is_null(None), "held-out rows are never drawn for"
 
 
 def test_published_lessons_leave_the_draft_behind_the_first_code_out() -> None:
     target = image_toys.target("text")
     ours, published = (
-        ImageLessons(target, image_job(teach_first_draft=first), None).lesson(image_row(), None).wanted
+        ImageSamples(target, image_job(teach_first_draft=first), None).training_sample(image_row(), None).wanted
         for first in (True, False)
     )
     assert torch.nonzero(ours & ~published).tolist() == [[image_toys.NUM_COLUMNS + 1]]
@@ -142,28 +142,30 @@ def test_published_lessons_leave_the_draft_behind_the_first_code_out() -> None:
     ],
 )
 def test_codes_that_are_no_image_are_refused(codes: Any, code: str) -> None:
-    with pytest.raises(LessonError) as refused:
-        ImageLessons(image_toys.target("text"), image_job(), None).lesson(replace(image_row(), codes=codes), 0)
+    with pytest.raises(TrainingSampleError) as refused:
+        ImageSamples(image_toys.target("text"), image_job(), None).training_sample(replace(image_row(), codes=codes), 0)
     assert refused.value.code == code
 
 
 def test_an_image_target_that_encodes_pictures_needs_exactly_one() -> None:
     picture = np.zeros((4, 4, 3), np.uint8)
-    lessons = ImageLessons(image_toys.target("text"), image_job(), lambda image: np.arange(16))
-    assert lessons.lesson(replace(image_row(), images=(picture,)), None).prefix.token_ids.tolist()[-3:] == [13, 14, 15]
+    training_samples = ImageSamples(image_toys.target("text"), image_job(), lambda image: np.arange(16))
+    assert training_samples.training_sample(replace(image_row(), images=(picture,)), None).prefix.token_ids.tolist()[
+        -3:
+    ] == [13, 14, 15]
     for images in ((), (picture, picture)):
-        with pytest.raises(LessonError, match="exactly one image"):
-            lessons.lesson(replace(image_row(), images=images), None)
+        with pytest.raises(TrainingSampleError, match="exactly one image"):
+            training_samples.training_sample(replace(image_row(), images=images), None)
 
 
 def test_features_that_the_model_does_not_take_are_refused() -> None:
     row = replace(image_row(), condition=np.zeros((2, 5), np.float32))
-    with pytest.raises(LessonError) as refused:
-        ImageLessons(image_toys.target("text"), image_job(), None).lesson(row, 0)
+    with pytest.raises(TrainingSampleError) as refused:
+        ImageSamples(image_toys.target("text"), image_job(), None).training_sample(row, 0)
     assert refused.value.code == "prompt_refused"
 
 
 def test_a_request_has_the_rows_condition_or_its_prompt() -> None:
-    lessons = ImageLessons(image_toys.target("class"), image_job("class"), None)
-    request = lessons.request(image_row("class", 3), Sampling(max_new_tokens=16))
+    training_samples = ImageSamples(image_toys.target("class"), image_job("class"), None)
+    request = training_samples.request(image_row("class", 3), Sampling(max_new_tokens=16))
     assert (request.condition, request.prompt, request.images) == (3, "w7 w8", ())

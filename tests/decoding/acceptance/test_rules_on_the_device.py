@@ -89,7 +89,7 @@ def test_a_rule_compiles_into_one_graph(name: str) -> None:
             assert mine.tolist() == theirs.tolist()
 
 
-class Asking(RandomRelaxation):
+class PromptOptions(RandomRelaxation):
     """A rule with the fault that these tests are for."""
 
     def __init__(self, ask: Callable[[Judgement], object]) -> None:
@@ -112,7 +112,7 @@ class Asking(RandomRelaxation):
     ids=["tolist", "bool", "mask", "int"],
 )
 def test_a_rule_that_asks_the_device_is_caught(ask: Callable[[Judgement], object]) -> None:
-    rule = Asking(ask)
+    rule = PromptOptions(ask)
     rule.open(blocks.spec())
     asked = (DataDependentOutputException, DynamicOutputShapeException)
     with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(asked):

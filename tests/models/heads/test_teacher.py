@@ -1,4 +1,4 @@
-"""A lesson's states are the target's own: as transformers runs it, as decoding runs it, whatever it is batched with."""
+"""States of a training sample equal those of transformers and of decoding, in any batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from decoding.drafters.merge import Guided, SingleLane
 from decoding.tree import Verdict
 from decoding.trees import Chain
 from models.contract import TargetModel
-from models.heads.teacher import Lesson, make_lesson, teach_states
+from models.heads.teacher import TrainingSample, make_training_sample, teach_states
 from models.heads.training import EagleTask, fresh_eagle
 from models.llamagen.eagle import image_eagle, image_eagle_shape
 from models.llamagen.target import LlamaGenTarget
@@ -28,18 +28,18 @@ from tests.toys.weights import randomise
 SAID = (9, 12, 40, 7, 2)
 
 
-def lesson(target: TargetModel, family: str, seed: int) -> Lesson:
+def training_sample(target: TargetModel, family: str, seed: int) -> TrainingSample:
     prompt, pictures = toys.prompt(family, seed)
     (prefix,) = target.encode_lanes(prompt, pictures, None)
-    return make_lesson(target, prefix, SAID[: 2 + seed % 4])
+    return make_training_sample(target, prefix, SAID[: 2 + seed % 4])
 
 
 @pytest.mark.parametrize("family", list(toys.FAMILIES))
 def test_states_of_a_ragged_batch_are_those_of_transformers_alone_on_the_whole_text(family: str) -> None:
     target = toys.target(family)
-    lessons = [lesson(target, family, seed) for seed in range(5)]
-    states = teach_states(target, lessons)
-    assert states.lengths == tuple(each.prefix.length for each in lessons)
+    training_samples = [training_sample(target, family, seed) for seed in range(5)]
+    states = teach_states(target, training_samples)
+    assert states.lengths == tuple(each.prefix.length for each in training_samples)
     for row in range(5):
         prompt, pictures = toys.prompt(family, row)
         said = SAID[: 2 + row % 4]
@@ -114,7 +114,7 @@ def test_a_head_reads_at_training_what_it_reads_in_decoding(family: str) -> None
     request = Request("one", prompt, pictures, sampling=Sampling(max_new_tokens=8, ignore_eos=True))
     tokens, guesses = watch(target, task, request, 128)
     (prefix,) = target.encode_lanes(prompt, pictures, None)
-    states = teach_states(target, [make_lesson(target, prefix, tokens)])
+    states = teach_states(target, [make_training_sample(target, prefix, tokens)])
     with torch.no_grad():
         taught = task._guess(states, states.hidden)[0, prefix.length - 1 :]
     torch.testing.assert_close(guesses[: len(taught), 0], taught[: len(guesses)], rtol=1e-4, atol=1e-5)
@@ -133,7 +133,7 @@ def test_an_image_head_reads_at_training_what_it_reads_in_decoding_in_both_lanes
     assert len(tokens) == image_toys.GRID**2
     lanes = target.encode_lanes("", (), condition)
     assert (lanes[0].padding is not None) == (kind == "text" and index == 0)
-    states = teach_states(target, [make_lesson(target, lane, tokens, num_known=1) for lane in lanes])
+    states = teach_states(target, [make_training_sample(target, lane, tokens, num_known=1) for lane in lanes])
     with torch.no_grad():
         taught = task._guess(states, states.hidden)[:, lanes[0].length - 1 :]
     assert len(guesses) >= image_toys.GRID**2 - 2
@@ -145,10 +145,10 @@ def test_the_first_draft_is_the_second_code_and_is_left_out_on_request() -> None
     target = image_toys.target("text")
     (lane, _) = target.encode_lanes("", (), image_toys.condition("text", 1))
     codes = list(range(16))
-    wanted = make_lesson(target, lane, codes, 1).wanted
+    wanted = make_training_sample(target, lane, codes, 1).wanted
     # A pair at column t teaches the token at t + 2: the first to be taught stands at the condition's last column.
     assert torch.nonzero(wanted[2:]).flatten().tolist() == list(range(lane.length - 1, lane.length + 14))
-    published = make_lesson(target, lane, codes, 2).wanted
+    published = make_training_sample(target, lane, codes, 2).wanted
     assert torch.nonzero(wanted & ~published).flatten().tolist() == [lane.length + 1]
 
 
@@ -156,7 +156,7 @@ def test_padding_is_seen_by_nobody_in_a_lesson() -> None:
     target = image_toys.target("text")
     (lane, _) = target.encode_lanes("", (), image_toys.condition("text", 0))
     assert lane.num_padding == image_toys.NUM_COLUMNS - 1
-    one = make_lesson(target, lane, range(16))
+    one = make_training_sample(target, lane, range(16))
     embeds = one.prefix.embeds.clone()
     embeds[: lane.num_padding] = torch.from_numpy(np.random.default_rng(0).standard_normal(embeds[0].shape)).float()
     other = replace(one, prefix=replace(one.prefix, embeds=embeds))

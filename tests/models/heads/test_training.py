@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.contract import TargetModel
-from models.heads.teacher import Lesson, States, make_lesson, teach_states
+from models.heads.teacher import States, TrainingSample, make_training_sample, teach_states
 from models.heads.training import (
     EagleTask,
     HeadTask,
@@ -35,7 +35,7 @@ from tests.toys import images as image_toys
 PACE = Pace(num_steps=8, learning_rate=3e-3, seed=7, warmup_steps=2)
 
 
-def lessons(count: int = 6, family: str = "llava") -> tuple[TargetModel, list[Lesson]]:
+def training_samples(count: int = 6, family: str = "llava") -> tuple[TargetModel, list[TrainingSample]]:
     """Texts of different lengths after prompts with and without images."""
     target = toys.target(family)
     generator = torch.Generator().manual_seed(1)
@@ -43,11 +43,11 @@ def lessons(count: int = 6, family: str = "llava") -> tuple[TargetModel, list[Le
     for seed in range(count):
         prompt, pictures = toys.prompt(family, seed)
         said = torch.randint(4, toys.VOCAB_SIZE, (5 + 3 * (seed % 3),), generator=generator).tolist()
-        made.append(make_lesson(target, target.encode(prompt, pictures), said))
+        made.append(make_training_sample(target, target.encode(prompt, pictures), said))
     return target, made
 
 
-def image_lessons(count: int = 6) -> tuple[TargetModel, list[Lesson]]:
+def image_lessons(count: int = 6) -> tuple[TargetModel, list[TrainingSample]]:
     """Images after captions of different lengths, every third without its condition."""
     target = image_toys.target("text")
     generator = torch.Generator().manual_seed(1)
@@ -55,7 +55,7 @@ def image_lessons(count: int = 6) -> tuple[TargetModel, list[Lesson]]:
     for index in range(count):
         lanes = target.encode_lanes("", (), image_toys.condition("text", index))
         codes = torch.randint(0, image_toys.CODES, (16,), generator=generator).tolist()
-        made.append(make_lesson(target, lanes[index % 3 == 2], codes, 1))
+        made.append(make_training_sample(target, lanes[index % 3 == 2], codes, 1))
     return target, made
 
 
@@ -68,22 +68,22 @@ def fresh(kind: str) -> Callable[[TargetModel], HeadTask]:
     return lambda target: fresh_eagle(target, 0)
 
 
-WORLDS: dict[str, Callable[[], tuple[TargetModel, list[Lesson]]]] = {
-    "eagle": lessons,
+WORLDS: dict[str, Callable[[], tuple[TargetModel, list[TrainingSample]]]] = {
+    "eagle": training_samples,
     "image": image_lessons,
-    "medusa": lessons,
+    "medusa": training_samples,
 }
 
 
 # --- the losses ----------------------------------------------------------------------------------------------------
 
 
-def slow_eagle_loss(task: EagleTask, target: Any, made: list[Lesson], noises: list[Tensor]) -> float:
-    """One lesson at a time, one position at a time, without pads."""
+def slow_eagle_loss(task: EagleTask, target: Any, made: list[TrainingSample], noises: list[Tensor]) -> float:
+    """One training sample and one position at a time, without padding."""
     features, tokens, count = 0.0, 0.0, 0
-    for lesson, noise in zip(made, noises, strict=True):
-        prefix = lesson.prefix
-        states = teach_states(target, [lesson]).hidden[0]
+    for training_sample, noise in zip(made, noises, strict=True):
+        prefix = training_sample.prefix
+        states = teach_states(target, [training_sample]).hidden[0]
         told = [
             prefix.embeds[t + 1].float()
             if prefix.visual[t + 1]
@@ -94,7 +94,7 @@ def slow_eagle_loss(task: EagleTask, target: Any, made: list[Lesson], noises: li
         positions = torch.arange(prefix.length - 1)[None]
         guessed = task.network(inputs[None], positions).last_hidden_state[0]
         for t in range(prefix.length - 2):
-            if not lesson.wanted[t + 2]:
+            if not training_sample.wanted[t + 2]:
                 continue
             difference = (guessed[t] - states[t + 1]).abs()
             huber = torch.where(difference < 1, 0.5 * difference**2, difference - 0.5)
@@ -114,7 +114,7 @@ def test_eagles_loss_equals_a_loop_over_single_positions(kind: str) -> None:
     trainer = Trainer(target, task, PACE)
     states = teach_states(target, made)
     noise = trainer._noise(states, range(len(made)))
-    count = sum(task.counts(lesson.wanted)[0] for lesson in made)
+    count = sum(task.counts(training_sample.wanted)[0] for training_sample in made)
     assert count == int(states.wanted[:, 2:].sum())
     expected = slow_eagle_loss(task, target, made, list(noise))
     assert float(task.sums(states, noise)[0]) / count == pytest.approx(expected, rel=1e-5)
@@ -123,18 +123,18 @@ def test_eagles_loss_equals_a_loop_over_single_positions(kind: str) -> None:
 
 @torch.no_grad()
 def test_medusas_loss_equals_a_loop_and_head_i_learns_the_token_two_and_i_places_on() -> None:
-    target, made = lessons()
+    target, made = training_samples()
     task = fresh_medusa(target, 0, 3)
     states = teach_states(target, made)
     for head, found in enumerate(task.sums(states, states.hidden)):
         losses = []
-        for lesson in made:
-            hidden = teach_states(target, [lesson]).hidden[0]
-            for t in range(lesson.prefix.length - 2 - head):
-                if lesson.wanted[t + 2 + head]:
-                    token = lesson.prefix.token_ids[t + 2 + head]
+        for training_sample in made:
+            hidden = teach_states(target, [training_sample]).hidden[0]
+            for t in range(training_sample.prefix.length - 2 - head):
+                if training_sample.wanted[t + 2 + head]:
+                    token = training_sample.prefix.token_ids[t + 2 + head]
                     losses.append(float(F.cross_entropy(task.heads.logits(head, hidden[t]), token)))
-        assert sum(task.counts(lesson.wanted)[head] for lesson in made) == len(losses)
+        assert sum(task.counts(training_sample.wanted)[head] for training_sample in made) == len(losses)
         assert float(found) == pytest.approx(sum(losses), rel=1e-5)
 
 
@@ -154,9 +154,9 @@ class Knowing:
 
 @pytest.mark.parametrize(("rank", "shares"), [(0, (1, 1)), (1, (0, 1)), (2, (0, 1))])
 def test_accuracy_counts_the_targets_likeliest_token_first_and_among_three(rank: int, shares: tuple[int, int]) -> None:
-    target, made = lessons()
+    target, made = training_samples()
     first, three, total = count_right(Knowing(target, rank), target, made)  # type: ignore[arg-type]
-    assert total == sum(int(lesson.wanted[2:].sum()) for lesson in made)
+    assert total == sum(int(training_sample.wanted[2:].sum()) for training_sample in made)
     assert (first, three) == (shares[0] * total, shares[1] * total)
 
 
@@ -164,7 +164,7 @@ def test_accuracy_counts_the_targets_likeliest_token_first_and_among_three(rank:
 
 
 def test_noise_belongs_to_the_sample_and_is_as_wide_as_published() -> None:
-    target, made = lessons()
+    target, made = training_samples()
     trainer = Trainer(target, fresh_eagle(target, 0), PACE)
     states = teach_states(target, made)
     noise = trainer._noise(states, range(6))
@@ -197,7 +197,7 @@ def test_the_rate_rises_and_falls_as_asked(schedule: Any, expected: list[float])
 
 @pytest.mark.parametrize("clip", ["value", "norm", "none"])
 def test_gradients_are_clipped_as_asked(clip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    target, made = lessons()
+    target, made = training_samples()
     task = fresh_eagle(target, 0)
     trainer = Trainer(target, task, replace(PACE, clip=clip, clip_limit=0.01, weight_decay=0.0))
     seen: list[Tensor] = []
@@ -220,12 +220,12 @@ def test_gradients_are_clipped_as_asked(clip: Any, monkeypatch: pytest.MonkeyPat
 # --- the run -------------------------------------------------------------------------------------------------------
 
 
-def begin(kind: str, rows: int = 16, reduce: Reduce = alone) -> tuple[Trainer, list[Lesson]]:
+def begin(kind: str, rows: int = 16, reduce: Reduce = alone) -> tuple[Trainer, list[TrainingSample]]:
     target, made = WORLDS[kind]()
     return Trainer(target, fresh(kind)(target), PACE, rows, reduce), made
 
 
-def go_on(trainer: Trainer, made: list[Lesson], num_steps: int, part: slice = slice(None)) -> None:
+def go_on(trainer: Trainer, made: list[TrainingSample], num_steps: int, part: slice = slice(None)) -> None:
     for step in range(trainer.step, trainer.step + num_steps):
         trainer.learn([(10 * step + number, each) for number, each in enumerate(made)][part])
 
@@ -293,7 +293,7 @@ class Meeting:
 
 @pytest.mark.parametrize("kind", ["image", "medusa"])
 def test_workers_that_share_a_batch_unevenly_learn_what_one_learns(kind: str) -> None:
-    """One of the three has a single lesson, one has none: what counts is the token, not who has it."""
+    """One of the three has a single training sample, one has none: the number of tokens counts, not their owner."""
     meeting = Meeting(3)
     parts = [slice(0, 1), slice(1, None), slice(0, 0)]
     made = [begin(kind, reduce=meeting.add_up) for _ in parts]
@@ -310,7 +310,7 @@ def test_workers_that_share_a_batch_unevenly_learn_what_one_learns(kind: str) ->
 
 
 def test_a_batch_without_anything_to_learn_changes_nothing_but_the_step() -> None:
-    target, made = lessons()
+    target, made = training_samples()
     trainer = Trainer(target, fresh_eagle(target, 0), PACE)
     before = trainer.weights()
     empty = replace(made[0], wanted=torch.zeros_like(made[0].wanted))
@@ -321,7 +321,7 @@ def test_a_batch_without_anything_to_learn_changes_nothing_but_the_step() -> Non
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_before_it_harms_the_head() -> None:
-    target, made = lessons()
+    target, made = training_samples()
     trainer = Trainer(target, fresh_eagle(target, 0), PACE)
     before = trainer.weights()
     bad = replace(made[0], prefix=replace(made[0].prefix, embeds=made[0].prefix.embeds * float("nan")))
@@ -339,7 +339,7 @@ def test_keys_depend_on_every_part_and_fill_their_range() -> None:
 
 
 def test_medusa_heads_start_as_the_targets_own_output_layer() -> None:
-    target, _ = lessons(1)
+    target, _ = training_samples(1)
     task = fresh_medusa(target, 0, 2)
     assert isinstance(task, MedusaTask)
     states = torch.randn(3, target.hidden_size, generator=torch.Generator().manual_seed(0))

@@ -14,7 +14,7 @@ import pytest
 from actors.events import Events
 from actors.results import Stamp
 from pipeline.cluster.drain import Drains, watched
-from pipeline.run.crash_ledger import Book
+from pipeline.run.crash_ledger import Ledger
 
 
 class Told:
@@ -64,7 +64,7 @@ def test_the_nodes_are_looked_after_until_the_block_ends() -> None:
 
 
 def test_what_ends_on_a_node_that_was_leaving_is_no_death_of_its_rows() -> None:
-    book = Book()
+    book = Ledger()
     book.begin("p0", ["a", "b"], "going")
     book.spare(["going"])
     assert book.begin("p1", ["a", "b"], "staying") == [0, 0]
@@ -78,7 +78,7 @@ def test_what_ends_on_a_node_that_was_leaving_is_no_death_of_its_rows() -> None:
 
 
 def test_a_row_that_kills_on_one_node_after_another_is_given_up_also_while_nodes_drain() -> None:
-    book = Book()
+    book = Ledger()
     book.spare(["n0"])
     deaths = []
     for life in range(6):

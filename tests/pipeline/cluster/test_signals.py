@@ -16,7 +16,7 @@ import pytest
 
 from configs.schema import Sink
 from pipeline.cluster import signals
-from pipeline.output.writer import Saver
+from pipeline.output.writer import Writer
 from tests.pipeline.output.test_publishing import press_at, result_table
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -118,14 +118,14 @@ def test_rows_that_finished_before_a_signal_are_spooled_before_the_error_goes_on
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = Sink(path=str(tmp_path), rows_per_file=4, max_unsaved_seconds=80_000.0)
-    press, writing, stopped = press_at(tmp_path), threading.Event(), threading.Event()
+    publisher, writing, stopped = press_at(tmp_path), threading.Event(), threading.Event()
 
     def call(function: Callable[..., Any], *arguments: Any) -> Any:
         writing.set()
         assert stopped.wait(LONG_S)  # the first file is being written all the while
         return function(*arguments)
 
-    saver = Saver(press, sink, call=call)
+    saver = Writer(publisher, sink, call=call)
     true = saver._is_full
 
     def is_full() -> bool:
@@ -148,10 +148,10 @@ def test_rows_that_finished_before_a_signal_are_spooled_before_the_error_goes_on
     with signals.caught() as stop, pytest.raises(KeyboardInterrupt):
         fill()
     assert stop.status == 143
-    spooled = press.output.list_files("_job/spool")
+    spooled = publisher.output.list_files("_job/spool")
     rows = [own for name in spooled for own in _ids(tmp_path / "_job/spool" / name)]
     assert sorted(rows) == [f"{block}-{row}" for block in range(3) for row in range(4)]
-    assert press.output.list_files("data") == []
+    assert publisher.output.list_files("data") == []
 
 
 def _ids(path: Path) -> list[str]:

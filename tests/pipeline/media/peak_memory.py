@@ -20,7 +20,7 @@ from configs.schema import Prompt, Source
 from pipeline.media import image_decoding
 from pipeline.media.row_weights import Weigher
 from pipeline.media.video import clips
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.source.datasource import SpanDatasource
 from pipeline.source.manifest import freeze
 
@@ -31,10 +31,10 @@ def peak_bytes(who: int = resource.RUSAGE_SELF) -> int:
 
 def main() -> None:
     source, batch_rows = Source.model_validate_json(sys.argv[1]), int(sys.argv[2])
-    asking = Asking(Prompt(text="What?"))
-    frozen = freeze(source, asking)
-    options = image_decoding.DecodeOptions.of(source, frozen.root, asking)
-    weigher = Weigher.of(source, batch_rows, asking)
+    prompt_options = PromptOptions(Prompt(text="What?"))
+    frozen = freeze(source, prompt_options)
+    options = image_decoding.DecodeOptions.of(source, frozen.root, prompt_options)
+    weigher = Weigher.of(source, batch_rows, prompt_options)
     pa.set_memory_pool(pa.system_memory_pool())
     base = peak_bytes()
     tasks, codes = [], []

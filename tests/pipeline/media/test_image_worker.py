@@ -104,7 +104,9 @@ def test_a_row_that_kills_the_process_is_an_error_and_its_neighbours_are_not(
     worker = worker_of(code=kill)
     monkeypatch.setattr(image_decoding, "image_worker", lambda *_: worker)
     table = read_table([[encode("red")], [encode() + b"kill me"], [encode("blue")]])
-    made = image_decoding.decode_table(table, image_decoding.DecodeOptions(image_decoding.Asking(media_prompt())))
+    made = image_decoding.decode_table(
+        table, image_decoding.DecodeOptions(image_decoding.PromptOptions(media_prompt()))
+    )
     assert made["error_type"].to_pylist() == ["", "decoder_died", ""]
     assert "SIGSEGV" in made["error_message"][1].as_py()
     assert worker.num_started == 2
@@ -163,7 +165,7 @@ def loaded(worker: DecoderWorker) -> set[str]:
 
 def test_images_and_videos_of_a_job_share_one_process() -> None:
     clips.close_worker()
-    options = image_decoding.DecodeOptions(image_decoding.Asking(media_prompt()))
+    options = image_decoding.DecodeOptions(image_decoding.PromptOptions(media_prompt()))
     image_decoding.decode_table(read_table([[encode()]] * 3), options)
     [worker] = clips._running.values()
     assert worker.num_started == 1

@@ -16,7 +16,7 @@ from actors.media import FILLER_INDEX, without_fillers
 from configs.schema import Prompt, RowColumns, Source
 from pipeline.media.image_size import size_of
 from pipeline.media.row_weights import SHARES, Weigher, padded, share_of
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas
 
 BATCH = 8
@@ -82,7 +82,7 @@ def weigher(columns: RowColumns | None = None, **source: Any) -> Weigher:
         json.dumps({"kind": "parquet", "path": "x", "max_decoded_bytes": bound, "max_side_px": None, **source})
     )
     assert share_of(bound) == bound // SHARES
-    return Weigher.of(made, BATCH, Asking(Prompt(text="{prompt}" if columns else "x"), columns or RowColumns()))
+    return Weigher.of(made, BATCH, PromptOptions(Prompt(text="{prompt}" if columns else "x"), columns or RowColumns()))
 
 
 def image(width: int, height: int) -> dict[str, Any]:

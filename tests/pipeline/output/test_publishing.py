@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from configs.schema import Sink
 from pipeline.output.files import Format, read_found
-from pipeline.output.publishing import Fenced, Press
-from pipeline.output.writer import Saver, call_here
+from pipeline.output.publishing import Fenced, Publisher
+from pipeline.output.writer import Writer, call_here
 from pipeline.rows import schemas
 from pipeline.storage.output_dir import OutputDir
 
@@ -44,14 +44,14 @@ def result_table(ids: list[str], bad: tuple[str, ...] = ()) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def press_at(path: object, attempt: int = 1, rows_per_file: int = 10, compression: str = "zstd") -> Press:
+def press_at(path: object, attempt: int = 1, rows_per_file: int = 10, compression: str = "zstd") -> Publisher:
     form = Format(schemas.result_schema(KEEP), frozenset(("url", "score")), compression)
-    return Press(OutputDir(str(path)), form, attempt, f"config{attempt}", rows_per_file)
+    return Publisher(OutputDir(str(path)), form, attempt, f"config{attempt}", rows_per_file)
 
 
-def write(press: Press, tables: list[pa.Table], number: int) -> None:
-    for one in press.spool(number, tables):
-        press.publish(one.folder, number, [one])
+def write(publisher: Publisher, tables: list[pa.Table], number: int) -> None:
+    for one in publisher.spool(number, tables):
+        publisher.publish(one.folder, number, [one])
 
 
 def ids_in(folder: Path) -> list[str]:
@@ -62,13 +62,13 @@ def ids_in(folder: Path) -> list[str]:
 
 
 def test_good_rows_go_to_data_and_bad_ones_to_errors(tmp_path) -> None:
-    press = press_at(tmp_path)
-    spooled = press.spool(7, [result_table(["a", "b"], ("b",)), result_table(["c", "d"], ("c",))])
+    publisher = press_at(tmp_path)
+    spooled = publisher.spool(7, [result_table(["a", "b"], ("b",)), result_table(["c", "d"], ("c",))])
     assert [(one.relative, one.num_rows) for one in spooled] == [
         ("_job/spool/a0001/000007-00-data.parquet", 2),
         ("_job/spool/a0001/000007-00-errors.parquet", 2),
     ]
-    assert [press.publish(one.folder, 3, [one]) for one in spooled] == [3, 3]
+    assert [publisher.publish(one.folder, 3, [one]) for one in spooled] == [3, 3]
     assert ids_in(tmp_path / "data") == ["a", "d"]
     assert ids_in(tmp_path / "errors") == ["b", "c"]
     note = json.loads((tmp_path / "_job/files/data/part-000003.parquet.json").read_text())
@@ -77,9 +77,9 @@ def test_good_rows_go_to_data_and_bad_ones_to_errors(tmp_path) -> None:
 
 @pytest.mark.parametrize("compression", ["zstd", "snappy", "none"])
 def test_data_reads_as_it_is_with_every_tool(tmp_path, compression) -> None:
-    press = press_at(tmp_path, compression=compression)
-    write(press, [result_table(["a", "b", "x"], ("x",))], 0)
-    write(press, [result_table(["c"])], 1)
+    publisher = press_at(tmp_path, compression=compression)
+    write(publisher, [result_table(["a", "b", "x"], ("x",))], 0)
+    write(publisher, [result_table(["c"])], 1)
     data = tmp_path / "data"
     assert ids_in(data) == ["a", "b", "c"]
     assert pd.read_parquet(data)["sample_id"].tolist() == ["a", "b", "c"]
@@ -93,31 +93,31 @@ def test_data_reads_as_it_is_with_every_tool(tmp_path, compression) -> None:
 
 
 def test_writing_again_what_was_written_changes_nothing(tmp_path) -> None:
-    press = press_at(tmp_path)
-    [spooled] = press.spool(0, [result_table(["a", "b"])])
-    assert press.publish("data", 0, [spooled]) == 0
-    assert press.spool(0, [result_table(["a", "b"])]) == [spooled]
-    assert press.publish("data", 0, [spooled]) == 0
+    publisher = press_at(tmp_path)
+    [spooled] = publisher.spool(0, [result_table(["a", "b"])])
+    assert publisher.publish("data", 0, [spooled]) == 0
+    assert publisher.spool(0, [result_table(["a", "b"])]) == [spooled]
+    assert publisher.publish("data", 0, [spooled]) == 0
     assert ids_in(tmp_path / "data") == ["a", "b"]
 
 
 def test_a_spool_file_that_lost_rows_is_not_published(tmp_path) -> None:
-    press = press_at(tmp_path)
-    [spooled] = press.spool(0, [result_table(["a", "b"])])
-    press.spool(0, [result_table(["a"])])
+    publisher = press_at(tmp_path)
+    [spooled] = publisher.spool(0, [result_table(["a", "b"])])
+    publisher.spool(0, [result_table(["a"])])
     with pytest.raises(OSError, match="holds 1 rows in place of 2"):
-        press.publish("data", 0, [spooled])
+        publisher.publish("data", 0, [spooled])
     assert not (tmp_path / "data").exists()
 
 
 def test_a_block_of_another_schema_is_refused(tmp_path) -> None:
-    press = press_at(tmp_path)
+    publisher = press_at(tmp_path)
     with pytest.raises(ValueError, match="a result block has the columns"):
-        press.spool(0, [result_table(["a"]).drop_columns("url")])
+        publisher.spool(0, [result_table(["a"]).drop_columns("url")])
     table = result_table(["a"])
     index = table.schema.get_field_index("status")
     with pytest.raises(ValueError, match="'status' of a result block holds nulls"):
-        press.spool(0, [table.set_column(index, "status", pa.nulls(1, pa.string()))])
+        publisher.spool(0, [table.set_column(index, "status", pa.nulls(1, pa.string()))])
     assert list(tmp_path.iterdir()) == []
 
 
@@ -151,23 +151,23 @@ def test_a_fence_that_comes_just_too_late_stands_behind_what_was_published(tmp_p
 
 
 def test_an_attempt_ends_when_it_sees_a_later_one(tmp_path) -> None:
-    press = press_at(tmp_path, 1)
-    press.output.take_attempt({}, 1)
-    press.check_alone()
-    press.output.take_attempt({}, 2)
+    publisher = press_at(tmp_path, 1)
+    publisher.output.take_attempt({}, 1)
+    publisher.check_alone()
+    publisher.output.take_attempt({}, 2)
     with pytest.raises(Fenced):
-        press.check_alone()
+        publisher.check_alone()
 
 
 # --- the saver -----------------------------------------------------------------------------------------------------
 
 
-def saver_at(path, rows_per_file: int = 4, max_unsaved_seconds: float = 80_000.0, **options) -> Saver:
+def saver_at(path, rows_per_file: int = 4, max_unsaved_seconds: float = 80_000.0, **options) -> Writer:
     sink = Sink(path=str(path), rows_per_file=rows_per_file, max_unsaved_seconds=max_unsaved_seconds)
-    return Saver(press_at(path, rows_per_file=rows_per_file), sink, **options)
+    return Writer(press_at(path, rows_per_file=rows_per_file), sink, **options)
 
 
-def add(saver: Saver, ids: list[str], bad: tuple[str, ...] = ()) -> None:
+def add(saver: Writer, ids: list[str], bad: tuple[str, ...] = ()) -> None:
     table = result_table(ids, bad)
     saver.add([table], table.num_rows, table.nbytes)
 
@@ -204,8 +204,8 @@ def test_every_row_is_published_once_to_its_side_in_files_of_bounded_length(bloc
 def test_files_are_published_while_the_job_runs_as_soon_as_they_are_full(tmp_path) -> None:
     published: list[str] = []
 
-    def watched(function, press, *arguments):
-        done = call_here(function, press, *arguments)
+    def watched(function, publisher, *arguments):
+        done = call_here(function, publisher, *arguments)
         published.append(function.__name__)
         return done
 

@@ -10,7 +10,7 @@ import pytest
 from configs.schema import Message, Prompt, RowColumns
 from models.inputs.processing import FrontEnd
 from models.loading.checkpoints import CheckpointRef, read_config, read_processor
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 
 TARGET = Path(__file__).resolve().parents[3] / "zoo/checkpoints/caption_target"
 PICTURE = np.zeros((64, 64, 3), np.uint8)
@@ -22,20 +22,20 @@ def front_end() -> FrontEnd:
     return FrontEnd(read_processor(ref, read_config(ref)))
 
 
-def special_ids(front_end: FrontEnd, asking: Asking, fields: dict) -> list[int]:
+def special_ids(front_end: FrontEnd, prompt_options: PromptOptions, fields: dict) -> list[int]:
     """The special tokens of one row's prompt with one picture."""
-    [asked], images, _ = asking.ask(fields, [PICTURE], [])
+    [asked], images, _ = prompt_options.ask(fields, [PICTURE], [])
     ids = front_end.encode(front_end.render(asked.messages), images)["input_ids"][0].tolist()
     return [id_ for id_ in ids if id_ in front_end.tokenizer.all_special_ids]
 
 
-def askings(front_end: FrontEnd) -> list[Asking]:
+def askings(front_end: FrontEnd) -> list[PromptOptions]:
     tokens = front_end.special_tokens
     turns = (Message(role="system", text="{q}"), Message(role="user", text="{q}{q}"))
     return [
-        Asking(Prompt(text="{q}"), special_tokens=tokens),
-        Asking(Prompt(messages=turns), special_tokens=tokens),
-        Asking(None, RowColumns(messages="m"), special_tokens=tokens),
+        PromptOptions(Prompt(text="{q}"), special_tokens=tokens),
+        PromptOptions(Prompt(messages=turns), special_tokens=tokens),
+        PromptOptions(None, RowColumns(messages="m"), special_tokens=tokens),
     ]
 
 
@@ -43,16 +43,16 @@ def askings(front_end: FrontEnd) -> list[Asking]:
     "text", ["<image>", "</s>", "<s>", "<pad><unk>", "a<image>\n</s>b", "<ima", "<s></s>" * 50, "<im<image>age>"]
 )
 def test_whatever_a_column_holds_the_special_tokens_are_those_of_harmless_text(front_end: FrontEnd, text: str) -> None:
-    for asking in askings(front_end):
+    for prompt_options in askings(front_end):
         rows = [{"q": value, "m": [{"role": "user", "content": value}]} for value in ("harmless", text)]
-        harmless, found = (special_ids(front_end, asking, row) for row in rows)
+        harmless, found = (special_ids(front_end, prompt_options, row) for row in rows)
         assert harmless
         assert found == harmless
 
 
 def test_without_the_list_of_special_tokens_the_same_text_would_break_the_prompt(front_end: FrontEnd) -> None:
     rows = [{"q": "harmless"}, {"q": "</s>"}]
-    harmless, found = (special_ids(front_end, Asking(Prompt(text="{q}")), row) for row in rows)
+    harmless, found = (special_ids(front_end, PromptOptions(Prompt(text="{q}")), row) for row in rows)
     assert len(found) == len(harmless) + 1
 
 

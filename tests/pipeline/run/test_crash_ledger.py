@@ -9,13 +9,13 @@ import pytest
 
 from actors.serving.journal import ErrorBudgetSpent
 from pipeline.rows.schemas import ERROR_CODES
-from pipeline.run.crash_ledger import Book, journalled
+from pipeline.run.crash_ledger import Ledger, journalled
 from tests.actors.fakes import decoded_table
 from tests.actors.poison import BookJournal
 
 
 def test_a_death_counts_for_every_row_without_a_past_and_then_only_for_those_that_ran() -> None:
-    book = Book()
+    book = Ledger()
     assert book.begin("first", ["a", "b", "c"]) == [0, 0, 0]
     assert book.begin("second", ["a", "b", "c"]) == [1, 1, 1]
     book.running("second", ["a", "b"])
@@ -26,13 +26,13 @@ def test_a_death_counts_for_every_row_without_a_past_and_then_only_for_those_tha
 
 
 def test_a_batch_that_the_same_process_gets_twice_has_seen_no_death() -> None:
-    book = Book()
+    book = Ledger()
     assert book.begin("one", ["a"]) == [0]
     assert book.begin("one", ["a"]) == [0]
 
 
 def test_rows_that_are_done_are_forgotten_and_rows_that_were_given_up_are_not() -> None:
-    book = Book()
+    book = Ledger()
     book.begin("p0", ["a", "b"])
     for life in range(1, 4):
         book.begin(f"p{life}", ["a", "b"])
@@ -46,7 +46,7 @@ def test_rows_that_are_done_are_forgotten_and_rows_that_were_given_up_are_not() 
 
 
 def test_a_late_word_of_a_process_that_was_replaced_changes_nothing() -> None:
-    book = Book()
+    book = Ledger()
     book.begin("old", ["a"])
     book.begin("new", ["a"])
     book.end("old", ["a"], 1, {})
@@ -54,20 +54,20 @@ def test_a_late_word_of_a_process_that_was_replaced_changes_nothing() -> None:
 
 
 def test_a_share_of_errors_counts_from_the_least_number_of_rows_on() -> None:
-    book = Book(max_error_share=0.1, min_rows=20)
+    book = Ledger(max_error_share=0.1, min_rows=20)
     assert book.end("p", [], 19, {"broken_image": 19}) == ""
     verdict = book.end("p", [], 1, {"prompt_refused": 1})
     assert verdict == (
         "20 of 20 rows failed (100.0 %), more than job.max_error_share (0.1) allows: 19 broken_image, 1 prompt_refused"
     )
-    exact = Book(max_error_share=0.5, min_rows=1)
+    exact = Ledger(max_error_share=0.5, min_rows=1)
     assert exact.end("p", [], 2, {"broken_image": 1}) == "", "the share itself is allowed"
     assert exact.end("p", [], 1, {"broken_image": 1}) != ""
-    assert Book().end("p", [], 5, {"broken_image": 5}) == "", "no limit"
+    assert Ledger().end("p", [], 5, {"broken_image": 5}) == "", "no limit"
 
 
 def test_no_error_at_all_may_be_allowed() -> None:
-    journal = BookJournal(Book(max_error_share=0.0))
+    journal = BookJournal(Ledger(max_error_share=0.0))
     journal.end("p", [], 1000, {})
     with pytest.raises(ErrorBudgetSpent, match="1 of 1,001 rows failed"):
         journal.end("p", [], 1, {"broken_image": 1})
@@ -79,7 +79,7 @@ class Crash(BaseException):
 
 def test_a_row_that_ends_the_decoding_process_is_given_up_at_the_third_time() -> None:
     """Ray gives the same batch to a new process after each death; rows are told apart from the second on."""
-    book, seen = Book(), []
+    book, seen = Ledger(), []
     table = decoded_table([{"id": f"s{index}", "text": "x"} for index in range(6)])
 
     def decode(rows: pa.Table) -> pa.Table:
@@ -110,7 +110,7 @@ def test_a_row_that_ends_the_decoding_process_is_given_up_at_the_third_time() ->
 def test_rows_that_never_met_a_death_are_decoded_as_one_table() -> None:
     calls: list[int] = []
     table = decoded_table([{"id": f"s{index}"} for index in range(4)])
-    book = Book()
+    book = Ledger()
     assert journalled(lambda rows: (calls.append(rows.num_rows), rows)[1], BookJournal(book))(table).equals(table)
     assert calls == [4]
     assert book.num_known() == 0
@@ -118,4 +118,4 @@ def test_rows_that_never_met_a_death_are_decoded_as_one_table() -> None:
 
 def test_an_empty_table_passes() -> None:
     table = decoded_table([])
-    assert journalled(lambda rows: rows, BookJournal(Book()))(table).equals(table)
+    assert journalled(lambda rows: rows, BookJournal(Ledger()))(table).equals(table)

@@ -10,18 +10,18 @@ import pytest
 
 from configs.schema import CaptionJob
 from pipeline.output.files import checksum_name, spool_name
-from pipeline.output.publishing import Fenced, Press
+from pipeline.output.publishing import Fenced, Publisher
 from pipeline.reports.summary import Summary
 from pipeline.run.audit import audit
 from pipeline.run.execution import close, write_provenance
-from pipeline.run.finalize import settle
+from pipeline.run.finalize import finalize
 from pipeline.run.plan import Plan
-from pipeline.run.resume import Begun, Going, fingerprints_of, look_back
+from pipeline.run.resume import Begun, ResumeOptions, fingerprints_of, read_earlier
 from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start
 
 NUM_ROWS = 30
-RETRY = Going(retry_errors=True)
+RETRY = ResumeOptions(retry_errors=True)
 
 
 def config_in(folder: Path) -> CaptionJob:
@@ -47,7 +47,7 @@ def ready_to_settle(config: CaptionJob) -> tuple[Plan, Begun]:
     end(old_plan, old)
     plan, begun = start(plan_of(config, RETRY))
     save(plan, begun, make_rows(plan, 2, lambda own: own == "a.txt#17"))
-    old.press.spool(90, batches)  # late: its rows are published, good ones and errors
+    old.publisher.spool(90, batches)  # late: its rows are published, good ones and errors
     output = OutputDir(config.sink.path)
     output.write_bytes("data/part-000040.parquet", b"torn")
     output.write_bytes("data/notes.txt", b"mine")
@@ -68,18 +68,18 @@ class Delay:
         self.num_seen = 0
 
     def install(self, patch: pytest.MonkeyPatch) -> None:
-        true = Press.check_alone
+        true = Publisher.check_alone
 
-        def check(press: Press) -> None:
-            self.num_seen += press.attempt == self.attempt
-            is_it = press.attempt == self.attempt and self.num_seen == self.place
+        def check(publisher: Publisher) -> None:
+            self.num_seen += publisher.attempt == self.attempt
+            is_it = publisher.attempt == self.attempt and self.num_seen == self.place
             if is_it and self.before:
                 self.act()
-            true(press)
+            true(publisher)
             if is_it and not self.before:
                 self.act()
 
-        patch.setattr(Press, "check_alone", check)
+        patch.setattr(Publisher, "check_alone", check)
 
 
 def num_checks(folder: Path, prepare: Callable[[CaptionJob], Callable[[], Any]], attempt: int) -> int:
@@ -95,7 +95,7 @@ def num_checks(folder: Path, prepare: Callable[[CaptionJob], Callable[[], Any]],
 def settling(config: CaptionJob) -> Callable[[], Any]:
     plan, begun = ready_to_settle(config)
     fingerprints = fingerprints_of(plan.output)  # those that were known before the later attempt
-    return lambda: settle(plan, begun.press, fingerprints, begun.next_numbers)
+    return lambda: finalize(plan, begun.publisher, fingerprints, begun.next_numbers)
 
 
 def saving(config: CaptionJob) -> Callable[[], Any]:
@@ -107,7 +107,7 @@ def beginning(config: CaptionJob) -> Callable[[], Any]:
     old_plan, old = start(plan_of(config))
     batches = make_rows(old_plan, 1, fails_on("7"))
     save(old_plan, old, batches[:3])
-    old.press.spool(70, batches[:4])
+    old.publisher.spool(70, batches[:4])
     OutputDir(config.sink.path).write_bytes("data/part-000040.parquet", b"torn")
     plan = plan_of(config)
     return lambda: start(plan)
@@ -118,19 +118,19 @@ def closing(config: CaptionJob) -> Callable[[], Any]:
     save(plan, begun, make_rows(plan, 1))
 
     def act() -> None:
-        write_provenance(plan, begun.press)
-        close(plan, Summary(plan.job_id, "none", "exact", 1.0), lambda: "<p>", begun.press)
+        write_provenance(plan, begun.publisher)
+        close(plan, Summary(plan.job_id, "none", "exact", 1.0), lambda: "<p>", begun.publisher)
 
     return act
 
 
-ACTS = {"settle": (settling, 2), "save": (saving, 1), "begin": (beginning, 2), "close": (closing, 1)}
+ACTS = {"finalize": (settling, 2), "save": (saving, 1), "begin": (beginning, 2), "close": (closing, 1)}
 
 
 @pytest.mark.parametrize("name", ACTS)
 def test_an_overtaken_attempt_touches_nothing_more_wherever_it_was_delayed(tmp_path: Path, name: str) -> None:
     prepare, attempt = ACTS[name]
-    least = {"settle": 9, "save": 5, "begin": 3, "close": 5}[name]
+    least = {"finalize": 9, "save": 5, "begin": 3, "close": 5}[name]
     total = num_checks(tmp_path / "undisturbed", prepare, attempt)
     assert total >= least, "fewer looks than there are moves, deletes and overwrites"
     for place in range(1, total + 1):
@@ -188,7 +188,7 @@ def test_a_settle_that_wakes_after_a_later_attempt_has_finished_leaves_its_rows_
     run(config)
     left = snapshot(tmp_path / "out")
     with pytest.raises(Fenced, match=r"attempt 2 of .* has taken over from attempt 1"):
-        settle(plan, begun.press, fingerprints, begun.next_numbers)
+        finalize(plan, begun.publisher, fingerprints, begun.next_numbers)
     assert snapshot(tmp_path / "out") == left
     assert len(at_rest(tmp_path / "out")[0]) == NUM_ROWS
 
@@ -200,9 +200,9 @@ def test_a_settle_does_not_move_what_a_running_later_attempt_has_spooled(tmp_pat
     fingerprints = fingerprints_of(plan.output)
     later_plan, later = start(plan_of(config))
     batches = make_rows(later_plan, 2)
-    later.press.spool(0, batches[:2])
+    later.publisher.spool(0, batches[:2])
     with pytest.raises(Fenced):
-        settle(plan, begun.press, fingerprints, begun.next_numbers)
+        finalize(plan, begun.publisher, fingerprints, begun.next_numbers)
     assert (tmp_path / "out" / spool_name(2, 0, 0, "data")).exists()
     save(later_plan, later, batches[2:])
     run(config)
@@ -214,7 +214,7 @@ def test_an_error_that_an_older_attempt_spools_late_costs_no_row(tmp_path: Path)
     old_plan, old = start(plan_of(config))
     plan, begun = start(plan_of(config))
     save(plan, begun, make_rows(plan, 2, fails_on("7")))
-    old.press.spool(0, make_rows(old_plan, 1, fails_on("7")))
+    old.publisher.spool(0, make_rows(old_plan, 1, fails_on("7")))
     end(plan, begun)
     good, bad = at_rest(tmp_path / "out")
     assert (len(good), bad) == (NUM_ROWS - 3, {"a.txt#7", "a.txt#17", "a.txt#27"})
@@ -226,7 +226,7 @@ def test_rows_that_only_a_late_spool_file_holds_do_not_count_as_done(tmp_path: P
     old_plan, old = start(plan_of(config))
     plan, begun = start(plan_of(config))
     save(plan, begun, make_rows(plan, 2)[:-1])  # the last batch was lost on the way
-    old.press.spool(0, make_rows(old_plan, 1)[-1:])
+    old.publisher.spool(0, make_rows(old_plan, 1)[-1:])
     with pytest.raises(RuntimeError, match="samples are missing"):
         end(plan, begun)
     run(config)
@@ -240,7 +240,7 @@ def test_a_file_that_is_set_aside_leaves_no_hole_for_an_older_attempt(tmp_path: 
     OutputDir(config.sink.path).write_bytes("data/part-000000.parquet", b"torn")
     run(config)
     with pytest.raises(Fenced):
-        old.press.publish_rows("data", 0, batches[0])
+        old.publisher.publish_rows("data", 0, batches[0])
     assert len(at_rest(tmp_path / "out")[0]) == NUM_ROWS
     assert len([path for path in (tmp_path / "out/_job/aside").rglob("*") if path.is_file()]) == 1
 
@@ -267,7 +267,7 @@ def test_an_overtaken_attempt_rewrites_nothing(tmp_path: Path) -> None:
     take_over(config)
     left = snapshot(tmp_path / "out")
     with pytest.raises(Fenced):
-        begun.press.rewrite("data/part-000000.parquet", plan.schema.empty_table())
+        begun.publisher.rewrite("data/part-000000.parquet", plan.schema.empty_table())
     assert snapshot(tmp_path / "out") == left
 
 
@@ -277,4 +277,4 @@ def test_the_audit_reads_the_newest_attempts_configuration(tmp_path: Path) -> No
     output = OutputDir(config.sink.path)
     output.write_bytes("_job/config.yaml", b"sampling: {num_images_per_prompt: 7}")  # a late copy of another attempt's
     assert audit(output).num_missing == 0
-    assert look_back(plan_of(config), plan_of(config).earlier.gone).datasource.num_spans == 0
+    assert read_earlier(plan_of(config), plan_of(config).earlier.gone).datasource.num_spans == 0

@@ -16,14 +16,14 @@ import yaml
 from configs.load import ConfigError
 from configs.schema import CaptionJob, Prompt, Source
 from pipeline.output import checksums
-from pipeline.output.publishing import Press
-from pipeline.prompts.row_options import Asking
+from pipeline.output.publishing import Publisher
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.reports.summary import Summary
 from pipeline.run import repeated_ids
 from pipeline.run.audit import audit
 from pipeline.run.execution import close
 from pipeline.run.plan import source_lines
-from pipeline.run.resume import Going, is_complete, resume_lines
+from pipeline.run.resume import ResumeOptions, is_complete, resume_lines
 from pipeline.source.done_bitmap import PathIndex
 from pipeline.source.manifest import freeze
 from pipeline.storage import listing
@@ -98,8 +98,8 @@ def test_a_kill_while_repeated_ids_are_settled_is_recovered_by_the_next_attempt(
     plan, begun = start(plan_of(config))
     save(plan, begun, make_rows(plan, 1))
     with monkeypatch.context() as patched:
-        patched.setattr(Press, "publish_rows", dying(Press.publish_rows))
-        patched.setattr(Press, "rewrite", dying(Press.rewrite))
+        patched.setattr(Publisher, "publish_rows", dying(Publisher.publish_rows))
+        patched.setattr(Publisher, "rewrite", dying(Publisher.rewrite))
         try:
             end(plan, begun)
         except KeyboardInterrupt:
@@ -111,7 +111,7 @@ def test_a_kill_while_repeated_ids_are_settled_is_recovered_by_the_next_attempt(
 def test_repeated_ids_are_settled_again_after_rows_that_failed_were_retried(tmp_path: Path) -> None:
     config = job(repeating(tmp_path / "in"), tmp_path / "out")
     run(config)
-    run(config, Going(retry_errors=True))
+    run(config, ResumeOptions(retry_errors=True))
     check_repeats(config)
 
 
@@ -212,13 +212,13 @@ def test_attempts_planned_while_the_source_grows_keep_each_others_files(
     first, second = (few, many) if older_is_planned_first else (many, few)
     first, begun = start(first)
     part = (tmp_path / "out/_job/manifest/part-00001.parquet").read_bytes()
-    batches = make_rows(first, begun.press.attempt)
+    batches = make_rows(first, begun.publisher.attempt)
     save(first, begun, batches)  # finished and published, but not settled, when the second one begins
     published = {own for batch in batches for own in batch["sample_id"].to_pylist()}
     second, begun = start(second)
     assert (tmp_path / "out/_job/manifest/part-00001.parquet").read_bytes() == part
     assert second.earlier.inventory.strange == []
-    batches = make_rows(second, begun.press.attempt)
+    batches = make_rows(second, begun.publisher.attempt)
     assert not published & {own for batch in batches for own in batch["sample_id"].to_pylist()}
     save(second, begun, batches)
     end(second, begun)
@@ -348,7 +348,7 @@ def test_digests_are_skipped_on_request_and_sizes_are_not(tmp_path: Path) -> Non
     run(config)
     flip(tmp_path / "out/data/part-000000.parquet")
     shorten(tmp_path / "out/data/part-000001.parquet")
-    verified = plan_of(config, Going(skip_digests=True)).earlier.verified
+    verified = plan_of(config, ResumeOptions(skip_digests=True)).earlier.verified
     assert list(verified.problems) == ["data/part-000001.parquet"]
     assert verified.num_bytes == 0
     assert "--skip-digests" in verified.line()
@@ -381,7 +381,7 @@ def test_a_file_that_another_attempt_rewrites_meanwhile_is_not_taken_for_damaged
     def digest(output: OutputDir, relative: str) -> str:
         if relative == "data/part-000000.parquet":
             table = pq.read_table(tmp_path / "out" / relative)
-            begun.press.rewrite(relative, table.slice(1))
+            begun.publisher.rewrite(relative, table.slice(1))
         return true(output, relative)
 
     monkeypatch.setattr(checksums, "digest_of", digest)
@@ -429,7 +429,7 @@ def test_a_source_whose_times_alone_changed_is_gone_on_with_on_request(tmp_path:
     touch(tmp_path / "in")
     with pytest.raises(ConfigError, match=r"choose another sink\.path, or, .* copied, go on with --accept-touched$"):
         plan_of(config)
-    run(config, Going(accept_touched=True))
+    run(config, ResumeOptions(accept_touched=True))
     whole = job(source, tmp_path / "whole")
     run(whole)
     assert at_rest(tmp_path / "out") == at_rest(tmp_path / "whole")
@@ -441,13 +441,13 @@ def test_other_sizes_or_rows_are_refused_on_request_as_well(tmp_path: Path) -> N
     touch(tmp_path / "in")
     text = (tmp_path / "in/a.txt").read_text()
     (tmp_path / "in/a.txt").write_text(text.replace("line 1\n", "line1\n\n"))
-    run(config, Going(accept_touched=True))  # the same size and rows
+    run(config, ResumeOptions(accept_touched=True))  # the same size and rows
     (tmp_path / "in/a.txt").write_text(text.replace("line 1\n", "line\n1\n"))
     with pytest.raises(ConfigError, match=r"^source\.path: a\.txt changed since"):
-        plan_of(config, Going(accept_touched=True))
+        plan_of(config, ResumeOptions(accept_touched=True))
     (tmp_path / "in/a.txt").write_text(text + "x")
     with pytest.raises(ConfigError, match=r"choose another sink\.path$"):
-        plan_of(config, Going(accept_touched=True))
+        plan_of(config, ResumeOptions(accept_touched=True))
 
 
 # --- files that are not read, and rows that are missing ------------------------------------------------------------
@@ -470,7 +470,7 @@ def test_files_that_a_kind_does_not_take_are_counted_in_the_plan(tmp_path: Path)
     assert source_lines(plan_of(config))["skipped"] == told_of  # of an output that was begun as well
     plan, begun = start(plan_of(config))
     done = Summary("j", "m", "v", 1.0)
-    close(plan, done, lambda: "", begun.press)
+    close(plan, done, lambda: "", begun.publisher)
     assert ("skipped", told_of) in done.lines()
 
 
@@ -493,7 +493,9 @@ def test_suffixes_are_counted_together_beyond_a_number(tmp_path: Path) -> None:
 def test_other_names_of_jpeg_are_read(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(RED)
     assert (
-        freeze(Source.model_validate({"kind": "images", "path": str(tmp_path)}), Asking(Prompt(text="?"))).num_files
+        freeze(
+            Source.model_validate({"kind": "images", "path": str(tmp_path)}), PromptOptions(Prompt(text="?"))
+        ).num_files
         == 1
     )
 
@@ -544,7 +546,7 @@ def test_files_cut_short_are_counted_in_the_summary(tmp_path: Path) -> None:
     run(config)
     done = Summary("j", "m", "v", 1.0)
     plan, begun = start(plan_of(config))
-    close(plan, done, lambda: "", begun.press)
+    close(plan, done, lambda: "", begun.publisher)
     assert done.num_broken_files == 1
     assert "damaged files" in dict(done.lines())
 

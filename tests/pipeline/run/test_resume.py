@@ -1,5 +1,4 @@
-"""Going on with an output: only what is missing is done, whatever kind the source is and wherever the last attempt
-ended."""
+"""Resuming an output: only missing rows are made, for any kind of source and any end of the last attempt."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ import pytest
 
 from configs.load import ConfigError
 from pipeline.output.publishing import Fenced
-from pipeline.run.resume import Going, is_complete, resume_lines
+from pipeline.run.resume import ResumeOptions, is_complete, resume_lines
 from pipeline.storage import access
 from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.attempts import at_rest, end, job, make_rows, plan_of, rows_in, run, save, start
@@ -168,7 +167,7 @@ def test_another_configuration_is_refused_with_the_fields_and_both_values(tmp_pa
     assert "  sampling.max_new_tokens: 256 then, 9 now" in str(refused.value)
     assert "  sampling.temperature: 0.0 then, 0.5 now" in str(refused.value)
     assert str(refused.value).endswith("--allow-mixed")
-    run(other, Going(allow_mixed=True), revision="t1")
+    run(other, ResumeOptions(allow_mixed=True), revision="t1")
     rows = rows_in(tmp_path / "out/data")
     assert len(rows) == 30
     assert {row["attempt"] for row in rows.values()} == {1, 2}
@@ -263,7 +262,7 @@ def test_rows_of_one_prompt_that_failed_alone_are_all_that_is_made_again(tmp_pat
     sections = {"prompt": {"text": "{prompt}"}, "columns": {"prompts": "asked"}}
     config = job(prompts(tmp_path / "in"), tmp_path / "out", **sections)
     run(config, fails=lambda own: own in ("a.parquet#2#1", "a.parquet#2#3", "a.parquet#5#0"))
-    plan, begun = start(plan_of(config, Going(retry_errors=True)))
+    plan, begun = start(plan_of(config, ResumeOptions(retry_errors=True)))
     batches = make_rows(plan, 2)
     made = {own for batch in batches for own in batch["sample_id"].to_pylist()}
     assert made == {"a.parquet#2#1", "a.parquet#2#3", "a.parquet#5#0"}
@@ -280,12 +279,12 @@ def test_rows_that_failed_are_left_alone_unless_they_are_asked_for(tmp_path: Pat
     run(config, fails=lambda own: own.endswith("7"))
     assert at_rest(tmp_path / "out")[1] == {"a.txt#7", "a.txt#17", "a.txt#27"}
     assert plan_of(config).datasource.num_spans == 0
-    plan = run(config, Going(retry_errors=True), fails=lambda own: own == "a.txt#17")
+    plan = run(config, ResumeOptions(retry_errors=True), fails=lambda own: own == "a.txt#17")
     assert plan.datasource.num_samples == 3
     good, bad = at_rest(tmp_path / "out")
     assert (len(good), bad) == (29, {"a.txt#17"})
     assert rows_in(tmp_path / "out/errors")["a.txt#17"]["attempt"] == 2
-    run(config, Going(retry_errors=True))
+    run(config, ResumeOptions(retry_errors=True))
     assert (len(at_rest(tmp_path / "out")[0]), at_rest(tmp_path / "out")[1]) == (30, set())
 
 
@@ -294,9 +293,9 @@ def test_a_retry_that_is_killed_leaves_no_row_twice_once_the_next_has_run(tmp_pa
     config = job(lines(tmp_path / "in"), tmp_path / "out")
     run(config, fails=lambda own: own.endswith("7"))
     if ends_in == "the spool":
-        run(config, Going(retry_errors=True), num_batches=1)
+        run(config, ResumeOptions(retry_errors=True), num_batches=1)
     else:
-        plan, begun = start(plan_of(config, Going(retry_errors=True)))
+        plan, begun = start(plan_of(config, ResumeOptions(retry_errors=True)))
         save(plan, begun, make_rows(plan, 2)[:1])
     assert rows_in(tmp_path / "out/data").keys().isdisjoint({"a.txt#7"}) == (ends_in == "the spool")
     assert not is_complete(plan_of(config))
@@ -320,9 +319,9 @@ def test_a_damaged_tar_is_read_again_from_where_it_broke(tmp_path: Path) -> None
     assert plan_of(config).datasource.num_spans == 0
     (tmp_path / "in/1.tar").write_bytes(whole)
     os.utime(tmp_path / "in/1.tar", ns=(time_ns, time_ns))
-    run(config, Going(retry_errors=True))
+    run(config, ResumeOptions(retry_errors=True))
     assert (len(at_rest(tmp_path / "out")[0]), at_rest(tmp_path / "out")[1]) == (27, set())
-    assert plan_of(config, Going(retry_errors=True)).datasource.num_spans == 0
+    assert plan_of(config, ResumeOptions(retry_errors=True)).datasource.num_spans == 0
 
 
 # --- attempts that overlap -----------------------------------------------------------------------------------------
@@ -332,20 +331,20 @@ def test_two_attempts_that_overlap_leave_no_row_twice(tmp_path: Path) -> None:
     config = job(lines(tmp_path / "in"), tmp_path / "out")
     old_plan, old = start(plan_of(config))
     batches = make_rows(old_plan, 1)
-    [early] = old.press.spool(0, batches[:2])
-    old.press.publish("data", 0, [early])
-    old.press.spool(1, batches[2:3])
+    [early] = old.publisher.spool(0, batches[:2])
+    old.publisher.publish("data", 0, [early])
+    old.publisher.spool(1, batches[2:3])
     new_plan, new = start(plan_of(config))
     assert new_plan.datasource.num_samples == 30 - 12
-    late = old.press.spool(2, batches[3:])  # lands after the new attempt has looked
+    late = old.publisher.spool(2, batches[3:])  # lands after the new attempt has looked
     with pytest.raises(Fenced):
-        old.press.publish("data", 1, late)
+        old.publisher.publish("data", 1, late)
     save(new_plan, new, make_rows(new_plan, 2))
     end(new_plan, new)
     assert len(at_rest(tmp_path / "out")[0]) == 30
     assert {row["attempt"] for row in rows_in(tmp_path / "out/data").values()} == {1, 2}
     assert [path.name for path in (tmp_path / "out/_job/aside").rglob("*") if path.is_file()] == []
-    old.press.spool(3, batches)  # and after it has ended
+    old.publisher.spool(3, batches)  # and after it has ended
     assert not is_complete(plan_of(config))
     run(config)
     assert len(at_rest(tmp_path / "out")[0]) == 30
@@ -356,8 +355,8 @@ def test_late_spool_files_that_hold_more_than_is_there_are_taken_in_without_the_
     old_plan, old = start(plan_of(config))
     batches = make_rows(old_plan, 1)
     _, new = start(plan_of(config))
-    new.press.spool(0, batches[:3])
-    old.press.spool(0, batches[:1])
+    new.publisher.spool(0, batches[:3])
+    old.publisher.spool(0, batches[:1])
     plan = run(config)
     assert plan.datasource.num_samples == 30 - 12
     assert {one.drop for one in plan.earlier.inventory.spooled} == {

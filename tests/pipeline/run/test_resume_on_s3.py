@@ -58,7 +58,7 @@ def test_puts_that_are_refused_or_carried_out_and_refused_leave_every_row_once(
 def test_a_bucket_that_is_lost_in_the_middle_is_gone_on_with(s3: S3, config: CaptionJob) -> None:
     plan, begun = start(plan_of(config))
     batches = make_rows(plan, 1)
-    begun.press.spool(0, batches[:2])
+    begun.publisher.spool(0, batches[:2])
     with s3.failing(Fault("refuse", "PUT", "", times=10_000)), pytest.raises(OSError, match="try later"):
         save(plan, begun, batches[2:])
     assert ids(OutputDir(config.sink.path)) == []

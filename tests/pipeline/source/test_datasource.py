@@ -8,12 +8,12 @@ import pytest
 
 from configs.schema import Prompt, Source, SourceColumns
 from pipeline.media import image_decoding
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas
 from pipeline.source import datasource, manifest
 from tests.pipeline.sources.shards import encode, outcomes, read_all, tar_bytes, write_parquet
 
-PROMPT = Asking(Prompt(text="Describe."))
+PROMPT = PromptOptions(Prompt(text="Describe."))
 GOOD = encode()
 
 
@@ -53,7 +53,7 @@ def test_a_source_of_nothing_but_broken_files_is_nothing_but_error_rows(tmp_path
     source = Source(kind="parquet", path=str(tmp_path / "a.parquet"), columns=SourceColumns(image="i"))
     table = read_all(source, "{k}", keep=("k",))
     assert outcomes(table) == {"a.parquet#0": "broken_shard"}
-    decoded = image_decoding.decode_table(table, image_decoding.DecodeOptions(Asking(Prompt(text="{k}"))))
+    decoded = image_decoding.decode_table(table, image_decoding.DecodeOptions(PromptOptions(Prompt(text="{k}"))))
     assert decoded["error_type"].to_pylist() == ["broken_shard"]
 
 
@@ -127,7 +127,7 @@ def test_counts_are_known_where_they_can_be(tmp_path) -> None:
 def test_the_first_rows_need_no_ray(tmp_path) -> None:
     write_parquet(tmp_path / "a.parquet", {"q": [str(row) for row in range(100)]}, row_group_size=7)
     source = Source(kind="parquet", path=str(tmp_path), span_max_rows=13)
-    table = datasource.read_first(source, manifest.freeze(source, Asking(Prompt(text="{q}"))), ("q",), 30)
+    table = datasource.read_first(source, manifest.freeze(source, PromptOptions(Prompt(text="{q}"))), ("q",), 30)
     assert table["sample_id"].to_pylist() == [f"a.parquet#{row}" for row in range(30)]
     assert table.schema.equals(schemas.read_schema(), check_metadata=True)
 

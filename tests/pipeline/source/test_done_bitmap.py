@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pipeline.source import spans
-from pipeline.source.done_bitmap import UNKNOWN, DoneSet, PathIndex
+from pipeline.source.done_bitmap import UNKNOWN, DoneBitmap, PathIndex
 
 COUNTS = [5, UNKNOWN, 0, 9, 1, 20]
 samples = st.sampled_from([0, 1, 3, 4, 5]).flatmap(
@@ -25,7 +25,7 @@ def columns(pairs: list[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
 @example([[(5, 7), (5, 1), (5, 7)], []])
 @given(st.lists(st.lists(samples, max_size=12), max_size=6))
 def test_it_holds_what_a_set_of_pairs_holds(batches: list[list[tuple[int, int]]]) -> None:
-    found, expected = DoneSet(np.array(COUNTS, np.int64)), set()
+    found, expected = DoneBitmap(np.array(COUNTS, np.int64)), set()
     for batch in batches:
         there = []
         for pair in batch:
@@ -41,13 +41,13 @@ def test_it_holds_what_a_set_of_pairs_holds(batches: list[list[tuple[int, int]]]
             assert told == [(file, row) in expected for row in range(start, count)]
             [number] = found.num_in(np.array([file]), np.array([start]), np.array([-1]))
             assert number == sum(told)
-    other = DoneSet(found.counts)
+    other = DoneBitmap(found.counts)
     other.merge(found)
     assert len(other) == len(expected)
 
 
 def test_rows_beyond_a_file_are_no_samples() -> None:
-    done = DoneSet(np.array([3, UNKNOWN], np.int64))
+    done = DoneBitmap(np.array([3, UNKNOWN], np.int64))
     with pytest.raises(ValueError, match="beyond the end"):
         done.add(np.array([0]), np.array([3]))
     with pytest.raises(ValueError, match="beyond the end"):
@@ -55,13 +55,13 @@ def test_rows_beyond_a_file_are_no_samples() -> None:
 
 
 def test_a_file_of_unknown_count_is_never_whole() -> None:
-    done = DoneSet(np.array([2, UNKNOWN], np.int64))
+    done = DoneBitmap(np.array([2, UNKNOWN], np.int64))
     done.add(np.array([0, 0, 1]), np.array([0, 1, 0]))
     assert [done.is_whole(0), done.is_whole(1)] == [True, False]
 
 
 def test_a_hundred_million_samples_take_a_bit_each() -> None:
-    done = DoneSet(np.full(100_000, 1000, np.int64))
+    done = DoneBitmap(np.full(100_000, 1000, np.int64))
     ordinals = np.arange(0, 100_000_000, 1009)
     done.add(ordinals // 1000, ordinals % 1000)
     assert done._bits.nbytes == 12_500_000
@@ -78,7 +78,7 @@ def test_paths_are_found_among_many() -> None:
 @example([(0, 0), (0, 1), (3, 4)], 4)
 @given(st.lists(samples, max_size=40), st.integers(1, 12))
 def test_what_remains_of_spans_is_what_is_not_done(pairs: list[tuple[int, int]], max_rows: int) -> None:
-    done = DoneSet(np.array(COUNTS, np.int64))
+    done = DoneBitmap(np.array(COUNTS, np.int64))
     done.add(*columns(pairs))
     files = pa.table(
         {

@@ -11,13 +11,13 @@ import pytest
 
 from configs.load import ConfigError
 from configs.schema import Prompt, Source, SourceColumns
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.source import datasource, manifest, spans
 from pipeline.sources.kind import no_row_groups
 from pipeline.storage.output_dir import OutputDir
 from tests.pipeline.sources.shards import encode, images_of, outcomes, read_all, write_parquet
 
-PROMPT = Asking(Prompt(text="Describe."))
+PROMPT = PromptOptions(Prompt(text="Describe."))
 
 
 def images(path: object, **options) -> Source:
@@ -136,7 +136,7 @@ def test_an_unknown_scheme_is_refused() -> None:
 def test_images_have_no_columns(tmp_path, prompt, keep, columns, message) -> None:
     make(tmp_path, "a.jpg")
     with pytest.raises(ConfigError, match=message):
-        manifest.freeze(images(tmp_path, columns=columns), Asking(Prompt(text=prompt)), keep)
+        manifest.freeze(images(tmp_path, columns=columns), PromptOptions(Prompt(text=prompt)), keep)
 
 
 def test_the_manifest_is_written_as_parquet_that_lists_everything(tmp_path) -> None:

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from configs.schema import Prompt, Source
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
 from pipeline.source import datasource, manifest
@@ -46,12 +46,14 @@ def write_parquet(path: Path, columns: dict[str, Any], **options: Any) -> Path:
     return path
 
 
-def read_all(source: Source, prompt: str | Prompt | Asking = "Describe.", keep: tuple[str, ...] = ()) -> pa.Table:
+def read_all(
+    source: Source, prompt: str | Prompt | PromptOptions = "Describe.", keep: tuple[str, ...] = ()
+) -> pa.Table:
     """Everything that the read tasks of a source give, checked to be one table of the right schema each."""
     template = Prompt(text=prompt) if isinstance(prompt, str) else prompt
-    asking = Asking(template) if isinstance(template, Prompt) else template
-    frozen = manifest.freeze(source, asking, keep)
-    spans = datasource.SpanDatasource(source, frozen, tuple(asking.fields()))
+    prompt_options = PromptOptions(template) if isinstance(template, Prompt) else template
+    frozen = manifest.freeze(source, prompt_options, keep)
+    spans = datasource.SpanDatasource(source, frozen, tuple(prompt_options.fields()))
     tables = []
     for task in spans.get_read_tasks(1):
         blocks = list(task())
@@ -72,7 +74,7 @@ def images_of(table: pa.Table) -> list[list[bytes | str]]:
 
 def fetched(table: pa.Table, source: Source) -> pa.Table:
     """The table with every image that a URI names fetched, as the decoding stage does it."""
-    fetcher = Fetcher(source, manifest.freeze(source, Asking(Prompt(text="x"))).root)
+    fetcher = Fetcher(source, manifest.freeze(source, PromptOptions(Prompt(text="x"))).root)
     cells, codes, messages = [], [], []
     for row in table.to_pylist():
         cell, code, message = [], row["error_type"], row["error_message"]

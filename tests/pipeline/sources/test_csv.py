@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from configs.load import ConfigError
 from configs.schema import Prompt, RowColumns, Sampling, Source, SourceColumns
 from pipeline.media.image_decoding import DecodeOptions, decode_table
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.sources import csv
 from tests.pipeline.sources.shards import encode, fetched, outcomes, read_all
 
@@ -143,9 +143,11 @@ def test_whatever_the_quotes_every_cut_gives_the_same_rows(parts, span_rows) -> 
 
 def test_blank_cells_leave_seed_and_sampling_to_the_job(tmp_path) -> None:
     (tmp_path / "a.csv").write_text("q,s,t\na,7,0.5\nb,,\nc, ,1\n")
-    asking = Asking(Prompt(text="{q}"), RowColumns(seed="s", temperature="t"), Sampling(temperature=0.25), seed=5)
+    prompt_options = PromptOptions(
+        Prompt(text="{q}"), RowColumns(seed="s", temperature="t"), Sampling(temperature=0.25), seed=5
+    )
     source = Source(kind="csv", path=str(tmp_path))
-    made = decode_table(read_all(source, asking), DecodeOptions.of(source, str(tmp_path), asking))
+    made = decode_table(read_all(source, prompt_options), DecodeOptions.of(source, str(tmp_path), prompt_options))
     assert made["error_type"].to_pylist() == [""] * 3
     assert [json.loads(values) for values in made["sampling"].to_pylist()] == [
         {"seed": 7, "temperature": 0.5},

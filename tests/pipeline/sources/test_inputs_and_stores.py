@@ -15,7 +15,7 @@ import pytest
 from configs.schema import Prompt, Source
 from pipeline.media import image_decoding
 from pipeline.media.video import clips
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.source import datasource, manifest
 from tests.object_store import make_bucket
 from tests.pipeline import inputs
@@ -70,12 +70,12 @@ def decode_all(given: Input, path: str | tuple[str, ...]) -> pa.Table:
     source = Source(
         kind=given.kind, path=path, columns=given.columns, video={"num_frames": 2}, span_max_rows=1, check_ids=True
     )
-    asking = Asking(
+    prompt_options = PromptOptions(
         Prompt(text="{ask}" if given.asks and given.kind != "text" else "{text}" if given.asks else "what?")
     )
-    frozen = manifest.freeze(source, asking)
-    options = image_decoding.DecodeOptions.of(source, frozen.root, asking)
-    spans = datasource.SpanDatasource(source, frozen, tuple(asking.fields()))
+    frozen = manifest.freeze(source, prompt_options)
+    options = image_decoding.DecodeOptions.of(source, frozen.root, prompt_options)
+    spans = datasource.SpanDatasource(source, frozen, tuple(prompt_options.fields()))
     return pa.concat_tables(
         image_decoding.decode_table(table, options) for task in spans.get_read_tasks(1) for table in task()
     )

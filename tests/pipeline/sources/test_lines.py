@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from configs.load import ConfigError
 from configs.schema import Prompt, Source, SourceColumns
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.source import datasource, manifest
 from pipeline.sources import jsonl, lines, text
 from tests.pipeline.sources.shards import encode, images_of, outcomes, read_all
@@ -156,7 +156,7 @@ def test_a_file_that_shrinks_after_the_listing_gives_an_error_row_for_every_row_
     path = tmp_path / "a.txt"
     path.write_text("".join(f"{number}\n" for number in range(10)))
     source = text_source(path, span_max_rows=4)
-    frozen = manifest.freeze(source, Asking(Prompt(text="{text}")))
+    frozen = manifest.freeze(source, PromptOptions(Prompt(text="{text}")))
     path.write_text("".join(f"{number}\n" for number in range(5)))
     table = datasource.read_first(source, frozen, ("text",), 10)
     assert table["sample_id"].to_pylist() == [f"a.txt#{row}" for row in range(10)]
@@ -210,7 +210,7 @@ def test_whatever_the_cut_the_records_are_those_of_the_whole_file(written, end, 
 def test_text_is_counted_before_the_job_and_cut_at_lines(tmp_path) -> None:
     (tmp_path / "a.txt").write_text("".join(f"{number}\n" for number in range(100)))
     source = text_source(tmp_path, span_max_rows=30)
-    frozen = manifest.freeze(source, Asking(Prompt(text="{text}")))
+    frozen = manifest.freeze(source, PromptOptions(Prompt(text="{text}")))
     spans = datasource.SpanDatasource(source, frozen, ("text",))
     assert (frozen.num_samples, spans.num_samples, spans.num_spans) == (100, 100, 4)
     assert frozen.files["row_group_lines"].to_pylist() == [[30, 30, 30, 10]]

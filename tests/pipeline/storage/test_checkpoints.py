@@ -171,7 +171,7 @@ def test_what_no_drafter_needs_is_not_asked_for() -> None:
     assert [site.where for site in sites(validate(CaptionJob, data, "job.yaml"))] == ["model.target"]
 
 
-# --- images and lessons --------------------------------------------------------------------------------------------
+# --- images and training --------------------------------------------------------------------------------------------
 
 
 def image_job(model: dict[str, str], folders: ImageFolders) -> SynthesizeJob:

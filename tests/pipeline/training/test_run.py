@@ -16,7 +16,7 @@ from configs.load import ConfigError, validate
 from configs.training import TrainDrafterJob
 from models.llamagen.shape import GptShape
 from pipeline.media.image_decoding import DecodeOptions
-from pipeline.prompts.row_options import Asking
+from pipeline.prompts.row_options import PromptOptions
 from pipeline.prompts.templates import placeholders
 from pipeline.source.datasource import SpanDatasource
 from pipeline.training.rows import freeze_source, is_held_out, read_rows
@@ -34,7 +34,7 @@ def job(path: Path, **changes: Any) -> TrainDrafterJob:
 def rows_of(made: TrainDrafterJob) -> list[Row | str]:
     manifest = freeze_source(made)
     table = SpanDatasource(made.source, manifest, tuple(placeholders(made.prompt))).read(0)
-    options = DecodeOptions.of(made.source, manifest.root, Asking(made.prompt, special_tokens=SPECIAL))
+    options = DecodeOptions.of(made.source, manifest.root, PromptOptions(made.prompt, special_tokens=SPECIAL))
     return read_rows(table, made, options, SHAPE)
 
 
