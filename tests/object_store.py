@@ -111,9 +111,9 @@ class S3:
         return self._broken_body(environ, start_response, fault.kind)
 
     def _broken_body(self, environ: dict[str, Any], start_response: Any, kind: str) -> Iterator[bytes]:
-        told: list[Any] = []
-        body = b"".join(self._app(environ, lambda *what: told.extend(what)))
-        start_response(*told[:2])
+        results: list[Any] = []
+        body = b"".join(self._app(environ, lambda *what: results.extend(what)))
+        start_response(*results[:2])
         yield body[: len(body) // 2]
         if kind == "stall":
             self.was_outlasted = not self.released.wait(30)

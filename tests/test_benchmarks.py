@@ -31,8 +31,8 @@ def test_generated_parts_are_those_of_the_committed_results(document: Path) -> N
 
 def test_a_benchmark_that_was_not_run_has_no_table_and_says_so() -> None:
     text = "before\n<!-- table: scheduling -->\nold figures\n<!-- end -->\nafter"
-    said = "`python -m benchmarks.scheduling` was not run yet."
-    assert tables.fill(text, {}) == text.replace("old figures", said)
+    result = "`python -m benchmarks.scheduling` was not run yet."
+    assert tables.fill(text, {}) == text.replace("old figures", result)
 
 
 def test_the_page_of_ablations_is_that_of_the_committed_results() -> None:

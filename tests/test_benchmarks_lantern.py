@@ -178,9 +178,9 @@ def test_the_recorded_strict_hits_are_the_acceptance_of_a_single_draft(results: 
     assert toy.drafter is not None
     drafter = EagleDrafter(toy.drafter, toy.target.head, 2, images.merge_of(toy.target))
     done = toy.decode(Method(drafter, DynamicTree(1, 0, 2), recorder), toy.requests(1.0, 0))
-    told = [completion.telemetry for completion in done]
+    telemetries = [completion.telemetry for completion in done]
     means = recorder.means()
-    drafted, taken = sum(t.num_draft_tokens for t in told), sum(t.num_accepted_draft_tokens for t in told)
+    drafted, taken = sum(t.num_draft_tokens for t in telemetries), sum(t.num_accepted_draft_tokens for t in telemetries)
     assert means["num_steps"] == drafted
     assert means["strict_hit"] == pytest.approx(taken / drafted)
     for delta in DELTAS:

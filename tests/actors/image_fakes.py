@@ -24,8 +24,8 @@ SIDE_PX = 2
 def codes_of(request: Request) -> tuple[int, ...]:
     """The fake engine's codes, which contain the sample's noise key and its condition."""
     condition = request.condition
-    told = -1 if condition is None else condition if isinstance(condition, int) else round(float(condition.sum()))
-    return (request.seed % 1000, request.replica, zlib.crc32(request.sample_id.encode()) % 1000, told)
+    result = -1 if condition is None else condition if isinstance(condition, int) else round(float(condition.sum()))
+    return (request.seed % 1000, request.replica, zlib.crc32(request.sample_id.encode()) % 1000, result)
 
 
 class FakeImageEngine(FakeEngine):
@@ -36,8 +36,8 @@ class FakeImageEngine(FakeEngine):
             error = RequestError("non_finite_logits", "the target's logits are not finite")
             return Completion(request.sample_id, finish_reason="error", error=error)
         steps = num_steps_of(request.sample_id)
-        told = Telemetry(num_spec_steps=steps, num_accepted_draft_tokens=1, target_forwards=1 + steps)
-        return Completion(request.sample_id, codes_of(request), telemetry=told, num_input_tokens=3, mean_logprob=-2.0)
+        result = Telemetry(num_spec_steps=steps, num_accepted_draft_tokens=1, target_forwards=1 + steps)
+        return Completion(request.sample_id, codes_of(request), telemetry=result, num_input_tokens=3, mean_logprob=-2.0)
 
 
 class FakeImagePair:
@@ -102,7 +102,7 @@ def prepared_table(rows: list[dict[str, Any]], keep: tuple[pa.Field, ...] = ()) 
     columns: dict[str, list[Any]] = {name: [] for name in names}
     for index, row in enumerate(rows):
         features = row.get("features")
-        told = {"num_tokens": len(features), "values": np.asarray(features, "<f4").tobytes()} if features else None
+        results = {"num_tokens": len(features), "values": np.asarray(features, "<f4").tobytes()} if features else None
         error = row.get("error", "")
         values = {
             **defaults,
@@ -111,7 +111,7 @@ def prepared_table(rows: list[dict[str, Any]], keep: tuple[pa.Field, ...] = ()) 
             "sample_id": row["id"],
             "source": "shard-0",
             "row_index": index,
-            "features": told,
+            "features": results,
             "error_type": error,
             "error_message": f"about {error}" if error else "",
         }

@@ -62,8 +62,8 @@ def test_an_image_is_drawn_with_its_own_key_and_the_condition_of_its_prompt() ->
     [result] = run(make_actor(FakeImagePair(), num_images=2), prepared_table(rows))
     drawn = result.column("codes").to_pylist()
     expected = [
-        codes_of(Request(f"{row['id']}#{replica}", "", seed=row.get("seed", 7), replica=replica, condition=told))
-        for row, told in zip(rows, (4, 9, 7))
+        codes_of(Request(f"{row['id']}#{replica}", "", seed=row.get("seed", 7), replica=replica, condition=outcome))
+        for row, outcome in zip(rows, (4, 9, 7))
         for replica in (0, 1)
     ]
     assert drawn == [list(codes) for codes in expected]
@@ -92,9 +92,9 @@ def test_sampling_of_a_row_reaches_the_engine() -> None:
     row = {"id": "a", "prompt": "x", "temperature": 0.5, "top_k": 3, "top_p": 0.25, "guidance_scale": 6.0}
     run(actor, prepared_table([row]))
     [request] = seen
-    told = request.sampling
-    assert (told.temperature, told.top_k, told.top_p, told.guidance_scale) == (0.5, 3, 0.25, 6.0)
-    assert (told.max_new_tokens, told.guidance_interval) == (4, -1)
+    result = request.sampling
+    assert (result.temperature, result.top_k, result.top_p, result.guidance_scale) == (0.5, 3, 0.25, 6.0)
+    assert (result.max_new_tokens, result.guidance_interval) == (4, -1)
 
 
 def test_rows_that_fail_become_as_many_error_rows_beside_the_others() -> None:
@@ -162,9 +162,9 @@ def test_a_batch_without_anything_to_draw_is_still_one_table(rows: list[dict[str
 
 
 def test_progress_counts_images() -> None:
-    told: list[tuple[int, int, int, int]] = []
+    results: list[tuple[int, int, int, int]] = []
     actor = make_actor(FakeImagePair(), num_images=2)
-    actor._tally = lambda *counts: told.append(counts)
+    actor._tally = lambda *counts: results.append(counts)
     run(actor, prepared_table([*prompts(2), {"id": "x", "error": "broken_line"}]))
-    [(rows, tokens, _, accepted)] = told
+    [(rows, tokens, _, accepted)] = results
     assert (rows, tokens, accepted) == (6, 16, 4)

@@ -156,9 +156,9 @@ def test_both_lengths_stand_in_every_table_and_what_was_left_out_is_named() -> N
     for table in (tables.engine_table, tables.steps_table, tables.phases_table, tables.positions_table):
         assert "\n| 256 | 8 |" in table(found)
     settings = {"target_shape": "0.3B", "drafter_shape": "d", "dtype": "f", "threads": 2, "machine": "m"}
-    told = tables.engine_setting({**found, **settings, "torch": "2"})
-    assert "the highest, 2 at batch 1, 2 at batch 8;" in told
-    assert "Left out for lack of memory: batch 128 with 64 tokens." in told
+    result = tables.engine_setting({**found, **settings, "torch": "2"})
+    assert "the highest, 2 at batch 1, 2 at batch 8;" in result
+    assert "Left out for lack of memory: batch 128 with 64 tokens." in result
 
 
 def test_batches_at_which_something_is_to_be_shown_are_measured_first_and_at_both_lengths() -> None:
@@ -167,8 +167,8 @@ def test_batches_at_which_something_is_to_be_shown_are_measured_first_and_at_bot
 
 
 def test_each_batch_has_rounds_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
-    told = ["--batches", "8", "128", "--long-batches", "8", "--repeats", "5", "10"]
-    cells = [(cell.batch, cell.max_new_tokens, cell.repeats) for cell in plan(parse(told))]
+    results = ["--batches", "8", "128", "--long-batches", "8", "--repeats", "5", "10"]
+    cells = [(cell.batch, cell.max_new_tokens, cell.repeats) for cell in plan(parse(results))]
     assert cells == [(8, 64, 5), (8, 256, 5), (128, 64, 10)]
     assert {cell.repeats for cell in plan(parse([]))} == {5}
     assert [cell.batch for cell in plan(parse(["--batches", "4"]))] == [4]
@@ -190,8 +190,8 @@ def test_a_job_with_other_texts_than_plain_decodings_has_no_speed() -> None:
         "compile": "never",
         "num_equal": 100,
     }
-    told = pipeline.pipeline_table({"num_scenes": 100, "rows": [cell, {**cell, "wall_s": 20.0}]})
-    assert "| chain | never | 7.5 (5.0–10.0) | 375.0 (250.0–500.0) | 60 % | 10 % | 3.00 | 200 of 200 |" in told
+    result = pipeline.pipeline_table({"num_scenes": 100, "rows": [cell, {**cell, "wall_s": 20.0}]})
+    assert "| chain | never | 7.5 (5.0–10.0) | 375.0 (250.0–500.0) | 60 % | 10 % | 3.00 | 200 of 200 |" in result
     other = pipeline.pipeline_table({"num_scenes": 100, "rows": [cell, {**cell, "num_equal": 99}]})
     assert "| chain | never | withheld | withheld | 80 % | 10 % | 3.00 | 199 of 200 |" in other
     # A row that was not made is no equal one.

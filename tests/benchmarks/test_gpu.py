@@ -71,10 +71,10 @@ def test_without_a_gpu_it_refuses_in_one_sentence(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert gpu.main([]) == 2
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert told.err.startswith("error: no GPU was found")
-    assert told.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert output.err.startswith("error: no GPU was found")
+    assert output.err.count("\n") == 1
 
 
 def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -116,10 +116,10 @@ def test_a_run_has_a_row_for_everything_and_all_outputs_are_the_targets(found: d
 
 
 def test_the_tables_say_everything_that_was_found(found: dict[str, Any]) -> None:
-    told = gpu_table(found)
-    assert told.count("**") == 2 * len(("attention", "pair", "decoding", "images", "long"))
-    assert "no kernel for the first part" in told
-    assert f"| {TINY.batches[-1]} | chain | captured |" in told
+    result = gpu_table(found)
+    assert result.count("**") == 2 * len(("attention", "pair", "decoding", "images", "long"))
+    assert "no kernel for the first part" in result
+    assert f"| {TINY.batches[-1]} | chain | captured |" in result
 
 
 def test_without_results_the_page_says_unmeasured() -> None:
@@ -175,15 +175,15 @@ def test_an_inflated_model_that_is_not_its_source_ends_what_needs_it(monkeypatch
 
     monkeypatch.setattr(Inflation, "fill", wrong)
     monkeypatch.setattr(gpu, "measure_images", lambda *_: ([], []))
-    told = gpu.measure(TINY, CPU, 600.0)
-    assert "is another model" in told["failed"]["pair"]
-    assert told["skipped"] == {"decoding": "it needs pair", "long": "it needs pair"}
-    assert "*decoding*: no figures, it needs pair." in gpu_table(told)
+    result = gpu.measure(TINY, CPU, 600.0)
+    assert "is another model" in result["failed"]["pair"]
+    assert result["skipped"] == {"decoding": "it needs pair", "long": "it needs pair"}
+    assert "*decoding*: no figures, it needs pair." in gpu_table(result)
 
 
 def test_time_that_is_used_up_is_said() -> None:
-    told = gpu.measure(TINY, CPU, 0.0)
-    assert set(told["skipped"]) == {"copy", "attention", "pair", "decoding", "images", "long"}
+    result = gpu.measure(TINY, CPU, 0.0)
+    assert set(result["skipped"]) == {"copy", "attention", "pair", "decoding", "images", "long"}
     sections = gpu.Sections(600.0)
     sections.run("copy", lambda: 1.0)
     # What a section does not use is left to the one after it.

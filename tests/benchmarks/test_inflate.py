@@ -299,13 +299,13 @@ def test_what_cannot_be_inflated_is_refused_with_the_reason() -> None:
 
 def test_a_folder_holds_the_model_that_was_checked_and_loads_everywhere(tmp_path: Path) -> None:
     source = CHECKPOINTS / "caption_target"
-    told = inflate_folder(source, tmp_path / "grown", SMALL, num_prompts=1, max_new_tokens=8)
-    assert [each["dtype"] for each in told["differences"]] == ["float32", "bfloat16"]
-    assert all(each["equal_prompts"] == 1 for each in told["differences"])
-    assert told["differences"][1]["logit_difference"] == 0.0
-    assert told["checked_layers"] == 4
+    result = inflate_folder(source, tmp_path / "grown", SMALL, num_prompts=1, max_new_tokens=8)
+    assert [each["dtype"] for each in result["differences"]] == ["float32", "bfloat16"]
+    assert all(each["equal_prompts"] == 1 for each in result["differences"])
+    assert result["differences"][1]["logit_difference"] == 0.0
+    assert result["checked_layers"] == 4
     # The language model, its two vocabulary matrices and the vision tower, biases and norms left out.
-    assert told["num_parameters"] == pytest.approx(SMALL.num_parameters() + 2 * 806 * 1024 + 1.7e6, rel=0.01)
+    assert result["num_parameters"] == pytest.approx(SMALL.num_parameters() + 2 * 806 * 1024 + 1.7e6, rel=0.01)
     assert json.loads((tmp_path / "grown" / "inflation.json").read_text())["shape"]["hidden"] == 1024
     names = {path.name for path in source.iterdir()}
     assert {path.name for path in (tmp_path / "grown").iterdir()} == names | {"inflation.json"}

@@ -57,8 +57,8 @@ def test_heads_of_another_width_are_refused() -> None:
 
 def test_an_image_models_folder_loads_as_it_was_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = CHECKPOINTS / "image_class_target"
-    told = inflate_image_folder(source, tmp_path / "grown", Shape(256, 5, 8, 8, 320), num_images=1)
-    assert [each["equal_prompts"] for each in told["differences"]] == [1, 1]
+    result = inflate_image_folder(source, tmp_path / "grown", Shape(256, 5, 8, 8, 320), num_images=1)
+    assert [each["equal_prompts"] for each in result["differences"]] == [1, 1]
     grown = load_gpt(CheckpointRef(str(tmp_path / "grown")), "auto", torch.device("cpu"))
     gpt = load_gpt(CheckpointRef(str(source)), "auto", torch.device("cpu"))
     assert grown.output.weight.dtype == torch.bfloat16

@@ -104,10 +104,10 @@ def test_without_tcmalloc_there_is_no_measurement_of_vllm(monkeypatch: pytest.Mo
 
 
 def test_every_peer_gets_the_same_threads_and_no_network(tmp_path: Path) -> None:
-    told = base_variables(3, tmp_path, {"PATH": "/bin", "OMP_NUM_THREADS": "9"})
-    assert told["OMP_NUM_THREADS"] == "3"
-    assert told["HF_HUB_OFFLINE"] == "1"
-    assert told["PATH"] == "/bin"
+    result = base_variables(3, tmp_path, {"PATH": "/bin", "OMP_NUM_THREADS": "9"})
+    assert result["OMP_NUM_THREADS"] == "3"
+    assert result["HF_HUB_OFFLINE"] == "1"
+    assert result["PATH"] == "/bin"
     own = vllm_variables([0, 2], tmp_path)
     assert (own["VLLM_CPU_OMP_THREADS_BIND"], own["VLLM_CPU_KVCACHE_SPACE"]) == ("0,2", "2")
     assert own["KMP_AFFINITY"] == "granularity=fine,explicit,proclist=[0,2]"

@@ -60,15 +60,15 @@ def reference(work: Work) -> list[dict[str, list[float]]]:
 
 def test_the_reference_is_the_targets_own_greedy_output(work: Work, reference: list[dict[str, list[float]]]) -> None:
     model = llama(3)
-    for ids, told in zip(work.prompt_ids, reference, strict=True):
+    for ids, result in zip(work.prompt_ids, reference, strict=True):
         made = model.generate(torch.tensor([ids]), do_sample=False, max_new_tokens=NUM_NEW_TOKENS, pad_token_id=0)
         tokens = cut(made[0, len(ids) :].tolist(), frozenset(ENDS))
-        assert told["tokens"] == tokens
+        assert result["tokens"] == tokens
         logits = model(made[:, : len(ids) + len(tokens)]).logits[0, len(ids) - 1 : -1]
         best = logits.topk(2).values
-        assert torch.allclose(torch.tensor(told["top"]), best[:, 0], atol=1e-4)
-        assert torch.allclose(torch.tensor(told["gap"]), best[:, 0] - best[:, 1], atol=1e-4)
-    lengths = [len(told["tokens"]) for told in reference]
+        assert torch.allclose(torch.tensor(result["top"]), best[:, 0], atol=1e-4)
+        assert torch.allclose(torch.tensor(result["gap"]), best[:, 0] - best[:, 1], atol=1e-4)
+    lengths = [len(result["tokens"]) for result in reference]
     assert min(lengths) < max(lengths) == NUM_NEW_TOKENS
 
 
@@ -113,7 +113,7 @@ def test_transformers_says_what_the_target_says(
 def test_ends_can_be_ignored_by_all_alike(work: Work) -> None:
     endless = replace(work, ignore_eos=True)
     reference = make_reference(endless)
-    assert {len(told["tokens"]) for told in reference} == {NUM_NEW_TOKENS}
+    assert {len(result["tokens"]) for result in reference} == {NUM_NEW_TOKENS}
     for runner in (
         EngineRunner(endless, "plain", IS_EAGER),
         EngineRunner(endless, "chain", IS_EAGER),

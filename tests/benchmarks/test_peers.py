@@ -363,7 +363,7 @@ def test_a_claim_against_a_rival_without_a_speed_is_not_known() -> None:
 
 
 def test_the_setting_names_what_was_run() -> None:
-    told = TABLES["peers_setting"](RESULTS)
+    result = TABLES["peers_setting"](RESULTS)
     for part in (
         "`text_target` inflated to 0.3B",
         "drafter `text_drafter` inflated to draft-0.05,",
@@ -371,4 +371,4 @@ def test_the_setting_names_what_was_run() -> None:
         "2 at batch 1",
         "vllm 0.32.0",
     ):
-        assert part in told
+        assert part in result

@@ -59,14 +59,14 @@ def test_drafts_are_taken_about_as_often_as_the_rate_says_and_alike_for_every_dr
     pair: tuple[Target, Target],
 ) -> None:
     size = replace(SIZE, rates=(0.7,), num_steps=20)
-    told = []
+    results = []
     for columns in (0, 40):
         for seed in (0, 1):
             engine, *_ = engine_over(pair, Contender(3, 0.7, "all columns"), columns)
-            told.append(time_steps(engine, synthetic.requests(2, size, seed), 20)[1:])
-    assert told[:2] == told[2:], "the draws are the seed's, whatever is read"
-    assert told[0] != told[1], "another seed has other draws"
-    mean = sum(tokens for _, tokens in told[:2]) / (2 * 2 * 20)
+            results.append(time_steps(engine, synthetic.requests(2, size, seed), 20)[1:])
+    assert results[:2] == results[2:], "the draws are the seed's, whatever is read"
+    assert results[0] != results[1], "another seed has other draws"
+    mean = sum(tokens for _, tokens in results[:2]) / (2 * 2 * 20)
     assert mean == pytest.approx(expected_tokens(0.7, 3), rel=0.15)
 
 
@@ -103,12 +103,12 @@ def _first_tokens(engine: Engine, asked: list[Any]) -> list[list[int]]:
 
 def test_a_second_engine_over_the_same_memory_begins_anew(pair: tuple[Target, Target]) -> None:
     target = Filled(pair[0], 40, 2, 256)
-    said = []
+    results = []
     for _ in range(2):
         engine = Engine(target, synthetic.plain_method(), 2, 200)  # type: ignore[arg-type]
-        said.append(_first_tokens(engine, synthetic.requests(2, SIZE, 0)))
-    assert [len(tokens) for tokens in said[0]] == [5, 5]
-    assert said[0] == said[1]
+        results.append(_first_tokens(engine, synthetic.requests(2, SIZE, 0)))
+    assert [len(tokens) for tokens in results[0]] == [5, 5]
+    assert results[0] == results[1]
 
 
 def test_a_memory_that_is_too_small_and_rows_that_end_are_refused(pair: tuple[Target, Target]) -> None:

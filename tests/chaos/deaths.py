@@ -48,17 +48,17 @@ def children_of(pid: int) -> dict[int, str]:
         if folder.name.isdecimal():
             try:
                 status = (folder / "stat").read_text().rpartition(")")[2].split()
-                told = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                result = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             except (OSError, IndexError):
                 continue
-            parents[int(folder.name)] = (int(status[1]), told)
+            parents[int(folder.name)] = (int(status[1]), result)
     found: dict[int, str] = {}
     grown = True
     while grown:
         grown = False
-        for child, (parent, told) in parents.items():
+        for child, (parent, result) in parents.items():
             if child not in found and (parent == pid or parent in found):
-                found[child] = told
+                found[child] = result
                 grown = True
     return found
 
@@ -101,7 +101,7 @@ def kill_one(victim: str, driver: subprocess.Popen[bytes], folder: Path, num_fil
         if changes < num_files:
             continue
         found = {driver.pid: "driver"} if victim == "driver" else children_of(driver.pid)
-        for pid in [pid for pid, told in found.items() if victim == "driver" or VICTIMS[victim](pid, told)][:1]:
+        for pid in [pid for pid, result in found.items() if victim == "driver" or VICTIMS[victim](pid, result)][:1]:
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:

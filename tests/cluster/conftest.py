@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def cluster_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with a short path for a cluster's own files, and an environment that leads nowhere else."""
-    if told := refusal(rays_running()):
-        pytest.exit(told, returncode=2)
+    if result := refusal(rays_running()):
+        pytest.exit(result, returncode=2)
     folder = Path(tempfile.mkdtemp(prefix="df-k", dir="/tmp"))  # sockets below it
     for name in ("RAY_ADDRESS", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.delenv(name, raising=False)

@@ -68,8 +68,11 @@ def config_in(folder: Path, output: str, num_gpus: float = 0.0, padding: str = "
 
 def comparable(row: dict[str, Any]) -> dict[str, Any]:
     """Without what names the job and takes time; both are the first attempt of their job."""
-    told = {name: value for name, value in row.items() if name not in ("job_id", "config_fingerprint")}
-    return {**told, "telemetry": {name: value for name, value in row["telemetry"].items() if not name.endswith("_ms")}}
+    values = {name: value for name, value in row.items() if name not in ("job_id", "config_fingerprint")}
+    return {
+        **values,
+        "telemetry": {name: value for name, value in row["telemetry"].items() if not name.endswith("_ms")},
+    }
 
 
 class NotedEngine(fleet.PacedEngine):

@@ -14,15 +14,15 @@ def test_only_the_core_processes_of_a_ray_are_seen(tmp_path: Path) -> None:
         "13": b"grep\0/raylet/raylet\0",
         "14": b"",
     }
-    for name, told in started.items():
+    for name, result in started.items():
         (tmp_path / name).mkdir()
-        (tmp_path / name / "cmdline").write_bytes(told)
+        (tmp_path / name / "cmdline").write_bytes(result)
     (tmp_path / "15").mkdir()  # ended while one looked
     assert set(rays_running(tmp_path)) == {11, 12}
 
 
 def test_a_refusal_names_the_processes_and_what_to_do() -> None:
     assert refusal([]) == ""
-    told = refusal([12, 11])
-    assert "11, 12" in told
-    assert "ray stop" in told
+    result = refusal([12, 11])
+    assert "11, 12" in result
+    assert "ray stop" in result

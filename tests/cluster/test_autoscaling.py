@@ -63,11 +63,11 @@ def test_a_job_grows_to_its_maximum_and_its_nodes_go_when_it_has_ended(cluster_f
     finally:
         ray.shutdown()
         grown.shutdown()
-    told = {"num_rows": NUM_ROWS, "max_nodes": MAX_NODES, "job_done_at_s": done_s, "time_line": watcher.line}
+    values = {"num_rows": NUM_ROWS, "max_nodes": MAX_NODES, "job_done_at_s": done_s, "time_line": watcher.line}
     assert at_rest(tmp_path / "out") == ({f"rows.txt#{row}" for row in range(NUM_ROWS)}, set())
     assert watcher.line[0]["num_nodes"] == 1
     assert max(moment["num_nodes"] for moment in watcher.line) == MAX_NODES
     assert max(moment["num_actors"] for moment in watcher.line) == MAX_NODES
     assert watcher.line[-1] == {"at_s": watcher.line[-1]["at_s"], "num_nodes": 1, "num_actors": 0}
     if "RECORD" in os.environ:
-        RESULTS.write_text(json.dumps(told, indent=1) + "\n")
+        RESULTS.write_text(json.dumps(values, indent=1) + "\n")

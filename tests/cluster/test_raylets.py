@@ -47,7 +47,7 @@ class Hunter(threading.Thread):
         while not self.killed and not self.ended.is_set():
             for raylet in self.raylets if num_saved(self.folder) else ():
                 held = children_of(raylet)
-                if all(any(name in told for told in held.values()) for name in ("Generate", "decode")):
+                if all(any(name in result for result in held.values()) for name in ("Generate", "decode")):
                     self.num_admitted = self.admitted.stat().st_size
                     # The machine goes: workers that outlive their raylet hand in what they have first.
                     for process in (raylet, *held):

@@ -22,8 +22,8 @@ def message(kind: type[ActorPool] = Pool, **fields: Any) -> str:
 
 @pytest.mark.parametrize("size", [1, 5])
 def test_a_pool_begins_between_its_sizes(size: int) -> None:
-    told = message(min_size=2, max_size=4, initial_size=size)
-    assert f"initial_size ({size}) is not between min_size (2) and max_size (4)" in told
+    result = message(min_size=2, max_size=4, initial_size=size)
+    assert f"initial_size ({size}) is not between min_size (2) and max_size (4)" in result
     assert Pool(min_size=2, max_size=4, initial_size=4).initial_size == 4
 
 

@@ -138,13 +138,13 @@ class _Hashable(Request):
 
 def check_telemetry(completion: Completion) -> None:
     """generated = 1 + kept accepted + steps − (1 if the last step ended inside its path), exactly."""
-    told = completion.telemetry
-    inside = int(told.ended_inside_path)
-    expected = 1 + told.num_accepted_draft_tokens + told.num_spec_steps - inside
-    assert len(completion.token_ids) == expected, (completion.sample_id, told)
-    assert sum(told.acceptance_histogram) == told.num_spec_steps
-    assert told.num_accepted_draft_tokens <= told.num_draft_tokens
-    assert told.target_forwards == 1 + told.num_spec_steps
+    telemetry = completion.telemetry
+    inside = int(telemetry.ended_inside_path)
+    expected = 1 + telemetry.num_accepted_draft_tokens + telemetry.num_spec_steps - inside
+    assert len(completion.token_ids) == expected, (completion.sample_id, telemetry)
+    assert sum(telemetry.acceptance_histogram) == telemetry.num_spec_steps
+    assert telemetry.num_accepted_draft_tokens <= telemetry.num_draft_tokens
+    assert telemetry.target_forwards == 1 + telemetry.num_spec_steps
 
 
 def check_greedy(
@@ -162,8 +162,10 @@ def check_greedy(
     if drafter == "right" and tree == "chain":
         # Drafts of the target itself are all accepted.
         for completion in done.values():
-            told = completion.telemetry
-            assert told.ended_inside_path or told.num_accepted_draft_tokens == told.num_draft_tokens, told
+            telemetry = completion.telemetry
+            assert telemetry.ended_inside_path or telemetry.num_accepted_draft_tokens == telemetry.num_draft_tokens, (
+                telemetry
+            )
     return recorder
 
 
@@ -201,10 +203,12 @@ def check_eos_at_every_depth(family: str, tree: str) -> None:
             assert done[request.sample_id].token_ids == generated(family, request, eos_ids)
         for completion in done.values():
             check_telemetry(completion)
-        told = done["eos"].telemetry
-        if told.ended_inside_path:
+        telemetry = done["eos"].telemetry
+        if telemetry.ended_inside_path:
             depths_seen.add(
-                next(i for i in reversed(range(len(told.acceptance_histogram))) if told.acceptance_histogram[i])
+                next(
+                    i for i in reversed(range(len(telemetry.acceptance_histogram))) if telemetry.acceptance_histogram[i]
+                )
             )
     assert depths_seen, "no text ended inside a path"
 

@@ -261,7 +261,7 @@ def check_drafts(kind: str, family: str, tree: str) -> None:
             prefix = engine.target.encode(request.prompt, request.images, request.videos)
             if kind == "medusa":
                 state = true_states(family, request, tokens[:-1])[-1]
-                said = [drafter.heads.logits(head, state) for head in range(NUM_HEADS)]
+                results = [drafter.heads.logits(head, state) for head in range(NUM_HEADS)]
             else:
                 pairs = true_pairs(slow, family, request, prefix, tokens)
             for node in range(made.num_nodes):
@@ -269,7 +269,7 @@ def check_drafts(kind: str, family: str, tree: str) -> None:
                 if not below or not made.valid[row, node]:
                     continue
                 path = line(made, row, node)
-                logits = said[len(path)] if kind == "medusa" else slow_logits(slow, drafter.head, pairs, path)
+                logits = results[len(path)] if kind == "medusa" else slow_logits(slow, drafter.head, pairs, path)
                 best = logits.topk(len(below) + 1)
                 if float((best.values[:-1] - best.values[1:]).min()) < 1e-3:
                     continue  # closer than rounding

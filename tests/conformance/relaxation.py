@@ -93,8 +93,10 @@ def check_honest(family: str, tree: str, rule: RelaxedRule, slots: int, temperat
         ]
         assert len(odd) == completion.telemetry.num_relaxed_accepts, (request.sample_id, odd)
         assert not [pair for pair in odd if special & set(pair)], odd
-    told = [completion.telemetry for completion in done.values()]
-    return sum(one.num_relaxed_accepts for one in told), sum(one.num_accepted_draft_tokens for one in told)
+    telemetries = [completion.telemetry for completion in done.values()]
+    return sum(one.num_relaxed_accepts for one in telemetries), sum(
+        one.num_accepted_draft_tokens for one in telemetries
+    )
 
 
 @torch.inference_mode()

@@ -54,8 +54,8 @@ def check_chains(pattern: list[int]) -> int:
             if not drafts:
                 continue
             text = [*prompt, *progress.token_ids, *drafts]
-            said = model.head(decoder(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[0])
-            best = said[-len(drafts) - 1 : -1].topk(2)
+            result = model.head(decoder(input_ids=torch.tensor([text]), use_cache=False).last_hidden_state[0])
+            best = result[-len(drafts) - 1 : -1].topk(2)
             for draft, tokens, values in zip(drafts, best.indices.tolist(), best.values, strict=True):
                 if float(values[0] - values[1]) > 1e-3:  # closer than rounding
                     assert draft == tokens[0], (progress.request.sample_id, len(progress.token_ids), pattern)

@@ -74,11 +74,11 @@ def check_equal_prompts(method: str, family: str, slots: int, sampling: Sampling
         done = checks.run(engine, wanted)
     oracle = checks.generated if sampling is None else checks.referenced
     for request in wanted:
-        told = done[request.sample_id]
-        assert told.token_ids == oracle(family, request, target.eos_ids), (method, family, request.sample_id)
-        checks.check_telemetry(told)
+        result = done[request.sample_id]
+        assert result.token_ids == oracle(family, request, target.eos_ids), (method, family, request.sample_id)
+        checks.check_telemetry(result)
         prefix = target.encode(request.prompt, request.images, request.videos)
-        assert told.num_input_tokens == prefix.length
+        assert result.num_input_tokens == prefix.length
     assert read.behind == 0
     return read.whole
 
@@ -138,15 +138,15 @@ def check_pictures_alone(family: str) -> None:
         shown = tuple(generator.integers(0, 256, shape, dtype=np.uint8) for shape in shapes)
         wanted.append(Request(f"sample-{i}", text, shown, Sampling(max_new_tokens=8), seed=i))
     done = checks.run(engine, wanted)
-    told = []
+    results = []
     for request in wanted:
         inputs = toys.front_end(family).encode(request.prompt, request.images)
         out: Any = toys.oracle(family).generate(  # type: ignore[operator]
             **inputs, max_new_tokens=8, do_sample=False, eos_token_id=sorted(target.eos_ids)
         )
-        told.append(tuple(out[0, inputs["input_ids"].shape[1] :].tolist()))
-    assert [done[request.sample_id].token_ids for request in wanted] == told
-    assert len(set(told)) > 1, "the pictures make a difference"
+        results.append(tuple(out[0, inputs["input_ids"].shape[1] :].tolist()))
+    assert [done[request.sample_id].token_ids for request in wanted] == results
+    assert len(set(results)) > 1, "the pictures make a difference"
 
 
 @contextmanager
@@ -183,22 +183,22 @@ def check_questions(method: str, family: str, slots: int, sampling: Sampling | N
         done = checks.run(engine, wanted)
     oracle = checks.generated if sampling is None else checks.referenced
     for request in wanted:
-        told = done[request.sample_id]
-        assert told.token_ids == oracle(family, request, target.eos_ids), (method, family, request.sample_id)
-        checks.check_telemetry(told)
+        result = done[request.sample_id]
+        assert result.token_ids == oracle(family, request, target.eos_ids), (method, family, request.sample_id)
+        checks.check_telemetry(result)
     return read
 
 
 def check_drafts(method: str, family: str, wanted: Sequence[Request]) -> None:
     """Acceptance equals that of samples alone: sharing does not change drafts."""
-    told = []
+    results = []
     for slots in (1, 9):
         engine = Engine(toys.target(family), METHODS[method][0](family), slots, 160)
         with small_savings():
             done = checks.run(engine, wanted)
-        told.append({key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()})
-    assert sum(sum(taken[1:]) for _, taken in told[0].values()) > 0, "no draft was ever taken"
-    assert sorted(told[0].items()) == sorted(told[1].items()), (method, family)
+        results.append({key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()})
+    assert sum(sum(taken[1:]) for _, taken in results[0].values()) > 0, "no draft was ever taken"
+    assert sorted(results[0].items()) == sorted(results[1].items()), (method, family)
 
 
 def check_states(family: str, wanted: Sequence[Request] = ()) -> int:

@@ -122,9 +122,9 @@ def test_the_target_as_its_own_drafter_is_taken_to_the_trees_end() -> None:
     ]
     taken = [one.telemetry for one in checks.run(Engine(toys.target("llama"), method, 3, 128), wanted).values()]
     # All first children are right, so a step accepts as many drafts as its tree is deep.
-    for told in taken:
-        depth = told.extras["tree_depth_mean"]
-        assert told.num_accepted_draft_tokens >= told.num_spec_steps * depth - 1e-3 - int(told.ended_inside_path)
+    for result in taken:
+        depth = result.extras["tree_depth_mean"]
+        assert result.num_accepted_draft_tokens >= result.num_spec_steps * depth - 1e-3 - int(result.ended_inside_path)
         assert depth > 1
 
 
@@ -132,10 +132,10 @@ def test_an_adaptive_tree_tells_its_mean_shape() -> None:
     target = toys.target("llama")
     request = Request("one", *toys.prompt("llama", 3), Sampling(max_new_tokens=30, ignore_eos=True))
     sure = Method(checks.make_drafter("right", "llama"), SageTree(), Exact())
-    told = checks.run(Engine(target, sure, 1, 128), [request])["one"].telemetry.extras
-    assert 1 <= told["tree_depth_mean"] <= 8
-    assert 1 <= told["tree_width_mean"] <= 10
-    assert 0 < told["confidence_mean"] < 1
+    telemetries = checks.run(Engine(target, sure, 1, 128), [request])["one"].telemetry.extras
+    assert 1 <= telemetries["tree_depth_mean"] <= 8
+    assert 1 <= telemetries["tree_width_mean"] <= 10
+    assert 0 < telemetries["confidence_mean"] < 1
 
 
 def without_attention() -> Target:

@@ -79,8 +79,8 @@ def test_a_prompt_is_read_when_it_is_first_drafted_for_and_never_where_that_does
     assert all(one.telemetry.drafter_forwards == 0 for one in done.values())
     assert all(one.telemetry.num_draft_tokens == 0 for one in done.values())
     extras = [one.telemetry.extras["controller"] for one in done.values() if one.telemetry.extras]
-    assert {told["levels_max"] for told in extras} == {0}
-    assert sum(told["num_off_steps"] for told in extras) > 10
+    assert {result["levels_max"] for result in extras} == {0}
+    assert sum(result["num_off_steps"] for result in extras) > 10
 
 
 def test_a_drafter_that_rests_makes_no_prompts() -> None:
@@ -174,9 +174,9 @@ def test_the_engine_says_how_much_was_missed_prompts_included() -> None:
     checks.run(engine, long_requests())
     controller = engine.method.controller
     assert isinstance(controller, Erratic)
-    told = [outcome.num_missed for outcome in controller.outcomes]
-    assert all(missed == 0 for missed, one in zip(told, controller.outcomes, strict=True) if not one.levels)
-    assert max(told) > 11 * 2, "eleven steps of several rows were missed"
+    output = [outcome.num_missed for outcome in controller.outcomes]
+    assert all(missed == 0 for missed, one in zip(output, controller.outcomes, strict=True) if not one.levels)
+    assert max(output) > 11 * 2, "eleven steps of several rows were missed"
     lengths = [len(toys.front_end("llama").encode(one.prompt, ())["input_ids"][0]) for one in long_requests()]
     assert sum(outcome.prefill.num_tokens for outcome in controller.outcomes) == sum(lengths)
 

@@ -29,10 +29,10 @@ def test_rejection_at_temperature_zero_is_greedy_decoding(tree: str) -> None:
 
 
 def test_rejection_accepts_everything_when_drafter_and_target_agree() -> None:
-    told = checks.run_rejection("right", Sampling(temperature=1.0, max_new_tokens=20))
-    assert told.num_accepted_draft_tokens == told.num_draft_tokens > 0
+    result = checks.run_rejection("right", Sampling(temperature=1.0, max_new_tokens=20))
+    assert result.num_accepted_draft_tokens == result.num_draft_tokens > 0
 
 
 def test_rejection_takes_far_less_from_an_unrelated_drafter() -> None:
-    told = checks.run_rejection("wrong", Sampling(temperature=1.0, max_new_tokens=20))
-    assert told.draft_acceptance_rate < 0.3
+    result = checks.run_rejection("wrong", Sampling(temperature=1.0, max_new_tokens=20))
+    assert result.draft_acceptance_rate < 0.3

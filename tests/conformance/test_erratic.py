@@ -40,7 +40,7 @@ def check_method(name: str, mode: str, seed: int) -> Engine:
     drafted = [bool(outcome.levels) for outcome in outcomes]
     assert drafted.count(False) >= 2, "it was hardly ever off"
     assert drafted.count(True) >= 2, "it was hardly ever on"
-    assert all(one <= most for told in outcomes for one, most in zip(told.accepted, told.offered, strict=True))
+    assert all(one <= most for result in outcomes for one, most in zip(result.accepted, result.offered, strict=True))
     return engine
 
 

@@ -42,11 +42,11 @@ def test_trees_of_a_drafter_that_knows_the_target_are_walked_to_the_last_code(ki
     done = checks.run(engine, wanted)
     reference = contract.expected(kind, wanted, "sampled-guided")
     for request in wanted:
-        told = done[request.sample_id].telemetry
+        telemetry = done[request.sample_id].telemetry
         assert done[request.sample_id].token_ids == reference[request.sample_id]
         # One code from the prefill, six from each of two steps, three from the last: sixteen.
-        assert told.num_spec_steps == 3
-        assert told.num_accepted_draft_tokens == told.num_draft_tokens == 12
+        assert telemetry.num_spec_steps == 3
+        assert telemetry.num_accepted_draft_tokens == telemetry.num_draft_tokens == 12
 
 
 def test_the_drafter_stops_being_guided_with_its_target() -> None:

@@ -89,11 +89,11 @@ def test_every_code_against_the_targets_choice_was_close_to_it_and_counted(mode:
 
 @pytest.mark.parametrize("mode", ["greedy-guided", "sampled-guided"])
 def test_a_larger_delta_accepts_more(mode: str) -> None:
-    told = []
+    results = []
     for delta in (0.0, 0.1, 0.3, 0.9):
         _, done = decode(Lantern(contract.NEIGHBOURS, 40, delta), "dynamic", contract.MODES[mode], slots=8, count=16)
-        told.append(sum(completion.telemetry.num_accepted_draft_tokens for completion in done.values()))
-    assert told == sorted(set(told))
+        results.append(sum(completion.telemetry.num_accepted_draft_tokens for completion in done.values()))
+    assert results == sorted(set(results))
 
 
 @pytest.mark.parametrize(
@@ -145,13 +145,13 @@ def test_residuals_at_zero_are_rejection_sampling_code_for_code(residual: str, t
 
 def test_lantern_plus_plus_accepts_more_than_rejection_sampling_does() -> None:
     sampling = replace(contract.MODES["sampled-guided"], temperature=1.0)
-    told = []
+    results = []
     for rule in (Rejection(), LanternResidual(contract.NEIGHBOURS, 10, 5.0, "multiplicative", False, "code")):
         _, done = decode(rule, "lantern++", sampling, slots=8, count=12)
-        told.append([c.telemetry for c in done.values()])
+        results.append([c.telemetry for c in done.values()])
     strict, loose = (
-        sum(one.num_accepted_draft_tokens for one in some) / sum(one.num_spec_steps for one in some) for some in told
+        sum(one.num_accepted_draft_tokens for one in some) / sum(one.num_spec_steps for one in some) for some in results
     )
     assert loose > strict
-    assert sum(one.num_relaxed_accepts for one in told[0]) == 0
-    assert sum(one.num_relaxed_accepts for one in told[1]) > 0
+    assert sum(one.num_relaxed_accepts for one in results[0]) == 0
+    assert sum(one.num_relaxed_accepts for one in results[1]) > 0

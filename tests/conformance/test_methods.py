@@ -21,12 +21,14 @@ def test_acceptance_in_a_batch_equals_acceptance_alone_sample_by_sample(name: st
     make, families = methods.METHODS[name]
     family = "llava" if "llava" in families else families[0]
     wanted = checks.requests(family, 7, methods.MODES["sampled"])
-    told = []
+    results = []
     for slots, order in ((1, wanted), (4, wanted[::-1])):
         done = checks.run(Engine(toys.target(family), make(family), slots, 160), order)
-        told.append({key: (c.telemetry.acceptance_histogram, c.telemetry.num_draft_tokens) for key, c in done.items()})
-    assert told[0] == told[1]
-    assert sum(sum(histogram[1:]) for histogram, _ in told[0].values()) > 0, "nothing was ever accepted"
+        results.append(
+            {key: (c.telemetry.acceptance_histogram, c.telemetry.num_draft_tokens) for key, c in done.items()}
+        )
+    assert results[0] == results[1]
+    assert sum(sum(histogram[1:]) for histogram, _ in results[0].values()) > 0, "nothing was ever accepted"
 
 
 def test_the_covering_set_covers_every_pair() -> None:

@@ -46,8 +46,10 @@ def test_text_and_acceptance_do_not_depend_on_batch_order_or_slot(name: str, tre
 
 
 def test_a_larger_share_accepts_more() -> None:
-    told = [relaxation.check_honest(FAMILY, "chain", LVSpec(loose, 3, False), 9, 0.0) for loose in (0.0, 0.3, 0.7, 1.0)]
-    relaxed, accepted = zip(*told, strict=True)
+    results = [
+        relaxation.check_honest(FAMILY, "chain", LVSpec(loose, 3, False), 9, 0.0) for loose in (0.0, 0.3, 0.7, 1.0)
+    ]
+    relaxed, accepted = zip(*results, strict=True)
     assert relaxed[0] == 0
     assert list(relaxed) == sorted(relaxed)
     assert list(accepted) == sorted(accepted)

@@ -92,8 +92,10 @@ def test_the_reference_equals_generate(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_target_as_its_own_drafter_is_never_refused(family: str) -> None:
     for completion in checks.run(engine(family, "chain", "right", 5), requests(family)).values():
-        told = completion.telemetry
-        assert told.ended_inside_path or told.num_accepted_draft_tokens == told.num_draft_tokens, completion.sample_id
+        telemetry = completion.telemetry
+        assert telemetry.ended_inside_path or telemetry.num_accepted_draft_tokens == telemetry.num_draft_tokens, (
+            completion.sample_id
+        )
 
 
 def kin(family: str) -> list[Request]:

@@ -117,8 +117,8 @@ def test_every_drafter_with_an_output_layer_may_have_half_of_it(
 
 def test_a_slice_that_never_holds_the_right_token_gives_plain_decoding() -> None:
     wanted = checks.requests("llama", 6, longest=20)
-    said = {token for request in wanted for token in checks.generated("llama", request, toys.target("llama").eos_ids)}
-    never = sorted(set(range(toys.VOCAB_SIZE)) - said)
+    values = {token for request in wanted for token in checks.generated("llama", request, toys.target("llama").eos_ids)}
+    never = sorted(set(range(toys.VOCAB_SIZE)) - values)
     assert len(never) > 5
     offered, accepted = check("right", "llama", "branching", never)
     assert offered > 0
@@ -127,18 +127,18 @@ def test_a_slice_that_never_holds_the_right_token_gives_plain_decoding() -> None
 
 def test_the_right_drafter_is_accepted_up_to_the_first_token_that_it_may_not_say() -> None:
     request = Request("one", toys.prompt("llama", 0)[0], (), Sampling(max_new_tokens=16))
-    told = checks.generated("llama", request, frozenset())
-    missing = told[4]
+    result = checks.generated("llama", request, frozenset())
+    missing = result[4]
     tokens = [token for token in range(toys.VOCAB_SIZE) if token != missing]
     engine, _ = engine_of("right", "llama", "chain", tokens, Exact())
     engine.target.eos_ids = frozenset()
     done = checks.run(engine, [request])["one"]
-    assert done.token_ids == told
+    assert done.token_ids == result
     # The prefill gives the first token; chains of 4 stop before each place of the missing token.
     steps, place = [], 1
-    while place < len(told):
+    while place < len(result):
         accepted = 0
-        while accepted < 4 and place + accepted < len(told) - 1 and told[place + accepted] != missing:
+        while accepted < 4 and place + accepted < len(result) - 1 and result[place + accepted] != missing:
             accepted += 1
         steps.append(accepted)
         place += accepted + 1

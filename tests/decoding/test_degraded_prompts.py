@@ -52,13 +52,13 @@ def check(done: dict[str, Completion], family: str, wanted: list[Request], faile
     expected = plain(family, wanted)
     for name, one in done.items():
         assert one.token_ids == expected[name].token_ids, name
-        told = one.telemetry
+        telemetry = one.telemetry
         # A text of one token ends before anything is drafted for it.
-        assert told.degraded == (name in failed and told.num_spec_steps > 0), name
-        assert told.num_draft_tokens == 0 or name not in failed
-        assert reason in told.extras.get("drafter_error", reason if not told.degraded else "")
+        assert telemetry.degraded == (name in failed and telemetry.num_spec_steps > 0), name
+        assert telemetry.num_draft_tokens == 0 or name not in failed
+        assert reason in telemetry.extras.get("drafter_error", reason if not telemetry.degraded else "")
     sound = [one.telemetry for name, one in done.items() if name not in failed]
-    assert not sound or sum(told.num_draft_tokens for told in sound) > 0
+    assert not sound or sum(telemetry.num_draft_tokens for telemetry in sound) > 0
 
 
 def some(request: Request) -> bool:
@@ -120,8 +120,8 @@ def test_a_slot_drafts_again_for_the_sample_after_one_without_drafts() -> None:
     for one in wanted:
         if not some(one):
             # What a failed neighbour left behind would show in what is accepted.
-            told = done[one.sample_id].telemetry
-            assert told.acceptance_histogram == alone[one.sample_id].telemetry.acceptance_histogram
+            telemetry = done[one.sample_id].telemetry
+            assert telemetry.acceptance_histogram == alone[one.sample_id].telemetry.acceptance_histogram
 
 
 def test_no_memory_for_any_of_several_prompts_is_not_the_rows_fault() -> None:

@@ -187,14 +187,14 @@ def test_numbers_that_are_not_finite_in_the_drafter_cost_its_next_sample_nothing
     bad = Request("bad", f"<s> w5 w6 w7 w8 w9 w{poisoned} w30 w31 w32", (), short)
     after = Request("after", "<s> w20 w30", (), short)
     target = toys.target("llama")
-    told = {}
+    values = {}
     for order in ([after], [bad, after]):
         done = {c.sample_id: c for c in Engine(target, Method(drafter, Chain(3), Exact()), 1, 96).run(order)}
-        told[len(order)] = done["after"].telemetry.acceptance_histogram
+        values[len(order)] = done["after"].telemetry.acceptance_histogram
         for request in order:
             assert done[request.sample_id].token_ids == checks.generated("llama", request, frozenset())
-    assert told[1] == told[2]
-    assert sum(told[1][1:]) > 0
+    assert values[1] == values[2]
+    assert sum(values[1][1:]) > 0
 
 
 def test_a_row_that_has_had_its_time_is_an_error_and_leaves_its_slot_to_the_next() -> None:

@@ -37,10 +37,10 @@ def test_a_caption_job_keeps_one_of_its_methods_and_its_texts_are_those_of_plain
     assert caption.main([*plain, f"sink.path={tmp_path}/plain"]) == 0
     auto = ["--config", str(ROOT / "configs/jobs/demo_auto.yaml"), *paths, "method.auto.max_rounds=1", "pool.slots=2"]
     assert caption.main([*auto, f"sink.path={tmp_path}/auto", "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "each engine tries 4 methods on its first rows" in said
-    assert "after 4 blocks of 16 rows or more (64) or sooner; all rows are results" in said
-    assert "chain-6 drafter model, tree chain length=6, acceptance exact" in said
+    output = capsys.readouterr().out
+    assert "each engine tries 4 methods on its first rows" in output
+    assert "after 4 blocks of 16 rows or more (64) or sooner; all rows are results" in output
+    assert "chain-6 drafter model, tree chain length=6, acceptance exact" in output
     assert not (tmp_path / "auto").exists()
     assert caption.main([*auto, f"sink.path={tmp_path}/auto"]) == 0
     expected, found = rows_of(tmp_path / "plain"), rows_of(tmp_path / "auto")
@@ -63,9 +63,9 @@ def test_a_caption_job_keeps_one_of_its_methods_and_its_texts_are_those_of_plain
     assert all(one["sample_s"] > 0 and one["num_rows"] >= 12 for one in choice["standings"])
     assert summary["by_method"][choice["method"]] == max(summary["by_method"].values())
     assert sum(summary["by_method"].values()) == len(found)
-    told = capsys.readouterr().out
-    assert f"kept {choice['method']}" in " ".join(told.split())
-    assert "ms per sample" in told
+    output = capsys.readouterr().out
+    assert f"kept {choice['method']}" in " ".join(output.split())
+    assert "ms per sample" in output
     assert caption.main([*auto, f"sink.path={tmp_path}/auto"]) == 0
     assert "nothing is missing in" in capsys.readouterr().out
 

@@ -159,11 +159,11 @@ def test_a_limited_run_takes_the_first_samples_and_writes_a_preview(
     assert page.count("data:image/jpeg") == 19
     assert page.index("scene-003") < page.index("scene-017") < page.index("scene-019")
     assert "not_an_image" in page
-    said = capsys.readouterr().out
-    assert "samples" in said
-    assert "acceptance length" in said
-    assert "run it again  python -m jobs.caption --config" in said
-    assert "--limit 20 sink.path=NEW" in said
+    output = capsys.readouterr().out
+    assert "samples" in output
+    assert "acceptance length" in output
+    assert "run it again  python -m jobs.caption --config" in output
+    assert "--limit 20 sink.path=NEW" in output
 
 
 def test_a_second_run_finds_nothing_to_do_and_another_config_is_refused(

@@ -30,11 +30,11 @@ def made(config: CaptionJob, num_batches: int | None = None) -> Path:
 
 def test_a_whole_output_is_complete_and_sound(config: CaptionJob, capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main([str(made(config))]) == check.COMPLETE
-    told = capsys.readouterr().out.splitlines()
-    verified = [line for line in told if line.startswith("verified ")]
+    output = capsys.readouterr().out.splitlines()
+    verified = [line for line in output if line.startswith("verified ")]
     assert len(verified) == 1
     assert re.fullmatch(r"verified \d files by SHA-256: \S+ MB in \S+ s(, \S+ MB/s)?; 0 damaged", verified[0])
-    assert [line for line in told if line not in verified] == [
+    assert [line for line in output if line not in verified] == [
         "manifest  1 files, 30 samples",
         "rows      29 in data/, 1 in errors/",
         "missing   0",
@@ -45,10 +45,10 @@ def test_a_whole_output_is_complete_and_sound(config: CaptionJob, capsys: pytest
 
 def test_what_is_missing_and_what_waits_is_named(config: CaptionJob, capsys: pytest.CaptureFixture[str]) -> None:
     assert check.main([str(made(config, num_batches=6))]) == check.INCOMPLETE
-    said = capsys.readouterr().out
-    assert "missing   6\n" in said
-    assert "  a.txt#24\n  a.txt#25\n" in said
-    assert "_job/spool/a0001/000000-00-data.parquet: 4 rows to be published" in said
+    output = capsys.readouterr().out
+    assert "missing   6\n" in output
+    assert "  a.txt#24\n  a.txt#25\n" in output
+    assert "_job/spool/a0001/000000-00-data.parquet: 4 rows to be published" in output
 
 
 @pytest.mark.parametrize("kind", ["bytes", "torn", "foreign", "twice", "no note"])
@@ -67,7 +67,7 @@ def test_what_is_unsound_is_named(config: CaptionJob, kind: str, capsys: pytest.
     else:
         (data.parent / "_job/files/data/part-000001.parquet.json").unlink()
     assert check.main([str(data.parent)]) == check.UNSOUND
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     expected = {
         "bytes": "data/part-000001.parquet: its bytes are not those that were written",
         "torn": "data/part-000001.parquet: it is torn",
@@ -75,8 +75,8 @@ def test_what_is_unsound_is_named(config: CaptionJob, kind: str, capsys: pytest.
         "twice": "ids are there more than once",
         "no note": "data/part-000001.parquet: no checksum was noted",
     }
-    assert expected[kind] in said
-    assert ("missing   0" in said) == (kind not in ("torn",)) or kind == "bytes"
+    assert expected[kind] in output
+    assert ("missing   0" in output) == (kind not in ("torn",)) or kind == "bytes"
 
 
 def test_a_folder_that_no_job_has_begun_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,11 +102,11 @@ def test_neither_the_token_nor_the_users_variables_are_in_what_the_cluster_tells
 ) -> None:
     from pipeline.cluster.jobs import Cluster
 
-    told = [str(job) for job in Cluster(submitted.cluster.address)._client.list_jobs()]
-    assert len(told) == 1
-    assert code_revision() in told[0]
-    assert submitted.cluster.token not in told[0]
-    assert str(submitted.cluster.home) not in told[0]
+    results = [str(job) for job in Cluster(submitted.cluster.address)._client.list_jobs()]
+    assert len(results) == 1
+    assert code_revision() in results[0]
+    assert submitted.cluster.token not in results[0]
+    assert str(submitted.cluster.home) not in results[0]
 
 
 def test_the_job_is_known_by_its_file_and_not_done_again(
@@ -131,10 +131,10 @@ def test_a_client_without_the_right_token_is_told_what_to_do(
     if token:
         as_client.setenv("RAY_AUTH_TOKEN", token)
     assert submit.main(["--address", submitted.cluster.address, *submitted.arguments]) == submit.REFUSED
-    told = capsys.readouterr().err
-    assert "refuses this client (Authentication" in told
-    assert "`ray get-auth-token` on its head prints it: RAY_AUTH_MODE=token" in told
-    assert not token or token not in told
+    output = capsys.readouterr().err
+    assert "refuses this client (Authentication" in output
+    assert "`ray get-auth-token` on its head prints it: RAY_AUTH_MODE=token" in output
+    assert not token or token not in output
 
 
 def test_the_log_says_what_happens_as_json_with_job_attempt_and_sample(submitted: Submitted) -> None:
@@ -142,10 +142,10 @@ def test_the_log_says_what_happens_as_json_with_job_attempt_and_sample(submitted
     assert [line["event"] for line in lines if line["event"] != "progress"] == ["job_began", "job_done"]
     job_id = json.loads((submitted.output / "_job/summary.json").read_text())["job_id"]
     logs = submitted.cluster.folder / "ray" / "session_latest" / "logs"
-    told = [
+    results = [
         line for path in logs.glob("worker-*.err") for line in path.read_text().splitlines() if "row_failed" in line
     ]
-    (failed,) = [json.loads(line) for line in told]
+    (failed,) = [json.loads(line) for line in results]
     assert (failed["sample_id"], failed["code"]) == ("broken.png#0", "not_an_image")
     assert {(line["job_id"], line["attempt"]) for line in [*lines, failed]} == {(job_id, 1)}
     assert submitted.cluster.token not in submitted.done.stdout + submitted.done.stderr
@@ -154,17 +154,18 @@ def test_the_log_says_what_happens_as_json_with_job_attempt_and_sample(submitted
 def test_prometheus_reads_what_the_engines_did_and_no_name_that_is_not_documented(submitted: Submitted) -> None:
     values = submitted.cluster.metrics("draftfleet", until="ray_draftfleet_samples_total")
     rows = [row for folder in ("data", "errors") for row in rows_of(submitted.output / folder)]
-    told = [row["telemetry"] for row in rows]
+    telemetries = [row["telemetry"] for row in rows]
     assert values["ray_draftfleet_samples_total", "truncated"] == NUM_PICTURES
     assert values["ray_draftfleet_errors_total", "not_an_image"] == 1
     assert values["ray_draftfleet_tokens_total", ""] == sum(row["num_generated_tokens"] for row in rows)
-    assert values["ray_draftfleet_steps_total", ""] == sum(telemetry["num_spec_steps"] for telemetry in told)
-    accepted = sum(telemetry["num_accepted_draft_tokens"] for telemetry in told)
+    assert values["ray_draftfleet_steps_total", ""] == sum(telemetry["num_spec_steps"] for telemetry in telemetries)
+    accepted = sum(telemetry["num_accepted_draft_tokens"] for telemetry in telemetries)
     assert values["ray_draftfleet_accepted_draft_tokens_total", ""] == accepted
     assert values["ray_draftfleet_acceptance_length_count", ""] == NUM_PICTURES
     spent_s = sum(values["ray_draftfleet_phase_seconds_total", phase] for phase in ("prefill", "draft", "verify"))
     assert spent_s == pytest.approx(
-        sum(telemetry[f"{phase}_ms"] for telemetry in told for phase in ("prefill", "draft", "verify")) / 1000, rel=0.01
+        sum(telemetry[f"{phase}_ms"] for telemetry in telemetries for phase in ("prefill", "draft", "verify")) / 1000,
+        rel=0.01,
     )
     known = {metric.exported(name) for name, metric in METRICS.items()}
     assert {re.sub(r"_(bucket|sum|count)$", "", name) for name, _ in values} <= known

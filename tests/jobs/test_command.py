@@ -60,9 +60,9 @@ def test_an_overtaken_job_fails_with_one_line(job_file: Path, capsys: pytest.Cap
         raise Fenced("attempt 2 of out has taken over from attempt 1")
 
     assert command(overtaken).main(["--config", str(job_file)]) == FAILED
-    told = capsys.readouterr().err
-    assert told.startswith("the job was ended: attempt 2 of out has taken over from attempt 1")
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert output.startswith("the job was ended: attempt 2 of out has taken over from attempt 1")
+    assert output.count("\n") == 1
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -80,10 +80,10 @@ def test_a_stopped_job_has_its_own_status_and_names_the_command_that_goes_on(
         assert command(interrupted(number, then)).main(["--config", str(job_file)]) == status
     finally:
         signal.signal(signal.SIGINT, former)
-    told = capsys.readouterr().err
-    assert f"the job was stopped by {signal.Signals(number).name}; what it finished is kept in" in told
-    assert f"this goes on: python -m jobs.caption --config {job_file}" in told
-    assert ("Ray went away" in told) == (then is not None)
+    output = capsys.readouterr().err
+    assert f"the job was stopped by {signal.Signals(number).name}; what it finished is kept in" in output
+    assert f"this goes on: python -m jobs.caption --config {job_file}" in output
+    assert ("Ray went away" in output) == (then is not None)
 
 
 def test_a_job_that_is_stopped_while_it_is_planned_has_begun_nothing(

@@ -55,7 +55,7 @@ def test_a_job_whose_actor_and_then_whose_driver_is_killed_goes_on_to_every_row_
 
 def generating() -> set[int]:
     """Processes of actors that generate: not below their driver, but below the raylet that this process has started."""
-    return {pid for pid, told in deaths.children_of(os.getpid()).items() if deaths.VICTIMS["actor"](pid, told)}
+    return {pid for pid, result in deaths.children_of(os.getpid()).items() if deaths.VICTIMS["actor"](pid, result)}
 
 
 def wait_for(folder: Path, num_files: int, look: Callable[[], int]) -> int:

@@ -22,23 +22,23 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_a_job_that_its_errors_ended_exits_with_status_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = "412 of 1,000 rows failed (41.2 %), more than job.max_error_share (0.1) allows: 412 broken_image"
+    result = "412 of 1,000 rows failed (41.2 %), more than job.max_error_share (0.1) allows: 412 broken_image"
     plan: Any = SimpleNamespace(
         manifest=SimpleNamespace(num_files=3), output=SimpleNamespace(shown=lambda: "somewhere"), limit=None
     )
 
     def ends(plan: Any) -> Any:
-        raise ErrorBudgetSpent(told)
+        raise ErrorBudgetSpent(result)
 
     monkeypatch.setattr("jobs.command.resume.is_complete", lambda plan: False)
     command = replace(caption.COMMAND, make_plan=lambda *_: plan, run=ends)
     status = command.main(["--config", str(ROOT / "configs/jobs/demo_caption.yaml"), "job.max_error_share=0.1"])
     assert status == TOO_MANY_ERRORS == 3
-    said = capsys.readouterr().err
-    assert f"the job was ended: {told}" in said
-    assert "somewhere" in said
-    assert "job.max_error_share=0.1" in said, "the command that goes on"
-    assert "Traceback" not in said
+    output = capsys.readouterr().err
+    assert f"the job was ended: {result}" in output
+    assert "somewhere" in output
+    assert "job.max_error_share=0.1" in output, "the command that goes on"
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         until(driver, folder, lambda: admitted.stat().st_size > num_admitted)
         killed = until(driver, folder, lambda: one(driver, deaths.VICTIMS["actor"]))
         os.kill(killed, signal.SIGKILL)
-        stats = one(driver, lambda pid, told: "_StatsActor" in told)
+        stats = one(driver, lambda pid, result: "_StatsActor" in result)
         if stats:
             os.kill(stats, signal.SIGKILL)
         status = driver.wait(PATIENCE_S)
@@ -87,15 +87,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def one(driver: subprocess.Popen[bytes], is_it: Callable[[int, str], bool]) -> int:
     """A process of Ray below the driver; 0 where there is none."""
-    return next((pid for pid, told in deaths.children_of(driver.pid).items() if is_it(pid, told)), 0)
+    return next((pid for pid, result in deaths.children_of(driver.pid).items() if is_it(pid, result)), 0)
 
 
 def unguarded(driver: subprocess.Popen[bytes]) -> list[str]:
     """Workers of Ray that do something, actors and tasks alike, and that nothing guards."""
     found = deaths.children_of(driver.pid)
     others = ("ray::IDLE", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
-    workers = [pid for pid, told in found.items() if told.startswith("ray::") and not told.startswith(others)]
-    bare = [pid for pid in workers if not any(" -I -S -c" in told for told in deaths.children_of(pid).values())]
+    workers = [pid for pid, result in found.items() if result.startswith("ray::") and not result.startswith(others)]
+    bare = [pid for pid in workers if not any(" -I -S -c" in result for result in deaths.children_of(pid).values())]
     later = deaths.children_of(driver.pid)  # a task may have ended meanwhile
     return [found[pid] for pid in bare if later.get(pid) == found[pid]]
 

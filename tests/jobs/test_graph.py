@@ -118,12 +118,12 @@ def remote_arguments(dataset: Dataset) -> dict[str, dict[str, Any]]:
 
 def test_places_for_decoding_and_for_models_reach_the_plan_that_ray_runs() -> None:
     pool = {"label_selector": {"zone": "in(a, b)"}, "decode_label_selector": {"pool": "!gpu"}}
-    told = remote_arguments(dataset_of(spans_of(8, 8), num_gpus=0.5, accelerator_type="H100", **pool))
-    actors = next(arguments for name, arguments in told.items() if "Generate" in name)
+    result = remote_arguments(dataset_of(spans_of(8, 8), num_gpus=0.5, accelerator_type="H100", **pool))
+    actors = next(arguments for name, arguments in result.items() if "Generate" in name)
     expected = {"num_gpus": 0.5, "accelerator_type": "H100", "label_selector": {"zone": "in(a, b)"}}
     assert {name: actors[name] for name in expected} == expected
     for stage in ("RowsInMemory", "decode"):
-        arguments = next(arguments for name, arguments in told.items() if stage in name)
+        arguments = next(arguments for name, arguments in result.items() if stage in name)
         assert arguments["label_selector"] == {"pool": "!gpu"}
     plain = remote_arguments(dataset_of(spans_of(8, 8)))
     assert [name for name, arguments in plain.items() if "label_selector" in arguments] == []

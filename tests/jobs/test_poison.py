@@ -68,8 +68,8 @@ def test_rows_that_end_processes_are_given_up_and_no_other_row_is_touched(tmp_pa
 
 def test_too_many_failed_rows_end_the_job_with_their_codes(tmp_path: Path) -> None:
     rows = [{**row, "error": "broken_image" if index % 2 else ""} for index, row in enumerate(rows_of(64, {}))]
-    told = r"of \d+ rows failed \(50.0 %\).*: \d+ broken_image"
-    with kept(0.25, min_rows=16) as log, pytest.raises(ErrorBudgetSpent, match=told), job_error(log):
+    result = r"of \d+ rows failed \(50.0 %\).*: \d+ broken_image"
+    with kept(0.25, min_rows=16) as log, pytest.raises(ErrorBudgetSpent, match=result), job_error(log):
         run(rows, tmp_path, log)
     with kept(max_error_share=0.5, min_rows=16) as log:
         assert len(run(rows, tmp_path, log)) == 64

@@ -138,11 +138,11 @@ def test_it_is_refused_by_name_with_exit_status_2_and_without_ray(
 ) -> None:
     spoil, expected = CASES[case]
     assert caption.main(["--config", str(job_file), *spoil(tmp_path)]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
+    output = capsys.readouterr()
+    assert output.out == ""
     # Ray of an earlier test may still print into the same stream.
-    [refusal] = [line for line in said.err.splitlines() if line.startswith("refused: ")]
-    assert said.err.endswith(f"{refusal}\n")
+    [refusal] = [line for line in output.err.splitlines() if line.startswith("refused: ")]
+    assert output.err.endswith(f"{refusal}\n")
     for words in expected:
         assert words in refusal
     assert not (tmp_path / "out/_job/attempts").exists()
@@ -172,13 +172,13 @@ def test_a_dry_run_prints_the_plan_and_the_first_prompt_and_writes_nothing(
     job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert caption.main(["--config", str(job_file), "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "1 files" in said
-    assert "2 rows, 1 spans" in said
-    assert "model+chain+exact (lossless): drafter model, tree chain length=5, acceptance exact" in said
-    assert "1 × 4 slots on CPU" in said
-    assert f"{tmp_path}/out" in said
-    assert "first prompt (rows.parquet#0):\nUSER: <image>\nDescribe the image. ASSISTANT:" in said
+    output = capsys.readouterr().out
+    assert "1 files" in output
+    assert "2 rows, 1 spans" in output
+    assert "model+chain+exact (lossless): drafter model, tree chain length=5, acceptance exact" in output
+    assert "1 × 4 slots on CPU" in output
+    assert f"{tmp_path}/out" in output
+    assert "first prompt (rows.parquet#0):\nUSER: <image>\nDescribe the image. ASSISTANT:" in output
     assert not (tmp_path / "out").exists()
 
 

@@ -162,9 +162,9 @@ def test_the_log_is_shown_once_whole_also_when_the_connection_is_cut(
 ) -> None:
     client.num_cuts = 2
     assert submit.main([*CAPTION, *ADDRESS]) == submit.DONE
-    told = capsys.readouterr().out
-    assert told.count("captioning 4 files\n") == 1
-    assert told.endswith("captioning 4 files\ndone\n")
+    output = capsys.readouterr().out
+    assert output.count("captioning 4 files\n") == 1
+    assert output.endswith("captioning 4 files\ndone\n")
 
 
 def test_a_cluster_that_is_gone_ends_following(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,8 +198,8 @@ def test_the_last_submission_of_a_job_is_asked_for_and_stopped_by_its_file(
     client.jobs = {f"{name}-1": Job(f"{name}-1", "FAILED"), f"{name}-2": Job(f"{name}-2", "RUNNING")}
     assert submit.main([*CAPTION, *ADDRESS, "--status"]) == submit.DONE
     assert submit.main([*CAPTION[:2], *ADDRESS, "--status", *CAPTION[2:]]) == submit.DONE, "values behind the option"
-    told = capsys.readouterr().out
-    assert f"submission  {name}-2\nstatus      RUNNING\n" in told
+    output = capsys.readouterr().out
+    assert f"submission  {name}-2\nstatus      RUNNING\n" in output
     assert submit.main([*CAPTION, *ADDRESS, "--stop"]) == submit.DONE
     assert (client.jobs[f"{name}-1"].status, client.jobs[f"{name}-2"].status) == ("FAILED", "STOPPED")
     assert submit.main([*ADDRESS, "--status", f"{name}-1"]) == submit.DONE
@@ -213,11 +213,11 @@ def test_asking_for_what_is_not_there_is_refused(client: Client, capsys: pytest.
     assert submit.main([*CAPTION, *ADDRESS, "--stop"]) == submit.REFUSED
     assert submit.main([*ADDRESS]) == submit.REFUSED
     assert submit.main([*CAPTION]) == submit.REFUSED
-    told = capsys.readouterr().err
-    assert "http://head:8265 knows no submission 'gone-1'" in told
-    assert f"the first would be {stem(*CAPTION)}-1" in told
-    assert "--config: name the job's YAML" in told
-    assert "--address: give the address of the cluster's dashboard" in told
+    output = capsys.readouterr().err
+    assert "http://head:8265 knows no submission 'gone-1'" in output
+    assert f"the first would be {stem(*CAPTION)}-1" in output
+    assert "--config: name the job's YAML" in output
+    assert "--address: give the address of the cluster's dashboard" in output
 
 
 def test_what_cannot_work_on_a_cluster_is_refused_before_anything_is_uploaded(
@@ -233,9 +233,9 @@ def test_what_cannot_work_on_a_cluster_is_refused_before_anything_is_uploaded(
         ("--job", "train_drafter", *TRAINING, "--retry-errors"): "--retry-errors: a training takes no such option",
         (*CAPTION, "sink.path=s3://key:secret@bucket/x"): "a URL must not hold credentials",
     }
-    for arguments, told in refusals.items():
+    for arguments, result in refusals.items():
         assert submit.main([*arguments, *ADDRESS]) == submit.REFUSED
-        assert told in capsys.readouterr().err
+        assert result in capsys.readouterr().err
     assert client.submitted == []
 
 
@@ -259,8 +259,8 @@ def test_only_named_variables_travel_and_no_credentials() -> None:
 def test_resources_of_the_driver_get_the_names_of_ray(client: Client) -> None:
     wanted = ["--driver-num-cpus", "2", "--driver-memory-bytes", "1000", "--driver-resource", "head=0.5"]
     assert submit.main([*CAPTION, *ADDRESS, *wanted]) == submit.DONE
-    told = {name: value for name, value in client.submitted[0].items() if name.startswith("entrypoint_")}
-    assert told == {"entrypoint_num_cpus": 2.0, "entrypoint_memory": 1000, "entrypoint_resources": {"head": 0.5}}
+    values = {name: value for name, value in client.submitted[0].items() if name.startswith("entrypoint_")}
+    assert values == {"entrypoint_num_cpus": 2.0, "entrypoint_memory": 1000, "entrypoint_resources": {"head": 0.5}}
 
 
 def test_addresses_of_dashboards() -> None:

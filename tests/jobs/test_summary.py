@@ -116,16 +116,16 @@ def test_samples_are_counted_by_their_first_rows(tmp_path: Path) -> None:
 def test_who_waited_for_whom_is_told_as_shares(output: OutputDir) -> None:
     found = summary.summarise(output, "job", "chain", "lossless", 2.0, Waits(idle_s=1.0, queued_s=3.0, total_s=4.0))
     assert "waiting            actors for input 25 %, input for actors 75 %" in summary.show(found)
-    told = found.to_json()
-    assert (told["actors_waited_share"], told["input_waited_share"]) == (0.25, 0.75)
+    result = found.to_json()
+    assert (result["actors_waited_share"], result["input_waited_share"]) == (0.25, 0.75)
     assert summary.combine([found, found]).waits == Waits(2.0, 6.0, 8.0)
 
 
 def test_errors_stand_in_one_order_whichever_was_read_first() -> None:
     counts = [("prompt_too_long", 1), ("broken_line", 1), ("empty_prompt", 2)]
     for found in (counts, counts[::-1]):
-        told = dict(summary.Summary("job", "plain", "lossless", 1.0, errors_by_type=dict(found)).lines())
-        assert told["errors"] == "2 empty_prompt, 1 broken_line, 1 prompt_too_long"
+        values = dict(summary.Summary("job", "plain", "lossless", 1.0, errors_by_type=dict(found)).lines())
+        assert values["errors"] == "2 empty_prompt, 1 broken_line, 1 prompt_too_long"
 
 
 def test_combining_two_jobs_equals_counting_both_at_once(output: OutputDir) -> None:
@@ -186,8 +186,8 @@ def test_trials_are_shown_with_their_intervals_and_what_became_of_each_method(tm
     assert ("decoded by", "4 chain, 2 plain") in lines
     assert ("kept", "in 5 trials: 5 chain") in lines
     assert ("  tried on", "96 rows in 2 rounds, first rows") in lines
-    told = "12.3 ms per sample (11.8 to 12.9), acceptance length 3.21, 64 rows: chosen"
-    assert [value for label, value in lines if label == "    chain"] == [told] * summary.MAX_TRIALS_SHOWN
+    result = "12.3 ms per sample (11.8 to 12.9), acceptance length 3.21, 64 rows: chosen"
+    assert [value for label, value in lines if label == "    chain"] == [result] * summary.MAX_TRIALS_SHOWN
     assert ("    plain", "20 ms per sample, acceptance length 1.00, 32 rows: slower") in lines
     assert ("    lookup", "failed to draft for 2 rows") in lines
     assert ("  and more", "2 further trials are in _job/summary.json") in lines

@@ -247,9 +247,9 @@ def test_it_is_refused_by_name_with_exit_status_2_and_without_ray(
 ) -> None:
     spoil, expected = CASES[case]
     assert synthesize.main(["--config", str(job_file), *spoil(tmp_path, folders)]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    [refusal] = [line for line in said.err.splitlines() if line.startswith("refused: ")]
+    output = capsys.readouterr()
+    assert output.out == ""
+    [refusal] = [line for line in output.err.splitlines() if line.startswith("refused: ")]
     for words in expected:
         assert words in refusal
     assert not (tmp_path / "out/_job/attempts").exists()
@@ -259,7 +259,7 @@ def test_a_dry_run_prints_the_plan_and_the_first_prompt_and_writes_nothing(
     job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert synthesize.main(["--config", str(job_file), "--dry-run"]) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     for words in (
         "2 rows, 1 spans",
         "images   2 per prompt, 4 × 4 codes, 16 × 16 px as PNG",
@@ -267,7 +267,7 @@ def test_a_dry_run_prints_the_plan_and_the_first_prompt_and_writes_nothing(
         "eagle+chain+exact (lossless): drafter eagle, tree chain length=3, acceptance exact",
         "first prompt (rows.parquet#0):\na red cat\n(temperature 1, top_k 20, top_p 1, guidance_scale 7.5, seed 0)",
     ):
-        assert words in said
+        assert words in output
     assert not (tmp_path / "out").exists()
 
 
@@ -279,8 +279,8 @@ def test_a_dry_run_shows_ready_features_and_unusable_rows(
     assert "a red cat, features of 1 tokens" in capsys.readouterr().out
     pq.write_table(pa.table({"t5": [[0.5]], "caption": ["?"], "class": [1]}), tmp_path / "in/rows.parquet")
     assert synthesize.main(["--config", str(job_file), *ready, "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "none of the first 1 rows can be used:\n  rows.parquet#0: invalid_condition" in said
+    output = capsys.readouterr().out
+    assert "none of the first 1 rows can be used:\n  rows.parquet#0: invalid_condition" in output
 
 
 def test_what_decides_the_images_decides_the_fingerprint_and_nothing_else_does(job_file: Path) -> None:

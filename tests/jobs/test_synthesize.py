@@ -309,6 +309,6 @@ def test_classes_are_drawn_with_a_smaller_model_and_lanterns_rule_and_shown_on_a
     assert "a picture of 3" in page
     assert "<k0>" not in page
     assert page.index("&lt;k0&gt;") < page.index("&lt;k3&gt;") < page.index("&lt;k4&gt;")
-    said = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for words in ("images/s", "tokens/forward", "acceptance length", "preview", "python -m jobs.synthesize --config"):
-        assert words in said
+        assert words in printed

@@ -96,10 +96,10 @@ def test_a_taught_head_drafts_in_a_caption_job_without_changing_its_text(
 ) -> None:
     out = tmp_path / "head"
     assert main(command(source, out, f"head={{kind: {kind}}}")) == DONE
-    told = capsys.readouterr()
-    assert str(out) in told.out
-    assert "step 4/4 loss" in told.err
-    assert "rows/s" in told.err
+    output = capsys.readouterr()
+    assert str(out) in output.out
+    assert "step 4/4 loss" in output.err
+    assert "rows/s" in output.err
     found = measured(out)
     assert found["left_out"] == {"not_an_image": 1, "missing_answer": 1}
     assert found["num_held_out_rows"] == 2

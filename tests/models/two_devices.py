@@ -64,8 +64,8 @@ def run(lanes: LaneModel, device: torch.device, probe: bool = False) -> list[tor
     lanes.commit(both, torch.tensor([[0, 2], [0, 1]], device=device), torch.tensor([2, 1], device=device))
     after = lanes.forward(both, tokens, depth, visible)
     again = lanes.admit(slots(0), [[prefix(4)]])
-    told = [filled.last, drafted, lanes.logits(after), again.hidden]
-    return [*told, *filled.received]
+    results = [filled.last, drafted, lanes.logits(after), again.hidden]
+    return [*results, *filled.received]
 
 
 def model_on(first: torch.device, second: torch.device, connected: bool) -> LaneModel:
@@ -90,7 +90,7 @@ def main(connected: bool) -> None:
     with FakeTensorMode(), SameDevice(), torch.no_grad():
         for probe in (False, True):
             lanes = model_on(first, second, connected)
-            assert {told.device for told in run(lanes, first, probe)} == {first}
+            assert {result.device for result in run(lanes, first, probe)} == {first}
             for memories in (lanes.cache.keys, lanes.cache.values):
                 assert [memory.device for memory in memories if memory is not None] == [first, second]
             assert lanes.cache.lens.device == first

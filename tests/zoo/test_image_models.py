@@ -104,13 +104,13 @@ def tiny_gpt(kind: str) -> tuple[Gpt, Codes]:
     generator = torch.Generator().manual_seed(0)
     torch.manual_seed(0)
     codes = torch.randint(12, (4, 9), generator=generator)
-    told = torch.randint(3, (4, 9, 4), generator=generator)
+    result = torch.randint(3, (4, 9, 4), generator=generator)
     if kind == "class":
         shape = GptShape(**TINY, condition="class", num_condition_tokens=1, num_classes=5)
-        return Gpt(shape), Codes(codes, None, None, torch.tensor([0, 1, 2, 4]), told)
+        return Gpt(shape), Codes(codes, None, None, torch.tensor([0, 1, 2, 4]), result)
     shape = GptShape(**TINY, condition="text", num_condition_tokens=4, condition_dim=6)
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1]]).bool()
-    return Gpt(shape), Codes(codes, torch.randn(4, 4, 6, generator=generator) * mask[:, :, None], mask, None, told)
+    return Gpt(shape), Codes(codes, torch.randn(4, 4, 6, generator=generator) * mask[:, :, None], mask, None, result)
 
 
 def test_pads_are_seen_by_nobody_but_themselves() -> None:
@@ -140,9 +140,9 @@ def test_sampling_with_a_cache_draws_what_teacher_forcing_says(kind: str) -> Non
     mass: list[torch.Tensor] = []
     codes = sample_codes(gpt, batch, seed=0, guidance_scale=2.5, temperature=0.0, mass=mass)
     forced = Codes(codes, batch.features, batch.mask, batch.labels)
-    said = code_logits(gpt, forced, torch.zeros(4, dtype=torch.bool))
+    result = code_logits(gpt, forced, torch.zeros(4, dtype=torch.bool))
     unsaid = code_logits(gpt, forced, torch.ones(4, dtype=torch.bool))
-    merged = unsaid + 2.5 * (said - unsaid)
+    merged = unsaid + 2.5 * (result - unsaid)
     assert codes.tolist() == merged.argmax(-1).tolist()
     torch.testing.assert_close(torch.stack(mass, 1)[..., 0], merged.softmax(-1).max(-1).values)
     again = [sample_codes(gpt, batch, seed=3, temperature=1.0) for _ in range(2)]
@@ -169,11 +169,11 @@ def test_training_learns_four_images_by_heart_and_is_the_seed_s(kind: str) -> No
 
 def test_places_are_told_what_stands_in_their_cell() -> None:
     scene = Scene((Thing(1, "medium", "red", "star"), Thing(8, "large", "pink", "ring")), "dark", "plain", 0)
-    told = asked_places("text", [scene])[0].reshape(12, 12, 4)
-    assert told[0, 4].tolist() == told[3, 7].tolist() == [1, 1, 4, 2]
-    assert told[11, 11].tolist() == told[8, 8].tolist() == [2, 8, 6, 2]
-    assert told[0, 3].tolist() == told[4, 4].tolist() == [0, 0, 0, 2]
-    assert int((told[..., 0] > 0).sum()) == 32
+    result = asked_places("text", [scene])[0].reshape(12, 12, 4)
+    assert result[0, 4].tolist() == result[3, 7].tolist() == [1, 1, 4, 2]
+    assert result[11, 11].tolist() == result[8, 8].tolist() == [2, 8, 6, 2]
+    assert result[0, 3].tolist() == result[4, 4].tolist() == [0, 0, 0, 2]
+    assert int((result[..., 0] > 0).sum()) == 32
     one = Scene(scene.things[:1], "dark", "plain", 0)
     assert asked_places("class", [one])[0].unique(dim=0).tolist() == [[0, 1, 4, 0]]
 

@@ -111,9 +111,9 @@ def test_training_lays_out_a_conversation_exactly_as_the_processor_does(pair: Pa
     asked = inputs["input_ids"][0].tolist()
     assert ids[: len(asked)] == asked
     assert asked.count(processor.image_token_id) == NUM_VISUAL_TOKENS
-    told = [token for token, weight in zip(ids, weights) if weight > 0]
+    results = [token for token, weight in zip(ids, weights) if weight > 0]
     eos = processor.tokenizer.eos_token
-    assert processor.tokenizer.decode(told) == f" {turns[0][1]}{eos} {turns[1][1]}{eos}"
+    assert processor.tokenizer.decode(results) == f" {turns[0][1]}{eos} {turns[1][1]}{eos}"
     assert torch.allclose(inputs["pixel_values"], pixels_of([np.asarray(image)]), atol=1e-5)
 
 
@@ -148,9 +148,9 @@ def test_acceptance_is_walked_in_steps_of_kept_drafts_and_one_bonus() -> None:
 def test_attributes_are_counted_against_the_object_in_the_stated_cell() -> None:
     scene = Scene((Thing(0, "small", "red", "ring"), Thing(8, "large", "blue", "star")), "pale", "plain", 0)
     wrong = Scene((Thing(0, "small", "red", "star"), Thing(7, "large", "blue", "star")), "pale", "plain", 0)
-    said = grammar.write_caption(wrong, "rows", random.Random(0))
-    assert quality.count_attributes(scene, "rows", said) == (2 + 3 + 0, 10)
-    assert quality.count_attributes(scene, "plain", said) == (0, 10)
+    result = grammar.write_caption(wrong, "rows", random.Random(0))
+    assert quality.count_attributes(scene, "rows", result) == (2 + 3 + 0, 10)
+    assert quality.count_attributes(scene, "plain", result) == (0, 10)
     assert quality.count_attributes(scene, "rows", "nonsense") == (0, 10)
 
 

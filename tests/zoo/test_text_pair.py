@@ -46,8 +46,8 @@ def test_a_prompt_lists_everything_that_an_answer_tells() -> None:
         "Ground: pale, dotted. Objects: one, small red ring, top left; two, large blue star, middle centre; three, "
         "medium pink cross, bottom right. Tell me about the objects one by one."
     )
-    told = listing.write_answer(SCENE, "survey", scene_rng("test", 0, 0))
-    assert stated(told) == [
+    results = listing.write_answer(SCENE, "survey", scene_rng("test", 0, 0))
+    assert stated(results) == [
         "top left", "ring", "small", "red", "middle centre", "star", "large", "blue",
         "bottom right", "cross", "medium", "pink", "dotted", "pale",
     ]  # fmt: skip
@@ -88,8 +88,8 @@ def test_held_out_prompts_are_distinct_repeatable_and_of_scenes_outside_training
 def test_a_sample_is_laid_out_as_the_chat_template_does_and_only_answers_are_learned(
     tokenizer: PreTrainedTokenizerFast,
 ) -> None:
-    prompt, told = listing.write_prompt(SCENE, "story"), listing.write_answer(SCENE, "story", scene_rng("test", 0, 0))
-    ids, weights = encode(prompt, told, tokenizer)
+    prompt, result = listing.write_prompt(SCENE, "story"), listing.write_answer(SCENE, "story", scene_rng("test", 0, 0))
+    ids, weights = encode(prompt, result, tokenizer)
     front_end = FrontEnd(tokenizer)
     assert front_end.render([{"role": "user", "content": prompt}]) == render(prompt)
     asked = front_end.encode(render(prompt), ())["input_ids"][0].tolist()

@@ -79,8 +79,10 @@ def test_frames_in_reverse_are_another_caption(pair: dict[str, Target]) -> None:
         (motion, phrasing, Clip(clip.frames[::-1].copy(), clip.timestamps_s, clip.fps))
         for motion, phrasing, clip in clips
     ]
-    told = decode(pair["target"], video_quality.requests(pair["target"], turned))
-    assert not any(states(motion, phrasing, one.text) for (motion, phrasing, _), one in zip(turned, told, strict=True))
+    result = decode(pair["target"], video_quality.requests(pair["target"], turned))
+    assert not any(
+        states(motion, phrasing, one.text) for (motion, phrasing, _), one in zip(turned, result, strict=True)
+    )
 
 
 def test_the_readme_shows_the_committed_quality_table() -> None:

@@ -126,11 +126,11 @@ def test_the_answer_to_what_changed_tells_the_one_change() -> None:
     thing = Thing(2, "large", "green", "cross")
     before = Scene((thing,), "grey", "plain", 0)
     after = Scene((Thing(2, "large", "pink", "cross"),), "grey", "plain", 1)
-    said = dialogue.write_change(before, after, "colour", 0, random.Random(0))
-    assert said.endswith("but the large green cross at the top right now has another colour: pink.")
+    result = dialogue.write_change(before, after, "colour", 0, random.Random(0))
+    assert result.endswith("but the large green cross at the top right now has another colour: pink.")
     moved = Scene((Thing(6, "large", "green", "cross"),), "grey", "plain", 1)
-    said = dialogue.write_change(before, moved, "moved", 0, random.Random(0))
-    assert said.endswith("but the large green cross at the top right was moved to the bottom left.")
+    result = dialogue.write_change(before, moved, "moved", 0, random.Random(0))
+    assert result.endswith("but the large green cross at the top right was moved to the bottom left.")
 
 
 def test_a_split_that_does_not_exist_is_refused_by_name() -> None:

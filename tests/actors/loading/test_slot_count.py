@@ -148,13 +148,13 @@ def test_an_actor_asks_its_pair_once_and_tells_its_metrics(monkeypatch: pytest.M
             self.asked.append(1)
             return 7, "told"
 
-    told: list[int] = []
-    monkeypatch.setattr("actors.engine_actor.engine_metrics", lambda stamp, method, slots: told.append(slots))
+    results: list[int] = []
+    monkeypatch.setattr("actors.engine_actor.engine_metrics", lambda stamp, method, slots: results.append(slots))
     fake = Counting()
     job = fake_job(pool={"slots": "auto", "batch_rows": 8})
     Generate(job, result_schema(()), Stamp("j", 1, "f"), load=lambda *_: fake)
     assert Counting.asked == [1]
-    assert told == [7]
+    assert results == [7]
     assert [engine.slots for engine in fake.engines] == [7]
 
 

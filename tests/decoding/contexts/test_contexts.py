@@ -57,9 +57,9 @@ class TwoWords:
 
 
 def test_a_caption_stands_where_its_image_stood() -> None:
-    told = build(Caption(TwoWords(), lead="w40 "))  # type: ignore[arg-type]
+    result = build(Caption(TwoWords(), lead="w40 "))  # type: ignore[arg-type]
     first, second = (20 + image.shape[1] % 5 for image in REQUEST.images)
-    assert told.token_ids.tolist() == [1, 5, 40, first, 30, 6, 40, second, 30, 7]
+    assert result.token_ids.tolist() == [1, 5, 40, first, 30, 6, 40, second, 30, 7]
 
 
 def test_videos_are_one_newline_or_the_words_for_their_middle_frame() -> None:
@@ -76,9 +76,9 @@ def test_videos_are_one_newline_or_the_words_for_their_middle_frame() -> None:
         def caption(self, image: NDArray[np.uint8]) -> str:
             return f"w{20 + int(image[0, 0, 0]) % 40}"
 
-    told = build(Caption(FirstValue(), lead="w10 "), request, family)  # type: ignore[arg-type]
+    result = build(Caption(FirstValue(), lead="w10 "), request, family)  # type: ignore[arg-type]
     words = [20 + int(frame[0, 0, 0]) % 40 for frame in (picture, clips[0].frames[len(clips[0].frames) // 2])]
-    assert told.token_ids.tolist() == [1, 7, 5, 10, words[0], 6, 5, 10, words[1], 6, 8]
+    assert result.token_ids.tolist() == [1, 7, 5, 10, words[0], 6, 5, 10, words[1], 6, 8]
     with pytest.raises(PromptError, match=r"1 video placeholder\(s\) for 0 video\(s\)"):
         TextOnly().build(replace(request, videos=()), Probe(gone), toys.target(family))
 

@@ -42,14 +42,14 @@ def test_states_of_a_ragged_batch_are_those_of_transformers_alone_on_the_whole_t
     assert states.lengths == tuple(each.prefix.length for each in training_samples)
     for row in range(5):
         prompt, pictures = toys.prompt(family, row)
-        said = SAID[: 2 + row % 4]
+        result = SAID[: 2 + row % 4]
         inputs = toys.front_end(family).encode(prompt, pictures)
         length = inputs["input_ids"].shape[1]
-        for name, after in (("input_ids", torch.tensor([said])), ("attention_mask", torch.ones(1, len(said)))):
+        for name, after in (("input_ids", torch.tensor([result])), ("attention_mask", torch.ones(1, len(result)))):
             inputs[name] = torch.cat([inputs[name], after.to(inputs[name].dtype)], dim=1)
         if "mm_token_type_ids" in inputs:
             kinds = inputs["mm_token_type_ids"]
-            inputs["mm_token_type_ids"] = torch.cat([kinds, kinds.new_zeros(1, len(said))], dim=1)
+            inputs["mm_token_type_ids"] = torch.cat([kinds, kinds.new_zeros(1, len(result))], dim=1)
         model: Any = toys.oracle(family)
         with torch.no_grad():
             expected = model(**inputs, use_cache=False, logits_to_keep=0).logits[0]

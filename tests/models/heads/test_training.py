@@ -42,8 +42,8 @@ def training_samples(count: int = 6, family: str = "llava") -> tuple[TargetModel
     made = []
     for seed in range(count):
         prompt, pictures = toys.prompt(family, seed)
-        said = torch.randint(4, toys.VOCAB_SIZE, (5 + 3 * (seed % 3),), generator=generator).tolist()
-        made.append(make_training_sample(target, target.encode(prompt, pictures), said))
+        result = torch.randint(4, toys.VOCAB_SIZE, (5 + 3 * (seed % 3),), generator=generator).tolist()
+        made.append(make_training_sample(target, target.encode(prompt, pictures), result))
     return target, made
 
 
@@ -84,13 +84,13 @@ def slow_eagle_loss(task: EagleTask, target: Any, made: list[TrainingSample], no
     for training_sample, noise in zip(made, noises, strict=True):
         prefix = training_sample.prefix
         states = teach_states(target, [training_sample]).hidden[0]
-        told = [
+        results = [
             prefix.embeds[t + 1].float()
             if prefix.visual[t + 1]
             else task.network.embed_tokens.weight[prefix.token_ids[t + 1]]
             for t in range(prefix.length - 1)
         ]
-        inputs = task.network.fc(torch.cat([torch.stack(told), states[:-1] + noise[: prefix.length - 1]], dim=-1))
+        inputs = task.network.fc(torch.cat([torch.stack(results), states[:-1] + noise[: prefix.length - 1]], dim=-1))
         positions = torch.arange(prefix.length - 1)[None]
         guessed = task.network(inputs[None], positions).last_hidden_state[0]
         for t in range(prefix.length - 2):

@@ -199,13 +199,13 @@ def test_what_neither_weights_nor_config_say_can_be_given(tmp_path: Path) -> Non
 
 def refusal(ref: CheckpointRef) -> str:
     """The message of both readers, which agree and name the file."""
-    with pytest.raises(CheckpointError) as said:
+    with pytest.raises(CheckpointError) as result:
         read_gpt_shape(ref)
     with pytest.raises(CheckpointError) as said_too:
         load_gpt(ref, "auto", CPU)
-    assert str(said.value) == str(said_too.value)
-    assert str(said.value).startswith(ref.path)
-    return str(said.value)
+    assert str(result.value) == str(said_too.value)
+    assert str(result.value).startswith(ref.path)
+    return str(result.value)
 
 
 def test_an_unknown_grid_or_number_of_heads_is_asked_for_with_the_key_to_write(tmp_path: Path) -> None:
@@ -326,9 +326,9 @@ def test_a_config_of_another_model_or_of_impossible_sizes_is_refused(
 
 def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
     ref = publish(tmp_path, official_weights("text"))
-    for text, said in (("{", "not valid JSON"), ("[]", "must hold a JSON object")):
+    for text, result in (("{", "not valid JSON"), ("[]", "must hold a JSON object")):
         (tmp_path / "config.json").write_text(text)
-        with pytest.raises(CheckpointError, match=f"config.json: .*{said}"):
+        with pytest.raises(CheckpointError, match=f"config.json: .*{result}"):
             load_gpt(ref, "auto", CPU)
 
 

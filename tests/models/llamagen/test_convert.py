@@ -26,16 +26,16 @@ def test_a_published_gpt_becomes_a_folder_of_safetensors(tmp_path: Path, capsys:
     torch.save({"model": official_weights("text"), "steps": 3}, tmp_path / "t2i.pt")
     out = tmp_path / "out"
     assert main([str(tmp_path / "t2i.pt"), str(out), "--grid", str(GRID), "--heads", str(HEADS)]) == 0
-    said = capsys.readouterr().out
-    assert said == f"{out}: a GPT for images of 3 x 3 codes from a text: 32 wide, 2 layers, 4 heads\n"
+    output = capsys.readouterr().out
+    assert output == f"{out}: a GPT for images of 3 x 3 codes from a text: 32 wide, 2 layers, 4 heads\n"
     assert json.loads((out / "config.json").read_text())["model_type"] == GPT_TYPE
     assert sorted(file.name for file in out.iterdir()) == ["config.json", "model.safetensors"]
     expect_the_published_model(load_gpt(CheckpointRef(str(out)), "auto", CPU), "text")
 
 
 def test_lanterns_folder_becomes_ours(tmp_path: Path) -> None:
-    said = convert(publish_lantern(tmp_path, "class"), tmp_path / "out", "bfloat16")
-    assert said.startswith("a GPT for images of 3 x 3 codes from a class")
+    result = convert(publish_lantern(tmp_path, "class"), tmp_path / "out", "bfloat16")
+    assert result.startswith("a GPT for images of 3 x 3 codes from a class")
     stored = load_file(tmp_path / "out" / "model.safetensors")
     expected = official_weights("class")
     assert stored.keys() == expected.keys()
@@ -47,8 +47,8 @@ def test_a_published_vq_model_is_told_by_its_keys(tmp_path: Path, wrapper: str) 
     torch.manual_seed(1)
     published = Vq(VQ).eval()
     torch.save({wrapper: published.state_dict()}, tmp_path / "vq.pt")
-    said = convert(CheckpointRef(str(tmp_path / "vq.pt")), tmp_path / "out")
-    assert said == "a VQ model with 12 codes of 2 x 2 pixels"
+    message = convert(CheckpointRef(str(tmp_path / "vq.pt")), tmp_path / "out")
+    assert message == "a VQ model with 12 codes of 2 x 2 pixels"
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == VQ_TYPE
     again = load_vq(CheckpointRef(str(tmp_path / "out")), "auto", CPU)
     codes = torch.arange(12).reshape(1, 3, 4)
@@ -74,11 +74,11 @@ def test_what_cannot_be_converted_is_said_in_one_line(tmp_path: Path, capsys: py
     ]
     for (source, out, *options), message in cases:
         assert main([str(tmp_path / source), str(tmp_path / out), *options]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert said.err.startswith("error: ")
-        assert message in said.err
-        assert said.err.count("\n") == 1
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert output.err.startswith("error: ")
+        assert message in output.err
+        assert output.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

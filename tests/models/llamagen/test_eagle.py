@@ -152,11 +152,11 @@ def test_a_fresh_network_has_the_released_sizes_and_turns(tmp_path: Path) -> Non
 
 
 def refusal(ref: CheckpointRef, target: GptShape) -> str:
-    with pytest.raises(CheckpointError) as said:
+    with pytest.raises(CheckpointError) as result:
         read_image_eagle_shape(ref, target)
     with pytest.raises(CheckpointError, match="trained for this target"):
         load_image_eagle(ref, target, "auto", CPU)
-    return str(said.value)
+    return str(result.value)
 
 
 def test_a_drafter_of_another_target_is_refused(tmp_path: Path) -> None:

@@ -283,7 +283,7 @@ def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None
     ref = saved(tmp_path)
     file = tmp_path / "model.safetensors"
     whole = load_file(file)
-    for change, said in (
+    for change, result in (
         ({"decoder.mid.1.q.bias": None}, "decoder.mid.1.q.bias is missing"),
         ({"decoder.extra": torch.zeros(1)}, "decoder.extra is not known"),
         ({"quant_conv.bias": torch.zeros(9)}, r"quant_conv.bias has shape \[9\]"),
@@ -292,7 +292,7 @@ def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None
         ({"encoder.conv_blocks.1.res.0.conv1.weight": torch.zeros(9, 8, 3, 3)}, "weights say"),
     ):
         save_file({n: v for n, v in (whole | change).items() if v is not None}, file)
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=result):
             load_vq(ref, "float32", CPU)
 
 

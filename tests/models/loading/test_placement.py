@@ -95,8 +95,8 @@ def test_a_model_whose_places_are_all_one_device_gives_the_same_numbers() -> Non
     with torch.no_grad():
         whole, parted = copy.deepcopy(toys.llama(seed=2)), copy.deepcopy(toys.llama(seed=2))
         spread(parted, parted.model, (CPU, CPU))
-        told = [run(LaneModel(model.model, model.lm_head, 3, 1, 64), CPU) for model in (whole, parted)]
-    for expected, found in zip(*told, strict=True):
+        results = [run(LaneModel(model.model, model.lm_head, 3, 1, 64), CPU) for model in (whole, parted)]
+    for expected, found in zip(*results, strict=True):
         assert torch.equal(expected, found)
 
 

@@ -220,11 +220,11 @@ def test_output_is_that_of_transformers_with_the_rounded_weights(family: str, ki
 def test_sampled_output_with_drafts_is_that_without_them(rounding: str) -> None:
     target, _ = rounded_pair("llama", rounding)
     wanted = checks.requests("llama", 6, Sampling(temperature=0.9, top_k=20))
-    told = []
+    results = []
     for drafter in (NoDrafter(), ModelDrafter(toys.target("llama"), [Full()], toys.VOCAB_SIZE)):
         done = checks.run(Engine(target, Method(drafter, Chain(4), Exact()), 3, 160), wanted)
-        told.append({name: one.token_ids for name, one in done.items()})
-    assert told[0] == told[1]
+        results.append({name: one.token_ids for name, one in done.items()})
+    assert results[0] == results[1]
 
 
 @pytest.mark.parametrize("rounding", KINDS)

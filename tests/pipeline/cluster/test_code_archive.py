@@ -74,8 +74,8 @@ def test_a_checkout_that_is_too_large_is_refused_with_its_largest_parts(
     (root / "zoo/big").mkdir()
     (root / "zoo/big/model.bin").write_bytes(os.urandom(300_000))
     monkeypatch.setattr(code_archive, "MAX_ARCHIVE_BYTES", 100_000)
-    told = r"takes 0\.3 MB, and Ray takes 0\.1 MB at most; the largest parts are zoo/big"
-    with pytest.raises(ConfigError, match=told):
+    result = r"takes 0\.3 MB, and Ray takes 0\.1 MB at most; the largest parts are zoo/big"
+    with pytest.raises(ConfigError, match=result):
         code_archive.pack(tmp_path / "a.zip", root=root)
 
 

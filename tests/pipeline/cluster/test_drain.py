@@ -28,11 +28,11 @@ class Told:
 
 
 def test_a_node_is_spared_once_and_rows_are_hurried_while_any_node_drains() -> None:
-    told = Told()
-    drains = told.drains()
+    result = Told()
+    drains = result.drains()
     for draining in ({}, {"b": 0, "a": 0}, {"b": 0, "a": 0}, {"b": 0, "c": 0}, {}, {}, {"b": 0}):
         drains.look(draining)
-    assert told.words == [True, ["a", "b"], ["c"], False, True]
+    assert result.words == [True, ["a", "b"], ["c"], False, True]
 
 
 def test_it_is_said_which_node_goes_and_when(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -45,21 +45,26 @@ def test_it_is_said_which_node_goes_and_when(monkeypatch: pytest.MonkeyPatch, ca
     line = io.StringIO()
     monkeypatch.setattr(sys, "stderr", line)
     Told().drains(Events(Stamp("job-1", 2, "f"), enabled=True)).look({"0123": 1_025_400})
-    said = json.loads(line.getvalue())
-    assert (said["event"], said["level"], said["node"], said["left_s"]) == ("node_drains", "warning", "0123", 25.4)
+    message = json.loads(line.getvalue())
+    assert (message["event"], message["level"], message["node"], message["left_s"]) == (
+        "node_drains",
+        "warning",
+        "0123",
+        25.4,
+    )
 
 
 def test_the_nodes_are_looked_after_until_the_block_ends() -> None:
-    told, seen = Told(), threading.Event()
+    result, seen = Told(), threading.Event()
 
     def look() -> Mapping[str, int]:
-        if told.words:
+        if result.words:
             seen.set()
         return {"a": 0}
 
-    with watched(told.drains(), look, every_s=0.001):
+    with watched(result.drains(), look, every_s=0.001):
         assert seen.wait(600)
-    assert told.words == [True, ["a"]]
+    assert result.words == [True, ["a"]]
     assert "drains" not in {thread.name for thread in threading.enumerate()}
 
 

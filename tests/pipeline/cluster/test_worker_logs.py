@@ -67,8 +67,8 @@ def test_in_a_json_log_events_are_said_as_json(tmp_path: Path, capsys: pytest.Ca
     found.take(worker_lines(capsys.readouterr().err))
     assert found.is_empty, "events of workers are for the collectors of their nodes"
     found.take(worker_lines(DIED.format(12), pid="raylet"))
-    said = json.loads(capsys.readouterr().err)
-    assert (said["event"], said["process"], said["log"]) == ("worker_died", 12, "LOG")
+    output = json.loads(capsys.readouterr().err)
+    assert (output["event"], output["process"], output["log"]) == ("worker_died", 12, "LOG")
 
 
 def test_a_job_that_fails_names_the_log_and_a_quiet_one_leaves_none(
@@ -114,8 +114,8 @@ def test_a_log_that_cannot_be_written_is_named_once_and_ends_nothing(
     found = Console(tmp_path / "folder/log", "LOG", TEXT)
     for pid in (12, 13):
         found.take(worker_lines(DIED.format(pid), pid="raylet"))
-    told = capsys.readouterr().err.splitlines()
-    assert ["cannot be written" in line for line in told] == [True, False, False]
+    output = capsys.readouterr().err.splitlines()
+    assert ["cannot be written" in line for line in output] == [True, False, False]
     assert found.is_empty
 
 

@@ -26,12 +26,12 @@ def table(rows: list[dict[str, Any]]) -> pa.Table:
 
 
 def enter(accounts: Accounts, good: list[dict[str, Any]] = (), bad: list[dict[str, Any]] = ()) -> list[bool]:  # type: ignore[assignment]
-    told = []
+    results = []
     for rows, is_error in ((good, False), (bad, True)):
         if rows:
             [repeated] = accounts.add(locate([table(list(rows))], PATHS), is_error)
-            told += repeated.tolist()
-    return told
+            results += repeated.tolist()
+    return results
 
 
 def image(replica: int, **more: Any) -> dict[str, Any]:
@@ -82,8 +82,8 @@ def test_a_failure_of_the_whole_counts_unless_a_later_attempt_got_further(attemp
 def test_a_failure_of_the_whole_counts_no_more_when_all_rows_are_there() -> None:
     accounts = Accounts(COUNTS, None)
     every = [clip(index, prompt) for index in range(2) for prompt in range(3)]
-    told = enter(accounts, every[1:], [clip(0, 0), whole(9)])
-    assert told == [False] * 5 + [False, True]
+    result = enter(accounts, every[1:], [clip(0, 0), whole(9)])
+    assert result == [False] * 5 + [False, True]
 
 
 def test_rows_of_files_that_nobody_lists_are_told_apart() -> None:

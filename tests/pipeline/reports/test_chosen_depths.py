@@ -38,11 +38,11 @@ def summed(*rows: str | None) -> ChosenDepths:
 
 
 def test_a_rows_extras_say_how_deep_its_trees_were_and_why() -> None:
-    told = json.loads(FIRST)["controller"]
-    assert (told["levels_mean"], told["levels_max"]) == (3.0, 5)
-    assert (told["num_off_steps"], told["num_measuring_steps"]) == (1, 3)
-    assert told["by_batch_size"]["8"]["levels"] == {"0": 1, "5": 1}
-    assert told["by_batch_size"]["4"] == {
+    result = json.loads(FIRST)["controller"]
+    assert (result["levels_mean"], result["levels_max"]) == (3.0, 5)
+    assert (result["num_off_steps"], result["num_measuring_steps"]) == (1, 3)
+    assert result["by_batch_size"]["8"]["levels"] == {"0": 1, "5": 1}
+    assert result["by_batch_size"]["4"] == {
         "levels": {"2": 1, "5": 1},
         "num_promised_steps": 2,
         "tokens_per_s": 50.0,

@@ -46,12 +46,12 @@ def test_small_images_grow_by_whole_pixels() -> None:
 def test_captions_and_a_title_take_room_of_their_own() -> None:
     images = [plain(0)] * 3
     bare = opened(contact_sheet(images, columns=3, side_px=SIDE_PX))
-    told = opened(contact_sheet(images, ["one", "two words here", ""], columns=3, side_px=SIDE_PX))
+    result = opened(contact_sheet(images, ["one", "two words here", ""], columns=3, side_px=SIDE_PX))
     titled = opened(contact_sheet(images, columns=3, side_px=SIDE_PX, title="sixteen images"))
-    assert told.shape[0] > bare.shape[0] < titled.shape[0]
-    below = told[MARGIN_PX + SIDE_PX + 2 :, : SIDE_PX + MARGIN_PX]
+    assert result.shape[0] > bare.shape[0] < titled.shape[0]
+    below = result[MARGIN_PX + SIDE_PX + 2 :, : SIDE_PX + MARGIN_PX]
     assert below.min() < 100, "no ink under the first image"
-    assert told[MARGIN_PX + SIDE_PX + 2 :, -SIDE_PX - MARGIN_PX :].min() == 255, "ink under the image without words"
+    assert result[MARGIN_PX + SIDE_PX + 2 :, -SIDE_PX - MARGIN_PX :].min() == 255, "ink under the image without words"
 
 
 def test_what_does_not_fit_ends_in_an_ellipsis_and_never_leaves_its_place() -> None:

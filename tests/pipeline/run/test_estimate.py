@@ -143,13 +143,13 @@ def test_where_only_reading_would_tell_the_number_of_samples_is_estimated_too() 
 def test_the_table_and_the_json_say_the_same() -> None:
     pilot = draw(Spans([100] * 50, num_samples=5000), 48)  # type: ignore[arg-type]
     made = estimate(pilot, results(pilot, lambda span, row: 0.9), Pool(num_gpus=1, max_size=1), None, 2.0)
-    told = json.loads(made.to_json())
-    assert told["device_hours"] == {
+    result = json.loads(made.to_json())
+    assert result["device_hours"] == {
         "value": pytest.approx(1.25),
         "low": pytest.approx(1.25),
         "high": pytest.approx(1.25),
     }
-    assert told["interval"] == 0.9
+    assert result["interval"] == 0.9
     lines = dict(line.split(maxsplit=1) for line in made.show().splitlines())
     assert lines["GPU-hours"] == "1.25"
     assert lines["cost"] == "2.50, at 2 per GPU-hour"

@@ -37,10 +37,10 @@ def test_it_holds_what_a_set_of_pairs_holds(batches: list[list[tuple[int, int]]]
         rows = list(range(30 if count == UNKNOWN else count))
         assert found.has(*columns([(file, row) for row in rows])).tolist() == [(file, row) in expected for row in rows]
         for start in range(0, max(count, 0), 3):
-            told = found.rows(file, start, None).tolist()
-            assert told == [(file, row) in expected for row in range(start, count)]
+            result = found.rows(file, start, None).tolist()
+            assert result == [(file, row) in expected for row in range(start, count)]
             [number] = found.num_in(np.array([file]), np.array([start]), np.array([-1]))
-            assert number == sum(told)
+            assert number == sum(result)
     other = DoneBitmap(found.counts)
     other.merge(found)
     assert len(other) == len(expected)

@@ -250,10 +250,10 @@ def test_two_processes_at_once_read_the_weights_once(bucket: Any, s3: S3) -> Non
     put(bucket, f"{BUCKET}/pair")
     s3.asked.clear()
     both = [start("pair", s3), start("pair", s3)]
-    told = [process.communicate(timeout=900)[0].splitlines() for process in both]
+    results = [process.communicate(timeout=900)[0].splitlines() for process in both]
     assert [process.returncode for process in both] == [0, 0]
-    assert sorted(len(lines) for lines in told) == [1, 3]
-    assert told[0][-1] == told[1][-1]
+    assert sorted(len(lines) for lines in results) == [1, 3]
+    assert results[0][-1] == results[1][-1]
     assert [one for one in s3.asked if one == ("GET", f"/{BUCKET}/pair/model.safetensors")] == [
         ("GET", f"/{BUCKET}/pair/model.safetensors")
     ]

@@ -82,9 +82,9 @@ def test_the_command_writes_a_list_and_says_what_it_covers(tmp_path: Path, capsy
     assert vocabulary.main(["--target", str(target), "--out", str(out), str(texts)]) == vocabulary.DONE
     assert read_tokens(str(out)) == [TokenCount(10, "w10", 3), TokenCount(11, "w11", 1)]
     assert json.loads(out.read_text())["counted"] == f"2 texts by the tokenizer of {target}"
-    told = capsys.readouterr().out
-    assert "texts         2 of 4 tokens, 2 of them different\n" in told
-    assert "90 % by 2" in told
+    output = capsys.readouterr().out
+    assert "texts         2 of 4 tokens, 2 of them different\n" in output
+    assert "90 % by 2" in output
 
 
 def test_the_command_refuses_what_it_cannot_read_or_write(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,10 +31,10 @@ def test_what_cannot_be_built_is_tried_and_said_once(caplog: pytest.LogCaptureFi
     missing = Library((tmp_path / "not_there.cpp",), {}, "it goes on without")
     assert missing.library() is None
     assert missing.library() is None
-    said = [one.getMessage() for one in caplog.records if one.name == "models.backends.cpu.build"]
-    assert len(said) == 1
-    assert said[0].startswith("it goes on without: ")
-    assert "not_there.cpp" in said[0]
+    messages = [one.getMessage() for one in caplog.records if one.name == "models.backends.cpu.build"]
+    assert len(messages) == 1
+    assert messages[0].startswith("it goes on without: ")
+    assert "not_there.cpp" in messages[0]
 
 
 def test_whoever_asks_while_another_thread_builds_gets_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,17 +146,17 @@ def outcome(done: dict[str, Completion]) -> dict[str, object]:
 
 def test_a_compiled_pair_says_what_the_same_pair_says_uncompiled() -> None:
     wanted = checks.requests("llava", 9)
-    said = []
+    results = []
     for compiles in (False, True):
         target, drafter = toys.target("llava"), toys.perturbed("llava", 0.02)
         if compiles:
             assert target.compile()
             assert drafter.compile()
-        said.append(outcome(checks.run(engine_of(target, drafter), wanted)))
+        results.append(outcome(checks.run(engine_of(target, drafter), wanted)))
         if compiles:
             assert target._run is not None
             assert Kind(False, False, False) in target._run.compiled
-    assert said[0] == said[1]
+    assert results[0] == results[1]
 
 
 def test_without_a_working_compiler_the_model_runs_uncompiled_and_says_so(

@@ -177,5 +177,5 @@ def test_where_they_cannot_be_built_or_do_not_serve_products_are_torchs(
     packing.forget([weight.data_ptr()])
     torch.testing.assert_close(out, torch.nn.functional.linear(input, weight))
     assert (without.library() is not None) == (source == "other CPU")
-    said = [one.getMessage().partition(":")[0] for one in caplog.records if one.name == "models.backends.cpu.build"]
-    assert said == ([] if source == "other CPU" else ["products stay torch's own"])
+    messages = [one.getMessage().partition(":")[0] for one in caplog.records if one.name == "models.backends.cpu.build"]
+    assert messages == ([] if source == "other CPU" else ["products stay torch's own"])
