@@ -141,7 +141,7 @@ def test_what_went_unused_longest_makes_room_and_bytes_stay_within_their_bound()
         assert target._features._recent.num_bytes <= 2 * one
         hits.append(target.num_feature_hits)
     assert hits == [0, 0, 1, 1, 2, 2, 2, 3]
-    assert target._features._recent.num_bytes == sum(size for _, size in target._features._recent._held.values())
+    assert target._features._recent.num_bytes == sum(size for _, size in target._features._recent._entries.values())
     small = keeping("llava", one - 1)
     small.encode(text, pictures[0])
     small.encode(text, pictures[0])
@@ -152,7 +152,7 @@ def test_only_what_is_read_is_kept() -> None:
     target = keeping("llava")
     text, images = toys.prompt("llava", 2)
     target.encode(text, images)
-    (((kept), size),) = target._features._recent._held.values()
+    (((kept), size),) = target._features._recent._entries.values()
     (held,) = kept.values()
     assert set(held.keys()) == {"pooler_output"}
     assert size < 20 * sum(image.nbytes for image in images) + 4 * target.hidden_size * 1000
