@@ -74,9 +74,7 @@ def run_step(
     judgement = Judgement(slots, tree, raw, _warp_nodes(tree, raw, rows), hidden, noise, rows)
     verdict = method.acceptance.judge(judgement)
     tokens = verdict.produced(tree)
-    logprobs = path_logprobs(tree, raw, verdict, tokens) if verdict.logprobs is None else verdict.logprobs
-    # Drafters use them as well.
-    verdict = replace(verdict, said=tokens) if verdict.said is None else verdict
+    logprobs = path_logprobs(tree, raw, verdict, tokens)
     verified = time.perf_counter()
     # The nodes of a chain are in place already.
     lanes.commit(slots, verdict.path[:, :0] if tree.is_chain else verdict.path, verdict.n)

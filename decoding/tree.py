@@ -125,22 +125,16 @@ class DraftTree:
 @dataclass(frozen=True)
 class Verdict:
     """The result of acceptance: `path` (b, D + 1) nodes from the root, `n` (b,) accepted nodes with the root, `next`
-    (b,) the target's next token, `relaxed` (b, D + 1) nodes that differ from the target's token. Optionally the
-    target's tokens `said` after each node of the path and their `logprobs` under its raw logits, both (b, D + 1) and
-    undefined beyond `n`."""
+    (b,) the target's next token, `relaxed` (b, D + 1) nodes that differ from the target's token."""
 
     path: Tensor
     n: Tensor
     next: Tensor
     relaxed: Tensor
-    said: Tensor | None = None
-    logprobs: Tensor | None = None
 
     def produced(self, tree: DraftTree) -> Tensor:
-        """Tokens of one step (b, D + 1): accepted drafts, then the target's own; undefined beyond `n`."""
-        if self.said is not None:
-            return self.said
-        own = self.next[:, None]
+        """Tokens of one step (b, D + 1): accepted drafts, then the target's next token; undefined beyond `n`."""
+        last = self.next[:, None]
         # The accepted nodes of a chain are its first ones.
         tokens = tree.tokens if tree.is_chain else tree.tokens.gather(1, self.path)
-        return torch.cat([tokens[:, 1:], own], dim=1).scatter_(1, (self.n - 1)[:, None], own)
+        return torch.cat([tokens[:, 1:], last], dim=1).scatter_(1, (self.n - 1)[:, None], last)

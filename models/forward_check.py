@@ -47,11 +47,11 @@ def prove(
     prompts = {"text": [{"input_ids": _tokens(plain, length, length, device)} for length in TEXT_LENGTHS]}
     if front_end.takes_images:
         dtype = next(decoder.parameters()).dtype
-        shown = {
+        placed = {
             key: value.to(device, dtype if value.is_floating_point() else None)
             for key, value in _picture_prompt(front_end, name).items()
         }
-        prompts["a picture"] = [shown, prompts["text"][1]]
+        prompts["a picture"] = [placed, prompts["text"][1]]
     try:
         with torch.inference_mode():
             for kind, inputs in prompts.items():
@@ -84,24 +84,24 @@ def _compare(
         lambda _module, _args, kwargs: masks.append(kwargs.get("attention_mask")), with_kwargs=True
     )
     try:
-        whole = [_own(model, _longer(inputs, nodes)) for inputs in prompts]
-        changed = [_own(model, _longer(inputs, nodes.flip(1))) for inputs in prompts]
-        alone = [_own(model, inputs) for inputs in prompts]
+        extended = [_reference_logits(model, _extend(inputs, nodes)) for inputs in prompts]
+        changed = [_reference_logits(model, _extend(inputs, nodes.flip(1))) for inputs in prompts]
+        alone = [_reference_logits(model, inputs) for inputs in prompts]
     finally:
         handle.remove()
     if any(_looks_ahead(mask) for mask in masks):
         raise _refusal(name, f"with {kind}, its decoder receives a mask that is not causal: tokens look at later ones")
     bound = BOUNDS.get(next(decoder.parameters()).dtype, BOUNDS[torch.bfloat16])
-    for long, other, short in zip(whole, changed, alone, strict=True):
+    for long, other, short in zip(extended, changed, alone, strict=True):
         length = short.shape[0]
         if not long.isfinite().all():
             raise _refusal(name, f"with {kind}, its own logits are not finite")
         if _difference(short, long[:length]) > bound or _difference(other[:length], long[:length]) > bound:
             raise _refusal(name, f"with {kind}, logits of earlier tokens change with later ones")
     prefixes = [capture(model, decoder, inputs, visual_ids) for inputs in prompts]
-    prefilled, stepped = _ours(decoder, head, prefixes, nodes)
+    prefilled, stepped = _engine_logits(decoder, head, prefixes, nodes)
     decoder.set_attn_implementation(before)  # type: ignore[operator]
-    for long, short, first, then in zip(whole, alone, prefilled, stepped, strict=True):
+    for long, short, first, then in zip(extended, alone, prefilled, stepped, strict=True):
         length = short.shape[0]
         if _difference(first, long[:length]) > bound:
             raise _refusal(
@@ -115,7 +115,7 @@ def _compare(
             )
 
 
-def _ours(
+def _engine_logits(
     decoder: nn.Module, head: nn.Module, prefixes: list[Prefix], nodes: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
     """The engine's logits: for each prompt those of its columns (L, V), and those of the nodes (N, V) behind it."""
@@ -131,7 +131,7 @@ def _ours(
     return first, list(lanes.logits(hidden[:, 0]))
 
 
-def _own(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+def _reference_logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     """The model's own logits (L, V) in fp32."""
     owner: Any = getattr(model, "model", model)
     if hasattr(owner, "rope_deltas"):
@@ -140,7 +140,7 @@ def _own(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
     return out.float()
 
 
-def _longer(inputs: dict[str, Tensor], nodes: Tensor) -> dict[str, Tensor]:
+def _extend(inputs: dict[str, Tensor], nodes: Tensor) -> dict[str, Tensor]:
     """The same prompt with more text behind it; the processor's per-token outputs continue as for text."""
     length = inputs["input_ids"].shape[1]
     longer = dict(inputs)

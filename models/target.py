@@ -37,9 +37,9 @@ class Target(TargetModel):
         self.model = model
         self.name = name
         self.front_end = front_end
-        shown = name or type(model).__name__
-        self.decoder, self.head = parts_of(model, shown)
-        check_decoder(model, self.decoder, self.head, shown)
+        label = name or type(model).__name__
+        self.decoder, self.head = parts_of(model, label)
+        check_decoder(model, self.decoder, self.head, label)
         self.device = next(self.decoder.parameters()).device
         self.dtype = next(self.decoder.parameters()).dtype
         output: Any = self.head.weight
@@ -48,8 +48,8 @@ class Target(TargetModel):
         names = ("image_token_id", "video_token_id")
         self.visual_ids = frozenset(int(i) for i in (getattr(config, name, None) for name in names) if i is not None)
         self.video_id: int | None = getattr(config, "video_token_id", None)
-        prove(model, self.decoder, self.head, front_end, self.visual_ids, shown)
-        self._features = FeatureCache(model, 0)
+        prove(model, self.decoder, self.head, front_end, self.visual_ids, label)
+        self._features: FeatureCache | None = None
         special = getattr(front_end.tokenizer, "all_special_ids", None) or []
         self.special_ids = self.eos_ids | self.visual_ids | frozenset(int(i) for i in special)
 
@@ -81,12 +81,12 @@ class Target(TargetModel):
     @property
     def num_bytes(self) -> int:
         """Bytes of the weights."""
-        held = (*self.model.parameters(), *self.model.buffers())
-        return sum(tensor.numel() * tensor.element_size() for tensor in held)
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     @property
     def num_feature_hits(self) -> int:
-        return self._features.num_hits
+        return self._features.num_hits if self._features else 0
 
     def share_front_end(self, other: Target, max_bytes: int) -> None:
         """Use another model's front end if it encodes all prompts alike, with a cache of `max_bytes`."""
@@ -96,11 +96,14 @@ class Target(TargetModel):
 
     def keep_features(self, max_bytes: int) -> None:
         """Cache the visual features of prompts from now on, up to `max_bytes`; 0 caches none."""
-        assert not self._features.max_bytes, "features are kept already"
-        self._features = FeatureCache(self.model, max_bytes)
+        assert self._features is None, "features are cached already"
+        self._features = FeatureCache(self.model, max_bytes) if max_bytes else None
 
     def prefix(self, inputs: dict[str, Tensor]) -> Prefix:
         """Processor outputs of one sample → its embedded prompt, on the model's device."""
+        return self._capture(self.model, inputs)
+
+    def _capture(self, model: nn.Module, inputs: dict[str, Tensor]) -> Prefix:
         placed = {
             # Seconds are no activations: in half precision they would move the frames' rotary positions.
             name: value.to(self.device, self.dtype if value.is_floating_point() and name not in TIMES else None)
@@ -108,7 +111,7 @@ class Target(TargetModel):
         }
         try:
             with torch.inference_mode():
-                return capture(self.model, self.decoder, placed, self.visual_ids)
+                return capture(model, self.decoder, placed, self.visual_ids)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
         except (ValueError, IndexError, RuntimeError) as error:  # the row has to fail, not the job
@@ -117,11 +120,11 @@ class Target(TargetModel):
     def encode(self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()) -> Prefix:
         """Rendered prompt, images and clips → prefix; see `FrontEnd.encode` for refused prompts."""
         inputs = self.front_end.encode(prompt, images, videos)
-        shown = Content.shown(images, videos)
-        if not (images or videos):
-            return self.prefix(inputs).of(shown)
-        with self._features.showing(shown):
-            return self.prefix(inputs).of(shown)
+        content = Content.shown(images, videos)
+        if self._features is None or not (images or videos):
+            return self.prefix(inputs).of(content)
+        with self._features.model_for(content) as model:
+            return self._capture(model, inputs).of(content)
 
     def encode_lanes(
         self,

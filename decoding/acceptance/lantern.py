@@ -40,8 +40,8 @@ class Lantern(RelaxedRule):
     def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
         tree = judgement.tree
         near = self.neighbourhood.around(tree.tokens)  # (b, N, n)
-        asked = torch.cat([tree.tokens[:, :, None], seen.wanted[:, :, None], near], dim=-1)
-        probs = _at_drafts(judgement, asked)
+        candidates = torch.cat([tree.tokens[:, :, None], seen.wanted[:, :, None], near], dim=-1)
+        probs = _at_drafts(judgement, candidates)
         own, best, near_probs = probs[..., 0], probs[..., 1], probs[..., 2:]
         members = self.neighbourhood.members(tree.tokens, own, near, near_probs)
         stands_for_it = (members & (near == seen.wanted[:, :, None])).any(dim=-1)

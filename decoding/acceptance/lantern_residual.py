@@ -104,5 +104,5 @@ class CodeResidual(Rejection):
 def gather_members(neighbourhood: Neighbourhood, trial: Trial, law: Tensor) -> tuple[Tensor, Tensor]:
     """The drafts' neighbours (b, n), and which of them are in A(k, δ) under `law` (b, V)."""
     near = neighbourhood.around(trial.token)
-    own = law.gather(1, trial.token[:, None])[:, 0]
-    return near, neighbourhood.members(trial.token, own, near, law.gather(1, near))
+    drafted = law.gather(1, trial.token[:, None])[:, 0]
+    return near, neighbourhood.members(trial.token, drafted, near, law.gather(1, near))

@@ -113,11 +113,11 @@ class VisualMemory:
         """Keep the post-norm states (or the embeddings) of each prompt's visual columns; a prompt may have none."""
         for slot, probe in zip(slots.ids, probes, strict=True):
             if self._of_embeddings:
-                whole = probe.prefix.embeds
+                features = probe.prefix.embeds
             else:
                 assert probe.hidden is not None, "visual relevance needs the prefill's hidden states"
-                whole = probe.hidden[0]
-            states = whole[probe.prefix.visual]
+                features = probe.hidden[0]
+            states = features[probe.prefix.visual]
             count = states.shape[0]
             self._counts[slot] = count
             self._count[slot] = count
@@ -128,15 +128,15 @@ class VisualMemory:
 
     def _reserve(self, count: int, like: Tensor) -> Tensor:
         """The memory, wide enough for `count` columns."""
-        held = self._states
-        if held is not None and held.shape[1] >= count:
-            return held
+        states = self._states
+        if states is not None and states.shape[1] >= count:
+            return states
         width = min(-(-count // COLUMN_STEP) * COLUMN_STEP, self._spec.max_context_tokens)
         grown = like.new_zeros(self._spec.num_slots, width, like.shape[-1])
         inverse = self._inverse.new_zeros(self._spec.num_slots, width)
-        if held is not None:
-            grown[:, : held.shape[1]] = held
-            inverse[:, : held.shape[1]] = self._inverse
+        if states is not None:
+            grown[:, : states.shape[1]] = states
+            inverse[:, : states.shape[1]] = self._inverse
         self._states, self._inverse = grown, inverse
         return grown
 
@@ -152,15 +152,15 @@ class VisualMemory:
         widest = max(self._counts[slot] for slot in slots.ids)
         if widest == 0 or self._states is None:
             return hidden.new_zeros(hidden.shape[:2], dtype=torch.float32)
-        own = hidden.float()
-        own = own * _inverse_norm(own)[..., None]
+        states = hidden.float()
+        states = states * _inverse_norm(states)[..., None]
         count = self._count[slots.index]
         best: Tensor | None = None
         for start in range(0, widest, CHUNK_COLUMNS):
             stop = min(start + CHUNK_COLUMNS, widest)
             kept = slots.of(self._states)[:, start:stop].float()
             kept = kept * slots.of(self._inverse)[:, start:stop, None]
-            cosine = own @ kept.transpose(1, 2)
+            cosine = states @ kept.transpose(1, 2)
             columns = torch.arange(start, stop, device=cosine.device)
             cosine = cosine.masked_fill(columns >= count[:, None, None], -torch.inf)
             best = cosine if best is None else torch.cat([best, cosine], dim=-1)

@@ -40,8 +40,8 @@ class Rejection(Acceptance):
 
     def weigh(self, trial: Trial) -> tuple[Tensor, Tensor]:
         """Each draft's weight (b,), to be divided by its probability, and the mass (b, V) if it is refused."""
-        own = trial.mass.gather(1, trial.token[:, None])[:, 0]
-        return own, normalise((trial.mass - trial.drawn_from).clamp_min(0), trial.mass)
+        prob = trial.mass.gather(1, trial.token[:, None])[:, 0]
+        return prob, normalise((trial.mass - trial.drawn_from).clamp_min(0), trial.mass)
 
     def judge(self, judgement: Judgement) -> Verdict:
         tree, warped = judgement.tree, judgement.warped

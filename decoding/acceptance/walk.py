@@ -65,8 +65,8 @@ def walk_choices(tree: DraftTree, choice: Tensor) -> Verdict:
     places = torch.where(taken, tree.depth, num_levels + 1)
     path = torch.zeros_like(tree.tokens[:, :1]).repeat(1, num_levels + 2).scatter_(1, places, numbers)[:, :-1]
     n = taken.sum(dim=1)
-    own = choice.gather(1, path.gather(1, (n - 1)[:, None]))[:, 0]
-    return Verdict(path, n, own, torch.zeros_like(path, dtype=torch.bool))
+    last = choice.gather(1, path.gather(1, (n - 1)[:, None]))[:, 0]
+    return Verdict(path, n, last, torch.zeros_like(path, dtype=torch.bool))
 
 
 def _walk_line(tree: DraftTree, choice: Tensor) -> Verdict:
@@ -75,8 +75,8 @@ def _walk_line(tree: DraftTree, choice: Tensor) -> Verdict:
     num_taken = match.cumprod(dim=1).sum(dim=1, keepdim=True)
     # The numbers of a chain's nodes are their depths.
     path = torch.where(tree.depth <= num_taken, tree.depth, 0)
-    own = choice.gather(1, num_taken)[:, 0]
-    return Verdict(path, num_taken[:, 0] + 1, own, torch.zeros_like(path, dtype=torch.bool))
+    last = choice.gather(1, num_taken)[:, 0]
+    return Verdict(path, num_taken[:, 0] + 1, last, torch.zeros_like(path, dtype=torch.bool))
 
 
 def wanted_tokens(tree: DraftTree, choice: Tensor) -> Tensor:
@@ -94,8 +94,8 @@ def walk_accepted(
     go to the branch with the smaller last node.
     """
     match = tree.tokens == wanted_tokens(tree, choice)
-    own = branches.member & ~accept
-    first_refused = torch.where(own, tree.depth[:, None], tree.num_levels + 1).amin(dim=-1)
+    refused = branches.member & ~accept
+    first_refused = torch.where(refused, tree.depth[:, None], tree.num_levels + 1).amin(dim=-1)
     length = torch.minimum(first_refused - 1, branches.length)
     longest = torch.where(branches.is_whole, length, -1).amax(dim=1)
     prefix = branches.member & (tree.depth[:, None] <= length[:, :, None])

@@ -34,11 +34,11 @@ class Pooled(Context):
         kind = model.model.config.model_type  # type: ignore[union-attr]
         if kind == "llava":
             return self._before_projector(inputs, model)
-        whole = model.prefix(inputs)
-        if whole.positions.dim() == 2:
-            return merge_columns(whole, blocks_by_position(whole))
+        prefix = model.prefix(inputs)
+        if prefix.positions.dim() == 2:
+            return merge_columns(prefix, blocks_by_position(prefix))
         if kind == "llava_onevision" and not request.images:
-            return merge_columns(whole, blocks_by_frame(whole, [len(clip.frames) for clip in request.videos]))
+            return merge_columns(prefix, blocks_by_frame(prefix, [len(clip.frames) for clip in request.videos]))
         raise PromptError(
             "the context 'pooled' needs a drafter of the LLaVA-1.5 architecture or one with rotary positions in three "
             "axes; of LLaVA-OneVision it pools videos only"

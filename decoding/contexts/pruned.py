@@ -38,11 +38,11 @@ class Pruned(Context):
         self.needs_attention = guidance == "attention"
 
     def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
-        whole = model.encode(request.prompt, request.images, request.videos)
-        num_visual = int(whole.visual.sum())
+        prefix = model.encode(request.prompt, request.images, request.videos)
+        num_visual = int(prefix.visual.sum())
         num_kept = max(1, int(num_visual * (1.0 - self.ratio) + 1e-6))
         if num_visual == 0:
-            return whole
+            return prefix
         if self.guidance == "uniform":
             kept = evenly_spaced(torch.arange(num_visual, device=model.device), num_kept)
         else:
@@ -54,7 +54,7 @@ class Pruned(Context):
                     f"({scores.shape[0]}); use guidance: uniform for this pair"
                 )
             kept = guided(scores, num_kept, self.attention_share)
-        return prune(whole, kept, self.positions == "compact")
+        return prune(prefix, kept, self.positions == "compact")
 
 
 def evenly_spaced(columns: Tensor, num_kept: int) -> Tensor:

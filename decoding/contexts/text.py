@@ -83,5 +83,5 @@ def newline_id(model: Target) -> int:
     tokenizer = model.front_end.tokenizer
     ids = tokenizer("\n", add_special_tokens=False)["input_ids"]
     if not ids:
-        raise PromptError("the drafter's tokenizer has no token for a newline, which stands for each image")
+        raise PromptError("the drafter's tokenizer has no token for a newline, which replaces each image")
     return int(ids[-1])

@@ -257,5 +257,5 @@ class GoodputController:
         """Expected seconds of catching up on missed tokens: measured, and in proportion beyond that."""
         if not self._catch_ups or not num_missed:
             return 0.0
-        known, seconds = min(self._catch_ups, key=lambda one: abs(one[0] - num_missed))
-        return seconds * max(1.0, num_missed / known)
+        nearest, seconds = min(self._catch_ups, key=lambda one: abs(one[0] - num_missed))
+        return seconds * max(1.0, num_missed / nearest)

@@ -68,31 +68,31 @@ class StepTimeFilter:
             self._covariance = np.pad(self._covariance, (0, 1))
             self._covariance[-1, -1] = UNKNOWN**2
         self._counts[kind] += 1
-        place, known = self._places[kind], self._covariance
-        known += PACE_WALK**2
-        known[np.diag_indices_from(known)] += OWN_WALK**2
+        place, covariance = self._places[kind], self._covariance
+        covariance += PACE_WALK**2
+        covariance[np.diag_indices_from(covariance)] += OWN_WALK**2
         odd = log_seconds - float(self._times[place])
-        bound = OUTLIER * math.sqrt(known[place, place] + NOISE**2)
+        bound = OUTLIER * math.sqrt(covariance[place, place] + NOISE**2)
         has_changed = False
         if odd < -bound and self._counts[kind] <= FEW_STEPS:
             # The steps before were delayed.
-            known[place, place] += UNKNOWN**2
+            covariance[place, place] += UNKNOWN**2
         elif abs(odd) <= bound:
             self._odd = None
         elif self._odd is not None and self._odd[0] == kind and self._odd[1] * odd > 0:
             has_changed = min(abs(odd), abs(self._odd[1])) > MOST_LEAP
             if has_changed:
-                known[place, place] += odd**2
+                covariance[place, place] += odd**2
             else:
-                known += odd**2
+                covariance += odd**2
             self._odd = None
             self._outdated.update(self._places)
         else:
             self._odd = kind, odd
             odd = math.copysign(bound, odd)
         self._outdated.discard(kind)
-        column = known[:, place].copy()
+        column = covariance[:, place].copy()
         gain = column / (column[place] + NOISE**2)
         self._times = self._times + odd * gain
-        self._covariance = known - np.outer(gain, column)
+        self._covariance = covariance - np.outer(gain, column)
         return has_changed

@@ -74,10 +74,10 @@ class StepTimeModel:
 
     def refresh(self) -> None:
         """Fit T ≈ w0 + w1 · rows · levels + w2 · rows + w3 · levels, and each cell's factor."""
-        known = [(rows, cell[1], math.exp(self._filter.log_seconds(cell))) for cell, rows in self._cells.items()]
-        self._weights = _fit_line(known)
+        measured = [(rows, cell[1], math.exp(self._filter.log_seconds(cell))) for cell, rows in self._cells.items()]
+        self._weights = _fit_line(measured)
         self._factors = {}
-        for (size, _), (rows, levels, seconds) in zip(self._cells, known, strict=True):
+        for (size, _), (rows, levels, seconds) in zip(self._cells, measured, strict=True):
             self._factors.setdefault(size, {})[levels] = seconds / _line(self._weights, rows, levels)
 
 
@@ -113,9 +113,9 @@ def _fit_line(points: Sequence[tuple[int, int, float]]) -> list[float]:
 
 def _between(factors: dict[int, float], levels: int) -> float:
     """The factor at `levels`: measured, interpolated, or the nearest one."""
-    below = max((known for known in factors if known <= levels), default=None)
-    above = min((known for known in factors if known >= levels), default=None)
+    below = max((depth for depth in factors if depth <= levels), default=None)
+    above = min((depth for depth in factors if depth >= levels), default=None)
     if below is None or above is None:
-        return factors[min(factors, key=lambda known: abs(known - levels))]
+        return factors[min(factors, key=lambda depth: abs(depth - levels))]
     share = (levels - below) / (above - below) if above > below else 0.0
     return math.exp((1 - share) * math.log(factors[below]) + share * math.log(factors[above]))

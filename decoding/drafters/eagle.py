@@ -133,11 +133,11 @@ class EagleDrafter(Drafter):
         """Run the frontier in scratch columns on the outputs of its parents; outputs (b, R, F, D)."""
         b, width = frontier.nodes.shape
         start, end = self._num_scratch, self._num_scratch + frontier.nodes.shape[1]
-        own = torch.arange(start + 1, end + 1, device=frontier.nodes.device)
+        columns = torch.arange(start + 1, end + 1, device=frontier.nodes.device)
         parents = self._column.gather(1, frontier.parents)
-        self._column.scatter_(1, frontier.nodes, own.expand(b, -1))
+        self._column.scatter_(1, frontier.nodes, columns.expand(b, -1))
         self._sees[:, start + 1 : end + 1] = self._sees.gather(1, parents[:, :, None].expand(-1, -1, self._max_scratch))
-        self._sees[:, own, own - 1] = True
+        self._sees[:, columns, columns - 1] = True
         num_lanes, size = self._outputs.shape[1], self._outputs.shape[3]
         features = self._outputs.gather(2, parents[:, None, :, None].expand(-1, num_lanes, -1, size))
         # The root is encoded already, so a node of depth 1 has the row's next position.

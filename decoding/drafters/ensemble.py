@@ -85,18 +85,18 @@ class Ensemble(Merge):
 
     def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
         probs = torch.cat(self._probs, dim=2)  # (b, R, G, V)
-        said = verdict.produced(judgement.tree)
+        tokens = verdict.produced(judgement.tree)
         # Nodes that were run for other rows only are not scored.
         offered = judgement.tree.has_drafts()
         for depth in range(verdict.path.shape[1]):
             judged = (
                 (depth < verdict.n) & (place[:, depth] >= 0) & offered.gather(1, verdict.path[:, depth, None])[:, 0]
             )
-            self._score(judgement, verdict.path[:, depth], probs, place[:, depth], said[:, depth], judged)
+            self._score(judgement, verdict.path[:, depth], probs, place[:, depth], tokens[:, depth], judged)
         self._choose(judgement, offered[:, 0])
 
     def _score(
-        self, judgement: Judgement, node: Tensor, probs: Tensor, place: Tensor, said: Tensor, judged: Tensor
+        self, judgement: Judgement, node: Tensor, probs: Tensor, place: Tensor, token: Tensor, judged: Tensor
     ) -> None:
         """Add one position's scores of all candidates to rows that were `judged` (b,)."""
         row = torch.arange(node.shape[0], device=node.device)
@@ -107,7 +107,7 @@ class Ensemble(Merge):
             error = (target * (target.clamp_min(FLOOR).log() - mixed.clamp_min(FLOOR).log())).sum(-1)
         else:
             error = 0.5 * (target - mixed).abs().sum(-1)
-        match = (mixed.argmax(dim=-1) == said[:, None]).float()
+        match = (mixed.argmax(dim=-1) == token[:, None]).float()
         index = judgement.slots.index
         # The ring's next place; with an unbounded window there is one place, which adds up.
         at = self._seen[index] % self._matches.shape[1]

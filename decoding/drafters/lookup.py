@@ -74,9 +74,9 @@ class LookupDrafter(Drafter):
         # A node that is not on the copied line has no children.
         on_line = (frontier.path == copied[:, None, :-1]).all(dim=-1)
         token = copied[:, -1]
-        known = self._found & (token >= 0) & (token < self._vocab_size)
+        is_token = self._found & (token >= 0) & (token < self._vocab_size)
         one_hot = torch.arange(self._vocab_size, device=token.device) == token[:, None]
-        allowed = one_hot[:, None] & (on_line & known[:, None])[:, :, None]
+        allowed = one_hot[:, None] & (on_line & is_token[:, None])[:, :, None]
         return torch.where(allowed, 0.0, -torch.inf)
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
@@ -106,9 +106,9 @@ def find_match(text: Tensor, length: Tensor, min_tokens: int, max_tokens: int, l
     alive = (place < last) & (text.roll(-1, dims=1) >= 0)
     matched = torch.zeros_like(text)
     for back in range(max_tokens):
-        own = text.gather(1, (last - back).clamp_min(0))
+        suffix = text.gather(1, (last - back).clamp_min(0))
         earlier = text.gather(1, (place - back).clamp_min(0))
-        alive = alive & (earlier == own) & (earlier >= 0) & (place >= back)
+        alive = alive & (earlier == suffix) & (earlier >= 0) & (place >= back)
         matched = matched + alive.long()
     nearness = place if latest else num_places - 1 - place
     score = torch.where(matched >= min_tokens, matched * num_places + nearness, -1)

@@ -78,8 +78,8 @@ class ModelDrafter(Drafter):
         most = torch.stack([runs, torch.full_like(runs, torch.iinfo(torch.long).max)], dim=1)
         self._limits = most.to(device).unbind()
         # Views that every step asks for, by rows and width or place: each operation between two forwards counts.
-        self._begun: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
-        self._gone_on: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._pending_inputs: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        self._continuations: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
         return [context.build(request, probe, self.model) for context in self.contexts]
@@ -117,9 +117,9 @@ class ModelDrafter(Drafter):
         for start, width in widths:
             here = (count - start if start else count).clamp(0, width)
             depth, sees, nowhere = self._beginning(b, width)
-            known = self._known(slots.of(self._pending[:, start : start + width]))
+            tokens = self._in_vocabulary(slots.of(self._pending[:, start : start + width]))
             # A row with fewer tokens leaves junk in the columns behind them, which the next write replaces.
-            hidden = self.lanes.forward(slots, known, depth, sees)
+            hidden = self.lanes.forward(slots, tokens, depth, sees)
             self.num_forwards += 1
             self.lanes.commit(slots, nowhere, here)
             last = here - 1 if start == 0 else (here - 1).clamp_min(0)
@@ -154,33 +154,33 @@ class ModelDrafter(Drafter):
         self._levels.append(frontier.nodes)
         self._num_scratch += width
         self.num_forwards += 1
-        return self.lanes.forward(slots, self._known(frontier.tokens), depth, sees, start)
+        return self.lanes.forward(slots, self._in_vocabulary(frontier.tokens), depth, sees, start)
 
     def _beginning(self, b: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
         """Depths (b, P) of P pending tokens, their visibility (b, P, P), and no draft positions (b, 0)."""
-        if (b, width) not in self._begun:
+        if (b, width) not in self._pending_inputs:
             depth = self._numbers[:width].expand(b, -1)
-            self._begun[b, width] = depth, self._causal[:width, :width].expand(b, -1, -1), depth[:, :0]
-        return self._begun[b, width]
+            self._pending_inputs[b, width] = depth, self._causal[:width, :width].expand(b, -1, -1), depth[:, :0]
+        return self._pending_inputs[b, width]
 
     def _chain_continuation(self, b: int, place: int) -> tuple[Tensor, Tensor]:
         """Depth (b, 1) of the chain's node in scratch position `place`, and its visibility (b, 1, place + 1): all so
         far."""
-        if (b, place) not in self._gone_on:
+        if (b, place) not in self._continuations:
             sees = self._first[place + 1, : place + 1].expand(b, 1, -1)
-            self._gone_on[b, place] = self._numbers[place].expand(b, 1), sees
-        return self._gone_on[b, place]
+            self._continuations[b, place] = self._numbers[place].expand(b, 1), sees
+        return self._continuations[b, place]
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         slots, tree = judgement.slots, judgement.tree
         if tree.num_levels == 0:
             # Nothing was drafted: the target's token waits behind those that wait already.
-            said = verdict.next
+            tokens = verdict.next
             if self._skipped.intersection(slots.ids):
                 # These never catch up.
-                slots, said = self._without_skipped(slots, said)
+                slots, tokens = self._without_skipped(slots, tokens)
             count = self._num_pending[slots.index]
-            self._pending[slots.index, count] = said
+            self._pending[slots.index, count] = tokens
             self._num_pending[slots.index] = count + 1
             for slot in slots.ids:
                 self._most_pending[slot] += 1
@@ -224,7 +224,7 @@ class ModelDrafter(Drafter):
     def extras(self, slot: int) -> dict[str, Any]:
         return self.merge.extras(slot)
 
-    def _known(self, tokens: Tensor) -> Tensor:
+    def _in_vocabulary(self, tokens: Tensor) -> Tensor:
         """Tokens outside the drafter's vocabulary become token 0."""
         if self.model.vocab_size >= self.vocab_size:
             return tokens

@@ -90,10 +90,10 @@ class Admission:
             try:
                 self._check(request)
                 if content not in encoded:
-                    made = self._encode(request) if self._prefetcher is None else self._prefetcher.take(request)
-                    encoded[content] = made
-                    num_tokens += sum(lane.length for lane in made.lanes)
-                    taken.num_feature_hits += made.num_feature_hits
+                    prompt = self._encode(request) if self._prefetcher is None else self._prefetcher.take(request)
+                    encoded[content] = prompt
+                    num_tokens += sum(lane.length for lane in prompt.lanes)
+                    taken.num_feature_hits += prompt.num_feature_hits
             except PromptError as error:
                 taken.refused.append(failed(request, RequestError(PROMPT_REFUSED, str(error))))
                 continue
@@ -134,5 +134,5 @@ def content_of(request: Request) -> Content:
     features = condition if isinstance(condition, np.ndarray) else None
     # The type is part of the key because True == 1.
     label = (request.prompt, type(condition), None if features is not None else condition)
-    shown = Content.shown(request.images, request.videos, label)
-    return shown if features is None else Content([features], shown)
+    content = Content.shown(request.images, request.videos, label)
+    return content if features is None else Content([features], content)

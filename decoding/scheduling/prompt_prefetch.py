@@ -63,8 +63,8 @@ class PromptPrefetcher:
         return (self._find(request) or self._submit(request)).take()
 
     def _find(self, request: Request) -> PendingPrompt | None:
-        known = self._by_request.get(id(request))
-        return self._prompts.get(self._content_of(request)) if known is None else known[1]
+        entry = self._by_request.get(id(request))
+        return self._prompts.get(self._content_of(request)) if entry is None else entry[1]
 
     def _submit(self, request: Request) -> PendingPrompt:
         prompt = self._thread.submit(lambda: self._encode(request))

@@ -109,8 +109,8 @@ class StaticTree(TreePolicy):
     def _shape(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
         """Parents, depths and numbers of all nodes; made once, because it waits for a copy from the host."""
         if device not in self._shapes:
-            known = (self._parents, self._depths, range(self.max_nodes))
-            parents, depths, numbers = (_index(device, values) for values in known)
+            arrays = (self._parents, self._depths, range(self.max_nodes))
+            parents, depths, numbers = (_index(device, values) for values in arrays)
             self._shapes[device] = parents, depths, numbers
         return self._shapes[device]
 

@@ -87,8 +87,8 @@ class MedusaHeads(nn.ModuleList):
 
     def logits(self, head: int, hidden: Tensor) -> Tensor:
         """States (…, D) → logits (…, V), fp32, of the token `head` + 2 places after the state's own."""
-        own = self[head]
-        out: Tensor = own(hidden.to(next(own.parameters()).dtype))
+        block = self[head]
+        out: Tensor = block(hidden.to(next(block.parameters()).dtype))
         return out.float()
 
 

@@ -55,12 +55,12 @@ def extend(prefix: Prefix, token_ids: Tensor, embeds: Tensor) -> Prefix:
 
 @torch.no_grad()
 def make_training_sample(
-    target: TargetModel, prompt: Prefix, said: Sequence[int], num_known: int = 0
+    target: TargetModel, prompt: Prefix, continuation: Sequence[int], num_known: int = 0
 ) -> TrainingSample:
     """A prompt and its continuation, of which the first `num_known` tokens need not be drafted."""
-    token_ids = torch.tensor(said, dtype=torch.long, device=target.device)
+    token_ids = torch.tensor(continuation, dtype=torch.long, device=target.device)
     embeds = target.decoder.get_input_embeddings()(token_ids)  # type: ignore[operator]
-    wanted = torch.zeros(prompt.length + len(said), dtype=torch.bool)
+    wanted = torch.zeros(prompt.length + len(continuation), dtype=torch.bool)
     wanted[prompt.length + num_known :] = True
     return TrainingSample(extend(prompt, token_ids, embeds), wanted)
 

@@ -107,12 +107,12 @@ class EagleTask:
         true = states.hidden[:, 1:-1][use]
         features = F.smooth_l1_loss(mine, true, reduction="none").mean(dim=-1).sum()
         with torch.no_grad():
-            said = self._say(true).softmax(dim=-1)
-        tokens = F.cross_entropy(self._say(mine), said, reduction="sum")
+            probs = self._logits(true).softmax(dim=-1)
+        tokens = F.cross_entropy(self._logits(mine), probs, reduction="sum")
         return (FEATURE_WEIGHT * features + TOKEN_WEIGHT * tokens)[None]
 
     def logits(self, states: States) -> Tensor:
-        return self._say(self._guess(states, states.hidden)[:, :-1])
+        return self._logits(self._guess(states, states.hidden)[:, :-1])
 
     def _guess(self, states: States, features: Tensor) -> Tensor:
         """Guessed features (b, L − 1, D), made of the same pairs as in decoding: see `decoding.drafters.eagle`."""
@@ -123,7 +123,7 @@ class EagleTask:
         guessed: Tensor = self.network(self.network.fuse(embeds, features[:, :-1]), positions).last_hidden_state
         return guessed
 
-    def _say(self, features: Tensor) -> Tensor:
+    def _logits(self, features: Tensor) -> Tensor:
         logits: Tensor = self.head(features.to(_dtype(self.head)))
         return logits.float()
 
@@ -143,8 +143,8 @@ class MedusaTask:
         for head in range(self.heads.shape.num_heads):
             ahead = head + 2
             use = states.wanted[:, ahead:]
-            said = self.heads.logits(head, states.hidden[:, :-ahead][use])
-            terms.append(F.cross_entropy(said, states.tokens[:, ahead:][use], reduction="sum"))
+            logits = self.heads.logits(head, states.hidden[:, :-ahead][use])
+            terms.append(F.cross_entropy(logits, states.tokens[:, ahead:][use], reduction="sum"))
         return torch.stack(terms)
 
     def logits(self, states: States) -> Tensor:

@@ -69,23 +69,23 @@ class Recent(Generic[Value]):
         assert max_bytes >= 0, max_bytes
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._held: OrderedDict[Content, tuple[Value, int]] = OrderedDict()
+        self._entries: OrderedDict[Content, tuple[Value, int]] = OrderedDict()
 
     def get(self, key: Content) -> Value | None:
-        held = self._held.get(key)
-        if held is None:
+        entry = self._entries.get(key)
+        if entry is None:
             return None
-        self._held.move_to_end(key)
-        return held[0]
+        self._entries.move_to_end(key)
+        return entry[0]
 
     def keep(self, key: Content, value: Value, num_bytes: int) -> None:
         """Store a new key's value of `num_bytes` if it fits; the key's arrays are copied."""
-        assert key not in self._held
+        assert key not in self._entries
         total = key.num_bytes + num_bytes
         if total > self.max_bytes:
             return
-        self._held[key.copy()] = value, total
+        self._entries[key.copy()] = value, total
         self.num_bytes += total
         while self.num_bytes > self.max_bytes:
-            _, (_, freed) = self._held.popitem(last=False)
+            _, (_, freed) = self._entries.popitem(last=False)
             self.num_bytes -= freed

@@ -1,10 +1,12 @@
 """A cache of visual features by the contents of images and videos.
 
-Wraps `get_image_features` and `get_video_features`, which all vision-language models of transformers have.
+Overrides `get_image_features` and `get_video_features`, which all vision-language models of transformers have, in a
+shallow copy of the model.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,78 +17,81 @@ from transformers.utils import ModelOutput
 
 from models.inputs.content import Content, Recent
 
-DOORS = ("get_image_features", "get_video_features")
+METHODS = ("get_image_features", "get_video_features")
 READ = ("pooler_output", "deepstack_features")
 """Parts of an encoder's output that models read; others are not cached."""
 Features = dict[tuple[str, int], Any]
-"""Keyed by method, and by how often it was called before for the same content."""
+"""Keyed by method, and by the number of earlier calls for the same content."""
 
 
 class FeatureCache:
-    """The least recently used features of `model`, up to `max_bytes`, keys included. One thread at a time."""
+    """The least recently used features of a model, up to `max_bytes`, keys included. One thread at a time."""
 
     def __init__(self, model: nn.Module, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_hits = 0
+        self._model = _with_methods(model, self._call)
         self._recent: Recent[Features] = Recent(max_bytes)
-        self._known: Features = {}
-        self._made: Features | None = None
-        self._num_passed = 0
-        self._is_inside = False
-        owner = getattr(model, "model", model)
-        for door in DOORS:
-            inner = getattr(owner, door, None)
-            if inner is not None and max_bytes > 0:
-                setattr(owner, door, partial(self._pass, door, inner))
+        self._cached: Features = {}
+        self._computed: Features = {}
+        self._num_calls = 0
 
     @contextmanager
-    def showing(self, content: Content) -> Iterator[None]:
-        """While the block runs, the model is shown `content` and nothing else."""
-        if not self.max_bytes:
-            yield
-            return
-        held = self._recent.get(content)
-        self._known, self._made, self._num_passed = held or {}, {}, 0
+    def model_for(self, content: Content) -> Iterator[nn.Module]:
+        """A copy of the model that caches features; while the block runs, it encodes `content` and nothing else."""
+        cached = self._recent.get(content)
+        self._cached, self._computed, self._num_calls = cached or {}, {}, 0
         try:
-            yield
-            made = self._made
+            yield self._model
+            computed = self._computed
         finally:
-            self._known, self._made = {}, None
-        if made and not held:
-            self._recent.keep(content, made, sum(_storages(made).values()))
+            self._cached, self._computed = {}, {}
+        if computed and not cached:
+            self._recent.keep(content, computed, sum(_storages(computed).values()))
 
-    def _pass(self, door: str, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Features from the cache, or computed and stored; nested calls and content without a key are computed."""
-        if self._made is None or self._is_inside:
-            return inner(*args, **kwargs)
-        key = door, self._num_passed
-        self._num_passed += 1
-        if key in self._known:
+    def _call(self, method: str, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Features from the cache, or computed and stored."""
+        key = method, self._num_calls
+        self._num_calls += 1
+        if key in self._cached:
             self.num_hits += 1
-            return self._known[key]
-        self._is_inside = True
-        try:
-            features = inner(*args, **kwargs)
-        finally:
-            self._is_inside = False
-        self._made[key] = _without_the_rest(features)
+            return self._cached[key]
+        features = compute(*args, **kwargs)
+        self._computed[key] = _reduce(features)
         return features
 
 
-def _without_the_rest(features: Any) -> Any:
-    """An encoder's output with only the parts that are read."""
+def _with_methods(model: nn.Module, call: Callable[..., Any]) -> nn.Module:
+    """A copy of `model` with the same weights whose forward calls `call(name, method, ...)` for each of `METHODS`.
+
+    The methods stay bound to the original model, so their nested calls are not cached.
+    """
+    owner = getattr(model, "model", model)
+    inner = copy.copy(owner)
+    for name in METHODS:
+        if (method := getattr(owner, name, None)) is not None:
+            inner.__dict__[name] = partial(call, name, method)
+    if owner is model:
+        return inner
+    outer = copy.copy(model)
+    outer.__dict__["_modules"] = {**model._modules, "model": inner}
+    return outer
+
+
+def _reduce(features: Any) -> Any:
+    """An encoder's output, reduced to the parts in `READ`."""
     if not isinstance(features, ModelOutput) or features.get("pooler_output") is None:
         return features
     return type(features)(**{name: features[name] for name in READ if features.get(name) is not None})
 
 
 def _storages(values: Any) -> dict[int, int]:
-    """Bytes of all memory that the tensors in nested `values` hold on to, by its place; views share theirs."""
+    """Bytes of each storage of the tensors in nested `values`, by address; views share a storage."""
     if isinstance(values, Tensor):
         memory = values.untyped_storage()
         return {memory.data_ptr(): memory.nbytes()}
     inner = values.values() if isinstance(values, dict) else values if isinstance(values, (list, tuple)) else ()
-    found: dict[int, int] = {}
+    sizes: dict[int, int] = {}
     for value in inner:
-        found |= _storages(value)
-    return found
+        sizes |= _storages(value)
+    return sizes

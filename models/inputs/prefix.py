@@ -96,8 +96,8 @@ class Prefix:
         return self.next_position - self.num_kept
 
 
-class _ReachedDoor(Exception):
-    """Raised when the wrapped model reaches its language model, with the recorded inputs."""
+class _ReachedDecoder(Exception):
+    """Raised when the model reaches its decoder."""
 
 
 def capture(model: nn.Module, decoder: nn.Module, inputs: dict[str, Tensor], visual_ids: frozenset[int]) -> Prefix:
@@ -107,18 +107,18 @@ def capture(model: nn.Module, decoder: nn.Module, inputs: dict[str, Tensor], vis
     the family replaces by image or video features.
     """
     received: dict[str, Any] = {}
-    own_thread = threading.get_ident()
+    thread = threading.get_ident()
 
     def record(_module: nn.Module, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() != own_thread:
-            return  # a step, which goes on beside this
+        if threading.get_ident() != thread:
+            return  # a concurrent decoding step
         received.update(kwargs)
-        raise _ReachedDoor
+        raise _ReachedDecoder
 
     handle = decoder.register_forward_pre_hook(record, with_kwargs=True)
     try:
         model(**inputs, use_cache=False)
-    except _ReachedDoor:
+    except _ReachedDecoder:
         pass
     finally:
         handle.remove()

@@ -93,12 +93,12 @@ class FrontEnd:
             if not self._recent.max_bytes:
                 return self._encode(prompt, images, videos)
             content = Content.shown(images, videos, prompt)
-            made = self._recent.get(content)
-            if made is None:
-                made = self._encode(prompt, images, videos)
-                self._recent.keep(content, made, sum(one.nbytes for one in made.values()))
+            outputs = self._recent.get(content)
+            if outputs is None:
+                outputs = self._encode(prompt, images, videos)
+                self._recent.keep(content, outputs, sum(one.nbytes for one in outputs.values()))
             # Callers may replace these tensors, but must not write to them.
-            return dict(made)
+            return dict(outputs)
 
     def _encode(self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip]) -> dict[str, Tensor]:
         bos = self.tokenizer.bos_token

@@ -192,7 +192,7 @@ def compare_sizes(where: str, configured: Mapping[str, Any], stored: Mapping[str
     for name, value in stored.items():
         if configured.get(name, value) != value:
             raise CheckpointError(
-                f"{where}: config.json says {name} is {configured[name]!r}, but the weights say {value!r}"
+                f"{where}: config.json sets {name} to {configured[name]!r}, but the weights have {value!r}"
             )
 
 
@@ -203,23 +203,23 @@ def _shape(found: FoundFiles, stored: dict[str, Any], layout: str, sizes: Mappin
     else:
         configured = found.sizes(GPT_TYPE, GptShape, "LlamaGen")
     compare_sizes(found.where, configured, {k: v for k, v in stored.items() if k not in ("num_heads", "grid")})
-    known = stored | configured | dict(sizes)
-    known.setdefault("grid", _grid_of_name(found))
-    if known["grid"] is None:
+    merged = stored | configured | dict(sizes)
+    merged.setdefault("grid", _grid_of_name(found))
+    if merged["grid"] is None:
         raise CheckpointError(
-            f"{found.where}: nothing says how many codes an image's side has; config.json beside it must give "
+            f"{found.where}: the number of codes per image side is unknown; config.json in the same folder must give "
             f'"grid" (16 for 256 px, 24 for 384 px, 32 for 512 px). {_HINT}'
         )
-    if "num_heads" not in known:
+    if "num_heads" not in merged:
         raise CheckpointError(
-            f"{found.where}: {known.get('dim')} wide with {known.get('num_layers')} layers is no published size, and "
-            f'the number of heads cannot be read from weights; config.json beside it must give "num_heads". {_HINT}'
+            f"{found.where}: {merged.get('dim')} wide with {merged.get('num_layers')} layers is no published size, and "
+            f'the number of heads cannot be read from weights; config.json must give "num_heads". {_HINT}'
         )
     names = [field.name for field in fields(GptShape)][:8]
-    if missing := [name for name in names if name not in known]:
+    if missing := [name for name in names if name not in merged]:
         raise CheckpointError(f"{found.where}: config.json does not give {missing[0]}")
     try:
-        return GptShape(**known)
+        return GptShape(**merged)
     except ValueError as error:
         raise CheckpointError(f"{found.where}: {error}") from None
 
@@ -234,7 +234,7 @@ def _translate(found: FoundFiles) -> dict[str, Any]:
     if kind not in ("t2i", "c2i"):
         raise CheckpointError(f"{where}: input_type in config.json must be t2i or c2i, not {kind!r}")
     if config.get("num_key_value_heads", config["num_attention_heads"]) != config["num_attention_heads"]:
-        raise CheckpointError(f"{where}: LlamaGen has as many key heads as query heads, but config.json says otherwise")
+        raise CheckpointError(f"{where}: LlamaGen has as many key heads as query heads, but config.json differs")
     block = config["block_size"]
     if not isinstance(block, int) or block < 1 or math.isqrt(block) ** 2 != block:
         raise CheckpointError(f"{where}: block_size in config.json must be a square number, not {block!r}")

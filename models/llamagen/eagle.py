@@ -101,11 +101,11 @@ def _misfit(shape: EagleShape, gpt: GptShape) -> str | None:
 
 def _other_image(config: dict[str, Any], gpt: GptShape) -> str | None:
     """Image fields of `config.json`, compared with the target's; missing fields are not compared."""
-    said = {name: config[name] for name in ("grid", "num_condition_tokens", "condition") if name in config}
-    if not said and config.get("input_type") in _INPUT_TYPES:
+    stated = {name: config[name] for name in ("grid", "num_condition_tokens", "condition") if name in config}
+    if not stated and config.get("input_type") in _INPUT_TYPES:
         condition, grid = _INPUT_TYPES[config["input_type"]]
-        said = {"condition": condition, "grid": grid}
-    for name, value in said.items():
+        stated = {"condition": condition, "grid": grid}
+    for name, value in stated.items():
         if value != getattr(gpt, name):
             return f"its config.json says {name} is {value!r}, and the target's is {getattr(gpt, name)!r}"
     return None

@@ -103,10 +103,10 @@ def nearest_codes(codebook: Tensor, num_neighbours: int, proximity: Proximity) -
     rows_at_once = max(1, _DISTANCES_AT_ONCE // len(codes))
     found = []
     for first in range(0, len(codes), rows_at_once):
-        own = numbers[first : first + rows_at_once]
+        rows = numbers[first : first + rows_at_once]
         # Differences instead of a matrix multiplication, which rounds equal distances apart.
-        distance = torch.cdist(codes[own], codes, compute_mode="donot_use_mm_for_euclid_dist")
-        distance[torch.arange(len(own)), own] = torch.inf
+        distance = torch.cdist(codes[rows], codes, compute_mode="donot_use_mm_for_euclid_dist")
+        distance[torch.arange(len(rows)), rows] = torch.inf
         # Non-negative numbers sort like their bits; the lowest ones are replaced by the code's number to rank ties.
         key = (distance.view(torch.int64) >> num_bits << num_bits) | numbers
         found.append(key.topk(num_neighbours, dim=-1, largest=False, sorted=True).values & ((1 << num_bits) - 1))

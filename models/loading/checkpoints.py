@@ -90,9 +90,7 @@ def read_config(ref: CheckpointRef) -> PreTrainedConfig:
         raise CheckpointError(f"{ref.path}: model_type in its config.json must be text, not {kind!r}")
     if kind not in CONFIG_MAPPING and not (brings_code and ref.allow_remote_code):
         if brings_code:
-            raise CheckpointError(
-                f"{ref.path}: it brings code of its own, which runs only with allow_remote_code: true"
-            )
+            raise CheckpointError(f"{ref.path}: it contains custom code, which runs only with allow_remote_code: true")
         known_to = f"transformers {transformers.__version__}"
         reason = f"{known_to} does not know its architecture {kind!r}" if kind else "its config.json has no model_type"
         raise CheckpointError(f"{ref.path}: {reason}")
@@ -164,7 +162,7 @@ def load_weights(
         return model.to(device)
     decoder: Any = model.get_decoder()  # type: ignore[operator]
     if len(getattr(decoder, "layers", ())) != decoder.config.num_hidden_layers:
-        raise CheckpointError(f"{ref.path}: its layers cannot be told apart, so it runs on one device only")
+        raise CheckpointError(f"{ref.path}: its layers cannot be identified, so it runs on one device only")
     spread(model, decoder, (device, *others), reserved_bytes)
     return model
 

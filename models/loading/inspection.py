@@ -18,12 +18,12 @@ IMPLEMENTATION = "draftfleet_inspection"
 LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
 """Types of rotary tables that transformers computes from the longest row of a batch."""
 SUPPORTED_LAYERS = frozenset({"full_attention"})
-LEFT_OUT = {
+UNSUPPORTED = {
     "sliding_window": "a sliding window",
     "softcap": "soft-capped scores",
     "s_aux": "attention sinks",
     "position_bias": "a position bias",
-    "attention_mask": "a mask of its own",
+    "attention_mask": "its own mask",
 }
 """Keyword arguments by which transformers' layers ask attention for more than plain causal mixing."""
 
@@ -31,7 +31,7 @@ LEFT_OUT = {
 @dataclass
 class _Notes:
     layers: list[int] = field(default_factory=list)
-    asked: set[str] = field(default_factory=set)
+    keywords: set[str] = field(default_factory=set)
 
 
 def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: str) -> None:
@@ -56,8 +56,8 @@ def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: s
         decoder.set_attn_implementation(before)  # type: ignore[operator]
     except Exception as error:  # an unknown architecture may refuse embeddings, positions or the keyword, each its way
         raise _refusal(name, f"its decoder does not take embeddings and positions ({first_line(error)})") from error
-    if notes.asked:
-        raise _refusal(name, f"its attention uses {' and '.join(sorted(LEFT_OUT[word] for word in notes.asked))}")
+    if notes.keywords:
+        raise _refusal(name, f"its attention uses {' and '.join(sorted(UNSUPPORTED[word] for word in notes.keywords))}")
     missing = sorted(set(range(config.num_hidden_layers)) - set(notes.layers))
     if missing:
         raise _refusal(name, f"its layers {', '.join(map(str, missing))} do not attend by transformers' interface")
@@ -112,14 +112,14 @@ def _note(
     value: Tensor,
     attention_mask: Tensor | None,
     notes: _Notes | None = None,
-    **asked: Any,
+    **keywords: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention contract: returns zeros (1, N, H, D_h), and records the arguments."""
     if notes is not None:
         notes.layers.append(int(module.layer_idx))  # type: ignore[arg-type]
-        notes.asked |= {word for word in LEFT_OUT if asked.get(word) is not None}
+        notes.keywords |= {word for word in UNSUPPORTED if keywords.get(word) is not None}
         if attention_mask is not None:  # none was handed in
-            notes.asked.add("attention_mask")
+            notes.keywords.add("attention_mask")
     batch, heads, nodes, _ = query.shape
     return value.new_zeros(batch, nodes, heads, value.shape[3]), None
 

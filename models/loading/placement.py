@@ -30,11 +30,11 @@ def balance(first_bytes: int, layer_bytes: Sequence[int], num_devices: int) -> t
 
 def _fill(first_bytes: int, layer_bytes: Sequence[int], size: int) -> tuple[int, ...]:
     """The device of each layer where every device takes what fits into `size` before the next one is begun."""
-    place, held, places = 0, first_bytes, []
+    place, num_used, places = 0, first_bytes, []
     for num_bytes in layer_bytes:
-        if held + num_bytes > size:
-            place, held = place + 1, 0
-        held += num_bytes
+        if num_used + num_bytes > size:
+            place, num_used = place + 1, 0
+        num_used += num_bytes
         places.append(place)
     return tuple(places)
 
@@ -77,5 +77,5 @@ def moved(value: Any, device: torch.device) -> Any:
 
 
 def _num_bytes(module: nn.Module) -> int:
-    held = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
-    return sum(tensor.numel() * tensor.element_size() for tensor in held.values())
+    tensors = {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

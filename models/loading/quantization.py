@@ -117,9 +117,9 @@ def _in_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
 
     A row with a value that is no number, or infinite, has no number at all.
     """
-    whole = rows.float()
-    scales = (whole.abs().amax(dim=1) / LARGEST_FP8).clamp_min(torch.finfo(torch.float32).tiny)
-    return (whole / scales[:, None]).clamp(-LARGEST_FP8, LARGEST_FP8).to(FP8), scales
+    values = rows.float()
+    scales = (values.abs().amax(dim=1) / LARGEST_FP8).clamp_min(torch.finfo(torch.float32).tiny)
+    return (values / scales[:, None]).clamp(-LARGEST_FP8, LARGEST_FP8).to(FP8), scales
 
 
 KINDS: dict[str, type[RoundedLinear]] = {each.kind: each for each in (Int8Linear, Fp8Linear)}

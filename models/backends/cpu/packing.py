@@ -55,11 +55,11 @@ def merge_linears(graph: torch.fx.Graph) -> int:
         weights = [_argument(node, 1, "weight") for node in nodes]
         biases = [_argument(node, 2, "bias") for node in nodes]
         with graph.inserting_before(nodes[0]):
-            whole = graph.call_function(OPERATION.default, (source, weights, biases))
-            parts = [whole]
+            fused = graph.call_function(OPERATION.default, (source, weights, biases))
+            parts = [fused]
             if len(nodes) > 1:
                 sizes = [int(weight.meta["example_value"].shape[0]) for weight in weights]
-                split = graph.call_function(torch.split, (whole, sizes, -1))
+                split = graph.call_function(torch.split, (fused, sizes, -1))
                 parts = [graph.call_function(operator.getitem, (split, place)) for place in range(len(nodes))]
         for node, part in zip(nodes, parts, strict=True):
             node.replace_all_uses_with(part)

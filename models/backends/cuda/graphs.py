@@ -95,14 +95,14 @@ class CapturedDecoder(DecoderRunner):
             return run_decoder(self.decoder, embeds, positions, step, extra)
         size = min(size, step.cache.num_rows)
         window = min(-(-step.window // WINDOW_STEP) * WINDOW_STEP, step.cache.capacity)
-        made = self._recordings.setdefault(step.cache, {})
+        recordings = self._recordings.setdefault(step.cache, {})
         parts = _parts_of(step)
         # Two-part attention has lengths per row and does not depend on the window.
         shapes = (window,) if parts is None else tuple(part.shape[-1] for part in parts.changing)
         key = (size, num_nodes, positions.dim(), *shapes)
-        if key not in made:
-            made[key] = self._record(embeds, positions, step, size, window)
-        one = made[key]
+        if key not in recordings:
+            recordings[key] = self._record(embeds, positions, step, size, window)
+        one = recordings[key]
         one.embeds[:num_rows].copy_(embeds)
         one.positions[..., :num_rows, :].copy_(positions)
         one.columns[:num_rows].copy_(step.columns)

@@ -71,6 +71,23 @@ def test_nothing_is_kept_unless_it_is_asked_for() -> None:
     assert check_answers("llava", keeping("llava", 0)).stats.num_feature_hits == 0
 
 
+@pytest.mark.parametrize("family", VISUAL)
+def test_the_model_itself_is_not_patched(family: str) -> None:
+    target = toys.target(family)
+    objects = (target.model, target.model.model)
+    before = [set(vars(one)) for one in objects]
+    modules = [dict(one._modules) for one in objects]
+    target.keep_features(ROOM)
+    text, images = toys.prompt(family, 2)
+    assert images
+    for _ in range(2):
+        target.encode(text, images)
+    assert target.num_feature_hits == 1
+    assert [set(vars(one)) for one in objects] == before
+    assert [dict(one._modules) for one in objects] == modules
+    assert not {*features.METHODS} & {*vars(target.model), *vars(target.model.model)}
+
+
 def test_other_pixels_of_the_same_size_and_text_are_other_features() -> None:
     target = keeping("llava")
     text, images = toys.prompt("llava", 2)
@@ -124,7 +141,7 @@ def test_what_went_unused_longest_makes_room_and_bytes_stay_within_their_bound()
         assert target._features._recent.num_bytes <= 2 * one
         hits.append(target.num_feature_hits)
     assert hits == [0, 0, 1, 1, 2, 2, 2, 3]
-    assert target._features._recent.num_bytes == sum(size for _, size in target._features._recent._held.values())
+    assert target._features._recent.num_bytes == sum(size for _, size in target._features._recent._entries.values())
     small = keeping("llava", one - 1)
     small.encode(text, pictures[0])
     small.encode(text, pictures[0])
@@ -135,7 +152,7 @@ def test_only_what_is_read_is_kept() -> None:
     target = keeping("llava")
     text, images = toys.prompt("llava", 2)
     target.encode(text, images)
-    (((kept), size),) = target._features._recent._held.values()
+    (((kept), size),) = target._features._recent._entries.values()
     (held,) = kept.values()
     assert set(held.keys()) == {"pooler_output"}
     assert size < 20 * sum(image.nbytes for image in images) + 4 * target.hidden_size * 1000
@@ -175,13 +192,13 @@ def features_are_known_by_nothing(patch: Patch) -> None:
 
 
 def a_video_is_taken_for_an_image(patch: Patch) -> None:
-    inner = FeatureCache._pass
+    inner = FeatureCache._call
 
-    def wrong(self: FeatureCache, door: str, *rest: Any, **more: Any) -> Any:
-        self._num_passed = 0
+    def wrong(self: FeatureCache, method: str, *rest: Any, **more: Any) -> Any:
+        self._num_calls = 0
         return inner(self, "get_image_features", *rest, **more)
 
-    patch.setattr(FeatureCache, "_pass", wrong)
+    patch.setattr(FeatureCache, "_call", wrong)
 
 
 def a_layers_features_are_forgotten(patch: Patch) -> None:

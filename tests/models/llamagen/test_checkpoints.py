@@ -300,11 +300,11 @@ def test_another_networks_weights_are_refused_for_what_they_are(tmp_path: Path) 
 
 def test_a_config_that_contradicts_the_weights_is_refused_with_both_values(tmp_path: Path) -> None:
     message = refusal(publish(tmp_path, official_weights("text"), config=BESIDE | {"dim": 64}))
-    assert "config.json says dim is 64, but the weights say 32" in message
+    assert "config.json sets dim to 64, but the weights have 32" in message
     message = refusal(publish_lantern(tmp_path, "text", num_hidden_layers=3))
-    assert "config.json says num_layers is 3, but the weights say 2" in message
+    assert "config.json sets num_layers to 3, but the weights have 2" in message
     message = refusal(publish_lantern(tmp_path, "text", input_type="c2i"))
-    assert "says condition is 'class', but the weights say 'text'" in message
+    assert "sets condition to 'class', but the weights have 'text'" in message
 
 
 @pytest.mark.parametrize(

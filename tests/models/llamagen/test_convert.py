@@ -63,8 +63,8 @@ def test_what_cannot_be_converted_is_said_in_one_line(tmp_path: Path, capsys: py
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "config.json").write_text("{}")
     cases = [
-        (["t2i.pt", "out"], "nothing says how many codes an image's side has"),
-        (["t2i.pt", "out", "--grid", "3"], 'config.json beside it must give "num_heads"'),
+        (["t2i.pt", "out"], "the number of codes per image side is unknown"),
+        (["t2i.pt", "out", "--grid", "3"], 'config.json must give "num_heads"'),
         (["t2i.pt", "out", "--grid", "0", "--heads", "4"], "grid must be a positive whole number, not 0"),
         (["t2i.pt", "taken"], "it holds a config.json already; take an empty folder"),
         (["t2i.pt", "vq.pt", "--grid", "3", "--heads", "4"], "vq.pt"),

@@ -265,9 +265,9 @@ def test_a_codebook_of_another_size_than_the_gpt_s_is_refused(tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"codebook_size": 41}, "codebook_size is 41, but the weights say 40"),
-        ({"multipliers": [1, 2, 4, 4]}, "multipliers is"),
-        ({"multipliers": 3}, "multipliers is 3"),
+        ({"codebook_size": 41}, "codebook_size to 41, but the weights have 40"),
+        ({"multipliers": [1, 2, 4, 4]}, "multipliers to"),
+        ({"multipliers": 3}, "multipliers to 3"),
         ({"model_type": "llamagen_gpt"}, "config.json beside it is of 'llamagen_gpt'"),
         ({"depth": 3}, "gives depth, which no VQ model has"),
     ],
@@ -289,7 +289,7 @@ def test_missing_unknown_and_misshapen_tensors_are_named(tmp_path: Path) -> None
         ({"quant_conv.bias": torch.zeros(9)}, r"quant_conv.bias has shape \[9\]"),
         ({"encoder.conv_in.weight": None}, "no VQ model"),
         ({"quantize.embedding.weight": torch.zeros(40)}, "no VQ model"),
-        ({"encoder.conv_blocks.1.res.0.conv1.weight": torch.zeros(9, 8, 3, 3)}, "weights say"),
+        ({"encoder.conv_blocks.1.res.0.conv1.weight": torch.zeros(9, 8, 3, 3)}, "weights have"),
     ):
         save_file({n: v for n, v in (whole | change).items() if v is not None}, file)
         with pytest.raises(CheckpointError, match=result):

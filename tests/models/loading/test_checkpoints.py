@@ -125,7 +125,7 @@ DAMAGES: list[tuple[Callable[[Path], None], str]] = [
     (config_holds_words_for_numbers, "its config.json cannot be read: "),
     (architecture_is_unknown, "does not know its architecture 'frobnicator'"),
     (architecture_writes_no_text, "its architecture 'clip' generates no text from text or images"),
-    (code_of_its_own, "it brings code of its own, which runs only with allow_remote_code: true"),
+    (code_of_its_own, "it contains custom code, which runs only with allow_remote_code: true"),
     (weights_are_missing, "it holds no .safetensors weights"),
     (weights_are_torn_at_the_end, "model.safetensors is torn or not safetensors"),
     (weights_are_torn_in_the_header, "model.safetensors is torn or not safetensors"),

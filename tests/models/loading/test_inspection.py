@@ -117,7 +117,7 @@ ELSEWHERE = "tokens behind a prompt get other logits than in its own forward"
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     **{name: ({}, ELSEWHERE) for name in ("bart", "mbart", "marian", "pegasus", "plbart", "blenderbot", "diffllama")},
     "bert-generation": ({"is_decoder": False}, LATER),
-    "doge": ({}, "its attention uses a mask of its own"),
+    "doge": ({}, "its attention uses its own mask"),
     "modernbert-decoder": ({}, "transformers shows no decoder with input embeddings and layers"),
     "gemma3_text": ({"use_bidirectional_attention": True, "layer_types": ["full_attention"] * 2}, LATER),
     "llama": (
