@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import auto, decode, pipeline, scheduling, speed_plots, synthetic
+from benchmarks import auto, backend_pieces, decode, pipeline, scheduling, speed_plots, synthetic
 from benchmarks.engine import tables as engine_tables
 from benchmarks.gpu import tables as gpu_tables
 from benchmarks.harness import results as files
@@ -28,6 +28,7 @@ DOCUMENTS = (
     Path("docs/results/lantern.md"),
     Path("docs/results/performance.md"),
     Path("docs/design/log.md"),
+    Path("docs/design/decisions/27-cpu-pieces-by-measurement.md"),
 )
 TRADE_OFF = Path("docs/results") / "lantern_trade_off.svg"
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -39,6 +40,7 @@ SOURCES = {
     "autoscaling": {"autoscaling": scheduling.autoscaling_table},
     "peers": peer_tables.TABLES,
     "engine": engine_tables.TABLES,
+    "backend_pieces": backend_pieces.TABLES,
     "gpu": gpu_tables.TABLES,
     "pipeline": {"pipeline": pipeline.pipeline_table},
     "auto": auto.TABLES,
