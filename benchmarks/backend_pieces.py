@@ -90,9 +90,6 @@ def pieces_table(results: Results) -> str:
     return table(["piece", *(f"{mode}, batch {batch}" for batch, mode in cells), "result"], rows)
 
 
-TABLES = {"backend_pieces": pieces_table}
-
-
 def main(arguments: list[str] | None = None) -> int:
     options = pair_command_line("backend_pieces", __doc__, "few short requests").parse_args(arguments)
     options.gamma, cells = 5, QUICK if options.quick else CELLS
