@@ -77,8 +77,8 @@ def steps_error(histogram: Sequence[int]) -> float:
     num = sum(histogram)
     if not num:
         return 0.0
-    mean = sum(taken * count for taken, count in enumerate(histogram)) / num
-    return math.sqrt(sum(count * (taken - mean) ** 2 for taken, count in enumerate(histogram))) / num
+    mean = sum(accepted * count for accepted, count in enumerate(histogram)) / num
+    return math.sqrt(sum(count * (accepted - mean) ** 2 for accepted, count in enumerate(histogram))) / num
 
 
 def combine(parts: Iterable[Finding], prefix: str = "", between: str = "; ") -> Finding:
