@@ -1,7 +1,7 @@
 """The papers' further tables, on the zoo: one setting varied at a time.
 
-    python -m benchmarks.ablations            # runs all; writes results/ablations.json and docs/results/ablations.md
-    python -m benchmarks.ablations --table    # writes the page from the committed JSON
+    python -m benchmarks.ablations    # writes results/ablations.json and docs/results/tabed_weights.svg; minutes
+    python -m benchmarks.tables       # the tables and the other plot
 
 A variant is a preset and dotted overrides, checked by the same schema as a job.
 """
@@ -20,7 +20,7 @@ from actors.loading.method import build_method
 from actors.loading.pair import Pair, load
 from benchmarks.harness.markdown import percent, table
 from benchmarks.harness.plots import trade_off, weight_traces
-from benchmarks.harness.results import command_line, progress, read_results, results_file, write_results
+from benchmarks.harness.results import command_line, progress, results_file, write_results
 from benchmarks.methods.__main__ import MAX_CONTEXT_TOKENS, MAX_NEW_TOKENS, run_cases, run_method
 from benchmarks.methods.scenarios import Case, build_scenarios
 from configs.load import load_preset
@@ -29,26 +29,7 @@ from decoding import Engine, Request, Sampling
 from models.target import Target
 
 RESULTS = results_file("ablations")
-TRADE_OFF = Path("docs/results") / "lossy_trade_off.svg"
 TRACES = Path("docs/results") / "tabed_weights.svg"
-DOCUMENT = Path("docs/results") / "ablations.md"
-HEAD = """# Ablations
-
-The papers' further tables on the shipped pair, one setting varied at a time; {num_cases} cases of each scenario,
-greedy, float32. Acceptance lengths count the bonus token. [The log](../design/log.md) discusses them. Made by
-
-    python -m benchmarks.ablations            # runs everything, two to five minutes
-    python -m benchmarks.ablations --table    # makes this page from the committed benchmarks/results/ablations.json
-
-TABED's weight of the context `full` against `text_only`, step by step, for one sample of three scenarios:
-
-![weights](tabed_weights.svg)
-
-What the relaxed rules buy and cost on single images, each sweep below as a line (up and to the right is better):
-
-![acceptance length against attribute words kept](lossy_trade_off.svg)
-
-"""
 SCENARIOS = ("single", "second_turn", "clip", "story")
 POLICIES = ("static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost")
 RATIOS = (0.0, 0.5, 0.8, 0.9, 0.95)
@@ -224,17 +205,11 @@ def run_all(num_cases: int, seed: int) -> dict[str, Any]:
     }
 
 
-def tables(results: dict[str, Any]) -> str:
-    """Every group as a table, then the expected speed-ups and the autocorrelation."""
-    head = [
-        "variant",
-        *(name.replace("_", " ") for name in SCENARIOS),
-        "nodes a step",
-        "attributes right",
-        "F1",
-        "equal",
-    ]
-    parts = []
+def ablations_tables(results: dict[str, Any]) -> str:
+    """The settings, every group as a table, then the expected speed-ups and the autocorrelation."""
+    scenarios = (name.replace("_", " ") for name in SCENARIOS)
+    head = ["variant", *scenarios, "nodes a step", "attributes right", "F1", "equal"]
+    parts = [f"{results['num_cases']} cases of each scenario, greedy, float32."]
     for group, variants in results["groups"].items():
         rows = []
         for label, cell in variants.items():
@@ -253,7 +228,7 @@ def tables(results: dict[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def draw_trade_off(results: dict[str, Any]) -> str:
+def draw_trade_off(results: dict[str, Any], methods: dict[str, Any]) -> str:
     """Acceptance length against F1 of attribute words, for the sweeps of LVSpec and of random relaxation."""
     names = {
         "LVSpec, λ": "LVSpec: λ",
@@ -266,9 +241,8 @@ def draw_trade_off(results: dict[str, Any]) -> str:
         ]
         for label, group in names.items()
     }
-    committed = read_results(results_file("methods"))["methods"]
     for label, name in (("typical", "typical"), ("FLy, gate only", "fly_gate")):
-        cell = committed[name]["scenarios"]["single"]
+        cell = methods["methods"][name]["scenarios"]["single"]
         lines[label] = [(cell["mean_acceptance_length"], cell["attribute_f1"])]
     return trade_off(lines, "mean acceptance length", "F1 of attribute words")
 
@@ -277,14 +251,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = command_line("ablations", __doc__)
     parser.add_argument("--cases", type=int, default=16, help="cases of each scenario (16)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--table", action="store_true", help="write the page from the committed JSON")
     options = parser.parse_args(arguments)
-    if not options.table:
-        write_results(RESULTS, run_all(options.cases, options.seed))
-    results = read_results(RESULTS)
-    TRADE_OFF.write_text(draw_trade_off(results))
-    DOCUMENT.write_text(HEAD.format(num_cases=results["num_cases"]) + tables(results) + "\n")
-    print(tables(results))
+    results = run_all(options.cases, options.seed)
+    write_results(RESULTS, results)
+    print(ablations_tables(results))
     return 0
 
 

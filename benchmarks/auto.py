@@ -32,7 +32,7 @@ from actors.choice import WITHIN
 from actors.loading.method import plain_method
 from actors.loading.pair import Pair, load
 from benchmarks.harness.markdown import Results, goals_table, percent, table
-from benchmarks.harness.results import command_line, progress, results_file, write_results
+from benchmarks.harness.results import command_line, finish, progress, results_file
 from benchmarks.inflate.folders import inflate_folder
 from benchmarks.inflate.shapes import Shape, drafter_shape
 from configs.load import validate
@@ -318,11 +318,7 @@ TABLES = {"auto": auto_table, "auto_claims": auto_claims_table}
 
 def main(arguments: list[str] | None = None) -> int:
     options = command_line("auto", __doc__, "two workloads on small pairs").parse_args(arguments)
-    results = run(QUICK if options.quick else FULL)
-    print(auto_table(results), auto_claims_table(results), sep="\n\n")
-    if not options.quick:
-        write_results(RESULTS, results)
-    return 0
+    return finish(options, RESULTS, run(QUICK if options.quick else FULL), auto_table, auto_claims_table)
 
 
 if __name__ == "__main__":

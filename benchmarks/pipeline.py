@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks.harness.markdown import Results, figure, percent, table
-from benchmarks.harness.results import command_line, machine, progress, results_file, write_results
+from benchmarks.harness.results import command_line, finish, machine, progress, results_file
 from benchmarks.harness.verdict import spread, turns
 from configs.load import load_job
 from configs.schema import CaptionJob, Job
@@ -114,10 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
         row["num_equal"] = len(found.items() & expected.items())
     rows.sort(key=lambda row: list(jobs.values()).index((row["method"], row["compile"])))
     results = {"machine": description, "num_scenes": len(scenes), "rows": rows}
-    print(pipeline_table(results))
-    if not options.quick:
-        write_results(RESULTS, results)
-    return 0
+    return finish(options, RESULTS, results, pipeline_table)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,6 @@ actor starts its first row and the one at which the first actor ends its last ro
 from __future__ import annotations
 
 import json
-import os
-import platform
 import struct
 import sys
 import tempfile
@@ -24,10 +22,10 @@ from typing import Any
 
 from benchmarks.decode import TimedEngine, TimedPair, timed_dataset
 from benchmarks.harness.markdown import Results, percent, table
-from benchmarks.harness.results import command_line, results_file, write_results
+from benchmarks.harness.results import command_line, finish, machine, results_file
 from configs.schema import CaptionJob, Job
 from decoding.types import Completion
-from pipeline.cluster.ray_session import available_cpus, session
+from pipeline.cluster.ray_session import session
 
 RESULTS = results_file("scheduling")
 NUM_ACTORS = (1, 2, 4, 8)
@@ -112,7 +110,7 @@ def judge(actors: list[list[Step]], row_s: float) -> dict[str, Any]:
 def measure(rows_per_actor: int) -> dict[str, Any]:
     """All numbers of actors under one Ray."""
     cells = {}
-    load = os.getloadavg()[0]
+    description = machine()
     with tempfile.TemporaryDirectory() as name, session(Job(num_cpus=2)):
         for num_actors in NUM_ACTORS:
             actors = run_graph(Path(name), num_actors, rows_per_actor * num_actors)
@@ -123,7 +121,7 @@ def measure(rows_per_actor: int) -> dict[str, Any]:
         "row_ms": 1000 * ROW_S,
         "batch_rows": BATCH_ROWS,
         "goal": GOAL,
-        "machine": f"{platform.machine()}, {available_cpus()} cores, load {load:.1f} at the start",
+        "machine": description,
         "cells": cells,
     }
 
@@ -152,10 +150,7 @@ def autoscaling_table(results: Results) -> str:
 def main(arguments: list[str] | None = None) -> int:
     options = command_line("scheduling", __doc__, "a tenth of the rows").parse_args(arguments)
     found = measure(ROWS_PER_ACTOR // 10 if options.quick else ROWS_PER_ACTOR)
-    print(scheduling_table(found))
-    if not options.quick:
-        write_results(RESULTS, found)
-    return 0
+    return finish(options, RESULTS, found, scheduling_table)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ def _draw_speeds(rows: Iterable[tuple[str, Results]], title: str) -> str:
     rows = list(rows)
     groups = {}
     for name in dict.fromkeys(name for name, _ in rows):
-        speeds = {row["batch"]: row["tokens_per_s"] for own, row in rows if own == name}
+        speeds = {row["batch"]: row["tokens_per_s"] for curve, row in rows if curve == name}
         withheld = [str(batch) for batch, speed in speeds.items() if speed is None]
         label = f"{name} (withheld at {', '.join(withheld)})" if withheld else name
         groups[label] = {

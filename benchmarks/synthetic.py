@@ -22,14 +22,7 @@ from actors.loading.pair import load_target
 from benchmarks.harness.engines import kv_bytes, measure_grid
 from benchmarks.harness.long_context import SEED, Filled, Forced, time_steps
 from benchmarks.harness.markdown import Results, figure, left_out, table
-from benchmarks.harness.results import (
-    add_pair_arguments,
-    command_line,
-    machine,
-    progress,
-    results_file,
-    write_results,
-)
+from benchmarks.harness.results import describe_pair, finish, pair_command_line, progress, results_file
 from benchmarks.harness.verdict import relative_speeds, spread, turns
 from benchmarks.peers.work import inflated_pair
 from configs.schema import Checkpoint
@@ -176,34 +169,21 @@ TABLES = {"synthetic": synthetic_table, "synthetic_setting": synthetic_setting}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = command_line("synthetic", __doc__, "few positions and steps")
-    add_pair_arguments(parser)
+    parser = pair_command_line("synthetic", __doc__, "few positions and steps")
     options = parser.parse_args(arguments)
     size = QUICK if options.quick else FULL
-    description = machine()
+    found = describe_pair(options) | {
+        "synthetic": "acceptance is forced and visual columns are random numbers; outputs mean nothing, and equality "
+        "with plain decoding is not claimed",
+        "seeds": [SEED + number for number in range(size.num_rounds)],
+    }
     torch.set_num_threads(options.threads)
     models = []
     for folder in map(str, inflated_pair(options)):
         models.append(load_target(Checkpoint(path=folder, dtype=options.dtype, device="cpu"), folder))
         models[-1].compile()
-    rows, missing = measure(size, *models)
-    found = {
-        "synthetic": "acceptance is forced and visual columns are random numbers; outputs mean nothing, and equality "
-        "with plain decoding is not claimed",
-        "target_shape": options.target_shape,
-        "drafter_shape": options.drafter_shape,
-        "dtype": options.dtype,
-        "threads": options.threads,
-        "seeds": [SEED + number for number in range(size.num_rounds)],
-        "machine": description,
-        "torch": torch.__version__,
-        "left_out": missing,
-        "synthetic_rows": rows,
-    }
-    print(synthetic_setting(found), synthetic_table(found), sep="\n\n")
-    if not options.quick:
-        write_results(RESULTS, found)
-    return 0
+    found["synthetic_rows"], found["left_out"] = measure(size, *models)
+    return finish(options, RESULTS, found, synthetic_setting, synthetic_table)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import auto, decode, pipeline, scheduling, speed_plots, synthetic
+from benchmarks import ablations, auto, backend_pieces, decode, pipeline, scheduling, speed_plots, synthetic
 from benchmarks.engine import tables as engine_tables
 from benchmarks.gpu import tables as gpu_tables
 from benchmarks.harness import results as files
@@ -25,20 +25,25 @@ DOCUMENTS = (
     Path("README.md"),
     Path("docs/methods/index.md"),
     Path("docs/results/methods.md"),
+    Path("docs/results/ablations.md"),
     Path("docs/results/lantern.md"),
     Path("docs/results/performance.md"),
     Path("docs/design/log.md"),
+    Path("docs/design/decisions/27-cpu-pieces-by-measurement.md"),
 )
 TRADE_OFF = Path("docs/results") / "lantern_trade_off.svg"
+LOSSY_TRADE_OFF = Path("docs/results") / "lossy_trade_off.svg"
 MARK = re.compile(r"(<!-- table: (?P<name>[a-z_]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 SOURCES = {
     "methods": method_tables.TABLES,
     "lantern": {**lantern_tables.TABLES, **lantern_tables.LINES},
+    "ablations": {"ablations": ablations.ablations_tables},
     "decode": decode.TABLES,
     "scheduling": {"scheduling": scheduling.scheduling_table},
     "autoscaling": {"autoscaling": scheduling.autoscaling_table},
     "peers": peer_tables.TABLES,
     "engine": engine_tables.TABLES,
+    "backend_pieces": {"backend_pieces": backend_pieces.pieces_table},
     "gpu": gpu_tables.TABLES,
     "pipeline": {"pipeline": pipeline.pipeline_table},
     "auto": auto.TABLES,
@@ -74,6 +79,7 @@ def main() -> int:
     for path in DOCUMENTS:
         path.write_text(fill(path.read_text(), results))
     TRADE_OFF.write_text(lantern_tables.draw_trade_off(results["lantern"]))
+    LOSSY_TRADE_OFF.write_text(ablations.draw_trade_off(results["ablations"], results["methods"]))
     for path, picture in speed_plots.draw_all(results).items():
         path.write_text(picture)
     return 0

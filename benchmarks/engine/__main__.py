@@ -27,14 +27,7 @@ from benchmarks.engine.tables import BOUND_BATCHES, MODES, T_975, engine_claims_
 from benchmarks.harness.clock import DeviceClock
 from benchmarks.harness.engines import kv_bytes, lanes_of, measure_grid
 from benchmarks.harness.process import Work, forget_peak, peak_bytes_of
-from benchmarks.harness.results import (
-    add_pair_arguments,
-    command_line,
-    machine,
-    progress,
-    results_file,
-    write_results,
-)
+from benchmarks.harness.results import describe_pair, finish, pair_command_line, progress, results_file
 from benchmarks.harness.verdict import make_row, turns
 from benchmarks.peers.engine_peer import choose_method
 from benchmarks.peers.work import by_batch, inflated_pair, make_work, reference_of
@@ -150,14 +143,13 @@ def plan(options: argparse.Namespace) -> list[Cell]:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = command_line("engine", __doc__, "few short requests")
+    parser = pair_command_line("engine", __doc__, "few short requests")
     many: dict[str, Any] = {"type": int, "metavar": "N"}
     parser.add_argument("--batches", nargs="+", default=list(BATCHES), **many)
     parser.add_argument("--long-batches", nargs="*", help=f"those with long outputs {LONG_BATCHES}", **many)
     parser.add_argument("--repeats", nargs="+", default=[5], help="one number or one per batch size (5)", **many)
     parser.add_argument("--gamma", type=int, default=5, help="drafts per step (5)")
     parser.add_argument("--max-s", type=float, default=MAX_S, help=f"no batch starts after this time ({MAX_S:.0f})")
-    add_pair_arguments(parser)
     options = parser.parse_args(arguments)
     options.max_requests, options.max_new_tokens, options.long_new_tokens = MAX_REQUESTS, NEW_TOKENS, LONG_NEW_TOKENS
     if options.long_batches is None:
@@ -176,7 +168,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     return options
 
 
-def measure(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[tuple[int, int, str]], Work]:
+def measure(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[tuple[int, int, str]]]:
     """The rows of the grid, and (batch, length, missing resource) of the cells left out."""
     scratch: Path = options.scratch
     target, drafter = inflated_pair(options)
@@ -197,28 +189,14 @@ def measure(options: argparse.Namespace) -> tuple[list[dict[str, Any]], list[tup
         lambda cell: measure_cell(bench, cell, references[cell.max_new_tokens][: cell.num_requests]),
         options.max_s,
     )
-    return rows, [(cell.batch, cell.max_new_tokens, missing) for cell, missing in left_out], work
+    return rows, [(cell.batch, cell.max_new_tokens, missing) for cell, missing in left_out]
 
 
 def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
-    description = machine()
-    rows, left_out, work = measure(options)
-    found = {
-        "target_shape": options.target_shape,
-        "drafter_shape": options.drafter_shape,
-        "dtype": work.dtype,
-        "threads": work.threads,
-        "gamma": work.gamma,
-        "machine": description,
-        "torch": torch.__version__,
-        "left_out": left_out,
-        "rows": rows,
-    }
-    print(engine_table(found), engine_claims_table(found), sep="\n\n")
-    if not options.quick:
-        write_results(RESULTS, found)
-    return 0
+    found = describe_pair(options)
+    found["rows"], found["left_out"] = measure(options)
+    return finish(options, RESULTS, found, engine_table, engine_claims_table)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -100,12 +102,17 @@ class Running:
 
 
 def run_side_by_side(
-    engines: Mapping[str, tuple[Engine, DeviceClock]], order: Sequence[str], requests: Sequence[Request]
+    engines: Mapping[str, tuple[Engine, DeviceClock]],
+    order: Sequence[str],
+    requests: Sequence[Request],
+    contexts: Mapping[str, AbstractContextManager[Any]] | None = None,
 ) -> dict[str, Pass]:
-    """One pass of each method in `order`; ties go to the earlier one."""
+    """One pass of each method in `order`, its steps within its context; ties go to the earlier one."""
     running = {mode: Running(*engines[mode], requests) for mode in order}
-    while unfinished := [one for one in running.values() if not one.is_over]:
-        min(unfinished, key=lambda one: one.num_tokens).run_slice()
+    while unfinished := [mode for mode, one in running.items() if not one.is_over]:
+        mode = min(unfinished, key=lambda mode: running[mode].num_tokens)
+        with (contexts or {}).get(mode, nullcontext()):
+            running[mode].run_slice()
     return {mode: one.result() for mode, one in running.items()}
 
 

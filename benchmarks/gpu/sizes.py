@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from benchmarks.inflate.shapes import SHAPES, Shape, drafter_shape
 
+DRAFTER = drafter_shape(SHAPES["7B"], 0.05)
+
 
 @dataclass(frozen=True)
 class Heads:
@@ -20,52 +22,30 @@ class Sizes:
     compared with their source's; an image has `grid` × `grid` codes; `long` are visual positions and their batch sizes,
     timed for `steps` at the forced acceptance `rates`."""
 
-    dtype: str
-    target: Shape
-    drafter: Shape
-    gamma: int
-    batches: tuple[int, ...]
-    requests_per_slot: int
-    max_new_tokens: int
-    rounds: int
-    checked: int
-    copy_bytes: int
-    attention_rows: int
-    attention_columns: int
-    attention_nodes: tuple[int, ...]
-    attention_heads: tuple[Heads, ...]
-    attention_calls: int
-    image: Shape
-    grid: int
-    images: int
-    long: tuple[tuple[int, tuple[int, ...]], ...]
-    rates: tuple[float, ...]
-    steps: int
+    dtype: str = "bfloat16"
+    target: Shape = SHAPES["7B"]
+    drafter: Shape = DRAFTER
+    gamma: int = 5
+    batches: tuple[int, ...] = (1, 8, 32, 64)
+    requests_per_slot: int = 4
+    max_new_tokens: int = 64
+    rounds: int = 3
+    checked: int = 4
+    copy_bytes: int = 4 << 30
+    attention_rows: int = 32
+    attention_columns: int = 2048
+    attention_nodes: tuple[int, ...] = (1, 6, 16)
+    attention_heads: tuple[Heads, ...] = (Heads(64, 64, 64), Heads(28, 4, 128))  # the inflated 7B, Qwen2.5-VL-7B
+    attention_calls: int = 32
+    image: Shape = SHAPES["XL"]
+    grid: int = 24
+    images: int = 32
+    long: tuple[tuple[int, tuple[int, ...]], ...] = ((2_000, (1, 32)), (25_000, (1, 4)))
+    rates: tuple[float, ...] = (0.6, 0.8)
+    steps: int = 24
 
 
-FULL = Sizes(
-    dtype="bfloat16",
-    target=SHAPES["7B"],
-    drafter=drafter_shape(SHAPES["7B"], 0.05),
-    gamma=5,
-    batches=(1, 8, 32, 64),
-    requests_per_slot=4,
-    max_new_tokens=64,
-    rounds=3,
-    checked=4,
-    copy_bytes=4 << 30,
-    attention_rows=32,
-    attention_columns=2048,
-    attention_nodes=(1, 6, 16),
-    attention_heads=(Heads(64, 64, 64), Heads(28, 4, 128)),  # the inflated 7B's and Qwen2.5-VL-7B's
-    attention_calls=32,
-    image=SHAPES["XL"],
-    grid=24,
-    images=32,
-    long=((2_000, (1, 32)), (25_000, (1, 4))),
-    rates=(0.6, 0.8),
-    steps=24,
-)
+FULL = Sizes()
 TINY = Sizes(
     dtype="float32",
     target=Shape(256, 4, 4, 4, 512),

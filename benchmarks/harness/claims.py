@@ -77,8 +77,21 @@ def steps_error(histogram: Sequence[int]) -> float:
     num = sum(histogram)
     if not num:
         return 0.0
-    mean = sum(taken * count for taken, count in enumerate(histogram)) / num
-    return math.sqrt(sum(count * (taken - mean) ** 2 for taken, count in enumerate(histogram))) / num
+    mean = sum(accepted * count for accepted, count in enumerate(histogram)) / num
+    return math.sqrt(sum(count * (accepted - mean) ** 2 for accepted, count in enumerate(histogram))) / num
+
+
+def combine(parts: Iterable[Finding], prefix: str = "", between: str = "; ") -> Finding:
+    """One finding that holds if all parts do."""
+    found = list(parts)
+    return all_of(holds for holds, _ in found), prefix + between.join(numbers for _, numbers in found)
+
+
+def all_equal(cells: dict[str, dict[str, Any]], num_samples: str, suffix: str) -> Finding:
+    """Whether all outputs of all cells equal plain decoding's; `num_samples` is the key of their number."""
+    unequal = [name for name, cell in cells.items() if cell["equal_share"] < 1.0]
+    num = min((cell[num_samples] for cell in cells.values()), default=0)
+    return enough(not unequal, num), ", ".join(unequal) or f"all equal in {len(cells)} {suffix.format(num)}"
 
 
 Check = Callable[[dict[str, Any]], Finding]

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from dataclasses import asdict, dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Protocol
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,6 +168,11 @@ class Peer:
     def _failure(self, reason: str) -> PeerError:
         tail = self._log.read_text(errors="replace").splitlines()[-LOG_LINES:]
         return PeerError("\n    ".join([f"{self.name}: {reason}; its log {self._log} ends with", *tail]))
+
+
+def versions_of(*modules: ModuleType) -> dict[str, str]:
+    """Versions of Python and of imported libraries."""
+    return {"python": platform.python_version(), **{module.__name__: module.__version__ for module in modules}}
 
 
 def group_members(leader: int) -> list[int]:

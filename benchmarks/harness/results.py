@@ -7,6 +7,8 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +54,29 @@ def command_line(name: str, doc: str | None, quick: str | None = None) -> argpar
     return parser
 
 
-def add_pair_arguments(parser: argparse.ArgumentParser, dtypes: tuple[str, ...] = ("bfloat16", "float32")) -> None:
-    """Arguments of benchmarks on the inflated text pair."""
-    parser.add_argument("--dtype", choices=dtypes, default="bfloat16")
+def pair_command_line(name: str, doc: str | None, quick: str) -> argparse.ArgumentParser:
+    """`command_line` with the arguments of benchmarks on the inflated text pair."""
+    parser = command_line(name, doc, quick)
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--threads", type=int, default=len(cores()), help="(all cores)")
     parser.add_argument("--target-shape", default="0.3B")
     parser.add_argument("--drafter-shape", default="draft-0.05")
     parser.add_argument("--scratch", type=Path, default=FOLDER.parents[1] / ".bench")
+    return parser
+
+
+def describe_pair(options: argparse.Namespace) -> dict[str, Any]:
+    """The settings of a benchmark on the inflated text pair, the machine and torch; call it before measuring."""
+    names = ("target_shape", "drafter_shape", "dtype", "threads", "gamma")
+    settings = {name: getattr(options, name) for name in names if hasattr(options, name)}
+    return {**settings, "machine": machine(), "torch": version("torch")}
+
+
+def finish(
+    options: argparse.Namespace, path: Path, found: dict[str, Any], *tables: Callable[[dict[str, Any]], str]
+) -> int:
+    """Print the tables of the results and, unless `--quick` was chosen, write the results; returns exit status 0."""
+    print(*(make(found) for make in tables), sep="\n\n")
+    if not options.quick:
+        write_results(path, found)
+    return 0

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.harness.claims import Check, Finding, Holds, Measured, all_of, check_all, claim, decide, enough
+from benchmarks.harness.claims import (
+    Check,
+    Finding,
+    Holds,
+    Measured,
+    all_equal,
+    all_of,
+    check_all,
+    claim,
+    combine,
+    decide,
+    enough,
+)
 from benchmarks.lantern.recorder import Setting, pick
 from benchmarks.lantern.rows import DELTAS, GUIDANCE, KS
 
@@ -64,25 +76,17 @@ def _premise_cell(kinds: Kinds, name: str) -> Cell:
     return {"num_images": kinds["text"]["settings"]["num_images"], **kinds["text"]["premise"][name]}
 
 
-def _combine(parts: Iterable[tuple[str, Iterable[Holds]]]) -> Finding:
-    """One finding from (numbers, verdicts) pairs."""
-    found = [(numbers, list(verdicts)) for numbers, verdicts in parts]
-    return all_of(holds for _, verdicts in found for holds in verdicts), "; ".join(numbers for numbers, _ in found)
-
-
-def _part(label: str, cells: list[Cell], base: Cell) -> tuple[str, list[Holds]]:
+def _part(label: str, cells: list[Cell], base: Cell) -> Finding:
     """Whether all cells accept more than `base`."""
     numbers = f"{label}: {', '.join(map(_length, cells))} against {_length(base)}"
-    return numbers, [_longer(cell, base) for cell in cells]
+    return all_of(_longer(cell, base) for cell in cells), numbers
 
 
 def _all_longer(keys: tuple[str, ...], base: str) -> Callable[[Kinds], Finding]:
     """Whether the rows `keys` accept more than the row `base`, for every kind of condition."""
 
     def check(kinds: Kinds) -> Finding:
-        return _combine(
-            _part(kind, [_row(kinds, key, kind) for key in keys], _row(kinds, base, kind)) for kind in kinds
-        )
+        return combine(_part(kind, [_row(kinds, key, kind) for key in keys], _row(kinds, base, kind)) for kind in kinds)
 
     return check
 
@@ -104,8 +108,8 @@ def _premise(kinds: Kinds) -> Finding:
     attributes and a tenth of the distance."""
     before = {"real": kinds["text"]["bounds"]["reconstructed"], "plain": _row(kinds, "1/plain")}
     after = {source: _premise_cell(kinds, f"{source}/drawn/100") for source in before}
-    return _combine(
-        (f"{source}: {_quality(cell)} before and {_quality(after[source])} after", [_as_good(after[source], cell)])
+    return combine(
+        (_as_good(after[source], cell), f"{source}: {_quality(cell)} before and {_quality(after[source])} after")
         for source, cell in before.items()
     )
 
@@ -121,16 +125,16 @@ def _coupling(kinds: Kinds) -> Finding:
     """Ours: at the zoo's guidance of 2, noise shared by drafter and target, without any relaxation, gains at
     least half of what LANTERN at δ = 0.4 gains over rejection sampling."""
 
-    def part(kind: str) -> tuple[str, list[Holds]]:
+    def part(kind: str) -> Finding:
         names = ("eagle2_rejection", "eagle2_coupled", "lantern_paper_0.4")
         cells = [_row(kinds, f"1/{name}", kind) for name in names]
         strict, coupled, relaxed = (cell["mean_acceptance_length"] for cell in cells)
         errors = [share * cell["acceptance_length_se"] for share, cell in zip((0.5, 1.0, 0.5), cells, strict=True)]
         num = min(cell["num_images"] for cell in cells)
         holds = decide(coupled - 0.5 * (strict + relaxed), math.hypot(*errors), num)
-        return f"{kind}: {strict:.2f} strict, {coupled:.2f} coupled, {relaxed:.2f} relaxed", [holds]
+        return holds, f"{kind}: {strict:.2f} strict, {coupled:.2f} coupled, {relaxed:.2f} relaxed"
 
-    return _combine(map(part, kinds))
+    return combine(map(part, kinds))
 
 
 def reaches(guidance: dict[str, Any], scale: float, delta: str = "0.4") -> tuple[Holds, float, float]:
@@ -142,7 +146,7 @@ def reaches(guidance: dict[str, Any], scale: float, delta: str = "0.4") -> tuple
 def _sharing_reaches(kinds: Kinds) -> Finding:
     """Ours: shared noise without any relaxation accepts more than LANTERN's residual at δ = 0.4, at every guidance."""
     found = ((scale, reaches(kinds["text"]["guidance"], scale)) for scale in GUIDANCE)
-    return _combine((f"{scale:g}: {own:.2f} against {other:.2f}", [holds]) for scale, (holds, own, other) in found)
+    return combine((holds, f"{scale:g}: {own:.2f} against {other:.2f}") for scale, (holds, own, other) in found)
 
 
 def _naive(kinds: Kinds) -> Finding:
@@ -179,26 +183,26 @@ def _moderate_keeps(kinds: Kinds) -> Finding:
     """A moderate δ (0.05 greedy, 0.1 sampled) costs little quality: at most 0.05 of the attributes and a
     distance that is larger by a tenth (Table 3)."""
 
-    def parts(kind: str, temperature: str, names: tuple[str, ...]) -> Iterable[tuple[str, list[Holds]]]:
+    def parts(kind: str, temperature: str, names: tuple[str, ...]) -> Iterator[Finding]:
         plain, *cells = (_row(kinds, f"{temperature}/{name}", kind) for name in ("plain", *names))
-        yield f"{kind} T = {temperature}: {_quality(plain)} plain", []
-        yield from ((f"{cell['label']} {_quality(cell)}", [_as_good(cell, plain)]) for cell in cells)
+        yield True, f"{kind} T = {temperature}: {_quality(plain)} plain"
+        yield from ((_as_good(cell, plain), f"{cell['label']} {_quality(cell)}") for cell in cells)
 
     moderate = (("1", ("lantern_paper_0.1", "lantern_coupled_0.1")), ("0", ("lantern_0.05",)))
-    return _combine(part for kind in kinds for setting in moderate for part in parts(kind, *setting))
+    return combine(part for kind in kinds for setting in moderate for part in parts(kind, *setting))
 
 
 def _large_costs(kinds: Kinds) -> Finding:
     """A large δ costs quality: at 0.4 the distance to real images is larger than plain decoding's (Table 3)."""
 
-    def part(kind: str) -> tuple[str, list[Holds]]:
+    def part(kind: str) -> Finding:
         names = ("plain", "lantern_paper_0.4", "lantern_coupled_0.4")
         plain, *cells = (_row(kinds, f"1/{name}", kind) for name in names)
         distances = ", ".join(f"{cell['frechet_real']:.2f}" for cell in cells)
-        verdicts = [_above(cell, plain, "frechet_real") for cell in cells]
-        return f"{kind}: {distances} against {plain['frechet_real']:.2f}", verdicts
+        holds = all_of(_above(cell, plain, "frechet_real") for cell in cells)
+        return holds, f"{kind}: {distances} against {plain['frechet_real']:.2f}"
 
-    return _combine(map(part, kinds))
+    return combine(map(part, kinds))
 
 
 def _metrics_alike(kinds: Kinds) -> Finding:
@@ -237,7 +241,7 @@ def _plus_accepts_more(kinds: Kinds) -> Finding:
     """LANTERN++'s bound, with k as published and with k scaled to the codebook, accepts more than the strict
     test of the same static tree, sampled and greedy (LANTERN++; text-conditional)."""
     strict = {"1": "static_rejection", "0": "static_exact"}
-    return _combine(
+    return combine(
         _part(f"T = {t}", [_row(kinds, f"{t}/{name}") for name in ("lantern_pp", "lantern_pp_scaled")],
               _row(kinds, f"{t}/{name}"))
         for t, name in strict.items()
@@ -253,9 +257,7 @@ def _lossless_equal(kinds: Kinds) -> Finding:
         for key, cell in data[section].items()
         if cell["acceptance"] == "exact" and not key.endswith("other_seed")
     }
-    unequal = [name for name, cell in cells.items() if cell["equal_share"] < 1.0]
-    num = min((cell["num_images"] for cell in cells.values()), default=0)
-    return enough(not unequal, num), ", ".join(unequal) or f"all equal in {len(cells)} rows"
+    return all_equal(cells, "num_images", "rows")
 
 
 CHECKS: tuple[Check, ...] = (

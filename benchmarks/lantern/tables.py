@@ -126,8 +126,8 @@ def grid_table(results: Results, row: str, what: str, paper: Paper | None) -> st
     lines = []
     for kind, cell in _cells(results, f"1/{row}"):
         record, share = cell["record"], results["kinds"][kind]["settings"]["k"]
-        printed = paper if kind == "text" else None
-        strict = f"{record[f'strict_{what}']:.3f}" + (f" ({PAPER_STRICT:.3f})" if printed else "")
+        paper_rows = paper if kind == "text" else None
+        strict = f"{record[f'strict_{what}']:.3f}" + (f" ({PAPER_STRICT:.3f})" if paper_rows else "")
         lines.append([kind, "1 (strict)", *[strict] * len(DELTAS)])
 
         def means(metric: str, divergence: Divergence, k: int, record: Any = record, share: Any = share) -> list[str]:
@@ -135,9 +135,9 @@ def grid_table(results: Results, row: str, what: str, paper: Paper | None) -> st
             return [f"{pick(record, what, setting):.3f}" for setting in settings]
 
         for k in KS:
-            beside = [f" ({value:.3f})" for value in printed[k]] if printed else [""] * len(DELTAS)
-            own = zip(means("l2", "tvd", k), beside, strict=True)
-            lines.append([kind, f"{share[str(k)]}", *(a + b for a, b in own)])
+            paper_means = [f" ({value:.3f})" for value in paper_rows[k]] if paper_rows else [""] * len(DELTAS)
+            pairs = zip(means("l2", "tvd", k), paper_means, strict=True)
+            lines.append([kind, f"{share[str(k)]}", *(measured + paper_mean for measured, paper_mean in pairs)])
         for metric, divergence in OTHERS:
             label = "JSD" if divergence == "jsd" else metric
             lines.append([kind, f"{share[str(KS[-1])]}, {label}", *means(metric, divergence, KS[-1])])
@@ -238,7 +238,7 @@ def draw_trade_off(results: Results) -> str:
     """Acceptance length against distance to real images, for k and δ under coupled noise, and other rules."""
     rows, share = results["kinds"]["text"]["rows"], results["kinds"]["text"]["settings"]["k"]
     points = _points(results)
-    groups = {f"k = {share[str(k)]}, δ rising": [one for (own, _), one in points.items() if own == k] for k in KS}
+    groups = {f"k = {share[str(k)]}, δ rising": [point for place, point in points.items() if place[0] == k] for k in KS}
     for label, names in (
         ("the paper's residual", ("lantern_paper_0.1", "metric_l2", "lantern_paper_0.4")),
         ("EAGLE-2", ("eagle2_rejection", "eagle2_coupled")),

@@ -11,11 +11,12 @@ from benchmarks.harness.claims import (
     Finding,
     Holds,
     Measured,
+    all_equal,
     all_of,
     any_of,
     check_all,
     claim,
-    enough,
+    combine,
     steps_error,
 )
 from benchmarks.methods.scenarios import IN_DISTRIBUTION, OUT_OF_DISTRIBUTION, VIDEO
@@ -58,11 +59,6 @@ def _quality(methods: Results, name: str, what: str, key: str = "single") -> Mea
     return Measured(cell[what], cell[f"{what}_se"], cell["num_cases"])
 
 
-def _combine(parts: Iterable[tuple[Holds, str]], prefix: str = "", between: str = "; ") -> Finding:
-    found = list(parts)
-    return all_of(holds for holds, _ in found), prefix + between.join(numbers for _, numbers in found)
-
-
 def _no_single_winner(results: Results) -> Finding:
     """No single context drafts best everywhere (TABED, Table 1)."""
     names = ("sd_chain", "sd_chain_text", "sd_chain_pooled")
@@ -91,14 +87,14 @@ def _never_third(methods: Results, names: tuple[str, str, str], keys: Keys, labe
 def _tabed_never_third(results: Results) -> Finding:
     """TABED is best or second best in every scenario (TABED, Table 1)."""
     names = ("sd_chain", "sd_chain_text", "tabed_mt")
-    return _combine((_never_third(results["methods"], names, (key,), key) for key in SCENARIOS), "M / T / MT: ")
+    return combine((_never_third(results["methods"], names, (key,), key) for key in SCENARIOS), "M / T / MT: ")
 
 
 def _tabed_trees(results: Results) -> Finding:
     """TABED on token trees of width 2 and 3 is best or second best, on benchmarks and out of distribution
     (TABED, Table 2)."""
     groups = (("benchmarks", IN_DISTRIBUTION), ("OOD", OUT_OF_DISTRIBUTION))
-    return _combine(
+    return combine(
         (
             _never_third(
                 results["methods"],
@@ -123,7 +119,7 @@ def _beats(name: str, others: str) -> Callable[[Results], Finding]:
             rest = {letter: mean_length(results["methods"], SINGLES[letter], keys) for letter in others}
             shown = ", ".join(f"{letter} {length.value:.2f}" for letter, length in rest.items())
             parts.append((all_of(map(one.above, rest.values())), f"{turn}: {one.value:.2f} against {shown}"))
-        return _combine(parts)
+        return combine(parts)
 
     return check
 
@@ -157,7 +153,7 @@ def _compare_qualities(methods: Results, other: str) -> Iterable[tuple[str, Meas
 
 def _lvspec_keeps(results: Results) -> Finding:
     """LVSpec keeps at least 98 % of the quality, parsed and by F1 of attribute words (LVSpec, Table 1)."""
-    return _combine(
+    return combine(
         (
             (own.above(plain, 0.98), f"retention {own.value / plain.value:.3f} {label}")
             for label, own, plain in _compare_qualities(results["methods"], "plain")
@@ -168,7 +164,7 @@ def _lvspec_keeps(results: Results) -> Finding:
 
 def _lvspec_beats_its_drafter(results: Results) -> Finding:
     """LVSpec's captions are better than those its pruned drafter writes alone, parsed and by F1 of attribute words."""
-    holds, numbers = _combine(
+    holds, numbers = combine(
         (
             (own.above(alone), f"{label} {own.value:.3f} against {alone.value:.3f}")
             for label, own, alone in _compare_qualities(results["methods"], "pruned_drafter_alone")
@@ -187,7 +183,7 @@ def _lvspec_keeps_videos(results: Results) -> Finding:
         own, plain, alone = (_quality(results["video"]["methods"], name, "accuracy", key) for name in names)
         numbers = f"{key}: {own.value:.3f}; plain {plain.value:.3f}, pruned drafter {alone.value:.3f}"
         parts.append((all_of((own.above(plain, 0.98), own.above(alone))), numbers))
-    return _combine(parts)
+    return combine(parts)
 
 
 def _random_loses(results: Results) -> Finding:
@@ -232,9 +228,7 @@ def _lossless_equal(results: Results) -> Finding:
         if result["verify_mode"] == "lossless" and result["acceptance"] == "exact"
         for key, cell in result["scenarios"].items()
     }
-    unequal = [name for name, cell in cells.items() if cell["equal_share"] < 1.0]
-    num = min(cell["num_cases"] for cell in cells.values())
-    return enough(not unequal, num), ", ".join(unequal) or f"all equal in {len(cells)} cells of {num} samples or more"
+    return all_equal(cells, "num_cases", "cells of {} samples or more")
 
 
 CHECKS: tuple[Check, ...] = (

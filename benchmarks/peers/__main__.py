@@ -19,15 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.process import PeerError
-from benchmarks.harness.results import (
-    add_pair_arguments,
-    command_line,
-    cores,
-    machine,
-    progress,
-    results_file,
-    write_results,
-)
+from benchmarks.harness.results import cores, describe_pair, pair_command_line, progress, results_file, write_results
 from benchmarks.harness.verdict import TOLERANCE_ULPS, turns
 from benchmarks.inflate.shapes import InflationError
 from benchmarks.peers.environment import (
@@ -54,7 +46,7 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender]) -> dic
     repeats: dict[int, int] = options.repeats
     counts = {batch: batch * number for batch, number in options.requests_per_slot.items()}
     scratch.mkdir(parents=True, exist_ok=True)
-    description = machine()
+    description = describe_pair(options)
     target, drafter = inflated_pair(options)
     prompts = held_out_prompts(max(counts.values()), SEED)
     work = make_work(options, target, drafter, prompts, options.max_new_tokens, max(counts))
@@ -89,16 +81,11 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender]) -> dic
     return {
         "target": "text_target",
         "drafter": "text_drafter",
-        "target_shape": options.target_shape,
-        "drafter_shape": options.drafter_shape,
-        "dtype": work.dtype,
-        "threads": work.threads,
-        "gamma": work.gamma,
+        **description,
         "max_new_tokens": work.max_new_tokens,
         "ignore_eos": work.ignore_eos,
         "launches": options.launches,
         "tolerance_ulps": TOLERANCE_ULPS,
-        "machine": description,
         "versions": versions,
         "rows": [
             {"batch": batch, "name": one.name, "row": one.row, "variant": one.variant}
@@ -111,7 +98,7 @@ def measure(options: argparse.Namespace, contenders: Sequence[Contender]) -> dic
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = command_line("peers", __doc__, "few short requests, one launch and one repeat")
+    parser = pair_command_line("peers", __doc__, "few short requests, one launch and one repeat")
     many: dict[str, Any] = {"type": int, "nargs": "+", "metavar": "N"}
     parser.add_argument("--batches", default=[1, 8, 32], **many)
     parser.add_argument("--requests-per-slot", help="one number or one per batch size (8)", **many)
@@ -123,7 +110,6 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         "--only", nargs="+", choices=[one.name for one in CONTENDERS], metavar="PEER", help="%(choices)s"
     )
     parser.add_argument("--without-vllm", action="store_true", help="measure the others, write nothing")
-    add_pair_arguments(parser, ("bfloat16", "float16", "float32"))
     options = parser.parse_args(arguments)
     defaults = {"requests_per_slot": ([2], [8]), "repeats": ([1], [2]), "launches": (1, 2), "max_new_tokens": (16, 64)}
     for name, (quick, full) in defaults.items():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 
@@ -12,7 +11,7 @@ import transformers
 from actors.loading.method import build_method
 from actors.loading.pair import load_target
 from benchmarks.harness.engines import encode, outcome_of, run_requests
-from benchmarks.harness.process import Outcome, Work, serve
+from benchmarks.harness.process import Outcome, Work, serve, versions_of
 from configs.drafters import ModelDrafter
 from configs.method import MeasuredController, Method, NoController
 from configs.schema import Checkpoint
@@ -51,12 +50,7 @@ class EngineRunner:
                 raise ValueError(f"this engine reads {text!r} as {own}, the other peers as {expected}")
 
     def versions(self) -> dict[str, str]:
-        return {
-            "step": self._step,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
+        return {"step": self._step, **versions_of(torch, transformers)}
 
     def warm(self, batch: int, num_requests: int) -> Outcome:
         """One full batch, which allocates and compiles; then two, which refill and drain slots as a pass does."""

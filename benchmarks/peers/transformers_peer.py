@@ -7,7 +7,6 @@ Prompts of similar length are batched together, padded on the left.
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, CompileConfig, GenerationConfig, PreTrainedModel, StaticCache
 
-from benchmarks.harness.process import Outcome, Work, serve
+from benchmarks.harness.process import Outcome, Work, serve, versions_of
 
 ASSISTED = {"assisted": 0.0, "assisted_confident": None}
 """Confidence threshold of the drafter; None for transformers' default."""
@@ -99,11 +98,7 @@ class GenerateRunner:
         return {"past_key_values": self._caches[batch]}
 
     def versions(self) -> dict[str, str]:
-        return {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        }
+        return versions_of(torch, transformers)
 
     def warm(self, batch: int, num_requests: int) -> Outcome:
         """One full batch; every batch of a pass has its shape."""

@@ -6,7 +6,6 @@ batch size: at most `batch` requests are in it, and a finished one is replaced b
 
 from __future__ import annotations
 
-import platform
 import sys
 import time
 from typing import Any
@@ -16,7 +15,7 @@ import transformers
 import vllm
 from vllm import LLM, SamplingParams
 
-from benchmarks.harness.process import Outcome, Work, serve
+from benchmarks.harness.process import Outcome, Work, serve, versions_of
 
 NGRAM_MIN_TOKENS, NGRAM_MAX_TOKENS = 2, 4
 STEPS, ACCEPTED = "vllm:spec_decode_num_drafts", "vllm:spec_decode_num_accepted_tokens"
@@ -53,12 +52,7 @@ class VllmRunner:
         self._num_passes = 0
 
     def versions(self) -> dict[str, str]:
-        return {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "vllm": vllm.__version__,
-        }
+        return versions_of(torch, transformers, vllm)
 
     def warm(self, batch: int, num_requests: int) -> Outcome:
         """One full batch; the graphs have no fixed shape."""
