@@ -102,6 +102,8 @@ def _cut(
     """
     start = num_rows = num_bytes = 0
     for rows, size in zip(group_rows, group_bytes, strict=True):
+        if rows == 0:  # even if its bytes exceed a span
+            continue
         too_big = rows > max_rows or size > max_bytes
         if num_rows and (too_big or num_rows + rows > max_rows or num_bytes + size > max_bytes):
             yield start, start + num_rows, num_bytes
