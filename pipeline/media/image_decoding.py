@@ -22,8 +22,8 @@ from pipeline.media.pixel_column import PixelColumn
 from pipeline.media.row_weights import media_of, share_of
 from pipeline.media.video.clips import (
     NO_SPAN,
+    MediaOptions,
     Span,
-    VideoOptions,
     clip_column,
     decode_videos,
     image_worker,
@@ -34,7 +34,6 @@ from pipeline.prompts import templates
 from pipeline.prompts.row_options import PromptOptions, RowPrompt
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
-from pipeline.sources.uris import Fetcher
 
 MAX_MESSAGE_CHARS = 500
 FETCHED_AT_ONCE = 32
@@ -44,14 +43,11 @@ to be fetched alone."""
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How rows are decoded: their prompt options, the limits on images, the longer side that images are shrunk to
-    (None: unchanged), the fetcher of images by URI, and how videos are decoded."""
+    """How rows are decoded: their prompt options, their media (None: images in the row only, with default limits), and
+    the limits of one row."""
 
     prompt_options: PromptOptions
-    max_image_pixels: int = 64_000_000
-    max_side_px: int | None = None
-    fetcher: Fetcher | None = None
-    videos: VideoOptions | None = None
+    media: MediaOptions | None = None
     max_images_per_row: int = MAX_IMAGES_PER_ROW
     max_decoded_bytes: int = MAX_DECODED_BYTES
 
@@ -61,23 +57,14 @@ class DecodeOptions:
 
         A `source.max_side_px` of `auto` that `pipeline.run.plan` has not resolved shrinks nothing.
         """
-        return cls(
-            prompt_options,
-            source.max_image_pixels,
-            source.max_side_px if isinstance(source.max_side_px, int) else None,
-            Fetcher(source, root),
-            VideoOptions.of(source, root),
-            source.max_images_per_row,
-            source.max_decoded_bytes,
-        )
+        return cls(prompt_options, MediaOptions.of(source, root), source.max_images_per_row, source.max_decoded_bytes)
 
     def shrunk_to(self, side_px: int) -> DecodeOptions:
         """The same options with a longer side of `side_px` at most."""
-        side = side_px if self.max_side_px is None else min(side_px, self.max_side_px)
-        videos = self.videos
-        if videos is not None:
-            videos = replace(videos, limits=replace(videos.limits, max_side_px=side))
-        return replace(self, max_side_px=side, videos=videos)
+        assert self.media is not None, "a job always has media options"
+        limits = self.media.limits
+        side_px = side_px if limits.max_side_px is None else min(side_px, limits.max_side_px)
+        return replace(self, media=replace(self.media, limits=replace(limits, max_side_px=side_px)))
 
     @property
     def row_bytes(self) -> int:
@@ -170,8 +157,8 @@ def _prompt_rows(table: pa.Table, options: DecodeOptions) -> Iterator[tuple[int,
     Images are fetched for a few rows at a time, so that the encoded bytes in memory do not grow with the table.
     """
     at_once = FETCHED_AT_ONCE
-    if options.fetcher is not None:
-        at_once = min(at_once, options.fetcher.source.fetch.max_parallel)
+    if options.media is not None:
+        at_once = min(at_once, options.media.fetcher.source.fetch.max_parallel)
     window: list[tuple[int, _RowPrompts | RowError]] = []
     uris: list[str] = []
     for index in range(table.num_rows):
@@ -219,14 +206,14 @@ def _decode_row(
     present: Collection[str],
 ) -> list[_Decoded]:
     """The rows that one row makes: itself, or one for each clip of its video and each of its prompts."""
-    cuts = bool(row.videos) and options.videos is not None and options.videos.sampling.clip_s is not None
+    cuts = bool(row.videos) and options.media is not None and options.media.sampling.clip_s is not None
     if not cuts and all(question.name(sample_id) in present for question in row.questions):
         return []
     _decode_images(row.images, fetched, column, options)
     clips: Sequence[tuple[Span, Sequence[DecodedClip]]] = [(NO_SPAN, ())]
     if row.videos:
-        assert options.videos is not None, "rows have videos, and no options to decode them"
-        clips = decode_videos(row.videos, options.videos)
+        assert options.media is not None, "rows have videos, and there are no options to decode them"
+        clips = decode_videos(row.videos, options.media)
     rows: list[_Decoded] = []
     for span, frames in clips:
         for question in row.questions:
@@ -247,15 +234,16 @@ def _fetch(uris: Sequence[str], options: DecodeOptions) -> Fetched:
     """Bytes or error by URI; together at most `row_bytes`. Larger ones are fetched alone when their turn comes."""
     if not uris:
         return {}
-    assert options.fetcher is not None, "rows name images by URI, and there is no fetcher"
-    most = options.fetcher.source.max_image_bytes
-    each = min(most, options.row_bytes // len(uris))
-    fetched = options.fetcher.fetch(list(uris), each)
+    assert options.media is not None, "rows name images by URI, and there is no fetcher"
+    fetcher = options.media.fetcher
+    limit = min(fetcher.source.max_image_bytes, options.row_bytes // len(uris))
+    fetched = fetcher.fetch(uris, limit)
 
     def is_too_large(data: bytes | RowError) -> bool:
         return isinstance(data, RowError) and data.code == "image_too_large"
 
-    return {uri: data for uri, data in fetched.items() if each == most or not is_too_large(data)}
+    is_final = limit == fetcher.source.max_image_bytes
+    return {uri: data for uri, data in fetched.items() if is_final or not is_too_large(data)}
 
 
 def _decode_images(
@@ -264,14 +252,14 @@ def _decode_images(
     """Decode one row's images into the column."""
     if not cell:
         return
-    worker = image_worker(options.videos, options.max_image_pixels, options.max_side_px)
+    worker = image_worker(options.media)
     for number, image in enumerate(cell, start=1):
         try:
             data, uri = image["bytes"], image["uri"]
             if data is None and (data := fetched.get(uri)) is None:
-                assert options.fetcher is not None, "the URI was tried before"
-                limit = min(options.fetcher.source.max_image_bytes, options.row_bytes)
-                data = options.fetcher.fetch([uri], limit)[uri]
+                assert options.media is not None, "the URI was tried before"
+                fetcher = options.media.fetcher
+                data = fetcher.fetch([uri], min(fetcher.source.max_image_bytes, options.row_bytes))[uri]
             if isinstance(data, RowError):
                 raise data
             left = options.row_bytes - column.row_bytes

@@ -21,7 +21,7 @@ from actors.media import FILLER_INDEX, without_fillers
 from configs.schema import Source
 from pipeline.media.image_size import size_of
 from pipeline.media.pixels import fitting
-from pipeline.media.video.clips import VideoOptions
+from pipeline.media.video.clips import MediaOptions
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import RowError
 
@@ -52,7 +52,7 @@ class Weigher:
     @classmethod
     def of(cls, source: Source, batch_rows: int, prompt_options: PromptOptions) -> Weigher:
         """The weigher of a job on this source."""
-        options = VideoOptions.of(source, "")
+        options = MediaOptions.of(source, "")
         limits, clip_bytes = options.limits, most_of_a_clip(options)
         # How many clips a video is cut into is known when it is decoded.
         video_bytes = clip_bytes if options.sampling.clip_s is None else limits.max_decoded_bytes
@@ -112,7 +112,7 @@ class Weigher:
         return pa.concat_tables([*parts, table.slice(start)])
 
 
-def most_of_a_clip(options: VideoOptions) -> int:
+def most_of_a_clip(options: MediaOptions) -> int:
     """Bytes of pixels that the shown frames of one clip come to at most."""
     sampling, limits = options.sampling, options.limits
     num_frames = sampling.num_frames or len(sampling.timestamps_s) or sampling.max_frames

@@ -29,8 +29,8 @@ CODES = {"missing_image": "missing_video", "unreadable_image": "unreadable_video
 
 
 @dataclass(frozen=True)
-class VideoOptions:
-    """How a job's videos are fetched and decoded; cheap to send to a worker."""
+class MediaOptions:
+    """How a job's images and videos are fetched and decoded; cheap to send to a worker."""
 
     decoder: str
     sampling: Sampling
@@ -39,7 +39,7 @@ class VideoOptions:
     fetcher: Fetcher
 
     @classmethod
-    def of(cls, source: Source, root: str) -> VideoOptions:
+    def of(cls, source: Source, root: str) -> MediaOptions:
         """The options of a job on this source, whose root is `root` as a URL."""
         video = source.video
         counted = video.num_frames or (None if video.fps or video.timestamps_s else DEFAULT_NUM_FRAMES)
@@ -77,7 +77,7 @@ class Span:
 NO_SPAN = Span()
 
 
-def decode_videos(cell: Sequence[Mapping[str, Any]], options: VideoOptions) -> list[tuple[Span, list[DecodedClip]]]:
+def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> list[tuple[Span, list[DecodedClip]]]:
     """The rows that a row's videos (`rows.ENCODED_VIDEOS`) make: one with all of them, or one for each clip of its only
     video if the job cuts videos into windows.
 
@@ -106,7 +106,7 @@ def decode_videos(cell: Sequence[Mapping[str, Any]], options: VideoOptions) -> l
 
 
 @contextlib.contextmanager
-def opened(ref: Mapping[str, Any], options: VideoOptions) -> Iterator[str]:
+def opened(ref: Mapping[str, Any], options: MediaOptions) -> Iterator[str]:
     """A path of this machine at which the video can be read while the context lasts.
 
     Raises:
@@ -120,7 +120,7 @@ def opened(ref: Mapping[str, Any], options: VideoOptions) -> Iterator[str]:
         yield path
 
 
-def _path_of(ref: Mapping[str, Any], options: VideoOptions, stack: contextlib.ExitStack) -> str:
+def _path_of(ref: Mapping[str, Any], options: MediaOptions, stack: contextlib.ExitStack) -> str:
     """A path to the video; a temporary copy is removed when the stack ends. Errors have the codes of images."""
     data, uri, max_bytes = ref["bytes"], ref["uri"], options.max_video_bytes
     if data is None and uri is not None and scheme_of(uri) in ("data", "http", "https"):
@@ -168,11 +168,11 @@ def _temporary() -> Any:
 _running: dict[tuple[str, Sampling, Limits], DecoderWorker] = {}
 
 
-def image_worker(videos: VideoOptions | None, max_pixels: int, max_side_px: int | None) -> DecoderWorker:
+def image_worker(media: MediaOptions | None) -> DecoderWorker:
     """The worker of this process for images: the one that decodes the job's videos, if there may be some."""
-    if videos is not None:
-        return _worker((videos.decoder, videos.sampling, videos.limits))
-    return _worker((NO_VIDEOS, Sampling(num_frames=1), Limits(max_pixels=max_pixels, max_side_px=max_side_px)))
+    if media is None:
+        return _worker((NO_VIDEOS, Sampling(num_frames=1), Limits()))
+    return _worker((media.decoder, media.sampling, media.limits))
 
 
 def _worker(key: tuple[str, Sampling, Limits]) -> DecoderWorker:
