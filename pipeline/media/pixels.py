@@ -76,11 +76,11 @@ def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: i
         except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, …
             raise MediaError("broken_image", f"the {name} image cannot be decoded: {error}") from None
     if is_drafted:
-        wanted = size[::-1] if turn >= _FIRST_SWAPPED else size
+        final_size = size[::-1] if turn >= _FIRST_SWAPPED else size
     else:
-        wanted = fitting(*upright.size, max_side_px)
-    if upright.size != wanted:
-        upright = upright.resize(wanted, Image.Resampling.LANCZOS)
+        final_size = fitting(*upright.size, max_side_px)
+    if upright.size != final_size:
+        upright = upright.resize(final_size, Image.Resampling.LANCZOS)
     return np.asarray(upright)
 
 
@@ -157,11 +157,11 @@ def _by_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]
     """A conversion to RGB that looks at each pixel alone, done strip by strip."""
     if image.height <= STRIP_ROWS:
         return convert(image)
-    whole = Image.new("RGB", image.size)
+    converted = Image.new("RGB", image.size)
     for top in range(0, image.height, STRIP_ROWS):
         box = (0, top, image.width, min(top + STRIP_ROWS, image.height))
-        whole.paste(convert(image.crop(box)), box)
-    return whole
+        converted.paste(convert(image.crop(box)), box)
+    return converted
 
 
 def _from_16_bits(image: Image.Image) -> Image.Image:

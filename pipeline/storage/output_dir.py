@@ -95,7 +95,7 @@ class OutputDir:
             self.create_bytes(probe, b"probe")
             try:
                 creates_once = self._refuses_second(probe)
-                whole = self.read_bytes(probe) == b"probe"
+                is_intact = self.read_bytes(probe) == b"probe"
             finally:
                 self.remove(probe)
         except Exception as error:  # drivers raise errors of no common class
@@ -105,7 +105,7 @@ class OutputDir:
                 "has no conditional put: a file could be created twice with other content, so two attempts could both "
                 f"publish the same rows; {_CONDITIONAL_ADVICE}"
             )
-        if not whole:
+        if not is_intact:
             raise self._refusal("gives back other bytes than were written to it")
 
     def _refusal(self, reason: str) -> ConfigError:
@@ -223,10 +223,10 @@ class OutputDir:
             if self.is_local and not isinstance(error, FileExistsError):
                 raise
             try:
-                there = self.read_bytes(relative)
+                stored = self.read_bytes(relative)
             except FileNotFoundError:
                 raise error from None
-            if there != bytes(content):
+            if stored != bytes(content):
                 raise FileExistsError(self.path(relative)) from None
             return
         self._check_size(relative, len(content))

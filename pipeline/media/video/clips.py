@@ -138,23 +138,23 @@ def _path_of(ref: Mapping[str, Any], options: MediaOptions, stack: contextlib.Ex
     else:
         options.fetcher.check(uri)
         filesystem, path = options.fetcher.locate(uri)
-    shown = access.shown(path)
+    name = access.shown(path)
     if access.is_local(filesystem) and ref["offset"] is None:
-        with row_errors(shown), access.open_regular(path, None if uri is None else options.fetcher.roots) as file:
+        with row_errors(name), access.open_regular(path, None if uri is None else options.fetcher.roots) as file:
             size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
-            raise RowError("video_too_large", f"{shown} has {size} bytes, more than {max_bytes}")
+            raise RowError("video_too_large", f"{name} has {size} bytes, more than {max_bytes}")
         # The decoder opens the resolved path, which holds no link that may be changed meanwhile.
         return os.path.realpath(path)
     copy = stack.enter_context(_temporary())
-    with row_errors(shown), access.open_file(filesystem, path) as file:
+    with row_errors(name), access.open_file(filesystem, path) as file:
         file.seek(ref["offset"] or 0)
-        left = max_bytes + 1 if ref["size"] is None else ref["size"]
-        while left > 0 and (block := file.read(min(COPY_BYTES, left))):
+        num_left = max_bytes + 1 if ref["size"] is None else ref["size"]
+        while num_left > 0 and (block := file.read(min(COPY_BYTES, num_left))):
             copy.write(block)
-            left -= len(block)
+            num_left -= len(block)
     if copy.tell() > max_bytes:
-        raise RowError("video_too_large", f"{shown} has more than {max_bytes} bytes")
+        raise RowError("video_too_large", f"{name} has more than {max_bytes} bytes")
     copy.flush()
     return str(copy.name)
 
@@ -209,8 +209,8 @@ def some_frames(cell: Sequence[Mapping[str, Any]], count: int) -> list[NDArray[n
         for clip in cell
         for frame in np.frombuffer(clip["rgb"], np.uint8).reshape(clip["num_frames"], clip["height"], clip["width"], 3)
     ]
-    places = np.linspace(0, len(frames) - 1, min(count, len(frames))).round().astype(int)
-    return [frames[place] for place in places]
+    indices = np.linspace(0, len(frames) - 1, min(count, len(frames))).round().astype(int)
+    return [frames[index] for index in indices]
 
 
 def span_columns(spans: Sequence[Span]) -> dict[str, pa.Array]:
