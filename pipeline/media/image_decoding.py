@@ -176,7 +176,7 @@ def _prompt_rows(table: pa.Table, options: DecodeOptions) -> Iterator[tuple[int,
 
 
 def _read_row(table: pa.Table, index: int, options: DecodeOptions) -> _RowPrompts | RowError:
-    """The prompts and media of a row, or the error with which it has arrived or which its options are."""
+    """The prompts and media of a row, or its error from reading or from its options."""
     if code := table["error_type"][index].as_py():
         return RowError(code, table["error_message"][index].as_py())
     try:
@@ -207,7 +207,7 @@ def _decode_row(
     options: DecodeOptions,
     present: Collection[str],
 ) -> list[_Decoded]:
-    """The rows that one row makes: itself, or one for each clip of its video and each of its prompts."""
+    """The decoded rows of one row: itself, or one for each clip of its video and each of its prompts."""
     cuts = bool(row.videos) and options.media is not None and options.media.sampling.clip_s is not None
     if not cuts and all(prompt.name(sample_id) in present for prompt in row.prompts):
         return []

@@ -49,7 +49,7 @@ _FIRST_SWAPPED = 5
 
 def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
     """One encoded image as uint8 RGB (height, width, 3): upright, alpha over white, first frame of several; shrunk
-    where its longer side exceeds `max_side_px`.
+    if its longer side exceeds `max_side_px`.
 
     Raises:
         MediaError: `not_an_image`, `image_too_large` (known before any pixel is decoded), `broken_image`,
@@ -175,7 +175,7 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation 1 to 8; 1 where the EXIF block is damaged, which is no reason to lose the picture."""
+    """EXIF orientation 1 to 8; 1 if the EXIF block is damaged."""
     try:
         turn = int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:

@@ -89,7 +89,7 @@ class Weigher:
         return max(1, min(self.batch_rows, max(by_bytes, num_prompts)))
 
     def _decoded_bytes(self, image: dict[str, Any] | str) -> int:
-        """Bytes of an image's pixels; the most that they may be where its size is not known yet."""
+        """Bytes of an image's pixels; the maximum if its size is not known yet."""
         data = None if isinstance(image, str) else image["bytes"]
         size = None if data is None else size_of(memoryview(data))
         if size is not None:
@@ -113,7 +113,7 @@ class Weigher:
 
 
 def max_clip_bytes(options: MediaOptions) -> int:
-    """Bytes of pixels that the shown frames of one clip come to at most."""
+    """Maximum bytes of pixels of one clip's sampled frames."""
     sampling, limits = options.sampling, options.limits
     num_frames = sampling.num_frames or len(sampling.timestamps_s) or sampling.max_frames
     pixels = limits.max_pixels if limits.max_side_px is None else min(limits.max_pixels, limits.max_side_px**2)

@@ -205,7 +205,7 @@ LISTED_COLUMNS = ("path", "num_samples", "size_bytes", "token", "repeated_rows")
 def file_pieces(
     listed: list[pa.Array], files: Ints, starts: Ints, stops: Ints, extras: dict[int, tuple[Entry, bytes]]
 ) -> list[FilePiece]:
-    """The pieces that `SpanFiles` packed: columns of the listing, and by place what only some pieces have."""
+    """The pieces that `SpanFiles` packed: columns of the listing, and by index the entry and done bits of some pieces."""
     pieces = []
     columns = (*(column.to_pylist() for column in listed), files.tolist(), starts.tolist(), stops.tolist())
     for index, values in enumerate(zip(*columns, strict=True)):
@@ -244,7 +244,7 @@ def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) 
             table = _table(spec, piece, chunk)
             num_bytes += table.nbytes
             if num_bytes > max_bytes:
-                raise ValueError(f"what has been read of it takes more than {max_bytes} bytes")
+                raise ValueError(f"the data read so far takes more than {max_bytes} bytes")
             tables.append(table)
             next_row = chunk.samples[-1].row_index + 1 if chunk.samples else next_row
     except Exception as error:  # decoders of damaged files raise any error; it goes into the row

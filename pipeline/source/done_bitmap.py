@@ -37,7 +37,7 @@ class DoneBitmap:
         return int(np.bitwise_count(self._bits).sum(dtype=np.int64)) + sum(int(b.sum()) for b in self._open.values())
 
     def add(self, files: Ints, rows: Ints) -> Bools:
-        """Put samples in; for each, whether it was there already or came before among these."""
+        """Add samples; for each, whether it was already in the set or occurs earlier among these."""
         is_counted = self._check(files, rows)
         repeated = np.zeros(len(files), bool)
         ordinals = self._starts[files[is_counted]] + rows[is_counted]

@@ -159,7 +159,7 @@ def list_source(source: Source, skipped: Skipped) -> tuple[Any, str, pa.Table]:
     opened = [access.open_url(path, "source.path") for path in source.paths]
     filesystem, paths = opened[0][0], [path for _, path in opened]
     if any(other is not filesystem for other, _ in opened):
-        raise ConfigError("source.path: the paths of one source lie in one store; start a job for each store")
+        raise ConfigError("source.path: all paths of a source must be in one store; start a job for each store")
     list_units = kind.list_units or functools.partial(
         list_paths, suffixes=kind.suffixes, skipped=skipped, local_roots=source.local_roots
     )

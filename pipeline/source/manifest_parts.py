@@ -1,6 +1,6 @@
 """The manifest of an output that exists, compared with the source as it is listed now.
 
-Listed files stay as they were; new files become a part of their own behind them. Opens new files only.
+Listed files stay unchanged; new files become a new part after them. Opens new files only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reopened:
 
 
 def reopen(needs: Needs, output: OutputDir, accept_touched: bool = False) -> Reopened:
-    """The output's manifest with the source's new files behind it; a fresh one if the output has none.
+    """The output's manifest with the source's new files appended; a fresh one if the output has none.
 
     `accept_touched` takes a listed file whose time or etag differs for the same one if its size and, as far as the kind
     knows them before reading, its rows and row groups are equal: a copy of the source.
@@ -70,7 +70,7 @@ def reopen(needs: Needs, output: OutputDir, accept_touched: bool = False) -> Reo
 
 
 def _with_files(earlier: Manifest, new: pa.Table, keep: pa.Schema) -> Manifest:
-    """The manifest with new files behind the known ones; ConfigError if their kept columns have other types."""
+    """The manifest with new files appended; ConfigError if their kept columns have other types."""
     if new.num_rows and not keep.equals(earlier.keep):
         new_types, old_types = (
             ", ".join(f"{field.name} {field.type}" for field in schema) for schema in (keep, earlier.keep)
@@ -83,7 +83,7 @@ def _with_files(earlier: Manifest, new: pa.Table, keep: pa.Schema) -> Manifest:
 
 
 def write_parts(manifest: Manifest, output: OutputDir) -> Manifest:
-    """Write the manifest's new files as a part behind those of all other attempts; returns the manifest of the output.
+    """Write the manifest's new files as a part after those of all other attempts; returns the manifest of the output.
 
     Two attempts that were planned at the same time, while the source grew, may both have new files. Parts are created
     and never replaced; the attempt that comes second keeps the other one's part and adds only files that are not in it.
@@ -101,7 +101,7 @@ def write_parts(manifest: Manifest, output: OutputDir) -> Manifest:
 
 
 def _after_stored_parts(manifest: Manifest, output: OutputDir) -> Manifest:
-    """The manifest with the parts that were created since it was planned, and its own new files behind them."""
+    """The manifest with the parts that were created since it was planned, and its own new files after them."""
     if len(output.list_files(PARTS)) <= manifest.num_parts:
         return manifest
     stored = read_parts(output)
@@ -148,7 +148,7 @@ def _refuse_changed(earlier: pa.Table, now: pa.Table, output: OutputDir) -> None
         raise ConfigError(
             f"source.path: {names}{more} changed since {output.shown()} was begun (size, etag or time); what is there "
             "was made from the old files: choose another sink.path"
-            + ("" if resized.any() else f", or, where the source was only copied, go on with {ACCEPT_TOUCHED}")
+            + ("" if resized.any() else f", or, if the source was only copied, go on with {ACCEPT_TOUCHED}")
         )
 
 

@@ -22,7 +22,7 @@ Parts = tuple[str, ...]
 
 
 def refuse_overlap(source: Source, sink: str, dotted: str = "sink.path") -> None:
-    """Check all paths of a source against the path of the output, which the job file calls `dotted`.
+    """Check all paths of a source against the path of the output, whose field in the job file is `dotted`.
 
     Raises:
         ConfigError: one is inside the other, or they are the same; names both.

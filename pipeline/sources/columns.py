@@ -105,7 +105,7 @@ def check(schema: pa.Schema, needs: Needs, where: str) -> None:
             raise ConfigError(f"source.id_column: {source.id_column!r} in {where} is {kind}; ids are text or integers")
     for name, dotted in needs.fields.items():
         if is_bytes(plain(schema.field(name).type)):
-            raise ConfigError(f"{dotted}: the column {name!r} in {where} holds bytes, which no prompt can hold")
+            raise ConfigError(f"{dotted}: the column {name!r} in {where} contains bytes, which a prompt cannot contain")
 
 
 def unify(earlier: pa.Field, later: pa.Field, where: str) -> pa.Field:

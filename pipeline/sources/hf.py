@@ -30,7 +30,7 @@ FILE_NAME = "file_name"
 FEATURES_KEY = b"huggingface"
 FORMATS = {".arrow": arrow.KIND, ".parquet": parquet.KIND, ".jsonl": jsonl.KIND, ".csv": csv.KIND}
 CACHE_PREFIXES = ("cache-", "tmp")
-"""How the names of files begin that `datasets` leaves beside its own."""
+"""Prefixes of the names of cache files that `datasets` writes."""
 
 
 def _suffix(path: str) -> str:

@@ -115,7 +115,7 @@ def no_row_groups(num_files: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class ReadSpec:
-    """What every read task needs beside its pieces. `root` travels as a URL; kinds get it as a path."""
+    """What every read task needs besides its pieces. `root` travels as a URL; kinds get it as a path."""
 
     source: Source
     root: str
@@ -239,7 +239,7 @@ class Kind:
 
 
 def count_of(samples: Iterator[Any], at_most: int) -> int:
-    """How many there are, up to `at_most`; an error counts as one."""
+    """The number of samples, up to `at_most`; an error counts as one."""
     count = 0
     try:
         while count < at_most and next(samples, None) is not None:
@@ -250,7 +250,7 @@ def count_of(samples: Iterator[Any], at_most: int) -> int:
 
 
 def max_bytes_of(spec: ReadSpec, piece: FilePiece) -> int:
-    """What a piece may take in memory; a file that expands beyond it is cut off."""
+    """The memory limit of a piece; a file that expands beyond it is cut off."""
     return max(MAX_EXPANSION * max(spec.source.span_max_bytes, MIN_SPAN_BYTES), 2 * piece.size_bytes)
 
 

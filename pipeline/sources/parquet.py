@@ -178,7 +178,7 @@ def batch_rows(metadata: pq.FileMetaData, groups: list[int], names: list[str], s
 
 
 class _OpenReader:
-    """The one reader that this process left inside a row group, for the next slice of it."""
+    """The open reader that stopped inside a row group, kept for the next slice of that group."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -153,7 +153,7 @@ def _add(
     if not member.isreg():
         raise RowError("broken_sample", f"the member {name!r} is no regular file")
     if extension in members:
-        raise RowError("broken_sample", f"the member {name!r} is there twice")
+        raise RowError("broken_sample", f"the member {name!r} occurs twice")
     if member.size > max_bytes:
         raise RowError(code, f"the member {name!r} has {member.size} bytes, more than {max_bytes}")
     if members is run.videos and selection.path and offset is not None and not member.issparse():

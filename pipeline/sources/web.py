@@ -54,7 +54,7 @@ class StatusError(OSError):
 
 
 class TooLarge(Exception):
-    """The body has more bytes than are wanted."""
+    """The body exceeds the byte limit."""
 
 
 @dataclass(frozen=True)
@@ -207,7 +207,7 @@ def _is_named(host: str, port: int, names: tuple[str, ...]) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address belongs to the public internet, also inside what maps IPv4 into IPv6."""
+    """Whether an address belongs to the public internet, including IPv4 addresses mapped into IPv6."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.ipv4_mapped is not None:
@@ -227,7 +227,7 @@ def _body(response: http.client.HTTPResponse, max_bytes: int) -> bytes:
         if len(data) > max_bytes:
             raise TooLarge
     if expected is not None and len(data) < expected:
-        raise CutShort(f"{len(data)} bytes came of {expected}")
+        raise CutShort(f"received {len(data)} of {expected} bytes")
     return bytes(data)
 
 

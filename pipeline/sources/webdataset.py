@@ -114,7 +114,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         with access.open_file(filesystem, access.join(spec.root, piece.path)) as file:
             for run in read_runs(file, _selection(spec, piece), piece.entry.offset):
                 if run.key in offsets:
-                    message = f"other samples stand between the members of {whole_text(run.key)!r}"
+                    message = f"the members of {whole_text(run.key)!r} are not consecutive"
                     samples[offsets[run.key]].error = RowError("broken_sample", message)
                     continue
                 row_index = first + len(samples)
@@ -122,7 +122,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
                     break
                 num_bytes += run.num_bytes
                 if num_bytes > max_bytes:
-                    raise ValueError(f"what has been read of it takes more than {max_bytes} bytes")
+                    raise ValueError(f"the data read so far takes more than {max_bytes} bytes")
                 offsets[run.key] = len(samples)
                 sample, sample_fields = _sample(run, row_index, spec)
                 samples.append(sample)

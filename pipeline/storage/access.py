@@ -147,7 +147,7 @@ class RemoteFile(io.RawIOBase):
                 if self.size is not None:
                     num_left = max(0, self.size - self._position)
                     if len(data) < (num_left if max_bytes < 0 else min(max_bytes, num_left)):
-                        raise CutShort(f"{len(data)} bytes came where {num_left} are left")
+                        raise CutShort(f"received {len(data)} bytes although {num_left} are left")
             except Exception:
                 self._drop()
                 raise
@@ -167,7 +167,7 @@ class RemoteFile(io.RawIOBase):
             offset += self._position
         elif whence == os.SEEK_END:
             if self.size is None:
-                raise OSError(errno.ESPIPE, "the store does not tell the file's size")
+                raise OSError(errno.ESPIPE, "the store does not report the file's size")
             offset += self.size
         self._position = max(0, offset)
         return self._position
@@ -204,7 +204,7 @@ def is_below(path: str, roots: Sequence[str]) -> bool:
 def open_regular(path: str, roots: Sequence[str] | None = None) -> BinaryIO:
     """Open a regular file of this machine for reading; with `roots`, only below one of these resolved folders.
 
-    The opened file itself is checked, not its name, so a link that changes meanwhile gains nothing. Opening a FIFO or a
+    The opened file itself is checked, not its name, so replacing a link meanwhile has no effect. Opening a FIFO or a
     device does not block.
 
     Raises:
@@ -247,7 +247,7 @@ def read_bounded(
             data: bytes = file.read(max_bytes + 1)
             size = getattr(file, "size", None)
             if isinstance(size, int) and len(data) < min(size, max_bytes + 1):
-                raise CutShort(f"{len(data)} bytes came of {size}")
+                raise CutShort(f"received {len(data)} of {size} bytes")
         return data
 
     data = once() if is_local(filesystem) else retried(once, policy)

@@ -2,7 +2,7 @@
 
 A copy is made once per machine: other processes wait for it on a lock that the kernel releases if its holder dies. It
 is written beside its final path and renamed, and its name is derived from the URL and from the store's version of each
-file, so that neither a partial nor an outdated copy is ever used.
+file, so partial and outdated copies are never used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_SETTINGS_BYTES = 256 * 1024**2
 MAX_HEADER_BYTES = 100 * 1000**2
 """Of safetensors, as its own reader has it."""
 OUTLINE_BYTES = 1024**2
-"""What an outline holds of each end of a weight file: headers, and the table of contents of torch's own format."""
+"""Bytes of each end of a weight file in an outline: headers, and the table of contents of torch's own format."""
 INDEX_NAME = "model.safetensors.index.json"
 PART_BYTES = 32 * 1024**2
 NUM_THREADS = 8
@@ -107,7 +107,7 @@ def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
     """
     scheme = access.uri_scheme(url)
     if scheme not in SCHEMES:
-        raise ConfigError(f"{where}: {access.shown(url)}: weights are read from none but {', '.join(SCHEMES[:-1])}")
+        raise ConfigError(f"{where}: {access.shown(url)}: weights are read only from {', '.join(SCHEMES[:-1])}")
     filesystem, path = access.open_url(url.rstrip("/"), where)
     checkpoint = StoredCheckpoint(where, url, path, "", ())
     try:
@@ -134,12 +134,12 @@ def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
     if not any(file.path.endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES)) for file in checkpoint.files):
         raise checkpoint.refusal("there are no weights: neither .safetensors nor a .pt file")
     if empty := [file.path for file in checkpoint.files if not file.size_bytes]:
-        raise checkpoint.refusal(f"{empty[0]} is empty, or the store does not tell its size")
+        raise checkpoint.refusal(f"{empty[0]} is empty, or the store does not report its size")
     return checkpoint
 
 
 def chosen(files: Iterable[Listed], with_code: bool = False) -> list[Listed]:
-    """What of a folder is loaded: its settings, and its safetensors, or its pickled weights if it has none.
+    """The files of a folder that are loaded: its settings, and its safetensors, or its pickled weights if it has none.
 
     Second copies of the same weights in another vendor's layout (`consolidated*`) are left out.
     """
@@ -157,7 +157,7 @@ def _web_files(checkpoint: StoredCheckpoint, filesystem: Any, path: str) -> list
     if index is None:
         return files
     if index.size_bytes > MAX_SETTINGS_BYTES:
-        raise checkpoint.refusal(f"{INDEX_NAME} has {_gb(index.size_bytes)}, which no index has")
+        raise checkpoint.refusal(f"{INDEX_NAME} has {_gb(index.size_bytes)}, too large for an index")
     try:
         content = json.loads(_read(filesystem, f"{path}/{INDEX_NAME}", index.size_bytes or MAX_SETTINGS_BYTES))
         names = sorted(set(content["weight_map"].values()))
@@ -275,7 +275,7 @@ def _write_outline(checkpoint: StoredCheckpoint, filesystem: Any, folder: Path) 
         source = access.join(checkpoint.root, file.path)
         is_weights = file.path.endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES))
         if not is_weights and file.size_bytes > MAX_SETTINGS_BYTES:
-            raise checkpoint.refusal(f"{file.path} has {_gb(file.size_bytes)}, which no settings have")
+            raise checkpoint.refusal(f"{file.path} has {_gb(file.size_bytes)}, too large for settings")
         with _naming(checkpoint, file):
             head = _read(filesystem, source, min(OUTLINE_BYTES, file.size_bytes) if is_weights else file.size_bytes)
             if file.path.endswith(WEIGHT_SUFFIXES):
@@ -345,7 +345,7 @@ def _read(filesystem: Any, path: str, end: int, start: int = 0) -> bytes:
     def once() -> bytes:
         data: bytes = filesystem.cat_file(path, start=start or None, end=end)
         if len(data) != end - start:
-            raise CutShort(f"{len(data)} bytes came of {end - start}")
+            raise CutShort(f"received {len(data)} of {end - start} bytes")
         return data
 
     return retried(once)
@@ -354,7 +354,7 @@ def _read(filesystem: Any, path: str, end: int, start: int = 0) -> bytes:
 def _progress(checkpoint: StoredCheckpoint) -> Callable[..., None]:
     """A function that prints progress lines of a download as bytes arrive, and a last one if it is given the folder.
 
-    The reading threads call it without a lock: a line more or less is no harm.
+    The reading threads call it without a lock: a missing or extra line is harmless.
     """
     num_done = 0
     began_s = shown_s = time.monotonic()

@@ -71,7 +71,7 @@ class Site:
         if self.section.revision not in (None, checkpoint.revision):
             raise checkpoint.refusal(
                 f"it is revision {checkpoint.revision} now, and {self.where}.revision asks for "
-                f"{self.section.revision}; its files were changed, or the hash is another's"
+                f"{self.section.revision}; its files were changed, or the hash belongs to another checkpoint"
             )
         return checkpoint
 
@@ -161,8 +161,8 @@ def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tu
             job = replaced(job, site.steps, {"revision": found_revision})
         else:
             raise site.refusal(
-                f"the commit of {wanted or 'its main branch'} cannot be found out: {_why_no_hub()}, and this machine "
-                f"has not kept it; give the commit in {site.where}.revision"
+                f"the commit of {wanted or 'its main branch'} cannot be determined: {_why_no_hub()}, and it is not in "
+                f"the cache of this machine; give the commit in {site.where}.revision"
             )
     return job, _renamed(info, job)
 
@@ -221,8 +221,8 @@ def _refuse_uncached(site: Site) -> None:
     names = ("config.json", "adapter_config.json")
     if not any(isinstance(try_to_load_from_cache(path, name, revision=revision), str) for name in names):
         raise site.refusal(
-            f"{_why_no_hub()}, and this machine has not kept it; connect the machine to the hub, or name a folder that "
-            "holds the checkpoint"
+            f"{_why_no_hub()}, and it is not in the cache of this machine; connect the machine to the hub, or name a "
+            "folder that holds the checkpoint"
         )
 
 

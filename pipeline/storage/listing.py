@@ -154,7 +154,7 @@ def _matches(
 
 
 def is_file(filesystem: Any, path: str) -> bool:
-    """Whether a path is a file; a store that does not answer is an error and not a no."""
+    """Whether a path is a file; raises if the store does not answer."""
     return _type_of(filesystem, path) == "file"
 
 

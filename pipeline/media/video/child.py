@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NO_VIDEOS = "none"
 NUM_NEEDED_FRAMES = 2
-"""With room for fewer frames than this left at the peak, a failure was for want of memory."""
+"""A failure with room for fewer frames than this at the peak counts as out of memory."""
 GRACE_S = 5.0
 """Seconds after its time limit at which the system ends the process; normally the supervisor does so earlier."""
 

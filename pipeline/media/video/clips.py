@@ -78,7 +78,7 @@ NO_SPAN = Span()
 
 
 def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> list[tuple[Span, list[DecodedClip]]]:
-    """The rows that a row's videos (`rows.ENCODED_VIDEOS`) make: one with all of them, or one for each clip of its only
+    """The rows of a row's videos (`rows.ENCODED_VIDEOS`): one with all of them, or one for each clip of its only
     video if the job cuts videos into windows.
 
     Raises:
@@ -102,7 +102,7 @@ def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> l
     return [(NO_SPAN, [clip for clips in decoded for clip in clips])]
 
 
-# --- where a video is ----------------------------------------------------------------------------------------------
+# --- locating videos -----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager

@@ -117,7 +117,7 @@ def probe(path: str, max_pixels: int) -> Video:
         num_packets, num_promised = len(packets) + num_hidden, stream.frames
         if num_packets and (not reads_to_end or num_packets < num_promised):
             count = f"{num_packets} of {num_promised} frames" if num_promised else f"only {num_packets} frames"
-            raise MediaError("broken_video", f"the file is damaged or cut short: {count} are there")
+            raise MediaError("broken_video", f"the file is damaged or cut short: it contains {count}")
         if not packets:
             raise MediaError("broken_video", "the video has no frames")
         return _described(path, container, stream, packets, num_hidden)

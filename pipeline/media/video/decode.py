@@ -68,7 +68,7 @@ def _refusal(video: Video) -> str:
     if not SEEKABLE & set(formats) or video.codec not in CLEAN_CODECS:
         return f"does not find frames reliably in {video.codec} in {formats[0]}"
     if not video.restarts_cleanly:
-        return "gives wrong frames of this video, whose frames lean on what lies before their key frame"
+        return "gives wrong frames for this video, whose frames depend on frames before their key frame"
     if rotation(video):
         return "does not turn and shrink this rotated video"
     return ""
@@ -128,7 +128,7 @@ def _pyav(video: Video, indices: Sequence[int], max_side_px: int | None) -> Fram
 
 
 class _Cursor:
-    """A place in a video that only goes forward: frames are requested in the order they are shown."""
+    """A forward-only position in a video: frames are requested in presentation order."""
 
     def __init__(self, container: Any, video: Video) -> None:
         self._container, self._video = container, video
