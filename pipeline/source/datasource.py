@@ -205,7 +205,7 @@ LISTED_COLUMNS = ("path", "num_samples", "size_bytes", "token", "repeated_rows")
 def file_pieces(
     listed: list[pa.Array], files: Ints, starts: Ints, stops: Ints, extras: dict[int, tuple[Entry, bytes]]
 ) -> list[FilePiece]:
-    """The pieces that `SpanFiles` packed: columns of the listing, and by index the entry and done bits of some pieces."""
+    """The pieces that `SpanFiles` packed: columns of the listing, and by index entries and done bits."""
     pieces = []
     columns = (*(column.to_pylist() for column in listed), files.tolist(), starts.tolist(), stops.tolist())
     for index, values in enumerate(zip(*columns, strict=True)):
