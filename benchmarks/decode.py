@@ -151,7 +151,7 @@ def _hold(plan: list[str], decoder: str, worker_max_videos: int) -> Results:
     resident, parent, num_clips = [], [], 0
     for path in plan:
         num_clips += len(worker.decode(path))
-        resident.append(worker.held_bytes)
+        resident.append(worker.resident_bytes)
         parent.append(resident_bytes(os.getpid()))
     num_started = worker.num_started
     worker.close()

@@ -22,8 +22,8 @@ from pipeline.media.pixel_column import PixelColumn
 from pipeline.media.row_weights import media_of, share_of
 from pipeline.media.video.clips import (
     NO_SPAN,
+    MediaOptions,
     Span,
-    VideoOptions,
     clip_column,
     decode_videos,
     image_worker,
@@ -34,7 +34,6 @@ from pipeline.prompts import templates
 from pipeline.prompts.row_options import PromptOptions, RowPrompt
 from pipeline.rows import schemas
 from pipeline.rows.schemas import RowError
-from pipeline.sources.uris import Fetcher
 
 MAX_MESSAGE_CHARS = 500
 FETCHED_AT_ONCE = 32
@@ -44,14 +43,11 @@ to be fetched alone."""
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How rows are decoded: their prompt options, the limits on images, the longer side that images are shrunk to
-    (None: unchanged), the fetcher of images by URI, and how videos are decoded."""
+    """How rows are decoded: their prompt options, their media (None: images in the row only, with default limits), and
+    the limits of one row."""
 
     prompt_options: PromptOptions
-    max_image_pixels: int = 64_000_000
-    max_side_px: int | None = None
-    fetcher: Fetcher | None = None
-    videos: VideoOptions | None = None
+    media: MediaOptions | None = None
     max_images_per_row: int = MAX_IMAGES_PER_ROW
     max_decoded_bytes: int = MAX_DECODED_BYTES
 
@@ -61,23 +57,14 @@ class DecodeOptions:
 
         A `source.max_side_px` of `auto` that `pipeline.run.plan` has not resolved shrinks nothing.
         """
-        return cls(
-            prompt_options,
-            source.max_image_pixels,
-            source.max_side_px if isinstance(source.max_side_px, int) else None,
-            Fetcher(source, root),
-            VideoOptions.of(source, root),
-            source.max_images_per_row,
-            source.max_decoded_bytes,
-        )
+        return cls(prompt_options, MediaOptions.of(source, root), source.max_images_per_row, source.max_decoded_bytes)
 
     def shrunk_to(self, side_px: int) -> DecodeOptions:
         """The same options with a longer side of `side_px` at most."""
-        side = side_px if self.max_side_px is None else min(side_px, self.max_side_px)
-        videos = self.videos
-        if videos is not None:
-            videos = replace(videos, limits=replace(videos.limits, max_side_px=side))
-        return replace(self, max_side_px=side, videos=videos)
+        assert self.media is not None, "a job always has media options"
+        limits = self.media.limits
+        side_px = side_px if limits.max_side_px is None else min(side_px, limits.max_side_px)
+        return replace(self, media=replace(self.media, limits=replace(limits, max_side_px=side_px)))
 
     @property
     def row_bytes(self) -> int:
@@ -101,13 +88,13 @@ def decode_image(data: bytes, max_pixels: int, max_side_px: int | None = None) -
 
 @dataclass(frozen=True)
 class _Decoded:
-    """One row as decoded, without its images: `of` is the index of its row in the READ table."""
+    """One row as decoded, without its images: `row` is its index in the READ table."""
 
-    of: int
+    row: int
     sample_id: str
     span: Span = NO_SPAN
     videos: Sequence[DecodedClip] = ()
-    asked: RowPrompt | None = None
+    prompt: RowPrompt | None = None
     error: tuple[str, str] = ("", "")
 
 
@@ -133,20 +120,22 @@ def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[st
                 message = templates.whole_text(error.message)[:MAX_MESSAGE_CHARS]
                 decoded.append(_Decoded(index, sample_ids[index], error=(error.code, message)))
                 column.end_row()
-    taken = pa.array([row.of for row in decoded], pa.int64())
-    questions = [row.asked for row in decoded]
-    own = {
+    row_indices = pa.array([one.row for one in decoded], pa.int64())
+    prompts = [row.prompt for row in decoded]
+    values_by_name = {
         "sample_id": [row.sample_id for row in decoded],
-        "prompt_index": [one and one.index for one in questions],
-        "num_prompts": [one and one.num_asked for one in questions],
-        "messages": [json.dumps(one.messages, ensure_ascii=False) if one else "" for one in questions],
-        "sampling": [one.sampling if one else "" for one in questions],
+        "prompt_index": [prompt and prompt.index for prompt in prompts],
+        "num_prompts": [prompt and prompt.num_asked for prompt in prompts],
+        "messages": [json.dumps(prompt.messages, ensure_ascii=False) if prompt else "" for prompt in prompts],
+        "sampling": [prompt.sampling if prompt else "" for prompt in prompts],
         "error_type": [row.error[0] for row in decoded],
         "error_message": [row.error[1] for row in decoded],
     }
     schema = schemas.decoded_schema(keep)
-    columns = {name: pa.array(values, schema.field(name).type) for name, values in own.items()}
-    columns |= {name: table[name].take(taken) for name in ("source", "row_index", *(field.name for field in keep))}
+    columns = {name: pa.array(values, schema.field(name).type) for name, values in values_by_name.items()}
+    columns |= {
+        name: table[name].take(row_indices) for name in ("source", "row_index", *(field.name for field in keep))
+    }
     columns |= span_columns([row.span for row in decoded])
     columns |= {"images": column.finish(), "videos": clip_column([row.videos for row in decoded])}
     return pa.table([columns[name] for name in schema.names], schema=schema)
@@ -154,9 +143,9 @@ def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[st
 
 @dataclass(frozen=True)
 class _RowPrompts:
-    """One row's questions, and its media, still encoded, in the order of their places."""
+    """One row's prompts, and its media, still encoded, in the order of their places."""
 
-    questions: Sequence[RowPrompt]
+    prompts: Sequence[RowPrompt]
     images: Sequence[dict[str, Any]]
     videos: Sequence[dict[str, Any]]
 
@@ -169,30 +158,30 @@ def _prompt_rows(table: pa.Table, options: DecodeOptions) -> Iterator[tuple[int,
 
     Images are fetched for a few rows at a time, so that the encoded bytes in memory do not grow with the table.
     """
-    at_once = FETCHED_AT_ONCE
-    if options.fetcher is not None:
-        at_once = min(at_once, options.fetcher.source.fetch.max_parallel)
+    max_uris = FETCHED_AT_ONCE
+    if options.media is not None:
+        max_uris = min(max_uris, options.media.fetcher.source.fetch.max_parallel)
     window: list[tuple[int, _RowPrompts | RowError]] = []
     uris: list[str] = []
     for index in range(table.num_rows):
-        row = _ask(table, index, options)
+        row = _read_row(table, index, options)
         window.append((index, row))
         if isinstance(row, _RowPrompts):
             uris += [image["uri"] for image in row.images if image["bytes"] is None]
-        if len(uris) >= at_once or not uris or index + 1 == table.num_rows:
+        if len(uris) >= max_uris or not uris or index + 1 == table.num_rows:
             fetched = _fetch(list(dict.fromkeys(uris)), options)
-            for place, one in window:
-                yield place, one, fetched
+            for row_index, window_row in window:
+                yield row_index, window_row, fetched
             window, uris = [], []
 
 
-def _ask(table: pa.Table, index: int, options: DecodeOptions) -> _RowPrompts | RowError:
-    """The questions and media of a row, or the error with which it has arrived or which its options are."""
+def _read_row(table: pa.Table, index: int, options: DecodeOptions) -> _RowPrompts | RowError:
+    """The prompts and media of a row, or its error from reading or from its options."""
     if code := table["error_type"][index].as_py():
         return RowError(code, table["error_message"][index].as_py())
     try:
         fields = json.loads(table["fields"][index].as_py())
-        questions, *media = options.prompt_options.ask(fields, *media_of(table, index))
+        prompts, *media = options.prompt_options.ask(fields, *media_of(table, index))
         images, videos = ([_NAMED | {"uri": one} if isinstance(one, str) else one for one in cell] for cell in media)
         if len(images) > options.max_images_per_row:
             limit = f"source.max_images_per_row ({options.max_images_per_row})"
@@ -203,7 +192,7 @@ def _ask(table: pa.Table, index: int, options: DecodeOptions) -> _RowPrompts | R
             raise RowError("row_too_large", message)
     except RowError as error:
         return error
-    return _RowPrompts(questions, images, videos)
+    return _RowPrompts(prompts, images, videos)
 
 
 _NAMED: dict[str, Any] = dict.fromkeys(("bytes", "uri", "path", "offset", "size"))
@@ -218,26 +207,26 @@ def _decode_row(
     options: DecodeOptions,
     present: Collection[str],
 ) -> list[_Decoded]:
-    """The rows that one row makes: itself, or one for each clip of its video and each of its prompts."""
-    cuts = bool(row.videos) and options.videos is not None and options.videos.sampling.clip_s is not None
-    if not cuts and all(question.name(sample_id) in present for question in row.questions):
+    """The decoded rows of one row: itself, or one for each clip of its video and each of its prompts."""
+    cuts = bool(row.videos) and options.media is not None and options.media.sampling.clip_s is not None
+    if not cuts and all(prompt.name(sample_id) in present for prompt in row.prompts):
         return []
     _decode_images(row.images, fetched, column, options)
     clips: Sequence[tuple[Span, Sequence[DecodedClip]]] = [(NO_SPAN, ())]
     if row.videos:
-        assert options.videos is not None, "rows have videos, and no options to decode them"
-        clips = decode_videos(row.videos, options.videos)
+        assert options.media is not None, "rows have videos, and there are no options to decode them"
+        clips = decode_videos(row.videos, options.media)
     rows: list[_Decoded] = []
     for span, frames in clips:
-        for question in row.questions:
-            name = question.name(span.name(sample_id) if cuts else sample_id)
+        for prompt in row.prompts:
+            name = prompt.name(span.name(sample_id) if cuts else sample_id)
             if name in present:
                 continue
             if rows and cuts:  # rows of clips are cut apart afterwards, so each holds its own
                 column.copy_last_row()
             column.end_row()
-            shown = frames if cuts or not rows else ()
-            rows.append(_Decoded(index, name, span, shown, question))
+            row_clips = frames if cuts or not rows else ()
+            rows.append(_Decoded(index, name, span, row_clips, prompt))
     if not rows:
         column.forget_row()
     return rows
@@ -247,15 +236,16 @@ def _fetch(uris: Sequence[str], options: DecodeOptions) -> Fetched:
     """Bytes or error by URI; together at most `row_bytes`. Larger ones are fetched alone when their turn comes."""
     if not uris:
         return {}
-    assert options.fetcher is not None, "rows name images by URI, and there is no fetcher"
-    most = options.fetcher.source.max_image_bytes
-    each = min(most, options.row_bytes // len(uris))
-    fetched = options.fetcher.fetch(list(uris), each)
+    assert options.media is not None, "rows name images by URI, and there is no fetcher"
+    fetcher = options.media.fetcher
+    limit = min(fetcher.source.max_image_bytes, options.row_bytes // len(uris))
+    fetched = fetcher.fetch(uris, limit)
 
     def is_too_large(data: bytes | RowError) -> bool:
         return isinstance(data, RowError) and data.code == "image_too_large"
 
-    return {uri: data for uri, data in fetched.items() if each == most or not is_too_large(data)}
+    is_final = limit == fetcher.source.max_image_bytes
+    return {uri: data for uri, data in fetched.items() if is_final or not is_too_large(data)}
 
 
 def _decode_images(
@@ -264,18 +254,18 @@ def _decode_images(
     """Decode one row's images into the column."""
     if not cell:
         return
-    worker = image_worker(options.videos, options.max_image_pixels, options.max_side_px)
+    worker = image_worker(options.media)
     for number, image in enumerate(cell, start=1):
         try:
             data, uri = image["bytes"], image["uri"]
             if data is None and (data := fetched.get(uri)) is None:
-                assert options.fetcher is not None, "the URI was tried before"
-                limit = min(options.fetcher.source.max_image_bytes, options.row_bytes)
-                data = options.fetcher.fetch([uri], limit)[uri]
+                assert options.media is not None, "the URI was tried before"
+                fetcher = options.media.fetcher
+                data = fetcher.fetch([uri], min(fetcher.source.max_image_bytes, options.row_bytes))[uri]
             if isinstance(data, RowError):
                 raise data
-            left = options.row_bytes - column.row_bytes
-            column.add_image(*worker.decode_image(data, column.take, left, options.row_limit))
+            num_free_bytes = options.row_bytes - column.row_bytes
+            column.add_image(*worker.decode_image(data, column.take, num_free_bytes, options.row_limit))
         except RowError as error:
             if len(cell) == 1:
                 raise

@@ -48,24 +48,24 @@ def _read(head: bytes, data: memoryview) -> Size:
 def _jpeg(data: memoryview) -> Size:
     """The size in the last frame header before the first scan, which is the one that counts for Pillow."""
     size = (0, 0)
-    place = 2
+    position = 2
     for _ in range(MAX_JPEG_SEGMENTS):
-        if data[place] != 0xFF:
+        if data[position] != 0xFF:
             break
-        marker = data[place + 1]
+        marker = data[position + 1]
         if marker == 0xFF:  # a fill byte
-            place += 1
+            position += 1
             continue
         if marker == 0xDA:
             return size
         if marker == 0x01 or 0xD0 <= marker <= 0xD8:  # markers without a segment
-            place += 2
+            position += 2
             continue
-        (length,) = struct.unpack(">H", data[place + 2 : place + 4])
+        (length,) = struct.unpack(">H", data[position + 2 : position + 4])
         if 0xC0 <= marker <= 0xCF and marker not in _NO_FRAME:
-            height, width = struct.unpack(">HH", data[place + 5 : place + 9])
+            height, width = struct.unpack(">HH", data[position + 5 : position + 9])
             size = width, height
-        place += 2 + length
+        position += 2 + length
     raise ValueError("no scan")
 
 

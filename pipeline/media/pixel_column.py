@@ -34,11 +34,11 @@ class PixelColumn:
         """Writable memory for the next image's pixels."""
         if self._used + num_bytes > len(self._memory):
             # The row that is being written moves into the next chunk.
-            begun = self._memory[self._row_start : self._used]
-            memory = np.empty(max(self._chunk_bytes, len(begun) + num_bytes), np.uint8)
-            memory[: len(begun)] = begun
+            unfinished = self._memory[self._row_start : self._used]
+            memory = np.empty(max(self._chunk_bytes, len(unfinished) + num_bytes), np.uint8)
+            memory[: len(unfinished)] = unfinished
             self._close()
-            self._memory, self._row_start, self._used = memory, 0, len(begun)
+            self._memory, self._row_start, self._used = memory, 0, len(unfinished)
         start, self._used = self._used, self._used + num_bytes
         return self._memory[start : self._used].data
 
@@ -75,7 +75,7 @@ class PixelColumn:
 
 
 def _lists(sizes: list[tuple[int, int]], num_images: list[int], memory: pa.Buffer) -> pa.Array:
-    heights, widths = ([size[place] for size in sizes] for place in (0, 1))
+    heights, widths = ([size[axis] for size in sizes] for axis in (0, 1))
     num_bytes = [3 * height * width for height, width in sizes]
     ends = pa.py_buffer(np.concatenate([[0], np.cumsum(num_bytes)]).astype(np.int64))
     rgb = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(sizes), [None, ends, memory])

@@ -49,7 +49,7 @@ _FIRST_SWAPPED = 5
 
 def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
     """One encoded image as uint8 RGB (height, width, 3): upright, alpha over white, first frame of several; shrunk
-    where its longer side exceeds `max_side_px`.
+    if its longer side exceeds `max_side_px`.
 
     Raises:
         MediaError: `not_an_image`, `image_too_large` (known before any pixel is decoded), `broken_image`,
@@ -76,11 +76,11 @@ def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: i
         except Exception as error:  # decoders raise OSError, SyntaxError, ValueError, struct.error, EOFError, …
             raise MediaError("broken_image", f"the {name} image cannot be decoded: {error}") from None
     if is_drafted:
-        wanted = size[::-1] if turn >= _FIRST_SWAPPED else size
+        final_size = size[::-1] if turn >= _FIRST_SWAPPED else size
     else:
-        wanted = fitting(*upright.size, max_side_px)
-    if upright.size != wanted:
-        upright = upright.resize(wanted, Image.Resampling.LANCZOS)
+        final_size = fitting(*upright.size, max_side_px)
+    if upright.size != final_size:
+        upright = upright.resize(final_size, Image.Resampling.LANCZOS)
     return np.asarray(upright)
 
 
@@ -157,11 +157,11 @@ def _by_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]
     """A conversion to RGB that looks at each pixel alone, done strip by strip."""
     if image.height <= STRIP_ROWS:
         return convert(image)
-    whole = Image.new("RGB", image.size)
+    converted = Image.new("RGB", image.size)
     for top in range(0, image.height, STRIP_ROWS):
         box = (0, top, image.width, min(top + STRIP_ROWS, image.height))
-        whole.paste(convert(image.crop(box)), box)
-    return whole
+        converted.paste(convert(image.crop(box)), box)
+    return converted
 
 
 def _from_16_bits(image: Image.Image) -> Image.Image:
@@ -175,7 +175,7 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation 1 to 8; 1 where the EXIF block is damaged, which is no reason to lose the picture."""
+    """EXIF orientation 1 to 8; 1 if the EXIF block is damaged."""
     try:
         turn = int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:

@@ -21,7 +21,7 @@ from actors.media import FILLER_INDEX, without_fillers
 from configs.schema import Source
 from pipeline.media.image_size import size_of
 from pipeline.media.pixels import fitting
-from pipeline.media.video.clips import VideoOptions
+from pipeline.media.video.clips import MediaOptions
 from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import RowError
 
@@ -52,8 +52,8 @@ class Weigher:
     @classmethod
     def of(cls, source: Source, batch_rows: int, prompt_options: PromptOptions) -> Weigher:
         """The weigher of a job on this source."""
-        options = VideoOptions.of(source, "")
-        limits, clip_bytes = options.limits, most_of_a_clip(options)
+        options = MediaOptions.of(source, "")
+        limits, clip_bytes = options.limits, max_clip_bytes(options)
         # How many clips a video is cut into is known when it is decoded.
         video_bytes = clip_bytes if options.sampling.clip_s is None else limits.max_decoded_bytes
         share_bytes = share_of(source.max_decoded_bytes)
@@ -77,26 +77,26 @@ class Weigher:
         if self.prompt_options.columns.prompts is not None or self.prompt_options.columns.messages is not None:
             try:
                 fields = json.loads(table["fields"][index].as_py())
-                questions, images, videos = self.prompt_options.ask(fields, images, videos)
+                prompts, images, videos = self.prompt_options.ask(fields, images, videos)
             except RowError:
                 return 1
-            num_prompts = len(questions)
+            num_prompts = len(prompts)
         decoded = sum(map(self._decoded_bytes, images)) + self.video_bytes * len(videos)
         encoded = sum(
-            one["bytes"].size for one in (*images, *videos) if isinstance(one, dict) and one["bytes"] is not None
+            cell["bytes"].size for cell in (*images, *videos) if isinstance(cell, dict) and cell["bytes"] is not None
         )
         by_bytes: int = -(-max(decoded, encoded) * self.batch_rows // self.share_bytes)
         return max(1, min(self.batch_rows, max(by_bytes, num_prompts)))
 
     def _decoded_bytes(self, image: dict[str, Any] | str) -> int:
-        """Bytes of an image's pixels; the most that they may be where its size is not known yet."""
+        """Bytes of an image's pixels; the maximum if its size is not known yet."""
         data = None if isinstance(image, str) else image["bytes"]
         size = None if data is None else size_of(memoryview(data))
         if size is not None:
             width, height = fitting(*size, self.max_side_px)
             return CHANNELS * width * height
-        most = self.max_image_pixels
-        return CHANNELS * (most if self.max_side_px is None else min(most, self.max_side_px**2))
+        max_pixels = self.max_image_pixels
+        return CHANNELS * (max_pixels if self.max_side_px is None else min(max_pixels, self.max_side_px**2))
 
     def with_fillers(self, table: pa.Table) -> pa.Table:
         """The rows of a READ table, each after the fillers that its weight asks for."""
@@ -112,8 +112,8 @@ class Weigher:
         return pa.concat_tables([*parts, table.slice(start)])
 
 
-def most_of_a_clip(options: VideoOptions) -> int:
-    """Bytes of pixels that the shown frames of one clip come to at most."""
+def max_clip_bytes(options: MediaOptions) -> int:
+    """Maximum bytes of pixels of one clip's sampled frames."""
     sampling, limits = options.sampling, options.limits
     num_frames = sampling.num_frames or len(sampling.timestamps_s) or sampling.max_frames
     pixels = limits.max_pixels if limits.max_side_px is None else min(limits.max_pixels, limits.max_side_px**2)
@@ -122,31 +122,31 @@ def most_of_a_clip(options: VideoOptions) -> int:
 
 def media_of(table: pa.Table, index: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Images and videos of one row of a READ table, as dictionaries; encoded bytes are Arrow buffers, not copies."""
-    images, videos = (_cells(table[name][index]) for name in ("images", "videos"))
+    images, videos = (_media_cells(table[name][index]) for name in ("images", "videos"))
     return images, videos
 
 
-def _cells(cell: pa.ListScalar) -> list[dict[str, Any]]:
+def _media_cells(cell: pa.ListScalar) -> list[dict[str, Any]]:
     values = cell.values
     if values is None:
         return []
     names = [field.name for field in values.type]
-    return [{name: one[name].as_buffer() if name == "bytes" else one[name].as_py() for name in names} for one in values]
+    return [{name: ref[name].as_buffer() if name == "bytes" else ref[name].as_py() for name in names} for ref in values]
 
 
 def _fillers(schema: pa.Schema, count: int) -> pa.Table:
-    own: dict[str, Any] = {"sample_id": "", "source": "", "row_index": FILLER_INDEX, "fields": "{}"}
-    own |= {"images": [], "videos": [], "messages": "", "sampling": "", "error_type": "", "error_message": ""}
-    return pa.table({field.name: pa.array([own.get(field.name)] * count, field.type) for field in schema}, schema)
+    values: dict[str, Any] = {"sample_id": "", "source": "", "row_index": FILLER_INDEX, "fields": "{}"}
+    values |= {"images": [], "videos": [], "messages": "", "sampling": "", "error_type": "", "error_message": ""}
+    return pa.table({field.name: pa.array([values.get(field.name)] * count, field.type) for field in schema}, schema)
 
 
 def padded(function: Callable[[pa.Table], pa.Table], num_rows: int) -> Callable[[pa.Table], pa.Table]:
     """The same function for tables with fillers, which are removed first; its output gets fillers up to `num_rows`."""
 
     def stage(table: pa.Table) -> pa.Table:
-        made = function(without_fillers(table))
-        missing = num_rows - made.num_rows
-        return made if missing <= 0 else pa.concat_tables([made, _fillers(made.schema, missing)])
+        output = function(without_fillers(table))
+        missing = num_rows - output.num_rows
+        return output if missing <= 0 else pa.concat_tables([output, _fillers(output.schema, missing)])
 
     return stage
 
@@ -167,12 +167,12 @@ class Weighed(Datasource):  # type: ignore[misc]
 
     def get_read_tasks(self, parallelism: int, *arguments: Any, **keywords: Any) -> list[ReadTask]:
         tasks: Sequence[ReadTask] = self._source.get_read_tasks(parallelism, *arguments, **keywords)
-        made = []
+        weighed = []
         for task in tasks:
             read = partial(_read, task, self._weigher)
             read.__name__ = "read_span"  # type: ignore[attr-defined]  # Ray names tasks by it
-            made.append(ReadTask(read, task.metadata, schema=task.schema))
-        return made
+            weighed.append(ReadTask(read, task.metadata, schema=task.schema))
+        return weighed
 
 
 def _read(task: ReadTask, weigher: Weigher) -> Iterator[pa.Table]:

@@ -102,4 +102,4 @@ def may_repeat_ids(plan: JobPlan) -> bool:
     if source.id_column is None:
         return False
     num_parts = manifest.num_parts + (manifest.written < manifest.num_files)
-    return not kind_of(source.kind).tells_ids or (source.check_ids and num_parts > 1)
+    return not kind_of(source.kind).has_cheap_ids or (source.check_ids and num_parts > 1)

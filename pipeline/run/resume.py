@@ -80,7 +80,7 @@ def _with_inventory(plan: AnyPlan, gone: Ints) -> AnyPlan:
     fingerprints = fingerprints_of(plan.output)
     inventory = take_inventory(plan.output, manifest, plan.rows_per_sample, fingerprints, verified.problems)
     done = inventory.accounts.done(retry)
-    lost = [file for file in gone.tolist() if not done.is_whole(file)]
+    lost = [file for file in gone.tolist() if not done.is_complete(file)]
     if lost:
         names = ", ".join(plan.manifest.files["path"][file].as_py() for file in lost[:3])
         more = f" and {len(lost) - 3:,} more" if len(lost) > 3 else ""

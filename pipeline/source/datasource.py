@@ -183,37 +183,37 @@ class SpanFiles:
 
     def __reduce__(self) -> tuple[Callable[..., list[FilePiece]], tuple[Any, ...]]:
         files, starts, stops = self.spans.columns(self.number)
-        special: dict[int, tuple[Entry, bytes]] = {}
-        begun = starts > 0 if self.done is None else np.ones(len(files), bool)
-        for place in np.flatnonzero(begun).tolist():
-            file, start = int(files[place]), int(starts[place])
-            left_out = b""
+        extras: dict[int, tuple[Entry, bytes]] = {}
+        is_partial = starts > 0 if self.done is None else np.ones(len(files), bool)
+        for index in np.flatnonzero(is_partial).tolist():
+            file, start = int(files[index]), int(starts[index])
+            done_bits = b""
             if self.done is not None:
-                rows_done = self.done.rows(file, start, spans.end_of(stops[place]))
-                left_out = np.packbits(rows_done).tobytes() if rows_done.any() else b""
-            if start or left_out:
-                special[place] = (self.manifest.entry(file, start) if start else Entry(), left_out)
+                rows_done = self.done.rows(file, start, spans.end_of(stops[index]))
+                done_bits = np.packbits(rows_done).tobytes() if rows_done.any() else b""
+            if start or done_bits:
+                extras[index] = (self.manifest.entry(file, start) if start else Entry(), done_bits)
         first = int(files[0])
         listed = self.manifest.files.slice(first, int(files[-1]) - first + 1).take(pa.array(files - first))
         columns = [listed[name].combine_chunks() for name in LISTED_COLUMNS]
-        return file_pieces, (columns, files, starts, stops, special)
+        return file_pieces, (columns, files, starts, stops, extras)
 
 
 LISTED_COLUMNS = ("path", "num_samples", "size_bytes", "token", "repeated_rows")
 
 
 def file_pieces(
-    listed: list[pa.Array], files: Ints, starts: Ints, stops: Ints, special: dict[int, tuple[Entry, bytes]]
+    listed: list[pa.Array], files: Ints, starts: Ints, stops: Ints, extras: dict[int, tuple[Entry, bytes]]
 ) -> list[FilePiece]:
-    """The pieces that `SpanFiles` packed: columns of the listing, and by place what only some pieces have."""
+    """The pieces that `SpanFiles` packed: columns of the listing, and by index entries and done bits."""
     pieces = []
     columns = (*(column.to_pylist() for column in listed), files.tolist(), starts.tolist(), stops.tolist())
-    for place, row in enumerate(zip(*columns, strict=True)):
-        path, count, size, token, repeated, file, start, end = row
+    for index, values in enumerate(zip(*columns, strict=True)):
+        path, count, size, token, repeated, file, start, end = values
         stop = spans.end_of(end)
-        entry, left_out = special.get(place, (Entry(), b""))
-        doubled = frozenset(one for one in repeated if start <= one and (stop is None or one < stop))
-        pieces.append(FilePiece(path, start, stop, count, entry, size, token, doubled, file, left_out))
+        entry, done_bits = extras.get(index, (Entry(), b""))
+        repeated_rows = frozenset(row for row in repeated if start <= row and (stop is None or row < stop))
+        pieces.append(FilePiece(path, start, stop, count, entry, size, token, repeated_rows, file, done_bits))
     return pieces
 
 
@@ -244,7 +244,7 @@ def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) 
             table = _table(spec, piece, chunk)
             num_bytes += table.nbytes
             if num_bytes > max_bytes:
-                raise ValueError(f"what has been read of it takes more than {max_bytes} bytes")
+                raise ValueError(f"the data read so far takes more than {max_bytes} bytes")
             tables.append(table)
             next_row = chunk.samples[-1].row_index + 1 if chunk.samples else next_row
     except Exception as error:  # decoders of damaged files raise any error; it goes into the row
@@ -276,16 +276,16 @@ def missing_rows(piece: FilePiece, next_row: int, byte: int | None) -> str:
 
 def _table(spec: ReadSpec, piece: FilePiece, chunk: Chunk) -> pa.Table:
     """The rows of one chunk that are not done."""
-    places = [place for place, sample in enumerate(chunk.samples) if not piece.leaves_out(sample.row_index)]
-    samples, keep = [chunk.samples[place] for place in places], chunk.keep
+    indices = [index for index, sample in enumerate(chunk.samples) if not piece.is_done(sample.row_index)]
+    samples, keep = [chunk.samples[index] for index in indices], chunk.keep
     if len(samples) < len(chunk.samples):
-        keep = [column.take(pa.array(places, pa.int64())) for column in keep]
+        keep = [column.take(pa.array(indices, pa.int64())) for column in keep]
     for sample in samples:
-        if sample.row_index in piece.repeated and sample.own_id is not None:
-            sample.error = sample.error or _repeated_id(sample.own_id)
-            sample.own_id = None
+        if sample.row_index in piece.repeated and sample.id_value is not None:
+            sample.error = sample.error or _repeated_id(sample.id_value)
+            sample.id_value = None
     values = [
-        [sample.own_id or path_id(piece.path, sample.row_index) for sample in samples],
+        [sample.id_value or path_id(piece.path, sample.row_index) for sample in samples],
         [piece.path] * len(samples),
         [sample.row_index for sample in samples],
         [[] if sample.error else _image_cell(sample) for sample in samples],
@@ -308,8 +308,8 @@ def path_id(path: str, row_index: int) -> str:
     return f"{path}#{row_index}"
 
 
-def _repeated_id(own_id: str) -> RowError:
-    return RowError("duplicate_id", f"the id {own_id[:100]!r} is there twice")
+def _repeated_id(sample_id: str) -> RowError:
+    return RowError("duplicate_id", f"the id {sample_id[:100]!r} is there twice")
 
 
 def _with_unique_ids(table: pa.Table) -> pa.Table:
@@ -320,19 +320,19 @@ def _with_unique_ids(table: pa.Table) -> pa.Table:
     codes, messages, cells = (table[name].to_pylist() for name in ("error_type", "error_message", "images"))
     paths, row_indices = table["source"].to_pylist(), table["row_index"].to_pylist()
     seen: set[str] = set()
-    for index, own_id in enumerate(ids):
-        if own_id in seen:
+    for index, sample_id in enumerate(ids):
+        if sample_id in seen:
             ids[index] = path_id(paths[index], row_indices[index])
             while ids[index] in seen:  # another row's own id that looks like one of ours
                 ids[index] += "#"
             if not codes[index]:
-                error = _repeated_id(own_id)
+                error = _repeated_id(sample_id)
                 codes[index], messages[index], cells[index] = error.code, _message(error), []
         seen.add(ids[index])
     for name, values in (("sample_id", ids), ("error_type", codes), ("error_message", messages), ("images", cells)):
-        place = table.schema.get_field_index(name)
-        field = table.schema.field(place)
-        table = table.set_column(place, field, pa.array(values, field.type))
+        position = table.schema.get_field_index(name)
+        field = table.schema.field(position)
+        table = table.set_column(position, field, pa.array(values, field.type))
     return table
 
 

@@ -37,39 +37,39 @@ class DoneBitmap:
         return int(np.bitwise_count(self._bits).sum(dtype=np.int64)) + sum(int(b.sum()) for b in self._open.values())
 
     def add(self, files: Ints, rows: Ints) -> Bools:
-        """Put samples in; for each, whether it was there already or came before among these."""
-        known = self._check(files, rows)
+        """Add samples; for each, whether it was already in the set or occurs earlier among these."""
+        is_counted = self._check(files, rows)
         repeated = np.zeros(len(files), bool)
-        ordinals = self._starts[files[known]] + rows[known]
+        ordinals = self._starts[files[is_counted]] + rows[is_counted]
         again = np.ones(len(ordinals), bool)
         if (np.diff(ordinals) > 0).all():  # usual, and saves the sort
             unique, first = ordinals, np.arange(len(ordinals))
         else:
             unique, first = np.unique(ordinals, return_index=True)
         again[first] = self._get(unique)
-        repeated[known] = again
+        repeated[is_counted] = again
         if len(unique):
-            places, firsts = np.unique(unique >> 3, return_index=True)
-            self._bits[places] |= np.bitwise_or.reduceat(np.left_shift(1, unique & 7).astype(np.uint8), firsts)
-        for place in np.flatnonzero(~known):
-            file, row = int(files[place]), int(rows[place])
+            bytes_changed, firsts = np.unique(unique >> 3, return_index=True)
+            self._bits[bytes_changed] |= np.bitwise_or.reduceat(np.left_shift(1, unique & 7).astype(np.uint8), firsts)
+        for index in np.flatnonzero(~is_counted):
+            file, row = int(files[index]), int(rows[index])
             bits = self._open_bits(file)
             if row >= len(bits):
                 bits = _extended(bits, max(row + 1, 2 * len(bits)))
-            repeated[place] = bits[row]
+            repeated[index] = bits[row]
             bits[row] = True
             self._open[file] = bits
         self._counted = None
         return repeated
 
     def has(self, files: Ints, rows: Ints) -> Bools:
-        known = self._check(files, rows)
-        found = np.zeros(len(files), bool)
-        found[known] = self._get(self._starts[files[known]] + rows[known])
-        for place in np.flatnonzero(~known):
-            bits = self._open_bits(int(files[place]))
-            found[place] = rows[place] < len(bits) and bits[rows[place]]
-        return found
+        is_counted = self._check(files, rows)
+        is_done = np.zeros(len(files), bool)
+        is_done[is_counted] = self._get(self._starts[files[is_counted]] + rows[is_counted])
+        for index in np.flatnonzero(~is_counted):
+            bits = self._open_bits(int(files[index]))
+            is_done[index] = rows[index] < len(bits) and bits[rows[index]]
+        return is_done
 
     def merge(self, other: DoneBitmap) -> None:
         self._bits |= other._bits
@@ -88,7 +88,7 @@ class DoneBitmap:
         end = int(self.counts[file]) if stop is None else stop
         return self._get(self._starts[file] + np.arange(start, end))
 
-    def is_whole(self, file: int) -> bool:
+    def is_complete(self, file: int) -> bool:
         """Whether all samples of a file are in; False if its count is not known."""
         return self.counts[file] != UNKNOWN and bool(self.rows(file, 0, None).all())
 
@@ -103,9 +103,9 @@ class DoneBitmap:
             rest = padded[byte] & (np.left_shift(1, ordinals & 7) - 1).astype(np.uint8)
             return np.asarray(counted[byte] + np.bitwise_count(rest))
 
-        known = self.counts[files] != UNKNOWN
+        is_counted = self.counts[files] != UNKNOWN
         low, high = self._starts[files] + starts, self._starts[files] + np.where(stops < 0, self.counts[files], stops)
-        return np.where(known, num_before(high) - num_before(np.minimum(low, high)), 0)
+        return np.where(is_counted, num_before(high) - num_before(np.minimum(low, high)), 0)
 
     def _open_bits(self, file: int) -> Bools:
         return self._open.get(file, np.zeros(0, bool))
@@ -117,10 +117,10 @@ class DoneBitmap:
     def _check(self, files: Ints, rows: Ints) -> Bools:
         """Which of the files have a known count."""
         counts = self.counts[files]
-        known = counts != UNKNOWN
-        if (rows < 0).any() or (rows[known] >= counts[known]).any():
+        is_counted = counts != UNKNOWN
+        if (rows < 0).any() or (rows[is_counted] >= counts[is_counted]).any():
             raise ValueError("a row is beyond the end of its file")
-        return np.asarray(known)
+        return np.asarray(is_counted)
 
 
 def _extended(bits: Bools, size: int) -> Bools:
@@ -133,14 +133,14 @@ class PathIndex:
     def __init__(self, paths: pa.ChunkedArray) -> None:
         self._paths = paths
 
-    def find(self, wanted: pa.Array) -> Ints:
+    def find(self, paths: pa.Array) -> Ints:
         """The ordinal of each of these unique paths, -1 if there is no such file."""
-        found = np.full(len(wanted), -1, np.int64)
-        for first in range(0, len(wanted), _LOOKUP_CHUNK):
-            values = wanted.slice(first, _LOOKUP_CHUNK)
+        ordinals = np.full(len(paths), -1, np.int64)
+        for first in range(0, len(paths), _LOOKUP_CHUNK):
+            values = paths.slice(first, _LOOKUP_CHUNK)
             for start in range(0, len(self._paths), _LOOKUP_CHUNK):
                 part = self._paths.slice(start, _LOOKUP_CHUNK)
-                places: Any = pc.index_in(part, value_set=values).combine_chunks()
-                there = np.flatnonzero(np.asarray(places.is_valid()))
-                found[first + places.drop_null().to_numpy()] = start + there
-        return found
+                matches: Any = pc.index_in(part, value_set=values).combine_chunks()
+                positions = np.flatnonzero(np.asarray(matches.is_valid()))
+                ordinals[first + matches.drop_null().to_numpy()] = start + positions
+        return ordinals

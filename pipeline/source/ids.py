@@ -22,29 +22,29 @@ def find_repeats(files: Sequence[Callable[[], Ids]]) -> dict[int, list[int]]:
     """
     hashes, rows, counts = array("q"), array("q"), []
     for ids in files:
-        before = len(hashes)
-        for row, own_id in ids():
-            hashes.append(hash(own_id))
+        num_before = len(hashes)
+        for row, sample_id in ids():
+            hashes.append(hash(sample_id))
             rows.append(row)
-        counts.append(len(hashes) - before)
-    suspects = _places_of_repeats(np.frombuffer(hashes, np.int64))
+        counts.append(len(hashes) - num_before)
+    suspects = _find_equal_hashes(np.frombuffer(hashes, np.int64))
     suspected: dict[int, set[int]] = {}
     owners = np.repeat(np.arange(len(files)), counts)[suspects]
-    for file, place in zip(owners.tolist(), suspects.tolist(), strict=True):
-        suspected.setdefault(file, set()).add(rows[place])
+    for file, position in zip(owners.tolist(), suspects.tolist(), strict=True):
+        suspected.setdefault(file, set()).add(rows[position])
     seen: set[str] = set()
-    found: dict[int, list[int]] = {}
-    for file, places in sorted(suspected.items()):
-        for row, own_id in files[file]():
-            if row not in places:
+    repeats: dict[int, list[int]] = {}
+    for file, suspect_rows in sorted(suspected.items()):
+        for row, sample_id in files[file]():
+            if row not in suspect_rows:
                 continue
-            if own_id in seen:
-                found.setdefault(file, []).append(row)
-            seen.add(own_id)
-    return found
+            if sample_id in seen:
+                repeats.setdefault(file, []).append(row)
+            seen.add(sample_id)
+    return repeats
 
 
-def _places_of_repeats(hashes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+def _find_equal_hashes(hashes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     """The places, in order, of all hashes that occur more than once."""
     order = np.argsort(hashes, kind="stable")
     equal = hashes[order][1:] == hashes[order][:-1]
@@ -57,5 +57,5 @@ def _places_of_repeats(hashes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np
 def repeated_ids(parts: Iterable[Sequence[str]]) -> list[str]:
     """The ids that occur more than once among all parts, each once, sorted."""
     parts = list(parts)
-    found = find_repeats([partial(enumerate, part) for part in parts])
-    return sorted({parts[number][row] for number, rows in found.items() for row in rows})
+    repeats = find_repeats([partial(enumerate, part) for part in parts])
+    return sorted({parts[number][row] for number, rows in repeats.items() for row in rows})

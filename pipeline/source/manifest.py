@@ -143,7 +143,7 @@ def freeze_for(needs: Needs) -> Manifest:
     filesystem, root, files = list_source(needs.source, skipped)
     manifest = replace(survey_files(filesystem, root, files, needs), skipped=dict(skipped.counts))
     if manifest.num_samples == 0:
-        raise ConfigError(f"source.path: the files at {_shown(needs.source)} hold no rows")
+        raise ConfigError(f"source.path: the files at {_source_name(needs.source)} hold no rows")
     return manifest
 
 
@@ -159,7 +159,7 @@ def list_source(source: Source, skipped: Skipped) -> tuple[Any, str, pa.Table]:
     opened = [access.open_url(path, "source.path") for path in source.paths]
     filesystem, paths = opened[0][0], [path for _, path in opened]
     if any(other is not filesystem for other, _ in opened):
-        raise ConfigError("source.path: the paths of one source lie in one store; start a job for each store")
+        raise ConfigError("source.path: all paths of a source must be in one store; start a job for each store")
     list_units = kind.list_units or functools.partial(
         list_paths, suffixes=kind.suffixes, skipped=skipped, local_roots=source.local_roots
     )
@@ -169,67 +169,69 @@ def list_source(source: Source, skipped: Skipped) -> tuple[Any, str, pa.Table]:
     except ConfigError:
         raise
     except Exception as error:  # drivers raise errors of no common class
-        where = getattr(error, "filename", None) or _shown(source)
+        where = getattr(error, "filename", None) or _source_name(source)
         raise ConfigError(
             f"source.path: {access.shown(str(where))} cannot be listed: {access.reason_of(error)}"
         ) from None
     if not files.num_rows:
         raise ConfigError(
-            f"source.path: nothing to read at {_shown(source)}; source.kind {source.kind!r} reads "
+            f"source.path: nothing to read at {_source_name(source)}; source.kind {source.kind!r} reads "
             f"{', '.join('*' + suffix for suffix in kind.suffixes)} in folders, and whatever a glob or a file names"
             + (f"; there are {describe_skipped(skipped.counts, source.kind)}" if skipped.counts else "")
         )
     return filesystem, root, files
 
 
-def _shown(source: Source) -> str:
+def _source_name(source: Source) -> str:
     return " and ".join(access.shown(path) for path in source.paths)
 
 
-def survey_files(filesystem: Any, root: str, files: pa.Table, needs: Needs, known: Manifest | None = None) -> Manifest:
-    """Open the listed files as far as their kind needs; `known` are files before them, whose ids count as earlier.
+def survey_files(
+    filesystem: Any, root: str, files: pa.Table, needs: Needs, earlier: Manifest | None = None
+) -> Manifest:
+    """Open the listed files as far as their kind needs; `earlier` are files of the manifest before them.
 
     Raises:
         ConfigError: the files lack a needed column, or most ids occur several times.
     """
-    found = kind_of(needs.source.kind).survey(filesystem, root, files, needs)
-    listed = files.append_column("num_samples", found.facts["num_samples"])
-    num_known = 0
-    if known is not None:
-        num_known = known.num_files
-        listed = pa.concat_tables([known.files.select(listed.column_names), listed])
-    repeated = _repeated_rows(filesystem, root, needs.source, listed).slice(num_known)
-    files = pa.table([*files.columns, *found.facts.columns, repeated], schema=SCHEMA)
-    return Manifest(access.unstripped(filesystem, root), files, found.keep)
+    survey = kind_of(needs.source.kind).survey(filesystem, root, files, needs)
+    listed = files.append_column("num_samples", survey.facts["num_samples"])
+    num_earlier = 0
+    if earlier is not None:
+        num_earlier = earlier.num_files
+        listed = pa.concat_tables([earlier.files.select(listed.column_names), listed])
+    repeated = _repeated_rows(filesystem, root, needs.source, listed).slice(num_earlier)
+    files = pa.table([*files.columns, *survey.facts.columns, repeated], schema=SCHEMA)
+    return Manifest(access.unstripped(filesystem, root), files, survey.keep)
 
 
 def _repeated_rows(filesystem: Any, root: str, source: Source, files: pa.Table) -> pa.Array:
     """For every file the rows whose id an earlier row has, if the kind reads ids beforehand; ConfigError if those are
     most of the rows."""
     kind = kind_of(source.kind)
-    found: dict[int, list[int]] = {}
-    if source.id_column is not None and source.check_ids and kind.tells_ids:
-        spec = ReadSpec(source, root, (), pa.schema([])).with_ids_alone(source.id_column)
+    repeats: dict[int, list[int]] = {}
+    if source.id_column is not None and source.check_ids and kind.has_cheap_ids:
+        spec = ReadSpec(source, root, (), pa.schema([])).with_ids_only(source.id_column)
         pieces = [FilePiece(**file) for file in files.to_pylist()]
-        found = find_repeats([functools.partial(_own_ids, filesystem, spec, kind, piece) for piece in pieces])
-        num_repeated, num_rows = sum(map(len, found.values())), pc.sum(files["num_samples"]).as_py() or 0
+        repeats = find_repeats([functools.partial(_read_ids, filesystem, spec, kind, piece) for piece in pieces])
+        num_repeated, num_rows = sum(map(len, repeats.values())), pc.sum(files["num_samples"]).as_py() or 0
         if num_repeated > max(MAX_REPEATED_ROWS, num_rows // 2):
             raise ConfigError(
                 f"source.id_column: {source.id_column!r} is no id: {num_repeated:,} of {num_rows:,} rows have one that "
                 "an earlier row has"
             )
-    if not found:
+    if not repeats:
         return no_row_groups(files.num_rows)
-    return pa.array([found.get(index, []) for index in range(files.num_rows)], pa.list_(pa.int64()))
+    return pa.array([repeats.get(index, []) for index in range(files.num_rows)], pa.list_(pa.int64()))
 
 
-def _own_ids(filesystem: Any, spec: ReadSpec, kind: Kind, piece: FilePiece) -> Iterator[tuple[int, str]]:
+def _read_ids(filesystem: Any, spec: ReadSpec, kind: Kind, piece: FilePiece) -> Iterator[tuple[int, str]]:
     """The ids of a file, up to where it is damaged."""
     try:
         for chunk in kind.read(filesystem, spec, piece):
             for sample in chunk.samples:
-                if sample.own_id is not None:
-                    yield sample.row_index, sample.own_id
+                if sample.id_value is not None:
+                    yield sample.row_index, sample.id_value
     except Exception:  # the read task reports the error
         return
 

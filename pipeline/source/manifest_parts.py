@@ -1,6 +1,6 @@
 """The manifest of an output that exists, compared with the source as it is listed now.
 
-Listed files stay as they were; new files become a part of their own behind them. Opens new files only.
+Listed files stay unchanged; new files become a new part after them. Opens new files only.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Reopened:
 
 
 def reopen(needs: Needs, output: OutputDir, accept_touched: bool = False) -> Reopened:
-    """The output's manifest with the source's new files behind it; a fresh one if the output has none.
+    """The output's manifest with the source's new files appended; a fresh one if the output has none.
 
     `accept_touched` takes a listed file whose time or etag differs for the same one if its size and, as far as the kind
     knows them before reading, its rows and row groups are equal: a copy of the source.
@@ -47,43 +47,43 @@ def reopen(needs: Needs, output: OutputDir, accept_touched: bool = False) -> Reo
     Raises:
         ConfigError: the source cannot be listed, a file that was listed has changed, or new files have other columns.
     """
-    known = read_parts(output)
-    if known is None:
+    manifest = read_parts(output)
+    if manifest is None:
         return Reopened(freeze_for(needs), np.zeros(0, np.int64))
     skipped = Skipped()
     filesystem, root, listing = list_source(needs.source, skipped)
-    known = replace(known, root=access.unstripped(filesystem, root), skipped=dict(skipped.counts))
-    if known.files["path"].equals(listing["path"]):
-        places: Ints = np.arange(listing.num_rows)
+    manifest = replace(manifest, root=access.unstripped(filesystem, root), skipped=dict(skipped.counts))
+    if manifest.files["path"].equals(listing["path"]):
+        ordinals: Ints = np.arange(listing.num_rows)
     else:
-        places = PathIndex(known.files["path"]).find(listing["path"].combine_chunks())
-    there, new = np.flatnonzero(places >= 0), np.flatnonzero(places < 0)
-    before, now = known.files.take(pa.array(places[there])), listing.take(pa.array(there))
+        ordinals = PathIndex(manifest.files["path"]).find(listing["path"].combine_chunks())
+    listed, new = np.flatnonzero(ordinals >= 0), np.flatnonzero(ordinals < 0)
+    earlier, now = manifest.files.take(pa.array(ordinals[listed])), listing.take(pa.array(listed))
     if accept_touched:
-        now = _with_equal_tokens(filesystem, root, needs, before, now)
-    _refuse_changed(before, now, output)
-    gone = np.setdiff1d(np.arange(known.num_files), places)
+        now = _with_equal_tokens(filesystem, root, needs, earlier, now)
+    _refuse_changed(earlier, now, output)
+    missing = np.setdiff1d(np.arange(manifest.num_files), ordinals)
     if len(new):
-        fresh = survey_files(filesystem, root, listing.take(pa.array(new)), needs, known)
-        known = _with_files(known, fresh.files, fresh.keep)
-    return Reopened(known, gone)
+        fresh = survey_files(filesystem, root, listing.take(pa.array(new)), needs, manifest)
+        manifest = _with_files(manifest, fresh.files, fresh.keep)
+    return Reopened(manifest, missing)
 
 
-def _with_files(known: Manifest, new: pa.Table, keep: pa.Schema) -> Manifest:
-    """The manifest with new files behind the known ones; ConfigError if their kept columns have other types."""
-    if new.num_rows and not keep.equals(known.keep):
+def _with_files(earlier: Manifest, new: pa.Table, keep: pa.Schema) -> Manifest:
+    """The manifest with new files appended; ConfigError if their kept columns have other types."""
+    if new.num_rows and not keep.equals(earlier.keep):
         new_types, old_types = (
-            ", ".join(f"{field.name} {field.type}" for field in schema) for schema in (keep, known.keep)
+            ", ".join(f"{field.name} {field.type}" for field in schema) for schema in (keep, earlier.keep)
         )
         raise ConfigError(
             f"sink.keep_columns: new files of the source have the types {new_types}, and those before them "
             f"{old_types}; give them an output of their own"
         )
-    return replace(known, files=pa.concat_tables([known.files, new]).combine_chunks())
+    return replace(earlier, files=pa.concat_tables([earlier.files, new]).combine_chunks())
 
 
 def write_parts(manifest: Manifest, output: OutputDir) -> Manifest:
-    """Write the manifest's new files as a part behind those of all other attempts; returns the manifest of the output.
+    """Write the manifest's new files as a part after those of all other attempts; returns the manifest of the output.
 
     Two attempts that were planned at the same time, while the source grew, may both have new files. Parts are created
     and never replaced; the attempt that comes second keeps the other one's part and adds only files that are not in it.
@@ -92,7 +92,7 @@ def write_parts(manifest: Manifest, output: OutputDir) -> Manifest:
         ConfigError: the other attempt saw another state of the same file, or other column types.
     """
     while True:
-        manifest = _behind_others(manifest, output)
+        manifest = _after_stored_parts(manifest, output)
         try:
             manifest.write(output)
         except FileExistsError:
@@ -100,55 +100,55 @@ def write_parts(manifest: Manifest, output: OutputDir) -> Manifest:
         return manifest
 
 
-def _behind_others(manifest: Manifest, output: OutputDir) -> Manifest:
-    """The manifest with the parts that were created since it was planned, and its own new files behind them."""
+def _after_stored_parts(manifest: Manifest, output: OutputDir) -> Manifest:
+    """The manifest with the parts that were created since it was planned, and its own new files after them."""
     if len(output.list_files(PARTS)) <= manifest.num_parts:
         return manifest
-    known = read_parts(output)
-    assert known is not None
-    places = PathIndex(known.files["path"]).find(manifest.files["path"].combine_chunks())
-    there = np.flatnonzero(places >= 0)
+    stored = read_parts(output)
+    assert stored is not None
+    ordinals = PathIndex(stored.files["path"]).find(manifest.files["path"].combine_chunks())
+    listed = np.flatnonzero(ordinals >= 0)
     # The first files are those of the parts that both know; they were compared when this attempt was planned.
-    shared = there[there >= manifest.written]
-    _refuse_changed(known.files.take(pa.array(places[shared])), manifest.files.take(pa.array(shared)), output)
-    new = manifest.files.take(pa.array(np.flatnonzero(places < 0)))
-    return replace(_with_files(known, new, manifest.keep), root=manifest.root, skipped=manifest.skipped)
+    shared = listed[listed >= manifest.written]
+    _refuse_changed(stored.files.take(pa.array(ordinals[shared])), manifest.files.take(pa.array(shared)), output)
+    new = manifest.files.take(pa.array(np.flatnonzero(ordinals < 0)))
+    return replace(_with_files(stored, new, manifest.keep), root=manifest.root, skipped=manifest.skipped)
 
 
-def _with_equal_tokens(filesystem: Any, root: str, needs: Needs, before: pa.Table, now: pa.Table) -> pa.Table:
+def _with_equal_tokens(filesystem: Any, root: str, needs: Needs, earlier: pa.Table, now: pa.Table) -> pa.Table:
     """The listing with the earlier tokens of files of which only the token differs: size, rows and row groups are the
     same."""
-    places = np.flatnonzero(_differ(before, now, "token") & ~_differ(before, now, "size_bytes"))
-    if not len(places):
+    rows = np.flatnonzero(_differ(earlier, now, "token") & ~_differ(earlier, now, "size_bytes"))
+    if not len(rows):
         return now
-    touched = pa.array(places)
-    found = kind_of(needs.source.kind).survey(filesystem, root, now.take(touched), needs)
-    pairs = zip(found.facts.select(_FACTS).to_pylist(), before.take(touched).select(_FACTS).to_pylist(), strict=True)
+    touched = pa.array(rows)
+    survey = kind_of(needs.source.kind).survey(filesystem, root, now.take(touched), needs)
+    pairs = zip(survey.facts.select(_FACTS).to_pylist(), earlier.take(touched).select(_FACTS).to_pylist(), strict=True)
     tokens = now["token"].to_pylist()
-    for place, (facts, expected) in zip(places.tolist(), pairs, strict=True):
+    for row, (facts, expected) in zip(rows.tolist(), pairs, strict=True):
         if facts == expected:
-            tokens[place] = before["token"][place].as_py()
+            tokens[row] = earlier["token"][row].as_py()
     index = now.schema.get_field_index("token")
     return now.set_column(index, now.schema.field(index), pa.array(tokens, pa.string()))
 
 
-def _differ(before: pa.Table, now: pa.Table, name: str) -> Bools:
-    if before[name].equals(now[name]):
-        return np.zeros(before.num_rows, bool)
-    pairs = zip(before[name].to_pylist(), now[name].to_pylist(), strict=True)
-    return np.fromiter((old != new for old, new in pairs), bool, before.num_rows)
+def _differ(earlier: pa.Table, now: pa.Table, name: str) -> Bools:
+    if earlier[name].equals(now[name]):
+        return np.zeros(earlier.num_rows, bool)
+    pairs = zip(earlier[name].to_pylist(), now[name].to_pylist(), strict=True)
+    return np.fromiter((old != new for old, new in pairs), bool, earlier.num_rows)
 
 
-def _refuse_changed(before: pa.Table, now: pa.Table, output: OutputDir) -> None:
-    resized = _differ(before, now, "size_bytes")
-    changed = np.flatnonzero(resized | _differ(before, now, "token"))
+def _refuse_changed(earlier: pa.Table, now: pa.Table, output: OutputDir) -> None:
+    resized = _differ(earlier, now, "size_bytes")
+    changed = np.flatnonzero(resized | _differ(earlier, now, "token"))
     if len(changed):
-        names = ", ".join(before["path"][place].as_py() for place in changed[:_MAX_NAMED].tolist())
+        names = ", ".join(earlier["path"][row].as_py() for row in changed[:_MAX_NAMED].tolist())
         more = f" and {len(changed) - _MAX_NAMED:,} more" if len(changed) > _MAX_NAMED else ""
         raise ConfigError(
             f"source.path: {names}{more} changed since {output.shown()} was begun (size, etag or time); what is there "
             "was made from the old files: choose another sink.path"
-            + ("" if resized.any() else f", or, where the source was only copied, go on with {ACCEPT_TOUCHED}")
+            + ("" if resized.any() else f", or, if the source was only copied, go on with {ACCEPT_TOUCHED}")
         )
 
 
@@ -202,7 +202,7 @@ def _notes(output: OutputDir) -> dict[int, list[tuple[bool, int]]]:
 
 def broken_files(output: OutputDir) -> set[int]:
     """Ordinals of files of unknown length that were read up to damage, and never to their end."""
-    return {file for file, notes in _notes(output).items() if not any(is_whole for is_whole, _ in notes)}
+    return {file for file, notes in _notes(output).items() if not any(is_complete for is_complete, _ in notes)}
 
 
 def with_counts(manifest: Manifest, output: OutputDir, forget_broken: bool = False) -> Manifest:
@@ -214,9 +214,9 @@ def with_counts(manifest: Manifest, output: OutputDir, forget_broken: bool = Fal
         notes = [note for note in notes if note[0] or not forget_broken]
         if notes and file < len(numbers):
             numbers[file] = max(notes)[1]
-    place = SCHEMA.get_field_index("num_samples")
+    position = SCHEMA.get_field_index("num_samples")
     column = pa.array(numbers, pa.int64(), mask=numbers == UNKNOWN)
-    return replace(manifest, files=manifest.files.set_column(place, SCHEMA.field(place), column))
+    return replace(manifest, files=manifest.files.set_column(position, SCHEMA.field(position), column))
 
 
 def counts_of(manifest: Manifest) -> Ints:

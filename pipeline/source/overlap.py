@@ -22,7 +22,7 @@ Parts = tuple[str, ...]
 
 
 def refuse_overlap(source: Source, sink: str, dotted: str = "sink.path") -> None:
-    """Check all paths of a source against the path of the output, which the job file calls `dotted`.
+    """Check all paths of a source against the path of the output, whose field in the job file is `dotted`.
 
     Raises:
         ConfigError: one is inside the other, or they are the same; names both.
@@ -48,10 +48,10 @@ def refuse_overlap(source: Source, sink: str, dotted: str = "sink.path") -> None
             )
 
 
-def _same_store(one: Any, other: Any) -> bool:
-    if access.is_local(one) or access.is_local(other):
-        return access.is_local(one) and access.is_local(other)
-    return type(one) is type(other) and one.storage_options == other.storage_options
+def _same_store(first: Any, second: Any) -> bool:
+    if access.is_local(first) or access.is_local(second):
+        return access.is_local(first) and access.is_local(second)
+    return type(first) is type(second) and first.storage_options == second.storage_options
 
 
 def _parts(filesystem: Any, path: str) -> Parts:
@@ -74,11 +74,11 @@ def _reaches(names: Parts, pattern: Parts, output: Parts) -> bool:
         return False
     if not pattern:
         return True
-    for place, name in enumerate(output[len(names) :]):
-        if place >= len(pattern) - 1:
-            return place < len(pattern) and "**" in pattern[place]
-        if "**" in pattern[place]:
+    for depth, name in enumerate(output[len(names) :]):
+        if depth >= len(pattern) - 1:
+            return depth < len(pattern) and "**" in pattern[depth]
+        if "**" in pattern[depth]:
             return True
-        if not re.fullmatch(glob_translate(pattern[place]), name):
+        if not re.fullmatch(glob_translate(pattern[depth]), name):
             return False
     return True

@@ -102,6 +102,8 @@ def _cut(
     """
     start = num_rows = num_bytes = 0
     for rows, size in zip(group_rows, group_bytes, strict=True):
+        if rows == 0:  # even if its bytes exceed a span
+            continue
         too_big = rows > max_rows or size > max_bytes
         if num_rows and (too_big or num_rows + rows > max_rows or num_bytes + size > max_bytes):
             yield start, start + num_rows, num_bytes
@@ -143,18 +145,18 @@ def take(spans: Spans, limit: int, num_samples: Callable[[int, int], int]) -> Sp
     `num_samples(file, at_most)` returns a file's count; it is called only for pieces that run to the end of their file.
     """
     writer = _Writer()
-    left = limit
+    num_left = limit
     for span in spans:
         for file, start, stop in span:
-            if left <= 0:
+            if num_left <= 0:
                 break
-            end = min(num_samples(file, start + left) if stop is None else stop, start + left)
+            end = min(num_samples(file, start + num_left) if stop is None else stop, start + num_left)
             if end > start:
-                runs_to_end = stop is None and end < start + left
+                runs_to_end = stop is None and end < start + num_left
                 writer.add(file, start, TO_THE_END if runs_to_end else end)
-                left -= end - start
+                num_left -= end - start
         writer.close()
-        if left <= 0:
+        if num_left <= 0:
             break
     return writer.finish()
 
@@ -169,18 +171,18 @@ def remaining(spans: Spans, done: DoneBitmap) -> Spans:
     sizes = np.where(stops == TO_THE_END, counts, stops) - starts
     num_done = done.num_in(files, starts, stops)
     keep = (num_done < sizes) | (counts == UNKNOWN)
-    for place in np.flatnonzero(keep & ((num_done > 0) | (counts == UNKNOWN))).tolist():
-        if counts[place] == UNKNOWN and stops[place] == TO_THE_END:
+    for index in np.flatnonzero(keep & ((num_done > 0) | (counts == UNKNOWN))).tolist():
+        if counts[index] == UNKNOWN and stops[index] == TO_THE_END:
             continue
-        start = int(starts[place])
-        rows = done.rows(int(files[place]), start, end_of(stops[place]))
-        left = np.flatnonzero(~rows)
-        if not len(left):
-            keep[place] = False
+        start = int(starts[index])
+        rows = done.rows(int(files[index]), start, end_of(stops[index]))
+        open_rows = np.flatnonzero(~rows)
+        if not len(open_rows):
+            keep[index] = False
             continue
-        starts[place] = start + left[0]
-        if left[-1] + 1 < len(rows):
-            stops[place] = start + left[-1] + 1
+        starts[index] = start + open_rows[0]
+        if open_rows[-1] + 1 < len(rows):
+            stops[index] = start + open_rows[-1] + 1
     ends = np.concatenate([[0], np.cumsum(keep)])[spans.ends]
     return Spans(files[keep], starts[keep], stops[keep], ends[np.diff(ends, prepend=0) > 0])
 

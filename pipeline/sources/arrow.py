@@ -38,8 +38,8 @@ def open_batches(filesystem: Any, path: str) -> Iterator[tuple[pa.Schema, Iterat
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """Schemas of all files, and counts of local ones; ConfigError for columns that do not fit."""
-    kept = KeptTypes(needs)
-    found: list[Index | None] = []
+    kept_types = KeptTypes(needs)
+    indices: list[Index | None] = []
     for path in files["path"].to_pylist():
         index = Index()
         try:
@@ -48,25 +48,25 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
                     if batch.num_rows:
                         index.add(batch.num_rows, batch.nbytes, 0)
         except Exception:  # the read task reports the error
-            found.append(None)
+            indices.append(None)
             continue
-        kept.add(schema, path)
-        found.append(index if access.is_local(filesystem) else None)
-    return survey_of(found, kept.schema)
+        kept_types.add(schema, path)
+        indices.append(index if access.is_local(filesystem) else None)
+    return survey_of(indices, kept_types.schema)
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     names = needed_columns(spec)
     position = 0
     with open_batches(filesystem, access.join(spec.root, piece.path)) as (schema, batches):
-        there = [name for name in names if name in schema.names]
+        present = [name for name in names if name in schema.names]
         for batch in batches:
             end = position + batch.num_rows
             low, high = max(piece.start, position), end if piece.stop is None else min(piece.stop, end)
             if low < high:
                 check_batch(batch)
             for first in range(low, high, BATCH_ROWS):
-                part = batch.select(there).slice(first - position, min(BATCH_ROWS, high - first))
+                part = batch.select(present).slice(first - position, min(BATCH_ROWS, high - first))
                 yield chunk_of(spec, piece.path, part, first)
             position = end
             if piece.stop is not None and position >= piece.stop:

@@ -14,25 +14,25 @@ def add_media(spec: ReadSpec, samples: Sequence[Sample], cell_of: Callable[[str,
     """Fill images and videos of every sample without an error from `cell_of(column, place)`; a cell without media, or
     with unusable ones, is the sample's error: `missing_*`, `*_too_large` or `invalid_value`."""
     source = spec.source
-    for place, sample in enumerate(samples):
+    for offset, sample in enumerate(samples):
         try:
             if sample.error is None and (column := source.columns.image) is not None:
-                sample.images = _media_of(cell_of(column, place), column, "image", source.max_image_bytes)
+                sample.images = _check_cell(cell_of(column, offset), column, "image", source.max_image_bytes)
             if sample.error is None and (column := source.columns.video) is not None:
-                found = _media_of(cell_of(column, place), column, "video", source.video.max_video_bytes)
-                sample.videos = [VideoRef(uri=one) if isinstance(one, str) else VideoRef(bytes=one) for one in found]
+                videos = _check_cell(cell_of(column, offset), column, "video", source.video.max_video_bytes)
+                sample.videos = [VideoRef(uri=one) if isinstance(one, str) else VideoRef(bytes=one) for one in videos]
         except RowError as error:
             sample.error = error
 
 
-def _media_of(cell: Any, column: str, kind: str, max_bytes: int) -> list[bytes | str]:
+def _check_cell(cell: Any, column: str, kind: str, max_bytes: int) -> list[bytes | str]:
     parts = cell if isinstance(cell, list) else [cell]
     if not parts:
         raise RowError(f"missing_{kind}", f"the column {column!r} names no {kind} in this row")
-    return [_one_of(part, column, kind, max_bytes) for part in parts]
+    return [_check_part(part, column, kind, max_bytes) for part in parts]
 
 
-def _one_of(part: Any, column: str, kind: str, max_bytes: int) -> bytes | str:
+def _check_part(part: Any, column: str, kind: str, max_bytes: int) -> bytes | str:
     if isinstance(part, dict):
         part = part.get("bytes") or part.get("path")
     if isinstance(part, bytes) and part:

@@ -105,28 +105,32 @@ def check(schema: pa.Schema, needs: Needs, where: str) -> None:
             raise ConfigError(f"source.id_column: {source.id_column!r} in {where} is {kind}; ids are text or integers")
     for name, dotted in needs.fields.items():
         if is_bytes(plain(schema.field(name).type)):
-            raise ConfigError(f"{dotted}: the column {name!r} in {where} holds bytes, which no prompt can hold")
+            raise ConfigError(f"{dotted}: the column {name!r} in {where} contains bytes, which a prompt cannot contain")
 
 
-def unify(one: pa.Field, other: pa.Field, where: str) -> pa.Field:
+def unify(earlier: pa.Field, later: pa.Field, where: str) -> pa.Field:
     """The field that holds both files' values: wider integers or floats, never another kind of value.
 
     Raises:
         ConfigError: the types conflict; names the column and the file `where` of the second.
     """
-    old, new = one.type, other.type
-    if old.equals(new) or pt.is_null(new):
-        return one
-    if pt.is_null(old):
-        return other
-    same_kind = any(both(old) and both(new) for both in (pt.is_integer, pt.is_floating, is_text, is_bytes))
+    earlier_type, later_type = earlier.type, later.type
+    if earlier_type.equals(later_type) or pt.is_null(later_type):
+        return earlier
+    if pt.is_null(earlier_type):
+        return later
+    same_kind = any(
+        both(earlier_type) and both(later_type) for both in (pt.is_integer, pt.is_floating, is_text, is_bytes)
+    )
     try:
-        if not same_kind and not (pt.is_nested(old) and pt.is_nested(new)):
+        if not same_kind and not (pt.is_nested(earlier_type) and pt.is_nested(later_type)):
             raise pa.ArrowTypeError("kinds differ")
         options = "permissive" if same_kind else "default"
-        merged: pa.Field = pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options=options).field(0)
+        schemas = [pa.schema([earlier]), pa.schema([later])]
+        merged: pa.Field = pa.unify_schemas(schemas, promote_options=options).field(0)
     except pa.ArrowException:
         raise ConfigError(
-            f"sink.keep_columns: {one.name!r} is {new} in {where} and {old} in an earlier file; its type must be one"
+            f"sink.keep_columns: {earlier.name!r} is {later_type} in {where} and {earlier_type} in an earlier file; "
+            "its type must be one"
         ) from None
     return merged

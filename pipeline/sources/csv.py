@@ -78,7 +78,7 @@ class Csv(LineFormat):
         """Lines joined while a quoted field continues.
 
         The content has line feeds only, for any line ends of the file. If joining does not give a record, the first
-        line has a stray quote: it is a record of its own, and those behind it are parsed again.
+        line has a stray quote: it is a record of its own, and the following lines are parsed again.
         """
         stream, waiting, separator = iter(lines), deque[Record](), delimiter.encode()
         while (first := waiting.popleft() if waiting else next(stream, None)) is not None:

@@ -29,8 +29,8 @@ METADATA = "metadata."
 FILE_NAME = "file_name"
 FEATURES_KEY = b"huggingface"
 FORMATS = {".arrow": arrow.KIND, ".parquet": parquet.KIND, ".jsonl": jsonl.KIND, ".csv": csv.KIND}
-LEFT_OVER = ("cache-", "tmp")
-"""How the names of files begin that `datasets` leaves beside its own."""
+CACHE_PREFIXES = ("cache-", "tmp")
+"""Prefixes of the names of cache files that `datasets` writes."""
 
 
 def _suffix(path: str) -> str:
@@ -49,7 +49,9 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """
     paths = files["path"].to_pylist()
     is_folder = any(map(_is_metadata, paths))
-    used = [_is_metadata(path) if is_folder else not posixpath.basename(path).startswith(LEFT_OVER) for path in paths]
+    used = [
+        _is_metadata(path) if is_folder else not posixpath.basename(path).startswith(CACHE_PREFIXES) for path in paths
+    ]
     rows_of = [path for path, is_used in zip(paths, used, strict=True) if is_used]
     formats = sorted(set(map(_suffix, rows_of)))
     if not formats:
@@ -66,10 +68,10 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
                 f"source.columns.image: the dataset has {' and '.join(map(repr, media))}, and no column is named for "
                 "images or videos, so none would reach the model"
             )
-    found = FORMATS[formats[0]].survey(filesystem, root, files.filter(pa.array(used)), needs)
-    empty = survey_of([Index()], found.keep)
-    places = np.where(used, np.cumsum(used) - 1, found.facts.num_rows)
-    return replace(found, facts=pa.concat_tables([found.facts, empty.facts]).take(pa.array(places)))
+    format_survey = FORMATS[formats[0]].survey(filesystem, root, files.filter(pa.array(used)), needs)
+    empty = survey_of([Index()], format_survey.keep)
+    rows = np.where(used, np.cumsum(used) - 1, format_survey.facts.num_rows)
+    return replace(format_survey, facts=pa.concat_tables([format_survey.facts, empty.facts]).take(pa.array(rows)))
 
 
 def media_features(filesystem: Any, path: str) -> list[str]:

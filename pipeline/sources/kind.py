@@ -55,8 +55,8 @@ class Needs:
         """Raise ConfigError for a needed column that is not available; names the columns that are."""
         for name, dotted in self.columns().items():
             if name not in available:
-                there = ", ".join(sorted(available)) if available else "none"
-                raise ConfigError(f"{dotted}: the column {name!r} is not in {where}; columns there: {there}")
+                columns = ", ".join(sorted(available)) if available else "none"
+                raise ConfigError(f"{dotted}: the column {name!r} is not in {where}; columns there: {columns}")
 
 
 @dataclass
@@ -92,14 +92,14 @@ class Survey:
     keep: pa.Schema
 
 
-def survey_of(found: Sequence[Index | None], keep: pa.Schema) -> Survey:
+def survey_of(indices: Sequence[Index | None], keep: pa.Schema) -> Survey:
     """The survey of files with these indices; None is a file whose count is unknown."""
-    groups = [Index() if one is None else one for one in found]
+    groups = [Index() if index is None else index for index in indices]
     columns = [
-        [None if one is None else sum(one.rows) for one in found],
-        [one.rows for one in groups],
-        [one.num_bytes for one in groups],
-        [one.lines for one in groups],
+        [None if index is None else sum(index.rows) for index in indices],
+        [index.rows for index in groups],
+        [index.num_bytes for index in groups],
+        [index.lines for index in groups],
     ]
     return Survey(pa.table(columns, schema=FACTS), keep)
 
@@ -115,7 +115,7 @@ def no_row_groups(num_files: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class ReadSpec:
-    """What every read task needs beside its pieces. `root` travels as a URL; kinds get it as a path."""
+    """What every read task needs besides its pieces. `root` travels as a URL; kinds get it as a path."""
 
     source: Source
     root: str
@@ -129,7 +129,7 @@ class ReadSpec:
         """Whether anything but the images is needed."""
         return bool(self.fields) or len(self.keep) > 0 or self.source.id_column is not None
 
-    def with_ids_alone(self, id_column: str | None) -> ReadSpec:
+    def with_ids_only(self, id_column: str | None) -> ReadSpec:
         """The same files with no column but that of the ids."""
         source = self.source.model_copy(update={"columns": SourceColumns(), "id_column": id_column})
         return ReadSpec(source, self.root, (), pa.schema([]), with_images=False)
@@ -161,13 +161,13 @@ class FilePiece:
     """Rows whose id an earlier row of the source has."""
     ordinal: int = -1
     """The file's place in the manifest."""
-    left_out: bytes = b""
+    done_bits: bytes = b""
     """One bit per row from `start` on, in `numpy.packbits` order: rows that are done; rows beyond it are not."""
 
-    def leaves_out(self, row: int) -> bool:
+    def is_done(self, row: int) -> bool:
         """Whether a row is done and must not be yielded again."""
         byte, bit = divmod(row - self.start, 8)
-        return 0 <= byte < len(self.left_out) and bool(self.left_out[byte] >> (7 - bit) & 1)
+        return 0 <= byte < len(self.done_bits) and bool(self.done_bits[byte] >> (7 - bit) & 1)
 
     def check_end(self, row: int, what: str = "file") -> None:
         """Raise ValueError if the file ends at another row than when it was listed."""
@@ -190,13 +190,13 @@ class VideoRef:
 
 @dataclass
 class Sample:
-    """One sample as read: its images are bytes or URIs; `own_id` is the value of the id column, if any."""
+    """One sample as read: its images are bytes or URIs; `id_value` is the value of the id column, if any."""
 
     row_index: int
     images: list[bytes | str] = field(default_factory=list)
     videos: list[VideoRef] = field(default_factory=list)
     fields: dict[str, Any] = field(default_factory=dict)
-    own_id: str | None = None
+    id_value: str | None = None
     error: RowError | None = None
 
 
@@ -218,7 +218,7 @@ class Kind:
     `survey(filesystem, root, files, needs)` raises ConfigError for columns that do not fit; a file that it cannot read
     has an unknown count, and its read task reports the error. `read(filesystem, spec, piece)` yields chunks and may
     raise anything for a damaged or changed file; yielded chunks stay. `list_units(filesystem, paths)` replaces the
-    listing of files. `tells_ids` is true if reading only ids costs less than reading everything.
+    listing of files. `has_cheap_ids` is true if reading only ids costs less than reading everything.
     """
 
     name: str
@@ -226,7 +226,7 @@ class Kind:
     survey: Callable[[Any, str, pa.Table, Needs], Survey]
     read: Callable[[Any, ReadSpec, FilePiece], Iterator[Chunk]]
     list_units: Callable[[Any, Sequence[str]], tuple[str, Iterator[Listed]]] | None = None
-    tells_ids: bool = True
+    has_cheap_ids: bool = True
     count_early: Count | None = None
     """Replaces `count` for kinds that yield all samples of a file together."""
 
@@ -234,23 +234,23 @@ class Kind:
         """The samples of a file of unknown count, up to `at_most`; damage counts as the one row that it becomes."""
         if self.count_early is not None:
             return self.count_early(filesystem, spec, path, at_most)
-        chunks = self.read(filesystem, spec.with_ids_alone(None), FilePiece(path))
+        chunks = self.read(filesystem, spec.with_ids_only(None), FilePiece(path))
         return count_of((sample for chunk in chunks for sample in chunk.samples), at_most)
 
 
 def count_of(samples: Iterator[Any], at_most: int) -> int:
-    """How many there are, up to `at_most`; an error counts as one."""
-    found = 0
+    """The number of samples, up to `at_most`; an error counts as one."""
+    count = 0
     try:
-        while found < at_most and next(samples, None) is not None:
-            found += 1
+        while count < at_most and next(samples, None) is not None:
+            count += 1
     except Exception:  # the read task reports the error
-        found += 1
-    return found
+        count += 1
+    return count
 
 
 def max_bytes_of(spec: ReadSpec, piece: FilePiece) -> int:
-    """What a piece may take in memory; a file that expands beyond it is cut off."""
+    """The memory limit of a piece; a file that expands beyond it is cut off."""
     return max(MAX_EXPANSION * max(spec.source.span_max_bytes, MIN_SPAN_BYTES), 2 * piece.size_bytes)
 
 

@@ -53,10 +53,10 @@ def list_datasets(filesystem: Any, paths: Sequence[str]) -> tuple[str, Iterator[
         if not is_folder(filesystem, root):
             raise FileNotFoundError(2, "it does not exist", root)
         entries = retried(lambda: filesystem.ls(root, detail=False))
-        found = (str(entry).rstrip("/").rpartition("/")[2] for entry in entries)
-        names = sorted(name for name in found if name.endswith(SUFFIX) and not name.startswith((".", "_")))
+        folder_names = (str(entry).rstrip("/").rpartition("/")[2] for entry in entries)
+        names = sorted(name for name in folder_names if name.endswith(SUFFIX) and not name.startswith((".", "_")))
 
-    def described() -> Iterator[Listed]:
+    def iterate() -> Iterator[Listed]:
         for name in names:
             try:
                 dataset = _dataset(filesystem, root, name)
@@ -65,7 +65,7 @@ def list_datasets(filesystem: Any, paths: Sequence[str]) -> tuple[str, Iterator[
                 raise ConfigError(f"source.path: {name} cannot be opened: {access.reason_of(error)}") from None
             yield Listed(name, size, str(dataset.version))
 
-    return root, described()
+    return root, iterate()
 
 
 def _num_bytes(fragment: Any) -> int:
@@ -74,16 +74,16 @@ def _num_bytes(fragment: Any) -> int:
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """Rows and bytes of every fragment, and the types of kept columns; ConfigError for columns that do not fit."""
-    kept = KeptTypes(needs)
-    found: list[Index | None] = []
+    kept_types = KeptTypes(needs)
+    indices: list[Index | None] = []
     for path, version in zip(files["path"].to_pylist(), files["token"].to_pylist(), strict=True):
         dataset = _dataset(filesystem, root, path, version)
-        kept.add(dataset.schema, path)
+        kept_types.add(dataset.schema, path)
         index = Index()
         for fragment in dataset.get_fragments():
             index.add(fragment.count_rows(), _num_bytes(fragment), 0)
-        found.append(index)
-    return survey_of(found, kept.schema)
+        indices.append(index)
+    return survey_of(indices, kept_types.schema)
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:

@@ -103,29 +103,29 @@ def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Itera
     A line ends at a line feed, with or without a carriage return before it. A byte order mark before line 1 is dropped.
     """
     pending: list[bytes] = []
-    num_pending = num_held = 0
+    num_pending = num_kept = 0
 
     def close(tail: bytes, end_bytes: int) -> Record:
-        nonlocal pending, num_pending, num_held
+        nonlocal pending, num_pending, num_kept
         num_bytes = num_pending + len(tail)
         data: bytes | None = None
-        if num_held == num_pending and num_bytes <= max_bytes + 1:
+        if num_kept == num_pending and num_bytes <= max_bytes + 1:
             data = b"".join([*pending, tail]).removesuffix(b"\r")
             data = data.removeprefix(BOM) if line == 1 else data
             data = data if len(data) <= max_bytes else None
-        pending, num_pending, num_held = [], 0, 0
+        pending, num_pending, num_kept = [], 0, 0
         return Record(line, data, num_bytes + end_bytes, 1)
 
     while chunk := stream.read(CHUNK_BYTES):
-        *whole, rest = chunk.split(b"\n")
-        for tail in whole:
+        *complete, rest = chunk.split(b"\n")
+        for tail in complete:
             yield close(tail, 1)
             line += 1
         if rest:
             num_pending += len(rest)
             if num_pending <= max_bytes + 1:
                 pending.append(rest)
-                num_held = num_pending
+                num_kept = num_pending
             else:
                 pending = []
     if num_pending:
@@ -181,7 +181,7 @@ class LineFormat:
         self.check(filesystem, root, files, needs)
         source = needs.source
 
-        def one(path: str) -> Index | None:
+        def index_file(path: str) -> Index | None:
             try:
                 with open_bytes(filesystem, access.join(root, path)) as stream:
                     records = self.split(split_lines(stream, self.max_bytes), source, path)
@@ -190,7 +190,7 @@ class LineFormat:
                 return None
 
         with ThreadPoolExecutor(NUM_INDEX_THREADS) as pool:
-            return survey_of(list(pool.map(one, files["path"].to_pylist())), keep_schema(needs))
+            return survey_of(list(pool.map(index_file, files["path"].to_pylist())), keep_schema(needs))
 
     def read(self, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
         """The piece's rows; a record that cannot be used is a `broken_line` row."""

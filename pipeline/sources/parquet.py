@@ -59,20 +59,20 @@ def check_footer(metadata: pq.FileMetaData, size_bytes: int) -> None:
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
     """Row counts and row groups from the footers, and the types of kept columns; ConfigError for columns that do not
     fit."""
-    kept, found = KeptTypes(needs), list[Index | None]()
+    kept_types, indices = KeptTypes(needs), list[Index | None]()
     names = files["path"].to_pylist()
     with ThreadPoolExecutor(NUM_FOOTER_THREADS) as pool:
         footers = pool.map(lambda path: _footer(filesystem, access.join(root, path)), names)
         for path, footer in zip(names, footers, strict=True):
             if footer is None:
-                found.append(None)
+                indices.append(None)
                 continue
             metadata, schema = footer
             groups = _groups_of(metadata)
             sizes = [max(0, group.total_byte_size) for group in groups]
-            found.append(Index([group.num_rows for group in groups], sizes))
-            kept.add(schema, path)
-    return survey_of(found, kept.schema)
+            indices.append(Index([group.num_rows for group in groups], sizes))
+            kept_types.add(schema, path)
+    return survey_of(indices, kept_types.schema)
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
@@ -80,7 +80,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     names = needed_columns(spec)
     path = access.join(spec.root, piece.path)
     key = (spec.root, piece.path, piece.num_samples, tuple(names))
-    rows = _LEFT.take(key, piece.start) or RowsOfFile(filesystem, path, names, piece)
+    rows = _OPEN_READER.take(key, piece.start) or RowsOfFile(filesystem, path, names, piece)
     try:
         stop = rows.num_rows if piece.stop is None else piece.stop
         if rows.names:
@@ -92,7 +92,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     except BaseException:
         rows.close()
         raise
-    _LEFT.leave(key, rows)
+    _OPEN_READER.put(key, rows)
 
 
 class RowsOfFile:
@@ -164,7 +164,7 @@ def batch_rows(metadata: pq.FileMetaData, groups: list[int], names: list[str], s
     A dictionary may hold one huge value that every row names: then, and always for bytes, the batch is so small that it
     stays within `BATCH_BYTES` even so.
     """
-    found = BATCH_ROWS
+    num_rows = BATCH_ROWS
     binary = {name for name in names if columns.holds_bytes(schema.field(name).type)}
     for group in (metadata.row_group(index) for index in groups):
         for column in (group.column(index) for index in range(group.num_columns)):
@@ -173,35 +173,35 @@ def batch_rows(metadata: pq.FileMetaData, groups: list[int], names: list[str], s
                 continue
             size = max(1, column.total_uncompressed_size)
             if name in binary or size > SUSPICIOUS_RATIO * max(1, column.total_compressed_size):
-                found = min(found, max(1, BATCH_BYTES // size))
-    return found
+                num_rows = min(num_rows, max(1, BATCH_BYTES // size))
+    return num_rows
 
 
-class _LeftOpen:
-    """The one reader that this process left inside a row group, for the next slice of it."""
+class _OpenReader:
+    """The open reader that stopped inside a row group, kept for the next slice of that group."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._left: tuple[tuple[Any, ...], RowsOfFile] | None = None
+        self._reader: tuple[tuple[Any, ...], RowsOfFile] | None = None
 
     def take(self, key: tuple[Any, ...], row: int) -> RowsOfFile | None:
         """The reader, if it is of this file and has not passed the row."""
         with self._lock:
-            if self._left is None or self._left[0] != key or self._left[1].position > row:
+            if self._reader is None or self._reader[0] != key or self._reader[1].position > row:
                 return None
-            (_, rows), self._left = self._left, None
+            (_, rows), self._reader = self._reader, None
         rows.skip_to = row
         return rows
 
-    def leave(self, key: tuple[Any, ...], rows: RowsOfFile) -> None:
+    def put(self, key: tuple[Any, ...], rows: RowsOfFile) -> None:
         """Keep this reader if it is inside a row group, and close the one before; close it otherwise."""
         closing: RowsOfFile | None = rows
         if rows.in_a_group:
             with self._lock:
-                closing, self._left = self._left and self._left[1], (key, rows)
+                closing, self._reader = self._reader and self._reader[1], (key, rows)
         if closing is not None:
             closing.close()
 
 
-_LEFT = _LeftOpen()
+_OPEN_READER = _OpenReader()
 KIND = Kind("parquet", (".parquet", ".pq"), survey, read)

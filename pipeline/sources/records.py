@@ -53,17 +53,17 @@ def chunks_of(spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Iterator[Chunk
 def _chunk_of(spec: ReadSpec, rows: list[tuple[int, Row]]) -> Chunk:
     samples, values = [], []
     for row_index, row in rows:
-        sample, own = Sample(row_index), {} if isinstance(row, RowError) else row
+        sample, mapping = Sample(row_index), {} if isinstance(row, RowError) else row
         try:
             if isinstance(row, RowError):
                 raise row
-            sample.own_id = _id_of(row, spec.source.id_column)
+            sample.id_value = _id_of(row, spec.source.id_column)
         except RowError as error:
             sample.error = error
-        sample.fields = {name: own.get(name) for name in spec.fields}
+        sample.fields = {name: mapping.get(name) for name in spec.fields}
         samples.append(sample)
-        values.append(own)
-    add_media(spec, samples, lambda column, place: values[place].get(column))
+        values.append(mapping)
+    add_media(spec, samples, lambda column, offset: values[offset].get(column))
     return Chunk(samples, kept_arrays(spec, values))
 
 

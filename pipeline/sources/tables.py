@@ -46,7 +46,7 @@ class KeptTypes:
             ConfigError: a needed column is missing, is of an unusable type, or has another type than in earlier files.
         """
         partitions = tuple(name for name in partition_values(path) if name not in schema.names)
-        if any(schema.equals(known) and partitions == names for known, names in self._checked):
+        if any(schema.equals(earlier) and partitions == names for earlier, names in self._checked):
             return
         self._checked.append((schema, partitions))
         for name in partitions:
@@ -54,8 +54,8 @@ class KeptTypes:
         self._needs.require(schema.names, path)
         columns.check(schema, self._needs, path)
         for name in self._needs.keep:
-            found = pa.field(name, columns.unpacked(schema.field(name).type))
-            self._keep[name] = columns.unify(self._keep[name], found, path) if name in self._keep else found
+            kept_field = pa.field(name, columns.unpacked(schema.field(name).type))
+            self._keep[name] = columns.unify(self._keep[name], kept_field, path) if name in self._keep else kept_field
 
     @property
     def schema(self) -> pa.Schema:
@@ -92,7 +92,7 @@ def chunk_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int)
         for offset, sample in enumerate(samples):
             if offset not in invalid:
                 try:
-                    sample.own_id = resolve_id(_value(values, offset, id_column), id_column)
+                    sample.id_value = resolve_id(_value(values, offset, id_column), id_column)
                 except RowError as error:
                     sample.error = error
     for name in spec.fields:

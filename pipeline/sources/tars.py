@@ -74,7 +74,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Selection:
     """Which members of an archive are taken: media up to so many bytes (None: no media), and texts.
 
     `path` is the archive's own in the listing: videos of a plain archive are byte ranges of it.
@@ -86,7 +86,7 @@ class Wanted:
     path: str = ""
 
 
-def read_runs(file: IO[bytes], wanted: Wanted, offset: int = 0) -> Iterator[Run]:
+def read_runs(file: IO[bytes], selection: Selection, offset: int = 0) -> Iterator[Run]:
     """Runs of members with one key, in the order of the archive, from a byte of a plain one on.
 
     A run that damage cuts short is not yielded, because its missing members are unknown.
@@ -123,7 +123,7 @@ def read_runs(file: IO[bytes], wanted: Wanted, offset: int = 0) -> Iterator[Run]
                     yield run
                 run = Run(key)
             try:
-                _add(run, tar, member, extension, wanted, offset if is_plain else None)
+                _add(run, tar, member, extension, selection, offset if is_plain else None)
             except RowError as error:
                 run.error = run.error or error
         if not getattr(tar, "saw_end_marker", False):
@@ -136,34 +136,34 @@ def read_runs(file: IO[bytes], wanted: Wanted, offset: int = 0) -> Iterator[Run]
 
 
 def _add(
-    run: Run, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, wanted: Wanted, offset: int | None
+    run: Run, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, selection: Selection, offset: int | None
 ) -> None:
     """Take one member, or raise RowError; `offset` is where reading of a plain archive began."""
     name = access.shown(whole_text(member.name))
-    kept: dict[str, Any] = run.images
+    members: dict[str, Any] = run.images
     if f".{extension}".endswith(IMAGE_SUFFIXES):
-        max_bytes, code = wanted.max_image_bytes, "image_too_large"
+        max_bytes, code = selection.max_image_bytes, "image_too_large"
     elif f".{extension}".endswith(VIDEO_SUFFIXES):
-        kept, max_bytes, code = run.videos, wanted.max_video_bytes, "video_too_large"
+        members, max_bytes, code = run.videos, selection.max_video_bytes, "video_too_large"
     else:
-        is_text = wanted.with_text and extension.rpartition(".")[2] in TEXT_EXTENSIONS
-        kept, max_bytes, code = run.texts, TEXT_MAX_BYTES if is_text else None, "broken_sample"
+        is_text = selection.with_text and extension.rpartition(".")[2] in TEXT_EXTENSIONS
+        members, max_bytes, code = run.texts, TEXT_MAX_BYTES if is_text else None, "broken_sample"
     if max_bytes is None:
         return
     if not member.isreg():
         raise RowError("broken_sample", f"the member {name!r} is no regular file")
-    if extension in kept:
-        raise RowError("broken_sample", f"the member {name!r} is there twice")
+    if extension in members:
+        raise RowError("broken_sample", f"the member {name!r} occurs twice")
     if member.size > max_bytes:
         raise RowError(code, f"the member {name!r} has {member.size} bytes, more than {max_bytes}")
-    if kept is run.videos and wanted.path and offset is not None and not member.issparse():
-        kept[extension] = VideoRef(path=wanted.path, offset=offset + member.offset_data, size=member.size)
+    if members is run.videos and selection.path and offset is not None and not member.issparse():
+        members[extension] = VideoRef(path=selection.path, offset=offset + member.offset_data, size=member.size)
         return
     content = tar.extractfile(member)
     assert content is not None, member.name
     data = content.read(max_bytes)
     run.num_bytes += len(data)
-    kept[extension] = VideoRef(bytes=data) if kept is run.videos else data
+    members[extension] = VideoRef(bytes=data) if members is run.videos else data
 
 
 def index_runs(file: IO[bytes], max_rows: int, max_bytes: int) -> Index | None:
@@ -175,17 +175,17 @@ def index_runs(file: IO[bytes], max_rows: int, max_bytes: int) -> Index | None:
     index = Index()
     keys: set[str] = set()
     key: str | None = None
-    begin = last = rows = 0
+    group_start = run_start = rows = 0
 
     def close_before(offset: int) -> None:
         """Close the group without its last run if that exceeds the bytes, or with it if the group is full."""
-        nonlocal begin, rows
-        if rows > 1 and offset - begin > max_bytes:
-            index.add(rows - 1, last - begin, 0)
-            begin, rows = last, 1
-        if rows and (rows >= max_rows or offset - begin >= max_bytes):
-            index.add(rows, offset - begin, 0)
-            begin, rows = offset, 0
+        nonlocal group_start, rows
+        if rows > 1 and offset - group_start > max_bytes:
+            index.add(rows - 1, run_start - group_start, 0)
+            group_start, rows = run_start, 1
+        if rows and (rows >= max_rows or offset - group_start >= max_bytes):
+            index.add(rows, offset - group_start, 0)
+            group_start, rows = offset, 0
 
     try:
         with tarfile.open(fileobj=file, mode="r:", tarinfo=Header, errors="surrogateescape") as tar:
@@ -199,7 +199,7 @@ def index_runs(file: IO[bytes], max_rows: int, max_bytes: int) -> Index | None:
                     return None
                 keys.add(key)
                 close_before(member.offset)
-                last = member.offset
+                run_start = member.offset
                 rows += 1
             if not getattr(tar, "saw_end_marker", False) or tar.pax_headers:
                 return None
@@ -208,5 +208,5 @@ def index_runs(file: IO[bytes], max_rows: int, max_bytes: int) -> Index | None:
     end = access.size_of(file)
     close_before(end)
     if rows or not index.rows:
-        index.add(rows, end - begin, 0)
+        index.add(rows, end - group_start, 0)
     return index

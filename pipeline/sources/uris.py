@@ -38,16 +38,16 @@ class Fetcher:
         names = list(dict.fromkeys(uris))
         limit = self.source.max_image_bytes if max_bytes is None else max_bytes
 
-        def one(uri: str) -> bytes | RowError:
+        def fetch_or_error(uri: str) -> bytes | RowError:
             try:
                 return self._fetch(uri, limit)
             except RowError as error:
                 return error
 
         if len(names) < 2:
-            return {uri: one(uri) for uri in names}
+            return {uri: fetch_or_error(uri) for uri in names}
         with ThreadPoolExecutor(min(self.source.fetch.max_parallel, len(names))) as pool:
-            return dict(zip(names, pool.map(one, names), strict=True))
+            return dict(zip(names, pool.map(fetch_or_error, names), strict=True))
 
     def _fetch(self, uri: str, max_bytes: int) -> bytes:
         scheme = self.check(uri)
@@ -72,8 +72,8 @@ class Fetcher:
     def roots(self) -> tuple[str, ...]:
         """The resolved folders of this machine below which URIs may name files."""
         filesystem, root = access.open_url(self.root, "source.path")
-        own = (root,) if access.is_local(filesystem) else ()
-        return tuple(os.path.realpath(place) for place in (*own, *self.source.local_roots))
+        source_roots = (root,) if access.is_local(filesystem) else ()
+        return tuple(os.path.realpath(folder) for folder in (*source_roots, *self.source.local_roots))
 
     @property
     def _retries(self) -> RetryPolicy:
@@ -101,8 +101,8 @@ class Fetcher:
         relative = posixpath.normpath(uri)
         # Below a root on the web it is part of a URL, in which escaped dots climb as well.
         is_web = scheme_of(self.root) in ("http", "https")
-        for place in (relative, posixpath.normpath(unquote(relative)) if is_web else relative):
-            if place == ".." or place.startswith(("../", "/")):
+        for candidate in (relative, posixpath.normpath(unquote(relative)) if is_web else relative):
+            if candidate == ".." or candidate.startswith(("../", "/")):
                 raise _refused(uri, "it leaves the source root")
         return filesystem, access.join(root, relative)
 
@@ -124,7 +124,7 @@ class Fetcher:
 def read_file(
     filesystem: Any,
     path: str,
-    shown: str,
+    name: str,
     max_bytes: int,
     retries: RetryPolicy | None = None,
     roots: Sequence[str] | None = None,
@@ -134,26 +134,26 @@ def read_file(
     Raises:
         RowError: `missing_image`, `unreadable_image`, `uri_refused` or `image_too_large`.
     """
-    with row_errors(shown):
+    with row_errors(name):
         data = access.read_bounded(filesystem, path, max_bytes, retries, roots)
     if data is None:
-        raise RowError("image_too_large", f"{shown} has more than {max_bytes} bytes")
+        raise RowError("image_too_large", f"{name} has more than {max_bytes} bytes")
     return data
 
 
 @contextmanager
-def row_errors(shown: str) -> Iterator[None]:
+def row_errors(name: str) -> Iterator[None]:
     """Turns any failure to read a file into the error of its row."""
     try:
         yield
     except RowError:
         raise
     except FileNotFoundError:
-        raise RowError("missing_image", f"{shown} does not exist") from None
+        raise RowError("missing_image", f"{name} does not exist") from None
     except access.OutsideRoots as refusal:
-        raise RowError("uri_refused", f"{shown!r}: {access.reason_of(refusal)}") from None
+        raise RowError("uri_refused", f"{name!r}: {access.reason_of(refusal)}") from None
     except Exception as error:  # drivers raise errors of no common class
-        raise RowError("unreadable_image", f"{shown} cannot be read: {access.reason_of(error)}") from None
+        raise RowError("unreadable_image", f"{name} cannot be read: {access.reason_of(error)}") from None
 
 
 def scheme_of(uri: str) -> str:

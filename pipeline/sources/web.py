@@ -25,8 +25,8 @@ MAX_REDIRECTS = 5
 CHUNK_BYTES = 64 * 1024
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _SPECIAL_PURPOSE = tuple(
-    ipaddress.ip_network(one)
-    for one in (
+    ipaddress.ip_network(network)
+    for network in (
         *("0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "169.254.0.0/16", "172.16.0.0/12"),
         *("192.0.0.0/24", "192.0.2.0/24", "192.31.196.0/24", "192.52.193.0/24", "192.88.99.0/24", "192.168.0.0/16"),
         *("192.175.48.0/24", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24", "224.0.0.0/4", "240.0.0.0/4"),
@@ -54,7 +54,7 @@ class StatusError(OSError):
 
 
 class TooLarge(Exception):
-    """The body has more bytes than are wanted."""
+    """The body exceeds the byte limit."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _connect(parts: SplitResult, limits: Limits, deadline: float) -> http.client
     failure: OSError = OSError("the host has no address")
     for address in addresses:
         try:
-            plain = socket.create_connection((address, port), timeout=_left(deadline))
+            plain = socket.create_connection((address, port), timeout=_seconds_left(deadline))
         except OSError as error:
             failure = error
             continue
@@ -120,7 +120,7 @@ def _connect(parts: SplitResult, limits: Limits, deadline: float) -> http.client
         try:
             if parts.scheme == "https":
                 connection = http.client.HTTPSConnection(host, port, context=_tls())
-                plain.settimeout(_left(deadline))  # bounds the whole handshake, not each of its reads
+                plain.settimeout(_seconds_left(deadline))  # bounds the whole handshake, not each of its reads
                 plain = _tls().wrap_socket(plain, server_hostname=host)
         except BaseException:
             plain.close()
@@ -132,26 +132,26 @@ def _connect(parts: SplitResult, limits: Limits, deadline: float) -> http.client
 
 def _resolve(host: str, port: int, deadline: float) -> list[str]:
     """The addresses of a host, in the resolver's order; the resolver runs in a thread, because it has no timeout."""
-    found: list[str] = []
+    addresses: list[str] = []
     failure: list[Exception] = []
 
     def look_up() -> None:
         try:
             answers = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            found.extend(dict.fromkeys(str(one[4][0]) for one in answers))
+            addresses.extend(dict.fromkeys(str(answer[4][0]) for answer in answers))
         except Exception as error:
             failure.append(error)
 
     thread = threading.Thread(target=look_up, daemon=True)
     thread.start()
-    thread.join(_left(deadline))
+    thread.join(_seconds_left(deadline))
     if thread.is_alive():
         raise TimeoutError("the name of its host is not resolved in time")
     if failure:
         if isinstance(failure[0], UnicodeError):
             raise Refused("its host is no name") from None
         raise failure[0]
-    return found
+    return addresses
 
 
 class _BoundedSocket:
@@ -165,7 +165,7 @@ class _BoundedSocket:
         self._sock, self._deadline = sock, deadline
 
     def sendall(self, data: bytes) -> None:
-        self._sock.settimeout(_left(self._deadline))
+        self._sock.settimeout(_seconds_left(self._deadline))
         self._sock.sendall(data)
 
     def makefile(self, mode: str) -> io.BufferedReader:
@@ -188,7 +188,7 @@ class _BoundedReader(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        self._sock.settimeout(_left(self._deadline))
+        self._sock.settimeout(_seconds_left(self._deadline))
         return self._file.readinto(buffer) or 0
 
     def close(self) -> None:
@@ -207,7 +207,7 @@ def _is_named(host: str, port: int, names: tuple[str, ...]) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address belongs to the public internet, also inside what maps IPv4 into IPv6."""
+    """Whether an address belongs to the public internet, including IPv4 addresses mapped into IPv6."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.ipv4_mapped is not None:
@@ -227,11 +227,11 @@ def _body(response: http.client.HTTPResponse, max_bytes: int) -> bytes:
         if len(data) > max_bytes:
             raise TooLarge
     if expected is not None and len(data) < expected:
-        raise CutShort(f"{len(data)} bytes came of {expected}")
+        raise CutShort(f"received {len(data)} of {expected} bytes")
     return bytes(data)
 
 
-def _left(deadline: float) -> float:
+def _seconds_left(deadline: float) -> float:
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise TimeoutError("it takes too long")

@@ -32,7 +32,7 @@ from pipeline.sources.kind import (
     survey_of,
 )
 from pipeline.sources.records import keep_schema, kept_arrays
-from pipeline.sources.tars import Run, Wanted, index_runs, read_runs
+from pipeline.sources.tars import Run, Selection, index_runs, read_runs
 from pipeline.storage import access
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.zstd", ".tzst")
@@ -65,8 +65,8 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
             return None
 
     with ThreadPoolExecutor(NUM_INDEX_THREADS) as pool:
-        found = list(pool.map(index, paths, files["size_bytes"].to_pylist()))
-    return survey_of(found, keep_schema(needs))
+        indices = list(pool.map(index, paths, files["size_bytes"].to_pylist()))
+    return survey_of(indices, keep_schema(needs))
 
 
 def _peek(filesystem: Any, path: str) -> set[str] | None:
@@ -74,7 +74,7 @@ def _peek(filesystem: Any, path: str) -> set[str] | None:
     names: set[str] | None = None
     try:
         with access.open_file(filesystem, path) as file:
-            for run in islice(read_runs(file, Wanted(with_text=True)), NUM_PEEKED_SAMPLES):
+            for run in islice(read_runs(file, Selection(with_text=True)), NUM_PEEKED_SAMPLES):
                 try:
                     names = (names or set()) | set(_fields(run))
                 except RowError:
@@ -90,7 +90,7 @@ def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
 
     def keys() -> Iterator[str]:
         with access.open_file(filesystem, access.join(spec.root, path)) as file:
-            for run in read_runs(file, Wanted(with_text=False)):
+            for run in read_runs(file, Selection(with_text=False)):
                 if run.key not in seen:
                     seen.add(run.key)
                     yield run.key
@@ -106,41 +106,41 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
     """
     samples: list[Sample] = []
     fields: list[dict[str, Any]] = []
-    places: dict[str, int] = {}
+    offsets: dict[str, int] = {}
     first = piece.entry.row
     failure: Exception | None = None
     num_bytes, max_bytes = 0, max_bytes_of(spec, piece)
     try:
         with access.open_file(filesystem, access.join(spec.root, piece.path)) as file:
-            for run in read_runs(file, _wanted(spec, piece), piece.entry.offset):
-                if run.key in places:
-                    message = f"other samples stand between the members of {whole_text(run.key)!r}"
-                    samples[places[run.key]].error = RowError("broken_sample", message)
+            for run in read_runs(file, _selection(spec, piece), piece.entry.offset):
+                if run.key in offsets:
+                    message = f"the members of {whole_text(run.key)!r} are not consecutive"
+                    samples[offsets[run.key]].error = RowError("broken_sample", message)
                     continue
                 row_index = first + len(samples)
                 if piece.stop is not None and row_index >= piece.stop:
                     break
                 num_bytes += run.num_bytes
                 if num_bytes > max_bytes:
-                    raise ValueError(f"what has been read of it takes more than {max_bytes} bytes")
-                places[run.key] = len(samples)
-                sample, own_fields = _sample(run, row_index, spec)
+                    raise ValueError(f"the data read so far takes more than {max_bytes} bytes")
+                offsets[run.key] = len(samples)
+                sample, sample_fields = _sample(run, row_index, spec)
                 samples.append(sample)
-                fields.append(own_fields)
+                fields.append(sample_fields)
         piece.check_end(first + len(samples), "archive")
     except Exception as error:
         failure = error
-    asked = slice(piece.start - first, None)
-    yield Chunk(samples[asked], kept_arrays(spec, fields[asked]))
+    piece_rows = slice(piece.start - first, None)
+    yield Chunk(samples[piece_rows], kept_arrays(spec, fields[piece_rows]))
     if failure is not None:
         raise failure
 
 
-def _wanted(spec: ReadSpec, piece: FilePiece) -> Wanted:
+def _selection(spec: ReadSpec, piece: FilePiece) -> Selection:
     if not spec.with_images:
-        return Wanted(spec.needs_text)
+        return Selection(spec.needs_text)
     source = spec.source
-    return Wanted(spec.needs_text, source.max_image_bytes, source.video.max_video_bytes, piece.path)
+    return Selection(spec.needs_text, source.max_image_bytes, source.video.max_video_bytes, piece.path)
 
 
 def _sample(run: Run, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str, Any]]:
@@ -155,7 +155,7 @@ def _sample(run: Run, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str,
             fields = _fields(run)
             sample.fields = {name: fields.get(name) for name in spec.fields}
             if spec.source.id_column is not None:
-                sample.own_id = whole_text(resolve_id(fields.get(spec.source.id_column), spec.source.id_column))
+                sample.id_value = whole_text(resolve_id(fields.get(spec.source.id_column), spec.source.id_column))
         sample.images = [run.images[extension] for extension in sorted(run.images)]
         sample.videos = [run.videos[extension] for extension in sorted(run.videos)]
     except RowError as error:
@@ -182,4 +182,4 @@ def _fields(run: Run) -> dict[str, Any]:
     return fields
 
 
-KIND = Kind("webdataset", SUFFIXES, survey, read, tells_ids=False, count_early=count)
+KIND = Kind("webdataset", SUFFIXES, survey, read, has_cheap_ids=False, count_early=count)

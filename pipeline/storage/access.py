@@ -137,17 +137,17 @@ class RemoteFile(io.RawIOBase):
 
     def read(self, num_bytes: int | None = -1) -> bytes:
         """Up to `num_bytes` (all, if negative); fewer only at the file's end."""
-        wanted = -1 if num_bytes is None else num_bytes
+        max_bytes = -1 if num_bytes is None else num_bytes
 
         def once() -> bytes:
             try:
                 self._open()
                 self._file.seek(self._position)  # drivers may share one file among its readers
-                data: bytes = self._file.read(wanted)
+                data: bytes = self._file.read(max_bytes)
                 if self.size is not None:
-                    left = max(0, self.size - self._position)
-                    if len(data) < (left if wanted < 0 else min(wanted, left)):
-                        raise CutShort(f"{len(data)} bytes came where {left} are left")
+                    num_left = max(0, self.size - self._position)
+                    if len(data) < (num_left if max_bytes < 0 else min(max_bytes, num_left)):
+                        raise CutShort(f"received {len(data)} bytes although {num_left} are left")
             except Exception:
                 self._drop()
                 raise
@@ -167,7 +167,7 @@ class RemoteFile(io.RawIOBase):
             offset += self._position
         elif whence == os.SEEK_END:
             if self.size is None:
-                raise OSError(errno.ESPIPE, "the store does not tell the file's size")
+                raise OSError(errno.ESPIPE, "the store does not report the file's size")
             offset += self.size
         self._position = max(0, offset)
         return self._position
@@ -193,7 +193,7 @@ class OutsideRoots(PermissionError):
 @lru_cache(maxsize=1)
 def _kernel_devices() -> frozenset[int]:
     """Device numbers of file systems whose files show the kernel and its processes, not data."""
-    return frozenset(os.stat(place).st_dev for place in ("/proc", "/sys") if os.path.isdir(place))
+    return frozenset(os.stat(folder).st_dev for folder in ("/proc", "/sys") if os.path.isdir(folder))
 
 
 def is_below(path: str, roots: Sequence[str]) -> bool:
@@ -204,7 +204,7 @@ def is_below(path: str, roots: Sequence[str]) -> bool:
 def open_regular(path: str, roots: Sequence[str] | None = None) -> BinaryIO:
     """Open a regular file of this machine for reading; with `roots`, only below one of these resolved folders.
 
-    The opened file itself is checked, not its name, so a link that changes meanwhile gains nothing. Opening a FIFO or a
+    The opened file itself is checked, not its name, so replacing a link meanwhile has no effect. Opening a FIFO or a
     device does not block.
 
     Raises:
@@ -247,7 +247,7 @@ def read_bounded(
             data: bytes = file.read(max_bytes + 1)
             size = getattr(file, "size", None)
             if isinstance(size, int) and len(data) < min(size, max_bytes + 1):
-                raise CutShort(f"{len(data)} bytes came of {size}")
+                raise CutShort(f"received {len(data)} of {size} bytes")
         return data
 
     data = once() if is_local(filesystem) else retried(once, policy)
@@ -258,7 +258,7 @@ def size_of(file: Any) -> int:
     """The bytes of an open file; the position of its end if the driver does not report a size."""
     size = getattr(file, "size", None)
     if size is None:
-        here = file.tell()
+        position = file.tell()
         size = file.seek(0, os.SEEK_END)
-        file.seek(here)
+        file.seek(position)
     return int(size)

@@ -2,7 +2,7 @@
 
 A copy is made once per machine: other processes wait for it on a lock that the kernel releases if its holder dies. It
 is written beside its final path and renamed, and its name is derived from the URL and from the store's version of each
-file, so that neither a partial nor an outdated copy is ever used.
+file, so partial and outdated copies are never used.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MAX_SETTINGS_BYTES = 256 * 1024**2
 MAX_HEADER_BYTES = 100 * 1000**2
 """Of safetensors, as its own reader has it."""
 OUTLINE_BYTES = 1024**2
-"""What an outline holds of each end of a weight file: headers, and the table of contents of torch's own format."""
+"""Bytes of each end of a weight file in an outline: headers, and the table of contents of torch's own format."""
 INDEX_NAME = "model.safetensors.index.json"
 PART_BYTES = 32 * 1024**2
 NUM_THREADS = 8
@@ -91,8 +91,8 @@ class StoredCheckpoint:
 
 def copies_folder() -> Path:
     """Where this machine keeps copies: `$DRAFTFLEET_WEIGHTS`, or `draftfleet/weights` in the user's cache."""
-    if given := os.environ.get(FOLDER_VARIABLE):
-        return Path(given)
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftfleet" / "weights"
 
 
@@ -107,39 +107,39 @@ def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
     """
     scheme = access.uri_scheme(url)
     if scheme not in SCHEMES:
-        raise ConfigError(f"{where}: {access.shown(url)}: weights are read from none but {', '.join(SCHEMES[:-1])}")
+        raise ConfigError(f"{where}: {access.shown(url)}: weights are read only from {', '.join(SCHEMES[:-1])}")
     filesystem, path = access.open_url(url.rstrip("/"), where)
-    found = StoredCheckpoint(where, url, path, "", ())
+    checkpoint = StoredCheckpoint(where, url, path, "", ())
     try:
         filesystem.invalidate_cache()
         if path.lower().endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES)):
             root, _, name = path.rpartition("/")
             files = [listing.describe(filesystem, path, name), *_present(filesystem, root, ["config.json"])]
-            found = replace(found, root=root, name=name, files=tuple(files))
+            checkpoint = replace(checkpoint, root=root, name=name, files=tuple(files))
         elif scheme in ("http", "https"):
-            found = replace(found, files=tuple(chosen(_web_files(found, filesystem, path), with_code)))
+            checkpoint = replace(checkpoint, files=tuple(chosen(_web_files(checkpoint, filesystem, path), with_code)))
         else:
             files = list(listing.list_folder(filesystem, path, ("",), enter=lambda _: False))
             if not files:
                 raise FileNotFoundError(path)
-            found = replace(found, files=tuple(chosen(files, with_code)))
+            checkpoint = replace(checkpoint, files=tuple(chosen(files, with_code)))
     except ConfigError:
         raise
     except FileNotFoundError:
-        raise found.refusal("there is no such checkpoint, or it cannot be listed with these credentials") from None
+        raise checkpoint.refusal("there is no such checkpoint, or it cannot be listed with these credentials") from None
     except Exception as error:  # drivers raise errors of no common class
-        raise found.refusal(f"it cannot be listed: {access.reason_of(error)}") from None
-    for file in found.files:
-        check_name(found, file.path)
-    if not any(file.path.endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES)) for file in found.files):
-        raise found.refusal("there are no weights: neither .safetensors nor a .pt file")
-    if empty := [file.path for file in found.files if not file.size_bytes]:
-        raise found.refusal(f"{empty[0]} is empty, or the store does not tell its size")
-    return found
+        raise checkpoint.refusal(f"it cannot be listed: {access.reason_of(error)}") from None
+    for file in checkpoint.files:
+        check_name(checkpoint, file.path)
+    if not any(file.path.endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES)) for file in checkpoint.files):
+        raise checkpoint.refusal("there are no weights: neither .safetensors nor a .pt file")
+    if empty := [file.path for file in checkpoint.files if not file.size_bytes]:
+        raise checkpoint.refusal(f"{empty[0]} is empty, or the store does not report its size")
+    return checkpoint
 
 
 def chosen(files: Iterable[Listed], with_code: bool = False) -> list[Listed]:
-    """What of a folder is loaded: its settings, and its safetensors, or its pickled weights if it has none.
+    """The files of a folder that are loaded: its settings, and its safetensors, or its pickled weights if it has none.
 
     Second copies of the same weights in another vendor's layout (`consolidated*`) are left out.
     """
@@ -151,27 +151,27 @@ def chosen(files: Iterable[Listed], with_code: bool = False) -> list[Listed]:
     return [file for file in files if file.path.endswith(settings)] + weights
 
 
-def _web_files(found: StoredCheckpoint, filesystem: Any, path: str) -> list[Listed]:
+def _web_files(checkpoint: StoredCheckpoint, filesystem: Any, path: str) -> list[Listed]:
     files = _present(filesystem, path, WEB_NAMES)
     index = next((file for file in files if file.path == INDEX_NAME), None)
     if index is None:
         return files
     if index.size_bytes > MAX_SETTINGS_BYTES:
-        raise found.refusal(f"{INDEX_NAME} has {_gb(index.size_bytes)}, which no index has")
+        raise checkpoint.refusal(f"{INDEX_NAME} has {_gb(index.size_bytes)}, too large for an index")
     try:
         content = json.loads(_read(filesystem, f"{path}/{INDEX_NAME}", index.size_bytes or MAX_SETTINGS_BYTES))
         names = sorted(set(content["weight_map"].values()))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise found.refusal(f"{INDEX_NAME} is damaged: it maps no tensors to files") from None
+        raise checkpoint.refusal(f"{INDEX_NAME} is damaged: it maps no tensors to files") from None
     for name in names:
-        check_name(found, name)
+        check_name(checkpoint, name)
     return files + _present(filesystem, path, names)
 
 
-def check_name(found: StoredCheckpoint, name: object) -> None:
+def check_name(checkpoint: StoredCheckpoint, name: object) -> None:
     """Raise ConfigError for a file whose name is a path, empty or unprintable: copies are written under these names."""
     if not is_plain_name(name):
-        raise found.refusal(f"it names the file {str(name)[:100]!r}, which is no plain file name")
+        raise checkpoint.refusal(f"it names the file {str(name)[:100]!r}, which is no plain file name")
 
 
 def _present(filesystem: Any, root: str, names: Iterable[str]) -> list[Listed]:
@@ -190,108 +190,108 @@ def _present(filesystem: Any, root: str, names: Iterable[str]) -> list[Listed]:
 # --- outlines and copies -------------------------------------------------------------------------------------------
 
 
-def outline(found: StoredCheckpoint) -> Path:
+def outline(checkpoint: StoredCheckpoint) -> Path:
     """A copy in which weight files have only their beginning and end, with holes in between: enough for checks, not for
     loading.
 
     Raises:
         ConfigError: a file cannot be read, or a header shows that the weights are damaged.
     """
-    return _kept(found, "outlines", _draw)
+    return _cached(checkpoint, "outlines", _write_outline)
 
 
-def copy(found: StoredCheckpoint) -> Path:
+def copy(checkpoint: StoredCheckpoint) -> Path:
     """The checkpoint on this machine, read from the store unless it is here already.
 
     Raises:
         ConfigError: a file cannot be read or has changed meanwhile, or the disk is too small.
     """
-    return _kept(found, "copies", _fetch)
+    return _cached(checkpoint, "copies", _write_copy)
 
 
-def check_disk(found: StoredCheckpoint) -> None:
+def check_disk(checkpoint: StoredCheckpoint) -> None:
     """Raise ConfigError for a checkpoint that is not cached and does not fit on the disk."""
     folder = copies_folder()
-    if _is_whole(folder / "copies" / found.key, found):
+    if _is_complete(folder / "copies" / checkpoint.key, checkpoint):
         return
-    free, needed = _free_bytes(folder), found.num_bytes + SPARE_DISK_BYTES
+    free, needed = _free_bytes(folder), checkpoint.num_bytes + SPARE_DISK_BYTES
     if free < needed:
-        raise found.refusal(
+        raise checkpoint.refusal(
             f"its copy needs {_gb(needed)} with some to spare, and {folder} has {_gb(free)} free; make room, or name "
             f"another folder in {FOLDER_VARIABLE}"
         )
 
 
 def _free_bytes(folder: Path) -> int:
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    return shutil.disk_usage(there).free
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    return shutil.disk_usage(existing).free
 
 
-def _kept(found: StoredCheckpoint, kind: str, make: Callable[[StoredCheckpoint, Any, Path], None]) -> Path:
+def _cached(checkpoint: StoredCheckpoint, kind: str, write: Callable[[StoredCheckpoint, Any, Path], None]) -> Path:
     """The folder, or the file in it, of a finished entry; made under the lock if there is none."""
-    entry = copies_folder() / kind / found.key
-    place = entry / found.name if found.name else entry
-    if _is_whole(entry, found):
-        return place
+    entry = copies_folder() / kind / checkpoint.key
+    path = entry / checkpoint.name if checkpoint.name else entry
+    if _is_complete(entry, checkpoint):
+        return path
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         with entry.with_suffix(".lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # released when its holder ends, even by a signal
-            if _is_whole(entry, found):  # another process made it while this one waited
-                return place
+            if _is_complete(entry, checkpoint):  # another process made it while this one waited
+                return path
             part = entry.with_suffix(".part")
-            for left_over in (part, entry):  # of a process that was killed; with files that were cut
-                shutil.rmtree(left_over, ignore_errors=True)
+            for stale in (part, entry):  # of a process that was killed; with files that were cut
+                shutil.rmtree(stale, ignore_errors=True)
             part.mkdir()
-            filesystem, _ = access.open_url(found.url.rstrip("/"), found.where)
-            make(found, filesystem, part)
+            filesystem, _ = access.open_url(checkpoint.url.rstrip("/"), checkpoint.where)
+            write(checkpoint, filesystem, part)
             os.replace(part, entry)
     except OSError as error:
-        raise found.refusal(f"its copy cannot be written: {access.reason_of(error)}") from None
-    return place
+        raise checkpoint.refusal(f"its copy cannot be written: {access.reason_of(error)}") from None
+    return path
 
 
-def _is_whole(entry: Path, found: StoredCheckpoint) -> bool:
+def _is_complete(entry: Path, checkpoint: StoredCheckpoint) -> bool:
     try:
-        return all((entry / file.path).stat().st_size == file.size_bytes for file in found.files)
+        return all((entry / file.path).stat().st_size == file.size_bytes for file in checkpoint.files)
     except OSError:
         return False
 
 
 @contextlib.contextmanager
-def _naming(found: StoredCheckpoint, file: Listed) -> Iterator[None]:
+def _naming(checkpoint: StoredCheckpoint, file: Listed) -> Iterator[None]:
     """Any failure to read a file as a ConfigError that names it."""
     try:
         yield
     except ConfigError:
         raise
     except Exception as error:  # drivers raise errors of no common class
-        raise found.refusal(f"{file.path} cannot be read: {access.reason_of(error)}") from None
+        raise checkpoint.refusal(f"{file.path} cannot be read: {access.reason_of(error)}") from None
 
 
-def _draw(found: StoredCheckpoint, filesystem: Any, folder: Path) -> None:
+def _write_outline(checkpoint: StoredCheckpoint, filesystem: Any, folder: Path) -> None:
     """Write the outline."""
-    for file in found.files:
-        source = access.join(found.root, file.path)
+    for file in checkpoint.files:
+        source = access.join(checkpoint.root, file.path)
         is_weights = file.path.endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES))
         if not is_weights and file.size_bytes > MAX_SETTINGS_BYTES:
-            raise found.refusal(f"{file.path} has {_gb(file.size_bytes)}, which no settings have")
-        with _naming(found, file):
+            raise checkpoint.refusal(f"{file.path} has {_gb(file.size_bytes)}, too large for settings")
+        with _naming(checkpoint, file):
             head = _read(filesystem, source, min(OUTLINE_BYTES, file.size_bytes) if is_weights else file.size_bytes)
             if file.path.endswith(WEIGHT_SUFFIXES):
-                head = _whole_header(found, file, filesystem, source, head)
+                head = _read_header(checkpoint, file, filesystem, source, head)
             start = max(len(head), file.size_bytes - OUTLINE_BYTES)
             tail = _read(filesystem, source, file.size_bytes, start) if start < file.size_bytes else b""
-        with (folder / file.path).open("wb") as drawn:
-            drawn.write(head)
-            drawn.truncate(file.size_bytes)
-            drawn.seek(start)
-            drawn.write(tail)
+        with (folder / file.path).open("wb") as output:
+            output.write(head)
+            output.truncate(file.size_bytes)
+            output.seek(start)
+            output.write(tail)
 
 
-def _whole_header(found: StoredCheckpoint, file: Listed, filesystem: Any, source: str, head: bytes) -> bytes:
+def _read_header(checkpoint: StoredCheckpoint, file: Listed, filesystem: Any, source: str, head: bytes) -> bytes:
     """The start of a safetensors file up to the end of its header, which has to fit the file's size."""
-    torn = found.refusal(f"{file.path} is torn or not safetensors")
+    torn = checkpoint.refusal(f"{file.path} is torn or not safetensors")
     if len(head) < 8:
         raise torn
     (length,) = struct.unpack("<Q", head[:8])
@@ -309,33 +309,33 @@ def _whole_header(found: StoredCheckpoint, file: Listed, filesystem: Any, source
     return head
 
 
-def _fetch(found: StoredCheckpoint, filesystem: Any, folder: Path) -> None:
+def _write_copy(checkpoint: StoredCheckpoint, filesystem: Any, folder: Path) -> None:
     """Write the copy, part by part in several threads."""
-    check_disk(found)
-    show = _progress(found)
+    check_disk(checkpoint)
+    show = _progress(checkpoint)
     parts = []
-    for file in found.files:
-        with (folder / file.path).open("wb") as made:
-            made.truncate(file.size_bytes)
+    for file in checkpoint.files:
+        with (folder / file.path).open("wb") as output:
+            output.truncate(file.size_bytes)
         parts += [(file, start) for start in range(0, file.size_bytes, PART_BYTES)]
 
     def read(part: tuple[Listed, int]) -> None:
         file, start = part
         end = min(start + PART_BYTES, file.size_bytes)
-        with _naming(found, file):
-            data = _read(filesystem, access.join(found.root, file.path), end, start)
-        with (folder / file.path).open("r+b") as made:
-            made.seek(start)
-            made.write(data)
-            os.fsync(made.fileno())
+        with _naming(checkpoint, file):
+            data = _read(filesystem, access.join(checkpoint.root, file.path), end, start)
+        with (folder / file.path).open("r+b") as output:
+            output.seek(start)
+            output.write(data)
+            os.fsync(output.fileno())
         show(len(data))
 
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for _ in pool.map(read, parts):  # a failure cancels the parts that have not begun
             pass
-    with_code = any(file.path.endswith(CODE_SUFFIXES) for file in found.files)
-    if look(found.url, found.where, with_code).revision != found.revision:
-        raise found.refusal("it was changed while it was read; start again")
+    with_code = any(file.path.endswith(CODE_SUFFIXES) for file in checkpoint.files)
+    if look(checkpoint.url, checkpoint.where, with_code).revision != checkpoint.revision:
+        raise checkpoint.refusal("it was changed while it was read; start again")
     show(0, folder.with_suffix(""))
 
 
@@ -345,31 +345,31 @@ def _read(filesystem: Any, path: str, end: int, start: int = 0) -> bytes:
     def once() -> bytes:
         data: bytes = filesystem.cat_file(path, start=start or None, end=end)
         if len(data) != end - start:
-            raise CutShort(f"{len(data)} bytes came of {end - start}")
+            raise CutShort(f"received {len(data)} of {end - start} bytes")
         return data
 
     return retried(once)
 
 
-def _progress(found: StoredCheckpoint) -> Callable[..., None]:
+def _progress(checkpoint: StoredCheckpoint) -> Callable[..., None]:
     """A function that prints progress lines of a download as bytes arrive, and a last one if it is given the folder.
 
-    The reading threads call it without a lock: a line more or less is no harm.
+    The reading threads call it without a lock: a missing or extra line is harmless.
     """
     num_done = 0
     began_s = shown_s = time.monotonic()
-    print(f"fetching {found.shown}: {len(found.files)} files, {_gb(found.num_bytes)}", flush=True)
+    print(f"fetching {checkpoint.shown}: {len(checkpoint.files)} files, {_gb(checkpoint.num_bytes)}", flush=True)
 
     def show(num_bytes: int, folder: Path | None = None) -> None:
         nonlocal num_done, shown_s
         num_done += num_bytes
         now_s = time.monotonic()
-        size = f"{_gb(found.num_bytes)}, {num_done / max(now_s - began_s, 1e-3) / 1e6:,.1f} MB/s"
+        size = f"{_gb(checkpoint.num_bytes)}, {num_done / max(now_s - began_s, 1e-3) / 1e6:,.1f} MB/s"
         if folder is not None:
-            print(f"fetched {found.shown}: {size} into {folder}", flush=True)
+            print(f"fetched {checkpoint.shown}: {size} into {folder}", flush=True)
         elif now_s - shown_s >= SHOW_EVERY_S:
             shown_s = now_s
-            print(f"fetching {found.shown}: {_gb(num_done)} of {size}", flush=True)
+            print(f"fetching {checkpoint.shown}: {_gb(num_done)} of {size}", flush=True)
 
     return show
 

@@ -67,13 +67,13 @@ class Site:
     def look(self) -> StoredCheckpoint:
         """List it in its store; ConfigError if that fails, or if it is not the revision that the job asks for."""
         with_code = bool(getattr(self.section, "allow_remote_code", False))
-        found = checkpoint_cache.look(self.section.path, self.where, with_code)
-        if self.section.revision not in (None, found.revision):
-            raise found.refusal(
-                f"it is revision {found.revision} now, and {self.where}.revision asks for {self.section.revision}; its "
-                "files were changed, or the hash is another's"
+        checkpoint = checkpoint_cache.look(self.section.path, self.where, with_code)
+        if self.section.revision not in (None, checkpoint.revision):
+            raise checkpoint.refusal(
+                f"it is revision {checkpoint.revision} now, and {self.where}.revision asks for "
+                f"{self.section.revision}; its files were changed, or the hash belongs to another checkpoint"
             )
-        return found
+        return checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,9 +95,9 @@ def sites(job: Section) -> Iterator[Site]:
     for name, weights in job.model:
         if weights is not None and (name != "drafter" or job.method.needs_checkpoint):
             yield Site(name, ("model", name), weights)
-    for place, context in enumerate(job.method.contexts):
+    for index, context in enumerate(job.method.contexts):
         if isinstance(context, CaptionContext):
-            yield Site(f"captioner_{place}", ("method", "contexts", str(place)), context)
+            yield Site(f"captioner_{index}", ("method", "contexts", str(index)), context)
 
 
 def replaced(part: Any, steps: Sequence[str], changes: dict[str, Any]) -> Any:
@@ -106,15 +106,15 @@ def replaced(part: Any, steps: Sequence[str], changes: dict[str, Any]) -> Any:
         return part.model_copy(update=changes)
     step, *rest = steps
     if isinstance(part, tuple):
-        place = int(step)
-        return (*part[:place], replaced(part[place], rest, changes), *part[place + 1 :])
+        index = int(step)
+        return (*part[:index], replaced(part[index], rest, changes), *part[index + 1 :])
     return part.model_copy(update={step: replaced(getattr(part, step), rest, changes)})
 
 
 # --- on the driver -------------------------------------------------------------------------------------------------
 
 
-def check(job: AnyJob, look_at: Callable[[AnyJob], Info], runs_here: bool) -> tuple[AnyJob, Info]:
+def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tuple[AnyJob, Info]:
     """The job with every revision pinned, and the result of `look_at` on its checkpoints without reading weights.
 
     In a store the files are listed, settings and headers read; the hub returns the commit. `runs_here` means that
@@ -127,14 +127,16 @@ def check(job: AnyJob, look_at: Callable[[AnyJob], Info], runs_here: bool) -> tu
     is_unreachable = False
     for site in sites(job):
         if site.is_stored:
-            found = site.look()
+            checkpoint = site.look()
             if runs_here:
-                checkpoint_cache.check_disk(found)
-            job = replaced(job, site.steps, {"revision": found.revision})
-            outlined = replaced(outlined, site.steps, {"path": str(checkpoint_cache.outline(found)), "revision": None})
-            _report(site, len(found.files), found.num_bytes, found.revision)
+                checkpoint_cache.check_disk(checkpoint)
+            job = replaced(job, site.steps, {"revision": checkpoint.revision})
+            outlined = replaced(
+                outlined, site.steps, {"path": str(checkpoint_cache.outline(checkpoint)), "revision": None}
+            )
+            _report(site, len(checkpoint.files), checkpoint.num_bytes, checkpoint.revision)
         elif site.is_on_hub:
-            commit = None if is_unreachable else _look_at_hub(site)
+            commit = None if is_unreachable else _query_hub(site)
             if commit is None:  # the hub is not asked again: each request would wait for the library's own retries
                 is_unreachable = True
                 continue
@@ -142,11 +144,11 @@ def check(job: AnyJob, look_at: Callable[[AnyJob], Info], runs_here: bool) -> tu
             outlined = replaced(outlined, site.steps, {"revision": commit})
     with _offline() if is_unreachable else contextlib.nullcontext():
         try:
-            info = _by_own_name(job, outlined, lambda: look_at(outlined))
+            info = _with_job_names(job, outlined, lambda: inspect(outlined))
         except ConfigError:
             for site in sites(outlined):
                 if is_unreachable and site.is_on_hub:
-                    _refuse_not_kept(site)
+                    _refuse_uncached(site)
             raise
     for site in sites(job):
         found_revision, wanted = getattr(info, "revisions", {}).get(site.name), site.section.revision
@@ -159,8 +161,8 @@ def check(job: AnyJob, look_at: Callable[[AnyJob], Info], runs_here: bool) -> tu
             job = replaced(job, site.steps, {"revision": found_revision})
         else:
             raise site.refusal(
-                f"the commit of {wanted or 'its main branch'} cannot be found out: {_why_no_hub()}, and this machine "
-                f"has not kept it; give the commit in {site.where}.revision"
+                f"the commit of {wanted or 'its main branch'} cannot be determined: {_why_no_hub()}, and it is not in "
+                f"the cache of this machine; give the commit in {site.where}.revision"
             )
     return job, _renamed(info, job)
 
@@ -170,7 +172,7 @@ def _report(site: Site, num_files: int, num_bytes: int, revision: str) -> None:
     print(f"weights  {site.where}: {path}, {num_files} files, {num_bytes / 1e9:,.3f} GB, revision {revision}")
 
 
-def _look_at_hub(site: Site) -> str | None:
+def _query_hub(site: Site) -> str | None:
     """The commit of a hub id; None if the hub does not answer. ConfigError if the repository or revision is absent, is
     not open to this user, or holds no weights."""
     from huggingface_hub import HfApi
@@ -211,7 +213,7 @@ def _offline() -> Iterator[None]:
         constants.HF_HUB_OFFLINE = before
 
 
-def _refuse_not_kept(site: Site) -> None:
+def _refuse_uncached(site: Site) -> None:
     """Raise ConfigError for a hub id without a cached configuration on this machine: the hub does not answer."""
     from huggingface_hub import try_to_load_from_cache
 
@@ -219,8 +221,8 @@ def _refuse_not_kept(site: Site) -> None:
     names = ("config.json", "adapter_config.json")
     if not any(isinstance(try_to_load_from_cache(path, name, revision=revision), str) for name in names):
         raise site.refusal(
-            f"{_why_no_hub()}, and this machine has not kept it; connect the machine to the hub, or name a folder that "
-            "holds the checkpoint"
+            f"{_why_no_hub()}, and it is not in the cache of this machine; connect the machine to the hub, or name a "
+            "folder that holds the checkpoint"
         )
 
 
@@ -261,26 +263,26 @@ def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
     local = config
     for site in sites(config):
         if site.is_stored and site.name in ("vq", "target"):
-            found = site.look()
-            place = checkpoint_cache.copy(found) if site.name == "vq" else checkpoint_cache.outline(found)
-            local = replaced(local, site.steps, {"path": str(place), "revision": None})
-    return _by_own_name(config, local, lambda: actors.paint.load_painter(local, num_threads))
+            checkpoint = site.look()
+            path = checkpoint_cache.copy(checkpoint) if site.name == "vq" else checkpoint_cache.outline(checkpoint)
+            local = replaced(local, site.steps, {"path": str(path), "revision": None})
+    return _with_job_names(config, local, lambda: actors.paint.load_painter(local, num_threads))
 
 
 def _load(job: AnyJob, local: AnyJob, load: Callable[[AnyJob, int | None], Info], num_threads: int | None) -> Info:
-    loaded: Info = _renamed(_by_own_name(job, local, lambda: load(local, num_threads)), job)
+    loaded: Info = _renamed(_with_job_names(job, local, lambda: load(local, num_threads)), job)
     return loaded
 
 
-def _by_own_name(job: Section, local: Section, act: Callable[[], Info]) -> Info:
+def _with_job_names(job: Section, local: Section, act: Callable[[], Info]) -> Info:
     """The result of `act`; errors name the URLs of the job instead of the checked copies."""
     try:
         return act()
     except ConfigError as error:
         message = str(error)
-        for own, other in zip(sites(job), sites(local), strict=True):
-            if own.is_stored:
-                message = message.replace(other.section.path, access.shown(own.section.path))
+        for site, local_site in zip(sites(job), sites(local), strict=True):
+            if site.is_stored:
+                message = message.replace(local_site.section.path, access.shown(site.section.path))
         raise ConfigError(message) from None
 
 

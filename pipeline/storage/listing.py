@@ -82,30 +82,30 @@ def list_paths(
     roots = tuple(os.path.realpath(place) for place in (*fixed, *local_roots))
     skipped = skipped or Skipped()
     filesystem.invalidate_cache()
-    found = []
+    listings = []
     for path in paths:
         try:
-            found.append(_list(filesystem, path, suffixes, skipped, roots))
+            listings.append(_list(filesystem, path, suffixes, skipped, roots))
         except OSError as error:
             error.filename = error.filename or path
             raise
-    if len(found) == 1:
-        return found[0]
-    steps = zip(*(root.split("/") for root, _ in found), strict=False)
+    if len(listings) == 1:
+        return listings[0]
+    steps = zip(*(root.split("/") for root, _ in listings), strict=False)
     shared = "/".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, steps))
-    shared = shared or _top(found[0][0])
-    return shared, _merged(shared, found)
+    shared = shared or _top(listings[0][0])
+    return shared, _merged(shared, listings)
 
 
-def _merged(shared: str, found: Sequence[tuple[str, Iterable[Listed]]]) -> Iterator[Listed]:
+def _merged(shared: str, listings: Sequence[tuple[str, Iterable[Listed]]]) -> Iterator[Listed]:
     seen: set[str] = set()
-    for root, listing in found:
+    for root, listing in listings:
         below = root[len(shared) :].strip("/")
-        for one in listing:
-            path = f"{below}/{one.path}" if below else one.path
+        for file in listing:
+            path = f"{below}/{file.path}" if below else file.path
             if path not in seen:
                 seen.add(path)
-                yield one._replace(path=path)
+                yield file._replace(path=path)
 
 
 def _top(path: str) -> str:
@@ -138,23 +138,23 @@ def _matches(
     filesystem: Any, root: str, pattern: Sequence[str], skipped: Skipped, roots: Sequence[str]
 ) -> Iterator[Listed]:
     """Files below the root whose relative path fits a glob; folders that cannot hold any are not listed."""
-    whole = re.compile(glob_translate("/".join(pattern)))
+    full_pattern = re.compile(glob_translate("/".join(pattern)))
     steps = [re.compile(glob_translate(part)) for part in pattern]
 
     def enter(folder: str) -> bool:
-        for place, name in enumerate(folder.split("/")):
-            if place < len(pattern) and "**" in pattern[place]:
+        for depth, name in enumerate(folder.split("/")):
+            if depth < len(pattern) and "**" in pattern[depth]:
                 return True
-            if place >= len(pattern) - 1 or not steps[place].match(name):
+            if depth >= len(pattern) - 1 or not steps[depth].match(name):
                 return False
         return True
 
-    named = Skipped(skipped.counts, whole)
-    return (found for found in list_folder(filesystem, root, ("",), enter, named, roots) if whole.match(found.path))
+    named = Skipped(skipped.counts, full_pattern)
+    return (file for file in list_folder(filesystem, root, ("",), enter, named, roots) if full_pattern.match(file.path))
 
 
 def is_file(filesystem: Any, path: str) -> bool:
-    """Whether a path is a file; a store that does not answer is an error and not a no."""
+    """Whether a path is a file; raises if the store does not answer."""
     return _type_of(filesystem, path) == "file"
 
 
@@ -196,11 +196,11 @@ def list_folder(
         files = _walk_local((os.path.realpath(root),) if roots is None else roots, root, enter, skipped)
     else:
         files = _walk_remote(filesystem, root, enter, skipped)
-    for found in files:
-        if found.path.lower().endswith(suffixes):
-            yield found
+    for file in files:
+        if file.path.lower().endswith(suffixes):
+            yield file
         else:
-            skipped.add(found.path)
+            skipped.add(file.path)
 
 
 def describe(filesystem: Any, path: str, relative: str) -> Listed:

@@ -71,7 +71,7 @@ class OutputDir:
                     continue
                 raise ConfigError(
                     f"sink.path: {self.shown()} is not empty: it holds {folder}/{found}; choose another path, "
-                    "or remove what is there"
+                    "or remove its files"
                 )
 
     def check_writable(self) -> None:
@@ -95,7 +95,7 @@ class OutputDir:
             self.create_bytes(probe, b"probe")
             try:
                 creates_once = self._refuses_second(probe)
-                whole = self.read_bytes(probe) == b"probe"
+                is_intact = self.read_bytes(probe) == b"probe"
             finally:
                 self.remove(probe)
         except Exception as error:  # drivers raise errors of no common class
@@ -105,8 +105,8 @@ class OutputDir:
                 "has no conditional put: a file could be created twice with other content, so two attempts could both "
                 f"publish the same rows; {_CONDITIONAL_ADVICE}"
             )
-        if not whole:
-            raise self._refusal("gives back other bytes than were written to it")
+        if not is_intact:
+            raise self._refusal("returns other bytes than were written")
 
     def _refusal(self, reason: str) -> ConfigError:
         return ConfigError(f"sink.path: {self.shown()} {reason}")
@@ -152,7 +152,7 @@ class OutputDir:
         if not isinstance(record, dict):
             raise ConfigError(
                 f"sink.path: {self.shown(_record_name(number))} is damaged; remove it and start the job again, which "
-                "makes the rows of that attempt anew, or choose another path"
+                "generates the rows of that attempt again, or choose another path"
             )
         return record
 
@@ -223,10 +223,10 @@ class OutputDir:
             if self.is_local and not isinstance(error, FileExistsError):
                 raise
             try:
-                there = self.read_bytes(relative)
+                stored = self.read_bytes(relative)
             except FileNotFoundError:
                 raise error from None
-            if there != bytes(content):
+            if stored != bytes(content):
                 raise FileExistsError(self.path(relative)) from None
             return
         self._check_size(relative, len(content))
@@ -249,7 +249,7 @@ class OutputDir:
     def _check_size(self, relative: str, num_bytes: int) -> None:
         size = retried(lambda: self.filesystem.info(self.path(relative), refresh=True))["size"]
         if size != num_bytes:
-            raise OSError(f"{self.shown(relative)}: {num_bytes} bytes were sent and {size} are there")
+            raise OSError(f"{self.shown(relative)}: {num_bytes} bytes were sent and {size} are stored")
 
     def _put_local(self, relative: str, data: Any, publish: Callable[[str, str], None]) -> None:
         """Write a temporary file, sync it, and publish it under its name."""

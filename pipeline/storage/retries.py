@@ -72,8 +72,8 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, OSError):
         return error.errno in _TRANSIENT_ERRNO
     # Drivers fail while they handle time-outs and raise errors of their own handling.
-    behind = error.__cause__ or error.__context__
-    return behind is not None and is_transient(behind)
+    cause = error.__cause__ or error.__context__
+    return cause is not None and is_transient(cause)
 
 
 def _status_of(error: BaseException | None) -> int | None:
@@ -84,8 +84,8 @@ def _status_of(error: BaseException | None) -> int | None:
     else:
         found = getattr(response, "status_code", None)
     # Lazily, one after the other: some drivers' errors warn when `code` is read.
-    every = itertools.chain([found], (getattr(error, name, None) for name in ("status", "status_code", "code")))
-    return next((status for status in every if isinstance(status, int) and 100 <= status < 600), None)
+    candidates = itertools.chain([found], (getattr(error, name, None) for name in ("status", "status_code", "code")))
+    return next((status for status in candidates if isinstance(status, int) and 100 <= status < 600), None)
 
 
 def retried(action: Callable[[], Result], policy: RetryPolicy | None = None) -> Result:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 NO_VIDEOS = "none"
 NUM_NEEDED_FRAMES = 2
-"""With room for fewer frames than this left at the peak, a failure was for want of memory."""
+"""A failure with room for fewer frames than this at the peak counts as out of memory."""
 GRACE_S = 5.0
 """Seconds after its time limit at which the system ends the process; normally the supervisor does so earlier."""
 
@@ -81,7 +81,7 @@ def _exactly(source: Any, count: int) -> bytes:
     return data
 
 
-def _memory_left() -> float:
+def _free_memory_bytes() -> float:
     """Bytes that the process could still have allocated at its peak; infinite if unknown."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     status = Path("/proc/self/status")
@@ -132,7 +132,7 @@ def _clips(request: dict[str, Any]) -> Iterator[bytes]:
         yield from _clips_of(video, request)
     except MediaError as error:
         # Decoders that get no memory for a frame report the video as damaged.
-        if error.code == "broken_video" and _memory_left() < NUM_NEEDED_FRAMES * 2 * video.width * video.height:
+        if error.code == "broken_video" and _free_memory_bytes() < NUM_NEEDED_FRAMES * 2 * video.width * video.height:
             raise MemoryError from None
         raise
 
@@ -143,21 +143,21 @@ def _clips_of(video: Video, request: dict[str, Any]) -> Iterator[bytes]:
     sampling = Sampling(**{**request["sampling"], "timestamps_s": tuple(request["sampling"]["timestamps_s"])})
     times_s, limit = video.times_s, request["max_decoded_bytes"]
     clips = windows(times_s, video.end_s, sampling)
-    wanted = [index for clip in clips for index in clip.indices]
-    frames = read_frames(video, wanted, request["decoder"], request["max_side_px"])
+    indices = [index for clip in clips for index in clip.indices]
+    frames = read_frames(video, indices, request["decoder"], request["max_side_px"])
     for number, clip in enumerate(clips):
-        shown = []
+        clip_frames = []
         for _ in clip.indices:
             frame = next(frames)
             height, width = frame.shape[:2]
-            if frame.nbytes * len(wanted) > limit:
+            if frame.nbytes * len(indices) > limit:
                 raise MediaError(
                     "video_too_large",
-                    f"{len(wanted)} frames of {width} x {height} in {len(clips)} clip(s) are more than "
+                    f"{len(indices)} frames of {width} x {height} in {len(clips)} clip(s) are more than "
                     f"source.video.max_decoded_bytes ({limit})",
                 )
-            shown.append(frame)
-        rgb = np.stack(shown)
+            clip_frames.append(frame)
+        rgb = np.stack(clip_frames)
         num_frames, height, width = rgb.shape[:3]
         header = {
             "kind": "clip",

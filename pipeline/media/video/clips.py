@@ -29,8 +29,8 @@ CODES = {"missing_image": "missing_video", "unreadable_image": "unreadable_video
 
 
 @dataclass(frozen=True)
-class VideoOptions:
-    """How a job's videos are fetched and decoded; cheap to send to a worker."""
+class MediaOptions:
+    """How a job's images and videos are fetched and decoded; cheap to send to a worker."""
 
     decoder: str
     sampling: Sampling
@@ -39,7 +39,7 @@ class VideoOptions:
     fetcher: Fetcher
 
     @classmethod
-    def of(cls, source: Source, root: str) -> VideoOptions:
+    def of(cls, source: Source, root: str) -> MediaOptions:
         """The options of a job on this source, whose root is `root` as a URL."""
         video = source.video
         counted = video.num_frames or (None if video.fps or video.timestamps_s else DEFAULT_NUM_FRAMES)
@@ -77,8 +77,8 @@ class Span:
 NO_SPAN = Span()
 
 
-def decode_videos(cell: Sequence[Mapping[str, Any]], options: VideoOptions) -> list[tuple[Span, list[DecodedClip]]]:
-    """The rows that a row's videos (`rows.ENCODED_VIDEOS`) make: one with all of them, or one for each clip of its only
+def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> list[tuple[Span, list[DecodedClip]]]:
+    """The rows of a row's videos (`rows.ENCODED_VIDEOS`): one with all of them, or one for each clip of its only
     video if the job cuts videos into windows.
 
     Raises:
@@ -102,11 +102,11 @@ def decode_videos(cell: Sequence[Mapping[str, Any]], options: VideoOptions) -> l
     return [(NO_SPAN, [clip for clips in decoded for clip in clips])]
 
 
-# --- where a video is ----------------------------------------------------------------------------------------------
+# --- locating videos -----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def opened(ref: Mapping[str, Any], options: VideoOptions) -> Iterator[str]:
+def opened(ref: Mapping[str, Any], options: MediaOptions) -> Iterator[str]:
     """A path of this machine at which the video can be read while the context lasts.
 
     Raises:
@@ -120,7 +120,7 @@ def opened(ref: Mapping[str, Any], options: VideoOptions) -> Iterator[str]:
         yield path
 
 
-def _path_of(ref: Mapping[str, Any], options: VideoOptions, stack: contextlib.ExitStack) -> str:
+def _path_of(ref: Mapping[str, Any], options: MediaOptions, stack: contextlib.ExitStack) -> str:
     """A path to the video; a temporary copy is removed when the stack ends. Errors have the codes of images."""
     data, uri, max_bytes = ref["bytes"], ref["uri"], options.max_video_bytes
     if data is None and uri is not None and scheme_of(uri) in ("data", "http", "https"):
@@ -138,23 +138,23 @@ def _path_of(ref: Mapping[str, Any], options: VideoOptions, stack: contextlib.Ex
     else:
         options.fetcher.check(uri)
         filesystem, path = options.fetcher.locate(uri)
-    shown = access.shown(path)
+    name = access.shown(path)
     if access.is_local(filesystem) and ref["offset"] is None:
-        with row_errors(shown), access.open_regular(path, None if uri is None else options.fetcher.roots) as file:
+        with row_errors(name), access.open_regular(path, None if uri is None else options.fetcher.roots) as file:
             size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
-            raise RowError("video_too_large", f"{shown} has {size} bytes, more than {max_bytes}")
+            raise RowError("video_too_large", f"{name} has {size} bytes, more than {max_bytes}")
         # The decoder opens the resolved path, which holds no link that may be changed meanwhile.
         return os.path.realpath(path)
     copy = stack.enter_context(_temporary())
-    with row_errors(shown), access.open_file(filesystem, path) as file:
+    with row_errors(name), access.open_file(filesystem, path) as file:
         file.seek(ref["offset"] or 0)
-        left = max_bytes + 1 if ref["size"] is None else ref["size"]
-        while left > 0 and (block := file.read(min(COPY_BYTES, left))):
+        num_left = max_bytes + 1 if ref["size"] is None else ref["size"]
+        while num_left > 0 and (block := file.read(min(COPY_BYTES, num_left))):
             copy.write(block)
-            left -= len(block)
+            num_left -= len(block)
     if copy.tell() > max_bytes:
-        raise RowError("video_too_large", f"{shown} has more than {max_bytes} bytes")
+        raise RowError("video_too_large", f"{name} has more than {max_bytes} bytes")
     copy.flush()
     return str(copy.name)
 
@@ -168,11 +168,11 @@ def _temporary() -> Any:
 _running: dict[tuple[str, Sampling, Limits], DecoderWorker] = {}
 
 
-def image_worker(videos: VideoOptions | None, max_pixels: int, max_side_px: int | None) -> DecoderWorker:
+def image_worker(media: MediaOptions | None) -> DecoderWorker:
     """The worker of this process for images: the one that decodes the job's videos, if there may be some."""
-    if videos is not None:
-        return _worker((videos.decoder, videos.sampling, videos.limits))
-    return _worker((NO_VIDEOS, Sampling(num_frames=1), Limits(max_pixels=max_pixels, max_side_px=max_side_px)))
+    if media is None:
+        return _worker((NO_VIDEOS, Sampling(num_frames=1), Limits()))
+    return _worker((media.decoder, media.sampling, media.limits))
 
 
 def _worker(key: tuple[str, Sampling, Limits]) -> DecoderWorker:
@@ -209,8 +209,8 @@ def some_frames(cell: Sequence[Mapping[str, Any]], count: int) -> list[NDArray[n
         for clip in cell
         for frame in np.frombuffer(clip["rgb"], np.uint8).reshape(clip["num_frames"], clip["height"], clip["width"], 3)
     ]
-    places = np.linspace(0, len(frames) - 1, min(count, len(frames))).round().astype(int)
-    return [frames[place] for place in places]
+    indices = np.linspace(0, len(frames) - 1, min(count, len(frames))).round().astype(int)
+    return [frames[index] for index in indices]
 
 
 def span_columns(spans: Sequence[Span]) -> dict[str, pa.Array]:

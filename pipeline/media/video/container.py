@@ -74,8 +74,8 @@ def open_container(path: str) -> Any:
     except av.error.FFmpegError as error:
         with open(path, "rb") as file:
             head = file.read(16)
-        known = any(head.startswith(starts, at) for at, starts in KNOWN_STARTS.items())
-        if known and not isinstance(error, av.error.ArgumentError):
+        is_video = any(head.startswith(starts, offset) for offset, starts in KNOWN_STARTS.items())
+        if is_video and not isinstance(error, av.error.ArgumentError):
             reason = error.strerror or error or type(error).__name__
             raise MediaError("broken_video", f"the video's header cannot be read: {reason}") from None
         raise MediaError("not_a_video", "the bytes are no video of a known format") from None
@@ -114,10 +114,10 @@ def probe(path: str, max_pixels: int) -> Video:
             limit = f"source.max_image_pixels ({max_pixels})"
             raise MediaError("video_too_large", f"frames of {context.width} x {context.height} are more than {limit}")
         packets, num_hidden, reads_to_end = _packets(container, stream)
-        num_found, promised = len(packets) + num_hidden, stream.frames
-        if num_found and (not reads_to_end or num_found < promised):
-            found = f"{num_found} of {promised} frames" if promised else f"only {num_found} frames"
-            raise MediaError("broken_video", f"the file is damaged or cut short: {found} are there")
+        num_packets, num_promised = len(packets) + num_hidden, stream.frames
+        if num_packets and (not reads_to_end or num_packets < num_promised):
+            count = f"{num_packets} of {num_promised} frames" if num_promised else f"only {num_packets} frames"
+            raise MediaError("broken_video", f"the file is damaged or cut short: it contains {count}")
         if not packets:
             raise MediaError("broken_video", "the video has no frames")
         return _described(path, container, stream, packets, num_hidden)
@@ -157,13 +157,13 @@ def _packets(container: Any, stream: Any) -> tuple[list[_Packet], int, bool]:
 
 def _described(path: str, container: Any, stream: Any, packets: list[_Packet], num_hidden: int) -> Video:
     tick_s = Fraction(stream.time_base or Fraction(1, 25))
-    shown = [packet.tick for packet in packets if packet.tick is not None]
-    is_timed = len(set(shown)) == len(packets)
+    shown_ticks = [packet.tick for packet in packets if packet.tick is not None]
+    is_timed = len(set(shown_ticks)) == len(packets)
     if is_timed:
-        keys = [tick for tick, packet in zip(shown, packets, strict=True) if packet.is_key]
-        is_clean = all(packet.is_clean for packet in packets) and not _has_leading_frames(shown, packets)
+        keys = [tick for tick, packet in zip(shown_ticks, packets, strict=True) if packet.is_key]
+        is_clean = all(packet.is_clean for packet in packets) and not _has_leading_frames(shown_ticks, packets)
         restarts_cleanly = is_clean and not num_hidden  # the first shown frames need the hidden ones
-        ordered = sorted(shown)
+        ordered = sorted(shown_ticks)
         last = max(packet.duration for packet in packets if packet.tick == ordered[-1])
     else:
         tick_s = 1 / Fraction(stream.average_rate or stream.guessed_rate or Fraction(25))
@@ -201,13 +201,13 @@ def nal_kinds(data: bytes, extradata: bytes) -> set[int]:
     kinds: set[int] = set()
     if len(extradata) > 4 and extradata[0] == 1:
         width = (extradata[4] & 3) + 1
-        at = 0
-        while at + width < len(data):
-            kinds.add(data[at + width] & 31)
-            at += width + int.from_bytes(data[at : at + width], "big")
+        offset = 0
+        while offset + width < len(data):
+            kinds.add(data[offset + width] & 31)
+            offset += width + int.from_bytes(data[offset : offset + width], "big")
         return kinds
-    at = data.find(b"\0\0\1")
-    while at >= 0 and at + 3 < len(data):
-        kinds.add(data[at + 3] & 31)
-        at = data.find(b"\0\0\1", at + 3)
+    offset = data.find(b"\0\0\1")
+    while offset >= 0 and offset + 3 < len(data):
+        kinds.add(data[offset + 3] & 31)
+        offset = data.find(b"\0\0\1", offset + 3)
     return kinds

@@ -68,7 +68,7 @@ def _refusal(video: Video) -> str:
     if not SEEKABLE & set(formats) or video.codec not in CLEAN_CODECS:
         return f"does not find frames reliably in {video.codec} in {formats[0]}"
     if not video.restarts_cleanly:
-        return "gives wrong frames of this video, whose frames lean on what lies before their key frame"
+        return "gives wrong frames for this video, whose frames depend on frames before their key frame"
     if rotation(video):
         return "does not turn and shrink this rotated video"
     return ""
@@ -128,7 +128,7 @@ def _pyav(video: Video, indices: Sequence[int], max_side_px: int | None) -> Fram
 
 
 class _Cursor:
-    """A place in a video that only goes forward: frames are requested in the order they are shown."""
+    """A forward-only position in a video: frames are requested in presentation order."""
 
     def __init__(self, container: Any, video: Video) -> None:
         self._container, self._video = container, video
@@ -139,12 +139,12 @@ class _Cursor:
 
     def frame(self, index: int) -> Any:
         """The frame of this number; MediaError `broken_video` if it cannot be decoded."""
-        found = self._frame_at(self._video.ticks[index]) if self._video.is_timed else self._frame_after(index)
-        if found is None:
-            shown = self._video.times_s[index]
-            raise MediaError("broken_video", f"the frame at {shown:g} s cannot be decoded")
+        frame = self._frame_at(self._video.ticks[index]) if self._video.is_timed else self._frame_after(index)
+        if frame is None:
+            time_s = self._video.times_s[index]
+            raise MediaError("broken_video", f"the frame at {time_s:g} s cannot be decoded")
         self._index = index
-        return found
+        return frame
 
     def _frame_after(self, index: int) -> Any:
         """If the container stores no times, frames are counted from the first."""
@@ -152,7 +152,7 @@ class _Cursor:
             next(self._frames, None)
         return next(self._frames, None)
 
-    def _frame_at(self, wanted: int) -> Any:
+    def _frame_at(self, tick: int) -> Any:
         """The frame shown from tick `wanted` on.
 
         Decoding continues from the current position, or restarts at the last key frame before the wanted one if that is
@@ -160,20 +160,20 @@ class _Cursor:
         decoding starts one key frame earlier, and finally at the beginning.
         """
         ticks = self._video.ticks
-        keys = sorted((key for key in self._video.keys if ticks[0] < key <= wanted), reverse=True)
-        here = ticks[self._index] if self._index >= 0 else ticks[0]
-        starts: list[int | None] = [*keys, ticks[0]] if keys and keys[0] > here else [None]
-        return next((found for start in starts if (found := self._search(wanted, start)) is not None), None)
+        keys = sorted((key for key in self._video.keys if ticks[0] < key <= tick), reverse=True)
+        current_tick = ticks[self._index] if self._index >= 0 else ticks[0]
+        starts: list[int | None] = [*keys, ticks[0]] if keys and keys[0] > current_tick else [None]
+        return next((frame for start in starts if (frame := self._search(tick, start)) is not None), None)
 
-    def _search(self, wanted: int, start: int | None) -> Any:
+    def _search(self, tick: int, start: int | None) -> Any:
         """The frame of exactly this tick, searched from `start` on if set; None if a later frame comes first, or
         none."""
         if start is not None:
             self._container.seek(start, stream=self._stream, backward=True)
             self._frames = _decoded(self._container, self._stream)
         for frame in self._frames:
-            if frame.pts is not None and frame.pts >= wanted:
-                return frame if frame.pts == wanted else None
+            if frame.pts is not None and frame.pts >= tick:
+                return frame if frame.pts == tick else None
         return None
 
 

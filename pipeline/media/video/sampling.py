@@ -69,7 +69,7 @@ def _sampled(times_s: Sequence[float], start_s: float, end_s: float, sampling: S
     stop = max(first + 1, bisect_left(times_s, end_s - SLACK_S))
     seconds = max(end_s - start_s, SLACK_S)
     if sampling.timestamps_s:
-        wanted = tuple(_shown_at(times_s, end_s, moment) for moment in sampling.timestamps_s)
+        wanted = tuple(_frame_at(times_s, end_s, moment) for moment in sampling.timestamps_s)
         between = sampling.timestamps_s[-1] - sampling.timestamps_s[0]
         return Window(start_s, end_s, wanted, (len(wanted) - 1) / between if between > 0 else 1 / seconds)
     if sampling.fps is not None:
@@ -89,7 +89,7 @@ def _sampled(times_s: Sequence[float], start_s: float, end_s: float, sampling: S
     return Window(start_s, end_s, chosen, len(chosen) / seconds)
 
 
-def _shown_at(times_s: Sequence[float], end_s: float, moment: float) -> int:
+def _frame_at(times_s: Sequence[float], end_s: float, moment: float) -> int:
     if not -SLACK_S <= moment < end_s + SLACK_S:
         raise MediaError("no_such_frame", f"no frame is shown at {moment:g} s: the video ends at {end_s:g} s")
     return max(0, bisect_right(times_s, moment + SLACK_S) - 1)

@@ -100,7 +100,7 @@ class DecoderWorker:
         self._num_videos = self._num_images = 0
         self._takes_videos = False
         self.num_started = 0
-        self.held_bytes = 0
+        self.resident_bytes = 0
         """Resident memory of the process after the last file; 0 if it is gone or the system does not report it."""
 
     def decode(self, path: str) -> list[DecodedClip]:
@@ -221,7 +221,7 @@ class DecoderWorker:
         """Send all of it; a process that no longer reads does not block this one."""
         data = data.cast("B") if data.nbytes else data
         while data.nbytes:
-            if not select.select([], [self._requests], [], _left(deadline))[1]:
+            if not select.select([], [self._requests], [], _seconds_left(deadline))[1]:
                 raise TimeoutError
             data = data[os.write(self._requests, data) :]
 
@@ -229,7 +229,7 @@ class DecoderWorker:
         """The next bytes of the answer, as many as the view holds."""
         filled = 0
         while filled < view.nbytes:
-            if not select.select([self._answers], [], [], _left(deadline))[0]:
+            if not select.select([self._answers], [], [], _seconds_left(deadline))[0]:
                 raise TimeoutError
             num_bytes = os.readv(self._answers, [view[filled:]])
             if num_bytes == 0:
@@ -238,9 +238,9 @@ class DecoderWorker:
 
     def _recycle(self, process: subprocess.Popen[bytes]) -> None:
         """End a process that has decoded its share of files or uses half of its memory limit."""
-        self.held_bytes = resident_bytes(process.pid)
+        self.resident_bytes = resident_bytes(process.pid)
         has_had_its_share = self._num_videos >= self._limits.worker_max_videos or self._num_images >= WORKER_MAX_IMAGES
-        if has_had_its_share or self.held_bytes > self._limits.worker_max_bytes // 2:
+        if has_had_its_share or self.resident_bytes > self._limits.worker_max_bytes // 2:
             self._end()
 
     def _end(self) -> str:
@@ -262,7 +262,7 @@ class DecoderWorker:
         return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
-def _left(deadline: float) -> float:
+def _seconds_left(deadline: float) -> float:
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise TimeoutError

@@ -57,7 +57,7 @@ def test_rows_beyond_a_file_are_no_samples() -> None:
 def test_a_file_of_unknown_count_is_never_whole() -> None:
     done = DoneBitmap(np.array([2, UNKNOWN], np.int64))
     done.add(np.array([0, 0, 1]), np.array([0, 1, 0]))
-    assert [done.is_whole(0), done.is_whole(1)] == [True, False]
+    assert [done.is_complete(0), done.is_complete(1)] == [True, False]
 
 
 def test_a_hundred_million_samples_take_a_bit_each() -> None:

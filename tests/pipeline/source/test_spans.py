@@ -57,6 +57,13 @@ def test_a_row_group_with_too_many_bytes_is_cut_evenly_inside() -> None:
     ]
 
 
+def test_an_empty_row_group_with_more_bytes_than_a_span_is_in_no_span() -> None:
+    files = files_table([parquet(2, 0, 3)])
+    sizes = files.schema.get_field_index("row_group_bytes")
+    files = files.set_column(sizes, files.schema.field(sizes), pa.array([[20, 50, 30]]))
+    assert list(spans.plan(files, max_rows=100, max_bytes=40)) == [(Piece(0, 0, 2),), (Piece(0, 2, 5),)]
+
+
 def test_a_row_group_with_many_small_rows_is_not_cut_because_its_parts_cost_reading_it_again() -> None:
     planned = spans.plan(files_table([parquet(2, 9, 1)]), max_rows=4, max_bytes=10_000)
     assert list(planned) == [(Piece(0, 0, 2),), (Piece(0, 2, 11),), (Piece(0, 11, 12),)]

@@ -101,7 +101,7 @@ def test_what_is_no_checkpoint_is_refused_by_its_dotted_path(bucket: Any, memory
     memory.pipe_file("/bare/config.json", b"{}")
     assert "there are no weights" in refusal(look, "memory://bare", "model.target")
     assert "there is no such checkpoint" in refusal(look, "memory://absent/vq.pt", "model.vq")
-    assert "weights are read from none but s3," in refusal(look, "ftp://host/m", "model.target")
+    assert "weights are read only from s3," in refusal(look, "ftp://host/m", "model.target")
     put(memory, "/void", **{"model.safetensors": b""})
     assert "model.safetensors is empty" in refusal(look, "memory://void", "model.target")
 

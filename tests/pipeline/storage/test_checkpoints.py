@@ -276,7 +276,7 @@ def test_without_the_hub_a_commit_is_taken_and_a_branch_is_refused(monkeypatch: 
     job, _ = check(caption_job("owner/name", revision=COMMIT), told, True)
     assert job.model.target.revision == COMMIT
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    message = r"the commit of main cannot be found out: HF_HUB_OFFLINE is set, .*; give the commit in model\.target\.r"
+    message = r"the commit of main cannot be determined: HF_HUB_OFFLINE is set, .*; give the commit in model\.target\.r"
     with pytest.raises(ConfigError, match=message):
         check(caption_job("owner/name", revision="main"), told, True)
     kept = {"target": COMMIT}
@@ -326,6 +326,6 @@ def test_a_hub_that_does_not_answer_is_asked_once_and_refused_in_one_line(
     lines = done.stderr.strip().splitlines()
     assert len(lines) == 1, done.stderr
     assert re.search(
-        r"model\.target: owner/target: the hub does not answer, and this machine has not kept it", lines[0]
+        r"model\.target: owner/target: the hub does not answer, and it is not in the cache of this machine", lines[0]
     )
     assert 1 <= asked <= 2  # the client connects again once, when a connection of its pool ends

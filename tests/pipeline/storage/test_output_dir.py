@@ -123,7 +123,7 @@ def test_a_store_that_keeps_other_bytes_is_noticed(monkeypatch) -> None:
     output = OutputDir("memory://torn")
     put = output.filesystem.pipe_file
     monkeypatch.setattr(output.filesystem, "pipe_file", lambda path, data, **kw: put(path, data[:-1], **kw))
-    with pytest.raises(OSError, match="5 bytes were sent and 4 are there"):
+    with pytest.raises(OSError, match="5 bytes were sent and 4 are stored"):
         output.write_bytes("data/x", b"12345")
 
 

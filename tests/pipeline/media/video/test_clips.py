@@ -226,7 +226,7 @@ def test_remote_files_are_copied_while_they_are_decoded_and_then_gone(tmp_path, 
     store.pipe("/bucket/b.mp4", SHORT + bytes(200))
     monkeypatch.setattr(clips.tempfile, "tempdir", str(tmp_path))
     source = Source(kind="videos", path="memory://bucket/*.mp4", video={**VIDEO, "max_video_bytes": len(LONG)})
-    options = clips.VideoOptions.of(source, "memory://bucket")
+    options = clips.MediaOptions.of(source, "memory://bucket")
     refs = [{"bytes": None, "uri": None, "path": name, "offset": None, "size": None} for name in ("a.mp4", "b.mp4")]
     for ref in refs:
         with clips.opened(ref, options) as path:

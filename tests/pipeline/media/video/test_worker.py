@@ -210,6 +210,6 @@ def test_memory_stays_flat_over_hundreds_of_videos(worker_of, good) -> None:
     seen = []
     for _ in range(200):
         worker.decode(good)
-        seen.append(worker.held_bytes)
+        seen.append(worker.resident_bytes)
     assert worker.num_started == 4
     assert max(seen[100:]) < max(seen[:100]) + (16 << 20)
