@@ -40,7 +40,7 @@ from configs.schema import CaptionJob
 from decoding import Engine, Request, Sampling
 from models.target import Target
 from zoo.pair import CHECKPOINTS
-from zoo.text_samples import held_out_prompts
+from zoo.text.samples import held_out_prompts
 
 RESULTS = results_file("auto")
 CHAINS = (2, 5)

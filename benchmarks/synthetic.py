@@ -32,7 +32,7 @@ from decoding.contracts import Method
 from decoding.drafters import ModelDrafter
 from decoding.trees import Chain
 from models.target import Target
-from zoo.text_samples import held_out_prompts
+from zoo.text.samples import held_out_prompts
 
 RESULTS = results_file("synthetic")
 MAX_S, ENOUGH_S = 300.0, 8.0

@@ -40,7 +40,7 @@ from models.llamagen.neighbours import Proximity, nearest_codes
 from models.llamagen.shape import VqShape
 from models.llamagen.vq import Vq
 from tests.toys import images
-from zoo.image_quality import Seen
+from zoo.image.quality import Seen
 from zoo.world.scene import Thing
 
 PROMPT = "a large red circle at the top left on pale ground"

@@ -18,15 +18,19 @@ from transformers import LlavaForConditionalGeneration, Qwen2_5_VLForConditional
 from models.llamagen.checkpoints import save_gpt
 from models.llamagen.vq_files import load_vq, save_vq
 from models.loading.checkpoints import CheckpointRef
-from zoo import pair, samples, text_pair, text_samples, video_pair, video_samples
+from zoo import pair, samples
 from zoo.heads import build_head
-from zoo.image_gpt import SHAPES_OF, build_gpt, draw_scenes, encode_scenes, train_gpt
-from zoo.image_text import load_t5, save_t5, train_t5
-from zoo.image_vq import polish_decoder, train_vq
+from zoo.image.gpt import SHAPES_OF, build_gpt, draw_scenes, encode_scenes, train_gpt
+from zoo.image.text import load_t5, save_t5, train_t5
+from zoo.image.vq import polish_decoder, train_vq
 from zoo.pair import CHECKPOINTS
 from zoo.quality import load_captioner
+from zoo.text import pair as text_pair
+from zoo.text import samples as text_samples
 from zoo.tower import pretrain_tower, sharpen_tower
 from zoo.training import Recipe, fit, keep_memory, label_loss, lr_share, next_token_loss, report
+from zoo.video import pair as video_pair
+from zoo.video import samples as video_samples
 from zoo.world.grammar import DRAFTER_FILLER_ODDS
 
 RECIPES = {

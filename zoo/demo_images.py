@@ -25,8 +25,8 @@ from pipeline.reports.contact_sheet import contact_sheet
 from pipeline.synthesis.plan import make_plan
 from pipeline.synthesis.summary import ImageSummary
 from zoo.demo_output import Rows, read_rows, show_speed
-from zoo.image_gpt import class_of
-from zoo.image_quality import Reader, load_reader, measure_described
+from zoo.image.gpt import class_of
+from zoo.image.quality import Reader, load_reader, measure_described
 from zoo.world.grain import draw_grainy_scene, write_prompt
 from zoo.world.scene import scene_rng
 

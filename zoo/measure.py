@@ -14,9 +14,12 @@ from pathlib import Path
 
 import torch
 
-from zoo import quality, synthesis_quality, text_quality, video_quality
+from zoo import quality
+from zoo.image import synthesis_quality
 from zoo.pair import CHECKPOINTS
+from zoo.text import quality as text_quality
 from zoo.training import keep_memory
+from zoo.video import quality as video_quality
 
 PARTS = {"caption": quality, "text": text_quality, "video": video_quality, "image": synthesis_quality}
 

@@ -21,8 +21,8 @@ from PIL import Image
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
 from models.loading.checkpoints import CheckpointRef
-from zoo.image_gpt import class_of, draw_scenes
-from zoo.image_vq import pixels_of
+from zoo.image.gpt import class_of, draw_scenes
+from zoo.image.vq import pixels_of
 from zoo.pair import CHECKPOINTS
 from zoo.training import keep_memory
 from zoo.world.grain import render_grainy, write_prompt

@@ -33,7 +33,7 @@ from benchmarks.peers.engine_peer import choose_method
 from benchmarks.peers.work import by_batch, inflated_pair, make_work, reference_of
 from configs.schema import Checkpoint
 from decoding import Engine, Request, Sampling
-from zoo.text_samples import held_out_prompts
+from zoo.text.samples import held_out_prompts
 
 RESULTS = results_file("engine")
 SEED = 0

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.harness.claims import ratio_error
-from zoo.image_quality import Reader, Seen, count_right, frechet_distance, image_features, read_images
+from zoo.image.quality import Reader, Seen, count_right, frechet_distance, image_features, read_images
 from zoo.world.grain import parse_prompt
 
 Score = Callable[[Seen | None], tuple[bool, int, int]]

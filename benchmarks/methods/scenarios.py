@@ -17,7 +17,7 @@ from PIL import Image
 
 from models.inputs.clip import Clip
 from zoo.quality import ATTRIBUTE_WORDS, Question, ask, count_attributes, mask_fillers, other_questions
-from zoo.video_quality import attributes_right, held_out_clips
+from zoo.video.quality import attributes_right, held_out_clips
 from zoo.world import dialogue, grammar, motion, sample_scenes
 from zoo.world.render import render_scene
 from zoo.world.scene import draw_clip, draw_scene, scene_rng

@@ -34,7 +34,7 @@ from benchmarks.peers.rounds import CONTENDERS, Contender, Launched, Timed, meas
 from benchmarks.peers.tables import peers_table
 from benchmarks.peers.work import by_batch, inflated_pair, make_work, reference_of
 from models.loading.checkpoints import CheckpointError
-from zoo.text_samples import held_out_prompts
+from zoo.text.samples import held_out_prompts
 
 RESULTS = results_file("peers")
 SEED = 0

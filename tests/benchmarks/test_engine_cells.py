@@ -21,7 +21,7 @@ from models.kv.lanes import SlotBatch
 from models.loading.checkpoints import CheckpointRef, read_config, read_processor
 from models.target import Target
 from zoo.pair import CHECKPOINTS
-from zoo.text_samples import held_out_prompts
+from zoo.text.samples import held_out_prompts
 
 CELL = Cell(batch=2, max_new_tokens=8, num_requests=4, repeats=2)
 

@@ -16,7 +16,7 @@ from models.llamagen.condition import EmptyPrompt, PromptTooLong, load_t5
 from models.loading.checkpoints import CheckpointRef
 from zoo import demo_images
 from zoo.demo_images import BROKEN, EMPTY, NUM_PROMPTS, SEED, TOO_LONG, check, draw_prompts, write_prompts
-from zoo.image_gpt import NUM_CLASSES
+from zoo.image.gpt import NUM_CLASSES
 from zoo.pair import CHECKPOINTS
 from zoo.world.grain import parse_prompt
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zoo.image_gpt import NUM_CLASSES, class_of, draw_scenes
+from zoo.image.gpt import NUM_CLASSES, class_of, draw_scenes
 from zoo.world.grain import parse_prompt, render_grainy, sample_grainy, write_prompt
 from zoo.world.scene import SPLITS, split_of
 

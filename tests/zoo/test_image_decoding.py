@@ -14,7 +14,7 @@ from configs.synthesis import SynthesizeJob
 from decoding import Completion, Request, Sampling
 from models.contract import Condition
 from tests.conformance.checks import check_telemetry, run
-from zoo.image_gpt import NUM_CLASSES
+from zoo.image.gpt import NUM_CLASSES
 from zoo.world.grain import draw_grainy_scene, write_prompt
 from zoo.world.scene import scene_rng
 

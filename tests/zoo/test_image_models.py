@@ -17,7 +17,7 @@ from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
 from models.loading.checkpoints import CheckpointRef
 from zoo import build
-from zoo.image_gpt import (
+from zoo.image.gpt import (
     SHAPES_OF,
     Codes,
     asked_places,
@@ -29,11 +29,11 @@ from zoo.image_gpt import (
     smooth_features,
     train_gpt,
 )
-from zoo.image_quality import load_reader, measure_described
-from zoo.image_text import NUM_CONDITION_TOKENS, encode_prompts, load_t5
-from zoo.image_vq import VQ_SHAPE, CodeKeeper, draw_images, fit_codes, images_of, pixels_of
+from zoo.image.quality import load_reader, measure_described
+from zoo.image.synthesis_quality import GUIDANCE, QUALITY_JSON, quality_table
+from zoo.image.text import NUM_CONDITION_TOKENS, encode_prompts, load_t5
+from zoo.image.vq import VQ_SHAPE, CodeKeeper, draw_images, fit_codes, images_of, pixels_of
 from zoo.pair import CHECKPOINTS
-from zoo.synthesis_quality import GUIDANCE, QUALITY_JSON, quality_table
 from zoo.training import Recipe
 from zoo.world.grain import sample_grainy, write_prompt
 from zoo.world.scene import Scene, Thing

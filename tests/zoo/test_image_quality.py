@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zoo.image_gpt import class_of, draw_scenes
-from zoo.image_quality import (
+from zoo.image.gpt import class_of, draw_scenes
+from zoo.image.quality import (
     Described,
     Reader,
     count_right,

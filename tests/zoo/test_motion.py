@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from models.inputs.clip import Clip
 from models.inputs.processing import FrontEnd
 from zoo.training import IGNORED
-from zoo.video_pair import NUM_FRAMES, build_processor, build_tokenizer
-from zoo.video_quality import attributes_right
-from zoo.video_samples import draw_batches, encode, label_tokens
+from zoo.video.pair import NUM_FRAMES, build_processor, build_tokenizer
+from zoo.video.quality import attributes_right
+from zoo.video.samples import draw_batches, encode, label_tokens
 from zoo.world import motion
 from zoo.world.grammar import stated
 from zoo.world.render import render_scene

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from models.llamagen.vq import Vq
-from zoo.image_gpt import NUM_CLASSES
-from zoo.image_vq import VQ_SHAPE, pixels_of
+from zoo.image.gpt import NUM_CLASSES
+from zoo.image.vq import VQ_SHAPE, pixels_of
 from zoo.synthesis_rows import main, write_rows
 from zoo.world.grain import parse_prompt
 

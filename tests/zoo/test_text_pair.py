@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, 
 
 from models.inputs.processing import FrontEnd
 from models.loading.checkpoints import CheckpointRef, read_config, read_processor
-from zoo import text_quality
 from zoo.build import build_text
 from zoo.pair import CHECKPOINTS
-from zoo.text_pair import ARCHITECTURES, build_tokenizer, render
-from zoo.text_samples import draw_batches, encode, held_out_prompts, held_out_questions
+from zoo.text import quality as text_quality
+from zoo.text.pair import ARCHITECTURES, build_tokenizer, render
+from zoo.text.samples import draw_batches, encode, held_out_prompts, held_out_questions
 from zoo.training import Recipe
 from zoo.world import listing
 from zoo.world.grammar import stated

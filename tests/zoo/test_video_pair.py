@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from models.inputs.clip import Clip
 from models.loading.checkpoints import CheckpointRef
 from models.target import Target
-from zoo import video_quality
 from zoo.build import build_video
 from zoo.pair import CHECKPOINTS
 from zoo.scoring import decode
 from zoo.training import Recipe
-from zoo.video_pair import ARCHITECTURES, build_tokenizer
+from zoo.video import quality as video_quality
+from zoo.video.pair import ARCHITECTURES, build_tokenizer
 from zoo.world.motion import states
 
 ROLES = ("target", "drafter")

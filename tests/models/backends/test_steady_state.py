@@ -17,7 +17,7 @@ from models.loading.checkpoints import CheckpointRef
 from models.target import Target
 from tests.conformance.erratic import Erratic
 from zoo.pair import CHECKPOINTS
-from zoo.text_samples import held_out_prompts
+from zoo.text.samples import held_out_prompts
 
 # Importing torch's own compiler warns of a part of torch.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated:DeprecationWarning")

@@ -25,7 +25,7 @@ from models.target import Target
 from tests import toys
 from tests.conformance import checks
 from zoo.pair import CHECKPOINTS
-from zoo.text_samples import held_out_prompts
+from zoo.text.samples import held_out_prompts
 
 # Importing torch's own compiler warns of a part of torch.
 pytestmark = [

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from transformers import PreTrainedTokenizerFast
 
 from zoo.samples import Batch, draw_pools, encode_answer, pad_rows
-from zoo.text_pair import render
+from zoo.text.pair import render
 from zoo.world import listing
 from zoo.world.grammar import FILLER_ODDS
 from zoo.world.scene import Scene, scene_rng

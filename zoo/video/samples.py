@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from models.inputs.video import VideoProcessor
 from zoo.samples import Batch, as_from_file, encode_answer, pad_rows
 from zoo.training import IGNORED
-from zoo.video_pair import FRAME_PX, NUM_FRAMES, TEMPORAL
+from zoo.video.pair import FRAME_PX, NUM_FRAMES, TEMPORAL
 from zoo.world.grammar import FILLER_ODDS
 from zoo.world.motion import FILLERS, PROMPTS, Motion, draw_motion, place_at, render_motion, write_motion
 from zoo.world.render import place_of

@@ -11,11 +11,11 @@ from models.inputs.clip import Clip
 from models.target import Target
 from zoo.pair import CHECKPOINTS
 from zoo.scoring import count_stated, load_targets, measure_texts, value_table
-from zoo.video_pair import NUM_FRAMES
+from zoo.video.pair import NUM_FRAMES
 from zoo.world.motion import PROMPTS, Motion, draw_motion, render_motion, states, write_motion
 from zoo.world.scene import scene_rng
 
-QUALITY_JSON = Path(__file__).parent / "video_quality.json"
+QUALITY_JSON = Path(__file__).parents[1] / "video_quality.json"
 CLIP_S = 3.0
 RENDERED_PX = 192
 ROWS = (

@@ -10,12 +10,12 @@ from decoding import Request, Sampling
 from models.target import Target
 from zoo.pair import CHECKPOINTS
 from zoo.scoring import count_stated, load_targets, measure_texts, value_table
-from zoo.text_pair import render
-from zoo.text_samples import encode, held_out_questions
+from zoo.text.pair import render
+from zoo.text.samples import encode, held_out_questions
 from zoo.world import listing
 from zoo.world.scene import Scene, scene_rng
 
-QUALITY_JSON = Path(__file__).parent / "text_quality.json"
+QUALITY_JSON = Path(__file__).parents[1] / "text_quality.json"
 MAX_NEW_TOKENS = 200
 ROWS = (
     ("answers right, target", "target_answers_right"),

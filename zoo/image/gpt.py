@@ -17,8 +17,8 @@ from transformers import DynamicCache, PreTrainedTokenizerFast, T5EncoderModel
 from models.llamagen.gpt import Gpt
 from models.llamagen.shape import GptShape
 from models.llamagen.vq import Vq
-from zoo.image_text import CONDITION_DIM, NUM_CONDITION_TOKENS, encode_prompts
-from zoo.image_vq import VQ_SHAPE, pixels_of
+from zoo.image.text import CONDITION_DIM, NUM_CONDITION_TOKENS, encode_prompts
+from zoo.image.vq import VQ_SHAPE, pixels_of
 from zoo.training import Recipe, fit, label_loss
 from zoo.world.grain import SIZES, draw_grainy_scene, render_grainy, write_prompt
 from zoo.world.scene import COLOURS, SHAPES, TONES, Scene, scene_rng

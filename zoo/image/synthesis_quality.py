@@ -15,8 +15,8 @@ from models.llamagen.gpt import Gpt
 from models.llamagen.vq import Vq
 from models.llamagen.vq_files import load_vq
 from models.loading.checkpoints import CheckpointRef
-from zoo.image_gpt import Codes, code_logits, draw_scenes, encode_scenes, pick, sample_codes
-from zoo.image_quality import (
+from zoo.image.gpt import Codes, code_logits, draw_scenes, encode_scenes, pick, sample_codes
+from zoo.image.quality import (
     Described,
     Reader,
     frechet_distance,
@@ -25,14 +25,14 @@ from zoo.image_quality import (
     measure_class,
     measure_described,
 )
-from zoo.image_text import load_t5
-from zoo.image_vq import draw_images
+from zoo.image.text import load_t5
+from zoo.image.vq import draw_images
 from zoo.pair import CHECKPOINTS
 from zoo.scoring import markdown_table, value_table
 from zoo.training import report
 from zoo.world.grain import render_grainy, write_prompt
 
-QUALITY_JSON = Path(__file__).parent / "synthesis_quality.json"
+QUALITY_JSON = Path(__file__).parents[1] / "synthesis_quality.json"
 CPU = torch.device("cpu")
 # The guidance scale, of 1 to 6, at which a model's images fit their prompts best.
 GUIDANCE = {"text": 2.0, "class": 2.0}

@@ -1,0 +1,1 @@
+"""The text pair: two Llama models, their training samples, and their quality."""
