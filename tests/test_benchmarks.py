@@ -1,4 +1,4 @@
-"""What the documents show is what the committed results say, and the small arithmetic of the benchmarks is right."""
+"""The documents match the committed results, and the arithmetic of the benchmarks is right."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_the_committed_overhead_is_of_every_number_of_actors_and_adds_up() -> No
         assert cell["num_rows"] == scheduling.ROWS_PER_ACTOR * int(num_actors)
         lost = cell["late_share"] + cell["without_row_share"]
         assert cell["share_of_ideal"] + lost == pytest.approx(1.0, abs=1e-3)
-        assert cell["share_of_ideal"] >= SCHEDULING["goal"], "docs/design/log.md says that all of them reach it"
+        assert cell["share_of_ideal"] >= SCHEDULING["goal"], "docs/design/log.md claims it for all of them"
 
 
 def test_the_committed_fleet_grew_to_its_maximum_and_went_back_to_one_node() -> None:

@@ -1,4 +1,4 @@
-"""The image benchmark on toy models: it runs whole, goes on where it stopped, and its arithmetic is right."""
+"""The image benchmark on toy models: a complete run, resuming after a stop, and its arithmetic."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def test_a_prompt_of_another_world_has_no_score() -> None:
 def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
     values = np.random.default_rng(1).standard_normal((800, 1))
     found = jackknife(values, lambda part: float(part.mean()))
-    # Eight parts tell a standard error within a quarter of it or so.
+    # Eight parts give a standard error within about a quarter.
     assert found == pytest.approx(values.std() / np.sqrt(800), rel=0.5)
 
 

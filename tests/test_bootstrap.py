@@ -1,4 +1,4 @@
-"""What `make` does before there is an environment: which interpreter, which torch, and what it says when it cannot."""
+"""`make` before an environment exists: its choice of interpreter and torch, and its error messages."""
 
 from __future__ import annotations
 

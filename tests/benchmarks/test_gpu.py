@@ -1,5 +1,5 @@
-"""The benchmark for GPUs, run on a CPU at tiny sizes: it needs neither Ray nor pydantic, tells what it could not do,
-and prints no speed of outputs that differ."""
+"""The benchmark for GPUs, run on a CPU at tiny sizes: it needs neither Ray nor pydantic, reports what it could not
+measure, and prints no speed for outputs that differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A peer answers in order, stands still when told to, and its failures are told with its last words."""
+"""A peer process answers in order and can be paused; its failures are reported with the end of its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""No speed without equal outputs: how peers are compared, in what order they run, and what their tables say."""
+"""Peers get a speed only for equal outputs: their comparison, the order of their runs, and their tables."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_launches_of_a_peer_are_one_row() -> None:
 
 
 class Process:
-    """Stands for a peer's process, and notes what becomes of it."""
+    """A fake peer process that records its life cycle."""
 
     noted: ClassVar[list[str]] = []
 

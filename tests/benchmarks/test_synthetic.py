@@ -1,4 +1,4 @@
-"""Forced acceptance takes what it is told to, rows hold the columns they should, and every figure says synthetic."""
+"""Forced acceptance accepts at the given rate, rows have the expected columns, and every figure is marked synthetic."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_rows_hold_the_random_columns_beside_their_prompts_and_steps_read_them(p
     made = [len(progress.token_ids) - 1 for progress in engine._slots.progress if progress is not None]
     lens = target.lanes(2, 1, 100).cache.lens.tolist()
     assert lens == [prompt + 40 + tokens for prompt, tokens in zip(prompts, made, strict=True)]
-    # Windows follow from what the host knows of the lengths.
+    # Windows follow from the lengths known on the host.
     assert target.lanes(2, 1, 100)._prefix_lengths == [prompt + 40 for prompt in prompts]
     assert min(drafter.lanes(2, 1, 100).cache.lens.tolist()) >= min(prompts) + 40
     for memory in target.lanes(2, 1, 100).cache.keys:
@@ -89,7 +89,7 @@ def test_rows_hold_the_random_columns_beside_their_prompts_and_steps_read_them(p
         column = memory[0, :, prompts[0] + 39]
         assert torch.isfinite(memory).all()
         assert float(column.abs().max()) > 0.0, "the last of them is no empty memory"
-    # What plain steps say depends on the columns.
+    # The output of plain steps depends on the columns.
     with_columns, without = (
         _first_tokens(engine_over(pair, Contender(), columns)[0], synthetic.requests(2, SIZE, 0)) for columns in (40, 0)
     )

@@ -21,7 +21,7 @@ from models.kv.lanes import SlotBatch
 from tests.decoding import blocks
 
 FLAT, SURE, LINE = 10, 11, 12
-"""Tokens after which the drafter below knows nothing of ten candidates, everything, and halves the chance each time."""
+"""Tokens after which the drafter below is uniform over ten candidates, is certain, and halves the chance each time."""
 NONE = -torch.inf
 
 

@@ -156,7 +156,7 @@ def test_pooling_where_nothing_tells_the_grid(family: str) -> None:
 
 
 class Odd:
-    """A captioner that fails on tall pictures, or says too much of them."""
+    """A captioner that fails on tall pictures, or returns captions that are too long."""
 
     def __init__(self, words: str | None) -> None:
         self.words = words

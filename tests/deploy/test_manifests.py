@@ -1,4 +1,4 @@
-"""What stands in `deploy/` fits what reads it: the operator's fields, Ray's launcher, this project's own commands."""
+"""The files in `deploy/` match their readers: the operator's fields, Ray's launcher, this project's commands."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Submitted]:
     ]
     with local_cluster() as cluster:
         command = [sys.executable, "-m", "jobs.submit", "--address", cluster.address, *arguments]
-        # The token lies in the client's HOME as in that of the cluster; nothing else is said about it.
+        # The token is in the HOME of the client and of the cluster; there is no other setting for it.
         mine = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         done = subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""A job under Ray whose actor dies, and then its driver, goes on and ends as if nothing had happened.
+"""A job under Ray whose actor and then driver crash resumes and ends with the result of an undisturbed run.
 
 `make chaos` kills fifty processes; this is the one such job of the suite.
 """

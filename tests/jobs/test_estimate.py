@@ -1,4 +1,4 @@
-"""`--estimate` on whole jobs with the shipped models: what it says is what the job then does, and it writes nothing."""
+"""`--estimate` on whole jobs with the shipped models: it predicts what the job then does, and writes nothing."""
 
 from __future__ import annotations
 

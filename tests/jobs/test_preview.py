@@ -1,4 +1,4 @@
-"""The preview page shows what the job wrote and runs nothing of what the data says."""
+"""The preview page shows the job's output and executes nothing from the data."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def test_a_job_that_is_told_to_stop_saves_what_is_finished_and_goes_on(
     assert f"the job was stopped by {signal.Signals(number).name}; what it finished is kept in" in log
     assert "Traceback" not in log
     assert "received at time" not in log, "the handler of Ray's native side ends the process three seconds later"
-    assert not (folder / "out/_job/summary.json").exists(), "the job was done before it was told to stop"
+    assert not (folder / "out/_job/summary.json").exists(), "the job ended before the stop signal"
     assert deaths.num_saved(folder) > 0
     fleet.run(config, fleet.LoadPaced(folder / "admitted", 0.0))
     assert len(at_rest(folder / "out")[0]) == NUM_ROWS

@@ -1,4 +1,4 @@
-"""Submitting: what is refused before anything is uploaded, what a submission is made of; the cluster stands in."""
+"""Job submission to a fake cluster: refusals before any upload, and the content of a submission."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Job:
 
 
 class Client:
-    """Stands in for Ray's `JobSubmissionClient`."""
+    """A fake of Ray's `JobSubmissionClient`."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}

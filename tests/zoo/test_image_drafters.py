@@ -1,4 +1,4 @@
-"""The image drafters that ship were made by the training job, for the targets that ship, and are worth what is said."""
+"""The shipped image drafters were trained by the training job for the shipped targets, with the documented accuracy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The text pair that ships: its world, its files, and that it tells scenes it was never trained on."""
+"""The text pair that ships: its world, its files, and its descriptions of scenes outside the training set."""
 
 from __future__ import annotations
 

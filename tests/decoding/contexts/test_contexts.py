@@ -50,7 +50,7 @@ def test_without_images_each_run_is_one_newline_and_no_column_is_visual() -> Non
 
 
 class TwoWords:
-    """A captioner that says which picture it saw."""
+    """A captioner whose caption names the picture."""
 
     def caption(self, image: NDArray[np.uint8]) -> str:
         return f"w{20 + image.shape[1] % 5} w30"

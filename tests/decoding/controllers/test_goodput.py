@@ -141,7 +141,7 @@ def test_it_finds_the_best_depth_of_any_such_machine_and_text(
     world = World(GoodputController(max_levels, max_exploration=0.05), linear(0.01, per_level, per_token), rates)
     world.run(1000, num_active)
     speeds = world.speeds(num_active)
-    # What two depths differ in may be less than what is worth a change, or than chance tells apart.
+    # Two depths may differ by less than the switching margin, or by less than the noise.
     assert speeds[world.usual()] >= 0.85 * max(speeds.values())
 
 

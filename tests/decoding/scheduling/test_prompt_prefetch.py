@@ -1,4 +1,4 @@
-"""Prompts begun ahead: in order, equal ones once, within bounds, forgotten when nobody wants them any more."""
+"""Prefetched prompts: in order, equal ones once, within bounds, dropped when no request needs them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Patient(PromptThread):
-    """Makes prompts when it is told to, in the calling thread."""
+    """Prepares prompts on request, in the calling thread."""
 
     def __init__(self) -> None:
         self.queue: deque[tuple[Future[Any], Callable[[], PreparedPrompt]]] = deque()
@@ -45,7 +45,7 @@ class Patient(PromptThread):
 
 
 class ToOrder:
-    """Prompts of as many columns as the text says, and which were made."""
+    """Prompts with the number of columns given in the text, and a record of those prepared."""
 
     def __init__(self, max_columns: int) -> None:
         self.thread = Patient()
@@ -161,7 +161,7 @@ def test_whatever_the_turns_every_request_gets_its_own_prompt(
 
 
 class Noted(SideStream):
-    """Says what was done with it, and hands tensors over as a device's stream would."""
+    """Records its calls, and hands tensors over as a device's stream does."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []

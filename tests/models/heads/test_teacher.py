@@ -100,7 +100,7 @@ def fresh(target: TargetModel) -> EagleTask:
         shape = target.gpt.shape
         make = lambda: image_eagle(image_eagle_shape(shape), shape)  # noqa: E731
     task = fresh_eagle(target, 3, make)
-    # The default weights are too small to tell positions apart.
+    # The default weights are too small to distinguish positions.
     randomise(task.network.layers, 3)
     return task
 
@@ -146,7 +146,7 @@ def test_the_first_draft_is_the_second_code_and_is_left_out_on_request() -> None
     (lane, _) = target.encode_lanes("", (), image_toys.condition("text", 1))
     codes = list(range(16))
     wanted = make_training_sample(target, lane, codes, 1).wanted
-    # A pair at column t teaches the token at t + 2: the first to be taught stands at the condition's last column.
+    # A pair at column t teaches the token at t + 2: the first one is at the condition's last column.
     assert torch.nonzero(wanted[2:]).flatten().tolist() == list(range(lane.length - 1, lane.length + 14))
     published = make_training_sample(target, lane, codes, 2).wanted
     assert torch.nonzero(wanted & ~published).flatten().tolist() == [lane.length + 1]

@@ -139,7 +139,7 @@ def test_medusas_loss_equals_a_loop_and_head_i_learns_the_token_two_and_i_places
 
 
 class Knowing:
-    """A head that is right by table: at position t it says the target's likeliest second, and the right one third."""
+    """A head given by a table: at position t it ranks the target's likeliest token second, and the right one third."""
 
     def __init__(self, target: Any, rank: int) -> None:
         self._target, self._rank = target, rank

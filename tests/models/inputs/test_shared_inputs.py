@@ -142,4 +142,4 @@ def test_what_went_unused_longest_makes_room() -> None:
     recent.keep(keys[1], 1, 51)
     assert (recent.num_bytes, recent.get(keys[1])) == (60, None)
     arrays[0][:] = 9
-    assert recent.get(Content([np.zeros(10, dtype=np.uint8)])) == 0, "keys are copies, which nobody changes"
+    assert recent.get(Content([np.zeros(10, dtype=np.uint8)])) == 0, "keys are copies and do not change with the input"

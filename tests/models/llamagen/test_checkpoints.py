@@ -41,7 +41,7 @@ SHAPES = {
 }
 CODES = [3, 1, 7, 20, 9]
 BESIDE = {"model_type": GPT_TYPE, "num_heads": HEADS, "grid": GRID}
-"""What weights of no published size do not say themselves."""
+"""The configuration that weights of no published size do not imply."""
 
 
 def publish(folder: Path, content: Any, name: str = "t2i.pt", config: dict[str, Any] | None = BESIDE) -> CheckpointRef:
@@ -167,7 +167,7 @@ def test_an_old_files_rotary_table_tells_heads_and_grid_and_is_not_loaded(tmp_pa
 
 
 def named_weights(columns: int = 120) -> dict[str, Tensor]:
-    """The published size B in all that tells it, on no memory: its tensors are views of one number."""
+    """Weights with the shapes of the published size B that need no memory: the tensors are views of one number."""
     shapes = {name: tuple(value.shape) for name, value in official_weights("text", layers=12, columns=columns).items()}
     sizes = {DIM: 768, 3 * DIM: 3 * 768, FFN: 2048, VOCAB: 16384, FEATURES: 2048}
     one = torch.zeros(1, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""Prompts become features as LlamaGen makes them; ready features are checked; bad prompts are told apart."""
+"""Prompts get the same features as in LlamaGen; given features are checked; each kind of bad prompt has its error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The converter turns published files into folders that load without any pickle, and says what it made."""
+"""The converter turns published files into folders that load without pickle, and reports what it wrote."""
 
 from __future__ import annotations
 

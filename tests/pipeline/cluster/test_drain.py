@@ -1,4 +1,4 @@
-"""A node that drains is told once to the flight log, its rows are saved at once, and no row is blamed for its end."""
+"""A draining node is recorded once in the crash ledger, its rows are saved at once, and no row is blamed for it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.run.crash_ledger import Ledger
 
 
 class Told:
-    """What the flight log and the saver were told, in order."""
+    """The calls to the crash ledger and the writer, in order."""
 
     def __init__(self) -> None:
         self.words: list[Any] = []

@@ -138,7 +138,7 @@ def test_the_pixel_limit_is_exact_and_leaves_pillows_own_untouched() -> None:
 
 
 def png_claiming(width: int, height: int) -> bytes:
-    """A PNG header of this size with hardly any data."""
+    """A PNG header of this size with almost no data."""
 
     def chunk(name: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))

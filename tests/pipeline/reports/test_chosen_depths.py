@@ -1,4 +1,4 @@
-"""What the summary says of chosen depths: from choices to a row's telemetry, to sums, to lines."""
+"""Chosen depths in the summary: from choices to a row's telemetry, to sums, to lines."""
 
 from __future__ import annotations
 

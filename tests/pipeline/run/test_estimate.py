@@ -16,7 +16,7 @@ from pipeline.run.estimate import Pilot, draw, estimate
 
 
 class Spans:
-    """Stands in for a source of spans with so many rows each."""
+    """A fake source of spans with the given numbers of rows."""
 
     def __init__(self, span_rows: list[int], num_samples: int | None = None) -> None:
         self.span_rows, self.num_samples = span_rows, num_samples

@@ -213,7 +213,7 @@ def test_attempts_planned_while_the_source_grows_keep_each_others_files(
     first, begun = start(first)
     part = (tmp_path / "out/_job/manifest/part-00001.parquet").read_bytes()
     batches = make_rows(first, begun.publisher.attempt)
-    save(first, begun, batches)  # finished and published, but not settled, when the second one begins
+    save(first, begun, batches)  # finished and published, but not finalized, when the second one begins
     published = {own for batch in batches for own in batch["sample_id"].to_pylist()}
     second, begun = start(second)
     assert (tmp_path / "out/_job/manifest/part-00001.parquet").read_bytes() == part

@@ -242,7 +242,7 @@ class Hub:
 
 
 def told(job: CaptionJob) -> Known:
-    """What loaders tell of a hub id: the commit that they were given, or a branch that they could not look up."""
+    """What loaders report for a hub id: the given commit, or a branch that they could not resolve."""
     return Known({"target": job.model.target.revision or "main"})
 
 

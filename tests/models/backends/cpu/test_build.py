@@ -1,4 +1,4 @@
-"""C++ sources are built when they are needed, by whoever needs them, and a failure is said once."""
+"""C++ sources are built on first use, by one thread, and a failure is logged once."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def test_forwards_of_all_shapes_equal_uncompiled_ones_with_one_graph_a_kind(
     # Lengths that came once are called past torch's checks from then on.
     assert all(graph.pick is not None for graph in target._run._graph._graphs.values())
     assert len(target._run._graph._graphs) >= len(SHAPES)
-    # Query, key and value are one product, so are gate and up; the other two stand alone.
+    # Query, key and value are one product, so are gate and up; the other two are separate.
     assert set(graphs) == {4}
     # Packed weights are held once for all graphs, and go with the model.
     num_layers = target.decoder.config.num_hidden_layers  # type: ignore[union-attr]

@@ -74,7 +74,7 @@ def captured(model: Target) -> CapturedDecoder:
 
 
 def said(family: str, slots: int, wraps: bool) -> tuple[dict[str, Any], list[int]]:
-    """What a pair says to nine requests, more than there are slots, so that batches shrink and slots are refilled; and
+    """A pair's answers to nine requests, more than there are slots, so that batches shrink and slots are refilled; and
     how many recordings target and drafter made."""
     target, drafter = toys.target(family), toys.perturbed(family, 0.02)
     runs = [captured(model) for model in (target, drafter)] if wraps else []
@@ -101,7 +101,7 @@ def test_a_recorded_pair_says_what_the_same_pair_says_plainly(family: str, slots
 
 @pytest.mark.parametrize("part", ["embeds", "positions", "columns", "mask"])
 def test_an_input_that_is_not_copied_into_its_buffer_is_caught(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: a recording goes on with what the buffer held when it was made."""
+    """The planted fault: a recording uses the buffer's content at capture time."""
     expected, _ = said("llava", 3, False)
     record = CapturedDecoder._record
 

@@ -98,7 +98,7 @@ def test_a_wrong_first_part_is_seen(fault: FirstPart) -> None:
     assert not torch.allclose(got, expected, atol=1e-3)
 
 
-# An engine whose memory is said to have a kernel: the same tokens, plainly and replayed.
+# An engine whose memory reports a kernel: the same tokens, plainly and replayed.
 
 
 @pytest.fixture
@@ -153,7 +153,7 @@ def test_levels_are_replayed_in_two_parts(request: pytest.FixtureRequest) -> Non
 def test_a_part_that_is_not_copied_into_its_buffer_is_caught(
     part: str, kernel: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The planted fault: a recording goes on with what the part held when it was made."""
+    """The planted fault: a recording uses the part's content at capture time."""
     expected = levels(False)
     record = CapturedDecoder._record
 

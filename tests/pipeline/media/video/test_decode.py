@@ -35,7 +35,7 @@ LEANING = {
     "mpeg4_b_frames": {"num_b_frames": 2},
     "mpeg2_matroska": {"codec": "mpeg2video", "container": "matroska", "num_b_frames": 2},
 }
-"""Videos in which frames behind a key frame need what lies before it."""
+"""Videos in which frames after a key frame depend on frames before it."""
 LOOSE = {
     "h264_transport": {"codec": "libx264", "container": "mpegts", "options": X264},
     "h264_avi": {"codec": "libx264", "container": "avi", "options": X264},
