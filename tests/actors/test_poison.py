@@ -21,8 +21,8 @@ from tests.actors.poison import Life
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def request(sample_id: str, says: str = "fine") -> Request:
-    return Request(sample_id, f"{sample_id} {says}")
+def request(sample_id: str, word: str = "fine") -> Request:
+    return Request(sample_id, f"{sample_id} {word}")
 
 
 def outcome(batches: Sequence[Sequence[Request]]) -> list[dict[str, str]]:
@@ -36,10 +36,10 @@ def outcome(batches: Sequence[Sequence[Request]]) -> list[dict[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("says", ["POISON", "LATE"])
+@pytest.mark.parametrize("word", ["POISON", "LATE"])
 @pytest.mark.parametrize("place", [0, 3, 9])
-def test_one_row_that_kills_costs_three_deaths_and_itself(says: str, place: int) -> None:
-    batch = [request(f"s{index}", says if index == place else "fine") for index in range(10)]
+def test_one_row_that_kills_costs_three_deaths_and_itself(word: str, place: int) -> None:
+    batch = [request(f"s{index}", word if index == place else "fine") for index in range(10)]
     life = Life()
     assert life.run([batch]) == outcome([batch])
     assert life.num_deaths == 3

@@ -240,17 +240,17 @@ def test_bytes_are_weights_once_and_a_column_for_each_token_held(pair: TextPair)
 def test_the_roofline_is_bytes_over_what_a_copy_moves() -> None:
     """A made-up row at the limit: reached, and one a little slower: not."""
 
-    def told(of_roofline: float, outside: float) -> str:
+    def claims_for(of_roofline: float, outside: float) -> str:
         row = {
             "batch": 1, "method": "plain", "step": "captured", "tokens_per_s": spread([100.0]),
             "of_roofline": of_roofline, "outside_graphs": outside,
         }  # fmt: skip
         return claims({"decoding": {"rows": [row]}})
 
-    assert "roofline: reached" in told(0.8, 0.03)
-    assert "at most 3%: reached" in told(0.8, 0.03)
-    assert "roofline: not reached" in told(0.79, 0.03)
-    assert "at most 3%: not shown" in told(0.8, 0.04)
+    assert "roofline: reached" in claims_for(0.8, 0.03)
+    assert "at most 3%: reached" in claims_for(0.8, 0.03)
+    assert "roofline: not reached" in claims_for(0.79, 0.03)
+    assert "at most 3%: not shown" in claims_for(0.8, 0.04)
 
 
 def test_the_full_sizes_are_those_that_were_asked_for() -> None:

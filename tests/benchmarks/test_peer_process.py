@@ -51,13 +51,13 @@ def test_a_peer_that_is_paused_does_not_run_and_goes_on_when_it_may(tmp_path: Pa
         assert peer._receive(900.0)["outcome"]["seconds"] == 0.5
 
 
-@pytest.mark.parametrize(("mode", "said"), [("fail", "RuntimeError: out of toys"), ("die", "it has ended")])
-def test_a_peer_that_fails_says_why_and_shows_its_log(tmp_path: Path, mode: str, said: str) -> None:
+@pytest.mark.parametrize(("mode", "message"), [("fail", "RuntimeError: out of toys"), ("die", "it has ended")])
+def test_a_peer_that_fails_says_why_and_shows_its_log(tmp_path: Path, mode: str, message: str) -> None:
     with start(tmp_path, mode) as peer:
         peer.wait_ready()
         with pytest.raises(PeerError) as caught:
             peer.ask("run", 1, 3)
-        assert f"{mode}: {said}" in str(caught.value)
+        assert f"{mode}: {message}" in str(caught.value)
         assert "noise between the answers" in str(caught.value)
 
 

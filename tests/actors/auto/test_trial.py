@@ -31,8 +31,8 @@ def no_collection() -> Iterator[None]:
         yield
 
 
-def request(index: int, says: str = "fine") -> Request:
-    return Request(f"s{index}", f"{index} {says}")
+def request(index: int, word: str = "fine") -> Request:
+    return Request(f"s{index}", f"{index} {word}")
 
 
 def run(trial: Trial, requests: Iterator[Request], until: Callable[[], bool] = lambda: False) -> list[Completion]:

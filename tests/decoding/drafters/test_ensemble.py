@@ -85,7 +85,7 @@ def one_step(
     target_token: int,
     ensemble: Ensemble | None = None,
 ) -> Ensemble:
-    """A block of one draft: `lanes` are the two lanes' distributions after the root, `target_token` the target's token."""
+    """A block of one draft: `lanes` are the two lanes' distributions after the root."""
     slots = SlotBatch(torch.tensor([0]), (0,), (1,))
     if ensemble is None:
         ensemble = Ensemble(options)

@@ -25,13 +25,13 @@ from tests import toys
 from tests.toys import images as image_toys
 from tests.toys.weights import randomise
 
-SAID = (9, 12, 40, 7, 2)
+ANSWER = (9, 12, 40, 7, 2)
 
 
 def training_sample(target: TargetModel, family: str, seed: int) -> TrainingSample:
     prompt, pictures = toys.prompt(family, seed)
     (prefix,) = target.encode_lanes(prompt, pictures, None)
-    return make_training_sample(target, prefix, SAID[: 2 + seed % 4])
+    return make_training_sample(target, prefix, ANSWER[: 2 + seed % 4])
 
 
 @pytest.mark.parametrize("family", list(toys.FAMILIES))
@@ -42,7 +42,7 @@ def test_states_of_a_ragged_batch_are_those_of_transformers_alone_on_the_whole_t
     assert states.lengths == tuple(each.prefix.length for each in training_samples)
     for row in range(5):
         prompt, pictures = toys.prompt(family, row)
-        result = SAID[: 2 + row % 4]
+        result = ANSWER[: 2 + row % 4]
         inputs = toys.front_end(family).encode(prompt, pictures)
         length = inputs["input_ids"].shape[1]
         for name, after in (("input_ids", torch.tensor([result])), ("attention_mask", torch.ones(1, len(result)))):

@@ -308,7 +308,7 @@ def test_a_config_that_contradicts_the_weights_is_refused_with_both_values(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         (BESIDE | {"grid": 0}, "grid must be a positive whole number, not 0"),
         (BESIDE | {"num_heads": "4"}, "num_heads must be a positive whole number, not '4'"),
@@ -319,9 +319,9 @@ def test_a_config_that_contradicts_the_weights_is_refused_with_both_values(tmp_p
     ],
 )
 def test_a_config_of_another_model_or_of_impossible_sizes_is_refused(
-    tmp_path: Path, config: dict[str, Any], said: str
+    tmp_path: Path, config: dict[str, Any], message: str
 ) -> None:
-    assert said in refusal(publish(tmp_path, official_weights("text"), config=config))
+    assert message in refusal(publish(tmp_path, official_weights("text"), config=config))
 
 
 def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"block_size": None}, "has to give block_size"),
         ({"block_size": 10}, "block_size in config.json must be a square number, not 10"),
@@ -345,9 +345,9 @@ def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_config_of_lanterns_without_what_weights_cannot_tell_is_refused(
-    tmp_path: Path, change: dict[str, Any], said: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    assert said in refusal(publish_lantern(tmp_path, "text", **change))
+    assert message in refusal(publish_lantern(tmp_path, "text", **change))
 
 
 def test_places_without_a_checkpoint_are_refused_with_what_was_expected(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_truncation_keeps_the_end_token_as_the_published_scripts_do(folder: Path
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "message"),
     [
         ("", EmptyPrompt, "the prompt is empty"),
         (" \n\t", EmptyPrompt, "the prompt is empty"),
@@ -120,9 +120,9 @@ def test_truncation_keeps_the_end_token_as_the_published_scripts_do(folder: Path
     ],
 )
 def test_prompts_without_readable_text_are_refused_for_what_is_wrong(
-    t5: T5Condition, text: Any, kind: type[PromptError], said: str
+    t5: T5Condition, text: Any, kind: type[PromptError], message: str
 ) -> None:
-    with pytest.raises(PromptError, match=said) as refused:
+    with pytest.raises(PromptError, match=message) as refused:
         t5.encode(text)
     assert refused.type is kind
 

@@ -17,7 +17,7 @@ from models.backends.cuda.graphs import CapturedDecoder
 from models.backends.cuda.tree_attention import FirstPart, TwoParts, attend_in_parts, first_part, flash, split
 from tests import toys
 from tests.conformance import checks
-from tests.models.backends.cuda.test_graphs import batch, captured, said
+from tests.models.backends.cuda.test_graphs import batch, captured, decode_all
 from tests.models.plain_first_part import plain
 from tests.models.two_ways import BUSH, CAPACITY, CHAIN, FOREST, both_ways, tree
 
@@ -114,11 +114,11 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_pair_in_two_parts_says_what_it_says_under_masks(
     family: str, slots: int, request: pytest.FixtureRequest
 ) -> None:
-    expected, _ = said(family, slots, False)
+    expected, _ = decode_all(family, slots, False)
     request.getfixturevalue("kernel")
-    got, _ = said(family, slots, False)
+    got, _ = decode_all(family, slots, False)
     assert got == expected
-    replayed, counts = said(family, slots, True)
+    replayed, counts = decode_all(family, slots, True)
     assert replayed == expected
     assert all(count > 0 for count in counts), counts
 
