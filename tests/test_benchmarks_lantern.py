@@ -123,7 +123,7 @@ def test_a_whole_run_on_toys_fills_every_table_and_every_claim_is_decided(result
     assert draw_trade_off(data).startswith("<svg")
 
 
-def test_a_run_goes_on_where_it_stopped_and_begins_anew_under_other_settings(results: Path) -> None:
+def test_a_run_resumes_and_restarts_under_other_settings(results: Path) -> None:
     toy, store = world("text"), Store(results, "text")
     lantern.run_kind(toy, 0, store, ("plain",))
     data = json.loads(results.read_text())

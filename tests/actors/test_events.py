@@ -23,7 +23,7 @@ def emitted_line(**values: Any) -> dict[str, Any]:
     return line
 
 
-def test_a_line_says_when_what_where_and_of_which_sample() -> None:
+def test_a_line_has_time_event_job_attempt_and_sample() -> None:
     line = emitted_line(sample_id="a.tar#7", code="broken_image", message="two\nlines, “quoted”")
     assert (line["job_id"], line["attempt"], line["sample_id"]) == ("shards-1", 3, "a.tar#7")
     assert (line["event"], line["level"], line["code"]) == ("row_failed", "warning", "broken_image")
@@ -48,7 +48,7 @@ def test_long_texts_are_cut() -> None:
     assert len(emitted_line(message="x" * 10_000)["message"]) == MAX_TEXT_CHARS
 
 
-def test_values_that_json_does_not_know_are_told_as_text() -> None:
+def test_values_that_json_cannot_encode_are_written_as_text() -> None:
     assert emitted_line(error=ValueError("odd"), number=3)["error"] == "odd"
 
 

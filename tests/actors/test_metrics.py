@@ -93,7 +93,7 @@ def test_a_batch_is_counted_by_status_code_and_phase(engine_metrics: metrics.Eng
     }
 
 
-def test_waits_are_told_by_how_much_they_grew(engine_metrics: metrics.EngineMetrics) -> None:
+def test_waits_are_reported_as_increments(engine_metrics: metrics.EngineMetrics) -> None:
     for idle_s in (1.0, 1.0, 4.0):
         engine_metrics.batch(result(), [], Waits(idle_s=idle_s))
     assert values(engine_metrics)["draftfleet_input_wait_seconds"] == [(1.0,), (3.0,)]
@@ -115,7 +115,7 @@ def controlled(*steps: tuple[int, Choice]) -> Completion:
     return Completion("id", token_ids=(1,), telemetry=telemetry)
 
 
-def test_what_a_controller_chose_is_told_by_depth_with_what_it_promised(engine_metrics: metrics.EngineMetrics) -> None:
+def test_chosen_depths_are_reported_with_expected_speeds(engine_metrics: metrics.EngineMetrics) -> None:
     first = controlled(
         (8, Choice(0, "start")),
         (8, Choice(13, "start", 30.0, 10.0)),
@@ -133,7 +133,7 @@ def test_what_a_controller_chose_is_told_by_depth_with_what_it_promised(engine_m
     assert found["draftfleet_expected_tokens_per_second"] == [(55.0, "chosen"), (40.0, "plain")]
 
 
-def test_a_batch_without_drafts_is_told_as_off_and_one_that_nobody_chose_for_is_not_told(
+def test_a_batch_without_drafts_is_reported_as_off_and_one_without_a_choice_is_not_reported(
     engine_metrics: metrics.EngineMetrics,
 ) -> None:
     engine_metrics.batch(result(), [controlled((1, Choice(0, "start")))], Waits())
@@ -144,7 +144,7 @@ def test_a_batch_without_drafts_is_told_as_off_and_one_that_nobody_chose_for_is_
     assert found["draftfleet_off_share"] == [(1.0,), (0.0,)]
 
 
-def test_every_series_says_which_job_and_method_it_is_of(engine_metrics: metrics.EngineMetrics) -> None:
+def test_every_series_is_labelled_with_job_and_method(engine_metrics: metrics.EngineMetrics) -> None:
     fixed = {tuple(made.fixed.items()) for made in engine_metrics._metrics.values()}
     assert fixed == {(("job_id", "job-1"), ("method", "sd-chain"))}
     assert set(engine_metrics._metrics) == set(metrics.METRICS)

@@ -78,7 +78,7 @@ def workers(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> dict[str, Any]:
 REQUESTS = [Request("a", "?"), Request("b", "?")]
 
 
-def test_whoever_has_made_the_fewest_tokens_has_the_next_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_with_the_fewest_tokens_gets_the_next_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     run_side_by_side(workers(monkeypatch, log), ("quick", "slow"), REQUESTS)
     # A slice is two steps of either: six tokens, then two at a time until both are equal; then the first continues.

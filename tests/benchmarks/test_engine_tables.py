@@ -95,7 +95,7 @@ def test_the_interval_of_the_controller_is_students() -> None:
     assert mean - low == pytest.approx(high - mean)
 
 
-def test_a_method_with_other_outputs_has_no_speed_in_any_table_or_picture_and_says_so() -> None:
+def test_a_method_with_other_outputs_is_marked_and_has_no_speed() -> None:
     found = results(different=3)
     table = tables.engine_table(found).splitlines()
     assert "| plain | 10 | 5.00 (4.55–5.45) | 55.0 (50.0–60.0) |  |  | 10.0 % | all | 1.0 GiB |" in table[2]

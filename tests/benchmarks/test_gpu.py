@@ -122,7 +122,7 @@ def test_the_tables_say_everything_that_was_found(found: dict[str, Any]) -> None
     assert f"| {TINY.batches[-1]} | chain | captured |" in result
 
 
-def test_without_results_the_page_says_unmeasured() -> None:
+def test_without_results_the_page_shows_unmeasured() -> None:
     text = "<!-- table: gpu -->\nold\n<!-- end -->"
     assert fill(text, {}) == f"<!-- table: gpu -->\n{UNMEASURED}\n<!-- end -->"
 
@@ -181,7 +181,7 @@ def test_an_inflated_model_that_is_not_its_source_ends_what_needs_it(monkeypatch
     assert "*decoding*: no figures, it needs pair." in gpu_table(result)
 
 
-def test_time_that_is_used_up_is_said() -> None:
+def test_an_exhausted_time_limit_is_reported() -> None:
     result = gpu.measure(TINY, CPU, 0.0)
     assert set(result["skipped"]) == {"copy", "attention", "pair", "decoding", "images", "long"}
     sections = gpu.Sections(600.0)

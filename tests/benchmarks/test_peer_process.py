@@ -39,7 +39,7 @@ def test_a_peer_answers_what_it_is_asked_although_its_libraries_print(tmp_path: 
     assert log.count("noise between the answers") == 2
 
 
-def test_a_peer_that_is_paused_does_not_run_and_goes_on_when_it_may(tmp_path: Path) -> None:
+def test_a_paused_peer_does_not_run_until_it_is_resumed(tmp_path: Path) -> None:
     with start(tmp_path, "echo") as peer:
         peer.wait_ready()
         peer.pause()
@@ -52,7 +52,7 @@ def test_a_peer_that_is_paused_does_not_run_and_goes_on_when_it_may(tmp_path: Pa
 
 
 @pytest.mark.parametrize(("mode", "message"), [("fail", "RuntimeError: out of toys"), ("die", "it has ended")])
-def test_a_peer_that_fails_says_why_and_shows_its_log(tmp_path: Path, mode: str, message: str) -> None:
+def test_a_failing_peer_is_reported_with_its_error_and_log(tmp_path: Path, mode: str, message: str) -> None:
     with start(tmp_path, mode) as peer:
         peer.wait_ready()
         with pytest.raises(PeerError) as caught:

@@ -74,7 +74,7 @@ def test_the_reference_is_the_targets_own_greedy_output(work: Work, reference: l
 
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("mode", ["plain", "chain", "controlled"])
-def test_this_engine_says_what_the_target_says(
+def test_this_engine_produces_the_targets_output(
     work: Work, reference: list[dict[str, list[float]]], mode: str, batch: int
 ) -> None:
     runner = EngineRunner(work, mode, IS_EAGER)
@@ -89,7 +89,7 @@ def test_this_engine_says_what_the_target_says(
 
 
 @pytest.mark.parametrize(("mode", "batch"), [("eager", 1), ("eager", 4), ("assisted", 1), ("assisted_confident", 1)])
-def test_transformers_says_what_the_target_says(
+def test_transformers_produces_the_targets_output(
     work: Work, reference: list[dict[str, list[float]]], mode: str, batch: int
 ) -> None:
     runner = GenerateRunner(work, mode)

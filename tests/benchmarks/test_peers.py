@@ -314,7 +314,7 @@ RESULTS: dict[str, Any] = {
 }
 
 
-def test_the_faster_variant_stands_for_its_engine() -> None:
+def test_the_faster_variant_represents_its_engine() -> None:
     best = {(one["batch"], one["row"]): one["variant"] for one in best_rows(RESULTS)}
     assert best[1, "transformers"] == "compiled"
     changed = copy.deepcopy(RESULTS)

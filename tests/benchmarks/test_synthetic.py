@@ -55,7 +55,7 @@ def test_a_rate_of_one_takes_all_drafts_and_a_rate_of_nought_takes_none(rows: li
     assert found == {(0, 0.0): [6, 6], (3, 0.0): [6, 6], (3, 1.0): [24, 24]}
 
 
-def test_drafts_are_taken_about_as_often_as_the_rate_says_and_alike_for_every_drafter(
+def test_drafts_are_accepted_at_about_the_given_rate_for_every_drafter(
     pair: tuple[Target, Target],
 ) -> None:
     size = replace(SIZE, rates=(0.7,), num_steps=20)
@@ -127,14 +127,14 @@ def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
         Forced(rate)
 
 
-def test_forced_acceptance_is_nobodys_lossless_rule_and_no_job_can_choose_it() -> None:
+def test_forced_acceptance_is_not_lossless_and_no_job_can_choose_it() -> None:
     from actors.loading import method
 
     assert not Forced(0.5).lossless
     assert all("forced" not in kind.__name__.lower() for kind in method.ACCEPTANCES)
 
 
-def test_the_table_has_every_row_and_says_synthetic_over_every_speed(rows: list[dict[str, Any]]) -> None:
+def test_the_table_has_every_row_and_marks_every_speed_as_synthetic(rows: list[dict[str, Any]]) -> None:
     results = {
         **{"synthetic": "acceptance is forced", "synthetic_rows": rows, "left_out": [(25_000, 4, "memory")]},
         **{"target_shape": "0.3B", "drafter_shape": "d", "dtype": "f", "threads": 2, "seeds": [0, 1], "machine": "m"},

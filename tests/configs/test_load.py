@@ -147,7 +147,7 @@ def bomb(depth: int, width: int) -> str:
         ("x: " + "y" * 1_000_000, "it has 1,000,003 characters, more than 1,000,000"),
     ],
 )
-def test_yaml_that_says_too_much_is_refused(text: str, message: str, tmp_path: Path) -> None:
+def test_yaml_with_unsupported_features_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
         read_yaml(tmp_path / "job.yaml")

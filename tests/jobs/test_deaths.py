@@ -24,7 +24,7 @@ NUM_ROWS, STEP_S = 400, 0.02
 PATIENCE_S = 900.0
 
 
-def test_a_job_whose_actor_and_then_whose_driver_is_killed_goes_on_to_every_row_once(tmp_path: Path) -> None:
+def test_a_job_whose_actor_and_driver_are_killed_resumes_to_every_row_once(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     config = fleet.config_in(folder, NUM_ROWS)
     fleet.run(config, fleet.LoadPaced(folder / "admitted", 0.0))

@@ -25,9 +25,7 @@ def printed_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     return found
 
 
-def test_a_pilot_of_captions_says_what_the_whole_job_then_takes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_caption_pilot_predicts_the_cost_of_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo.write_sources(demo.draw_rows(48, demo.SEED), tmp_path / "source")
     arguments = [
         *("--config", str(ROOT / "configs/jobs/demo_caption.yaml"), *demo.KINDS["parquet"], "source.span_max_rows=4"),

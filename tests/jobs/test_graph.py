@@ -129,7 +129,7 @@ def test_places_for_decoding_and_for_models_reach_the_plan_that_ray_runs() -> No
     assert [name for name, arguments in plain.items() if "label_selector" in arguments] == []
 
 
-def test_a_pool_starts_with_as_many_actors_as_it_is_told() -> None:
+def test_a_pool_starts_with_the_requested_number_of_actors() -> None:
     sizes = {"min_size": 1, "max_size": 4, "initial_size": 3}
     strategy = pool_strategy(fake_job(pool=sizes).pool)
     assert (strategy.min_size, strategy.max_size, strategy.initial_size) == (1, 4, 3)

@@ -33,7 +33,7 @@ def training_record(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", KINDS.values())
-def test_a_shipped_drafter_was_trained_as_its_preset_says(name: str) -> None:
+def test_a_shipped_drafter_was_trained_with_its_preset(name: str) -> None:
     job = load_job(TrainDrafterJob, f"configs/jobs/train_zoo_{name}_eagle.yaml").model_dump(mode="json")
     recorded = training_record(name)["job"]
     for part in ("image", "target", "head", "training", "acceptance", "prompt"):
@@ -41,7 +41,7 @@ def test_a_shipped_drafter_was_trained_as_its_preset_says(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS.values())
-def test_the_zoos_readme_tells_what_was_measured(name: str) -> None:
+def test_the_zoos_readme_has_the_measured_values(name: str) -> None:
     readme = (Path(CHECKPOINTS).parent / "README.md").read_text()
     (row,) = re.findall(rf"^\| `{name}_eagle` \|.*\| (\S+) \| (\S+) \| (\S+) \|$", readme, re.MULTILINE)
     measured = training_record(name)["measured"]

@@ -81,7 +81,7 @@ def test_of_several_ends_the_tokenizers_own_closes_an_answer() -> None:
         (Row("s", MESSAGES, (np.zeros((4, 4, 3), np.uint8),), answer="w9"), "prompt_refused"),
     ],
 )
-def test_a_row_that_teaches_nothing_says_why(row: Row, code: str, training_samples: TextSamples) -> None:
+def test_a_row_without_training_tokens_has_a_reason(row: Row, code: str, training_samples: TextSamples) -> None:
     with pytest.raises(TrainingSampleError) as refused:
         training_samples.training_sample(row, 0)
     assert refused.value.code == code

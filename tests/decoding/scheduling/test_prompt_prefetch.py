@@ -112,7 +112,7 @@ def test_a_refused_prompt_fills_no_room_and_raises_whenever_it_is_taken() -> Non
     assert len(one.thread.queue) == 1
 
 
-def test_what_nobody_expects_any_more_is_not_made_and_not_kept() -> None:
+def test_prompts_that_are_no_longer_expected_are_not_made_and_not_kept() -> None:
     one = ToOrder(100)
     wanted = rows(["3 a", "3 b", "3 c"])
     one.prefetcher.prefetch(wanted)
@@ -182,7 +182,7 @@ class Noted(SideStream):
         self.events.append((mark, [tensor.data_ptr() for tensor in tensors]))
 
 
-def test_what_is_made_on_a_stream_is_handed_over_whole_by_whoever_takes_it() -> None:
+def test_prompts_made_on_a_stream_are_synchronised_when_taken() -> None:
     thread = PromptThread(SideStream())
     thread._stream = noted = Noted()
     ids = torch.arange(4)

@@ -152,7 +152,7 @@ def test_the_first_draft_is_the_second_code_and_is_left_out_on_request() -> None
     assert torch.nonzero(wanted & ~published).flatten().tolist() == [lane.length + 1]
 
 
-def test_padding_is_seen_by_nobody_in_a_lesson() -> None:
+def test_padding_is_masked_in_a_training_sample() -> None:
     target = image_toys.target("text")
     (lane, _) = target.encode_lanes("", (), image_toys.condition("text", 0))
     assert lane.num_padding == image_toys.NUM_COLUMNS - 1

@@ -254,7 +254,7 @@ def test_training_learns_repeats_itself_and_leaves_target_and_embedding_as_they_
 
 
 @pytest.mark.parametrize("kind", list(WORLDS))
-def test_a_run_that_is_cut_goes_on_to_bitwise_the_same_weights(kind: str) -> None:
+def test_an_interrupted_run_resumes_to_bitwise_equal_weights(kind: str) -> None:
     whole = train(kind, 6)
     buffer = io.BytesIO()
     torch.save(train(kind, 3).state(), buffer)

@@ -159,7 +159,7 @@ def test_what_a_training_keeps_beside_the_weights_is_left_alone(tmp_path: Path) 
     expect_the_published_model(load_gpt(publish(tmp_path, content), "auto", CPU), "text")
 
 
-def test_an_old_files_rotary_table_tells_heads_and_grid_and_is_not_loaded(tmp_path: Path) -> None:
+def test_an_old_files_rotary_table_gives_heads_and_grid_and_is_not_loaded(tmp_path: Path) -> None:
     stray = {"freqs_cis": torch.full((COLUMNS + GRID * GRID, DIM // HEADS // 2, 2), torch.nan)}
     ref = publish(tmp_path, official_weights("text") | stray, config=None)
     assert read_gpt_shape(ref) == SHAPES["text"]
@@ -177,7 +177,7 @@ def named_weights(columns: int = 120) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("name", "grid"), [("t2i_B_stage1_256.pt", 16), ("c2i_B_384.pt", 24), ("t2i_B_stage2_512.pt", 32)]
 )
-def test_a_published_size_tells_its_heads_and_a_published_name_its_grid(tmp_path: Path, name: str, grid: int) -> None:
+def test_a_published_size_implies_its_heads_and_a_published_name_its_grid(tmp_path: Path, name: str, grid: int) -> None:
     ref = publish(tmp_path, {"model": named_weights()}, name, config=None)
     assert read_gpt_shape(ref) == GptShape.named("B", "text", grid)
 
@@ -271,7 +271,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path, lost: str) -> None:
 
 
 @pytest.mark.parametrize("lost", ["layers.0.feed_forward.w1.weight", "cls_embedding.uncond_embedding"])
-def test_a_missing_tensor_that_tells_a_size_is_named_too(tmp_path: Path, lost: str) -> None:
+def test_a_missing_tensor_that_defines_a_size_is_named(tmp_path: Path, lost: str) -> None:
     weights = official_weights("text")
     del weights[lost]
     assert "is missing" in refusal(publish(tmp_path, {"model": weights}))

@@ -237,7 +237,7 @@ def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:
 # --- padding -------------------------------------------------------------------------------------------------------
 
 
-def test_padding_stands_on_the_left_and_is_zero() -> None:
+def test_padding_is_on_the_left_and_zero() -> None:
     features = torch.arange(6.0).reshape(3, 2) + 1
     padded, padding = pad_left(features, 5)
     assert padded.tolist() == [[0, 0], [0, 0], [1, 2], [3, 4], [5, 6]]

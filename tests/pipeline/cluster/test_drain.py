@@ -35,7 +35,7 @@ def test_a_node_is_spared_once_and_rows_are_hurried_while_any_node_drains() -> N
     assert result.calls == [True, ["a", "b"], ["c"], False, True]
 
 
-def test_it_is_said_which_node_goes_and_when(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_draining_node_is_logged_with_its_deadline(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("time.time", lambda: 1000.0)
     RecordedCalls().drains().look({"0123456789abcdef": 1_025_400, "f" * 56: 0})
     assert capsys.readouterr().err.splitlines() == [

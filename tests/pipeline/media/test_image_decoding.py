@@ -78,7 +78,7 @@ def test_a_damaged_exif_block_does_not_cost_the_picture() -> None:
     assert decode(data)[0, 0].tolist() == [255, 0, 0]
 
 
-def test_alpha_lies_over_white() -> None:
+def test_alpha_is_composited_over_white() -> None:
     assert decode(encode((255, 0, 0, 0), mode="RGBA"))[0, 0].tolist() == [255, 255, 255]
     assert decode(encode((0, 0, 0, 128), mode="RGBA"))[0, 0].tolist() == [127, 127, 127]
     assert decode(encode((0, 255), mode="LA"))[0, 0].tolist() == [0, 0, 0]

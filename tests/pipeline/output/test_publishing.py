@@ -135,7 +135,7 @@ def test_an_attempt_that_was_thought_dead_publishes_nothing_more(tmp_path) -> No
     assert sorted(ids_in(tmp_path / "data")) == ["a", "b"]
 
 
-def test_a_fence_that_comes_just_too_late_stands_behind_what_was_published(tmp_path, monkeypatch) -> None:
+def test_a_late_fence_keeps_published_files(tmp_path, monkeypatch) -> None:
     old, new = press_at(tmp_path, 1), press_at(tmp_path, 2)
     [spooled] = old.spool(0, [result_table(["a"])])
     create = OutputDir.create_bytes

@@ -249,7 +249,7 @@ def test_writing_outlives_503s_and_publishes_whole_objects(s3: S3, output) -> No
     assert output.list_files("data") == ["x.bin"]
 
 
-def test_an_attempt_is_taken_once_by_whoever_put_it_there(s3: S3, output) -> None:
+def test_an_attempt_is_claimed_once(s3: S3, output) -> None:
     assert output.take_attempt({"job_id": "a"}) == 1
     with pytest.raises(ConfigError, match="another job has taken attempt 1"):
         output.take_attempt({"job_id": "a"})

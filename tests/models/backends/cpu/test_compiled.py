@@ -144,7 +144,7 @@ def outcome(done: dict[str, Completion]) -> dict[str, object]:
     return {key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()}
 
 
-def test_a_compiled_pair_says_what_the_same_pair_says_uncompiled() -> None:
+def test_a_compiled_pair_gives_the_output_of_the_uncompiled_pair() -> None:
     wanted = checks.requests("llava", 9)
     results = []
     for compiles in (False, True):
@@ -159,7 +159,7 @@ def test_a_compiled_pair_says_what_the_same_pair_says_uncompiled() -> None:
     assert results[0] == results[1]
 
 
-def test_without_a_working_compiler_the_model_runs_uncompiled_and_says_so(
+def test_without_a_working_compiler_the_model_runs_uncompiled_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(graph: torch.fx.Graph) -> int:

@@ -90,7 +90,7 @@ def decode_all(family: str, slots: int, wraps: bool) -> tuple[dict[str, Any], li
 
 
 @pytest.mark.parametrize(("family", "slots"), [("llava", 5), ("llava", 1), ("qwen2_5_vl", 3)])
-def test_a_recorded_pair_says_what_the_same_pair_says_plainly(family: str, slots: int) -> None:
+def test_a_captured_pair_gives_the_output_of_the_eager_pair(family: str, slots: int) -> None:
     expected, _ = decode_all(family, slots, False)
     got, counts = decode_all(family, slots, True)
     assert got == expected
