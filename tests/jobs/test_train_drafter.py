@@ -1,4 +1,4 @@
-"""A head is taught from an ordinary source, measured on rows held out, and drafts in a caption job at once."""
+"""A head is trained from an ordinary source, evaluated on held-out rows, and used in a caption job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each context leaves of a prompt, column by column."""
+"""The columns of a prompt that each context keeps."""
 
 from __future__ import annotations
 

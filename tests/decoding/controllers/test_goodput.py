@@ -1,4 +1,4 @@
-"""The controller against machines and texts that are made up: it finds the best depth, and pays little for looking."""
+"""The controller on simulated machines and texts: it finds the best depth with little exploration cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of steps on a machine that becomes faster and slower: what is seen of one kind is believed of the others."""
+"""Step times on a machine of varying speed: a measurement of one kind of step updates the others."""
 
 from __future__ import annotations
 

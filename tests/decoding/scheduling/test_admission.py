@@ -1,4 +1,4 @@
-"""Taking requests in: who comes, in which order, how much at once, and what is encoded once."""
+"""Admission of requests: selection, order, size of a group, and encoding of equal prompts once."""
 
 from __future__ import annotations
 

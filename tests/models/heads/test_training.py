@@ -1,4 +1,4 @@
-"""Training of heads: which token is learned from which state, by what loss, and that a run can be cut and shared."""
+"""Training of heads: the token learned from each state, the loss, and resuming and sharing a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of what samples show: equal where everything is, unequal where anything is not."""
+"""Content keys of samples: equal for equal content, and different for any difference."""
 
 from __future__ import annotations
 

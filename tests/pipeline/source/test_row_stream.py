@@ -1,4 +1,4 @@
-"""The order in which rows are taught: every row once an epoch, shuffled, and taken up anywhere as if never left."""
+"""The order of training rows: every row once per epoch, shuffled, and resumable at any position."""
 
 from __future__ import annotations
 
