@@ -64,7 +64,7 @@ class S3:
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_MAX_ATTEMPTS": "1",
             "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_ALLOW_HTTP": "true",  # Lance's own driver wants it said
+            "AWS_ALLOW_HTTP": "true",  # required by Lance's driver
         }
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What the documents show is what the committed results say, and the small arithmetic of the benchmarks is right."""
+"""The documents match the committed results, and the arithmetic of the benchmarks is right."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_generated_parts_are_those_of_the_committed_results(document: Path) -> N
     assert tables.fill(document.read_text(), tables.read_results()) == document.read_text()
 
 
-def test_a_benchmark_that_was_not_run_has_no_table_and_says_so() -> None:
+def test_a_benchmark_that_was_not_run_has_a_note_instead_of_a_table() -> None:
     text = "before\n<!-- table: scheduling -->\nold figures\n<!-- end -->\nafter"
     result = "`python -m benchmarks.scheduling` was not run yet."
     assert tables.fill(text, {}) == text.replace("old figures", result)
@@ -77,7 +77,7 @@ def test_a_claim_falls_when_its_numbers_do() -> None:
     assert next(claim for text, claim in by_text.items() if "1.5 times" in text)["holds"] is False
 
 
-def test_a_claim_whose_method_was_not_run_says_so() -> None:
+def test_a_claim_whose_method_was_not_run_is_marked() -> None:
     without = {name: result for name, result in METHODS["methods"].items() if name != "sage"}
     claims = check_claims({**METHODS, "methods": without})
     (found,) = [
@@ -120,7 +120,7 @@ def test_a_picture_of_weights_escapes_names() -> None:
     assert "&lt;b&gt;" in weight_traces({"<b>": [0.0, 1.0]}, "title")
 
 
-def test_memory_stays_and_a_slow_actor_hardly_waits_in_the_committed_results() -> None:
+def test_memory_is_constant_and_a_slow_actor_rarely_waits_in_the_committed_results() -> None:
     for run in DECODE["memory"]["runs"].values():
         assert run["num_videos"] == 2010
         assert run["peak_mib_after"] <= 1.1 * run["peak_mib_first_100"]
@@ -148,7 +148,7 @@ def test_the_committed_overhead_is_of_every_number_of_actors_and_adds_up() -> No
         assert cell["num_rows"] == scheduling.ROWS_PER_ACTOR * int(num_actors)
         lost = cell["late_share"] + cell["without_row_share"]
         assert cell["share_of_ideal"] + lost == pytest.approx(1.0, abs=1e-3)
-        assert cell["share_of_ideal"] >= SCHEDULING["goal"], "docs/design/log.md says that all of them reach it"
+        assert cell["share_of_ideal"] >= SCHEDULING["goal"], "docs/design/log.md claims it for all of them"
 
 
 def test_the_committed_fleet_grew_to_its_maximum_and_went_back_to_one_node() -> None:

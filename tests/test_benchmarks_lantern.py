@@ -1,4 +1,4 @@
-"""The image benchmark on toy models: it runs whole, goes on where it stopped, and its arithmetic is right."""
+"""The image benchmark on toy models: a complete run, resuming after a stop, and its arithmetic."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_whole_run_on_toys_fills_every_table_and_every_claim_is_decided(result
     assert draw_trade_off(data).startswith("<svg")
 
 
-def test_a_run_goes_on_where_it_stopped_and_begins_anew_under_other_settings(results: Path) -> None:
+def test_a_run_resumes_and_restarts_under_other_settings(results: Path) -> None:
     toy, store = world("text"), Store(results, "text")
     lantern.run_kind(toy, 0, store, ("plain",))
     data = json.loads(results.read_text())
@@ -269,7 +269,7 @@ def test_a_prompt_of_another_world_has_no_score() -> None:
 def test_the_jackknife_of_a_mean_is_its_standard_error() -> None:
     values = np.random.default_rng(1).standard_normal((800, 1))
     found = jackknife(values, lambda part: float(part.mean()))
-    # Eight parts tell a standard error within a quarter of it or so.
+    # Eight parts give a standard error within about a quarter.
     assert found == pytest.approx(values.std() / np.sqrt(800), rel=0.5)
 
 

@@ -1,4 +1,4 @@
-"""What `make` does before there is an environment: which interpreter, which torch, and what it says when it cannot."""
+"""`make` before an environment exists: its choice of interpreter and torch, and its error messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_newest_interpreter_that_really_runs_comes_first(programs: Path) -> 
     assert bootstrap.interpreters() == [str(programs / "python3.12"), str(programs / "python3.11")]
 
 
-def test_without_a_fitting_interpreter_it_says_which_versions_fit(programs: Path) -> None:
+def test_without_a_supported_interpreter_the_supported_versions_are_printed(programs: Path) -> None:
     pretend_version(programs, "python3", "3 9")
     with pytest.raises(bootstrap.Refused, match=r"needs Python 3\.11 or newer, below 3\.15, and found none"):
         bootstrap.interpreters()

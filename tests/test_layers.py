@@ -53,7 +53,7 @@ def tops_of(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("layer", LAYERS)
-def test_a_layer_imports_only_what_lies_to_its_right(layer: str) -> None:
+def test_a_layer_imports_only_layers_to_its_right(layer: str) -> None:
     assert modules_of(layer), f"no module found in {layer}"
     forbidden = {*LAYERS[: LAYERS.index(layer)], *FREE}
     if layer not in READS_CONFIGS:
@@ -68,7 +68,7 @@ def test_configs_import_no_layer() -> None:
 
 
 @pytest.mark.parametrize("layer", ["decoding", "models"])
-def test_below_the_actors_nothing_knows_ray_or_files_of_rows(layer: str) -> None:
+def test_layers_below_the_actors_import_neither_ray_nor_row_files(layer: str) -> None:
     wrong = {str(path.relative_to(ROOT)): sorted(tops_of(path) & {*NEVER_BELOW_ACTORS}) for path in modules_of(layer)}
     assert {path: names for path, names in wrong.items() if names} == {}
 

@@ -100,7 +100,7 @@ def test_a_job_of_one_method_has_an_engine_that_recovers_and_asks_for_no_method(
     }
 
 
-def test_rows_that_have_not_finished_are_told_whatever_has_become_of_them() -> None:
+def test_unfinished_rows_are_reported_in_every_state() -> None:
     engine = RecoveringEngine(FakeEngine, lambda: FakeEngine(1), 2)
     requests = [Request(f"s{index}", "x") for index in range(6)]
     for request in requests:

@@ -15,7 +15,7 @@ from actors.results import Stamp
 EVENTS = Events(Stamp("shards-1", 3, "f"), enabled=True)
 
 
-def said(**values: Any) -> dict[str, Any]:
+def emitted_line(**values: Any) -> dict[str, Any]:
     stream = io.StringIO()
     EVENTS.emit("row_failed", "warning", stream, **values)
     assert stream.getvalue().count("\n") == 1
@@ -23,8 +23,8 @@ def said(**values: Any) -> dict[str, Any]:
     return line
 
 
-def test_a_line_says_when_what_where_and_of_which_sample() -> None:
-    line = said(sample_id="a.tar#7", code="broken_image", message="two\nlines, “quoted”")
+def test_a_line_has_time_event_job_attempt_and_sample() -> None:
+    line = emitted_line(sample_id="a.tar#7", code="broken_image", message="two\nlines, “quoted”")
     assert (line["job_id"], line["attempt"], line["sample_id"]) == ("shards-1", 3, "a.tar#7")
     assert (line["event"], line["level"], line["code"]) == ("row_failed", "warning", "broken_image")
     assert line["message"] == "two\nlines, “quoted”"
@@ -32,7 +32,7 @@ def test_a_line_says_when_what_where_and_of_which_sample() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "told"),
+    ("message", "masked"),
     [
         ("cannot read s3://me:hush@bucket/x", "cannot read s3://***@bucket/x"),
         ("GET https://h/x?a=1&X-Amz-Signature=hush&b=2 failed", "GET https://h/x?a=1&X-Amz-Signature=***&b=2 failed"),
@@ -40,16 +40,16 @@ def test_a_line_says_when_what_where_and_of_which_sample() -> None:
         ("mail me@example.com about https://h/x?page=2", "mail me@example.com about https://h/x?page=2"),
     ],
 )
-def test_credentials_in_urls_are_masked_and_nothing_else(message: str, told: str) -> None:
-    assert said(message=message)["message"] == told
+def test_credentials_in_urls_are_masked_and_nothing_else(message: str, masked: str) -> None:
+    assert emitted_line(message=message)["message"] == masked
 
 
 def test_long_texts_are_cut() -> None:
-    assert len(said(message="x" * 10_000)["message"]) == MAX_TEXT_CHARS
+    assert len(emitted_line(message="x" * 10_000)["message"]) == MAX_TEXT_CHARS
 
 
-def test_values_that_json_does_not_know_are_told_as_text() -> None:
-    assert said(error=ValueError("odd"), number=3)["error"] == "odd"
+def test_values_that_json_cannot_encode_are_written_as_text() -> None:
+    assert emitted_line(error=ValueError("odd"), number=3)["error"] == "odd"
 
 
 def test_a_closed_stream_ends_nothing() -> None:

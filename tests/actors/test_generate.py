@@ -237,7 +237,7 @@ def test_closing_finishes_what_was_handed_over() -> None:
     assert [completion.sample_id for completion in completions] == [f"s{index}" for index in range(5)]
 
 
-def test_a_dead_engine_ends_its_whole_process_and_says_why() -> None:
+def test_a_dead_engine_ends_its_process_with_the_reason() -> None:
     program = f"""
         import asyncio, sys
         sys.path.insert(0, {str(ROOT)!r})

@@ -25,7 +25,7 @@ class Made:
     """Records values; refuses the values that Ray refuses."""
 
     def __init__(self, name: str, description: str, *rest: Any) -> None:
-        self.name, self.labels, self.told = name, rest[-1], []
+        self.name, self.labels, self.calls = name, rest[-1], []
         self.fixed: dict[str, str] = {}
 
     def set_default_tags(self, tags: dict[str, str]) -> None:
@@ -34,7 +34,7 @@ class Made:
 
     def _tell(self, value: float, tags: dict[str, str] | None = None) -> None:
         assert set(self.fixed) | set(tags or {}) == set(self.labels), self.name
-        self.told.append((value, *(tags or {}).values()))
+        self.calls.append((value, *(tags or {}).values()))
 
     def inc(self, value: float, tags: dict[str, str] | None = None) -> None:
         assert value > 0
@@ -44,7 +44,7 @@ class Made:
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> metrics.EngineMetrics:
+def engine_metrics(monkeypatch: pytest.MonkeyPatch) -> metrics.EngineMetrics:
     import ray.util.metrics
 
     for kind in ("Counter", "Gauge", "Histogram"):
@@ -52,8 +52,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> metrics.EngineMetrics:
     return metrics.EngineMetrics(STAMP, "sd-chain", num_slots=8)
 
 
-def values(told: metrics.EngineMetrics) -> dict[str, list[tuple[Any, ...]]]:
-    return {name: made.told for name, made in told._metrics.items() if made.told}
+def values(engine_metrics: metrics.EngineMetrics) -> dict[str, list[tuple[Any, ...]]]:
+    return {name: made.calls for name, made in engine_metrics._metrics.items() if made.calls}
 
 
 def result(*rows: tuple[str, str]) -> pa.Table:
@@ -73,11 +73,11 @@ def completion(num_tokens: int, steps: int, drafted: int, accepted: int, batch_s
     return Completion("id", token_ids=tuple(range(num_tokens)), telemetry=telemetry)
 
 
-def test_a_batch_is_counted_by_status_code_and_phase(told: metrics.EngineMetrics) -> None:
+def test_a_batch_is_counted_by_status_code_and_phase(engine_metrics: metrics.EngineMetrics) -> None:
     rows = [("success", ""), ("error", "broken_image"), ("error", "broken_image"), ("truncated", "")]
     ran = [completion(9, 4, 20, 5, batch_size=6.0), completion(3, 1, 5, 1, batch_size=1.0)]
-    told.batch(result(*rows), ran, Waits(idle_s=1.5, queued_s=0.25, total_s=9.0))
-    assert values(told) == {
+    engine_metrics.batch(result(*rows), ran, Waits(idle_s=1.5, queued_s=0.25, total_s=9.0))
+    assert values(engine_metrics) == {
         "draftfleet_samples": [(1, "success"), (2, "error"), (1, "truncated")],
         "draftfleet_errors": [(2, "broken_image")],
         "draftfleet_tokens": [(12,)],
@@ -93,15 +93,15 @@ def test_a_batch_is_counted_by_status_code_and_phase(told: metrics.EngineMetrics
     }
 
 
-def test_waits_are_told_by_how_much_they_grew(told: metrics.EngineMetrics) -> None:
+def test_waits_are_reported_as_increments(engine_metrics: metrics.EngineMetrics) -> None:
     for idle_s in (1.0, 1.0, 4.0):
-        told.batch(result(), [], Waits(idle_s=idle_s))
-    assert values(told)["draftfleet_input_wait_seconds"] == [(1.0,), (3.0,)]
+        engine_metrics.batch(result(), [], Waits(idle_s=idle_s))
+    assert values(engine_metrics)["draftfleet_input_wait_seconds"] == [(1.0,), (3.0,)]
 
 
-def test_rows_that_never_ran_and_rows_of_one_token_are_no_steps(told: metrics.EngineMetrics) -> None:
-    told.batch(result(("success", "")), [completion(1, 0, 0, 0), Completion("id")], Waits())
-    assert set(values(told)) == {
+def test_rows_that_never_ran_and_rows_of_one_token_are_no_steps(engine_metrics: metrics.EngineMetrics) -> None:
+    engine_metrics.batch(result(("success", "")), [completion(1, 0, 0, 0), Completion("id")], Waits())
+    assert set(values(engine_metrics)) == {
         *("draftfleet_samples", "draftfleet_tokens", "draftfleet_phase_seconds", "draftfleet_slots"),
     }
 
@@ -115,7 +115,7 @@ def controlled(*steps: tuple[int, Choice]) -> Completion:
     return Completion("id", token_ids=(1,), telemetry=telemetry)
 
 
-def test_what_a_controller_chose_is_told_by_depth_with_what_it_promised(told: metrics.EngineMetrics) -> None:
+def test_chosen_depths_are_reported_with_expected_speeds(engine_metrics: metrics.EngineMetrics) -> None:
     first = controlled(
         (8, Choice(0, "start")),
         (8, Choice(13, "start", 30.0, 10.0)),
@@ -124,8 +124,8 @@ def test_what_a_controller_chose_is_told_by_depth_with_what_it_promised(told: me
         (2, Choice(0, "last", 7.0, 7.0)),
     )
     second = controlled((1, Choice(0, "best", 10.0, 40.0)))
-    told.batch(result(), [first, completion(9, 4, 20, 5), second], Waits())
-    found = values(told)
+    engine_metrics.batch(result(), [first, completion(9, 4, 20, 5), second], Waits())
+    found = values(engine_metrics)
     # As text, 13 sorts before 5. Sums over steps: chosen 30 + 60 + 120 + 10, plain 10 + 20 + 90 + 40, of 4.
     assert found["draftfleet_chosen_steps"] == [(2, "0"), (1, "5"), (2, "13")]
     assert found["draftfleet_measuring_steps"] == [(3,)]
@@ -133,21 +133,21 @@ def test_what_a_controller_chose_is_told_by_depth_with_what_it_promised(told: me
     assert found["draftfleet_expected_tokens_per_second"] == [(55.0, "chosen"), (40.0, "plain")]
 
 
-def test_a_batch_without_drafts_is_told_as_off_and_one_that_nobody_chose_for_is_not_told(
-    told: metrics.EngineMetrics,
+def test_a_batch_without_drafts_is_reported_as_off_and_one_without_a_choice_is_not_reported(
+    engine_metrics: metrics.EngineMetrics,
 ) -> None:
-    told.batch(result(), [controlled((1, Choice(0, "start")))], Waits())
-    told.batch(result(), [controlled((1, Choice(3, "best", 1.0, 1.0)))], Waits())
-    told.batch(result(), [controlled((1, Choice(3, "fixed")), (1, Choice(0, "last")))], Waits())
-    found = values(told)
+    engine_metrics.batch(result(), [controlled((1, Choice(0, "start")))], Waits())
+    engine_metrics.batch(result(), [controlled((1, Choice(3, "best", 1.0, 1.0)))], Waits())
+    engine_metrics.batch(result(), [controlled((1, Choice(3, "fixed")), (1, Choice(0, "last")))], Waits())
+    found = values(engine_metrics)
     assert found["draftfleet_chosen_steps"] == [(1, "0"), (1, "3")]
     assert found["draftfleet_off_share"] == [(1.0,), (0.0,)]
 
 
-def test_every_series_says_which_job_and_method_it_is_of(told: metrics.EngineMetrics) -> None:
-    fixed = {tuple(made.fixed.items()) for made in told._metrics.values()}
+def test_every_series_is_labelled_with_job_and_method(engine_metrics: metrics.EngineMetrics) -> None:
+    fixed = {tuple(made.fixed.items()) for made in engine_metrics._metrics.values()}
     assert fixed == {(("job_id", "job-1"), ("method", "sd-chain"))}
-    assert set(told._metrics) == set(metrics.METRICS)
+    assert set(engine_metrics._metrics) == set(metrics.METRICS)
 
 
 def test_where_no_ray_runs_nothing_is_made() -> None:

@@ -21,8 +21,8 @@ from tests.actors.poison import Life
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def request(sample_id: str, says: str = "fine") -> Request:
-    return Request(sample_id, f"{sample_id} {says}")
+def request(sample_id: str, word: str = "fine") -> Request:
+    return Request(sample_id, f"{sample_id} {word}")
 
 
 def outcome(batches: Sequence[Sequence[Request]]) -> list[dict[str, str]]:
@@ -36,10 +36,10 @@ def outcome(batches: Sequence[Sequence[Request]]) -> list[dict[str, str]]:
     ]
 
 
-@pytest.mark.parametrize("says", ["POISON", "LATE"])
+@pytest.mark.parametrize("word", ["POISON", "LATE"])
 @pytest.mark.parametrize("place", [0, 3, 9])
-def test_one_row_that_kills_costs_three_deaths_and_itself(says: str, place: int) -> None:
-    batch = [request(f"s{index}", says if index == place else "fine") for index in range(10)]
+def test_one_row_that_kills_costs_three_deaths_and_itself(word: str, place: int) -> None:
+    batch = [request(f"s{index}", word if index == place else "fine") for index in range(10)]
     life = Life()
     assert life.run([batch]) == outcome([batch])
     assert life.num_deaths == 3
@@ -126,7 +126,7 @@ def in_a_process(program: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("hangs", ["threading.Event().wait()", "ctypes.PyDLL(None).pause()"], ids=["python", "native"])
-def test_a_step_that_never_returns_ends_its_process_and_says_where_it_was(hangs: str) -> None:
+def test_a_hanging_step_ends_its_process_with_a_stack_trace(hangs: str) -> None:
     """`PyDLL` holds the GIL, so that no Python thread can end the process."""
     done = in_a_process(
         f"""
@@ -197,7 +197,7 @@ def nobody_runs_alone(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fault", [rows_that_wait_are_blamed, rows_that_are_done_stay_marked, nobody_runs_alone])
-def test_a_planted_fault_gives_up_a_row_that_kills_nobody(
+def test_a_planted_fault_gives_up_a_harmless_row(
     fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch = [request(f"s{index}", "LATE" if index == 3 else "fine") for index in range(10)]

@@ -44,7 +44,7 @@ def test_without_an_error_the_sign_decides_and_nothing_does_not() -> None:
     assert [decide(gap, 0.0, MIN_SAMPLES) for gap in (0.1, -0.1, 0.0)] == [True, False, None]
 
 
-def test_a_fact_falls_with_any_number_of_samples_and_stands_with_enough() -> None:
+def test_a_fact_can_be_rejected_with_any_number_of_samples_and_is_accepted_with_enough() -> None:
     assert [enough(True, num) for num in (MIN_SAMPLES, MIN_SAMPLES - 1)] == [True, None]
     assert [enough(False, num) for num in (MIN_SAMPLES, 1)] == [False, False]
 

@@ -27,7 +27,7 @@ CELL = Cell(batch=2, max_new_tokens=8, num_requests=4, repeats=2)
 
 
 class Clocked:
-    """Stands for a `LaneModel` whose every call takes a set time on a clock of its own."""
+    """A fake `LaneModel` whose every call takes a fixed time on a simulated clock."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -15,7 +15,7 @@ from decoding.stats import EngineStats
 
 
 class Clock:
-    """Seconds that pass only where somebody works."""
+    """A simulated clock that advances only when an engine works."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -23,7 +23,7 @@ class Clock:
 
 
 class Worker:
-    """Stands for an engine with one slot: a step takes `step_s` and gives the request in it `per_step` tokens, of
+    """A fake engine with one slot: a step takes `step_s` and gives the request in it `per_step` tokens, of
     `length` that it gets."""
 
     def __init__(self, name: str, clock: Clock, log: list[str], step_s: float, per_step: int, length: int = 12) -> None:
@@ -78,10 +78,10 @@ def workers(monkeypatch: pytest.MonkeyPatch, log: list[str]) -> dict[str, Any]:
 REQUESTS = [Request("a", "?"), Request("b", "?")]
 
 
-def test_whoever_has_made_the_fewest_tokens_has_the_next_slice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_with_the_fewest_tokens_gets_the_next_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     run_side_by_side(workers(monkeypatch, log), ("quick", "slow"), REQUESTS)
-    # A slice is two steps of either: six tokens, then two at a time until there are as many; the first goes on then.
+    # A slice is two steps of either: six tokens, then two at a time until both are equal; then the first continues.
     first = ["quick"] * 2 + ["slow"] * 6
     assert log == first * 4
     log.clear()

@@ -95,7 +95,7 @@ def test_the_interval_of_the_controller_is_students() -> None:
     assert mean - low == pytest.approx(high - mean)
 
 
-def test_a_method_with_other_outputs_has_no_speed_in_any_table_or_picture_and_says_so() -> None:
+def test_a_method_with_other_outputs_is_marked_and_has_no_speed() -> None:
     found = results(different=3)
     table = tables.engine_table(found).splitlines()
     assert "| plain | 10 | 5.00 (4.55–5.45) | 55.0 (50.0–60.0) |  |  | 10.0 % | all | 1.0 GiB |" in table[2]
@@ -112,20 +112,20 @@ def test_a_method_with_other_outputs_has_no_speed_in_any_table_or_picture_and_sa
 
 
 def test_claims_are_reached_or_not_by_the_figures_and_unknown_without_them() -> None:
-    def told(found: dict[str, Any]) -> dict[str, bool | None]:
+    def verdicts(found: dict[str, Any]) -> dict[str, bool | None]:
         return {" ".join(text.split()[:2]): holds for text, holds, _ in tables.claims(found)}
 
     found = results()
     # Two rounds are too few for an interval, and a tenth of a step beyond the forwards is too much.
-    assert told(found) == {"a chain": True, "with the": None, "trees, accepting": False, "nothing is": True}
+    assert verdicts(found) == {"a chain": True, "with the": None, "trees, accepting": False, "nothing is": True}
     for row in found["rows"]:
         for name in ("seconds", "num_tokens", "step_forwards_s", "num_slot_steps"):
             row[name] = [row[name][0]] * 5
         row["phases_s"] = {name: [values[0]] * 5 for name, values in row["phases_s"].items()}
-    assert told(found)["with the"] is True
+    assert verdicts(found)["with the"] is True
     # A mean of 3 % is not enough where the interval ends at 11 %.
     found["rows"][2]["seconds"] = [2.0, 2.0, 2.0, 2.0, 2.3]
-    assert told(found)["with the"] is False
+    assert verdicts(found)["with the"] is False
     found["rows"][2]["seconds"] = [2.12] * 5
     found["rows"][1]["step_forwards_s"] = [0.97 * 0.625] * 5
     found["rows"][0]["num_new_graphs"] = [0, 1]
@@ -133,9 +133,9 @@ def test_claims_are_reached_or_not_by_the_figures_and_unknown_without_them() -> 
     found["rows"][1]["forwards_ms"]["drafter 2"] = [0.1, 0.1]
     found["rows"][1]["forwards_ms"]["target γ+1"] = [20.0, 20.0]
     # 4 · 20 / 20.2 ms = 3.96, of which 3.2 are 81 %.
-    assert told(found) == {"a chain": False, "with the": False, "trees, accepting": True, "nothing is": False}
+    assert verdicts(found) == {"a chain": False, "with the": False, "trees, accepting": True, "nothing is": False}
     withheld = results(different=1)
-    assert told(withheld)["a chain"] is None
+    assert verdicts(withheld)["a chain"] is None
     assert "| withheld | not known |" in tables.engine_claims_table(withheld)
 
 

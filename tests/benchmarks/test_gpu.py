@@ -1,5 +1,5 @@
-"""The benchmark for GPUs, run on a CPU at tiny sizes: it needs neither Ray nor pydantic, tells what it could not do,
-and prints no speed of outputs that differ."""
+"""The benchmark for GPUs, run on a CPU at tiny sizes: it needs neither Ray nor pydantic, reports what it could not
+measure, and prints no speed for outputs that differ."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_the_tables_say_everything_that_was_found(found: dict[str, Any]) -> None
     assert f"| {TINY.batches[-1]} | chain | captured |" in result
 
 
-def test_without_results_the_page_says_unmeasured() -> None:
+def test_without_results_the_page_shows_unmeasured() -> None:
     text = "<!-- table: gpu -->\nold\n<!-- end -->"
     assert fill(text, {}) == f"<!-- table: gpu -->\n{UNMEASURED}\n<!-- end -->"
 
@@ -181,7 +181,7 @@ def test_an_inflated_model_that_is_not_its_source_ends_what_needs_it(monkeypatch
     assert "*decoding*: no figures, it needs pair." in gpu_table(result)
 
 
-def test_time_that_is_used_up_is_said() -> None:
+def test_an_exhausted_time_limit_is_reported() -> None:
     result = gpu.measure(TINY, CPU, 0.0)
     assert set(result["skipped"]) == {"copy", "attention", "pair", "decoding", "images", "long"}
     sections = gpu.Sections(600.0)
@@ -240,17 +240,17 @@ def test_bytes_are_weights_once_and_a_column_for_each_token_held(pair: TextPair)
 def test_the_roofline_is_bytes_over_what_a_copy_moves() -> None:
     """A made-up row at the limit: reached, and one a little slower: not."""
 
-    def told(of_roofline: float, outside: float) -> str:
+    def claims_for(of_roofline: float, outside: float) -> str:
         row = {
             "batch": 1, "method": "plain", "step": "captured", "tokens_per_s": spread([100.0]),
             "of_roofline": of_roofline, "outside_graphs": outside,
         }  # fmt: skip
         return claims({"decoding": {"rows": [row]}})
 
-    assert "roofline: reached" in told(0.8, 0.03)
-    assert "at most 3%: reached" in told(0.8, 0.03)
-    assert "roofline: not reached" in told(0.79, 0.03)
-    assert "at most 3%: not shown" in told(0.8, 0.04)
+    assert "roofline: reached" in claims_for(0.8, 0.03)
+    assert "at most 3%: reached" in claims_for(0.8, 0.03)
+    assert "roofline: not reached" in claims_for(0.79, 0.03)
+    assert "at most 3%: not shown" in claims_for(0.8, 0.04)
 
 
 def test_the_full_sizes_are_those_that_were_asked_for() -> None:

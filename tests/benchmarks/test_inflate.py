@@ -353,7 +353,7 @@ def test_a_folder_that_is_there_or_no_source_is_refused(tmp_path: Path, capsys: 
     assert "config.json" in capsys.readouterr().err
 
 
-def test_a_configuration_says_what_a_source_left_to_its_defaults_and_ties_nothing() -> None:
+def test_a_configuration_spells_out_defaults_and_ties_no_weights() -> None:
     plain = {
         "model_type": "llama", "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2,
         "num_attention_heads": 4, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,

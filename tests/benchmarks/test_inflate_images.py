@@ -68,7 +68,7 @@ def test_an_image_models_folder_loads_as_it_was_checked(tmp_path: Path, capsys: 
     assert "there already" in capsys.readouterr().err
 
 
-def test_a_tensor_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_tensor_is_refused() -> None:
     inflation = Inflation({"mystery.weight": torch.zeros(2)}, SHAPE, SHAPE, 8, 0)
     with pytest.raises(InflationError, match=r"mystery\.weight"):
         inflation.fill("mystery.weight", torch.zeros(2))

@@ -1,4 +1,4 @@
-"""A peer answers in order, stands still when told to, and its failures are told with its last words."""
+"""A peer process answers in order and can be paused; its failures are reported with the end of its log."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_peer_answers_what_it_is_asked_although_its_libraries_print(tmp_path: 
     assert log.count("noise between the answers") == 2
 
 
-def test_a_peer_that_is_paused_does_not_run_and_goes_on_when_it_may(tmp_path: Path) -> None:
+def test_a_paused_peer_does_not_run_until_it_is_resumed(tmp_path: Path) -> None:
     with start(tmp_path, "echo") as peer:
         peer.wait_ready()
         peer.pause()
@@ -51,13 +51,13 @@ def test_a_peer_that_is_paused_does_not_run_and_goes_on_when_it_may(tmp_path: Pa
         assert peer._receive(900.0)["outcome"]["seconds"] == 0.5
 
 
-@pytest.mark.parametrize(("mode", "said"), [("fail", "RuntimeError: out of toys"), ("die", "it has ended")])
-def test_a_peer_that_fails_says_why_and_shows_its_log(tmp_path: Path, mode: str, said: str) -> None:
+@pytest.mark.parametrize(("mode", "message"), [("fail", "RuntimeError: out of toys"), ("die", "it has ended")])
+def test_a_failing_peer_is_reported_with_its_error_and_log(tmp_path: Path, mode: str, message: str) -> None:
     with start(tmp_path, mode) as peer:
         peer.wait_ready()
         with pytest.raises(PeerError) as caught:
             peer.ask("run", 1, 3)
-        assert f"{mode}: {said}" in str(caught.value)
+        assert f"{mode}: {message}" in str(caught.value)
         assert "noise between the answers" in str(caught.value)
 
 

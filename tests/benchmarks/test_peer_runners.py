@@ -1,4 +1,4 @@
-"""This engine and transformers, as they are measured, say what the target says; a drafter changes only how fast."""
+"""The runners of this engine and of transformers produce the target's output; a drafter changes only the speed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from tests.toys.weights import make_tokenizer
 PROMPTS = ["w5 w6", "w7 w8 w9 w10 w11", "w12", "w40 w41 w42", "w6 w6 w6", "w13 w50"]
 NUM_NEW_TOKENS = 12
 ENDS = (2, 44)
-"""The second occurs in what the toy says."""
+"""The second occurs in the toy's output."""
 IS_EAGER = True
-"""Compiling takes longer than all that toys say."""
+"""Compiling takes longer than decoding with the toys."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_the_reference_is_the_targets_own_greedy_output(work: Work, reference: l
 
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("mode", ["plain", "chain", "controlled"])
-def test_this_engine_says_what_the_target_says(
+def test_this_engine_produces_the_targets_output(
     work: Work, reference: list[dict[str, list[float]]], mode: str, batch: int
 ) -> None:
     runner = EngineRunner(work, mode, IS_EAGER)
@@ -89,7 +89,7 @@ def test_this_engine_says_what_the_target_says(
 
 
 @pytest.mark.parametrize(("mode", "batch"), [("eager", 1), ("eager", 4), ("assisted", 1), ("assisted_confident", 1)])
-def test_transformers_says_what_the_target_says(
+def test_transformers_produces_the_targets_output(
     work: Work, reference: list[dict[str, list[float]]], mode: str, batch: int
 ) -> None:
     runner = GenerateRunner(work, mode)

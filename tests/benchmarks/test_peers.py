@@ -1,4 +1,4 @@
-"""No speed without equal outputs: how peers are compared, in what order they run, and what their tables say."""
+"""Peers get a speed only for equal outputs: their comparison, the order of their runs, and their tables."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ REFERENCE = [
     {"tokens": [5, 6, 2], "top": [9.0, 9.0, 9.0], "gap": [3.0, 0.2, 3.0]},
     {"tokens": [7, 8, 9, 9], "top": [8.0, 20.0, 8.0, 8.0], "gap": [3.0, 0.4, 3.0, 3.0]},
 ]
-SAID = [one["tokens"] for one in REFERENCE]
+TOKENS = [one["tokens"] for one in REFERENCE]
 
 
 # --- outputs -------------------------------------------------------------------------------------------------------
 
 
 def test_equal_outputs_are_equal() -> None:
-    assert judge(SAID, REFERENCE, "bfloat16") == Verdict(2, 2, 0, 0, 0.0)
+    assert judge(TOKENS, REFERENCE, "bfloat16") == Verdict(2, 2, 0, 0, 0.0)
 
 
 def test_another_choice_is_close_where_the_two_best_were_and_different_elsewhere() -> None:
@@ -40,24 +40,24 @@ def test_another_choice_is_close_where_the_two_best_were_and_different_elsewhere
     close = judge([[5, 9, 9, 9], [7, 1]], REFERENCE, "bfloat16")
     assert (close.num_equal, close.num_close, close.num_different) == (0, 2, 0)
     assert close.worst == pytest.approx(0.2 / 0.25)
-    assert judge([[5, 9, 9], SAID[1]], REFERENCE, "float32") == Verdict(2, 1, 0, 1, 0.2 / (4 * 2.0**-20))
-    assert judge([SAID[0], [7, 8, 1, 1]], REFERENCE, "bfloat16").num_different == 1
+    assert judge([[5, 9, 9], TOKENS[1]], REFERENCE, "float32") == Verdict(2, 1, 0, 1, 0.2 / (4 * 2.0**-20))
+    assert judge([TOKENS[0], [7, 8, 1, 1]], REFERENCE, "bfloat16").num_different == 1
 
 
-@pytest.mark.parametrize("said", [[5, 6], [5, 6, 2, 2], []], ids=["too short", "beyond the end", "empty"])
-def test_an_output_that_ends_elsewhere_is_different_however_near_the_choices_were(said: list[int]) -> None:
+@pytest.mark.parametrize("tokens", [[5, 6], [5, 6, 2, 2], []], ids=["too short", "beyond the end", "empty"])
+def test_an_output_that_ends_elsewhere_is_different_however_near_the_choices_were(tokens: list[int]) -> None:
     near = [{"tokens": [5, 6, 2], "top": [9.0] * 3, "gap": [0.0] * 3}]
-    assert judge([said], near, "bfloat16") == Verdict(1, 0, 0, 1, 0.0)
+    assert judge([tokens], near, "bfloat16") == Verdict(1, 0, 0, 1, 0.0)
 
 
 def test_only_the_first_difference_counts() -> None:
-    assert judge([SAID[0], [7, 1, 1, 1]], REFERENCE, "bfloat16").holds
-    assert not judge([SAID[0], [1, 1, 9, 9]], REFERENCE, "bfloat16").holds
+    assert judge([TOKENS[0], [7, 1, 1, 1]], REFERENCE, "bfloat16").holds
+    assert not judge([TOKENS[0], [1, 1, 9, 9]], REFERENCE, "bfloat16").holds
 
 
 def test_a_lost_output_is_no_comparison() -> None:
     with pytest.raises(ValueError, match="1 outputs for 2 sequences"):
-        judge(SAID[:1], REFERENCE, "bfloat16")
+        judge(TOKENS[:1], REFERENCE, "bfloat16")
 
 
 def test_units_in_the_last_place_are_those_of_the_type() -> None:
@@ -80,7 +80,7 @@ def test_sequences_are_equal_up_to_their_first_difference(one: list[int], other:
 
 
 def test_a_row_holds_the_median_and_the_range_of_its_passes() -> None:
-    row = make_row([Outcome(s, SAID, 4, 6) for s in (2.0, 1.0, 4.0)], REFERENCE, "bfloat16", 7)
+    row = make_row([Outcome(s, TOKENS, 4, 6) for s in (2.0, 1.0, 4.0)], REFERENCE, "bfloat16", 7)
     assert row["tokens_per_s"] == {"median": 3.5, "low": 1.75, "high": 7.0}
     assert row["samples_per_s"] == {"median": 1.0, "low": 0.5, "high": 2.0}
     assert row["acceptance_length"] == 2.5
@@ -90,14 +90,14 @@ def test_a_row_holds_the_median_and_the_range_of_its_passes() -> None:
 
 def test_one_pass_that_differs_takes_the_speed_of_all() -> None:
     wrong = Outcome(0.1, [[5, 6, 2], [1]])
-    row = make_row([Outcome(2.0, SAID), wrong, Outcome(2.0, SAID)], REFERENCE, "bfloat16", 0)
+    row = make_row([Outcome(2.0, TOKENS), wrong, Outcome(2.0, TOKENS)], REFERENCE, "bfloat16", 0)
     assert row["tokens_per_s"] is None
     assert row["samples_per_s"] is None
     assert row["withheld"] == "1 of 6 outputs differ from the target's own"
 
 
 def test_outputs_within_rounding_keep_their_speed_and_say_so() -> None:
-    row = make_row([Outcome(1.0, [[5, 9, 9], SAID[1]])], REFERENCE, "bfloat16", 0)
+    row = make_row([Outcome(1.0, [[5, 9, 9], TOKENS[1]])], REFERENCE, "bfloat16", 0)
     assert row["tokens_per_s"]["median"] == 7.0
     assert equality(row["verdict"]) == "50.0 %, the others within rounding"
 
@@ -108,7 +108,7 @@ def test_a_row_without_a_pass_is_refused() -> None:
 
 
 def test_plain_decoding_has_no_acceptance_length() -> None:
-    assert make_row([Outcome(1.0, SAID)], REFERENCE, "bfloat16", 0)["acceptance_length"] is None
+    assert make_row([Outcome(1.0, TOKENS)], REFERENCE, "bfloat16", 0)["acceptance_length"] is None
 
 
 def test_a_spread_of_one_value_is_that_value() -> None:
@@ -121,8 +121,8 @@ def test_a_spread_of_one_value_is_that_value() -> None:
 class FakePeer:
     """Answers from a list, and notes whether it runs."""
 
-    def __init__(self, name: str, running: list[str], said: list[list[int]]) -> None:
-        self.name, self._running, self._said = name, running, said
+    def __init__(self, name: str, running: list[str], tokens: list[list[int]]) -> None:
+        self.name, self._running, self._tokens = name, running, tokens
         self.asked: list[tuple[str, int, int]] = []
         self._peaks = iter(range(1, 100))
 
@@ -140,12 +140,12 @@ class FakePeer:
     def ask(self, verb: str, batch: int, num_requests: int) -> Outcome:
         assert self._running == [self.name]
         self.asked.append((verb, batch, num_requests))
-        return Outcome(2.0, self._said[: num_requests if verb == "run" else 1], 0, 0)
+        return Outcome(2.0, self._tokens[: num_requests if verb == "run" else 1], 0, 0)
 
 
 def test_peers_run_one_at_a_time_after_all_are_warm(capsys: pytest.CaptureFixture[str]) -> None:
     running: list[str] = []
-    there = {name: FakePeer(name, running, SAID) for name in "abc"}
+    there = {name: FakePeer(name, running, TOKENS) for name in "abc"}
     timed: dict[str, Timed] = {}
     measure_batch(there, 4, REFERENCE, "bfloat16", list(turns(list(there), 2)), timed)  # type: ignore[arg-type]
     for name, peer in there.items():
@@ -169,7 +169,7 @@ def test_a_peer_with_other_outputs_gets_no_speed_in_a_run(capsys: pytest.Capture
 def test_launches_of_a_peer_are_one_row() -> None:
     timed: dict[str, Timed] = {}
     for launch in range(2):
-        there = {"a": FakePeer("a", [], SAID if launch else [SAID[0], [1]])}
+        there = {"a": FakePeer("a", [], TOKENS if launch else [TOKENS[0], [1]])}
         measure_batch(there, 2, REFERENCE, "bfloat16", [["a"]], timed)  # type: ignore[arg-type]
     row = timed["a"].row(REFERENCE, "bfloat16")
     assert row["seconds"] == [2.0, 2.0]
@@ -178,7 +178,7 @@ def test_launches_of_a_peer_are_one_row() -> None:
 
 
 class Process:
-    """Stands for a peer's process, and notes what becomes of it."""
+    """A fake peer process that records its life cycle."""
 
     noted: ClassVar[list[str]] = []
 
@@ -201,7 +201,7 @@ class Process:
 
 
 @pytest.mark.parametrize(
-    ("batches", "told"),
+    ("batches", "events"),
     [
         ([1, 8], ["batch 1: single, other", "close single", "batch 8: other"]),
         ([8, 1, 32], ["batch 8: other", "batch 1: single, other", "close single", "batch 32: other"]),
@@ -209,7 +209,7 @@ class Process:
     ],
 )
 def test_a_launch_starts_every_peer_once_and_ends_those_of_one_row_when_they_are_through(
-    batches: list[int], told: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    batches: list[int], events: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(peer_launches, "Peer", Process)
     noted: list[str] = []
@@ -221,7 +221,7 @@ def test_a_launch_starts_every_peer_once_and_ends_those_of_one_row_when_they_are
         assert set(versions) == {"single", "other"}
         noted.append(f"batch {batch}: {', '.join(there)}")
     # What was ended early is ended again with the rest, which does nothing.
-    assert list(dict.fromkeys(noted)) == ["open single", "open other", *told, "close other"]
+    assert list(dict.fromkeys(noted)) == ["open single", "open other", *events, "close other"]
 
 
 def test_every_peer_takes_every_place_in_turn() -> None:
@@ -283,7 +283,7 @@ def test_a_quick_or_a_partial_run_writes_nothing(monkeypatch: pytest.MonkeyPatch
 
 
 def row(name: str, variant: str, batch: int, seconds: list[float], num_different: int = 0) -> dict[str, Any]:
-    outputs = [SAID[0], [1, 1] if num_different else SAID[1]]
+    outputs = [TOKENS[0], [1, 1] if num_different else TOKENS[1]]
     made = make_row([Outcome(one, outputs, 2, 4) for one in seconds], REFERENCE, "bfloat16", 3 << 30)
     return {"batch": batch, "name": name, "row": name, "variant": variant, **made}
 
@@ -314,7 +314,7 @@ RESULTS: dict[str, Any] = {
 }
 
 
-def test_the_faster_variant_stands_for_its_engine() -> None:
+def test_the_faster_variant_represents_its_engine() -> None:
     best = {(one["batch"], one["row"]): one["variant"] for one in best_rows(RESULTS)}
     assert best[1, "transformers"] == "compiled"
     changed = copy.deepcopy(RESULTS)

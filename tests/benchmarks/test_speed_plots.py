@@ -21,7 +21,7 @@ def circles(picture: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r'<circle cx="([\d.]+)" cy="([\d.]+)"', picture)]
 
 
-def test_a_point_stands_at_its_value_between_nought_and_a_round_number() -> None:
+def test_points_are_placed_on_an_axis_from_zero_to_a_round_number() -> None:
     picture = range_curves({"one": {"1": (50.0, 40.0, 60.0), "8": (100.0, 100.0, 100.0)}}, ["1", "8"], TITLES)
     ElementTree.fromstring(picture)
     (_, low), (_, high), key = circles(picture)
@@ -73,7 +73,7 @@ def test_pictures_are_those_of_the_committed_results_and_there_are_no_others() -
     assert [path for path in others if path.exists()] == []
 
 
-def test_without_results_a_page_says_how_to_make_a_picture_instead_of_showing_none() -> None:
+def test_without_results_a_page_explains_how_to_make_the_picture() -> None:
     text = "<!-- table: engine_plot -->\n<!-- end -->"
     assert tables.fill(text, {}).splitlines()[1] == "`python -m benchmarks.engine` was not run yet."
     shown = tables.fill(text, {"engine": {}}).splitlines()[1]

@@ -1,4 +1,4 @@
-"""Forced acceptance takes what it is told to, rows hold the columns they should, and every figure says synthetic."""
+"""Forced acceptance accepts at the given rate, rows have the expected columns, and every figure is marked synthetic."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_rate_of_one_takes_all_drafts_and_a_rate_of_nought_takes_none(rows: li
     assert found == {(0, 0.0): [6, 6], (3, 0.0): [6, 6], (3, 1.0): [24, 24]}
 
 
-def test_drafts_are_taken_about_as_often_as_the_rate_says_and_alike_for_every_drafter(
+def test_drafts_are_accepted_at_about_the_given_rate_for_every_drafter(
     pair: tuple[Target, Target],
 ) -> None:
     size = replace(SIZE, rates=(0.7,), num_steps=20)
@@ -81,7 +81,7 @@ def test_rows_hold_the_random_columns_beside_their_prompts_and_steps_read_them(p
     made = [len(progress.token_ids) - 1 for progress in engine._slots.progress if progress is not None]
     lens = target.lanes(2, 1, 100).cache.lens.tolist()
     assert lens == [prompt + 40 + tokens for prompt, tokens in zip(prompts, made, strict=True)]
-    # Windows follow from what the host knows of the lengths.
+    # Windows follow from the lengths known on the host.
     assert target.lanes(2, 1, 100)._prefix_lengths == [prompt + 40 for prompt in prompts]
     assert min(drafter.lanes(2, 1, 100).cache.lens.tolist()) >= min(prompts) + 40
     for memory in target.lanes(2, 1, 100).cache.keys:
@@ -89,7 +89,7 @@ def test_rows_hold_the_random_columns_beside_their_prompts_and_steps_read_them(p
         column = memory[0, :, prompts[0] + 39]
         assert torch.isfinite(memory).all()
         assert float(column.abs().max()) > 0.0, "the last of them is no empty memory"
-    # What plain steps say depends on the columns.
+    # The output of plain steps depends on the columns.
     with_columns, without = (
         _first_tokens(engine_over(pair, Contender(), columns)[0], synthetic.requests(2, SIZE, 0)) for columns in (40, 0)
     )
@@ -127,14 +127,14 @@ def test_a_rate_that_is_no_probability_is_refused(rate: float) -> None:
         Forced(rate)
 
 
-def test_forced_acceptance_is_nobodys_lossless_rule_and_no_job_can_choose_it() -> None:
+def test_forced_acceptance_is_not_lossless_and_no_job_can_choose_it() -> None:
     from actors.loading import method
 
     assert not Forced(0.5).lossless
     assert all("forced" not in kind.__name__.lower() for kind in method.ACCEPTANCES)
 
 
-def test_the_table_has_every_row_and_says_synthetic_over_every_speed(rows: list[dict[str, Any]]) -> None:
+def test_the_table_has_every_row_and_marks_every_speed_as_synthetic(rows: list[dict[str, Any]]) -> None:
     results = {
         **{"synthetic": "acceptance is forced", "synthetic_rows": rows, "left_out": [(25_000, 4, "memory")]},
         **{"target_shape": "0.3B", "drafter_shape": "d", "dtype": "f", "threads": 2, "seeds": [0, 1], "machine": "m"},

@@ -1,4 +1,4 @@
-"""A peer without an engine: it says the first tokens of each prompt, backwards, and can be told to fail."""
+"""A peer without an engine: it returns the first tokens of each prompt reversed, and can fail on request."""
 
 from __future__ import annotations
 

@@ -64,9 +64,9 @@ def children_of(pid: int) -> dict[int, str]:
 
 
 VICTIMS: dict[str, Callable[[int, str], bool]] = {
-    "actor": lambda pid, told: "Generate" in told or "MapWorker" in told,
-    "writer": lambda pid, told: told.startswith(("ray::spool", "ray::Publisher.publish")),
-    "raylet": lambda pid, told: "/raylet/raylet" in told,
+    "actor": lambda pid, command: "Generate" in command or "MapWorker" in command,
+    "writer": lambda pid, command: command.startswith(("ray::spool", "ray::Publisher.publish")),
+    "raylet": lambda pid, command: "/raylet/raylet" in command,
 }
 
 

@@ -102,7 +102,7 @@ def in_a_child(config: CaptionJob, admitted: Path, reaper: Reaper) -> int:
 
 
 def run(folder: Path, num_kills: int, seed: int) -> dict[str, Any]:
-    """Kill, go on, kill, …, and compare what lies there in the end with an undisturbed run."""
+    """Kill and resume repeatedly, then compare the final output with that of an undisturbed run."""
     chance = random.Random(seed)
     (folder / "in").mkdir(parents=True)
     for file in range(4):

@@ -1,5 +1,5 @@
 """Attempts that overlap: two alive at once, one delayed before or within its end, one frozen while a later one runs,
-one that is told to stop, and a store that lost its conditional put. In the end every id is there exactly once.
+one that receives a stop signal, and a store that lost its conditional put. In the end every id is there exactly once.
 
     python -m tests.chaos.overlaps [NUM_RUNS]    # 100 by default; writes tests/chaos/overlaps.json
 
@@ -125,8 +125,8 @@ NEVER = -1
 
 
 def hold_up(start: Start, gate: Gate) -> list[int]:
-    """Run an attempt that stops itself (SIGSTOP) at the gate, a later one while it stands, and let it go on; gives the
-    exit codes of both."""
+    """Run an attempt that stops itself (SIGSTOP) at the gate, a later one while it is frozen, and resume it; return
+    the exit codes of both."""
     gate.act = lambda: os.kill(os.getpid(), signal.SIGSTOP)
     child = start(gate)
     _, status = os.waitpid(child, os.WUNTRACED)

@@ -1,6 +1,6 @@
-"""A fleet that makes its own nodes: Ray's autoscaler and its fake provider of nodes, which are raylets of this machine.
+"""An autoscaling cluster: Ray's autoscaler with its fake node provider, whose nodes are raylets of this machine.
 
-Knows nothing of jobs.
+Independent of jobs.
 """
 
 from __future__ import annotations

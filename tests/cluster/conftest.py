@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def cluster_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a short path for a cluster's own files, and an environment that leads nowhere else."""
+    """A folder with a short path for a cluster's own files, and an environment that refers to nothing else."""
     if result := refusal(rays_running()):
         pytest.exit(result, returncode=2)
     folder = Path(tempfile.mkdtemp(prefix="df-k", dir="/tmp"))  # sockets below it
@@ -27,7 +27,7 @@ def cluster_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         "HOME": str(folder),
         "PYTHONPATH": str(ROOT),
         "OMP_NUM_THREADS": "1",
-        # Said by name: a token in somebody's home would switch tokens on for the nodes and not for this process.
+        # Set explicitly: a token in the user's home would enable tokens for the nodes but not for this process.
         "RAY_AUTH_MODE": "disabled",
         "RAY_TMPDIR": str(folder),
         "RAY_USAGE_STATS_ENABLED": "0",

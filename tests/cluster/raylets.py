@@ -22,7 +22,7 @@ PATIENCE_S = 900.0
 WORKERS = {"place": "worker"}
 EVERY = {f"{file}.txt#{row}" for file in range(NUM_FILES) for row in range(ROWS_PER_FILE)}
 MAX_COST_ROWS = 2 * 2 * 2 * BATCH_ROWS
-"""Batches in two actors, and as many that were finished and nowhere but on the node."""
+"""Batches in two actors, and as many finished ones that exist only on the node."""
 
 
 @contextmanager

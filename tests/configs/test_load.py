@@ -109,7 +109,7 @@ def test_the_fingerprint_follows_what_decides_the_output_and_nothing_else() -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ('prompt: {text: "\\ud800 {q}"}', ": prompt.text: contains half of a surrogate pair"),
         ('sink: [{"\\udc00": 1}]', ": sink.0: contains half of a surrogate pair"),
@@ -118,11 +118,11 @@ def test_the_fingerprint_follows_what_decides_the_output_and_nothing_else() -> N
         ("source: 2026-01-01", ": has a value that is not text, a number, a list or a mapping"),
     ],
 )
-def test_what_no_json_can_hold_is_refused_in_words(text: str, said: str, tmp_path: Path) -> None:
+def test_what_no_json_can_hold_is_refused_in_words(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
         load_job(CaptionJob, tmp_path / "job.yaml")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_whole_surrogate_pair_is_a_character() -> None:
@@ -138,7 +138,7 @@ def bomb(depth: int, width: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (bomb(30, 9), "with its aliases it has more than 100,000 values (line "),
         ("a: &a [" + "x," * 60_000 + "]\nb: *a", "with its aliases it has more than 100,000 values"),
@@ -147,11 +147,11 @@ def bomb(depth: int, width: int) -> str:
         ("x: " + "y" * 1_000_000, "it has 1,000,003 characters, more than 1,000,000"),
     ],
 )
-def test_yaml_that_says_too_much_is_refused(text: str, said: str, tmp_path: Path) -> None:
+def test_yaml_with_unsupported_features_is_refused(text: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(text)
     with pytest.raises(ConfigError) as refused:
         read_yaml(tmp_path / "job.yaml")
-    assert f"it is not valid YAML: {said}" in str(refused.value)
+    assert f"it is not valid YAML: {message}" in str(refused.value)
 
 
 def test_aliases_and_merge_keys_of_ordinary_files_are_read(tmp_path: Path) -> None:

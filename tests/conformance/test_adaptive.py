@@ -128,7 +128,7 @@ def test_the_target_as_its_own_drafter_is_taken_to_the_trees_end() -> None:
         assert depth > 1
 
 
-def test_an_adaptive_tree_tells_its_mean_shape() -> None:
+def test_an_adaptive_tree_reports_its_mean_shape() -> None:
     target = toys.target("llama")
     request = Request("one", *toys.prompt("llama", 3), Sampling(max_new_tokens=30, ignore_eos=True))
     sure = Method(checks.make_drafter("right", "llama"), SageTree(), Exact())

@@ -169,7 +169,7 @@ def test_a_look_up_knows_the_text_whatever_was_off() -> None:
     assert num_compared > 10
 
 
-def test_the_engine_says_how_much_was_missed_prompts_included() -> None:
+def test_the_engine_counts_missed_tokens_including_prompts() -> None:
     engine, _ = unsettled_engine(LONG)
     checks.run(engine, long_requests())
     controller = engine.method.controller

@@ -106,7 +106,7 @@ def repeats() -> None:
 
 
 FAULTS: list[tuple[Callable[[Patch], None], Callable[[], object]]] = [
-    (padding_is_offered_as_drafts, test_adaptive_steps.test_padding_is_seen_by_nobody_and_sees_only_itself),
+    (padding_is_offered_as_drafts, test_adaptive_steps.test_padding_is_masked_and_attends_only_to_itself),
     (
         a_node_takes_its_token_from_another_parent,
         test_adaptive.test_the_target_as_its_own_drafter_is_taken_to_the_trees_end,

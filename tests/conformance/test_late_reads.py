@@ -34,7 +34,7 @@ def test_every_method_gives_the_targets_output(name: str, mode: str, late: None)
     methods.check_case((name, "llava" if "llava" in families else families[0], 4, mode), count=8)
 
 
-def told(completion: Completion) -> tuple[Any, ...]:
+def summary(completion: Completion) -> tuple[Any, ...]:
     one = completion.telemetry
     return (
         completion.token_ids,
@@ -57,7 +57,7 @@ def test_telemetry_is_that_of_steps_read_at_once(name: str, slots: int) -> None:
     results = []
     for async_output in (False, True):
         engine = Engine(toys.target("llava"), make("llava"), slots, 160, async_output=async_output)
-        results.append({key: told(one) for key, one in checks.run(engine, wanted).items()})
+        results.append({key: summary(one) for key, one in checks.run(engine, wanted).items()})
         assert engine._slots.free == list(range(slots))
         assert engine._in_flight is None
     for key, one in results[0].items():

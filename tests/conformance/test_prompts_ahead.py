@@ -164,7 +164,7 @@ def test_refused_prompts_are_the_same_rows_with_the_same_words(ahead: None) -> N
     assert errors[0] == errors[1]
 
 
-def test_whoever_makes_it_a_prompt_is_checked_against_its_own_requests_limits(ahead: None) -> None:
+def test_a_prefetched_prompt_is_checked_against_the_limits_of_its_request(ahead: None) -> None:
     # Equal prompts, one too long for the context window and one with guidance that the model does not support.
     one = shown(1)[0]
     wanted = [
@@ -262,7 +262,7 @@ def test_two_threads_never_use_one_processor_at_once() -> None:
     assert {prompt: int(one["input_ids"]) for prompt, one in made.items()} == {"a": 1, "bcd": 3}
 
 
-def test_what_making_a_prompt_raises_reaches_whoever_steps() -> None:
+def test_an_error_in_prompt_preparation_is_raised_in_step() -> None:
     target = toys.target("llava")
     target.prefetch_prompts()
     wanted = shown(2)

@@ -120,7 +120,7 @@ def test_shared_prompts_and_stems_keep_each_rows_axes(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_text_appended_to_a_prompt_stands_where_decoding_puts_it(family: str) -> None:
+def test_a_text_appended_to_a_prompt_has_the_positions_of_decoding(family: str) -> None:
     target = toys.target(family)
     (one,) = [request for request in requests(family) if request.sample_id == "end-2"]
     prompt = target.encode(one.prompt, one.images, one.videos)

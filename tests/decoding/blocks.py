@@ -1,4 +1,4 @@
-"""Judgements made by hand: a tree, what the target wants after every node, and states with known directions."""
+"""Hand-made verification blocks: a tree, the target's token after every node, and states with known directions."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from models.kv.lanes import SlotBatch
 from tests.decoding import blocks
 
 FLAT, SURE, LINE = 10, 11, 12
-"""Tokens after which the drafter below knows nothing of ten candidates, everything, and halves the chance each time."""
+"""Tokens after which the drafter below is uniform over ten candidates, is certain, and halves the chance each time."""
 NONE = -torch.inf
 
 
@@ -90,7 +90,7 @@ def test_rows_of_one_batch_get_trees_of_their_own_shape() -> None:
     assert policy.extras(0)["confidence_mean"] == pytest.approx(1.0)
 
 
-def test_padding_is_seen_by_nobody_and_sees_only_itself() -> None:
+def test_padding_is_masked_and_attends_only_to_itself() -> None:
     policy = SageTree()
     policy.open(blocks.spec())
     slots = blocks.slots(0, 1)

@@ -14,7 +14,7 @@ from models.kv.lanes import SlotBatch
 NUM_ROWS, VOCAB = 20_000, 4
 TOKENS = [0, 1, 3, 2, 0]
 PARENTS = [-1, 0, 0, 1, 1]
-"""The root's children are 1 and 3; below 1 stand 2 and 0."""
+"""The root's children are 1 and 3; the children of 1 are 2 and 0."""
 AFTER = {0: [0.1, 0.2, 0.3, 0.4], 1: [0.5, 0.25, 0.15, 0.1], 2: [0.7, 0.1, 0.1, 0.1], 3: [0.25] * 4, 4: [0.25] * 4}
 
 

@@ -148,7 +148,7 @@ def drafting(family: str, contexts: list[Context], model: Target | None = None) 
 
 
 @pytest.mark.parametrize("family", ["llava_next", "llava_onevision"])
-def test_pooling_where_nothing_tells_the_grid(family: str) -> None:
+def test_pooling_without_a_known_grid(family: str) -> None:
     wanted = checks.requests(family, 9)
     failed = {one.sample_id for one in wanted if one.images or (family == "llava_next" and one.videos)}
     assert 0 < len(failed) < 9
@@ -156,7 +156,7 @@ def test_pooling_where_nothing_tells_the_grid(family: str) -> None:
 
 
 class Odd:
-    """A captioner that fails on tall pictures, or says too much of them."""
+    """A captioner that fails on tall pictures, or returns captions that are too long."""
 
     def __init__(self, words: str | None) -> None:
         self.words = words

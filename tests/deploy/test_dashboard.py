@@ -42,7 +42,7 @@ def names_in(expression: str) -> set[str]:
 
 
 def unknown_in(expression: str) -> set[str]:
-    """Metrics that nobody exports, and labels that none of the expression's metrics has."""
+    """Metrics that no code exports, and labels that none of the expression's metrics has."""
     names = names_in(expression)
     labels = set().union(*(exported().get(name, set()) for name in names))
     grouped = re.findall(r"\bby \(([^)]*)\)|\bignoring \(([^)]*)\)", expression)

@@ -1,4 +1,4 @@
-"""What stands in `deploy/` fits what reads it: the operator's fields, Ray's launcher, this project's own commands."""
+"""The files in `deploy/` match their readers: the operator's fields, Ray's launcher, this project's commands."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_manifest_has_only_known_fields_of_the_right_types(manifest: dict[st
 
 
 @pytest.mark.parametrize(
-    ("place", "value", "told"),
+    ("place", "value", "message"),
     [
         (("spec", "backOffLimit"), 2, "'backOffLimit' was unexpected"),
         (("spec", "backoffLimit"), "2", "'2' is not of type 'integer'"),
@@ -66,13 +66,13 @@ def test_the_manifest_has_only_known_fields_of_the_right_types(manifest: dict[st
     ],
 )
 def test_a_misspelt_field_or_a_wrong_type_is_seen(
-    manifest: dict[str, Any], place: tuple[Any, ...], value: Any, told: str
+    manifest: dict[str, Any], place: tuple[Any, ...], value: Any, message: str
 ) -> None:
     spoilt = node = copy.deepcopy(manifest)
     for key in place[:-1]:
         node = node[key]
     node[place[-1]] = value
-    assert any(told in complaint for complaint in complaints(spoilt, RAY_JOB))
+    assert any(message in complaint for complaint in complaints(spoilt, RAY_JOB))
 
 
 def pods(manifest: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -74,7 +74,7 @@ def test_the_kernel_serves_a_drafters_levels(device: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("device", DEVICES)
-def test_every_way_to_decode_says_what_the_target_says(device: str, dtype: str) -> None:
+def test_every_method_produces_the_targets_output(device: str, dtype: str) -> None:
     """fp32 attends under masks, half precision in two parts where there is the kernel."""
     pair = make_pair(device, dtype)
     asked = [

@@ -59,7 +59,7 @@ class LocalCluster:
             time.sleep(0.2)
 
     def log(self) -> str:
-        """The last lines of what its processes wrote, for whoever looks into a failure."""
+        """The last lines of its processes' logs, for the analysis of a failure."""
         logs = self.folder / "ray" / "session_latest" / "logs"
         names = ("raylet.out", "gcs_server.out", "dashboard.log", "dashboard_agent.log")
         tails = {name: (logs / name).read_text(errors="replace")[-2000:] for name in names if (logs / name).exists()}
@@ -96,7 +96,7 @@ def local_cluster() -> Iterator[LocalCluster]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback that nobody listens on now."""
+    """Free ports of the loopback interface."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     try:
         return [opened.getsockname()[1] for opened in sockets]
@@ -148,9 +148,9 @@ def _wait_until_up(cluster: LocalCluster, node: subprocess.Popen[bytes]) -> None
 
 
 def _end(node: subprocess.Popen[bytes], cluster: LocalCluster) -> None:
-    """End all processes of the cluster at once; nothing of it is wanted any more.
+    """Kill all processes of the cluster at once.
 
-    Drivers of submitted jobs have sessions of their own, so the environment tells whose a process is.
+    Drivers of submitted jobs have sessions of their own, so the environment identifies the cluster of a process.
     """
     mark = f"{MARK}={cluster.folder}".encode()
     for _ in range(2):  # the second time whatever was just being started

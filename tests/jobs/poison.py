@@ -1,4 +1,4 @@
-"""Stand-ins that travel to Ray's workers and end their own processes: in decoding, at admission, in mid-generation."""
+"""Picklable fakes for Ray's workers that kill their own process: in decoding, at admission, in mid-generation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def count_death(folder: Path, name: str) -> None:
 
 
 def decode_or_die(table: pa.Table, folder: Path) -> pa.Table:
-    """Rows as they are; a row that says SEGFAULT ends the process as a native decoder would."""
+    """Rows unchanged; a row with the text SEGFAULT ends the process as a crashing native decoder does."""
     for sample_id, messages, code in zip(
         *(table[name].to_pylist() for name in ("sample_id", "messages", "error_type")), strict=True
     ):
@@ -32,7 +32,7 @@ def decode_or_die(table: pa.Table, folder: Path) -> pa.Table:
 
 
 class PoisonedEngine(FakeEngine):
-    """Ends its process where a row that says POISON is admitted, and in the last step of one that says LATE."""
+    """Ends its process when a row with POISON is admitted, and in the last step of a row with LATE."""
 
     def __init__(self, slots: int, folder: Path) -> None:
         super().__init__(slots)

@@ -1,4 +1,4 @@
-"""Stand-ins that travel to Ray's workers: a source of rows in memory, and a pair that can kill its own process."""
+"""Picklable fakes for Ray's workers: an in-memory row source, and a model pair that can kill its own process."""
 
 from __future__ import annotations
 

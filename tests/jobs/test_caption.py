@@ -82,7 +82,7 @@ def test_256_rows_in_are_253_in_data_and_3_in_errors_by_id(outputs: dict[str, Pa
     assert set(bad.values()) <= set(ERROR_CODES)
 
 
-def test_every_row_says_exactly_how_its_tokens_came_about(outputs: dict[str, Path]) -> None:
+def test_every_row_has_exact_telemetry(outputs: dict[str, Path]) -> None:
     for output in outputs.values():
         for row in rows_of(output, "data"):
             telemetry = row["telemetry"]

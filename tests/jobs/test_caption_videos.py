@@ -51,7 +51,7 @@ def run_job(method: str, folder: Path, output: Path, *more: str) -> tuple[dict[s
     return tuple(parts)
 
 
-def test_every_file_becomes_a_row_that_says_what_moved_drafted_as_plain(
+def test_every_video_file_gets_the_same_caption_with_and_without_drafts(
     source: tuple[Path, dict[str, Motion]], tmp_path: Path
 ) -> None:
     folder, motions = source

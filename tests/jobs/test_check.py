@@ -1,4 +1,4 @@
-"""What the check of an output finds, and says with its exit status."""
+"""The findings and the exit status of the output check."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Submitted]:
     ]
     with local_cluster() as cluster:
         command = [sys.executable, "-m", "jobs.submit", "--address", cluster.address, *arguments]
-        # The token lies in the client's HOME as in that of the cluster; nothing else is said about it.
+        # The token is in the HOME of the client and of the cluster; there is no other setting for it.
         mine = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         done = subprocess.run(
             command,
@@ -97,7 +97,7 @@ def test_the_revision_travels_with_the_job_because_git_does_not(submitted: Submi
     assert versions["code_revision"] == code_revision()
 
 
-def test_neither_the_token_nor_the_users_variables_are_in_what_the_cluster_tells_of_the_job(
+def test_the_clusters_job_details_contain_neither_the_token_nor_the_users_variables(
     submitted: Submitted, as_client: pytest.MonkeyPatch
 ) -> None:
     from pipeline.cluster.jobs import Cluster
@@ -120,7 +120,7 @@ def test_the_job_is_known_by_its_file_and_not_done_again(
 
 
 @pytest.mark.parametrize("token", ["", "0123456789abcdef" * 4], ids=["none", "another"])
-def test_a_client_without_the_right_token_is_told_what_to_do(
+def test_a_client_without_the_right_token_gets_instructions(
     submitted: Submitted,
     as_client: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -137,7 +137,7 @@ def test_a_client_without_the_right_token_is_told_what_to_do(
     assert not token or token not in output
 
 
-def test_the_log_says_what_happens_as_json_with_job_attempt_and_sample(submitted: Submitted) -> None:
+def test_the_log_has_json_events_with_job_attempt_and_sample(submitted: Submitted) -> None:
     lines = [json.loads(line) for line in submitted.done.stdout.splitlines() if line.startswith('{"time"')]
     assert [line["event"] for line in lines if line["event"] != "progress"] == ["job_began", "job_done"]
     job_id = json.loads((submitted.output / "_job/summary.json").read_text())["job_id"]

@@ -67,7 +67,7 @@ def test_an_overtaken_job_fails_with_one_line(job_file: Path, capsys: pytest.Cap
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("then", [None, RuntimeError])
-def test_a_stopped_job_has_its_own_status_and_names_the_command_that_goes_on(
+def test_a_stopped_job_has_its_own_status_and_prints_the_resume_command(
     job_file: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -32,19 +32,19 @@ def test_there_is_a_file_for_the_demo_for_a_folder_and_for_each_kind_of_source()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_every_job_file_is_valid_and_says_what_it_is_for(path: Path) -> None:
+def test_every_job_file_is_valid_and_has_a_description(path: Path) -> None:
     load_job(CaptionJob, path)
     assert path.read_text().startswith("# ")
 
 
 @pytest.mark.parametrize("path", TRAINING, ids=lambda path: path.stem)
-def test_every_training_file_is_valid_and_says_what_it_is_for(path: Path) -> None:
+def test_every_training_file_is_valid_and_has_a_description(path: Path) -> None:
     load_job(TrainDrafterJob, path)
     assert path.read_text().startswith("# ")
 
 
 @pytest.mark.parametrize("path", SYNTHESIS, ids=lambda path: path.stem)
-def test_every_synthesis_file_is_valid_and_says_what_it_is_for(path: Path) -> None:
+def test_every_synthesis_file_is_valid_and_has_a_description(path: Path) -> None:
     load_job(SynthesizeJob, path)
     assert path.read_text().startswith("# ")
 

@@ -1,4 +1,4 @@
-"""A job under Ray whose actor dies, and then its driver, goes on and ends as if nothing had happened.
+"""A job under Ray whose actor and then driver crash resumes and ends with the result of an undisturbed run.
 
 `make chaos` kills fifty processes; this is the one such job of the suite.
 """
@@ -24,7 +24,7 @@ NUM_ROWS, STEP_S = 400, 0.02
 PATIENCE_S = 900.0
 
 
-def test_a_job_whose_actor_and_then_whose_driver_is_killed_goes_on_to_every_row_once(tmp_path: Path) -> None:
+def test_a_job_whose_actor_and_driver_are_killed_resumes_to_every_row_once(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     config = fleet.config_in(folder, NUM_ROWS)
     fleet.run(config, fleet.LoadPaced(folder / "admitted", 0.0))

@@ -1,4 +1,4 @@
-"""A job that is ended by its errors says why, how to go on, and exits with a status of its own."""
+"""A job that exceeds its error budget prints the reason and the resume command, and has its own exit status."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_job_that_its_errors_ended_exits_with_status_3(
     output = capsys.readouterr().err
     assert f"the job was ended: {result}" in output
     assert "somewhere" in output
-    assert "job.max_error_share=0.1" in output, "the command that goes on"
+    assert "job.max_error_share=0.1" in output, "the resume command"
     assert "Traceback" not in output
 
 

@@ -1,4 +1,4 @@
-"""`--estimate` on whole jobs with the shipped models: what it says is what the job then does, and it writes nothing."""
+"""`--estimate` on whole jobs with the shipped models: it predicts what the job then does, and writes nothing."""
 
 from __future__ import annotations
 
@@ -18,16 +18,14 @@ PAIR = ROOT / "zoo/checkpoints"
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
-def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def printed_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     """The last line that a command printed, which is JSON."""
     out = capsys.readouterr().out
     found: dict[str, Any] = json.loads(out.splitlines()[-1])
     return found
 
 
-def test_a_pilot_of_captions_says_what_the_whole_job_then_takes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_caption_pilot_predicts_the_cost_of_the_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     demo.write_sources(demo.draw_rows(48, demo.SEED), tmp_path / "source")
     arguments = [
         *("--config", str(ROOT / "configs/jobs/demo_caption.yaml"), *demo.KINDS["parquet"], "source.span_max_rows=4"),
@@ -37,15 +35,15 @@ def test_a_pilot_of_captions_says_what_the_whole_job_then_takes(
     ]
     assert caption.main([*arguments, "--estimate", "12", "--price-per-hour", "3"]) == 0
     assert not (tmp_path / "out").exists()
-    made = told(capsys)
+    estimate = printed_json(capsys)
     assert caption.main(arguments) == 0
     done = json.loads((tmp_path / "out/_job/summary.json").read_text())
     num_rows = done["num_samples"]
-    assert (made["samples"]["value"], made["rows"]["value"]) == (num_rows, num_rows)
-    assert made["pilot_samples"] == 12
-    assert made["tokens"]["low"] <= done["num_generated_tokens"] <= made["tokens"]["high"] * 1.05
-    assert made["cost"]["value"] == pytest.approx(3 * made["device_hours"]["value"])
-    assert made["device"] == "core"
+    assert (estimate["samples"]["value"], estimate["rows"]["value"]) == (num_rows, num_rows)
+    assert estimate["pilot_samples"] == 12
+    assert estimate["tokens"]["low"] <= done["num_generated_tokens"] <= estimate["tokens"]["high"] * 1.05
+    assert estimate["cost"]["value"] == pytest.approx(3 * estimate["device_hours"]["value"])
+    assert estimate["device"] == "core"
     assert caption.main([*arguments, "--estimate", "12"]) == 0
     assert "nothing is missing in" in capsys.readouterr().out
 
@@ -60,8 +58,8 @@ def test_a_pilot_of_images_counts_every_image_of_a_prompt(tmp_path: Path, capsys
         *(f"model.target.path={PAIR}/image_class_target", f"model.vq.path={PAIR}/image_vq"),
     ]
     assert synthesize.main([*arguments, "--estimate", "2"]) == 0
-    made = told(capsys)
-    assert (made["samples"]["value"], made["rows"]["value"], made["pilot_rows"]) == (3, 6, 4)
+    estimate = printed_json(capsys)
+    assert (estimate["samples"]["value"], estimate["rows"]["value"], estimate["pilot_rows"]) == (3, 6, 4)
     assert not (tmp_path / "out").exists()
 
 

@@ -24,7 +24,7 @@ from tests.chaos import deaths, fleet
 
 ROOT = Path(__file__).resolve().parents[2]
 NUM_ROWS, SILENCE_S, PATIENCE_S = 800, 10.0, 1500.0
-"""The patience is only that of a run that fails; nothing is timed."""
+"""Upper bound for a failing run only; nothing is timed."""
 PROGRAM = """
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The Ray graph on stand-ins: its stages stay apart, one block per task, and deaths change nothing in the result."""
+"""The Ray graph on fakes: stages are not fused, each task has one block, and crashes do not change the result."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_batch_that_kills_its_actor_every_time_ends_the_job_instead_of_hanging
 
 
 def remote_arguments(dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """What Ray is told of the workers of each stage, by the stage's name in the plan that it runs."""
+    """Ray's worker options of each stage, by the stage's name in the executed plan."""
     stages: dict[str, dict[str, Any]] = {}
     waiting = [get_execution_plan(dataset._logical_plan)[0].dag]
     while waiting:
@@ -129,7 +129,7 @@ def test_places_for_decoding_and_for_models_reach_the_plan_that_ray_runs() -> No
     assert [name for name, arguments in plain.items() if "label_selector" in arguments] == []
 
 
-def test_a_pool_starts_with_as_many_actors_as_it_is_told() -> None:
+def test_a_pool_starts_with_the_requested_number_of_actors() -> None:
     sizes = {"min_size": 1, "max_size": 4, "initial_size": 3}
     strategy = pool_strategy(fake_job(pool=sizes).pool)
     assert (strategy.min_size, strategy.max_size, strategy.initial_size) == (1, 4, 3)

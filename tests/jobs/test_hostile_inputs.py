@@ -35,7 +35,7 @@ def run(folder: Path, source: dict[str, Any], prompt: str = "What?") -> dict[str
 
 
 def outcomes(output: Path) -> dict[str, str]:
-    """The code of every row by id, after checking that none is there twice and that each lies on its side."""
+    """The code of every row by id, after checking that none occurs twice and that each is in the right folder."""
     found: list[tuple[str, str]] = []
     for side in ("data", "errors"):
         for path in sorted((output / side).glob("*.parquet")):

@@ -25,9 +25,9 @@ STAMP = Stamp("job-1", 1, "f00d")
 pytestmark = pytest.mark.usefixtures("local_ray")
 
 
-def rows_of(num_rows: int, says: dict[int, str]) -> list[dict[str, Any]]:
+def rows_of(num_rows: int, words: dict[int, str]) -> list[dict[str, Any]]:
     return [
-        {"id": f"s{index:03}", "row_index": index, "grey": index, "text": f"{says.get(index, 'ask')} {index}"}
+        {"id": f"s{index:03}", "row_index": index, "grey": index, "text": f"{words.get(index, 'ask')} {index}"}
         for index in range(num_rows)
     ]
 
@@ -52,15 +52,15 @@ def deaths_of(folder: Path, sample_id: str) -> int:
 def test_rows_that_end_processes_are_given_up_and_no_other_row_is_touched(tmp_path: Path) -> None:
     """One at admission, one in mid-generation, one in decoding, beside 53 healthy rows in two actors."""
     assert num_steps_of("s019") > 1, "it must die in mid-generation"
-    says = {5: "POISON", 19: "LATE", 33: "SEGFAULT"}
+    words = {5: "POISON", 19: "LATE", 33: "SEGFAULT"}
     with kept() as log:
-        found = run(rows_of(56, says), tmp_path, log, min_size=2, max_size=2)
+        found = run(rows_of(56, words), tmp_path, log, min_size=2, max_size=2)
     assert [row["sample_id"] for row in found] == [f"s{index:03}" for index in range(56)]
     codes = {row["sample_id"]: row["error_type"] for row in found if row["error_type"]}
     assert codes == {"s005": "engine_died", "s019": "engine_died", "s033": "decoder_died"}
     texts = [(row["row_index"], row["generated_text"], row["status"]) for row in found if not row["error_type"]]
     assert texts == [
-        (index, f"user: <image> ask {index} / [{18 * index}]", "success") for index in range(56) if index not in says
+        (index, f"user: <image> ask {index} / [{18 * index}]", "success") for index in range(56) if index not in words
     ]
     assert {sample_id: deaths_of(tmp_path, sample_id) <= 3 for sample_id in codes} == dict.fromkeys(codes, True)
     assert deaths_of(tmp_path, "s033") == 3

@@ -1,4 +1,4 @@
-"""The preview page shows what the job wrote and runs nothing of what the data says."""
+"""The preview page shows the job's output and executes nothing from the data."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_text_acceptance_and_errors_are_shown_per_sample() -> None:
     assert 'title="2 steps kept 2 drafts" style="height:100%"' in page
 
 
-def test_a_long_list_is_cut_and_says_so() -> None:
+def test_a_long_list_is_marked_as_truncated() -> None:
     page = render_page("job", "many", [row(f"s{index}") for index in range(MAX_ROWS + 5)], {})
     assert page.count("<article>") == MAX_ROWS
     assert f"the first {MAX_ROWS} of {MAX_ROWS + 5} rows are shown" in page

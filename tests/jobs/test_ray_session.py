@@ -1,4 +1,4 @@
-"""Local runs keep to themselves: no foreign Ray, no trace in HOME or in the temporary folder, no noise."""
+"""Local runs are isolated: no foreign Ray, no files in HOME or in the temporary folder, no extra output."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ def test_a_dry_run_prints_the_plan_and_the_first_prompt_and_writes_nothing(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_says_so_when_no_row_can_be_used(
+def test_a_dry_run_reports_that_no_row_can_be_used(
     job_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pq.write_table(pa.table({"image": [b"no image"], "question": ["?"], "n": [1]}), tmp_path / "source/rows.parquet")

@@ -31,9 +31,7 @@ def wait_for_files(folder: Path, num_files: int) -> None:
     ("number", "status", "joins"),
     [(signal.SIGTERM, 143, True), (signal.SIGINT, 130, True), (signal.SIGTERM, 143, False)],
 )
-def test_a_job_that_is_told_to_stop_saves_what_is_finished_and_goes_on(
-    tmp_path: Path, number: int, status: int, joins: bool
-) -> None:
+def test_a_stopped_job_saves_finished_rows_and_resumes(tmp_path: Path, number: int, status: int, joins: bool) -> None:
     folder = tmp_path / "job"
     config = fleet.config_in(folder, NUM_ROWS)
     address = ray.get_runtime_context().gcs_address if joins else ""  # or a Ray of its own, whose handler is kept out
@@ -45,7 +43,7 @@ def test_a_job_that_is_told_to_stop_saves_what_is_finished_and_goes_on(
     assert f"the job was stopped by {signal.Signals(number).name}; what it finished is kept in" in log
     assert "Traceback" not in log
     assert "received at time" not in log, "the handler of Ray's native side ends the process three seconds later"
-    assert not (folder / "out/_job/summary.json").exists(), "the job was done before it was told to stop"
+    assert not (folder / "out/_job/summary.json").exists(), "the job ended before the stop signal"
     assert deaths.num_saved(folder) > 0
     fleet.run(config, fleet.LoadPaced(folder / "admitted", 0.0))
     assert len(at_rest(folder / "out")[0]) == NUM_ROWS

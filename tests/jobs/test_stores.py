@@ -32,7 +32,7 @@ def web() -> Iterator[web_server.WebServer]:
 
 
 def texts(bucket: Any, folder: str) -> list[str]:
-    """What the fake pair says of the rows in `data/`, in their order; nothing may lie in `errors/`."""
+    """The fake pair's answers to the rows in `data/`, in order; `errors/` must be empty."""
     assert not bucket.exists(f"{BUCKET}/{folder}/errors")
     bucket.invalidate_cache()
     parts = [pq.read_table(pa.BufferReader(bucket.cat(path))) for path in bucket.glob(f"{BUCKET}/{folder}/data/*")]

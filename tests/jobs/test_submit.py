@@ -1,4 +1,4 @@
-"""Submitting: what is refused before anything is uploaded, what a submission is made of; the cluster stands in."""
+"""Job submission to a fake cluster: refusals before any upload, and the content of a submission."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Job:
 
 
 class Client:
-    """Stands in for Ray's `JobSubmissionClient`."""
+    """A fake of Ray's `JobSubmissionClient`."""
 
     def __init__(self) -> None:
         self.jobs: dict[str, Job] = {}
@@ -274,12 +274,12 @@ def test_addresses_of_dashboards() -> None:
     assert "pw" not in str(refused.value)
 
 
-def test_nobody_at_the_address_is_a_refusal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_address_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert submit.main([*CAPTION, "--address", "127.0.0.1:1"]) == submit.REFUSED
     assert "refused: --address: nobody answers at http://127.0.0.1:1" in capsys.readouterr().err
 
 
-def test_a_submission_is_told_in_lines_for_people() -> None:
+def test_a_submission_is_printed_as_readable_lines() -> None:
     known = Known("job-12", "FAILED", "it broke\n", "python -m jobs.caption", 1000, 61_000, 1)
     assert known.number == 12
     assert known.lines() == [

@@ -113,7 +113,7 @@ def test_samples_are_counted_by_their_first_rows(tmp_path: Path) -> None:
     assert (whole.num_samples, whole.num_inputs) == (10, 4)
 
 
-def test_who_waited_for_whom_is_told_as_shares(output: OutputDir) -> None:
+def test_wait_times_are_reported_as_shares(output: OutputDir) -> None:
     found = summary.summarise(output, "job", "chain", "lossless", 2.0, Waits(idle_s=1.0, queued_s=3.0, total_s=4.0))
     assert "waiting            actors for input 25 %, input for actors 75 %" in summary.show(found)
     result = found.to_json()

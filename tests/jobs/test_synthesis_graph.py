@@ -1,4 +1,4 @@
-"""The Ray graph of a synthesis job on stand-ins: stages stay apart, and deaths of either actor change nothing."""
+"""The Ray graph of a synthesis job on fakes: stages are not fused, and crashes of either actor change nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A head is taught from an ordinary source, measured on rows held out, and drafts in a caption job at once."""
+"""A head is trained from an ordinary source, evaluated on held-out rows, and used in a caption job."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def cut_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("kind", ["medusa", "text"])
-def test_a_run_that_was_cut_goes_on_to_bitwise_the_same_head(
+def test_an_interrupted_run_resumes_to_a_bitwise_equal_head(
     kind: str, source: Path, image_world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def job(out: Path) -> list[str]:
@@ -261,7 +261,7 @@ def test_a_run_that_was_cut_goes_on_to_bitwise_the_same_head(
     assert whole["measured"] == cut["measured"]
 
 
-def test_a_killed_process_goes_on(source: Path, tmp_path: Path) -> None:
+def test_a_killed_process_resumes(source: Path, tmp_path: Path) -> None:
     """SIGKILL right behind a checkpoint, whatever was open."""
     program = (
         "import os, sys, pipeline.training.run as t\n"

@@ -1,7 +1,7 @@
-"""A process in which two devices are pretended: tensors know where they are, refuse to be mixed, and hold no numbers.
+"""A process with two fake devices: tensors have a device, cannot be mixed, and hold no data.
 
-`python -m tests.models.two_devices` runs a model whose second layer lies on the second device; a process of its own,
-because torch cannot forget a device that it was told of. Exits with an error where tensors of both devices meet.
+`python -m tests.models.two_devices` runs a model whose second layer is on the second device; a separate process,
+because torch cannot unregister a device. Exits with an error when one operation gets tensors of both devices.
 """
 
 from __future__ import annotations

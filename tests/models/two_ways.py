@@ -34,7 +34,7 @@ def both_ways(
     def states(num: int, length: int) -> Tensor:
         return torch.randn(num_rows, num, length, head_size, generator=generator).mul(1.5).to(device, dtype)
 
-    # Columns behind the scratch ones hold what was there before; nobody may read it.
+    # Columns behind the scratch ones keep their former content, which must not be read.
     cache = RaggedCache(num_rows + 1, CAPACITY, 1, device)
     every = torch.arange(CAPACITY + 1, device=device).repeat(num_rows, 1)
     rows, long = torch.arange(num_rows, device=device), torch.tensor(lens, device=device)

@@ -1,4 +1,4 @@
-"""Attempts of a job without Ray and without models: real sources and outputs, and results that can be told by hand."""
+"""Attempts of a job without Ray and without models: real sources and outputs, and results that are easy to predict."""
 
 from __future__ import annotations
 
@@ -122,8 +122,8 @@ def run(
     num_batches: int | None = None,
     **options: Any,
 ) -> Plan:
-    """A whole attempt; one that is killed after `num_batches` of them were spooled publishes nothing and settles
-    nothing."""
+    """A whole attempt; one that is killed after `num_batches` spooled batches publishes nothing and resolves
+    no repeated ids."""
     plan, begun = start(plan_of(config, resume, **options))
     batches = make_rows(plan, begun.publisher.attempt, fails)
     if num_batches is not None:

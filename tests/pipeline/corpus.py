@@ -182,7 +182,7 @@ def resized_jpeg(width: int, height: int) -> bytes:
 
 
 def webp_header(width: int, height: int) -> bytes:
-    """A lossless WebP that says its size and then holds zeros."""
+    """A lossless WebP with a valid size in its header, followed by zeros."""
     sizes = (width - 1) | (height - 1) << 14
     body = b"\x2f" + struct.pack("<I", sizes) + bytes(200)
     chunk = b"VP8L" + struct.pack("<I", len(body)) + body + bytes(len(body) % 2)
@@ -371,7 +371,7 @@ def claiming(kind: bytes, size: int) -> bytes:
 
 
 def damaged_lines() -> list[bytes]:
-    """Lines of JSONL that are no objects, or objects that say nothing."""
+    """JSONL lines that are no objects, or objects without content."""
     return [
         *(
             b"{",

@@ -1,7 +1,7 @@
-"""Every form in which samples arrive, and every kind of store: small files of each, and what their rows must become.
+"""Every input format and every kind of store: small files of each, and the rows expected from them.
 
-Each input holds the same two samples, a red picture and a blue one or two videos, so that one look at the decoded rows
-tells whether the right bytes reached the right row. `docs/guides/sources.md` shows the table that `markdown` makes.
+Each input holds the same two samples, a red picture and a blue one or two videos, so that the decoded rows
+show whether the right bytes reached the right row. `docs/guides/sources.md` shows the table that `markdown` makes.
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Family:
-    """How one family's `model(seed)` and processor are made, the sizes (height, width) of its pictures, and what stands
-    for a picture, or a video, in its prompts."""
+    """How one family's `model(seed)` and processor are made, the sizes (height, width) of its pictures, and the
+    placeholders of a picture and a video in its prompts."""
 
     model: Callable[..., torch.nn.Module]
     processor: Callable[[], Any]

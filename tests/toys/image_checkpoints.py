@@ -29,7 +29,7 @@ MAX_WORDS = images.NUM_COLUMNS - 1
 
 @dataclass(frozen=True)
 class ImageFolders:
-    """Where everything lies."""
+    """The paths of the files."""
 
     root: Path
 

@@ -1,4 +1,4 @@
-"""The demo's prompts are the image world's, two of them are broken as said, and its check sees what is wrong."""
+"""The demo's prompts are from the image world, two are broken as documented, and its check finds the errors."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from zoo.world.motion import PROMPTS, render_motion
 from zoo.world.scene import split_of
 
 
-def test_files_are_lossy_mp4_of_motions_that_nobody_was_trained_on(tmp_path: Path) -> None:
+def test_files_are_lossy_mp4_of_motions_outside_the_training_set(tmp_path: Path) -> None:
     motions = demo_videos.write_videos(tmp_path / "videos", 2, 3)
     assert sorted(path.name for path in (tmp_path / "videos").iterdir()) == list(motions)
     codecs = []
@@ -38,7 +38,7 @@ def test_the_presets_ask_what_the_demo_checks() -> None:
         assert load_preset(CaptionJob, name).prompt.text == PROMPTS[demo_videos.PHRASING]
 
 
-def test_lost_ids_errors_and_differing_texts_are_told() -> None:
+def test_lost_ids_errors_and_differing_texts_are_reported() -> None:
     def row(text: str, error: str = "") -> dict[str, Any]:
         return {"error_type": error, "generated_text": text}
 

@@ -83,7 +83,7 @@ def test_medusa_heads_draw_plain_images_in_fewer_forwards() -> None:
 
 
 @pytest.mark.parametrize("preset", ["zoo_images_lantern", "zoo_images_lantern_coupled"])
-def test_with_its_share_lantern_draws_other_codes_and_says_so(preset: str) -> None:
+def test_with_a_relaxed_share_lantern_draws_other_codes_and_counts_them(preset: str) -> None:
     drawn = draw(preset, *SMALL_TREE)
     relaxed = {name: completion.telemetry.num_relaxed_accepts for name, completion in drawn.items()}
     assert min(relaxed.values()) > 0

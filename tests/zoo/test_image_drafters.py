@@ -1,4 +1,4 @@
-"""The image drafters that ship were made by the training job, for the targets that ship, and are worth what is said."""
+"""The shipped image drafters were trained by the training job for the shipped targets, with the documented accuracy."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ CPU = torch.device("cpu")
 KINDS = {"text": "image", "class": "image_class"}
 
 
-def told(name: str) -> dict[str, Any]:
+def training_record(name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((CHECKPOINTS / f"{name}_eagle" / "training.json").read_text())
     return found
 
 
 @pytest.mark.parametrize("name", KINDS.values())
-def test_a_shipped_drafter_was_trained_as_its_preset_says(name: str) -> None:
+def test_a_shipped_drafter_was_trained_with_its_preset(name: str) -> None:
     job = load_job(TrainDrafterJob, f"configs/jobs/train_zoo_{name}_eagle.yaml").model_dump(mode="json")
-    recorded = told(name)["job"]
+    recorded = training_record(name)["job"]
     for part in ("image", "target", "head", "training", "acceptance", "prompt"):
         assert recorded[part] == job[part], part
 
 
 @pytest.mark.parametrize("name", KINDS.values())
-def test_the_zoos_readme_tells_what_was_measured(name: str) -> None:
+def test_the_zoos_readme_has_the_measured_values(name: str) -> None:
     readme = (Path(CHECKPOINTS).parent / "README.md").read_text()
     (row,) = re.findall(rf"^\| `{name}_eagle` \|.*\| (\S+) \| (\S+) \| (\S+) \|$", readme, re.MULTILINE)
-    measured = told(name)["measured"]
+    measured = training_record(name)["measured"]
     expected = [measured[key] for key in ("top1_accuracy", "top3_accuracy", "mean_acceptance_length")]
     assert list(row) == [f"{expected[0]:.3f}", f"{expected[1]:.3f}", f"{expected[2]:.2f}"]
 
@@ -66,5 +66,5 @@ def test_a_shipped_drafter_guesses_its_target_on_pictures_that_neither_saw(kind:
     head = load_image_eagle(CheckpointRef(str(CHECKPOINTS / f"{name}_eagle")), gpt.shape, "float32", CPU)
     first, three, total = count_right(EagleTask(head, gpt.output), target, training_samples)
     assert total == 6 * 143
-    assert first / total == pytest.approx(told(name)["measured"]["top1_accuracy"], abs=0.06)
-    assert three / total == pytest.approx(told(name)["measured"]["top3_accuracy"], abs=0.08)
+    assert first / total == pytest.approx(training_record(name)["measured"]["top1_accuracy"], abs=0.06)
+    assert three / total == pytest.approx(training_record(name)["measured"]["top3_accuracy"], abs=0.08)

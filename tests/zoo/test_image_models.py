@@ -113,13 +113,13 @@ def tiny_gpt(kind: str) -> tuple[Gpt, Codes]:
     return Gpt(shape), Codes(codes, torch.randn(4, 4, 6, generator=generator) * mask[:, :, None], mask, None, result)
 
 
-def test_pads_are_seen_by_nobody_but_themselves() -> None:
+def test_padding_is_masked_except_for_itself() -> None:
     seen = attention_mask(torch.tensor([[False, True, True]]), 2)[0, 0].int().tolist()
     assert seen == [[1, 0, 0, 0, 0], [0, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 1, 1, 1, 1]]
 
 
 @torch.no_grad()
-def test_what_stands_at_pads_changes_no_logits_and_a_dropped_row_forgets_its_prompt() -> None:
+def test_padding_content_changes_no_logits_and_a_dropped_row_has_no_prompt() -> None:
     gpt, batch = tiny_gpt("text")
     assert batch.features is not None
     assert batch.mask is not None
@@ -133,7 +133,7 @@ def test_what_stands_at_pads_changes_no_logits_and_a_dropped_row_forgets_its_pro
 
 @pytest.mark.parametrize("kind", ["text", "class"])
 @torch.no_grad()
-def test_sampling_with_a_cache_draws_what_teacher_forcing_says(kind: str) -> None:
+def test_sampling_with_a_cache_matches_teacher_forcing(kind: str) -> None:
     gpt, batch = tiny_gpt(kind)
     for parameter in gpt.parameters():
         parameter.mul_(3)
@@ -167,7 +167,7 @@ def test_training_learns_four_images_by_heart_and_is_the_seed_s(kind: str) -> No
     assert torch.equal(*states)
 
 
-def test_places_are_told_what_stands_in_their_cell() -> None:
+def test_positions_are_labelled_with_their_cells_object() -> None:
     scene = Scene((Thing(1, "medium", "red", "star"), Thing(8, "large", "pink", "ring")), "dark", "plain", 0)
     result = asked_places("text", [scene])[0].reshape(12, 12, 4)
     assert result[0, 4].tolist() == result[3, 7].tolist() == [1, 1, 4, 2]
@@ -198,7 +198,7 @@ def test_kmeans_lays_codes_where_the_weights_are() -> None:
     assert int((codes[:, 2] > 0.4).sum()) > 1.5 * int((evenly[:, 2] > 0.4).sum())
 
 
-def test_codes_nobody_chooses_move_to_latents_that_were_seen() -> None:
+def test_unused_codes_move_to_observed_latents() -> None:
     torch.manual_seed(0)
     vq = Vq(VQ_SHAPE)
     vq.codebook.requires_grad_(False).copy_(nn.functional.normalize(torch.randn(4096, 8), dim=-1))

@@ -1,4 +1,4 @@
-"""The measures of images: worked Fréchet distances, and a captioner that tells true prompts from false ones."""
+"""The measures of images: worked Fréchet distances, and a captioner that distinguishes true prompts from false ones."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_a_motions_first_frame_is_its_scene() -> None:
     assert motion.render_motion(ACROSS, 2)[0].tobytes() == render_scene(ACROSS.scene).tobytes()
 
 
-def test_labels_name_what_stands_in_a_cell_and_nothing_in_between() -> None:
+def test_labels_name_the_object_of_a_cell_only() -> None:
     labels = label_tokens(ACROSS).view(6, NUM_FRAMES // 2, GRID, GRID)
     red = COLOURS.index("red")
     assert [int(labels[2, step, 0, column]) for step, column in ((0, 0), (3, 2))] == [red, red]

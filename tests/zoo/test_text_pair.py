@@ -1,4 +1,4 @@
-"""The text pair that ships: its world, its files, and that it tells scenes it was never trained on."""
+"""The text pair that ships: its world, its files, and its descriptions of scenes outside the training set."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 # --- the world -----------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_lists_everything_that_an_answer_tells() -> None:
+def test_a_prompt_lists_everything_in_the_answer() -> None:
     assert listing.write_prompt(SCENE, "tour") == (
         "Ground: pale, dotted. Objects: one, small red ring, top left; two, large blue star, middle centre; three, "
         "medium pink cross, bottom right. Tell me about the objects one by one."
@@ -138,7 +138,7 @@ def test_the_two_checkpoints_are_small() -> None:
     assert sum(sizes) <= 6 << 20
 
 
-def test_the_target_tells_held_out_scenes_and_the_drafter_is_visibly_weaker() -> None:
+def test_the_target_describes_held_out_scenes_and_the_drafter_is_weaker() -> None:
     found = text_quality.measure(num=9, seed=99)
     shipped = json.loads(text_quality.QUALITY_JSON.read_text())
     assert found["target_answers_right"] >= shipped["target_answers_right"] - 0.2

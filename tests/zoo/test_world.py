@@ -81,7 +81,7 @@ def test_filler_words_are_drawn_with_the_stated_odds_whatever_the_scene() -> Non
         assert shares == pytest.approx(grammar.FILLER_ODDS, abs=0.03)
 
 
-def test_no_filler_word_is_also_an_attribute_or_stands_in_two_slots() -> None:
+def test_no_filler_word_is_an_attribute_or_in_two_slots() -> None:
     words = [word for slot in grammar.FILLERS.values() for word in slot]
     assert len(words) == len(set(words))
     assert not set(words) & {*SIZES, *COLOURS, *SHAPES, *TONES, *TEXTURES, *grammar.COLUMNS}
@@ -122,7 +122,7 @@ def test_changed_scenes_and_the_frames_of_a_clip_stay_in_their_split() -> None:
         assert frames[0].things[0].cell != frames[-1].things[0].cell
 
 
-def test_the_answer_to_what_changed_tells_the_one_change() -> None:
+def test_the_answer_to_what_changed_names_the_one_change() -> None:
     thing = Thing(2, "large", "green", "cross")
     before = Scene((thing,), "grey", "plain", 0)
     after = Scene((Thing(2, "large", "pink", "cross"),), "grey", "plain", 1)

@@ -31,8 +31,8 @@ def no_collection() -> Iterator[None]:
         yield
 
 
-def request(index: int, says: str = "fine") -> Request:
-    return Request(f"s{index}", f"{index} {says}")
+def request(index: int, word: str = "fine") -> Request:
+    return Request(f"s{index}", f"{index} {word}")
 
 
 def run(trial: Trial, requests: Iterator[Request], until: Callable[[], bool] = lambda: False) -> list[Completion]:
@@ -76,7 +76,7 @@ GRID = [
 ]
 
 
-def test_on_a_grid_of_workloads_the_cheapest_is_kept_or_one_that_cannot_be_told_from_it() -> None:
+def test_on_a_grid_of_workloads_the_cheapest_or_an_indistinguishable_method_is_kept() -> None:
     won, gaps = Counter[str](), []
     for seed, workload in enumerate(GRID):
         true_s = {name: workload.sample_s(drafts) for name, drafts in METHODS.items()}
@@ -122,7 +122,7 @@ def test_a_clear_winner_ends_the_trial_early_and_a_tie_is_tried_for_all_rounds()
     assert sorted(one.note for one in trial.choices[0].standings) == [CHOSEN, WITHIN]
 
 
-def test_drift_between_rounds_costs_nobody() -> None:
+def test_drift_between_rounds_favours_no_candidate() -> None:
     """A machine that becomes slower with time slows the later blocks of all candidates."""
     workload = Workload(4, 32, 0.2, 0.5)
     makers = Makers(lambda _: workload)
@@ -232,7 +232,7 @@ def test_one_engine_exists_at_a_time_and_always_with_all_slots() -> None:
     assert len(makers.made) > 3
 
 
-def test_a_candidate_whose_drafter_fails_is_dropped_and_one_bad_row_drops_nobody() -> None:
+def test_a_candidate_whose_drafter_fails_is_dropped_but_one_bad_row_drops_none() -> None:
     workload = Workload(4, 24, 0.05, 0.8, noise=0.02)
     broken = Makers(lambda _: workload, fails_on=lambda name, row: name == "chain-5")
     trial = Trial(broken.candidates(), 4, ROUNDS, RECHECKS, broken.clock)
@@ -332,7 +332,7 @@ def test_when_acceptance_drifts_the_candidates_are_tried_again_and_another_is_ke
     assert {one.method for one in done[-500:]} == {"plain"}
 
 
-def test_rows_that_drain_before_another_trial_count_for_nobody_in_it() -> None:
+def test_rows_that_drain_before_another_trial_do_not_count_in_it() -> None:
     good, bad = (Workload(4, 24, 0.2, alpha, noise=0.02) for alpha in (0.85, 0.1))
     makers = drifting(good, bad, 600)
     trial = Trial(makers.candidates(), 4, 2, RECHECKS, makers.clock)

@@ -17,7 +17,7 @@ def compiled(pool: Pool, *models: Target) -> list[bool]:
     return [isinstance(model._run, CompiledDecoder) for model in models]
 
 
-def test_models_are_compiled_when_the_pool_says_so() -> None:
+def test_models_are_compiled_when_the_pool_enables_it() -> None:
     found = {how: compiled(Pool(compile=how), toys.target("llava")) for how in ("auto", "always", "never")}
     assert found == {"auto": [False], "always": [True], "never": [False]}
 

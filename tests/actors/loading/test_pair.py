@@ -57,7 +57,7 @@ def test_a_pair_with_one_vocabulary_is_taken_and_each_side_is_named_with_its_rev
     assert info.drafter_id == f"{drafter}@{info.revisions['drafter']}"
 
 
-def test_a_drafter_whose_ids_mean_other_words_is_refused_with_examples(target: Path, tmp_path: Path) -> None:
+def test_a_drafter_with_other_token_ids_is_refused_with_examples(target: Path, tmp_path: Path) -> None:
     swapped = words()
     swapped["w10"], swapped["w11"] = swapped["w11"], swapped["w10"]
     drafter = save_with_words(tmp_path / "drafter", swapped)
@@ -68,19 +68,19 @@ def test_a_drafter_whose_ids_mean_other_words_is_refused_with_examples(target: P
     assert "id 10 is 'w10' for the target and 'w11' for the drafter" in message
 
 
-def test_a_drafter_that_knows_a_few_more_words_is_taken(target: Path, tmp_path: Path) -> None:
+def test_a_drafter_with_a_few_extra_tokens_is_accepted(target: Path, tmp_path: Path) -> None:
     drafter = save_with_words(tmp_path / "drafter", words() | {"<extra>": toys.VOCAB_SIZE})
     assert pair.check(job(target, drafter)).drafter_id
 
 
-def test_a_drafter_that_knows_too_few_of_the_words_is_refused(target: Path, tmp_path: Path) -> None:
+def test_a_drafter_that_lacks_too_many_tokens_is_refused(target: Path, tmp_path: Path) -> None:
     few = {token: number for token, number in words().items() if number < 20}
     drafter = save_with_words(tmp_path / "drafter", few)
     with pytest.raises(ConfigError, match="knows only 20 of the target's 64 tokens, too few to draft"):
         pair.check(job(target, drafter))
 
 
-def test_a_broken_target_and_a_broken_drafter_are_told_apart(target: Path, tmp_path: Path) -> None:
+def test_errors_of_target_and_drafter_are_distinguished(target: Path, tmp_path: Path) -> None:
     absent = tmp_path / "absent"
     with pytest.raises(ConfigError, match=r"^model\.target: .*absent: no such folder"):
         pair.check(job(absent, target))

@@ -122,7 +122,7 @@ def test_a_machines_memory_is_shared_by_its_actors_and_half_is_left(monkeypatch:
     assert usable_bytes(EnginePool(max_size=3), CPU) == 200
 
 
-def test_a_share_of_a_gpu_has_its_share_of_memory_whoever_came_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_of_a_gpu_gets_its_share_of_memory_in_any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda", 0)
     for name, value in (("free_cuda_bytes", 900), ("total_cuda_bytes", 1000), ("allocated_cuda_bytes", 100)):
         monkeypatch.setattr(f"models.backends.cuda.backend.{name}", lambda _, value=value: value)
@@ -132,7 +132,7 @@ def test_a_share_of_a_gpu_has_its_share_of_memory_whoever_came_first(monkeypatch
     assert usable_bytes(EnginePool(num_gpus=0.5), gpu) == 0
 
 
-def test_what_was_decided_is_said_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_slot_count_is_logged_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         count(5 * sizes(CHAIN), CHAIN)
     (record,) = caplog.records
@@ -140,7 +140,7 @@ def test_what_was_decided_is_said_with_its_reason(caplog: pytest.LogCaptureFixtu
     assert "not 32 by the most that are worth it on this device" in record.getMessage()
 
 
-def test_an_actor_asks_its_pair_once_and_tells_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_counts_slots_once_and_reports_them_to_its_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     class Counting(FakePair):
         asked: list[int] = []  # noqa: RUF012
 
@@ -181,7 +181,7 @@ def test_a_loaded_pair_counts_for_itself(tmp_path: Path, monkeypatch: pytest.Mon
     assert loaded.engine(slots).num_free_slots == 7
 
 
-def test_the_plan_says_that_memory_decides() -> None:
+def test_the_plan_shows_that_memory_decides() -> None:
     assert engines(EnginePool(slots="auto")).startswith("1 × as many slots as memory holds on CPU, ")
     assert engines(EnginePool(slots=3)).startswith("1 × 3 slots on CPU, ")
 
@@ -211,5 +211,5 @@ def test_a_job_may_leave_its_slots_to_memory_without_being_another_job() -> None
         assert jobs[0].fingerprint({}) == jobs[1].fingerprint({})
 
 
-def test_the_gauge_of_slots_is_told_a_number() -> None:
+def test_the_slot_gauge_gets_a_number() -> None:
     assert metrics.METRICS["draftfleet_slots"].kind == "gauge"

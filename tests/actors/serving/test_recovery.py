@@ -32,22 +32,22 @@ def no_collection() -> Iterator[None]:
         yield
 
 
-TORCH_SAYS = "CUDA out of memory. Tried to allocate 2.00 GiB"
+TORCH_MESSAGE = "CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
 class SmallMemory(FakeEngine):
     """Has room for `room` rows; one with the word HUGE counts `huge` times. Its drafter fails on the word SICK."""
 
-    def __init__(self, slots: int, room: int, huge: int, says: str) -> None:
+    def __init__(self, slots: int, room: int, huge: int, error_text: str) -> None:
         super().__init__(slots)
-        self.room, self.huge, self.says = room, huge, says
+        self.room, self.huge, self.error_text = room, huge, error_text
         self.is_plain = False
 
     def step(self) -> list[Completion]:
         coming = list(self.waiting)[: self.slots - len(self.active)]
         rows = [*(request for request, _ in self.active.values()), *coming]
         if sum(self.huge if "HUGE" in request.prompt else 1 for request in rows) > self.room:
-            raise torch.OutOfMemoryError(self.says)
+            raise torch.OutOfMemoryError(self.error_text)
         if not self.is_plain and any("SICK" in request.prompt for request in rows):
             raise decoding.errors.DrafterError("the drafter failed: IndexError")
         return super().step()
@@ -56,8 +56,8 @@ class SmallMemory(FakeEngine):
 class Maker:
     """Builds these engines and records them."""
 
-    def __init__(self, room: int, huge: int = 1, fits: int = 1000, says: str = TORCH_SAYS) -> None:
-        self.room, self.huge, self.fits, self.says = room, huge, fits, says
+    def __init__(self, room: int, huge: int = 1, fits: int = 1000, error_text: str = TORCH_MESSAGE) -> None:
+        self.room, self.huge, self.fits, self.error_text = room, huge, fits, error_text
         self.slots: list[int] = []
         self.num_plain = 0
 
@@ -65,11 +65,11 @@ class Maker:
         self.slots.append(slots)
         if slots > self.fits:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return SmallMemory(slots, self.room, self.huge, self.says)
+        return SmallMemory(slots, self.room, self.huge, self.error_text)
 
     def plain(self) -> SmallMemory:
         self.num_plain += 1
-        engine = SmallMemory(1, self.room, self.huge, self.says)
+        engine = SmallMemory(1, self.room, self.huge, self.error_text)
         engine.is_plain = True
         return engine
 
@@ -88,13 +88,13 @@ def run(engine: RecoveringEngine, requests: list[Request], max_steps: int = 2000
     return found
 
 
-def request(index: int, says: str = "fine") -> Request:
-    return Request(f"s{index}", f"{index} {says}")
+def request(index: int, word: str = "fine") -> Request:
+    return Request(f"s{index}", f"{index} {word}")
 
 
-@pytest.mark.parametrize("says", [TORCH_SAYS, ""])
-def test_slots_are_halved_until_the_rows_fit_and_every_row_is_run(says: str) -> None:
-    maker = Maker(room=3, says=says)
+@pytest.mark.parametrize("error_text", [TORCH_MESSAGE, ""])
+def test_slots_are_halved_until_the_rows_fit_and_every_row_is_run(error_text: str) -> None:
+    maker = Maker(room=3, error_text=error_text)
     engine = RecoveringEngine(maker.make, maker.plain, 16)
     found = run(engine, [request(index) for index in range(40)])
     assert {one.sample_id: one.text for one in found.values()} == {
@@ -128,19 +128,19 @@ def test_a_row_that_does_not_fit_alone_is_an_error_and_the_slots_return() -> Non
 
 @settings(deadline=None)
 @given(
-    says=st.lists(st.sampled_from(["fine", "fine", "HUGE", "SICK"]), min_size=1, max_size=14),
+    words=st.lists(st.sampled_from(["fine", "fine", "HUGE", "SICK"]), min_size=1, max_size=14),
     slots=st.integers(1, 9),
     room=st.integers(1, 9),
     huge=st.integers(1, 12),
 )
-@example(says=["SICK", "HUGE", "SICK", "fine", "HUGE"], slots=4, room=2, huge=5)
-@example(says=["SICK", "SICK", "SICK"], slots=1, room=1, huge=1)
-@example(says=["fine", "SICK", "fine", "HUGE"], slots=3, room=2, huge=2)
-def test_whatever_fails_every_row_comes_to_its_own_end(says: list[str], slots: int, room: int, huge: int) -> None:
+@example(words=["SICK", "HUGE", "SICK", "fine", "HUGE"], slots=4, room=2, huge=5)
+@example(words=["SICK", "SICK", "SICK"], slots=1, room=1, huge=1)
+@example(words=["fine", "SICK", "fine", "HUGE"], slots=3, room=2, huge=2)
+def test_whatever_fails_every_row_comes_to_its_own_end(words: list[str], slots: int, room: int, huge: int) -> None:
     maker = Maker(room, huge)
     engine = RecoveringEngine(maker.make, maker.plain, slots)
-    found = run(engine, [request(index, word) for index, word in enumerate(says)])
-    for index, word in enumerate(says):
+    found = run(engine, [request(index, word) for index, word in enumerate(words)])
+    for index, word in enumerate(words):
         one = found[f"s{index}"]
         if word == "HUGE" and huge > room:
             assert one.error is not None

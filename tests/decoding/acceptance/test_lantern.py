@@ -1,4 +1,4 @@
-"""LANTERN by hand: which drafts stand for the target's draw, which outgrow its best token, and what is counted."""
+"""LANTERN on worked examples: which drafts match the target's draw, which exceed its best token, and the counts."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_of_equal_probabilities_the_lower_number_is_the_best() -> None:
 
 
 def test_a_greedy_draft_passes_where_the_best_token_lends_it_its_probability() -> None:
-    # Behind 9 stands 10 itself: 0 + 0.30. Under the multiplicative bound 9 has nothing to multiply.
+    # The neighbour of 9 is 10 itself: 0 + 0.30. Under the multiplicative bound 9 has nothing to multiply.
     assert greedy_n(0.31, 9) == 2
     assert greedy_n(0.29, 9) == 1
     assert greedy_n(1e6, 9, divergence="multiplicative") == 1
@@ -227,7 +227,7 @@ def test_a_sampled_token_has_the_distribution_of_the_papers_rule(siblings: list[
     _, verdict = drawn(siblings, delta, rows=8000)
     tree = repeated(blocks.tree([[39, *siblings]], [-1, *[0] * len(siblings)]), 8000)
     assert chi_square(emitted(tree, verdict), expected) < 4.6
-    assert chi_square(emitted(tree, verdict), q) > 20, "and not the target's own, or the test tells nothing"
+    assert chi_square(emitted(tree, verdict), q) > 20, "the emitted distribution must differ from the target's"
 
 
 # --- zero ----------------------------------------------------------------------------------------------------------

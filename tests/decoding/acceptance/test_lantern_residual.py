@@ -104,7 +104,7 @@ def test_neighbours_without_probability_do_not_make_the_code_empty_others() -> N
 
 
 def test_the_paper_judges_by_the_targets_distribution_and_the_code_by_what_is_left_of_it() -> None:
-    # A refused sibling took 4: what is left of Q is (0.4, 1/3, 1/15, 0.2, 0). Behind 0 stand 2 and 3.
+    # A refused sibling took 4: what is left of Q is (0.4, 1/3, 1/15, 0.2, 0). The neighbours of 0 are 2 and 3.
     left = [0.30 / 0.75, 0.25 / 0.75, 0.05 / 0.75, 0.15 / 0.75, 0.0]
     # In Q they have 0.20, within 0.21; in what is left 0.267.
     assert weighed(made(3, 0.21, "paper"), 0, left, None)[0] == pytest.approx((0.30 + 0.05 + 0.15) / 0.75)
@@ -226,7 +226,7 @@ def test_relaxed_are_the_drafts_that_their_own_probability_would_not_have_carrie
 
 
 def drawn_case(seed: int, temperature: float) -> Judgement:
-    """A random tree whose nodes have distributions that their children are said to be drawn from."""
+    """A random tree whose nodes hold the distributions from which their children are drawn."""
     case = random_case(seed, rows=5, num_nodes=8, temperature=temperature)
     generator = torch.Generator().manual_seed(seed + 1)
     probs = torch.randn(5, 8, V, generator=generator).softmax(-1)

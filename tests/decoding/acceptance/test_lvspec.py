@@ -245,7 +245,7 @@ def test_each_branch_loosens_its_own_share_and_the_longest_wins() -> None:
 def test_a_shift_counts_the_tokens_of_its_own_branch_only() -> None:
     tokens = [10, 20, 11, 21, 12, 22, 13, 23]
     made = rule(loose=0.0, position_shift=True)
-    wanted = [10, 22, 30, 30, 30, 30, 30, 30, 30]  # after node 1 the target wants 22, which stands on the other branch
+    wanted = [10, 22, 30, 30, 30, 30, 30, 30, 30]  # after node 1 the target wants 22, which is on the other branch
     path, n = two_chains([0.5] * 8, wanted, tokens, made)
     assert (path[:2], n) == ([0, 1], 2)
     wanted[1] = 13  # now one of its own branch, two places on

@@ -48,13 +48,13 @@ def members(
 
 
 def test_neighbours_are_added_while_their_probability_stays_within_delta() -> None:
-    # Behind code 0 stand 0.05, 0.15, 0.25, 0.25: sums 0.05, 0.20, 0.45, 0.70.
+    # The neighbours of code 0 have 0.05, 0.15, 0.25, 0.25: sums 0.05, 0.20, 0.45, 0.70.
     assert members(TENTHS, 0, 5, 0.04) == []
     assert members(TENTHS, 0, 5, 0.06) == [2]
     assert members(TENTHS, 0, 5, 0.21) == [2, 3]
     assert members(TENTHS, 0, 5, 0.44) == [2, 3], "0.25 more would exceed it, and nothing behind it is looked at"
     assert members(TENTHS, 0, 5, 0.71) == [2, 3, 1, 4]
-    # Behind code 1 stands 0.25 first: the smaller ones behind it do not come in its place.
+    # The first neighbour of code 1 has 0.25: the smaller ones after it do not replace it.
     assert members(TENTHS, 1, 5, 0.2) == []
 
 

@@ -1,4 +1,4 @@
-"""No relaxed rule asks the device anything while it judges: it runs on tensors without values, and compiles whole."""
+"""No relaxed rule synchronises with the device: it runs on tensors without values, and compiles to one graph."""
 
 from __future__ import annotations
 

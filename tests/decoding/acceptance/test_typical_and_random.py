@@ -62,7 +62,7 @@ def test_sampled_rows_are_judged_by_what_they_sample_from() -> None:
 
 
 def test_of_equally_long_paths_the_likelier_wins() -> None:
-    # Both 12 and 11 pass; 11 stands second among the siblings and is likelier.
+    # Both 12 and 11 pass; 11 is the second sibling and is likelier.
     logits = torch.full((1, 3, blocks.VOCAB_SIZE), -torch.inf)
     logits[0, :, 10:14] = torch.tensor(PROBS).log()
     rule = Typical(temperature=1.0)

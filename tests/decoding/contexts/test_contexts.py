@@ -1,4 +1,4 @@
-"""What each context leaves of a prompt, column by column."""
+"""The columns of a prompt that each context keeps."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_without_images_each_run_is_one_newline_and_no_column_is_visual() -> Non
 
 
 class TwoWords:
-    """A captioner that says which picture it saw."""
+    """A captioner whose caption names the picture."""
 
     def caption(self, image: NDArray[np.uint8]) -> str:
         return f"w{20 + image.shape[1] % 5} w30"
 
 
-def test_a_caption_stands_where_its_image_stood() -> None:
+def test_a_caption_replaces_its_image() -> None:
     result = build(Caption(TwoWords(), lead="w40 "))  # type: ignore[arg-type]
     first, second = (20 + image.shape[1] % 5 for image in REQUEST.images)
     assert result.token_ids.tolist() == [1, 5, 40, first, 30, 6, 40, second, 30, 7]
@@ -102,7 +102,7 @@ def test_pooling_averages_two_by_two_blocks_of_the_grid() -> None:
         pool(torch.zeros(1, 6, 2))
 
 
-def test_pooling_is_refused_where_nothing_tells_the_grid() -> None:
+def test_pooling_is_refused_without_a_known_grid() -> None:
     for family in ("llava_next", "llava_onevision"):
         with pytest.raises(PromptError, match=r"LLaVA-1\.5"):
             build(Pooled(), pictured(family, 1), family)

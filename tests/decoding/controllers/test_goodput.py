@@ -1,4 +1,4 @@
-"""The controller against machines and texts that are made up: it finds the best depth, and pays little for looking."""
+"""The controller on simulated machines and texts: it finds the best depth with little exploration cost."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_it_finds_the_best_depth_of_any_such_machine_and_text(
     world = World(GoodputController(max_levels, max_exploration=0.05), linear(0.01, per_level, per_token), rates)
     world.run(1000, num_active)
     speeds = world.speeds(num_active)
-    # What two depths differ in may be less than what is worth a change, or than chance tells apart.
+    # Two depths may differ by less than the switching margin, or by less than the noise.
     assert speeds[world.usual()] >= 0.85 * max(speeds.values())
 
 
@@ -349,7 +349,7 @@ def test_a_larger_batch_is_measured_plain_before_it_is_believed_to_be_like_a_sma
     assert world.speeds(32)[world.usual(20)] >= 0.9 * max(world.speeds(32).values())
 
 
-def test_a_slow_first_step_of_each_shape_misleads_nobody() -> None:
+def test_a_slow_first_step_of_each_shape_is_ignored() -> None:
     seen = set()
     usual = linear(0.01, 0.001, 0.0)
 
@@ -380,7 +380,7 @@ def test_a_number_of_rows_that_never_repeats_is_no_reason_to_stop() -> None:
     assert world.usual(50) == 5
 
 
-def test_texts_that_end_bound_the_depth_and_what_nobody_can_use_is_no_choice() -> None:
+def test_remaining_tokens_bound_the_depth() -> None:
     world = World(GoodputController(8), linear(0.01, 0.0002, 0.0), [0.9] * 8)
     world.run(60, 2)
     world.run(5, 2, max_levels=4)
@@ -410,5 +410,5 @@ def test_the_fixed_controller_takes_what_the_trees_want() -> None:
     assert not FixedDepth().can_be_off
 
 
-def test_batches_are_told_apart_by_powers_of_two() -> None:
+def test_batch_sizes_are_grouped_by_powers_of_two() -> None:
     assert [batch_class(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 32, 33)] == [1, 2, 4, 4, 8, 8, 16, 32, 64]

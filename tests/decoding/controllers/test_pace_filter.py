@@ -1,4 +1,4 @@
-"""Times of steps on a machine that becomes faster and slower: what is seen of one kind is believed of the others."""
+"""Step times on a machine of varying speed: a measurement of one kind of step updates the others."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_kind_that_is_not_run_becomes_slower_with_those_that_are() -> None:
     assert seconds(paces, "drafts") == pytest.approx(3.0, rel=0.05)
 
 
-def test_a_step_that_was_held_up_says_little_and_two_in_a_row_something() -> None:
+def test_one_delayed_step_has_little_weight_and_two_in_a_row_have_more() -> None:
     paces = seen(*[("plain", 1.0), ("drafts", 3.0)] * 5)
     seen(("plain", 20.0), paces=paces)
     assert seconds(paces, "plain") < 1.2

@@ -1,4 +1,4 @@
-"""What reading prompts is taken to cost, from readings of which one had to wait for something."""
+"""Estimated prefill times, from measurements with one delayed outlier."""
 
 from __future__ import annotations
 

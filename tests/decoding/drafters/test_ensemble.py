@@ -79,9 +79,13 @@ def test_random_weights_are_on_the_simplex() -> None:
 
 
 def one_step(
-    options: EnsembleOptions, lanes: list[list[float]], target: list[float], said: int, ensemble: Ensemble | None = None
+    options: EnsembleOptions,
+    lanes: list[list[float]],
+    target: list[float],
+    target_token: int,
+    ensemble: Ensemble | None = None,
 ) -> Ensemble:
-    """A block of one draft: `lanes` are the two lanes' distributions after the root, `said` the target's own token."""
+    """A block of one draft: `lanes` are the two lanes' distributions after the root."""
     slots = SlotBatch(torch.tensor([0]), (0,), (1,))
     if ensemble is None:
         ensemble = Ensemble(options)
@@ -99,7 +103,7 @@ def one_step(
     noise = StepNoise(Noise(torch.zeros(1, 2, dtype=torch.long), torch.zeros(1, dtype=torch.long)), 2, V)
     judgement = Judgement(slots, tree, raw, raw, torch.zeros(1, 1, 2, 2), noise, rows)
     verdict = Verdict(
-        torch.tensor([[0, 0]]), torch.tensor([1]), torch.tensor([said]), torch.zeros(1, 2, dtype=torch.bool)
+        torch.tensor([[0, 0]]), torch.tensor([1]), torch.tensor([target_token]), torch.zeros(1, 2, dtype=torch.bool)
     )
     if ensemble.learns:
         ensemble.learn(judgement, verdict, torch.tensor([[0, -1]]))

@@ -97,7 +97,7 @@ def test_rejection_of_drafts_that_are_no_numbers_takes_the_targets_choice() -> N
 
 
 @pytest.mark.parametrize("where", ["admit", "draft", "commit"])
-def test_what_a_guarded_drafter_raises_says_that_it_was_the_drafter(where: str) -> None:
+def test_an_error_in_a_guarded_drafter_is_marked_as_the_drafters(where: str) -> None:
     sick = SickDrafter(checks.make_drafter("right", "llama"), every_other, raises_in=where)
     method = guarded(Method(sick, Chain(4), Exact()))
     assert isinstance(method.drafter, Guarded)

@@ -1,4 +1,4 @@
-"""Drafting, growing, judging and committing with heads ask the device nothing, and compile whole."""
+"""Draft, grow, verify and commit with heads do not synchronise with the device, and compile to one graph."""
 
 from __future__ import annotations
 

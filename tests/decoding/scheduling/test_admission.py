@@ -1,4 +1,4 @@
-"""Taking requests in: who comes, in which order, how much at once, and what is encoded once."""
+"""Admission of requests: selection, order, size of a group, and encoding of equal prompts once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SHORT = Sampling(max_new_tokens=3)
 
 
 class CountingTarget:
-    """Encodes a prompt of n words as n columns, and says what it encoded."""
+    """Encodes a prompt of n words as n columns, and records the encoded prompts."""
 
     num_lanes = 1
     max_new_tokens = None
@@ -163,6 +163,6 @@ def test_however_many_rows_wait_a_step_looks_at_few_of_them() -> None:
     assert thread.num_begun == 1
     assert admission._prefetcher is not None
     assert len(admission._prefetcher._by_request) == MAX_PREFETCHED
-    # None of them is made, so that nobody comes in, unless there is nobody who could go on meanwhile.
+    # None of them is prepared, so no request is admitted, unless no request is running meanwhile.
     assert not admission.take(5, waits=False).requests
     assert admission.queue.num_waiting == 10_000

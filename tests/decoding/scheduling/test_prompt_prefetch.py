@@ -1,4 +1,4 @@
-"""Prompts begun ahead: in order, equal ones once, within bounds, forgotten when nobody wants them any more."""
+"""Prefetched prompts: in order, equal ones once, within bounds, dropped when no request needs them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CPU = torch.device("cpu")
 
 
 class Patient(PromptThread):
-    """Makes prompts when it is told to, in the calling thread."""
+    """Prepares prompts on request, in the calling thread."""
 
     def __init__(self) -> None:
         self.queue: deque[tuple[Future[Any], Callable[[], PreparedPrompt]]] = deque()
@@ -45,7 +45,7 @@ class Patient(PromptThread):
 
 
 class ToOrder:
-    """Prompts of as many columns as the text says, and which were made."""
+    """Prompts with the number of columns given in the text, and a record of those prepared."""
 
     def __init__(self, max_columns: int) -> None:
         self.thread = Patient()
@@ -112,7 +112,7 @@ def test_a_refused_prompt_fills_no_room_and_raises_whenever_it_is_taken() -> Non
     assert len(one.thread.queue) == 1
 
 
-def test_what_nobody_expects_any_more_is_not_made_and_not_kept() -> None:
+def test_prompts_that_are_no_longer_expected_are_not_made_and_not_kept() -> None:
     one = ToOrder(100)
     wanted = rows(["3 a", "3 b", "3 c"])
     one.prefetcher.prefetch(wanted)
@@ -161,7 +161,7 @@ def test_whatever_the_turns_every_request_gets_its_own_prompt(
 
 
 class Noted(SideStream):
-    """Says what was done with it, and hands tensors over as a device's stream would."""
+    """Records its calls, and hands tensors over as a device's stream does."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -182,7 +182,7 @@ class Noted(SideStream):
         self.events.append((mark, [tensor.data_ptr() for tensor in tensors]))
 
 
-def test_what_is_made_on_a_stream_is_handed_over_whole_by_whoever_takes_it() -> None:
+def test_prompts_made_on_a_stream_are_synchronised_when_taken() -> None:
     thread = PromptThread(SideStream())
     thread._stream = noted = Noted()
     ids = torch.arange(4)

@@ -27,7 +27,7 @@ def has_loops(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 def grown(policy: Chain, scores: Tensor, depths: Tensor | None) -> DraftTree:
-    """A chain in which each row's drafter says `scores` (b, D, V), one level after the other."""
+    """A chain in which each row's drafter returns `scores` (b, D, V), level by level."""
     b, num_levels = scores.shape[:2]
     rows = RowSampling(
         torch.zeros(b), torch.zeros(b, dtype=torch.long), torch.ones(b), torch.ones(b), None, False, 0, False

@@ -73,14 +73,14 @@ WORKED = {
 def test_a_tree_worked_by_hand() -> None:
     """Beam 2, two expansions. Level 1: 0 (.6), 1 (.3). Level 2: 01 (.54), 00 (.03); 10 (.15), 11 (.12).
 
-    The beam goes on from 01 and 10. Level 3: 010 (.27), 011 (.216); 101 (.135), 100 (.0075 = .15 · .05, tied with 102).
+    The beam is now 01 and 10. Level 3: 010 (.27), 011 (.216); 101 (.135), 100 (.0075 = .15 · .05, tied with 102).
     The six best are 0, 01, 1, 010, 011, 10.
     """
     tree = grow(DynamicTree(top_k=2, depth=2, total_tokens=7), by_last_token(WORKED), 1)
     assert nodes(tree) == [(0,), (1,), (0, 1), (1, 0), (0, 1, 0), (0, 1, 1)]
     assert tree.parents[0].tolist() == [-1, 0, 0, 1, 2, 3, 3]
     assert tree.depth[0].tolist() == [0, 1, 1, 2, 2, 3, 3]
-    # Grown in order: root 0; level 1 is 1 2; below 0 stand 3 4, below 1 stand 5 6; below 01 stand 7 8.
+    # Grown in order: root 0; level 1 is 1 2; children of 0: 3 4, of 1: 5 6, of 01: 7 8.
     assert tree.origin[0].tolist() == [0, 1, 2, 3, 5, 7, 8]
     assert tree.num_levels == 3
     assert tree.draft_probs is None
@@ -102,7 +102,7 @@ def test_the_beam_is_the_best_of_all_children_of_a_level_and_not_of_each_node() 
 
 
 def test_of_equal_scores_the_parent_is_kept() -> None:
-    """A drafter that is certain gives parent, child and grandchild the score 0: only depth can tell them apart."""
+    """A drafter that is certain gives parent, child and grandchild the score 0: only depth can distinguish them."""
 
     def certain(frontier: Frontier) -> Tensor:
         return torch.tensor([0.0, -1e9, -2e9]).expand(*frontier.tokens.shape, 3)

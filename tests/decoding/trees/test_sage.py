@@ -237,7 +237,7 @@ def test_a_threshold_that_gates_expansion_keeps_children_below_it_and_gives_them
         if path[:-1]:
             assert cumulative[path[:-1]] > float(level_threshold(len(path) - 1, depth, PAPER)[0])
     below = [path for path in gated if cumulative[path] <= float(level_threshold(len(path), depth, PAPER)[0])]
-    assert set(below) == set(gated) - set(included), "what is new stands below the threshold"
+    assert set(below) == set(gated) - set(included), "new nodes are below the threshold"
 
 
 def test_certainty_leaves_a_chain_whichever_way_the_threshold_gates() -> None:

@@ -1,4 +1,4 @@
-"""Medusa heads: the public files are read as they are, whatever their configuration says."""
+"""Medusa heads: the public files are read unchanged, regardless of their configuration."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def public_weights(num_heads: int, num_blocks: int = 1) -> dict[str, Tensor]:
 
 
 def publish(folder: Path, weights: dict[str, Tensor]) -> CheckpointRef:
-    """The published configurations say two heads, whatever the file holds."""
+    """The published configurations declare two heads, regardless of the number in the file."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
     torch.save(weights, folder / "medusa_lm_head.pt")

@@ -25,13 +25,13 @@ from tests import toys
 from tests.toys import images as image_toys
 from tests.toys.weights import randomise
 
-SAID = (9, 12, 40, 7, 2)
+ANSWER = (9, 12, 40, 7, 2)
 
 
 def training_sample(target: TargetModel, family: str, seed: int) -> TrainingSample:
     prompt, pictures = toys.prompt(family, seed)
     (prefix,) = target.encode_lanes(prompt, pictures, None)
-    return make_training_sample(target, prefix, SAID[: 2 + seed % 4])
+    return make_training_sample(target, prefix, ANSWER[: 2 + seed % 4])
 
 
 @pytest.mark.parametrize("family", list(toys.FAMILIES))
@@ -42,7 +42,7 @@ def test_states_of_a_ragged_batch_are_those_of_transformers_alone_on_the_whole_t
     assert states.lengths == tuple(each.prefix.length for each in training_samples)
     for row in range(5):
         prompt, pictures = toys.prompt(family, row)
-        result = SAID[: 2 + row % 4]
+        result = ANSWER[: 2 + row % 4]
         inputs = toys.front_end(family).encode(prompt, pictures)
         length = inputs["input_ids"].shape[1]
         for name, after in (("input_ids", torch.tensor([result])), ("attention_mask", torch.ones(1, len(result)))):
@@ -100,7 +100,7 @@ def fresh(target: TargetModel) -> EagleTask:
         shape = target.gpt.shape
         make = lambda: image_eagle(image_eagle_shape(shape), shape)  # noqa: E731
     task = fresh_eagle(target, 3, make)
-    # The default weights are too small to tell positions apart.
+    # The default weights are too small to distinguish positions.
     randomise(task.network.layers, 3)
     return task
 
@@ -146,13 +146,13 @@ def test_the_first_draft_is_the_second_code_and_is_left_out_on_request() -> None
     (lane, _) = target.encode_lanes("", (), image_toys.condition("text", 1))
     codes = list(range(16))
     wanted = make_training_sample(target, lane, codes, 1).wanted
-    # A pair at column t teaches the token at t + 2: the first to be taught stands at the condition's last column.
+    # A pair at column t teaches the token at t + 2: the first one is at the condition's last column.
     assert torch.nonzero(wanted[2:]).flatten().tolist() == list(range(lane.length - 1, lane.length + 14))
     published = make_training_sample(target, lane, codes, 2).wanted
     assert torch.nonzero(wanted & ~published).flatten().tolist() == [lane.length + 1]
 
 
-def test_padding_is_seen_by_nobody_in_a_lesson() -> None:
+def test_padding_is_masked_in_a_training_sample() -> None:
     target = image_toys.target("text")
     (lane, _) = target.encode_lanes("", (), image_toys.condition("text", 0))
     assert lane.num_padding == image_toys.NUM_COLUMNS - 1

@@ -1,4 +1,4 @@
-"""Training of heads: which token is learned from which state, by what loss, and that a run can be cut and shared."""
+"""Training of heads: the token learned from each state, the loss, and resuming and sharing a run."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_medusas_loss_equals_a_loop_and_head_i_learns_the_token_two_and_i_places
 
 
 class Knowing:
-    """A head that is right by table: at position t it says the target's likeliest second, and the right one third."""
+    """A head given by a table: at position t it ranks the target's likeliest token second, and the right one third."""
 
     def __init__(self, target: Any, rank: int) -> None:
         self._target, self._rank = target, rank
@@ -254,7 +254,7 @@ def test_training_learns_repeats_itself_and_leaves_target_and_embedding_as_they_
 
 
 @pytest.mark.parametrize("kind", list(WORLDS))
-def test_a_run_that_is_cut_goes_on_to_bitwise_the_same_weights(kind: str) -> None:
+def test_an_interrupted_run_resumes_to_bitwise_equal_weights(kind: str) -> None:
     whole = train(kind, 6)
     buffer = io.BytesIO()
     torch.save(train(kind, 3).state(), buffer)

@@ -1,4 +1,4 @@
-"""Keys of what samples show: equal where everything is, unequal where anything is not."""
+"""Content keys of samples: equal for equal content, and different for any difference."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def clip(seed: int = 0, fps: float = 2.0) -> Clip:
 BASE = Request("a", "<image> what?", (picture(1),), videos=(clip(),))
 
 
-def test_equal_contents_are_equal_keys_whoever_asks() -> None:
+def test_equal_contents_have_equal_keys() -> None:
     other = Request("b", "<image> what?", (picture(1),), seed=9, replica=2, videos=(clip(),))
     assert content_of(BASE) == content_of(other)
     assert len({content_of(BASE): 1, content_of(other): 2}) == 1
@@ -31,7 +31,7 @@ def test_equal_contents_are_equal_keys_whoever_asks() -> None:
     assert content_of(BASE) == content_of(strided)
 
 
-def test_whatever_a_prompt_is_made_of_tells_keys_apart() -> None:
+def test_every_part_of_a_prompt_changes_its_key() -> None:
     others = [
         replace(BASE, prompt="<image> who?"),
         replace(BASE, images=(picture(2),)),

@@ -1,4 +1,4 @@
-"""Kept visual features: served for what is shown again, under any prompt, and for nothing else."""
+"""Cached visual features: reused for the same image under any prompt, and for no other image."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_images_are_prepared_once_for_a_pair_and_outputs_stay_the_same(family: s
         assert one.telemetry.acceptance_histogram == alone[name].telemetry.acceptance_histogram
 
 
-def test_every_context_of_a_drafter_reads_what_was_prepared_and_spoils_it_for_nobody() -> None:
+def test_every_context_of_a_drafter_reads_shared_inputs_without_changing_them() -> None:
     contexts = [Pooled(), Full(), Pruned(0.5), TextOnly()]
     target, drafter, counted = pair("llava")
     done = run(target, drafter, contexts, "llava")
@@ -142,4 +142,4 @@ def test_what_went_unused_longest_makes_room() -> None:
     recent.keep(keys[1], 1, 51)
     assert (recent.num_bytes, recent.get(keys[1])) == (60, None)
     arrays[0][:] = 9
-    assert recent.get(Content([np.zeros(10, dtype=np.uint8)])) == 0, "keys are copies, which nobody changes"
+    assert recent.get(Content([np.zeros(10, dtype=np.uint8)])) == 0, "keys are copies and do not change with the input"

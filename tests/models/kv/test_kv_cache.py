@@ -1,4 +1,4 @@
-"""Ragged memory and tree masks, against slow and obvious versions of themselves."""
+"""Ragged KV caches and tree masks, compared with slow and simple implementations."""
 
 from __future__ import annotations
 

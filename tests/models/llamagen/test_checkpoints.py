@@ -41,7 +41,7 @@ SHAPES = {
 }
 CODES = [3, 1, 7, 20, 9]
 BESIDE = {"model_type": GPT_TYPE, "num_heads": HEADS, "grid": GRID}
-"""What weights of no published size do not say themselves."""
+"""The configuration that weights of no published size do not imply."""
 
 
 def publish(folder: Path, content: Any, name: str = "t2i.pt", config: dict[str, Any] | None = BESIDE) -> CheckpointRef:
@@ -159,7 +159,7 @@ def test_what_a_training_keeps_beside_the_weights_is_left_alone(tmp_path: Path) 
     expect_the_published_model(load_gpt(publish(tmp_path, content), "auto", CPU), "text")
 
 
-def test_an_old_files_rotary_table_tells_heads_and_grid_and_is_not_loaded(tmp_path: Path) -> None:
+def test_an_old_files_rotary_table_gives_heads_and_grid_and_is_not_loaded(tmp_path: Path) -> None:
     stray = {"freqs_cis": torch.full((COLUMNS + GRID * GRID, DIM // HEADS // 2, 2), torch.nan)}
     ref = publish(tmp_path, official_weights("text") | stray, config=None)
     assert read_gpt_shape(ref) == SHAPES["text"]
@@ -167,7 +167,7 @@ def test_an_old_files_rotary_table_tells_heads_and_grid_and_is_not_loaded(tmp_pa
 
 
 def named_weights(columns: int = 120) -> dict[str, Tensor]:
-    """The published size B in all that tells it, on no memory: its tensors are views of one number."""
+    """Weights with the shapes of the published size B that need no memory: the tensors are views of one number."""
     shapes = {name: tuple(value.shape) for name, value in official_weights("text", layers=12, columns=columns).items()}
     sizes = {DIM: 768, 3 * DIM: 3 * 768, FFN: 2048, VOCAB: 16384, FEATURES: 2048}
     one = torch.zeros(1, dtype=torch.bfloat16)
@@ -177,7 +177,7 @@ def named_weights(columns: int = 120) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("name", "grid"), [("t2i_B_stage1_256.pt", 16), ("c2i_B_384.pt", 24), ("t2i_B_stage2_512.pt", 32)]
 )
-def test_a_published_size_tells_its_heads_and_a_published_name_its_grid(tmp_path: Path, name: str, grid: int) -> None:
+def test_a_published_size_implies_its_heads_and_a_published_name_its_grid(tmp_path: Path, name: str, grid: int) -> None:
     ref = publish(tmp_path, {"model": named_weights()}, name, config=None)
     assert read_gpt_shape(ref) == GptShape.named("B", "text", grid)
 
@@ -271,7 +271,7 @@ def test_a_missing_tensor_is_named(tmp_path: Path, lost: str) -> None:
 
 
 @pytest.mark.parametrize("lost", ["layers.0.feed_forward.w1.weight", "cls_embedding.uncond_embedding"])
-def test_a_missing_tensor_that_tells_a_size_is_named_too(tmp_path: Path, lost: str) -> None:
+def test_a_missing_tensor_that_defines_a_size_is_named(tmp_path: Path, lost: str) -> None:
     weights = official_weights("text")
     del weights[lost]
     assert "is missing" in refusal(publish(tmp_path, {"model": weights}))
@@ -308,7 +308,7 @@ def test_a_config_that_contradicts_the_weights_is_refused_with_both_values(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "message"),
     [
         (BESIDE | {"grid": 0}, "grid must be a positive whole number, not 0"),
         (BESIDE | {"num_heads": "4"}, "num_heads must be a positive whole number, not '4'"),
@@ -319,9 +319,9 @@ def test_a_config_that_contradicts_the_weights_is_refused_with_both_values(tmp_p
     ],
 )
 def test_a_config_of_another_model_or_of_impossible_sizes_is_refused(
-    tmp_path: Path, config: dict[str, Any], said: str
+    tmp_path: Path, config: dict[str, Any], message: str
 ) -> None:
-    assert said in refusal(publish(tmp_path, official_weights("text"), config=config))
+    assert message in refusal(publish(tmp_path, official_weights("text"), config=config))
 
 
 def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
@@ -333,7 +333,7 @@ def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"block_size": None}, "has to give block_size"),
         ({"block_size": 10}, "block_size in config.json must be a square number, not 10"),
@@ -345,9 +345,9 @@ def test_a_config_that_is_no_json_object_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_config_of_lanterns_without_what_weights_cannot_tell_is_refused(
-    tmp_path: Path, change: dict[str, Any], said: str
+    tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
-    assert said in refusal(publish_lantern(tmp_path, "text", **change))
+    assert message in refusal(publish_lantern(tmp_path, "text", **change))
 
 
 def test_places_without_a_checkpoint_are_refused_with_what_was_expected(tmp_path: Path) -> None:

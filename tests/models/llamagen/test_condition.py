@@ -1,4 +1,4 @@
-"""Prompts become features as LlamaGen makes them; ready features are checked; bad prompts are told apart."""
+"""Prompts get the same features as in LlamaGen; given features are checked; each kind of bad prompt has its error."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_truncation_keeps_the_end_token_as_the_published_scripts_do(folder: Path
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "said"),
+    ("text", "kind", "message"),
     [
         ("", EmptyPrompt, "the prompt is empty"),
         (" \n\t", EmptyPrompt, "the prompt is empty"),
@@ -120,9 +120,9 @@ def test_truncation_keeps_the_end_token_as_the_published_scripts_do(folder: Path
     ],
 )
 def test_prompts_without_readable_text_are_refused_for_what_is_wrong(
-    t5: T5Condition, text: Any, kind: type[PromptError], said: str
+    t5: T5Condition, text: Any, kind: type[PromptError], message: str
 ) -> None:
-    with pytest.raises(PromptError, match=said) as refused:
+    with pytest.raises(PromptError, match=message) as refused:
         t5.encode(text)
     assert refused.type is kind
 
@@ -237,7 +237,7 @@ def test_a_tokenizer_without_an_end_token_is_refused(tmp_path: Path) -> None:
 # --- padding -------------------------------------------------------------------------------------------------------
 
 
-def test_padding_stands_on_the_left_and_is_zero() -> None:
+def test_padding_is_on_the_left_and_zero() -> None:
     features = torch.arange(6.0).reshape(3, 2) + 1
     padded, padding = pad_left(features, 5)
     assert padded.tolist() == [[0, 0], [0, 0], [1, 2], [3, 4], [5, 6]]

@@ -1,4 +1,4 @@
-"""The converter turns published files into folders that load without any pickle, and says what it made."""
+"""The converter turns published files into folders that load without pickle, and reports what it wrote."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_lanterns_folder_becomes_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("wrapper", ["model", "ema", "state_dict"])
-def test_a_published_vq_model_is_told_by_its_keys(tmp_path: Path, wrapper: str) -> None:
+def test_a_published_vq_model_is_recognised_by_its_keys(tmp_path: Path, wrapper: str) -> None:
     torch.manual_seed(1)
     published = Vq(VQ).eval()
     torch.save({wrapper: published.state_dict()}, tmp_path / "vq.pt")
@@ -56,7 +56,7 @@ def test_a_published_vq_model_is_told_by_its_keys(tmp_path: Path, wrapper: str) 
         torch.testing.assert_close(again.decode(codes), published.decode(codes))
 
 
-def test_what_cannot_be_converted_is_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unconvertible_file_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"model": official_weights("text")}, tmp_path / "t2i.pt")
     torch.save({"model": Vq(VQ).state_dict()}, tmp_path / "vq.pt")
     torch.save({"a.weight": torch.zeros(1)}, tmp_path / "other.pt")

@@ -31,7 +31,7 @@ def test_features_as_parquet_and_as_the_published_files_hold_them_are_read() -> 
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (matrix()[0], r"shape \(16,\) do not fit \(number of tokens, 16\)"),
         (matrix()[:, :5], r"shape \(3, 5\) do not fit"),
@@ -53,6 +53,6 @@ def test_features_as_parquet_and_as_the_published_files_hold_them_are_read() -> 
         ),
     ],
 )
-def test_ready_features_that_cannot_be_a_texts_are_refused(values: Any, said: str) -> None:
-    with pytest.raises(FeaturesError, match=said):
+def test_ready_features_that_cannot_be_a_texts_are_refused(values: Any, message: str) -> None:
+    with pytest.raises(FeaturesError, match=message):
         check_features(values, WIDTH, 120)

@@ -126,7 +126,7 @@ def test_without_a_mask_attention_is_causal() -> None:
 
 
 @torch.inference_mode()
-def test_what_stands_at_a_condition_position_does_not_steer_attention_only_its_value_counts() -> None:
+def test_the_token_at_a_condition_position_does_not_change_attention() -> None:
     # Zero rows: queries and keys vanish there, so all visible condition columns weigh the same.
     gpt, _ = model("text")
     swapped = features_of(COLUMNS)[[1, 0, 2, 3, 4, 5]]

@@ -187,7 +187,7 @@ def without_the_table(file: Path) -> None:
 
 
 @pytest.mark.parametrize("tear", [cut, emptied, flipped, of_another_shape, without_the_table])
-def test_a_torn_table_is_made_anew_and_said_so(tmp_path: Path, tear: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_damaged_table_is_rebuilt_with_a_warning(tmp_path: Path, tear: Any, caplog: pytest.LogCaptureFixture) -> None:
     made = neighbour_table(codebook(50), 12, Proximity(), tmp_path)
     (file,) = tmp_path.iterdir()
     tear(file)
@@ -236,7 +236,7 @@ def test_without_a_folder_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert neighbour_table(codebook(50), 12, Proximity(), None).shape == (50, 12)
 
 
-def test_the_cache_lies_where_the_user_keeps_caches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_is_in_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "draftfleet" / "neighbours"
     monkeypatch.delenv("XDG_CACHE_HOME")

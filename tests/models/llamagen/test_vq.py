@@ -263,7 +263,7 @@ def test_a_codebook_of_another_size_than_the_gpt_s_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"codebook_size": 41}, "codebook_size to 41, but the weights have 40"),
         ({"multipliers": [1, 2, 4, 4]}, "multipliers to"),
@@ -273,9 +273,9 @@ def test_a_codebook_of_another_size_than_the_gpt_s_is_refused(tmp_path: Path) ->
     ],
 )
 def test_a_config_that_contradicts_the_weights_is_refused(
-    tmp_path: Path, changes: dict[str, object], said: str
+    tmp_path: Path, changes: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         load_vq(saved(tmp_path, **changes), "float32", CPU)
 
 

@@ -1,4 +1,4 @@
-"""A checkpoint that cannot be used is refused by its path, in one sentence that says what is wrong with it."""
+"""An unusable checkpoint is refused with one sentence that names its path and the reason."""
 
 from __future__ import annotations
 

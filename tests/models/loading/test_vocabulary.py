@@ -48,7 +48,7 @@ def test_a_layer_narrower_than_the_vocabulary_gives_its_own_tokens_their_places(
 
 
 @pytest.mark.parametrize(("ids", "vocab_size"), [([], 20), ([20], 30), ([5], 5), ([-1], 20)])
-def test_tokens_that_nobody_has_are_a_mistake_of_the_caller(ids: list[int], vocab_size: int) -> None:
+def test_unknown_tokens_are_an_error_of_the_caller(ids: list[int], vocab_size: int) -> None:
     with pytest.raises(AssertionError):
         SlicedHead.of(layer(False), ids, vocab_size)
 

@@ -1,4 +1,4 @@
-"""What travels to a cluster is the code, the presets and the shipped models, and nothing else that lies around."""
+"""The archive for a cluster contains the code, the presets and the shipped models, and no other file."""
 
 from __future__ import annotations
 

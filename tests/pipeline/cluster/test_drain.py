@@ -1,4 +1,4 @@
-"""A node that drains is told once to the flight log, its rows are saved at once, and no row is blamed for its end."""
+"""A draining node is recorded once in the crash ledger, its rows are saved at once, and no row is blamed for it."""
 
 from __future__ import annotations
 
@@ -17,34 +17,34 @@ from pipeline.cluster.drain import Drains, watched
 from pipeline.run.crash_ledger import Ledger
 
 
-class Told:
-    """What the flight log and the saver were told, in order."""
+class RecordedCalls:
+    """The calls to the crash ledger and the writer, in order."""
 
     def __init__(self) -> None:
-        self.words: list[Any] = []
+        self.calls: list[Any] = []
 
     def drains(self, events: Events | None = None) -> Drains:
-        return Drains(lambda nodes: self.words.append(nodes), lambda flag: self.words.append(flag), events)
+        return Drains(lambda nodes: self.calls.append(nodes), lambda flag: self.calls.append(flag), events)
 
 
 def test_a_node_is_spared_once_and_rows_are_hurried_while_any_node_drains() -> None:
-    result = Told()
+    result = RecordedCalls()
     drains = result.drains()
     for draining in ({}, {"b": 0, "a": 0}, {"b": 0, "a": 0}, {"b": 0, "c": 0}, {}, {}, {"b": 0}):
         drains.look(draining)
-    assert result.words == [True, ["a", "b"], ["c"], False, True]
+    assert result.calls == [True, ["a", "b"], ["c"], False, True]
 
 
-def test_it_is_said_which_node_goes_and_when(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_draining_node_is_logged_with_its_deadline(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.setattr("time.time", lambda: 1000.0)
-    Told().drains().look({"0123456789abcdef": 1_025_400, "f" * 56: 0})
+    RecordedCalls().drains().look({"0123456789abcdef": 1_025_400, "f" * 56: 0})
     assert capsys.readouterr().err.splitlines() == [
         "node 0123456789ab drains, gone in 25 s: new rows go to other nodes",
         "node ffffffffffff drains: new rows go to other nodes",
     ]
     line = io.StringIO()
     monkeypatch.setattr(sys, "stderr", line)
-    Told().drains(Events(Stamp("job-1", 2, "f"), enabled=True)).look({"0123": 1_025_400})
+    RecordedCalls().drains(Events(Stamp("job-1", 2, "f"), enabled=True)).look({"0123": 1_025_400})
     message = json.loads(line.getvalue())
     assert (message["event"], message["level"], message["node"], message["left_s"]) == (
         "node_drains",
@@ -55,16 +55,16 @@ def test_it_is_said_which_node_goes_and_when(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_the_nodes_are_looked_after_until_the_block_ends() -> None:
-    result, seen = Told(), threading.Event()
+    result, seen = RecordedCalls(), threading.Event()
 
     def look() -> Mapping[str, int]:
-        if result.words:
+        if result.calls:
             seen.set()
         return {"a": 0}
 
     with watched(result.drains(), look, every_s=0.001):
         assert seen.wait(600)
-    assert result.words == [True, ["a"]]
+    assert result.calls == [True, ["a"]]
     assert "drains" not in {thread.name for thread in threading.enumerate()}
 
 

@@ -114,7 +114,7 @@ def test_ray_does_not_take_the_handler_away_while_it_connects() -> None:
     assert utils.set_sigterm_handler is own
 
 
-def test_rows_that_finished_before_a_signal_are_spooled_before_the_error_goes_on(
+def test_rows_that_finished_before_a_signal_are_spooled_before_the_error_propagates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = Sink(path=str(tmp_path), rows_per_file=4, max_unsaved_seconds=80_000.0)

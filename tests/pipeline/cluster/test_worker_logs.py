@@ -61,7 +61,7 @@ def test_errors_of_ray_are_shown_once_and_those_of_bookkeeping_are_not(
     assert (tmp_path / "log").read_text().count("_StatsActor") == 300
 
 
-def test_in_a_json_log_events_are_said_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_json_log_events_are_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = Console(tmp_path / "log", "LOG", JSON)
     JSON.emit("batch_done", num_rows=3)
     found.take(worker_lines(capsys.readouterr().err))

@@ -78,7 +78,7 @@ def test_a_damaged_exif_block_does_not_cost_the_picture() -> None:
     assert decode(data)[0, 0].tolist() == [255, 0, 0]
 
 
-def test_alpha_lies_over_white() -> None:
+def test_alpha_is_composited_over_white() -> None:
     assert decode(encode((255, 0, 0, 0), mode="RGBA"))[0, 0].tolist() == [255, 255, 255]
     assert decode(encode((0, 0, 0, 128), mode="RGBA"))[0, 0].tolist() == [127, 127, 127]
     assert decode(encode((0, 255), mode="LA"))[0, 0].tolist() == [0, 0, 0]
@@ -138,7 +138,7 @@ def test_the_pixel_limit_is_exact_and_leaves_pillows_own_untouched() -> None:
 
 
 def png_claiming(width: int, height: int) -> bytes:
-    """A PNG header of this size with hardly any data."""
+    """A PNG header of this size with almost no data."""
 
     def chunk(name: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))

@@ -132,7 +132,7 @@ def test_a_process_that_does_not_read_cannot_hold_its_supervisor_up(worker_of: M
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not count a process's memory")
-def test_a_bomb_is_refused_by_memory_and_the_process_goes_on(worker_of: Make) -> None:
+def test_a_bomb_is_refused_by_memory_and_the_process_survives(worker_of: Make) -> None:
     worker = worker_of(Limits(worker_max_bytes=64 << 20))
     assert code_of(worker, saved(Image.new("RGB", (6000, 6000)), "PNG")) == "image_too_large"
     assert pixels_of(worker, encode()).size > 0

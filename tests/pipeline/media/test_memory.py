@@ -1,4 +1,4 @@
-"""What decoding holds in memory is bounded by one number, whatever the files say; measured in a process of its own."""
+"""The memory of decoding has one bound, regardless of the files' headers; measured in a separate process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Weights of rows and the fillers that stand for them; headers are read in plain Python."""
+"""Weights of rows and the fillers that represent them; headers are read in plain Python."""
 
 from __future__ import annotations
 

@@ -86,6 +86,6 @@ def test_a_failure_of_the_whole_counts_no_more_when_all_rows_are_there() -> None
     assert result == [False] * 5 + [False, True]
 
 
-def test_rows_of_files_that_nobody_lists_are_told_apart() -> None:
+def test_rows_of_unlisted_files_are_distinguished() -> None:
     [located] = locate([table([{"source": "z", "row_index": 0, "sample_id": "z"}, image(0)])], PATHS)
     assert located.files.tolist() == [-1, 1]

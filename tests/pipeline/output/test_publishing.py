@@ -1,4 +1,4 @@
-"""Finished rows become durable in the spool and visible in whole files, once, whoever else tries."""
+"""Finished rows become durable in the spool and are published once in whole files, also under concurrent attempts."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_an_attempt_that_was_thought_dead_publishes_nothing_more(tmp_path) -> No
     assert sorted(ids_in(tmp_path / "data")) == ["a", "b"]
 
 
-def test_a_fence_that_comes_just_too_late_stands_behind_what_was_published(tmp_path, monkeypatch) -> None:
+def test_a_late_fence_keeps_published_files(tmp_path, monkeypatch) -> None:
     old, new = press_at(tmp_path, 1), press_at(tmp_path, 2)
     [spooled] = old.spool(0, [result_table(["a"])])
     create = OutputDir.create_bytes
@@ -228,7 +228,7 @@ def test_rows_wait_for_company_until_their_time_is_up(tmp_path) -> None:
         add(saver, ["b"])
         assert not spool.exists()
         now[0] = 300.0
-        add(saver, ["c"])  # wakes whoever keeps the time
+        add(saver, ["c"])  # wakes the timer thread
         saver._thread.join(0.0)
         while not spool.exists():
             assert saver._thread.is_alive()
@@ -242,7 +242,7 @@ def test_rows_wait_a_second_at_most_while_a_node_drains_and_as_before_afterwards
     with saver:
         add(saver, ["a"])
         now[0] = 1.0
-        saver.hurry(True)  # wakes whoever keeps the time
+        saver.hurry(True)  # wakes the timer thread
         while not spools[0].exists():
             assert saver._thread.is_alive()
         saver.hurry(False)

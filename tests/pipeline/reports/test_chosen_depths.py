@@ -1,4 +1,4 @@
-"""What the summary says of chosen depths: from choices to a row's telemetry, to sums, to lines."""
+"""Chosen depths in the summary: from choices to a row's telemetry, to sums, to lines."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_rows_extras_say_how_deep_its_trees_were_and_why() -> None:
     }
 
 
-def test_where_nobody_chooses_nothing_is_said() -> None:
+def test_without_choices_nothing_is_reported() -> None:
     counted = Choices()
     counted.add(4, Choice(5, "fixed"))
     assert counted.extras() == {}

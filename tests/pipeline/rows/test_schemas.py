@@ -24,7 +24,7 @@ def test_kept_columns_follow_ours_and_are_found_again() -> None:
         assert schemas.kept_fields(schema) == keep
 
 
-def test_the_schema_version_stands_in_the_metadata() -> None:
+def test_the_schema_version_is_in_the_metadata() -> None:
     assert schemas.result_schema().metadata[b"draftfleet.schema_version"] == b"1"
 
 

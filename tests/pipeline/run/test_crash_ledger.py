@@ -1,4 +1,4 @@
-"""The flight log counts a row's deaths, forgets what is done, and knows when too much has failed."""
+"""The crash ledger counts the crashes of a row, forgets finished rows, and detects too many failures."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Crash(BaseException):
 
 
 def test_a_row_that_ends_the_decoding_process_is_given_up_at_the_third_time() -> None:
-    """Ray gives the same batch to a new process after each death; rows are told apart from the second on."""
+    """Ray gives the same batch to a new process after each death; rows are counted separately from the second on."""
     book, seen = Ledger(), []
     table = decoded_table([{"id": f"s{index}", "text": "x"} for index in range(6)])
 

@@ -16,7 +16,7 @@ from pipeline.run.estimate import Pilot, draw, estimate
 
 
 class Spans:
-    """Stands in for a source of spans with so many rows each."""
+    """A fake source of spans with the given numbers of rows."""
 
     def __init__(self, span_rows: list[int], num_samples: int | None = None) -> None:
         self.span_rows, self.num_samples = span_rows, num_samples
@@ -112,7 +112,7 @@ def test_rows_of_one_file_are_alike_so_the_interval_is_as_wide_as_files_differ()
     )
 
 
-def test_the_interval_holds_the_truth_about_as_often_as_it_says() -> None:
+def test_the_interval_has_about_its_nominal_coverage() -> None:
     rng = np.random.default_rng(7)
     held = 0
     for trial in range(100):
@@ -164,7 +164,7 @@ def test_the_size_of_the_output_follows_from_the_rows_as_they_would_be_written()
     assert made.output_bytes.value == pytest.approx(module._written(rows) / 48 * 5000, rel=0.01)
 
 
-def test_rows_of_several_methods_are_said_to_be_of_a_trial() -> None:
+def test_rows_of_several_methods_are_reported_as_a_trial() -> None:
     pilot = draw(Spans([100] * 50), 48)  # type: ignore[arg-type]
     rows = results(pilot, lambda span, row: 0.9)
     assert "several methods" not in estimate(pilot, rows, Pool(), 1).show()

@@ -1,4 +1,4 @@
-"""An attempt that was overtaken touches nothing of the later one's, wherever it was delayed."""
+"""A superseded attempt does not change files of the later one, wherever it was delayed."""
 
 from __future__ import annotations
 

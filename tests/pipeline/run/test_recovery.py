@@ -213,7 +213,7 @@ def test_attempts_planned_while_the_source_grows_keep_each_others_files(
     first, begun = start(first)
     part = (tmp_path / "out/_job/manifest/part-00001.parquet").read_bytes()
     batches = make_rows(first, begun.publisher.attempt)
-    save(first, begun, batches)  # finished and published, but not settled, when the second one begins
+    save(first, begun, batches)  # finished and published, but not finalized, when the second one begins
     published = {own for batch in batches for own in batch["sample_id"].to_pylist()}
     second, begun = start(second)
     assert (tmp_path / "out/_job/manifest/part-00001.parquet").read_bytes() == part
@@ -514,14 +514,14 @@ def broken(folder: Path) -> str:
 KINDS = {"tars": "webdataset", "gz": "jsonl"}
 
 
-def test_a_cut_tar_says_that_the_file_does_not_tell_how_many_rows_are_missing(tmp_path: Path) -> None:
+def test_a_truncated_tar_is_reported_with_an_unknown_number_of_missing_rows(tmp_path: Path) -> None:
     (tmp_path / "tars").mkdir()
     data = tar_bytes([(f"{row:03}.png", RED) for row in range(40)])
     (tmp_path / "tars/a.tar").write_bytes(data[: 512 * 21])
     assert broken(tmp_path / "tars").endswith("at least one row is missing; it does not say how many more")
 
 
-def test_a_tar_damaged_in_the_middle_says_about_how_many_rows_are_missing(tmp_path: Path) -> None:
+def test_a_tar_damaged_in_the_middle_is_reported_with_an_estimate_of_missing_rows(tmp_path: Path) -> None:
     (tmp_path / "tars").mkdir()
     data = bytearray(tar_bytes([(f"{row:03}.png", RED) for row in range(40)]))
     data[1024 * 10 : 1024 * 10 + 512] = b"\xff" * 512
@@ -531,7 +531,7 @@ def test_a_tar_damaged_in_the_middle_says_about_how_many_rows_are_missing(tmp_pa
     assert "bytes not read" in message
 
 
-def test_a_cut_gzip_says_so_too(tmp_path: Path) -> None:
+def test_a_truncated_gzip_is_reported(tmp_path: Path) -> None:
     (tmp_path / "gz").mkdir()
     text = "".join(f'{{"text": "{random.Random(row).random()}"}}\n' for row in range(3000)).encode()
     (tmp_path / "gz/a.jsonl.gz").write_bytes(gzip.compress(text)[:-4000])

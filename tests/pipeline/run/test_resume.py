@@ -204,7 +204,7 @@ def test_torn_and_strange_files_are_set_aside_and_named(tmp_path: Path) -> None:
     assert len(list((tmp_path / "out/_job/aside/data").iterdir())) == 4
 
 
-def test_files_of_a_job_that_this_output_knows_nothing_of_are_set_aside(tmp_path: Path) -> None:
+def test_files_of_an_unknown_job_are_set_aside(tmp_path: Path) -> None:
     source = lines(tmp_path / "in")
     run(job(source, tmp_path / "out"), num_batches=2)
     run(job(source, tmp_path / "other", sampling={"temperature": 1.0}))

@@ -1,4 +1,4 @@
-"""An output on an object store that refuses, cuts and lies: every row is there once, whatever it takes."""
+"""An output on an object store with refused, truncated and misreported requests holds every row exactly once."""
 
 from __future__ import annotations
 

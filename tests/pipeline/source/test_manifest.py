@@ -54,7 +54,7 @@ def test_a_file_is_its_folders_only_file_even_if_its_name_looks_like_a_glob(tmp_
     assert images_of(read_all(source)) == [[b"img[1].dat"]]
 
 
-def test_the_same_tree_gives_the_same_ids_wherever_it_lies(tmp_path) -> None:
+def test_the_same_tree_gives_the_same_ids_at_any_path(tmp_path) -> None:
     make(tmp_path, "one/a.jpg", "one/b/c.jpg")
     filesystem = fsspec.filesystem("memory")
     for name in ("a.jpg", "b/c.jpg"):

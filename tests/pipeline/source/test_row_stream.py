@@ -1,4 +1,4 @@
-"""The order in which rows are taught: every row once an epoch, shuffled, and taken up anywhere as if never left."""
+"""The order of training rows: every row once per epoch, shuffled, and resumable at any position."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_stream_taken_up_at_any_place_goes_on_as_if_it_had_never_been_left(
     ]
 
 
-def test_what_lies_before_a_place_is_not_read_again() -> None:
+def test_rows_before_a_position_are_not_read_again() -> None:
     rows = stream([10] * 20, window=10)
     draws = rows.draws(9)
     for _ in range(15):

@@ -91,7 +91,7 @@ def test_a_server_that_stalls_costs_its_time_and_no_more(server: WebServer) -> N
     assert server.asked["/stalls/x"] == 4
 
 
-def test_the_request_says_who_asks_and_sends_no_credentials(server: WebServer) -> None:
+def test_the_request_has_a_user_agent_and_no_credentials(server: WebServer) -> None:
     uri = f"http://user:secret@{server.host}/ok/a b?x=é y#part"
     assert outcome(fetcher(private=("127.0.0.1",)), uri) == BODY
     [(path, headers)] = [(path, found) for path, found in server.headers.items() if path.startswith("/ok/a")]

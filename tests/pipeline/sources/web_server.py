@@ -54,11 +54,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(int(rest))
 
     def _later(self, rest: str) -> None:
-        """503 as often as the path says, then the body."""
+        """503 as often as the path requests, then the body."""
         self._answer(*((503,) if self.server.asked[self.path] <= int(rest) else (200, BODY)))
 
     def _cut(self, rest: str) -> None:
-        """Half of the body as often as the path says, then all of it."""
+        """Half of the body as often as the path requests, then all of it."""
         short = self.server.asked[self.path] <= int(rest)
         self._answer(200, BODY[: len(BODY) // 2] if short else BODY, len(BODY))
 
@@ -73,7 +73,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, b"", int(rest))
 
     def _endless(self, rest: str) -> None:
-        """Sends until nobody listens, without saying how much."""
+        """Sends without a length until the client disconnects."""
         self.send_response(200)
         self.send_header("Connection", "close")
         self.end_headers()
@@ -107,7 +107,7 @@ class WebServer(ThreadingHTTPServer):
         self.asked: Counter[str] = Counter()
         self.headers: dict[str, dict[str, str]] = {}
         self.files: dict[str, bytes] = {}
-        """What stands at `/file/<path>`."""
+        """The content of `/file/<path>`."""
         self.over = threading.Event()
 
     @property

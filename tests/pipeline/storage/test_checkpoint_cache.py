@@ -119,7 +119,7 @@ def test_an_outline_has_every_header_and_no_weights_on_the_disk(memory: Any) -> 
     assert (drawn / "config.json").read_bytes() == files()["config.json"]
 
 
-def test_an_outline_of_torchs_own_format_tells_its_shapes(memory: Any, tmp_path: Path) -> None:
+def test_an_outline_of_torchs_format_has_its_shapes(memory: Any, tmp_path: Path) -> None:
     torch.save({"model": {"a": torch.ones(2000, 600), "b": torch.ones(3)}}, tmp_path / "t2i.pt")
     memory.pipe_file("/g/t2i.pt", (tmp_path / "t2i.pt").read_bytes())
     memory.pipe_file("/g/config.json", b"{}")

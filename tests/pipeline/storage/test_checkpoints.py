@@ -241,8 +241,8 @@ class Hub:
             raise huggingface_hub.errors.SafetensorsParsingError("its header is no JSON")
 
 
-def told(job: CaptionJob) -> Known:
-    """What loaders tell of a hub id: the commit that they were given, or a branch that they could not look up."""
+def given_revision(job: CaptionJob) -> Known:
+    """What loaders report for a hub id: the given commit, or a branch that they could not resolve."""
     return Known({"target": job.model.target.revision or "main"})
 
 
@@ -250,7 +250,7 @@ def test_a_branch_of_the_hub_is_pinned_to_its_commit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub())
-    job, info = check(caption_job("owner/name", revision="main"), told, True)
+    job, info = check(caption_job("owner/name", revision="main"), given_revision, True)
     assert job.model.target.revision == COMMIT
     assert info.revisions == {"target": COMMIT}
     assert capsys.readouterr().out == f"weights  model.target: owner/name, 1 files, 5.000 GB, revision {COMMIT}\n"
@@ -262,23 +262,23 @@ def test_a_repository_that_is_closed_or_absent_is_refused(status: int, monkeypat
     error.response = SimpleNamespace(status_code=status)  # type: ignore[assignment]
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub(error))
     with pytest.raises(ConfigError, match=rf"^model\.target: owner/name: the hub answers {status}: .*HF_TOKEN"):
-        check(caption_job("owner/name"), told, True)
+        check(caption_job("owner/name"), given_revision, True)
 
 
 def test_torn_weights_of_the_hub_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub(torn=True))
     with pytest.raises(ConfigError, match=r"^model\.target: owner/name: its header is no JSON$"):
-        check(caption_job("owner/name"), told, True)
+        check(caption_job("owner/name"), given_revision, True)
 
 
 def test_without_the_hub_a_commit_is_taken_and_a_branch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub, "HfApi", Hub(OfflineModeIsEnabled("offline")))
-    job, _ = check(caption_job("owner/name", revision=COMMIT), told, True)
+    job, _ = check(caption_job("owner/name", revision=COMMIT), given_revision, True)
     assert job.model.target.revision == COMMIT
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     message = r"the commit of main cannot be determined: HF_HUB_OFFLINE is set, .*; give the commit in model\.target\.r"
     with pytest.raises(ConfigError, match=message):
-        check(caption_job("owner/name", revision="main"), told, True)
+        check(caption_job("owner/name", revision="main"), given_revision, True)
     kept = {"target": COMMIT}
     job, _ = check(caption_job("owner/name"), lambda own: Known(kept), True)
     assert job.model.target.revision == COMMIT

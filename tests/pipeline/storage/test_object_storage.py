@@ -1,4 +1,4 @@
-"""Reading from and writing to a real S3 protocol server that refuses, cuts, stalls and lies about what it has done."""
+"""Reads and writes against a real S3 server with refused, truncated, stalled and misreported requests."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_connections_that_stand_still_are_given_up_by_default() -> None:
 
 
 class Short(io.BytesIO):
-    """A driver's file that gives half of what is asked for, as often as `times` says, and breaks once in between."""
+    """A driver's file that returns half of the requested bytes `times` times, and fails once in between."""
 
     times: ClassVar[list[int]] = []
 
@@ -249,7 +249,7 @@ def test_writing_outlives_503s_and_publishes_whole_objects(s3: S3, output) -> No
     assert output.list_files("data") == ["x.bin"]
 
 
-def test_an_attempt_is_taken_once_by_whoever_put_it_there(s3: S3, output) -> None:
+def test_an_attempt_is_claimed_once(s3: S3, output) -> None:
     assert output.take_attempt({"job_id": "a"}) == 1
     with pytest.raises(ConfigError, match="another job has taken attempt 1"):
         output.take_attempt({"job_id": "a"})

@@ -1,4 +1,4 @@
-"""Pixels become files that give the pixels back, under names that are nobody else's."""
+"""Pixels become files that decode to the same pixels, under unique names."""
 
 from __future__ import annotations
 

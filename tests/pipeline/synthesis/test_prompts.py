@@ -260,7 +260,7 @@ ANYTHING = st.recursive(
 )
 
 
-# How fast values are drawn says nothing of the code, and a busy machine draws slowly.
+# The speed of drawing examples depends on the machine's load and not on the code.
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys(("caption", "s", "t", "k", "p", "g", "l"), ANYTHING)))
 def test_whatever_a_row_holds_it_becomes_exactly_one_row(fields: dict[str, Any]) -> None:

@@ -74,7 +74,7 @@ def test_a_torn_table_is_refused_by_name(tmp_path: Path) -> None:
         list(texts_of([str(torn)], "generated_text"))
 
 
-def test_the_command_writes_a_list_and_says_what_it_covers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_writes_a_list_and_reports_its_coverage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target, out = tmp_path / "target", tmp_path / "tokens.json"
     toys.save("llama", target)
     texts = tmp_path / "texts.txt"

@@ -1,4 +1,4 @@
-"""C++ sources are built when they are needed, by whoever needs them, and a failure is said once."""
+"""C++ sources are built on first use, by one thread, and a failure is logged once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_sources_follow_one_another_and_are_built_at_the_first_call(tmp_path: Pa
     assert loops.library() is library
 
 
-def test_what_cannot_be_built_is_tried_and_said_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+def test_a_failing_build_is_tried_and_logged_once(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     missing = Library((tmp_path / "not_there.cpp",), {}, "it goes on without")
     assert missing.library() is None
     assert missing.library() is None
@@ -37,7 +37,7 @@ def test_what_cannot_be_built_is_tried_and_said_once(caplog: pytest.LogCaptureFi
     assert "not_there.cpp" in messages[0]
 
 
-def test_whoever_asks_while_another_thread_builds_gets_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_thread_waits_for_the_running_build(monkeypatch: pytest.MonkeyPatch) -> None:
     built, may_end, begun = ctypes.CDLL(None), threading.Event(), threading.Event()
     loops = Library((), {}, "nothing")
 

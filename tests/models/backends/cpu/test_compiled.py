@@ -87,7 +87,7 @@ def test_forwards_of_all_shapes_equal_uncompiled_ones_with_one_graph_a_kind(
     # Lengths that came once are called past torch's checks from then on.
     assert all(graph.pick is not None for graph in target._run._graph._graphs.values())
     assert len(target._run._graph._graphs) >= len(SHAPES)
-    # Query, key and value are one product, so are gate and up; the other two stand alone.
+    # Query, key and value are one product, so are gate and up; the other two are separate.
     assert set(graphs) == {4}
     # Packed weights are held once for all graphs, and go with the model.
     num_layers = target.decoder.config.num_hidden_layers  # type: ignore[union-attr]
@@ -144,7 +144,7 @@ def outcome(done: dict[str, Completion]) -> dict[str, object]:
     return {key: (one.token_ids, one.telemetry.acceptance_histogram) for key, one in done.items()}
 
 
-def test_a_compiled_pair_says_what_the_same_pair_says_uncompiled() -> None:
+def test_a_compiled_pair_gives_the_output_of_the_uncompiled_pair() -> None:
     wanted = checks.requests("llava", 9)
     results = []
     for compiles in (False, True):
@@ -159,7 +159,7 @@ def test_a_compiled_pair_says_what_the_same_pair_says_uncompiled() -> None:
     assert results[0] == results[1]
 
 
-def test_without_a_working_compiler_the_model_runs_uncompiled_and_says_so(
+def test_without_a_working_compiler_the_model_runs_uncompiled_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def broken(graph: torch.fx.Graph) -> int:

@@ -73,8 +73,8 @@ def captured(model: Target) -> CapturedDecoder:
     return run
 
 
-def said(family: str, slots: int, wraps: bool) -> tuple[dict[str, Any], list[int]]:
-    """What a pair says to nine requests, more than there are slots, so that batches shrink and slots are refilled; and
+def decode_all(family: str, slots: int, wraps: bool) -> tuple[dict[str, Any], list[int]]:
+    """A pair's answers to nine requests, more than there are slots, so that batches shrink and slots are refilled; and
     how many recordings target and drafter made."""
     target, drafter = toys.target(family), toys.perturbed(family, 0.02)
     runs = [captured(model) for model in (target, drafter)] if wraps else []
@@ -90,9 +90,9 @@ def said(family: str, slots: int, wraps: bool) -> tuple[dict[str, Any], list[int
 
 
 @pytest.mark.parametrize(("family", "slots"), [("llava", 5), ("llava", 1), ("qwen2_5_vl", 3)])
-def test_a_recorded_pair_says_what_the_same_pair_says_plainly(family: str, slots: int) -> None:
-    expected, _ = said(family, slots, False)
-    got, counts = said(family, slots, True)
+def test_a_captured_pair_gives_the_output_of_the_eager_pair(family: str, slots: int) -> None:
+    expected, _ = decode_all(family, slots, False)
+    got, counts = decode_all(family, slots, True)
     assert got == expected
     # A handful of sizes, though every batch from one row to all occurred.
     sizes = len([rows for rows in ROWS if rows <= 8])
@@ -101,8 +101,8 @@ def test_a_recorded_pair_says_what_the_same_pair_says_plainly(family: str, slots
 
 @pytest.mark.parametrize("part", ["embeds", "positions", "columns", "mask"])
 def test_an_input_that_is_not_copied_into_its_buffer_is_caught(part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: a recording goes on with what the buffer held when it was made."""
-    expected, _ = said("llava", 3, False)
+    """The planted fault: a recording uses the buffer's content at capture time."""
+    expected, _ = decode_all("llava", 3, False)
     record = CapturedDecoder._record
 
     def with_stale(self: CapturedDecoder, *given: Any) -> Any:
@@ -111,7 +111,7 @@ def test_an_input_that_is_not_copied_into_its_buffer_is_caught(part: str, monkey
         return one
 
     monkeypatch.setattr(CapturedDecoder, "_record", with_stale)
-    got, _ = said("llava", 3, True)
+    got, _ = decode_all("llava", 3, True)
     assert got != expected
 
 
@@ -146,7 +146,7 @@ def test_a_row_that_is_not_in_use_leaves_memory_alone(is_faulty: bool, monkeypat
 
 def test_more_rows_than_any_recording_has_run_unrecorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("models.backends.cuda.graphs.ROWS", (1, 2))
-    expected, _ = said("llava", 3, False)
-    got, counts = said("llava", 3, True)
+    expected, _ = decode_all("llava", 3, False)
+    got, counts = decode_all("llava", 3, True)
     assert got == expected
     assert all(count > 0 for count in counts)

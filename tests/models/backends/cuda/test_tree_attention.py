@@ -17,7 +17,7 @@ from models.backends.cuda.graphs import CapturedDecoder
 from models.backends.cuda.tree_attention import FirstPart, TwoParts, attend_in_parts, first_part, flash, split
 from tests import toys
 from tests.conformance import checks
-from tests.models.backends.cuda.test_graphs import batch, captured, said
+from tests.models.backends.cuda.test_graphs import batch, captured, decode_all
 from tests.models.plain_first_part import plain
 from tests.models.two_ways import BUSH, CAPACITY, CHAIN, FOREST, both_ways, tree
 
@@ -45,7 +45,7 @@ def test_rows_may_have_trees_of_their_own() -> None:
     torch.testing.assert_close(got, expected, rtol=2e-6, atol=2e-6)
 
 
-def test_scratch_columns_that_nobody_sees_may_lie_beyond_the_memory() -> None:
+def test_masked_scratch_columns_may_be_beyond_the_memory() -> None:
     """A level's mask may be as wide as the widest tree though this row ends before it."""
     visible = torch.zeros(1, 2, 12, dtype=torch.bool)
     visible[0, :, :3] = torch.tensor([[True, True, False], [True, False, True]])
@@ -67,7 +67,7 @@ def test_scores_beyond_what_exp_can_hold_are_merged() -> None:
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_node_that_stands_alone_has_no_second_part() -> None:
+def test_a_single_node_has_no_second_part() -> None:
     memory = torch.zeros(2, 2, CAPACITY + 1, 8)
     alone = split(plain, torch.tensor([4, 9]), torch.ones(2, 1, 1, dtype=torch.bool), 0, memory, 4)
     assert alone.bias is None
@@ -98,7 +98,7 @@ def test_a_wrong_first_part_is_seen(fault: FirstPart) -> None:
     assert not torch.allclose(got, expected, atol=1e-3)
 
 
-# An engine whose memory is said to have a kernel: the same tokens, plainly and replayed.
+# An engine whose memory reports a kernel: the same tokens, plainly and replayed.
 
 
 @pytest.fixture
@@ -111,14 +111,14 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("family", "slots"), [("llava", 5), ("llava", 1), ("qwen2_5_vl", 3)])
-def test_a_pair_in_two_parts_says_what_it_says_under_masks(
+def test_two_part_attention_gives_the_output_of_masked_attention(
     family: str, slots: int, request: pytest.FixtureRequest
 ) -> None:
-    expected, _ = said(family, slots, False)
+    expected, _ = decode_all(family, slots, False)
     request.getfixturevalue("kernel")
-    got, _ = said(family, slots, False)
+    got, _ = decode_all(family, slots, False)
     assert got == expected
-    replayed, counts = said(family, slots, True)
+    replayed, counts = decode_all(family, slots, True)
     assert replayed == expected
     assert all(count > 0 for count in counts), counts
 
@@ -153,7 +153,7 @@ def test_levels_are_replayed_in_two_parts(request: pytest.FixtureRequest) -> Non
 def test_a_part_that_is_not_copied_into_its_buffer_is_caught(
     part: str, kernel: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The planted fault: a recording goes on with what the part held when it was made."""
+    """The planted fault: a recording uses the part's content at capture time."""
     expected = levels(False)
     record = CapturedDecoder._record
 

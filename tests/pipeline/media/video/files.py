@@ -1,4 +1,4 @@
-"""Video files whose frames say their own number, and ways to damage them."""
+"""Video files whose frames encode their number, and ways to damage them."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def test_jsonl_and_csv_name_videos_by_uri_and_the_job_says_which_schemes(tmp_pat
     assert codes(table) == ["", "", "uri_refused"]
 
 
-def test_videos_that_are_too_large_to_fetch_are_told_so(tmp_path) -> None:
+def test_videos_that_are_too_large_to_fetch_have_their_own_error(tmp_path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     (folder / "a.mp4").write_bytes(LONG)

@@ -35,7 +35,7 @@ LEANING = {
     "mpeg4_b_frames": {"num_b_frames": 2},
     "mpeg2_matroska": {"codec": "mpeg2video", "container": "matroska", "num_b_frames": 2},
 }
-"""Videos in which frames behind a key frame need what lies before it."""
+"""Videos in which frames after a key frame depend on frames before it."""
 LOOSE = {
     "h264_transport": {"codec": "libx264", "container": "mpegts", "options": X264},
     "h264_avi": {"codec": "libx264", "container": "avi", "options": X264},
@@ -233,7 +233,7 @@ def test_files_that_name_other_files_or_hosts_are_no_videos(text, tmp_path) -> N
     assert code_of(text.encode(), tmp_path) == "not_a_video"
 
 
-def test_a_file_cut_short_is_broken_wherever_its_index_stands(tmp_path) -> None:
+def test_a_truncated_file_is_broken_wherever_its_index_is(tmp_path) -> None:
     behind = encode_video(24)
     before = encode_video(24, muxer={"movflags": "faststart"})
     assert behind.index(b"moov") > behind.index(b"mdat")
@@ -243,7 +243,7 @@ def test_a_file_cut_short_is_broken_wherever_its_index_stands(tmp_path) -> None:
     assert code_of(before[: before.index(b"mdat") + 4], tmp_path) == "broken_video"
 
 
-def test_a_file_without_moving_pictures_says_what_it_holds(tmp_path) -> None:
+def test_a_file_without_video_is_refused_with_its_content(tmp_path) -> None:
     (tmp_path / "sound").write_bytes(files.encode_sound())
     with pytest.raises(MediaError, match="the file holds audio, and no moving picture") as caught:
         probe(str(tmp_path / "sound"), 10**6)
@@ -263,7 +263,7 @@ def test_units_of_h264_are_found_behind_lengths_and_behind_start_codes() -> None
     assert nal_kinds(b"\xff\xff\xff\xff\x65", lengths) == {5}
 
 
-def test_a_frame_that_is_never_decoded_is_told_by_its_time(tmp_path) -> None:
+def test_a_frame_that_is_never_decoded_is_named_by_its_time(tmp_path) -> None:
     video = probed(encode_video(24), tmp_path)
     ticks = list(video.ticks)
     ticks[10] += 1  # a packet's time that no frame has

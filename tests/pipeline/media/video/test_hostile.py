@@ -46,7 +46,7 @@ def test_a_damaged_file_gives_clips_or_a_known_code(name, worker, tmp_path) -> N
 
 
 @pytest.mark.parametrize("name", NONE)
-def test_what_is_no_video_is_told_so(name, worker, tmp_path) -> None:
+def test_a_file_that_is_no_video_has_its_own_error(name, worker, tmp_path) -> None:
     assert outcome(worker, NONE[name], tmp_path) == "not_a_video"
 
 
@@ -72,7 +72,7 @@ def test_the_corpus_is_large_and_its_process_outlived_it(worker, tmp_path) -> No
         ("rubbish_behind", ""),
     ],
 )
-def test_damage_is_told_for_what_it_is(name, code, worker, tmp_path) -> None:
+def test_each_kind_of_damage_has_its_error_code(name, code, worker, tmp_path) -> None:
     assert outcome(worker, DAMAGED[name], tmp_path) == code
 
 

@@ -64,7 +64,7 @@ def test_windows_share_the_video_and_a_short_rest_joins_the_last() -> None:
     assert len(windows(TENTHS, 10.0, Sampling(num_frames=3, clip_s=60.0))) == 1
 
 
-def test_a_window_in_which_no_frame_begins_shows_the_one_that_stands() -> None:
+def test_a_window_without_a_new_frame_shows_the_current_frame() -> None:
     clips = windows([0.0, 0.5, 9.0], 10.0, Sampling(num_frames=4, clip_s=2.0))
     assert [clip.indices for clip in clips] == [(0, 1), (1,), (1,), (1,), (2,)]
 

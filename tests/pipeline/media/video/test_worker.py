@@ -162,7 +162,7 @@ def test_a_process_goes_when_its_supervisor_closes_its_end(worker_of, good) -> N
 
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not count a process's memory")
-def test_a_bomb_is_refused_and_the_process_goes_on(worker_of, good) -> None:
+def test_a_bomb_is_refused_and_the_process_survives(worker_of, good) -> None:
     bomb = "import numpy as np\nprobe = child.probe\ndef large(path, max_pixels):\n"
     bomb += "    np.zeros(1 << 30, np.uint8).fill(1)\n    return probe(path, max_pixels)\nchild.probe = large"
     worker = worker_of(limits=Limits(worker_max_bytes=512 << 20), code=bomb)
@@ -172,7 +172,7 @@ def test_a_bomb_is_refused_and_the_process_goes_on(worker_of, good) -> None:
     assert worker.num_started == 1
 
 
-def test_a_library_that_is_missing_is_said_before_any_video(worker_of, good) -> None:
+def test_a_missing_library_is_reported_before_any_video(worker_of, good) -> None:
     missing = "import sys\nsys.modules['decord'] = None"
     with pytest.raises(WorkerError, match=r"cannot start: .*decord"):
         worker_of(decoder="decord", code=missing).decode(good)
