@@ -22,7 +22,7 @@ from benchmarks.harness.process import Outcome
 from benchmarks.harness.results import describe_pair, finish, pair_command_line, read_results, results_file
 from benchmarks.harness.verdict import spread, turns
 from benchmarks.peers.work import inflated_pair, make_work
-from zoo.text_samples import held_out_prompts
+from zoo.text.samples import held_out_prompts
 
 RESULTS = results_file("backend_pieces")
 CPU, COMPLETE = "models.backends.cpu", "complete"
