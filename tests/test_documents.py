@@ -99,7 +99,8 @@ def test_commands_in_the_documents_exist(path: str) -> None:
     targets = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
     assert verbs - {""} <= targets
     modules = [ROOT / name.replace(".", "/") for name in re.findall(r"python -m ([a-z_]+(?:\.[a-z_]+)+)\b", text)]
-    assert [str(module) for module in modules if not module.with_suffix(".py").is_file()] == []
+    runs = [module.with_suffix(".py").is_file() or (module / "__main__.py").is_file() for module in modules]
+    assert [str(module) for module, is_runnable in zip(modules, runs, strict=True) if not is_runnable] == []
 
 
 @pytest.mark.parametrize("path", documents())

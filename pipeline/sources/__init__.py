@@ -1,4 +1,4 @@
-"""The source kinds: where samples can come from. A new kind is a module here and one entry in `KINDS`."""
+"""The source kinds: where samples can come from. A new kind is a module here, an entry in `KINDS`, and a value of `Source.kind` (`configs/schema.py`)."""
 
 from __future__ import annotations
 
