@@ -1,4 +1,7 @@
-"""The source kinds: where samples can come from. A new kind is a module here, an entry in `KINDS`, and a value of `Source.kind` (`configs/schema.py`)."""
+"""The source kinds: where samples can come from.
+
+A new kind is a module here, an entry in `KINDS`, and a value of `Source.kind` in `configs/schema.py`.
+"""
 
 from __future__ import annotations
 
