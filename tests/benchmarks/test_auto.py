@@ -93,7 +93,7 @@ def test_methods_take_turns_before_and_after_a_trial_and_the_first_turn_counts_f
     names = ("plain", "chain-2", "chain-5")
     pair: Any = SimpleNamespace(
         config=SimpleNamespace(method=SimpleNamespace(methods=[SimpleNamespace(label=name) for name in names])),
-        engine=lambda slots, columns, one: FakeEngine(one.label, turns),
+        engine=lambda slots, one: FakeEngine(one.label, turns),
     )
     alone = Alone(pair, 4, 6, 2)
     assert (tuple(turns), alone._blocks) == (names, [])

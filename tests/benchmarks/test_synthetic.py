@@ -131,7 +131,7 @@ def test_forced_acceptance_is_not_lossless_and_no_job_can_choose_it() -> None:
     from actors.loading import method
 
     assert not Forced(0.5).lossless
-    assert all("forced" not in kind.__name__.lower() for kind in method.ACCEPTANCES)
+    assert all("forced" not in kind for kind in method.ACCEPTANCES)
 
 
 def test_the_table_has_every_row_and_marks_every_speed_as_synthetic(rows: list[dict[str, Any]]) -> None:

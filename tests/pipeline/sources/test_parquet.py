@@ -227,7 +227,7 @@ def test_values_for_the_prompt_are_json_of_every_type(tmp_path) -> None:
         ("x", (), {"image": "nope"}, r"^source\.columns\.image: the column 'nope' is not in x\.parquet"),
         ("x", (), {"image": "n"}, r"^source\.columns\.image: 'n' in x\.parquet is double; images are"),
         ("x", (), {"id_column": "n"}, r"^source\.id_column: 'n' in x\.parquet is double"),
-        ("{bytes}", (), {}, r"^prompt\.text: the column 'bytes' in x\.parquet holds bytes"),
+        ("{bytes}", (), {}, r"^prompt\.text: the column 'bytes' in x\.parquet contains bytes"),
         ("x", ("status",), {}, r"^sink\.keep_columns: 'status' is a column of the output"),
         ("x", ("Sample_ID",), {}, r"^sink\.keep_columns: 'Sample_ID' is a column of the output"),
         ("x", ("q", "q"), {}, r"^sink\.keep_columns: a column is named twice"),
