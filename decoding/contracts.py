@@ -185,7 +185,7 @@ class Drafter:
         run no model but store the new token until the next draft."""
 
     def extras(self, slot: int) -> dict[str, Any]:
-        """Telemetry extras of the sample."""
+        """Return telemetry extras of the sample."""
         return {}
 
 
@@ -226,7 +226,7 @@ class TreePolicy:
         return None
 
     def extras(self, slot: int) -> dict[str, Any]:
-        """Telemetry extras of the sample."""
+        """Return telemetry extras of the sample."""
         return {}
 
 

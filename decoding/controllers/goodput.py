@@ -236,7 +236,7 @@ class GoodputController:
             if depth != present and self.num_steps >= self._pauses.get((size, depth), (0, 0))[0]
         }
         if present and not self.step_times.is_current(num_active, 0):
-            # Drafting or the whole machine became slower; a trial of plain decoding tells them apart.
+            # Drafting or the whole machine became slower; a trial of plain decoding distinguishes the two.
             hopes[0] = math.inf
         for depth in sorted(hopes, key=hopes.__getitem__, reverse=True):
             worth = self._step_speed(num_active, depth) / self._step_speed(num_active, present)

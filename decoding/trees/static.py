@@ -51,7 +51,7 @@ NAMED_PATHS: Mapping[str, Paths] = {
 
 
 def nodes_of(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int], list[int]]:
-    """Return parents, ranks and depths of a tree's nodes, breadth first from the root; `paths` must have all parents."""
+    """Return parents, ranks and depths of the nodes, breadth first from the root; `paths` must contain all parents."""
     nodes = [(), *sorted(set(paths), key=lambda path: (len(path), path))]
     place = {path: index for index, path in enumerate(nodes)}
     for path in nodes[1:]:
