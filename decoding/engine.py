@@ -217,7 +217,7 @@ class Engine:
         for one in progress:
             one.stats.prefill_ms = 1000 * spent / len(progress)
         if continued and not self.method.controller.is_off:
-            # Otherwise samples that finish while drafting is off skip the drafter prefill.
+            # While drafting is off, the prefill is deferred, so samples that finish before drafting resumes skip it.
             self._prefill_drafter(admitted, [one for _, one, _ in continued])
         return finished
 

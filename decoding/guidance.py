@@ -27,7 +27,7 @@ class Guidance:
     def occupy(self, slot: int, sampling: Sampling) -> None:
         """Set the guidance parameters of a new sample in `slot`."""
         self._scale[slot] = sampling.guidance_scale
-        # The public sampler counts decode steps: step i produces token i + 1; step `interval` is guided.
+        # LlamaGen's sampler counts decode steps: step i produces token i + 1; step `interval` is the last guided step.
         self._last[slot] = ALWAYS if sampling.guidance_interval < 0 else sampling.guidance_interval + 1
 
     def merge(self, slots: SlotBatch, logits: Tensor, depth: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def _penalise(out: Tensor, rows: RowSampling, earlier: Tensor | None, earlier_va
     if earlier is not None and earlier.shape[-1] > 0:
         count = torch.zeros_like(out)
         real = torch.ones_like(earlier, dtype=out.dtype) if earlier_valid is None else earlier_valid.to(out.dtype)
-        # Add, because a token may occur at a valid and at a padded position.
+        # Counts are added, because a token may occur at a valid and at a padded position.
         seen = seen | (count.scatter_add(-1, earlier, real) > 0)
     penalty = rows.penalty[:, None, None]
     return torch.where(seen, torch.where(out < 0, out * penalty, out / penalty), out)

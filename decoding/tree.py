@@ -137,6 +137,6 @@ class Verdict:
     def produced(self, tree: DraftTree) -> Tensor:
         """Return the new tokens (b, D + 1): accepted drafts, then the target's next token; undefined beyond `n`."""
         last = self.next[:, None]
-        # The accepted nodes of a chain are its first ones.
+        # The accepted nodes of a chain are its first nodes.
         tokens = tree.tokens if tree.is_chain else tree.tokens.gather(1, self.path)
         return torch.cat([tokens[:, 1:], last], dim=1).scatter_(1, (self.n - 1)[:, None], last)

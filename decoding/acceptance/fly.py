@@ -35,7 +35,7 @@ class Fly(RelaxedRule):
         passes = unsure.gather(1, tree.parents.clamp_min(0))[:, None]
         if self.window == 0:
             return passes
-        ahead = tree.depth[:, :, None] - tree.depth[:, None, :]  # (b, j, i): levels of j below i
+        ahead = tree.depth[:, :, None] - tree.depth[:, None, :]  # (b, j, i): depth of j − depth of i
         followed = seen.branches.count(seen.match, (ahead > 0) & (ahead <= self.window)) == self.window
         room = seen.branches.length[:, :, None] - tree.depth[:, None, :]
         return passes & followed & (room >= self.window + self.margin)

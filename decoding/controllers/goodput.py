@@ -138,7 +138,7 @@ class GoodputController:
             best = max(self._step_speed(outcome.num_active, depth) for depth in self.depths)
             self.explored_s += max(0.0, outcome.seconds - outcome.num_tokens / best)
             if not self._current[batch_class(outcome.num_active)]:
-                # With drafts off, these prompts are prefilled for the trial only.
+                # While drafting is off, prompts are prefilled only for the trial.
                 self.explored_s += outcome.prefill.seconds
         elif self._was_trial:
             # After a trial of plain decoding, the drafter runs the trial's tokens.
@@ -248,7 +248,7 @@ class GoodputController:
                 pause = min(pause, LAST_PAUSE_STEPS)
                 self._pauses[size, depth] = (self.num_steps + pause, pause)
                 if not present:
-                    # The acceptance rates are old.
+                    # While drafting was off, the acceptance rates were not updated.
                     self.rates.fade()
                 return _Trial(depth, TRIAL_STEPS, "explore")
         return None

@@ -33,7 +33,7 @@ class StepTimeFilter:
         self._counts: dict[Hashable, int] = {}
         self._times = np.zeros(0)
         self._covariance = np.zeros((0, 0))
-        # The last step if it was an outlier: its kind and deviation.
+        # Kind and deviation of the last step if it was an outlier.
         self._odd: tuple[Hashable, float] | None = None
         # Kinds without a measurement since the last sudden change.
         self._outdated: set[Hashable] = set()

@@ -67,7 +67,7 @@ class Chain(TreePolicy):
 
     def finish(self) -> DraftTree:
         best = torch.cat(self._best, dim=1)
-        # The best score is −inf if no token remains, and NaN or +inf if a logit is.
+        # The best score is −inf if no token remains, and NaN or +inf if any logit is NaN or +inf.
         max_depth = torch.full_like(best[:, 0], 1 << 30).long() if self._max_depth is None else self._max_depth
         valid, num_drafted, failed = self._backend.cut_chain(best, max_depth)
         probs = None
