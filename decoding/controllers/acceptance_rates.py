@@ -18,7 +18,7 @@ BELIEF_TRIALS = 4.0
 
 
 class AcceptanceRates:
-    """Per depth: decaying counts of offers (drafts whose ancestors were all accepted) and of acceptances."""
+    """Decaying counts, by depth, of offers (drafts whose ancestors were all accepted) and of acceptances."""
 
     def __init__(self) -> None:
         self._offers: list[float] = []
