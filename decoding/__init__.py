@@ -1,4 +1,4 @@
-"""Batched speculative decoding: the engine, its values, and the parts of a method."""
+"""Batched speculative decoding: engine, requests and completions, and the interfaces of a method."""
 
 from __future__ import annotations
 

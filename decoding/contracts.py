@@ -1,4 +1,4 @@
-"""Interfaces of a method's parts (drafter, contexts, tree policy, acceptance rule) and the values of one step."""
+"""Defines the interfaces of drafters, contexts, tree policies and acceptance rules, and the data of one step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from models.kv.lanes import SlotBatch
 
 
 class StepNoise:
-    """Cached noise of one step, shared by tree policy and acceptance; depth d is the token after a node of depth d."""
+    """Noise of one step, cached and shared by tree policy and acceptance; index d is for the token after depth d."""
 
     def __init__(self, noise: Noise, num_depths: int, vocab_size: int) -> None:
         self._noise = noise
@@ -29,13 +29,13 @@ class StepNoise:
         self._cache: dict[Stream, Tensor] = {}
 
     def gumbel(self, stream: Stream) -> Tensor:
-        """Gumbel noise (b, depths, V) of a stream."""
+        """Return the Gumbel noise (b, depths, V) of a stream."""
         if stream not in self._cache:
             self._cache[stream] = self._noise.gumbel(stream, self._ahead(), self._vocab_size)
         return self._cache[stream]
 
     def uniform(self, stream: Stream, sibling: int = 0) -> Tensor:
-        """Uniform numbers (b, depths) of a stream for one sibling."""
+        """Return uniform numbers (b, depths) of a stream for one sibling."""
         return self._noise.uniform(stream, self._ahead(), sibling)
 
     def _ahead(self) -> Tensor:
@@ -44,12 +44,12 @@ class StepNoise:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """Engine parameters for parts that allocate state.
+    """Engine parameters from which drafters, tree policies and acceptance rules allocate their state.
 
-    `special_ids` are EOS, placeholders and other tokens without text, which relaxed rules never accept.
-    `token_embeddings` (V, D) is the target's input embedding, `num_lanes` the target's rows per sample, merged by
-    `guidance`. At most `max_missed_tokens` tokens of a sample have no drafts before drafting continues.
-    `max_prefill_tokens` bounds the tokens of one prefill forward, None for no bound.
+    `special_ids` are EOS, placeholders and other tokens without text, which relaxed rules never relax.
+    `token_embeddings` (V, D) is the target's input embedding, `num_lanes` the target's KV cache rows per sample, whose
+    logits `guidance` merges. While drafting is paused, a sample generates at most `max_missed_tokens` tokens.
+    `max_prefill_tokens` limits the tokens of one prefill forward; None is no limit.
     """
 
     num_slots: int
@@ -73,9 +73,9 @@ class EngineSpec:
 class Probe:
     """Outputs of the target's prefill of one sample.
 
-    `prefix` is its first lane's prompt; `hidden` (R, L, D) are the last hidden states of all lanes after the norm;
-    `attention` (L,) is the mean attention to each position over layers, heads and the text after the last image. Both
-    are None unless a part needs them.
+    `prefix` is the prompt of the first lane; `hidden` (R, L, D) are the last hidden states of all lanes after the final
+    norm; `attention` (L,) is the attention to each prompt position, averaged over layers, heads and the text tokens
+    after the last image. `hidden` and `attention` are None unless the method needs them.
     """
 
     prefix: Prefix
@@ -83,17 +83,17 @@ class Probe:
     attention: Tensor | None = None
 
     def outline(self) -> Probe:
-        """The same without embeddings and hidden states, for contexts."""
+        """Return a copy without embeddings and hidden states, for contexts."""
         return Probe(self.prefix.outline(), None, self.attention)
 
 
 @dataclass(frozen=True)
 class Level:
-    """A drafter's output for a frontier: `given` (b, F, V) logits after penalties and filters, and `noise` (b, 1, V)
-    that ranks children on sampled rows, None if no row samples.
+    """A drafter's output for a frontier: `given` (b, F, V) are the logits after penalties and filters.
 
-    Nodes with NaN logits get no children. `max_depth` (b,) is the deepest useful draft of each row; a policy that
-    compares nodes of different depths must ignore deeper ones, because they depend on the rest of the batch.
+    `noise` (b, 1, V) is added to rank the children of sampled rows, None if no row samples. Nodes with NaN or +inf
+    logits get no children. `max_depth` (b,) is the deepest useful draft of each row; a policy that compares nodes of
+    different depths must ignore deeper nodes, because they depend on the other rows of the batch.
     """
 
     given: Tensor
@@ -105,28 +105,28 @@ class Level:
 
     @property
     def is_sound(self) -> Tensor:
-        """Nodes with finite logits, (b, F, 1)."""
+        """Mask (b, F, 1) of the nodes whose logits contain neither NaN nor +inf."""
         if not self._sound:
             self._sound.append(self.given.amax(dim=-1, keepdim=True) < torch.inf)  # false for NaN too
         return self._sound[0]
 
     @property
     def logits(self) -> Tensor:
-        """The logits, −inf for nodes that are not sound."""
+        """Logits (b, F, V), all −inf at nodes that are not sound."""
         return torch.where(self.is_sound, self.given, -torch.inf)
 
     def probs(self) -> Tensor:
-        """Distributions (b, F, V) of children; zeros for nodes without candidates."""
+        """Return the distributions (b, F, V) of children; zeros for nodes whose logits are all −inf."""
         logits = self.logits
         return torch.where(logits.amax(dim=-1, keepdim=True) > -torch.inf, logits.softmax(dim=-1), 0.0)
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The target's outputs for a tree: input of acceptance rules and of `commit`.
+    """The target's outputs for a draft tree, the input of acceptance rules and of `commit`.
 
-    `raw` and `warped` (b, N, V) are logits after the lane merge, before and after penalties and filters; `hidden`
-    (b, R, N, D) are the target's last hidden states after its norm; `noise` is the step's noise.
+    `raw` (b, N, V) are the logits after the lane merge, `warped` (b, N, V) the same after penalties and filters;
+    `hidden` (b, R, N, D) are the target's last hidden states after its final norm.
     """
 
     slots: SlotBatch
@@ -139,18 +139,18 @@ class Judgement:
 
 
 class Context:
-    """Builds the prompt of one drafter lane."""
+    """Interface that builds the prompt of one drafter lane."""
 
     needs_attention: bool = False
     """Whether the target's prefill must record attention."""
 
     def build(self, request: Request, probe: Probe, model: Any) -> Prefix:
-        """The lane's prompt, encoded by the drafter `model`."""
+        """Return the lane's prompt, encoded by the drafter `model`."""
         raise NotImplementedError
 
 
 class Drafter:
-    """Drafts tokens. The defaults are those of a drafter without prompts and state."""
+    """Interface of drafters. The default methods suit a drafter without prompts and without per-sample state."""
 
     name: str
     num_forwards: int = 0
@@ -161,11 +161,11 @@ class Drafter:
         """Allocate state."""
 
     def prefixes(self, request: Request, probe: Probe) -> list[Prefix]:
-        """The sample's prompt for each lane. The probe is outlined."""
+        """Return the sample's prompt for each lane; `probe` is a result of `Probe.outline`."""
         return []
 
     def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
-        """Assign new samples to `slots`; `first` (b,) are the target's first tokens. Prefill comes later."""
+        """Assign new samples to `slots`; `first` (b,) are the target's first output tokens. `prefill` follows later."""
 
     def prefill(self, slots: SlotBatch, prefixes: Sequence[list[Prefix]]) -> None:
         """Prefill `prefixes[i][lane]` of admitted samples before their first draft.
@@ -174,31 +174,31 @@ class Drafter:
         """
 
     def skip(self, slots: SlotBatch) -> None:
-        """Mark admitted samples whose prefill failed: they take part in steps, but their drafts are not used."""
+        """Mark admitted samples whose prefill failed: they remain in the batch, but their drafts are not used."""
 
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
-        """Logits (b, F, V) of the frontier's children; at the root, first catches up on missed tokens."""
+        """Return the logits (b, F, V) of the frontier's children; at the root, first run the tokens not run yet."""
         raise NotImplementedError
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
-        """Keep accepted positions, drop the others, and update statistics. A step without drafts runs no model: its
-        token is stored until the next draft."""
+        """Keep the KV positions of accepted drafts, drop the rest, and update statistics. After a step without drafts,
+        run no model but store the new token until the next draft."""
 
     def extras(self, slot: int) -> dict[str, Any]:
-        """Telemetry extras of the sample."""
+        """Return telemetry extras of the sample."""
         return {}
 
 
 class TreePolicy:
-    """Builds the draft tree level by level. The defaults are those of a policy without per-sample state."""
+    """Interface that builds draft trees level by level. The default methods suit a policy without per-sample state."""
 
     max_levels: int
     max_nodes: int
     max_frontier_nodes: int
-    """Most nodes, without the root, that the drafter forwards in one step."""
+    """Maximum number of nodes, the root excluded, that the drafter runs in one step."""
     max_grown_nodes: int
     checks_numbers: bool = False
-    """Whether the policy sets `DraftTree.failed` itself, from `Level.given`; otherwise it uses `Level.logits`."""
+    """Whether the policy reads `Level.given` and sets `DraftTree.failed`; otherwise it reads `Level.logits`."""
 
     def open(self, spec: EngineSpec) -> None:
         """Allocate per-slot state."""
@@ -207,32 +207,35 @@ class TreePolicy:
         """Reset the state of the slots."""
 
     def start(self, slots: SlotBatch, root: Tensor, num_levels: int, keep_probs: bool) -> Frontier:
-        """Start a tree of at most `num_levels` under `root` (b,); `keep_probs` requests `DraftTree.draft_probs`."""
+        """Start trees of at most `num_levels` levels; `keep_probs` requests `DraftTree.draft_probs`.
+
+        `root` (b,) are the pending tokens: the last generated token of each row, not yet in the KV cache.
+        """
         raise NotImplementedError
 
     def grow(self, level: Level) -> Frontier | None:
-        """Select children; returns the next frontier, or None if the tree is complete."""
+        """Select children from a level; return the next frontier, or None if the tree is complete."""
         raise NotImplementedError
 
     def finish(self) -> DraftTree:
-        """The tree to verify."""
+        """Return the trees to verify."""
         raise NotImplementedError
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> Tensor | None:
-        """Update statistics; returns the depth (b,) of each row's next tree, or None for `max_levels`."""
+        """Update statistics; return the depth (b,) of each row's next tree, or None for an unchanged depth."""
         return None
 
     def extras(self, slot: int) -> dict[str, Any]:
-        """Telemetry extras of the sample."""
+        """Return telemetry extras of the sample."""
         return {}
 
 
 class Acceptance:
-    """Decides which drafts are accepted. The defaults are those of a lossless rule without per-sample state."""
+    """Interface of acceptance rules. The default methods suit a lossless rule without per-sample state."""
 
     lossless: bool = True
     draft_stream: Stream = Stream.TOKEN
-    """Noise that ranks drafts: that of the token (shared noise) or an independent one (rejection sampling)."""
+    """Noise stream that ranks drafts: the target's own (shared noise) or an independent one (rejection sampling)."""
     needs_draft_probs: bool = False
     needs_hidden: bool = False
     """Whether `admit` needs the prefill's hidden states."""
@@ -244,13 +247,13 @@ class Acceptance:
         """Assign new samples to `slots`."""
 
     def judge(self, judgement: Judgement) -> Verdict:
-        """The accepted path and the next token."""
+        """Return the accepted path and the target's next token."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Method:
-    """One speculative-decoding method; plain decoding uses the drafter `none`. The controller limits the depth."""
+    """A speculative-decoding method. Plain decoding uses the drafter `none`; the controller limits the tree depth."""
 
     drafter: Drafter
     tree: TreePolicy

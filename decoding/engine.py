@@ -1,4 +1,4 @@
-"""The engine loop: admit, draft, verify, accept, commit; batched, with slots refilled as they become free.
+"""Runs the engine loop: admit, draft, verify, accept and commit in batches, and refill slots as they become free.
 
 Plain decoding uses the drafter `none`.
 """
@@ -31,12 +31,12 @@ from models.kv.lanes import SlotBatch
 
 
 class Engine:
-    """Runs requests through a target with one method.
+    """Decodes requests with one target and one method.
 
-    `slots` samples are decoded at once. `max_context_tokens` bounds prompt, images and output of a sample, `max_row_s`
-    its time in the slot (None: unbounded), `max_prefill_tokens` the padded tokens of one prefill forward; a longer
-    prompt runs alone. `async_output` enables asynchronous output processing: the output of a step is processed after
-    the next step was launched; None enables it on accelerators. Not thread-safe.
+    `slots` is the maximum number of samples decoded at once. `max_context_tokens` limits prompt, images and output of a
+    sample, `max_row_s` its seconds in the slot (None: no limit), `max_prefill_tokens` the padded tokens of one prefill
+    forward; a longer prompt runs alone. `async_output` enables asynchronous output processing: the output of a step is
+    processed after the next step was launched; None enables it on accelerators. Not thread-safe.
     """
 
     def __init__(
@@ -93,17 +93,17 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is unfinished."""
+        """Whether any request is unfinished."""
         return bool(self._queue.num_waiting or self._slots.active or self._in_flight)
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a slot."""
+        """Number of submitted requests without a slot."""
         return self._queue.num_waiting
 
     @property
     def num_free_slots(self) -> int:
-        """Free slots minus waiting requests, at least 0."""
+        """Number of free slots minus waiting requests, at least 0."""
         return max(0, len(self._slots.free) - self._queue.num_waiting)
 
     def submit(self, request: Request) -> None:
@@ -111,12 +111,12 @@ class Engine:
         self._queue.submit(request)
 
     def expect(self, requests: Iterable[Request]) -> None:
-        """Set the requests that will probably be submitted next, in order, for prompt prefetch. They may never be
+        """Set the requests that will probably be submitted next, in order, to prefetch their prompts. They may never be
         submitted."""
         self._admission.expect(requests)
 
     def run(self, requests: Iterable[Request]) -> Iterator[Completion]:
-        """Decode requests, yielding completions as they finish; takes requests as slots become free."""
+        """Decode requests and yield completions as they finish; read from `requests` as slots become free."""
         source = iter(requests)
         num_prefetched = len(self._slots.progress) if self.target.prompt_thread is not None else 0
         upcoming: deque[Request] = deque()
@@ -131,8 +131,8 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
-        """Admit requests, then draft and verify once; returns finished requests, errors included. With asynchronous
-        output processing, the previous step finished them."""
+        """Admit requests, then draft and verify once; return finished requests, errors included. With asynchronous
+        output processing, the completions are those of the previous step."""
         self._admission.prefetch()
         finished = self._admit()
         ended, launched = self._launch()
@@ -147,8 +147,8 @@ class Engine:
     # --- admission -------------------------------------------------------------------------------------------------
 
     def _admit(self) -> list[Completion]:
-        """Fill the free slots, in batches of bounded prompt tokens, so that memory for prefill does not grow with the
-        number of slots."""
+        """Fill the free slots in batches with a limited number of prompt tokens, so that prefill memory does not grow
+        with the number of slots."""
         finished: list[Completion] = []
         free = self._slots.free
         while self._queue.num_waiting and free:
@@ -172,7 +172,8 @@ class Engine:
         return finished
 
     def _prefill(self, slots: SlotBatch, progress: list[Progress], prefixes: list[list[Prefix]]) -> list[Completion]:
-        """Prefill the target, sample first tokens, and admit unfinished samples to drafter, tree and acceptance."""
+        """Prefill the target, sample first tokens, and admit unfinished samples to drafter, tree policy and acceptance
+        rule."""
         start = time.perf_counter()
         options = (self._needs_attention, self._needs_hidden, self._max_prefill_tokens)
         prefill = self._lanes.admit(slots, prefixes, *options)
@@ -216,19 +217,19 @@ class Engine:
         for one in progress:
             one.stats.prefill_ms = 1000 * spent / len(progress)
         if continued and not self.method.controller.is_off:
-            # Otherwise samples that finish while drafting is off skip the drafter prefill.
+            # While drafting is off, the prefill is deferred, so samples that finish before drafting resumes skip it.
             self._prefill_drafter(admitted, [one for _, one, _ in continued])
         return finished
 
     def _prefill_drafter(self, slots: SlotBatch, progress: list[Progress]) -> None:
-        """Prefill the drafter; samples whose prefill fails get no drafts."""
+        """Prefill the drafter; stop drafting for samples whose prefill fails."""
         spent, errors = self._drafter_prefill.prefill(slots, progress)
         self.stats.prefill_s += spent
         for slot, reason in errors.items():
             self._slots.stop_drafting(slot, reason)
 
     def _collect(self, slot: int, one: Progress, new_logprobs: list[float]) -> list[Completion]:
-        """Release the slot if its request is finished."""
+        """Release the slot and return the completion if the request finished or a new log probability is not finite."""
         if not all(map(math.isfinite, new_logprobs)):
             self._slots.release(slot)
             return [failed(one.request, non_finite_logits())]
@@ -246,8 +247,8 @@ class Engine:
     # --- decoding --------------------------------------------------------------------------------------------------
 
     def _launch(self) -> tuple[list[Completion], StepInFlight | None]:
-        """Launch a step of all unfinished slots; None if there are none. Also returns requests that finished if the
-        step in flight had to be processed."""
+        """Launch a step of all unfinished slots, or none without such slots. Also return the requests that finished if
+        the step in flight had to be processed first."""
         finished: list[Completion] = []
         if not (ids := self._slots.unfinished):
             return finished, None
@@ -281,7 +282,7 @@ class Engine:
         return [] if in_flight is None else self._process(in_flight, is_late)
 
     def _process(self, launched: StepInFlight, is_late: bool = False) -> list[Completion]:
-        """Process a step's output for rows that had not finished before. With `is_late`, its time is an upper bound."""
+        """Process a step's output for rows that had not finished before; `is_late` marks its time as an upper bound."""
         output = launched.wait(self._last_output_s)
         step, self._last_output_s = output.step, output.ended_s
         launched.count_step(self.stats, output)

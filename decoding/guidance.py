@@ -1,7 +1,7 @@
-"""Classifier-free guidance: merges the conditional and unconditional lane of a sample.
+"""Classifier-free guidance: merges the logits of the conditional and the unconditional lane of a sample.
 
-Logits are u + s · (c − u), c from lane 0 and u from lane 1: Ho & Salimans 2022 (arXiv 2207.12598), in the form of
-LlamaGen's sampler. Target and drafters share one object.
+The merged logits are u + s · (c − u), with c from lane 0, u from lane 1 and scale s: Ho & Salimans 2022 (arXiv
+2207.12598), in the form of LlamaGen's sampler. The target and its drafter use the same `Guidance` object.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ ALWAYS = torch.iinfo(torch.long).max
 
 
 class Guidance:
-    """Scale (S,) and last guided token (S,) of all slots; `position` (S,), the next token's index, is shared."""
+    """Scale and output index of the last guided token for each of S slots; `position` (S,) is the output index of each
+    slot's next token, a tensor of the slot table that is updated in place."""
 
     def __init__(self, position: Tensor) -> None:
         self._position = position
@@ -24,15 +25,15 @@ class Guidance:
         self._last = torch.full_like(position, ALWAYS)
 
     def occupy(self, slot: int, sampling: Sampling) -> None:
-        """Set a new sample's parameters."""
+        """Set the guidance parameters of a new sample in `slot`."""
         self._scale[slot] = sampling.guidance_scale
-        # The public sampler counts decode steps: step i produces token i + 1; step `interval` is guided.
+        # LlamaGen's sampler counts decode steps: step i produces token i + 1; step `interval` is the last guided step.
         self._last[slot] = ALWAYS if sampling.guidance_interval < 0 else sampling.guidance_interval + 1
 
     def merge(self, slots: SlotBatch, logits: Tensor, depth: Tensor) -> Tensor:
-        """Lane logits (b, R, N, V) at nodes of `depth` (b, N) → logits (b, N, V).
+        """Merge lane logits (b, R, N, V) at nodes of `depth` (b, N) into logits (b, N, V).
 
-        With one lane, a scale of at most 1, or a token beyond the interval, the conditional logits are unchanged.
+        Return the conditional logits if there is one lane, the scale is at most 1, or the token is not guided.
         """
         conditional = logits[:, 0]
         if logits.shape[1] == 1:

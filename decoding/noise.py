@@ -1,7 +1,7 @@
-"""Counter-based noise per sample.
+"""Generates counter-based random numbers per sample.
 
 Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). The 64-bit key is a hash of job seed,
-sample id and replica; the counter is (vocabulary index, position, stream, sibling). Slots and batches do not matter.
+sample id and replica; the counter is (vocabulary index, position, stream, sibling). Slot and batch have no influence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 class Stream(IntEnum):
-    """Purpose of a draw. A residual that reused the draft's noise would be biased."""
+    """Purpose of a draw; each has its own noise, because a residual sampled with the draft's noise is biased."""
 
     TOKEN = 0
     DRAFT = 1
@@ -28,13 +28,13 @@ class Stream(IntEnum):
 
 
 def key_of(seed: int, sample_id: str, replica: int) -> tuple[int, int]:
-    """Two 32-bit key words for one sample."""
+    """Return the two 32-bit key words of one sample."""
     digest = hashlib.blake2b(f"{seed}\x00{replica}\x00{sample_id}".encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
 def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
-    """Ten rounds over 32-bit words in broadcastable int64 tensors; returns four words."""
+    """Run ten Philox rounds over 32-bit words in broadcastable int64 tensors; return four words."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -51,14 +51,14 @@ def philox(counter: tuple[Tensor, Tensor, Tensor, Tensor], key: tuple[Tensor, Te
 
 
 class Noise:
-    """Draws for a batch of samples: `keys` (b, 2) int64 words, `positions` (b,) index of the next token."""
+    """Random numbers of a batch of samples: `keys` (b, 2) int64 key words, `positions` (b,) index of the next token."""
 
     def __init__(self, keys: Tensor, positions: Tensor) -> None:
         self.keys = keys
         self.positions = positions
 
     def _words(self, stream: Stream, ahead: Tensor, sibling: int, index: Tensor) -> Tensor:
-        """Words (b, P, 4, J): `ahead` (P,) positions from the next token on, `index` (J,) counter words."""
+        """Return words (b, P, 4, J); `ahead` (P,) are offsets from the next token, `index` (J,) counter words."""
         position = (self.positions[:, None] + ahead)[:, :, None]
         counter = (
             index.expand(*position.shape[:2], -1),
@@ -70,12 +70,12 @@ class Noise:
         return torch.stack(philox(counter, key), dim=2)
 
     def uniform(self, stream: Stream, ahead: Tensor, sibling: int = 0) -> Tensor:
-        """Uniform numbers in (0, 1): one for each of the P positions `ahead`, (b, P) float64."""
+        """Return float64 uniform numbers (b, P) in (0, 1), one per offset `ahead` (P,) from the next token."""
         word = self._words(stream, ahead, sibling, torch.zeros(1, dtype=torch.long, device=self.keys.device))
         return (word[:, :, 0, 0].double() + 0.5) / 2.0**32
 
     def gumbel(self, stream: Stream, ahead: Tensor, vocab_size: int, sibling: int = 0) -> Tensor:
-        """Standard Gumbel noise for every vocabulary entry, (b, P, V) float32."""
+        """Return float32 standard Gumbel noise (b, P, V) for every vocabulary entry at offsets `ahead` (P,)."""
         blocks = torch.arange(-(-vocab_size // 4), device=self.keys.device)
         words = self._words(stream, ahead, sibling, blocks).transpose(2, 3).flatten(2)[..., :vocab_size]
         # −log1p(−u) rather than −log(u): the largest noise then comes from small u, where fp32 is most precise.

@@ -1,6 +1,6 @@
-"""Reference decoding of one sample, one token at a time, with transformers' own forward and logits processors.
+"""Decodes one sample token by token with transformers' own forward and logits processors, as a reference for tests.
 
-Shares only the noise with the engine, whose values are tested against published vectors.
+It shares only the noise with the engine; the noise is tested against published vectors.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from decoding.types import Request, Sampling
 def reference_tokens(
     model: nn.Module, inputs: dict[str, Tensor], request: Request, eos_ids: frozenset[int]
 ) -> list[int]:
-    """Expected token ids of plain decoding, EOS included; `inputs` are the processor's outputs for one sample.
+    """Return the expected token ids of plain decoding, EOS included; `inputs` are the processor's outputs.
 
-    Greedy rows take the argmax, sampled rows argmax(log p + g) with the sample's own noise.
+    Greedy decoding takes the argmax; sampling takes argmax(log p + g) with the sample's own noise g.
     """
     sampling = request.sampling
     processors = _processors(sampling)
@@ -47,10 +47,10 @@ def reference_tokens(
 
 
 def next_logits(model: nn.Module, inputs: dict[str, Tensor], tokens: list[int]) -> Tensor:
-    """fp32 logits (V,) after the prompt and `tokens`: one forward over the prompt, one over all of `tokens`.
+    """Return fp32 logits (V,) after the prompt and `tokens`, from one forward of the prompt and one of `tokens`.
 
-    Two forwards, because image placeholders among drawn tokens must not be replaced by images. Positions continue after
-    the prompt's last position, as in `generate`.
+    The forwards are separate so that placeholder ids among generated tokens are not replaced by images. Positions
+    continue after the prompt's last position, as in `generate`.
     """
     family: Any = model
     positions = family._prepare_position_ids_for_generation(inputs["input_ids"], dict(inputs))

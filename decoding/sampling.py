@@ -1,6 +1,7 @@
-"""Logits processing: repetition penalty, temperature, top-k and top-p, per row and node.
+"""Processes logits per row and node: repetition penalty, temperature, top-k and top-p.
 
-Order and tie rules are those of transformers' logits processors, so that plain decoding equals `generate`.
+The order of operations and the handling of ties follow transformers' logits processors, so that plain decoding equals
+`generate`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,16 @@ import torch
 from torch import Tensor
 
 COLDEST = 1e-30
-"""Least temperature: dividing logits by less overflows fp32."""
+"""Minimum temperature: division by a smaller one overflows fp32."""
 
 
 @dataclass(frozen=True)
 class RowSampling:
-    """Sampling parameters of the b active rows on the device, and host flags for features that any row uses.
+    """Sampling parameters of the b active rows on the device, and host flags for the features that any row uses.
 
-    `temperature` (b,) is 0 for greedy rows, `top_k` (b,) is 0 if off, `top_p` (b,), `penalty` (b,). `seen` (b, V) marks
-    the tokens of prompt and output; None if no row has a penalty. `max_top_k` is the largest top-k, 0 if all are off.
+    `temperature` (b,) is 0 for greedy rows; `top_k` (b,) is 0, `top_p` (b,) and `penalty` (b,) are 1 if off. `seen`
+    (b, V) marks the tokens of prompt and output, None if no row has a penalty. `max_top_k` is the largest top-k of the
+    sampled rows, 0 if all are off.
     """
 
     temperature: Tensor
@@ -33,15 +35,15 @@ class RowSampling:
 
     @property
     def is_sampled(self) -> Tensor:
-        """Rows that draw instead of taking the best token, (b,) bool."""
+        """Mask (b,) of the rows that sample instead of taking the argmax."""
         return self.temperature > 0
 
 
 def warp(logits: Tensor, rows: RowSampling, earlier: Tensor | None, earlier_valid: Tensor | None = None) -> Tensor:
-    """Logits (b, N, V) → fp32 logits of the sampled distribution, −inf for removed tokens.
+    """Convert logits (b, N, V) to fp32 logits of the sampled distribution, −inf for removed tokens.
 
-    `earlier` (b, N, K) are the uncommitted tokens up to each node, included, for the repetition penalty;
-    `earlier_valid` (b, N, K) masks padding. Greedy rows are penalised, but neither scaled nor filtered.
+    `earlier` (b, N, K) are the uncommitted tokens up to and including each node, for the repetition penalty;
+    `earlier_valid` (b, N, K) is False for padding. Greedy rows are penalised, but neither scaled nor filtered.
     """
     out = logits.float()
     if rows.seen is not None:
@@ -51,7 +53,7 @@ def warp(logits: Tensor, rows: RowSampling, earlier: Tensor | None, earlier_vali
     sampled = rows.is_sampled
     out = out / torch.where(sampled, rows.temperature.clamp_min(COLDEST), 1.0)[:, None, None]
     if rows.max_top_k:
-        # Ties with the k-th stay, as in transformers.
+        # Keep tokens that tie with the k-th, as transformers does.
         filtered = sampled & (rows.top_k > 0)
         best = out.topk(min(rows.max_top_k, out.shape[-1]), dim=-1).values
         k = torch.where(filtered, rows.top_k, 1).clamp_max(best.shape[-1])
@@ -73,14 +75,14 @@ def _penalise(out: Tensor, rows: RowSampling, earlier: Tensor | None, earlier_va
     if earlier is not None and earlier.shape[-1] > 0:
         count = torch.zeros_like(out)
         real = torch.ones_like(earlier, dtype=out.dtype) if earlier_valid is None else earlier_valid.to(out.dtype)
-        # Add, because a token may occur at a valid and at a padded position.
+        # Counts are added, because a token may occur at a valid and at a padded position.
         seen = seen | (count.scatter_add(-1, earlier, real) > 0)
     penalty = rows.penalty[:, None, None]
     return torch.where(seen, torch.where(out < 0, out * penalty, out / penalty), out)
 
 
 def perturb(warped: Tensor, noise: Tensor | None, rows: RowSampling) -> Tensor:
-    """`warped` (b, N, V) plus Gumbel `noise` (b, N or 1, V) on sampled rows; the argmax is the draw (Gumbel-max)."""
+    """Add Gumbel `noise` (b, N or 1, V) to `warped` (b, N, V) on sampled rows; the argmax is then a sample."""
     if noise is None:
         return warped
     return warped + noise * rows.is_sampled[:, None, None]

@@ -1,4 +1,4 @@
-"""Statistics of speculation per request and per engine."""
+"""Collects statistics of speculation per request and per engine."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from decoding.types import Telemetry
 
 @dataclass
 class Choices:
-    """The controller's choices and their expected goodput; empty with a fixed depth.
+    """Counts of the controller's choices and their expected goodput; empty with a fixed depth.
 
-    `counts` is keyed by (batch class, levels, reason); `promised` has by batch class the number of steps with an
-    estimate and the sums of expected tokens per second, of the choice and of plain decoding.
+    `counts` is keyed by (batch class, levels, reason). `promised` is keyed by batch class: the number of steps with an
+    estimate, and the sums of the expected tokens per second of the choice and of plain decoding.
     """
 
     counts: Counter[tuple[int, int, Reason]] = field(default_factory=Counter)
     promised: dict[int, tuple[int, float, float]] = field(default_factory=dict)
 
     def add(self, num_active: int, choice: Choice) -> None:
-        """Count one step; steps without a choice do not count."""
+        """Count one step; skip steps in which the controller had no choice."""
         if choice.reason in ("fixed", "last"):
             return
         size = batch_class(num_active)
@@ -33,7 +33,7 @@ class Choices:
             self.promised[size] = promised
 
     def extras(self) -> dict[str, Any]:
-        """Telemetry extras; empty with a fixed depth."""
+        """Return telemetry extras; empty with a fixed depth."""
         if not self.counts:
             return {}
         by_levels, by_reason = Counter[int](), Counter[Reason]()
@@ -69,13 +69,13 @@ class EngineStats:
     target_forwards: int = 0
     num_admitted: int = 0
     num_shared_prompts: int = 0
-    """Admitted samples that shared the encoding and prefill of an equal prompt."""
+    """Admitted samples that reused the encoding and prefill of an equal prompt."""
     num_feature_hits: int = 0
     """Cache hits of visual features."""
     num_finished: int = 0
     num_generated_tokens: int = 0
     encode_s: float = 0.0
-    """Time that steps waited for prompt encoding."""
+    """Seconds that steps waited for prompt encoding."""
     prefill_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
@@ -84,7 +84,7 @@ class EngineStats:
 
     @property
     def batch_size_mean(self) -> float:
-        """Active slots per step."""
+        """Mean number of active slots per step."""
         return self.num_slot_steps / self.num_steps if self.num_steps else 0.0
 
 

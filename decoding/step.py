@@ -1,6 +1,6 @@
-"""One step on the device: draft, verify, accept, commit, without synchronising with the host.
+"""Runs one step on the device: draft, verify, accept and commit, without synchronising with the host.
 
-Shapes are fixed and host integers are known in advance, so a step can be compiled and captured.
+Tensor shapes and host integers do not depend on device results, so a step can be compiled and captured.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from models.kv.lanes import LaneModel, SlotBatch
 
 @dataclass(frozen=True)
 class HostStep:
-    """A step's result as host lists by row; see `StepResult`."""
+    """The result of a step as host lists, one entry per row; see `StepResult`."""
 
     tokens: list[list[int]]
     logprobs: list[list[float]]
@@ -36,11 +36,11 @@ class HostStep:
 
 @dataclass(frozen=True)
 class StepResult:
-    """A step's result on the device.
+    """The result of a step on the device.
 
-    `tokens` and `logprobs` (b, D + 1) are valid up to `n` (b,); `num_drafted` (b,) counts valid drafts; `relaxed`
-    (b, D + 1) as in `Verdict`; `levels` (b,) is the next trees' depth, None if it never changes; `failed` (b,) as in
-    `DraftTree`, None without drafts. `started`, `drafted`, `verified` are host times in seconds.
+    `tokens` and `logprobs` (b, D + 1) are defined up to `n` (b,); `num_drafted` (b,) is the number of valid drafts;
+    `relaxed` (b, D + 1) is as in `Verdict`; `levels` (b,) is the depth of the next trees, None if unchanged; `failed`
+    (b,) is as in `DraftTree`. `started`, `drafted` and `verified` are host times in seconds.
     """
 
     tokens: Tensor
@@ -55,7 +55,7 @@ class StepResult:
     verified: float
 
     def send(self, backend: Backend) -> HostCopy:
-        """Start the step's one copy to the host; it is read as the values of `HostStep`."""
+        """Start the step's only copy to the host; its `read` returns the fields of `HostStep`."""
         parts = (self.tokens, self.logprobs, self.n, self.num_drafted, self.relaxed, self.levels, self.failed)
         return backend.copy_to_host(parts)
 
@@ -63,7 +63,7 @@ class StepResult:
 def run_step(
     method: Method, lanes: LaneModel, table: SlotTable, slots: SlotBatch, rows: RowSampling, num_levels: int
 ) -> StepResult:
-    """One draft → verify → accept → commit for `slots`, with trees of at most `num_levels`."""
+    """Draft, verify, accept and commit once for `slots`, with trees of at most `num_levels` levels."""
     started = time.perf_counter()
     noise = StepNoise(table.noise(slots), num_levels + 1, table.vocab_size)
     max_depth = table.max_depth(slots)
@@ -76,7 +76,7 @@ def run_step(
     tokens = verdict.produced(tree)
     logprobs = path_logprobs(tree, raw, verdict, tokens)
     verified = time.perf_counter()
-    # The nodes of a chain are in place already.
+    # The accepted nodes of a chain are already at their KV positions.
     lanes.commit(slots, verdict.path[:, :0] if tree.is_chain else verdict.path, verdict.n)
     method.drafter.commit(judgement, verdict)
     levels = method.tree.commit(judgement, verdict)
@@ -95,9 +95,9 @@ def grow_tree(
     noise: StepNoise,
     max_depth: Tensor,
 ) -> DraftTree:
-    """Grow one tree per slot under `root` (b,), at most `num_levels` deep, level by level.
+    """Grow one tree per slot level by level, at most `num_levels` deep; `root` (b,) are the pending tokens.
 
-    `max_depth` (b,) is the deepest useful draft of each row. Nodes with non-finite logits get no children.
+    `max_depth` (b,) is the deepest useful draft of each row. Nodes with NaN or +inf logits get no children.
     """
     if num_levels == 0:
         return DraftTree.root_only(root)
@@ -109,7 +109,7 @@ def grow_tree(
         logits = warp(drafted, rows, None if rows.seen is None else frontier.path)
         draws = None
         if rows.any_sampled:
-            # One draw per depth; shared with the target's choice at this depth under shared noise.
+            # One draw per depth; with shared noise, the target's choice at this depth uses the same draw.
             draws = noise.gumbel(rule.draft_stream)[:, frontier.depth : frontier.depth + 1]
         level = Level(logits, draws, rows, max_depth)
         frontier = policy.grow(level)
@@ -120,7 +120,7 @@ def grow_tree(
 
 
 def _warp_nodes(tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:
-    """Logits after penalties and filters at every node; its ancestors count as seen."""
+    """Apply penalties and filters to the logits (b, N, V) of all nodes; ancestors count as seen tokens."""
     if rows.seen is None:
         return warp(raw, rows, None)
     visible = tree.visible()
@@ -128,7 +128,7 @@ def _warp_nodes(tree: DraftTree, raw: Tensor, rows: RowSampling) -> Tensor:
 
 
 def path_logprobs(tree: DraftTree, raw: Tensor, verdict: Verdict, tokens: Tensor) -> Tensor:
-    """Log probability (b, D + 1) of each produced token under the target's raw logits (b, N, V); undefined beyond
-    `verdict.n`."""
+    """Return the log probabilities (b, D + 1) of the produced tokens under the target's raw logits (b, N, V); undefined
+    beyond `verdict.n`."""
     logits = raw if tree.is_chain else raw.gather(1, verdict.path[:, :, None].expand(-1, -1, raw.shape[-1]))
     return -F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)

@@ -1,4 +1,4 @@
-"""Values of one step: frontier, draft tree and verdict.
+"""Defines the data of one step: frontier, draft tree and verdict.
 
 Shapes: b active slots, F frontier nodes, N tree nodes, D levels, V vocabulary.
 """
@@ -15,10 +15,11 @@ from models.backends.attention import ancestors
 
 @dataclass(frozen=True)
 class Frontier:
-    """Nodes of one depth that are expanded next; at first the root.
+    """Nodes of one depth that are expanded next; the first frontier contains only the root.
 
-    `nodes` and `parents` (b, F) index the grown nodes (−1: no parent), `tokens` (b, F). `line` holds the drafted tokens
-    from depth 1 to the node, (b, F, depth), or one (b, F) tensor per level if every level has one node; see `path`.
+    `nodes` and `parents` (b, F) are indices of grown nodes (−1: no parent), `tokens` (b, F) their tokens. `line` holds
+    the drafted tokens from depth 1 to each node, as (b, F, depth), or as one (b, F) tensor per level if every level has
+    one node; see `path`.
     """
 
     depth: int
@@ -35,28 +36,28 @@ class Frontier:
         return torch.stack(self.line, dim=-1) if self.line else self.tokens[:, :, None][:, :, :0]
 
     def below(self, nodes: Tensor, parents: Tensor, tokens: Tensor, above: Tensor) -> Frontier:
-        """The next frontier; `above` (b, F') are the places of the nodes' parents in this one."""
+        """Return the next frontier; `above` (b, F') are the indices of the new nodes' parents in this frontier."""
         path = self.path.gather(1, above[:, :, None].expand(-1, -1, self.depth))
         return Frontier(self.depth + 1, nodes, parents, tokens, torch.cat([path, tokens[:, :, None]], dim=-1))
 
     @staticmethod
     def at_root(tokens: Tensor) -> Frontier:
-        """The first frontier: `tokens` (b,) are the pending tokens."""
+        """Return the first frontier, which contains only the root; `tokens` (b,) are the pending tokens."""
         zeros = torch.zeros_like(tokens)[:, None]
         return Frontier(0, zeros, zeros - 1, tokens[:, None], ())
 
 
 @dataclass(frozen=True)
 class DraftTree:
-    """A draft tree for every slot.
+    """The draft trees of all active slots.
 
-    `tokens`, `parents`, `depth`, `valid`, `origin` (b, N): index 0 is the root, the pending token that is not in the KV
-    cache; parents precede children (−1 for the root); siblings are in draw order; invalid nodes are padding; `origin`
-    is the index of the grown node. `draft_probs` (b, N, V) has at i the distribution of node i's children, or None if
-    drafts count as certain. `failed` (b,) marks rows with non-finite drafter logits, None without drafts.
-    `num_levels` D is the largest depth, `max_siblings` the most children of a node. `is_chain`: each node's child is
-    the next node. `num_drafted` (b,) counts valid drafts after `within`. `ancestry` (b, N, N) is the result of
-    `visible` if the policy has computed it.
+    `tokens`, `parents`, `depth`, `valid` and `origin` are (b, N). Node 0 is the root: the pending token, which is not
+    in the KV cache. Parents precede children (−1 for the root); siblings are in draw order; invalid nodes are padding;
+    `origin` is a node's index among all grown nodes. `draft_probs[:, i]` (b, N, V) is the distribution of node i's
+    children, None if drafts have probability 1. `failed` (b,) marks rows with non-finite drafter logits, None without
+    drafts. `num_levels` D is the largest depth, `max_siblings` the largest number of children of a node. If `is_chain`,
+    each node's child is the next node. `num_drafted` (b,) is the number of valid drafts, set by `within`. `ancestry`
+    (b, N, N) is the result of `visible` if the policy has computed it.
     """
 
     tokens: Tensor
@@ -76,7 +77,7 @@ class DraftTree:
 
     @staticmethod
     def root_only(tokens: Tensor) -> DraftTree:
-        """A tree without drafts: `tokens` (b,) are the pending tokens."""
+        """Return trees without drafts; `tokens` (b,) are the pending tokens."""
         zeros = torch.zeros_like(tokens)[:, None]
         valid = zeros == 0
         return DraftTree(
@@ -96,7 +97,8 @@ class DraftTree:
         return int(self.tokens.shape[1])
 
     def visible(self) -> Tensor:
-        """Ancestors-or-self mask (b, N, N); invalid nodes are visible to no other node."""
+        """Return the attention mask (b, N, N): each node sees its ancestors and itself. No other node sees an invalid
+        node."""
         if self.ancestry is not None:
             return self.ancestry
         if not self._visible:
@@ -104,18 +106,18 @@ class DraftTree:
         return self._visible[0]
 
     def sibling_rank(self) -> Tensor:
-        """Number of earlier siblings of each node, (b, N)."""
+        """Return the number of earlier siblings of each node, (b, N)."""
         same = self.parents[:, :, None] == self.parents[:, None, :]
         return same.tril(-1).sum(-1)
 
     def has_drafts(self) -> Tensor:
-        """Nodes with a valid child, (b, N)."""
+        """Return a mask (b, N) of the nodes with a valid child."""
         children = self.valid.long() * (self.parents >= 0)
         return torch.zeros_like(children).scatter_add(1, self.parents.clamp_min(0), children) > 0
 
     def within(self, max_depth: Tensor) -> DraftTree:
-        """The tree with nodes deeper than `max_depth` (b,) marked invalid and `num_drafted` set; the tree itself if its
-        policy has done both."""
+        """Mark nodes deeper than `max_depth` (b,) as invalid and set `num_drafted`; return the tree itself if its
+        policy has already done so."""
         if self.num_drafted is not None:
             return self
         valid = self.valid & (self.depth <= max_depth[:, None])
@@ -124,8 +126,8 @@ class DraftTree:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of acceptance: `path` (b, D + 1) nodes from the root, `n` (b,) accepted nodes with the root, `next`
-    (b,) the target's next token, `relaxed` (b, D + 1) nodes that differ from the target's token."""
+    """The result of acceptance: `path` (b, D + 1) are the accepted nodes from the root, `n` (b,) their number with the
+    root, `next` (b,) the target's next token; `relaxed` (b, D + 1) marks drafts that a lossless rule would reject."""
 
     path: Tensor
     n: Tensor
@@ -133,8 +135,8 @@ class Verdict:
     relaxed: Tensor
 
     def produced(self, tree: DraftTree) -> Tensor:
-        """Tokens of one step (b, D + 1): accepted drafts, then the target's next token; undefined beyond `n`."""
+        """Return the new tokens (b, D + 1): accepted drafts, then the target's next token; undefined beyond `n`."""
         last = self.next[:, None]
-        # The accepted nodes of a chain are its first ones.
+        # The accepted nodes of a chain are its first nodes.
         tokens = tree.tokens if tree.is_chain else tree.tokens.gather(1, self.path)
         return torch.cat([tokens[:, 1:], last], dim=1).scatter_(1, (self.n - 1)[:, None], last)

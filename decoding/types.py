@@ -1,4 +1,4 @@
-"""Input and output values of the engine: `Request`, `Sampling`, `Completion` and its `Telemetry`."""
+"""Defines the engine's inputs and outputs: `Request`, `Sampling`, `Completion` and `Telemetry`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ FINISH_REASONS = ("stop", "length", "stop_string", "error")
 class Sampling:
     """Sampling parameters of one request.
 
-    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off; `repetition_penalty` 1 is off and otherwise counts the
-    prompt's tokens too, as transformers does. `stop` are strings that end the text (they are cut off it).
+    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off; `repetition_penalty` 1 is off, other values also apply
+    to the prompt's tokens, as in transformers. A `stop` string ends the output and is removed from the text.
     `guidance_scale` up to 1 is off; `guidance_interval` −1 guides every token, i guides the tokens 0 … i + 1.
 
     Raises:
@@ -58,10 +58,10 @@ class Sampling:
 class Request:
     """One sample to decode.
 
-    `prompt` is the rendered text, image placeholders included, exactly as the target's processor expects it;
-    `images` are uint8 RGB arrays of shape (height, width, 3) and `videos` are clips, each in the order of their
-    placeholders. `condition` replaces the prompt of image models: text features (L, D), or a class label. Noise is
-    keyed by `(seed, sample_id, replica)`, so the output does not depend on the batch.
+    `prompt` is the rendered text with image placeholders, exactly as the target's processor expects it; `images` are
+    uint8 RGB arrays of shape (height, width, 3) and `videos` are clips, each in the order of their placeholders.
+    `condition` replaces the prompt for image-generation models: text features (L, D), or a class label. Noise is keyed
+    by `(seed, sample_id, replica)` and does not depend on the batch.
     """
 
     sample_id: str
@@ -84,12 +84,12 @@ class RequestError:
 
 @dataclass(frozen=True)
 class Telemetry:
-    """Statistics of speculation for one request, under vLLM's names.
+    """Statistics of speculation for one request, with vLLM's metric names.
 
-    `num_spec_steps` counts verify steps after the prefill; `acceptance_histogram[i]` counts the steps that kept i
-    drafts, so its length is the deepest draft + 1. `degraded` marks a request on which the drafter failed and that was
-    decoded without it from then on. generated = 1 + kept accepted + steps − (1 if the last step ended inside its
-    path). Times are shares of the batch's time, in milliseconds.
+    `num_spec_steps` is the number of verify steps after the prefill; `acceptance_histogram[i]` is the number of steps
+    that kept i drafts, so its length is the maximum depth + 1. `degraded` marks a request on which the drafter failed.
+    The number of generated tokens is 1 + accepted drafts + steps − (1 if `ended_inside_path`: the output ended before
+    the last token of the last step). Times are shares of the batch's time, in milliseconds.
     """
 
     num_spec_steps: int = 0
@@ -109,18 +109,18 @@ class Telemetry:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """1 + accepted / steps, the bonus token included; 1.0 without steps."""
+        """Mean tokens per step, 1 + accepted drafts / steps; 1.0 without steps."""
         return 1.0 + self.num_accepted_draft_tokens / self.num_spec_steps if self.num_spec_steps else 1.0
 
     @property
     def draft_acceptance_rate(self) -> float:
-        """Accepted / drafted; 0.0 when nothing was drafted."""
+        """Share of draft tokens that were accepted; 0.0 without draft tokens."""
         return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
 
 
 @dataclass(frozen=True)
 class Completion:
-    """Result of one request: tokens (with EOS if drawn), text and telemetry, or an error.
+    """Result of one request: tokens (with EOS if generated), text and telemetry, or an error.
 
     `mean_logprob` is the mean natural-log probability of the kept tokens under the target before temperature and
     filters. `finish_reason` is one of `FINISH_REASONS`: "stop" (EOS), "length", "stop_string", "error". `method` is set

@@ -1,4 +1,4 @@
-"""Acceptance rules: which drafts the target takes, and the token that follows."""
+"""Acceptance rules: decide which drafts are accepted, and the target's token after them."""
 
 from decoding.acceptance.exact import Exact
 from decoding.acceptance.fly import Fly

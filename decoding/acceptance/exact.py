@@ -1,7 +1,7 @@
-"""Lossless acceptance: a draft is accepted if it is the token that the target would have generated.
+"""Lossless acceptance: accepts a draft if it is the token that the target generates without drafts.
 
-Greedy rows compare with the argmax, sampled rows with the target's shared-noise draw argmax(log p + g), g keyed by
-sample and position (drafter-invariant coupling: Daliri, Musco, Suresh 2024, arXiv 2408.07978).
+Greedy rows compare with the argmax, sampled rows with the target's shared-noise sample argmax(log p + g), where g is
+keyed by sample and position (drafter-invariant coupling: Daliri, Musco, Suresh 2024, arXiv 2408.07978).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from models.backends.select import backend_for
 
 
 class Exact(Acceptance):
-    """Accept a draft if it equals the target's own choice."""
+    """Rule that accepts a draft if it equals the target's own token."""
 
     _backend: Backend = REFERENCE
 
@@ -25,7 +25,7 @@ class Exact(Acceptance):
 
     def judge(self, judgement: Judgement) -> Verdict:
         tree = judgement.tree
-        # Without sampling, penalties and filters the target's choice is the argmax of the raw logits.
+        # Without sampling, penalties and filters, the target's token is the argmax of the raw logits.
         if tree.is_chain and judgement.warped is judgement.raw:
             verdict = self._backend.verify_chain(judgement.raw, tree.tokens, tree.valid)
             return Verdict(*verdict, torch.zeros_like(verdict.path, dtype=torch.bool))

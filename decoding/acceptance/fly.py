@@ -1,6 +1,6 @@
-"""FLy: accepts a mismatch if the target is uncertain there and the following drafts match again.
+"""FLy: accepts a mismatch if the target is uncertain at its position and the following drafts match again.
 
-Li et al. 2025, "Training-Free Loosely Speculative Decoding" (arXiv 2511.22972). Each branch is judged as a block.
+Li et al. 2025, "Training-Free Loosely Speculative Decoding" (arXiv 2511.22972). Each tree branch is judged as a block.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from decoding.contracts import Judgement
 
 
 class Fly(RelaxedRule):
-    """Relax a mismatch whose gate entropy is at least `min_entropy` and that is followed by `window` matches.
+    """Rule that relaxes a mismatch if the target's entropy is at least `min_entropy` and `window` matches follow.
 
-    `window` counts the matches *after* the mismatch; 0 uses the gate only (FLy⊖). `block_end` selects the strict drafts
-    at the end of a block: "fit" those whose window does not fit, "margin" one more. The entropy is computed over the
-    `top` probabilities. An infinite `min_entropy` relaxes nothing.
+    `window` counts the matches *after* the mismatch; 0 tests the entropy only (FLy⊖). `block_end` selects the drafts at
+    the end of a block that are never relaxed: "fit" those with fewer than `window` drafts after them, "margin" one
+    more. The entropy is computed over the `top` probabilities. An infinite `min_entropy` relaxes nothing.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class Fly(RelaxedRule):
         passes = unsure.gather(1, tree.parents.clamp_min(0))[:, None]
         if self.window == 0:
             return passes
-        ahead = tree.depth[:, :, None] - tree.depth[:, None, :]  # (b, j, i): levels of j below i
+        ahead = tree.depth[:, :, None] - tree.depth[:, None, :]  # (b, j, i): depth of j − depth of i
         followed = seen.branches.count(seen.match, (ahead > 0) & (ahead <= self.window)) == self.window
         room = seen.branches.length[:, :, None] - tree.depth[:, None, :]
         return passes & followed & (room >= self.window + self.margin)
 
 
 def top_entropy(logits: Tensor, top: int) -> Tensor:
-    """−Σ p·ln p (…,) in nats over the `top` largest probabilities of `logits` (…, V), not renormalised."""
+    """Return −Σ p·ln p (…,) in nats over the `top` largest probabilities of `logits` (…, V), not renormalised."""
     logp = logits.float().log_softmax(dim=-1).topk(min(top, logits.shape[-1]), dim=-1).values
-    # A token that cannot occur adds nothing: 0 · ln 0 = 0.
+    # A token of probability 0 contributes 0 · ln 0 = 0.
     return -(logp.exp() * logp.clamp_min(-1e4)).sum(dim=-1)

@@ -1,9 +1,9 @@
 """LANTERN: accepts an image code if the target prefers a similar code, within a bound on the distortion.
 
-Each draft x̃ has a neighbourhood A(k, δ) (Jang et al. 2024, "LANTERN", section 3.3, arXiv 2410.03355; as there, q is
-the target's distribution). Greedy rows accept x̃ if it is the argmax after its neighbours' probability is added to its
-own. Sampled rows accept it if the target's draw y = argmax(log q + g) is in A(k, δ): a certain draft that was selected
-without g is then accepted with the paper's probability, Σ of q over A(k, δ). `lantern_residual` draws as the papers do.
+Each draft x̃ has a neighbourhood A(k, δ) (Jang et al. 2024, "LANTERN", section 3.3, arXiv 2410.03355; as in the paper,
+q is the target's distribution). Greedy rows accept x̃ if it is the argmax after its neighbours' probability is added to
+its own. Sampled rows accept x̃ if the target's sample y = argmax(log q + g) is in A(k, δ); a draft selected without g
+is then accepted with the paper's probability, Σ of q over A(k, δ). `lantern_residual` samples as the papers do.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from decoding.contracts import EngineSpec, Judgement
 
 
 class Lantern(RelaxedRule):
-    """Relax a mismatch whose draft is close to the target's token; `table` (V, …) and options as in `Neighbourhood`.
+    """Rule that relaxes a mismatch if the draft is similar to the target's token; parameters as in `Neighbourhood`.
 
-    Of several accepted siblings, a sampled row takes the first, as if they were tried in turn; a greedy row follows the
-    one with the longest path. `delta` 0 (λ = 1 for "multiplicative") relaxes nothing.
+    If several siblings are acceptable, sampled rows take the first, as if they were tried in order, and greedy rows the
+    sibling with the longest accepted path. `delta` 0 (λ = 1 for "multiplicative") relaxes nothing.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Lantern(RelaxedRule):
         stands_for_it = (members & (near == seen.wanted[:, :, None])).any(dim=-1)
         gathered = (near_probs * members).sum(dim=-1, dtype=torch.float64)
         total = own + gathered
-        # Where the best token is itself a neighbour it has lent its probability, and the draft has at least as much.
+        # If the target's token is a neighbour, its probability is part of `total`, so the draft has at least as much.
         is_best = (total > best) | ((total == best) & (tree.tokens < seen.wanted))
         outgrows_it = stands_for_it | (is_best & (gathered > 0))
         return torch.where(judgement.rows.is_sampled[:, None], stands_for_it, outgrows_it)[:, None]
@@ -55,13 +55,13 @@ class Lantern(RelaxedRule):
     def accepts(self, judgement: Judgement, seen: Mismatches) -> Tensor:
         tree = judgement.tree
         accept = super().accepts(judgement, seen)
-        siblings = (tree.parents[:, :, None] == tree.parents[:, None, :]).tril(-1)  # (b, i, j): j is an earlier one
+        siblings = (tree.parents[:, :, None] == tree.parents[:, None, :]).tril(-1)  # (b, i, j): j precedes i
         is_first = ~(siblings & (accept & tree.valid[:, None])).any(dim=-1)
         return accept & (is_first | ~judgement.rows.is_sampled[:, None])[:, None]
 
 
 def _at_drafts(judgement: Judgement, tokens: Tensor) -> Tensor:
-    """The target's probabilities (b, N, m) of `tokens` (b, N, m) at the position of each draft."""
+    """Return the target's probabilities (b, N, m) of `tokens` (b, N, m) at the position of each draft."""
     logits = judgement.warped
     above = judgement.tree.parents.clamp_min(0)
     place = above[:, :, None] * logits.shape[-1] + tokens

@@ -1,9 +1,9 @@
-"""LANTERN with the draws of its papers: accept by the ratio of probabilities, else draw from the residual.
+"""LANTERN as in its papers: accepts a draft by a ratio of probabilities, else samples from a residual distribution.
 
 A draft x̃ from p is accepted with probability min(1, Σ of q over A(k, δ) / p(x̃)) (LANTERN, Algorithm 1, arXiv
 2410.03355; on static trees LANTERN++, Park et al. 2025, arXiv 2502.06352). As in the papers, q is the target's
 distribution and p the drafter's. Paper and public code use different residuals of q after a rejection; both are
-implemented. Drafts, draws and trees are as in `rejection`, and δ = 0 equals it.
+implemented. Drafts, noise and trees are as in `rejection`; with δ = 0 the results are equal to `rejection`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ Residual = Literal["paper", "code"]
 
 
 class LanternResidual(Lantern):
-    """Sampled rows by ratio and residual; greedy rows and options as in `Lantern`.
+    """Rule that judges sampled rows by ratio and residual; greedy rows and parameters are as in `Lantern`.
 
-    `residual` "paper" is [q_{k,δ} − p]₊, which removes the drafts' A(k, δ), computed from the target's distribution.
-    "code" computes A(k, δ) from the remaining distribution. A rejected draft with gathered mass removes the first
-    neighbours of its row, one more than are examined: from the target if drafts are certain; from the drafter's
-    distribution before it is subtracted if they were drawn. If nothing remains, everything is used.
+    `residual` "paper" is [q_{k,δ} − p]₊, with A(k, δ) computed from the target's distribution q. "code" computes
+    A(k, δ) from the mass that remains after rejected siblings. A rejected draft whose members have mass then zeroes all
+    its examined neighbours and one more: in the target's mass if drafts are certain; if they were sampled, in the
+    drafter's distribution before it is subtracted. If no mass remains, the residual is uniform over the vocabulary.
     """
 
     draft_stream = Stream.DRAFT
@@ -65,7 +65,7 @@ class LanternResidual(Lantern):
 
 
 class PaperResidual(Rejection):
-    """[q_{k,δ}(· | x̃) − p]₊."""
+    """Rejection with the residual of the paper, [q_{k,δ}(· | x̃) − p]₊."""
 
     def __init__(self, neighbourhood: Neighbourhood) -> None:
         self.neighbourhood = neighbourhood
@@ -80,7 +80,7 @@ class PaperResidual(Rejection):
 
 
 class CodeResidual(Rejection):
-    """What the public code leaves (`evaluate_posterior`, and its form for static trees)."""
+    """Rejection with the residual of the public code (`evaluate_posterior`, and its variant for static trees)."""
 
     def __init__(self, neighbourhood: Neighbourhood) -> None:
         self.neighbourhood = neighbourhood
@@ -90,7 +90,7 @@ class CodeResidual(Rejection):
         lent = (trial.mass.gather(1, near) * members).sum(dim=-1, keepdim=True)
         own = trial.mass.gather(1, trial.token[:, None])
         wide = self.neighbourhood.around_and_one_more(trial.token)
-        # The code also empties neighbourhoods that lent nothing, but then δ = 0 would not equal `rejection`.
+        # The public code also zeroes neighbourhoods without mass, but then δ = 0 would not equal `rejection`.
         emptied = self.neighbourhood.may_lend(trial.token, wide) & (lent > 0)
         mass, subtracted = trial.mass, trial.drawn_from
         if trial.is_certain:
@@ -102,7 +102,7 @@ class CodeResidual(Rejection):
 
 
 def gather_members(neighbourhood: Neighbourhood, trial: Trial, law: Tensor) -> tuple[Tensor, Tensor]:
-    """The drafts' neighbours (b, n), and which of them are in A(k, δ) under `law` (b, V)."""
+    """Return the drafts' neighbours (b, n) and a mask (b, n) of those in A(k, δ), computed from `law` (b, V)."""
     near = neighbourhood.around(trial.token)
     drafted = law.gather(1, trial.token[:, None])[:, 0]
     return near, neighbourhood.members(trial.token, drafted, near, law.gather(1, near))

@@ -1,8 +1,8 @@
-"""LVSpec: strict acceptance of visually relevant drafts, relaxed acceptance of others.
+"""LVSpec: accepts visually relevant drafts strictly and relaxes the others.
 
-In a block of K drafts the ⌊λK⌋ with the lowest visual relevance may differ from the target's token (Eq. 9, 10). "See
-the Forest for the Trees: Loosely Speculative Decoding via Visual-Semantic Guidance", 2026. A tree is judged branch by
-branch, and the longest accepted branch wins (appendix E).
+In a block of K drafts, the ⌊λK⌋ drafts with the lowest visual relevance may differ from the target's token (Eq. 9, 10).
+"See the Forest for the Trees: Loosely Speculative Decoding via Visual-Semantic Guidance", 2026. A tree is judged branch
+by branch, and the longest accepted branch wins (appendix E).
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from decoding.contracts import EngineSpec, Judgement, Probe
 from models.kv.lanes import SlotBatch
 
 COLUMN_STEP = 64
-"""Memory grows by this many columns."""
+"""The buffer of visual states grows in steps of this many token positions."""
 CHUNK_COLUMNS = 1024
-"""Columns compared at once: bounds the fp32 copy that a comparison makes of states kept in half precision."""
+"""Token positions compared at once; limits the size of the fp32 copy of states that are stored in half precision."""
 
 
 class LVSpec(RelaxedRule):
-    """Relax the share `loose` (λ) of each block with the least relevance to the `top_visual` (N) nearest visual states.
+    """Rule that relaxes the share `loose` (λ) of each block's drafts, those with the lowest visual relevance.
 
-    `position_shift` also accepts a draft if the target's token occurs elsewhere in the block (Eq. 11). Samples without
-    visual tokens are not relaxed. `loose` 0 without `position_shift` relaxes nothing.
+    Relevance is the mean cosine to the `top_visual` (N) nearest visual states. `position_shift` also accepts a draft if
+    the target's token occurs elsewhere in the block (Eq. 11). `loose` does not apply to samples without visual tokens.
+    `loose` 0 without `position_shift` relaxes nothing.
 
-    `relevance_of` selects the state of a draft: "draft", the target's state at the draft's position (the paper);
-    "before", the state that predicted the position; "embedding", its input embedding, compared with embedded images (an
-    ablation of the paper).
+    `relevance_of` selects the vector of a draft: "draft", the target's hidden state at the draft's node (the paper);
+    "before", the hidden state that predicted the draft; "embedding", the draft's input embedding, compared with the
+    input embeddings of visual tokens (an ablation of the paper).
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class LVSpec(RelaxedRule):
 
     def open(self, spec: EngineSpec) -> None:
         super().open(spec)
-        # A table from the exact decimal number, because ⌊0.29 · 100⌋ is 28 in binary floating point.
+        # Computed from the exact decimal number, because ⌊0.29 · 100⌋ is 28 in binary floating point.
         share = Fraction(repr(float(self.loose)))
         quota = [math.floor(share * length) for length in range(spec.max_levels + 1)]
         self._quota = torch.tensor(quota, dtype=torch.long, device=spec.device)
@@ -68,7 +69,7 @@ class LVSpec(RelaxedRule):
         return passes
 
     def _loosened(self, judgement: Judgement, seen: Mismatches) -> Tensor:
-        """Which drafts (b, L, N) are among the ⌊λK⌋ least relevant of each branch; of equals the earlier ones."""
+        """Return a mask (b, L, N) of the ⌊λK⌋ least relevant drafts of each branch; ties go to the smaller depth."""
         tree, slots = judgement.tree, judgement.slots
         relevance = self._visual.relevance(slots, self._states(judgement), self.top_visual)
         mine, other = relevance[:, None, :], relevance[:, :, None]  # (b, j, i)
@@ -79,7 +80,7 @@ class LVSpec(RelaxedRule):
         return rank < quota[:, :, None]
 
     def _states(self, judgement: Judgement) -> Tensor:
-        """The states of the drafts, (b, N, D)."""
+        """Return the vectors (b, N, D) of the drafts that `relevance_of` selects."""
         tree, hidden = judgement.tree, judgement.hidden[:, 0]
         if self.relevance_of == "draft":
             return hidden
@@ -90,15 +91,15 @@ class LVSpec(RelaxedRule):
 
     @staticmethod
     def _shifted(judgement: Judgement, seen: Mismatches) -> Tensor:
-        """Drafts (b, L, N) at whose position the target's token equals some draft of the branch."""
+        """Return a mask (b, L, N) of the drafts for which the target's token equals some draft of the branch."""
         same = judgement.tree.tokens[:, :, None] == seen.wanted[:, None, :]  # (b, j, i)
         return seen.branches.count(torch.ones_like(seen.match), same) > 0
 
 
 class VisualMemory:
-    """Visual states (S, C, D) of the target's prefill by slot, in the target's dtype, and the inverses of their norms.
+    """Buffer of visual states (S, C, D) per slot, in the target's dtype, and of their inverse norms (S, C).
 
-    C grows to the largest number of visual columns so far.
+    C grows with the largest number of visual tokens in a prompt. With `of_embeddings` the states are input embeddings.
     """
 
     def __init__(self, spec: EngineSpec, of_embeddings: bool = False) -> None:
@@ -110,7 +111,8 @@ class VisualMemory:
         self._inverse = torch.zeros(spec.num_slots, 0, device=spec.device)
 
     def admit(self, slots: SlotBatch, probes: Sequence[Probe]) -> None:
-        """Keep the post-norm states (or the embeddings) of each prompt's visual columns; a prompt may have none."""
+        """Store the states of each prompt's visual tokens: input embeddings if `of_embeddings` is set, else the hidden
+        states of the prefill after the final norm. A prompt may have no visual tokens."""
         for slot, probe in zip(slots.ids, probes, strict=True):
             if self._of_embeddings:
                 features = probe.prefix.embeds
@@ -127,7 +129,7 @@ class VisualMemory:
                 self._inverse[slot, :count] = _inverse_norm(states.float())
 
     def _reserve(self, count: int, like: Tensor) -> Tensor:
-        """The memory, wide enough for `count` columns."""
+        """Return the buffer, grown to at least `count` token positions; `like` gives its dtype and D."""
         states = self._states
         if states is not None and states.shape[1] >= count:
             return states
@@ -141,13 +143,13 @@ class VisualMemory:
         return grown
 
     def has_visual(self, slots: SlotBatch) -> Tensor:
-        """Which samples have visual columns at all, (b,) bool."""
+        """Return a mask (b,) of the samples with visual tokens."""
         return self._count[slots.index] > 0
 
     def relevance(self, slots: SlotBatch, hidden: Tensor, top: int) -> Tensor:
-        """Mean of the `top` largest cosines of states `hidden` (b, N, D) with the sample's visual states, (b, N) fp32.
+        """Return the mean (b, N) of the `top` largest cosines of `hidden` (b, N, D) to the sample's visual states.
 
-        A sample with fewer visual columns averages those it has; one with none gets 0. LVSpec, Eq. 8.
+        A sample with fewer visual tokens averages over all of them; without any, the result is 0. LVSpec, Eq. 8.
         """
         widest = max(self._counts[slot] for slot in slots.ids)
         if widest == 0 or self._states is None:
@@ -171,6 +173,6 @@ class VisualMemory:
 
 
 def _inverse_norm(states: Tensor) -> Tensor:
-    """1 / ‖x‖ (…,) of fp32 states (…, D); a zero state has cosine 0 with everything."""
+    """Return 1 / ‖x‖ (…,) of fp32 states (…, D), finite for zero states so that their cosines are 0."""
     norm: Tensor = torch.linalg.vector_norm(states, dim=-1)
     return norm.clamp_min(torch.finfo(torch.float32).tiny).reciprocal()

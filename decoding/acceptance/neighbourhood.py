@@ -1,4 +1,4 @@
-"""A(k, δ): the neighbours whose probability a draft may use, nearest first, while the distortion is within δ.
+"""Computes A(k, δ): the nearest neighbours whose probability is added to a draft's while the distortion is within δ.
 
 Jang et al. 2024, "LANTERN", section 3.3 (arXiv 2410.03355). Shapes: n examined neighbours, V vocabulary.
 """
@@ -18,18 +18,18 @@ from decoding.contracts import EngineSpec
 Divergence = Literal["tvd", "jsd", "multiplicative"]
 
 _TINY = 1e-60
-"""Below every float32 above zero: keeps 0 / 0 out without changing any other quotient."""
+"""Smaller than every positive float32; avoids 0 / 0 without changing any other quotient."""
 
 
 def jensen_shannon(own: Tensor, moved: Tensor) -> Tensor:
-    """Divergence in nats between q and q with mass `moved` from other tokens to one of probability `own`; float64.
+    """Return the float64 divergence in nats between q and q after mass `moved` goes to a token of probability `own`.
 
     With m = moved, JSD = ½ · [m · ln 2 + (own + m) · ln((own + m) / (own + m/2)) + own · ln(own / (own + m/2))]. It
-    increases with m, so the longest prefix is found by comparing sums.
+    increases with m, so comparing cumulative sums with the bound finds the longest prefix of neighbours.
     """
     half = moved / 2
     middle = (own + half).clamp_min(_TINY)
-    # log1p, because for a small m the two last terms cancel to the first order.
+    # log1p, because for small m the last two terms cancel to first order.
     gained = (own + moved) * torch.log1p(half / middle)
     lost = own * torch.log1p(half / own.clamp_min(_TINY))
     return 0.5 * (moved * math.log(2.0) + gained - lost)
@@ -42,15 +42,16 @@ WITHIN: dict[Divergence, Callable[[Tensor, Tensor, float], Tensor]] = {
     # LANTERN++: own + moved ≤ λ · own.
     "multiplicative": lambda own, moved, bound: moved <= (bound - 1.0) * own,
 }
-"""Whether mass moved onto a token of probability `own` stays within the bound."""
+"""Tests by divergence of whether mass `moved` to a token of probability `own` is within the bound."""
 
 
 class Neighbourhood:
-    """The neighbours (V, …) of all tokens, nearest first, and how many of them are within the bound `delta`.
+    """The neighbourhoods A(k, δ) of all tokens; `table` (V, …) lists each token's neighbours, nearest first.
 
-    `k` counts the draft itself, as in the paper; with `k_counts_draft` False it counts neighbours, as in the public
-    code. `delta` bounds the `divergence`; for "multiplicative" it is λ of LANTERN++: the gathered probability of a
-    draft, its own included, is at most λ times its own. Special tokens neither lend nor receive probability.
+    `k` counts the draft itself, as in the paper; with `k_counts_draft` False it counts neighbours only, as in the
+    public code. `delta` is the upper bound of the `divergence`; for "multiplicative" it is λ of LANTERN++: the sum of a
+    draft's probability and its neighbours' is at most λ times its own. Special tokens neither lend nor receive
+    probability.
     """
 
     def __init__(self, table: Tensor, k: int, delta: float, divergence: Divergence, k_counts_draft: bool) -> None:
@@ -63,7 +64,7 @@ class Neighbourhood:
         """Copy the examined part of the table to the device.
 
         Raises:
-            ValueError: the table is of another codebook than the target's, or too short for k.
+            ValueError: the table does not match the target's vocabulary size, or has too few neighbours for k.
         """
         num_codes, num_kept = self.table.shape
         if num_codes != spec.vocab_size:
@@ -75,30 +76,30 @@ class Neighbourhood:
             raise ValueError(
                 f"{self.num_neighbours} neighbours are to be looked at, and the table holds {num_kept} of each code"
             )
-        # One more than is examined: the public code zeroes it. A code of a small codebook may not have it.
+        # One neighbour more than is examined, because the public code zeroes it; a small table may not have it.
         self._near = self.table[:, : self.num_neighbours + 1].to(spec.device, torch.long).contiguous()
         self._is_special = special_tokens(spec) if spec.special_ids | spec.eos_ids else None
 
     def around(self, tokens: Tensor) -> Tensor:
-        """The neighbours (…, n) of `tokens` (…), nearest first."""
+        """Return the neighbours (…, n) of `tokens` (…), nearest first."""
         return self._near[tokens][..., : self.num_neighbours]
 
     def around_and_one_more(self, tokens: Tensor) -> Tensor:
-        """The neighbours (…, n + 1) of `tokens` (…), of which the last is never looked at; n in a whole codebook."""
+        """Return the neighbours (…, n + 1) of `tokens` (…), the last not examined; (…, n) if the table has no more."""
         return self._near[tokens]
 
     def may_lend(self, tokens: Tensor, near: Tensor) -> Tensor:
-        """Whether `near` (…, m) and `tokens` (…) are both no special tokens, (…, m)."""
+        """Return a mask (…, m), False if a neighbour in `near` (…, m) or its token in `tokens` (…) is special."""
         if self._is_special is None:
             return torch.ones_like(near, dtype=torch.bool)
         return ~(self._is_special[near] | self._is_special[tokens][..., None])
 
     def members(self, tokens: Tensor, own: Tensor, near: Tensor, near_probs: Tensor) -> Tensor:
-        """Which neighbours `near` (…, n) of `tokens` (…) are in A(k, δ), (…, n); the draft itself always is.
+        """Return a mask (…, n) of the neighbours `near` (…, n) of `tokens` (…) in A(k, δ), besides the draft itself.
 
-        `own` (…) and `near_probs` (…, n) are the target's probabilities of both.
+        `own` (…) are the target's probabilities of `tokens`, `near_probs` (…, n) those of `near`.
         """
         free = self.may_lend(tokens, near)
-        # float64: in float32 the rounding of a thousand sums would let in more than the bound.
+        # float64, because float32 rounding errors over a thousand terms would exceed the bound.
         moved = (near_probs * free).cumsum(dim=-1, dtype=torch.float64)
         return WITHIN[self.divergence](own.double()[..., None], moved, self.delta) & free

@@ -1,4 +1,4 @@
-"""Random relaxation: accepts a mismatch with a fixed probability; the control of informed rules."""
+"""Random relaxation: accepts a mismatch with a fixed probability; a baseline for the other relaxed rules."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from decoding.noise import Stream
 
 
 class RandomRelaxation(RelaxedRule):
-    """Relax a mismatch with `probability`; siblings have a draw each, keyed by position and rank."""
+    """Rule that relaxes each mismatch with `probability`, by a uniform number per output position and sibling rank."""
 
     def __init__(self, probability: float) -> None:
         self.probability = probability
@@ -22,5 +22,5 @@ class RandomRelaxation(RelaxedRule):
             [judgement.noise.uniform(Stream.RULE, sibling) for sibling in range(tree.max_siblings)], dim=-1
         )  # (b, depths, siblings)
         place = (tree.depth - 1).clamp_min(0) * tree.max_siblings + tree.sibling_rank()
-        # The root's rank is 0 as well, but it is not read.
+        # The root also maps to an entry, but its result is not used.
         return (draws.flatten(1).gather(1, place) < self.probability)[:, None]

@@ -1,9 +1,9 @@
-"""Lossless in distribution: accept by the ratio of probabilities, else draw from the residual.
+"""Rejection sampling, lossless in distribution: accepts by the ratio of probabilities, else samples the residual.
 
-A chain is Leviathan, Kalman, Matias 2023, Algorithm 1 (arXiv 2211.17192). Siblings are drawn without replacement (the
-policy ranks by log q + independent Gumbel noise). Each is compared with the target's mass that remains after earlier
-siblings: p ← norm(max(p − q, 0)), q ← q without the tried token, renormalised. Drafts that were selected instead of
-drawn (top-k children, look-ups) are certain: q is 1 at the tried token.
+For chains this is Algorithm 1 of Leviathan, Kalman, Matias 2023 (arXiv 2211.17192). Siblings are sampled without
+replacement (the policy ranks by log q + independent Gumbel noise). Each sibling is compared with the target's mass that
+remains after earlier siblings: p ← norm(max(p − q, 0)), q ← q without the tried token, renormalised. Drafts that were
+selected instead of sampled (top-k children, prompt lookup) are certain: q is 1 at the tried token.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from decoding.tree import Verdict
 
 @dataclass(frozen=True)
 class Trial:
-    """One draft per row to verify: `law` (b, V) the target's distribution after the draft's parent, `mass` (b, V)
-    its remainder after rejected siblings, `token` (b,) the draft, `drawn_from` (b, V) its distribution after those
-    siblings; 1 at the draft if it `is_certain`."""
+    """One draft per row to verify: `law` (b, V) is the target's distribution after the draft's parent, `mass` (b, V)
+    its remainder after rejected siblings, `token` (b,) the draft, `drawn_from` (b, V) the drafter's distribution
+    without rejected siblings; with `is_certain`, `drawn_from` is 1 at the draft."""
 
     law: Tensor
     mass: Tensor
@@ -33,13 +33,13 @@ class Trial:
 
 
 class Rejection(Acceptance):
-    """Accept draft x with probability min(1, p(x) / q(x)); on refusal draw from the residual."""
+    """Rule that accepts draft x with probability min(1, p(x) / q(x)), and else samples from the residual."""
 
     draft_stream = Stream.DRAFT
     needs_draft_probs = True
 
     def weigh(self, trial: Trial) -> tuple[Tensor, Tensor]:
-        """Each draft's weight (b,), to be divided by its probability, and the mass (b, V) if it is refused."""
+        """Return the numerator (b,) of each draft's acceptance ratio, and the mass (b, V) that remains on rejection."""
         prob = trial.mass.gather(1, trial.token[:, None])[:, 0]
         return prob, normalise((trial.mass - trial.drawn_from).clamp_min(0), trial.mass)
 
@@ -71,7 +71,7 @@ class Rejection(Acceptance):
                 accept = here & (needed < weight)
                 child = torch.where(accept, node, child)
                 taken = taken | accept
-                # The target's own probability of the draft would not have carried it.
+                # Accepted only because `weigh` is larger than the target's own probability of the draft.
                 odd = odd | (accept & (needed >= mass[row, token]))
                 refused = (here & ~accept)[:, None]
                 mass = torch.where(refused, rest, mass)
@@ -91,13 +91,13 @@ class Rejection(Acceptance):
 
     @staticmethod
     def _target_probs(judgement: Judgement, nodes: Tensor) -> Tensor:
-        """The target's distribution (b, V) after one node each; certain on greedy rows."""
+        """Return the target's distributions (b, V) after `nodes` (b,); one-hot on greedy rows."""
         logits = judgement.warped[torch.arange(nodes.shape[0], device=nodes.device), nodes]
         certain = F.one_hot(logits.argmax(dim=-1), logits.shape[-1]).to(logits.dtype)
         return torch.where(judgement.rows.is_sampled[:, None], logits.softmax(dim=-1), certain)
 
 
 def normalise(mass: Tensor, fallback: Tensor) -> Tensor:
-    """Scale rows of `mass` (b, V) to one; rows without any mass (p = q in rounding) become `fallback`."""
+    """Scale rows of `mass` (b, V) to sum 1; all-zero rows (p = q up to rounding) become `fallback` (b, V)."""
     total = mass.sum(dim=-1, keepdim=True)
     return torch.where(total > 0, mass / total.clamp_min(torch.finfo(mass.dtype).tiny), fallback)

@@ -1,7 +1,7 @@
-"""Base of relaxed rules: a draft is accepted if it is the target's token, or if the rule pardons it.
+"""Base class of relaxed rules: accepts a draft if it is the target's token or if the rule pardons the mismatch.
 
 The token after the path is always the target's own. EOS and other special tokens are never relaxed: a draft can neither
-end a text early nor continue it beyond the target's end.
+end the output early nor continue it after the target's EOS.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from decoding.tree import Verdict
 
 @dataclass(frozen=True)
 class Mismatches:
-    """Inputs of rules: `wanted` (b, N) the target's token at the position of each draft, `match` (b, N) whether the
-    draft equals it, and the branches of the tree."""
+    """Inputs of rules: `wanted` (b, N) is the target's token at the position of each draft, `match` (b, N) whether the
+    draft equals it, `branches` the branches of the tree."""
 
     wanted: Tensor
     match: Tensor
@@ -28,7 +28,7 @@ class Mismatches:
 
 
 class RelaxedRule(Acceptance):
-    """A lossy rule; derive from it and implement `pardon`."""
+    """Base class of lossy rules; subclasses implement `pardon`."""
 
     lossless = False
 
@@ -37,14 +37,14 @@ class RelaxedRule(Acceptance):
 
     @abstractmethod
     def pardon(self, judgement: Judgement, seen: Mismatches) -> Tensor:
-        """Which mismatches may pass: (b, 1, N), or (b, L, N) where that depends on the branch."""
+        """Return a mask of acceptable mismatches: (b, 1, N), or (b, L, N) if it depends on the branch."""
 
     def merit(self, judgement: Judgement) -> Tensor | None:
-        """What decides between equally long paths, (b, N) summed along each; None counts the target's own choices."""
+        """Return scores (b, N), whose sum decides between equally long paths; None counts matches with the target."""
         return None
 
     def accepts(self, judgement: Judgement, seen: Mismatches) -> Tensor:
-        """Which drafts may be accepted, in the shape that `pardon` returns."""
+        """Return a mask of acceptable drafts, in the shape that `pardon` returns."""
         strict = self._is_special[judgement.tree.tokens] | self._is_special[seen.wanted]
         return seen.match[:, None] | (self.pardon(judgement, seen) & ~strict[:, None])
 
@@ -57,7 +57,7 @@ class RelaxedRule(Acceptance):
 
 
 def special_tokens(spec: EngineSpec) -> Tensor:
-    """Which tokens no rule may relax, (V,) bool."""
+    """Return a mask (V,) of the tokens that no rule may relax."""
     special = sorted(token for token in spec.special_ids | spec.eos_ids if 0 <= token < spec.vocab_size)
     marks = torch.zeros(spec.vocab_size, dtype=torch.bool, device=spec.device)
     marks[torch.tensor(special, dtype=torch.long, device=spec.device)] = True

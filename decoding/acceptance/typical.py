@@ -1,7 +1,7 @@
-"""Typical acceptance: accepts a draft if its target probability is not small for the target's uncertainty.
+"""Typical acceptance: accepts a draft if its target probability exceeds a threshold that falls with the entropy.
 
-p > min(ε, α · exp(−H)), H the entropy of the target's distribution (Cai et al. 2024, "Medusa", section 2.3.1, arXiv
-2401.10774). Of equally long paths the more probable one wins. Deterministic.
+The threshold is min(ε, α · exp(−H)), with H the entropy of the target's distribution (Cai et al. 2024, "Medusa",
+section 2.3.1, arXiv 2401.10774). Of equally long paths the more probable one wins. The rule is deterministic.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from decoding.acceptance.relaxed import Mismatches, RelaxedRule
 from decoding.contracts import Judgement
 
 ENTROPY_FLOOR = 1e-5
-"""Added to p inside the entropy's logarithm, as Medusa has it."""
+"""Added to p inside the logarithm of the entropy, as in Medusa's code."""
 
 
 class Typical(RelaxedRule):
-    """Relax a mismatch with p > min(`epsilon`, `alpha` · exp(−H)).
+    """Rule that relaxes a mismatch with p > min(`epsilon`, `alpha` · exp(−H)).
 
-    Sampled rows are judged by the distribution they sample from, greedy rows at `temperature`. Both bounds at 1 or more
-    (alpha at the vocabulary size or more) relax nothing.
+    For sampled rows, p is the distribution that they sample from; for greedy rows, the softmax at `temperature`.
+    `epsilon` of at least 1 with `alpha` of at least the vocabulary size relaxes nothing.
     """
 
     def __init__(self, epsilon: float = 0.09, alpha: float = 0.3, temperature: float = 0.7) -> None:
@@ -36,17 +36,17 @@ class Typical(RelaxedRule):
         return _at_drafts(judgement, passes)[:, None]
 
     def merit(self, judgement: Judgement) -> Tensor | None:
-        # A finite floor: a child that a filter removed must not turn a path's sum into infinities or NaN.
+        # Finite, so that children removed by a filter do not make a path's sum infinite or NaN.
         return _at_drafts(judgement, self._logprobs(judgement)).clamp_min(-1e4)
 
     def _logprobs(self, judgement: Judgement) -> Tensor:
-        """Log-probabilities (b, N, V) after every node."""
+        """Return the log-probabilities (b, N, V) of the token after every node."""
         scale = torch.where(judgement.rows.is_sampled, 1.0, self.temperature)
         return (judgement.warped / scale[:, None, None]).log_softmax(dim=-1)
 
 
 def _at_drafts(judgement: Judgement, values: Tensor) -> Tensor:
-    """`values` (b, N, V) at each draft's parent for the draft's token, (b, N)."""
+    """Return `values` (b, N, V) at each draft's parent and for the draft's token, (b, N)."""
     tree = judgement.tree
     above = values.gather(1, tree.parents.clamp_min(0)[:, :, None].expand(-1, -1, values.shape[-1]))
     return above.gather(-1, tree.tokens[:, :, None])[..., 0]

@@ -1,4 +1,4 @@
-"""The target's token after each node, branches of trees, and walks along them."""
+"""Computes the target's token after each node, the branches of trees, and accepted paths."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from decoding.tree import DraftTree, Verdict
 
 
 def target_choice(judgement: Judgement) -> Tensor:
-    """The target's token (b, N) after each node: the argmax, or on sampled rows its shared-noise draw."""
+    """Return the target's token (b, N) after each node: the argmax, or on sampled rows its shared-noise sample."""
     tree, noise = judgement.tree, None
     if judgement.rows.any_sampled:
         draws = judgement.noise.gumbel(Stream.TOKEN)
@@ -24,10 +24,11 @@ def target_choice(judgement: Judgement) -> Tensor:
 
 @dataclass(frozen=True)
 class Branches:
-    """The branch that ends at each node, L = N: `member` (b, L, N) its drafts without the root, `length` (b, L) their
-    number, `is_whole` (b, L) whether it ends at a leaf. Rows may have trees of different shapes.
+    """One branch per node (L = N), from the root to the node: `member` (b, L, N) marks its drafts, without the root,
+    `length` (b, L) is their number, and `is_whole` (b, L) marks branches that end at a leaf. Rows may have different
+    trees.
 
-    Example: a root with the chain 1 → 2 and the leaf 3 has the whole branches {1, 2} (number 2) and {3} (number 3).
+    Example: a root with the chain 1 → 2 and the leaf 3 has the whole branches {1, 2} (index 2) and {3} (index 3).
     """
 
     member: Tensor
@@ -36,32 +37,33 @@ class Branches:
 
     @staticmethod
     def of(tree: DraftTree) -> Branches:
-        """The branches of valid nodes; without drafts, only the root's empty branch."""
+        """Return the branches of the valid nodes; without drafts, only the root's empty branch."""
         drafts = tree.valid & (tree.depth > 0)
         numbers = torch.arange(tree.num_nodes, device=tree.tokens.device)
         has_child = ((tree.parents[:, None, :] == numbers[None, :, None]) & tree.valid[:, None]).any(dim=-1)
         return Branches(tree.visible() & drafts[:, None], tree.depth, tree.valid & ~has_child)
 
     def count(self, nodes: Tensor, marks: Tensor) -> Tensor:
-        """For branch ℓ and node i, how many j on the branch have `nodes` (b, N) and, at (j, i), `marks` (b, N, N)."""
+        """Return (b, L, N): for branch ℓ and node i, the number of nodes j of ℓ with `nodes[j]` and `marks[j, i]`;
+        `nodes` is a mask (b, N), `marks` (b, N, N)."""
         # Counts are far below 2²⁴, so fp32 holds them exactly.
         return (self.member & nodes[:, None]).float() @ marks.float()
 
 
 def walk_choices(tree: DraftTree, choice: Tensor) -> Verdict:
-    """Follow `choice` (b, N), the target's token after each node, as far as the tree has it."""
+    """Accept the drafts on the path that follows `choice` (b, N), the target's token after each node."""
     if tree.is_chain:
         return _walk_line(tree, choice)
     match = (tree.tokens == wanted_tokens(tree, choice)) & tree.valid
     match[:, 0] = True
     if tree.max_siblings > 1:
-        # Of equal siblings the first is taken.
+        # If siblings have equal tokens, take the first.
         twins = (tree.parents[:, :, None] == tree.parents[:, None]) & match[:, None]
         match = match & ~twins.tril(-1).any(dim=2)
     taken = ~(tree.visible() & ~match[:, None]).any(dim=2)
     num_levels = tree.num_levels
     numbers = torch.arange(tree.num_nodes, device=choice.device).expand_as(tree.tokens)
-    # Nodes that are not taken go to a place beyond the path's last.
+    # Nodes that are not taken are written to one index after the end of the path.
     places = torch.where(taken, tree.depth, num_levels + 1)
     path = torch.zeros_like(tree.tokens[:, :1]).repeat(1, num_levels + 2).scatter_(1, places, numbers)[:, :-1]
     n = taken.sum(dim=1)
@@ -70,28 +72,28 @@ def walk_choices(tree: DraftTree, choice: Tensor) -> Verdict:
 
 
 def _walk_line(tree: DraftTree, choice: Tensor) -> Verdict:
-    """`walk_choices` on a chain."""
+    """Compute `walk_choices` for a chain."""
     match = (tree.tokens[:, 1:] == choice[:, :-1]) & tree.valid[:, 1:]
     num_taken = match.cumprod(dim=1).sum(dim=1, keepdim=True)
-    # The numbers of a chain's nodes are their depths.
+    # In a chain, node indices equal depths.
     path = torch.where(tree.depth <= num_taken, tree.depth, 0)
     last = choice.gather(1, num_taken)[:, 0]
     return Verdict(path, num_taken[:, 0] + 1, last, torch.zeros_like(path, dtype=torch.bool))
 
 
 def wanted_tokens(tree: DraftTree, choice: Tensor) -> Tensor:
-    """The target's token (b, N) at the position of each draft; undefined at the root."""
+    """Return the target's token (b, N) at the position of each draft; undefined at the root."""
     return choice.gather(1, tree.parents.clamp_min(0))
 
 
 def walk_accepted(
     tree: DraftTree, branches: Branches, choice: Tensor, accept: Tensor, merit: Tensor | None = None
 ) -> Verdict:
-    """Take the longest accepted prefix of any branch; `choice` (b, N) is the token after each node.
+    """Accept the longest acceptable prefix of any branch; `choice` (b, N) is the target's token after each node.
 
-    `accept` (b, 1, N) are the acceptable drafts, or (b, L, N) if they depend on the branch. Of equally long prefixes
-    the one with the larger sum of `merit` (b, N) wins; by default this counts matches with the target. Remaining ties
-    go to the branch with the smaller last node.
+    `accept` (b, 1, N), or (b, L, N) if it depends on the branch, marks acceptable drafts. Of equally long prefixes the
+    prefix with the larger sum of `merit` (b, N) wins; the default merit is 1 for matches with the target. Remaining
+    ties go to the branch with the smaller index of its last node.
     """
     match = tree.tokens == wanted_tokens(tree, choice)
     refused = branches.member & ~accept
@@ -104,7 +106,7 @@ def walk_accepted(
     winner = torch.where(best, worth, -torch.inf).argmax(dim=1)
     taken = prefix.gather(1, winner[:, None, None].expand(-1, 1, tree.num_nodes))  # (b, 1, N)
     levels = torch.arange(tree.num_levels + 1, device=choice.device)[None, :, None]
-    path = (taken & (tree.depth[:, None] == levels)).long().argmax(dim=-1)  # the root where nothing is taken
+    path = (taken & (tree.depth[:, None] == levels)).long().argmax(dim=-1)  # the root if nothing is taken
     last = path.gather(1, longest[:, None])
     relaxed = (levels[..., 0] > 0) & (levels[..., 0] <= longest[:, None]) & ~match.gather(1, path)
     return Verdict(path, longest + 1, choice.gather(1, last)[:, 0], relaxed)

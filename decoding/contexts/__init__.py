@@ -1,4 +1,4 @@
-"""Contexts: what one lane of the drafter sees of a sample."""
+"""Contexts: build the prompt that one lane of the drafter receives for a sample."""
 
 from decoding.contexts.full import Full, Unconditional
 from decoding.contexts.pooled import Pooled

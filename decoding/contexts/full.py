@@ -1,4 +1,4 @@
-"""The whole prompt, as one lane of the drafter's own model."""
+"""Encodes the whole prompt with the drafter's own model, for one of its lanes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from models.inputs.prefix import Prefix
 
 
 class Full(Context):
-    """Everything the sample has, images and videos included."""
+    """The whole prompt, images and videos included."""
 
     lane = 0
 
@@ -18,6 +18,6 @@ class Full(Context):
 
 
 class Unconditional(Full):
-    """The lane without the condition, for drafters of a guided target."""
+    """The unconditional lane, for drafters of targets with classifier-free guidance."""
 
     lane = 1

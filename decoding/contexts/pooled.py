@@ -1,7 +1,7 @@
-"""The whole prompt with visual features averaged 2×2 (context P of TABED).
+"""Encodes the whole prompt with visual features averaged over 2×2 blocks (context P of TABED).
 
-Before the projector for LLaVA-1.5, as in the paper. Behind it for families whose rotary positions contain the grid
-(Qwen) and for videos of LLaVA-OneVision: neighbours in the grid are averaged with their positions.
+For LLaVA-1.5, features are averaged before the projector, as in the paper. For models whose rotary positions contain
+the image grid (Qwen) and for videos of LLaVA-OneVision, features are averaged after the projector.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ SIDE_FACTOR = 2
 
 
 class Pooled(Context):
-    """A quarter of the visual tokens, each the mean of four. For drafters whose prompts contain the grid of their
-    features: LLaVA-1.5, the Qwen vision families, and LLaVA-OneVision for videos."""
+    """The prompt with a quarter of the visual tokens, each the mean of four. Supports drafters whose prompts contain
+    the grid of their features: LLaVA-1.5, the Qwen vision families, and LLaVA-OneVision for videos."""
 
     def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
         inputs = model.front_end.encode(request.prompt, request.images, request.videos)
@@ -57,14 +57,14 @@ class Pooled(Context):
 
     @staticmethod
     def _shorten(ids: Tensor, model: Target) -> Tensor:
-        """Keep every fourth placeholder: their number is all that the model looks at."""
+        """Keep every fourth visual placeholder; the model uses only their number."""
         visual = torch.isin(ids, torch.tensor(sorted(model.visual_ids)))
         keep = ~visual | (visual.cumsum(0) % SIDE_FACTOR**2 == 0)
         return ids[keep]
 
 
 def pool(features: Tensor) -> Tensor:
-    """Features (images, n, D) of a square grid → (images, n / 4, D), the mean of each 2×2 block."""
+    """Average features (images, n, D) of a square grid over 2×2 blocks; return (images, n / 4, D)."""
     num_images, n, width = features.shape
     side = math.isqrt(n)
     if side * side != n or side % SIDE_FACTOR:
@@ -74,12 +74,12 @@ def pool(features: Tensor) -> Tensor:
 
 
 def blocks_by_position(prefix: Prefix) -> Tensor:
-    """The number of its 2×2 block for each visual column (n,), by positions (3, L) of time, height and width.
+    """Return the 2×2 block index (n,) of each visual token, from the positions (3, L) of time, height and width.
 
-    Blocks at an odd edge are smaller. Each image, and each frame, is a grid of its own.
+    Blocks at an odd edge are smaller. Each image and each frame is a separate grid.
     """
     columns = prefix.visual.nonzero()[:, 0]
-    run = (columns.diff(prepend=columns[:1]) != 1).cumsum(0)  # neighbours in the prompt belong together
+    run = (columns.diff(prepend=columns[:1]) != 1).cumsum(0)  # adjacent visual tokens form one run
     time, height, width = prefix.positions[:, columns]
     first = columns.new_full((int(run.max()) + 1,), int(prefix.positions.max()) + 1)
     top = first.scatter_reduce(0, run, height, "amin")[run]
@@ -90,7 +90,7 @@ def blocks_by_position(prefix: Prefix) -> Tensor:
 
 
 def blocks_by_frame(prefix: Prefix, num_frames: list[int]) -> Tensor:
-    """The number of its 2×2 block for each visual column (n,) of videos: square frames, and one last column."""
+    """Return the 2×2 block index (n,) of each visual token of videos with square frames and one extra last token."""
     num_visual = int(prefix.visual.sum())
     num_features, left_over = divmod(num_visual - len(num_frames), sum(num_frames))
     side = math.isqrt(num_features)
@@ -111,7 +111,7 @@ def blocks_by_frame(prefix: Prefix, num_frames: list[int]) -> Tensor:
 
 
 def merge_columns(prefix: Prefix, block: Tensor) -> Prefix:
-    """The prefix with its visual columns of each block (n,) replaced by their mean, at the first one's position."""
+    """Replace the visual tokens of each `block` (n,) by their mean, at the position of the block's first token."""
     columns = prefix.visual.nonzero()[:, 0]
     num_blocks = int(block.max()) + 1
     first = columns.new_full((num_blocks,), prefix.length).scatter_reduce(0, block, columns, "amin")

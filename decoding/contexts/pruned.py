@@ -1,9 +1,9 @@
-"""The whole prompt without most of its visual columns.
+"""Encodes the prompt and removes most of its visual tokens.
 
-Uniform pruning keeps evenly spaced columns (the baseline of LVSpec). Guided pruning is SpecVLM's two stages: first the
-smallest set of columns that holds a share of the target's attention from text to visual columns, then even spacing over
-the rest. Kept columns keep their rotary positions, three axes included, unless `compact` renumbers them as the papers'
-code does.
+Uniform pruning keeps evenly spaced tokens (the baseline of LVSpec). Guided pruning has SpecVLM's two stages: first it
+keeps the smallest set of visual tokens that receives a given share of the target's attention from text to visual
+tokens, then evenly spaced tokens of the rest. Kept tokens keep their rotary positions (including three axes), unless
+`compact` renumbers them as in the papers' code.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from models.target import Target
 
 
 class Pruned(Context):
-    """Keep `1 − ratio` of the visual columns."""
+    """The prompt with the share `1 − ratio` of its visual tokens, at least one."""
 
     def __init__(
         self,
@@ -58,16 +58,16 @@ class Pruned(Context):
 
 
 def evenly_spaced(columns: Tensor, num_kept: int) -> Tensor:
-    """`num_kept` of `columns` (n,) at equal distances, the first and the last among them."""
+    """Return `num_kept` entries of `columns` (n,) at equal distances, including the first and the last."""
     last = columns.shape[0] - 1
     return columns[torch.linspace(0, last, num_kept, dtype=torch.float64, device=columns.device).long()]
 
 
 def guided(scores: Tensor, num_kept: int, share: float) -> Tensor:
-    """Visual tokens to keep (num_kept,), in order: the two stages of SpecVLM over attention `scores` (n,).
+    """Return the sorted indices (num_kept,) of the visual tokens to keep, by SpecVLM's stages over `scores` (n,).
 
-    Stage I is the smallest set of tokens with `share` of the attention, cut to `num_kept`; stage II spaces the rest of
-    the budget evenly over the other tokens.
+    Stage I keeps the smallest set of tokens with `share` of the attention, cut to `num_kept`; stage II keeps evenly
+    spaced tokens of the rest.
     """
     order = scores.argsort(descending=True, stable=True)
     mass = scores[order].cumsum(0) / scores.sum().clamp_min(1e-12)
@@ -81,7 +81,7 @@ def guided(scores: Tensor, num_kept: int, share: float) -> Tensor:
 
 
 def prune(prefix: Prefix, kept: Tensor, compact: bool) -> Prefix:
-    """The prefix with only the visual columns number `kept` (sorted) among its visual ones, and all of its text."""
+    """Remove all visual tokens except those with sorted indices `kept` among the visual tokens; keep all text."""
     visual_columns = prefix.visual.nonzero()[:, 0]
     keep = ~prefix.visual
     keep[visual_columns[kept]] = True

@@ -1,6 +1,6 @@
-"""Contexts without pixels: images and videos are removed, or replaced by a caption.
+"""Encodes prompts without pixels: replaces images and videos by a newline or a caption.
 
-The prompt is tokenized with one placeholder per image or video, before a processor expands it.
+The prompt is tokenized with one placeholder per image or video; no processor expands the placeholders.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from models.target import Target
 
 
 class TextOnly(Context):
-    """Each image, and each video, is one newline (context T of TABED)."""
+    """The prompt with each image and each video replaced by one newline (context T of TABED)."""
 
     def build(self, request: Request, probe: Probe, model: Target) -> Prefix:
         newline = [newline_id(model)]
@@ -28,8 +28,8 @@ class TextOnly(Context):
 
 
 class Caption(Context):
-    """Each image is "image: " and a small captioner's text (context C of TABED, Appendix E); of a video, the text is
-    that of its middle frame."""
+    """The prompt with each image replaced by `lead` and a small captioner's text (context C of TABED, Appendix E), and
+    each video by the same for its middle frame."""
 
     def __init__(self, captioner: Captioner, lead: str = "image: ") -> None:
         self.captioner = captioner
@@ -48,7 +48,8 @@ class Caption(Context):
 
 
 def prompt_tokens(request: Request, model: Target) -> list[int]:
-    """The prompt's ids with a single placeholder for each image and video."""
+    """Return the prompt's token ids with one placeholder per image and video; raise PromptError if their numbers differ
+    from the request's, or the prompt has no tokens."""
     tokenizer = model.front_end.tokenizer
     bos = tokenizer.bos_token
     ids = tokenizer(request.prompt, add_special_tokens=not (bos and request.prompt.startswith(bos)))["input_ids"]
@@ -65,7 +66,7 @@ def prompt_tokens(request: Request, model: Target) -> list[int]:
 def _with_texts(
     request: Request, model: Target, images: Sequence[Sequence[int]], videos: Sequence[Sequence[int]]
 ) -> Prefix:
-    """The prompt with the i-th image placeholder replaced by the tokens `images[i]`, and those of videos likewise."""
+    """Replace the i-th image placeholder by the tokens `images[i]` and the i-th video placeholder by `videos[i]`."""
     of_images, of_videos = iter(images), iter(videos)
     ids: list[int] = []
     for token in prompt_tokens(request, model):
@@ -79,7 +80,7 @@ def _with_texts(
 
 
 def newline_id(model: Target) -> int:
-    """The last id of a tokenized newline; LLaVA-style tokenizers put a word-start marker before it."""
+    """Return the last id of a tokenized newline; LLaVA-style tokenizers add a word-start marker before it."""
     tokenizer = model.front_end.tokenizer
     ids = tokenizer("\n", add_special_tokens=False)["input_ids"]
     if not ids:

@@ -1,1 +1,1 @@
-"""How many drafts per step: fixed, or by goodput from measured times and acceptance rates."""
+"""Controllers: choose the draft depth of each step, fixed or by goodput from measured times and acceptance rates."""

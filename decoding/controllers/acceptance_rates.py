@@ -1,6 +1,6 @@
-"""Acceptance rates by depth: estimates the probability that a row accepts at least i drafts.
+"""Estimates acceptance rates by depth: the probability that a row accepts at least i drafts.
 
-Rates are conditional on the previous depth, so that a rarely offered depth borrows from the one before it.
+Rates are conditional on acceptance at the previous depth; the prior of each depth is the rate of the previous depth.
 """
 
 from __future__ import annotations
@@ -8,24 +8,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 MEMORY_TRIALS = 400.0
-"""Memory of the exponential decay, in offers of a depth."""
+"""Time constant of the exponential decay, in offers at a depth."""
 LEAST_TRIALS = 64.0
 """Counts do not decay below this many offers, to limit noise."""
 FIRST_RATE = 0.6
 """Prior acceptance rate of the first draft."""
 BELIEF_TRIALS = 4.0
-"""Weight of the prior, and of the next shallower depth's rate, in offers."""
+"""Weight of the prior, in offers: `FIRST_RATE` at depth 1, else the rate of the previous depth."""
 
 
 class AcceptanceRates:
-    """Per depth: decaying counts of offers (drafts whose ancestors were all accepted) and of acceptances."""
+    """Decaying counts, by depth, of offers (drafts whose ancestors were all accepted) and of acceptances."""
 
     def __init__(self) -> None:
         self._offers: list[float] = []
         self._takes: list[float] = []
 
     def add(self, accepted: Sequence[int], offered: Sequence[int]) -> None:
-        """Add one step: by row, the accepted drafts and the deepest useful draft."""
+        """Add one step: per row, the number of accepted drafts and the depth of the deepest useful draft."""
         for depth in range(1, max(offered, default=0) + 1):
             offers = takes = 0
             for taken, most in zip(accepted, offered, strict=True):
@@ -41,7 +41,7 @@ class AcceptanceRates:
                 self._takes[depth - 1] = keep * self._takes[depth - 1] + takes
 
     def fade(self) -> None:
-        """Halve old counts, so that new ones weigh more."""
+        """Halve the counts, but not below `LEAST_TRIALS` offers, so that new counts weigh more."""
         for depth, offers in enumerate(self._offers):
             if offers > LEAST_TRIALS:
                 keep = max(0.5, LEAST_TRIALS / offers)
@@ -49,7 +49,7 @@ class AcceptanceRates:
                 self._takes[depth] *= keep
 
     def tokens(self, levels: int) -> float:
-        """Expected tokens of a row in a step with so many levels: 1 + Σ P(at least i accepted)."""
+        """Return the expected tokens of a row in a step with `levels` levels: 1 + Σ P(at least i accepted)."""
         total = survival = 1.0
         rate = FIRST_RATE
         for depth in range(levels):

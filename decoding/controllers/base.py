@@ -1,4 +1,4 @@
-"""Controllers: interface that chooses the depth of the next step's trees, and a fixed depth."""
+"""Defines the interface of controllers, which choose the depth of the next step's trees, and the fixed depth."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 Reason = Literal["fixed", "last", "start", "best", "explore"]
-"""Why a depth was chosen: it never changes; no row can use a draft; initial measurement; best goodput; exploration."""
+"""Reason for a depth: fixed depth; no row can use a draft; initial measurement; best goodput; exploration."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """At most `levels` levels for the next step; 0 is plain decoding without the drafter.
+    """Choice of at most `levels` tree levels for the next step; 0 is plain decoding without the drafter.
 
-    `tokens_per_s` and `plain_tokens_per_s` are the expected goodputs of the choice and of plain decoding, all rows
-    together; 0 if unknown.
+    `tokens_per_s` and `plain_tokens_per_s` are the expected goodputs of the choice and of plain decoding, summed over
+    all rows; 0 if unknown.
     """
 
     levels: int
@@ -26,7 +26,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class PrefillTime:
-    """Tokens and seconds of drafter prefills."""
+    """Number of prompt tokens and seconds of drafter prefills."""
 
     num_tokens: int = 0
     seconds: float = 0.0
@@ -34,11 +34,12 @@ class PrefillTime:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Result and cost of one step.
+    """Result and time of one step.
 
-    By row: `accepted` drafts, and `offered`, the deepest useful draft. The drafter first caught up on `num_missed`
-    tokens of all rows. `prefill` is its prompt prefill since the last step, not part of `seconds`; `ended` has the
-    prompt length of every row that finished. `seconds` is an upper bound if the output was processed late (`is_late`).
+    Per row, `accepted` is the number of accepted drafts and `offered` the depth of the deepest useful draft. The
+    drafter first ran `num_missed` tokens, summed over rows, that were generated without drafts. `prefill` is the
+    drafter's prompt prefill since the last step, not part of `seconds`; `ended` lists the prompt lengths of the rows
+    that finished. `seconds` is an upper bound if the output was processed late (`is_late`).
     """
 
     levels: int
@@ -52,24 +53,24 @@ class Outcome:
 
     @property
     def num_active(self) -> int:
-        """Rows of the step."""
+        """Number of rows of the step."""
         return len(self.accepted)
 
     @property
     def num_tokens(self) -> int:
-        """Generated tokens: accepted drafts and one target token per row."""
+        """Number of generated tokens: accepted drafts and one target token per row."""
         return sum(self.accepted) + len(self.accepted)
 
 
 class Controller(Protocol):
-    """Chooses the depth of each step's trees; each engine has its own.
+    """Interface that chooses the depth of each step's trees; each engine has its own controller.
 
-    Depths that depend on time keep the output unchanged only with the acceptance `exact`.
+    Depths may depend on measured times; the output is independent of the depth only with the acceptance rule `exact`.
     """
 
     @property
     def is_off(self) -> bool:
-        """Whether drafting is off at present, so that drafter prefill can wait."""
+        """Whether drafting is currently off, so that drafter prefill can wait."""
         ...
 
     @property
@@ -78,19 +79,19 @@ class Controller(Protocol):
         ...
 
     def choose(self, num_active: int, max_levels: int, num_missed: int, num_unread: int) -> Choice:
-        """The next step's depth, at most `max_levels`, for `num_active` rows.
+        """Choose the next step's depth, at most `max_levels`, for `num_active` rows.
 
-        Drafting requires a prefill of `num_unread` prompt tokens and a catch-up on `num_missed` tokens first.
+        Before it can draft, the drafter must prefill `num_unread` prompt tokens and run `num_missed` output tokens.
         """
         ...
 
     def learn(self, outcome: Outcome, choice: Choice) -> None:
-        """Update from a step and its choice; later steps may already have been chosen."""
+        """Update estimates from a step and its choice; `choose` may already have been called for later steps."""
         ...
 
 
 class FixedDepth:
-    """Always the tree's own depth."""
+    """Controller that always chooses the maximum depth."""
 
     is_off = False
     can_be_off = False
@@ -103,5 +104,5 @@ class FixedDepth:
 
 
 def batch_class(num_active: int) -> int:
-    """The batch class of `num_active` rows: the next power of two."""
+    """Return the batch class of `num_active` rows: `num_active` rounded up to a power of two."""
     return 1 << (num_active - 1).bit_length()

@@ -1,14 +1,14 @@
 """Goodput controller: chooses the depth with the most expected tokens per second, or no drafts.
 
 With k levels and n rows, a step yields n · (1 + Σ_{i ≤ k} S_i) tokens in T(n, k) seconds. S_i is the probability of at
-least i accepted drafts (`acceptance_rates`), T the step-time model (`step_times`); their quotient is the goodput of Liu
-et al. 2024 (arXiv 2406.14066). The drafter's prompt prefill per generated token is added in a full batch. In a draining
-batch only the prefill and the catch-up that are still needed count.
+least i accepted drafts (`acceptance_rates`), T the step-time model (`step_times`); tokens / T is the goodput of Liu et
+al. 2024 (arXiv 2406.14066). In a full batch, the time of the drafter's prompt prefill per generated token is added. In
+a draining batch, only the prefill and catch-up of the current rows are added.
 
-The first steps measure plain decoding, the full depth, half of it, and plain decoding again. A batch that is larger
-than any before is measured plain and at its estimated best depth, a smaller one a little deeper. Later, depths that
-were not measured recently are tried for a few steps. Trials take at most `max_exploration` of the steps, and their
-extra time at most that share of all time.
+The first steps measure plain decoding, the full depth, half of it, and plain decoding again. A batch class larger than
+all before is measured with plain decoding and its estimated best depth, a smaller one with the next larger depth.
+Later, other depths are tried for a few steps. Trials take at most the share `max_exploration` of the steps, and their
+extra time at most the same share of the total time.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from decoding.controllers.prefill_times import PrefillTimeModel
 from decoding.controllers.step_times import StepTimeModel
 
 LADDER = (0, 1, 2, 3, 5, 8, 13, 21, 34, 55)
-"""Depths that are compared, besides the tree's largest."""
+"""Depths that are compared, in addition to the tree's maximum depth."""
 START_STEPS = 3
-"""Steps of each depth at the start; the first may include compilation and is ignored."""
+"""Steps of each initial measurement; the first may include compilation and is ignored."""
 MOST_START_STEPS = 8
-"""The same while no step was counted, because the number of rows changed in every step."""
+"""Maximum steps of an initial measurement while no step was usable because the number of rows changed in each step."""
 TRIAL_STEPS = 4
 CHECK_STEPS = 2
-"""Steps of the previous depth after a trial that changed the best one, to detect a faster machine."""
+"""Steps of the previous depth after a trial that changed the best depth, to detect a change of machine speed."""
 FIRST_REVIEW_STEPS, REVIEW_STEPS = 2, 16
-"""Steps between reviews of the best depth: after a new measurement, and in the long run."""
+"""Steps between reviews of the best depth: right after a new measurement, and the maximum."""
 MIN_GAIN = 0.03
-"""Least relative gain that replaces the present depth."""
+"""Minimum relative gain of goodput for a change of depth."""
 FIRST_PAUSE_STEPS, LAST_PAUSE_STEPS = 64, 4096
-"""Steps between two trials of a depth that was not better; doubles each time."""
+"""Steps between two trials of the same depth; the first value doubles with each trial up to the second."""
 HOPE = 0.25
-"""Optimism about depths that were never measured."""
+"""Relative bonus on the estimated goodput of depths that were never measured."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class _Trial:
 
 
 class GoodputController:
-    """Chooses among the depths of `LADDER` up to `max_levels`."""
+    """Controller that chooses the depth with the best goodput among `LADDER` and `max_levels`."""
 
     can_be_off = True
 
@@ -67,9 +67,9 @@ class GoodputController:
         self.num_explored_steps = 0
         self.spent_s = 0.0
         self.explored_s = 0.0
-        """Time of trials beyond the time of their tokens at the best depth."""
+        """Seconds of trials in excess of the expected seconds of the same tokens at the best depth."""
         half = self.depths[len(self.depths) // 2]
-        # Plain decoding is measured twice, to detect a change of the machine.
+        # Plain decoding is measured twice, to detect a change of machine speed.
         self._start = deque([*dict.fromkeys((0, max_levels, half)), 0])
         self._largest_begun = 0
         self._trial: _Trial | None = None
@@ -94,7 +94,7 @@ class GoodputController:
         levels, reason = self._pick(num_active)
         levels = max(depth for depth in self.depths if depth <= min(levels, max_levels))
         if reason == "best" and levels < self._current[batch_class(num_active)]:
-            # Limited by the ends of the outputs: choose the best of the shallower depths.
+            # Outputs end before the best depth: choose the best of the smaller depths.
             speeds = self._speeds(num_active)
             levels = max((depth for depth in self.depths if depth <= max_levels), key=speeds.__getitem__)
         promised = plain = 0.0
@@ -103,7 +103,7 @@ class GoodputController:
         return Choice(levels, reason, promised, plain)
 
     def speed(self, num_active: int, levels: int) -> float:
-        """Expected goodput of all rows in tokens per second, with the drafter's prefill."""
+        """Return the expected goodput in tokens per second, summed over rows, with the drafter's prefill."""
         seconds = 1.0 / self._step_speed(num_active, levels)
         if levels:
             is_full = batch_class(num_active) >= self._largest_begun
@@ -112,14 +112,14 @@ class GoodputController:
         return 1.0 / seconds
 
     def _step_speed(self, num_active: int, levels: int) -> float:
-        """Tokens per second of the steps alone, without prefill."""
+        """Return the expected tokens per second of steps without prefill."""
         return num_active * self.rates.tokens(levels) / self.step_times.seconds(num_active, levels)
 
     def learn(self, outcome: Outcome, choice: Choice) -> None:
         reason = choice.reason
         self.prefill_times.add(outcome.prefill, outcome.num_tokens, outcome.ended)
         if reason == "last":
-            # Plain decoding of last tokens; its time counts.
+            # Plain decoding of the last tokens; its time is a valid measurement.
             self.step_times.add(outcome.num_active, 0, outcome.seconds)
             return
         self.num_steps += 1
@@ -138,10 +138,10 @@ class GoodputController:
             best = max(self._step_speed(outcome.num_active, depth) for depth in self.depths)
             self.explored_s += max(0.0, outcome.seconds - outcome.num_tokens / best)
             if not self._current[batch_class(outcome.num_active)]:
-                # With drafts off, these prompts are prefilled for the trial only.
+                # While drafting is off, prompts are prefilled only for the trial.
                 self.explored_s += outcome.prefill.seconds
         elif self._was_trial:
-            # Tokens of a trial without drafts, on which the drafter catches up.
+            # After a trial of plain decoding, the drafter runs the trial's tokens.
             self.explored_s += more_s
         self._was_trial = reason == "explore"
 
@@ -182,8 +182,8 @@ class GoodputController:
         return trial.levels, trial.reason
 
     def _begin_size(self, num_active: int, size: int) -> None:
-        """Plan the first measurements of a batch class: plain and the estimated best depth in a larger batch, the next
-        deeper tree in a smaller one."""
+        """Plan the first measurements of a batch class: plain decoding and the estimated best depth if it is larger
+        than all before, else the next larger depth."""
         guess = self._current[size]
         if size > self._largest_begun:
             if self._largest_begun:
@@ -193,7 +193,7 @@ class GoodputController:
             self._measure_deeper(num_active, guess)
 
     def _measure_deeper(self, num_active: int, levels: int) -> None:
-        """Plan one measurement of the next deeper tree; with drafts off, only if its prefill may pay off."""
+        """Plan one measurement of the next larger depth; with drafting off, only if it may be faster with prefill."""
         deeper = next((depth for depth in self.depths if depth > levels), None)
         if deeper is None or self.step_times.num_measured(num_active, deeper):
             return
@@ -201,7 +201,7 @@ class GoodputController:
             self._start.append(deeper)
 
     def _cannot_win(self, num_active: int, levels: int) -> bool:
-        """Whether a measured depth loses even if every draft is accepted."""
+        """Return whether a measured depth is slower than plain decoding even if every draft is accepted."""
         measured = all(self.step_times.num_measured(num_active, depth) for depth in (0, levels))
         if not measured:
             return False
@@ -212,7 +212,7 @@ class GoodputController:
         return {depth: self.speed(num_active, depth) for depth in self.depths}
 
     def _review(self, num_active: int, size: int) -> None:
-        """Choose the best depth if it gains more than `MIN_GAIN`."""
+        """Change to the best depth if its gain exceeds `MIN_GAIN`."""
         self.step_times.refresh()
         speeds = self._speeds(num_active)
         best = max(speeds, key=speeds.__getitem__)
@@ -226,7 +226,7 @@ class GoodputController:
                 self._pauses = {key: value for key, value in self._pauses.items() if key[0] != size}
 
     def _next_trial(self, num_active: int, size: int) -> _Trial | None:
-        """The most promising depth that is due, if the budget allows its trial."""
+        """Return a trial of the most promising depth that is due and within the exploration budget, else None."""
         if self.num_explored_steps + TRIAL_STEPS + CHECK_STEPS > self.max_exploration * self.num_steps:
             return None
         speeds, present = self._speeds(num_active), self._current[size]
@@ -236,7 +236,7 @@ class GoodputController:
             if depth != present and self.num_steps >= self._pauses.get((size, depth), (0, 0))[0]
         }
         if present and not self.step_times.is_current(num_active, 0):
-            # Drafts or the machine became slower; plain decoding decides which.
+            # Drafting or the whole machine became slower; a trial of plain decoding distinguishes the two.
             hopes[0] = math.inf
         for depth in sorted(hopes, key=hopes.__getitem__, reverse=True):
             worth = self._step_speed(num_active, depth) / self._step_speed(num_active, present)
@@ -248,13 +248,13 @@ class GoodputController:
                 pause = min(pause, LAST_PAUSE_STEPS)
                 self._pauses[size, depth] = (self.num_steps + pause, pause)
                 if not present:
-                    # The acceptance rates are old.
+                    # While drafting was off, the acceptance rates were not updated.
                     self.rates.fade()
                 return _Trial(depth, TRIAL_STEPS, "explore")
         return None
 
     def _catch_up_s(self, num_missed: int) -> float:
-        """Expected seconds of catching up on missed tokens: measured, and in proportion beyond that."""
+        """Return the expected seconds to run `num_missed` tokens: the nearest measurement, scaled up if larger."""
         if not self._catch_ups or not num_missed:
             return 0.0
         nearest, seconds = min(self._catch_ups, key=lambda one: abs(one[0] - num_missed))

@@ -1,7 +1,7 @@
-"""Kalman filter (Kalman 1960) over the log times of all kinds of steps.
+"""Tracks step times with a Kalman filter (Kalman 1960) over the log times of all kinds of steps.
 
-The state has a common part, because clocks, load and context length change all kinds together, and a slowly changing
-part per kind. Kinds that were not run for long are therefore estimated from those that are.
+The process noise has a common part, because clocks, load and context length change all kinds together, and a smaller
+part per kind. Measurements of one kind therefore also update the estimates of kinds that were not run recently.
 """
 
 from __future__ import annotations
@@ -14,44 +14,44 @@ import numpy as np
 NOISE = 0.05
 """Standard deviation of one step's log time."""
 PACE_WALK, OWN_WALK = 0.03, 0.004
-"""Process noise per step, in log time: common to all kinds, and of a single kind."""
+"""Standard deviation of the process noise per step, in log time: common to all kinds, and of a single kind."""
 UNKNOWN = 100.0
 """Prior standard deviation of a kind's log time."""
 OUTLIER = 3.0
-"""Deviations beyond which a measurement is clipped; a second one in a row on the same side is a sudden change."""
+"""Standard deviations beyond which a measurement is clipped; two in a row on the same side are a sudden change."""
 MOST_LEAP = math.log(2.0)
-"""Largest sudden change that is common to all kinds; a larger one concerns a single kind."""
+"""Largest sudden change, in log time, that applies to all kinds; a larger change applies to one kind only."""
 FEW_STEPS = 3
-"""Number of first steps of a kind that may all be delayed."""
+"""Number of first steps of a kind whose estimate is discarded if a much faster step follows."""
 
 
 class StepTimeFilter:
-    """Tracks the log times of all kinds of steps."""
+    """Kalman filter over the log times of all kinds of steps; a kind is any hashable key."""
 
     def __init__(self) -> None:
         self._places: dict[Hashable, int] = {}
         self._counts: dict[Hashable, int] = {}
         self._times = np.zeros(0)
         self._covariance = np.zeros((0, 0))
-        # The last step if it was an outlier: its kind and deviation.
+        # Kind and deviation of the last step if it was an outlier.
         self._odd: tuple[Hashable, float] | None = None
         # Kinds without a measurement since the last sudden change.
         self._outdated: set[Hashable] = set()
 
     def count(self, kind: Hashable) -> int:
-        """Measured steps of this kind."""
+        """Return the number of measured steps of a kind."""
         return self._counts.get(kind, 0)
 
     def log_seconds(self, kind: Hashable) -> float:
-        """The present log seconds of a kind that was measured."""
+        """Return the current estimate of the log seconds of a measured kind."""
         return float(self._times[self._places[kind]])
 
     def is_current(self, kind: Hashable) -> bool:
-        """Whether no sudden change followed the kind's last measurement."""
+        """Return whether no sudden change occurred after the kind's last measurement."""
         return kind not in self._outdated
 
     def forget(self, kind: Hashable) -> None:
-        """Remove a kind."""
+        """Remove a kind and its measurements."""
         place = self._places.pop(kind)
         self._places = {other: at - (at > place) for other, at in self._places.items()}
         del self._counts[kind]
@@ -60,7 +60,7 @@ class StepTimeFilter:
         self._covariance = np.delete(np.delete(self._covariance, place, axis=0), place, axis=1)
 
     def add(self, kind: Hashable, log_seconds: float) -> bool:
-        """Add a measurement; returns whether this kind alone changed suddenly."""
+        """Add a measurement; return whether it revealed a sudden change of this kind only."""
         if kind not in self._places:
             self._places[kind] = len(self._places)
             self._counts[kind] = 0
@@ -75,7 +75,7 @@ class StepTimeFilter:
         bound = OUTLIER * math.sqrt(covariance[place, place] + NOISE**2)
         has_changed = False
         if odd < -bound and self._counts[kind] <= FEW_STEPS:
-            # The steps before were delayed.
+            # The earlier steps were delayed.
             covariance[place, place] += UNKNOWN**2
         elif abs(odd) <= bound:
             self._odd = None

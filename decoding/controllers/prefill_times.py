@@ -1,4 +1,4 @@
-"""Prefill-time model: the drafter's prompt prefill per generated token."""
+"""Estimates the seconds of the drafter's prompt prefill per generated token."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from decoding.controllers.base import PrefillTime
 
 MAX_SAMPLES = 16
 MEMORY_SAMPLES = 256.0
-"""Memory of the exponential decay, in finished samples."""
+"""Time constant of the exponential decay, in finished samples."""
 
 
 class PrefillTimeModel:
-    """Prefill seconds per prompt token, and the rate at which samples finish.
+    """Model of prefill seconds per prompt token and of the rate at which samples finish.
 
-    The rate is a hazard: finished samples over the tokens of all samples, running ones included.
+    The rate is finished samples per generated token, over the tokens of all samples, unfinished ones included.
     """
 
     def __init__(self) -> None:
@@ -34,18 +34,18 @@ class PrefillTimeModel:
         self._num_generated = keep * self._num_generated + num_tokens
 
     def prefill_s_of(self, num_tokens: int) -> float:
-        """Expected prefill seconds of so many tokens; 0 before the first prefill.
+        """Return the expected prefill seconds of `num_tokens` prompt tokens; 0 before the first prefill.
 
-        Uses the median, because single prefills may include compilation.
+        Uses the median of recent prefills, because single prefills may include compilation.
         """
         rates = [one.seconds / one.num_tokens for one in self._prefills]
         return num_tokens * statistics.median_low(rates) if rates else 0.0
 
     @property
     def seconds_per_token(self) -> float:
-        """Prefill seconds per generated token while every finished sample is replaced by another."""
+        """Prefill seconds per generated token while every finished sample is replaced by a new sample."""
         return self.prefill_s_of(1) * self._num_prompt / self._num_generated if self._num_generated else 0.0
 
     def remaining_tokens(self, num_active: int) -> float:
-        """Expected remaining tokens of so many rows: half an output each."""
+        """Return the expected remaining tokens of `num_active` rows: half a mean output each."""
         return num_active * self._num_generated / (2.0 * self._num_ended) if self._num_ended else math.inf

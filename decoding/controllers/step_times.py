@@ -1,4 +1,4 @@
-"""Step-time model: expected seconds of a step by rows and levels, from measurements and a fit."""
+"""Estimates the seconds of a step by rows and levels, from measurements and a linear fit."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from decoding.controllers.pace_filter import StepTimeFilter
 
 SWEEPS = 60
 RIDGE = 1e-3
-"""Regularisation of the scaled features."""
+"""L2 regularisation of the weights of the scaled features."""
 LEAST_SHARE = 0.1
-"""Least time of a step without drafts, as a share of the fastest step."""
+"""Minimum time of a step without drafts, as a share of the fastest step."""
 
 
 class StepTimeModel:
-    """Seconds of a step by rows and levels; a cell is a batch class with a number of levels.
+    """Model of a step's seconds by rows and levels. A kind of step is a pair (batch class, levels).
 
-    The first step of each shape (rows, levels) is ignored, because it may include compilation. The fit scales the steps
-    of a cell to the number of rows of its first one.
+    The first step of each shape (rows, levels) is ignored, because it may include compilation. Later times of a kind
+    are scaled by the fit to the number of rows of the kind's first measured step.
     """
 
     def __init__(self) -> None:
         self._shapes: set[tuple[int, int]] = set()
         self._filter = StepTimeFilter()
-        # Rows of the first step of each cell.
+        # Rows of the first measured step of each kind (batch class, levels).
         self._cells: dict[tuple[int, int], int] = {}
         self._weights: list[float] | None = None
         self._factors: dict[int, dict[int, float]] = {}
 
     def add(self, num_active: int, levels: int, seconds: float, is_usual: bool = True) -> None:
-        """Add one step's time; an unusual step only counts as its shape's first."""
+        """Add one step's time; a step with `is_usual` False is not measured, but counts as the first of its shape."""
         is_first = (num_active, levels) not in self._shapes
         self._shapes.add((num_active, levels))
         if not is_usual or is_first:
@@ -47,11 +47,11 @@ class StepTimeModel:
                 self._filter.forget(other)
 
     def num_measured(self, num_active: int, levels: int) -> int:
-        """Measured steps of a cell."""
+        """Return the number of measured steps of this batch class and depth."""
         return self._filter.count((batch_class(num_active), levels))
 
     def is_current(self, num_active: int, levels: int) -> bool:
-        """Whether no sudden change of step times followed the cell's last measurement."""
+        """Return whether step times did not suddenly change after this batch class and depth was last measured."""
         return self._filter.is_current((batch_class(num_active), levels))
 
     @property
@@ -60,8 +60,8 @@ class StepTimeModel:
         return bool(self._cells)
 
     def seconds(self, num_active: int, levels: int) -> float:
-        """Expected seconds of a step."""
-        # A batch class without measurements uses the factors of the nearest one.
+        """Return the expected seconds of a step: the fit times the interpolated factor of its batch class."""
+        # A batch class without measurements uses the factors of the nearest batch class.
         line = self._line(num_active, levels)
         nearest = min(self._factors, key=lambda size: abs(math.log2(size / batch_class(num_active))))
         return line * _between(self._factors[nearest], levels)
@@ -73,7 +73,7 @@ class StepTimeModel:
         return _line(self._weights, rows, levels)
 
     def refresh(self) -> None:
-        """Fit T ≈ w0 + w1 · rows · levels + w2 · rows + w3 · levels, and each cell's factor."""
+        """Fit T ≈ w0 + w1 · rows · levels + w2 · rows + w3 · levels; set each kind's factor measured / fitted time."""
         measured = [(rows, cell[1], math.exp(self._filter.log_seconds(cell))) for cell, rows in self._cells.items()]
         self._weights = _fit_line(measured)
         self._factors = {}
@@ -82,8 +82,8 @@ class StepTimeModel:
 
 
 def _features(rows: int, levels: int) -> tuple[float, float, float, float]:
-    """Features, preferred ones first: with one measured number of rows, plain steps cost the same with fewer rows, and
-    drafts less."""
+    """Return the features in order of preference: if only one number of rows was measured, the time of plain steps does
+    not depend on rows, and the time of drafts is proportional to rows."""
     return 1.0, float(rows * levels), float(rows), float(levels)
 
 
@@ -92,7 +92,7 @@ def _line(weights: Sequence[float], rows: int, levels: int) -> float:
 
 
 def _fit_line(points: Sequence[tuple[int, int, float]]) -> list[float]:
-    """Non-negative weights of the features of (rows, levels, seconds), by coordinate descent on relative errors."""
+    """Fit non-negative feature weights to points (rows, levels, seconds) by coordinate descent on relative errors."""
     rows_of = [[value / seconds for value in _features(rows, levels)] for rows, levels, seconds in points]
     scales = [max(row[i] for row in rows_of) or 1.0 for i in range(4)]
     scaled = [[value / scale for value, scale in zip(row, scales, strict=True)] for row in rows_of]
@@ -104,7 +104,7 @@ def _fit_line(points: Sequence[tuple[int, int, float]]) -> list[float]:
             rest = wanted[i] - sum(gram[i][j] * weights[j] for j in range(4) if j != i)
             weights[i] = max(0.0, rest / (gram[i][i] + RIDGE * len(points)))
     found = [weight / scale for weight, scale in zip(weights, scales, strict=True)]
-    # Inconsistent measurements may leave no time for a step without drafts.
+    # Inconsistent measurements may give a step without drafts almost no time.
     least = LEAST_SHARE * min(seconds for *_, seconds in points)
     if found[0] + found[2] < least:
         found[0] = least
@@ -112,7 +112,7 @@ def _fit_line(points: Sequence[tuple[int, int, float]]) -> list[float]:
 
 
 def _between(factors: dict[int, float], levels: int) -> float:
-    """The factor at `levels`: measured, interpolated, or the nearest one."""
+    """Return the factor at `levels`: measured, log-interpolated, or the factor of the nearest depth."""
     below = max((depth for depth in factors if depth <= levels), default=None)
     above = min((depth for depth in factors if depth >= levels), default=None)
     if below is None or above is None:

@@ -1,4 +1,4 @@
-"""Drafters: where drafts come from."""
+"""Drafters: propose draft tokens."""
 
 from decoding.drafters.eagle import EagleDrafter
 from decoding.drafters.lookup import LookupDrafter

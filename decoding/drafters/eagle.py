@@ -1,11 +1,11 @@
-"""EAGLE: a one-layer head on the target's features, with its own KV cache.
+"""EAGLE: drafts with a one-layer head on the target's hidden states (features), with its own KV cache.
 
-A position holds a pair (feature of token t, embedding of token t + 1). Committed pairs have the *target's* features;
-tree levels run in scratch positions with the head's own outputs as features. Li et al. 2024 (arXiv 2401.15077,
-2406.16858). Rotary positions count the pairs, in one dimension, as the public heads were trained. The embedding of a
-visual token is the target's input (the image feature).
+The input at KV position t is a pair (feature of token t, embedding of token t + 1). Committed pairs have the *target's*
+features; tree levels run in scratch positions with the head's own outputs as features. Li et al. 2024 (arXiv
+2401.15077, 2406.16858). Rotary positions count the pairs, in one dimension, as in the training of the public heads. The
+embedding of a visual token is the target's input (the image feature).
 
-While drafting is paused, pairs are collected, up to one forward of them, and the next draft encodes them first.
+While drafting is paused, up to one forward of pairs is buffered; a full buffer or the next draft encodes them.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ from models.kv.lanes import LaneModel, SlotBatch
 
 
 class EagleDrafter(Drafter):
-    """Drafts with `network` and the target's own output layer `head`; `num_lanes` is the target's.
+    """Drafter with an EAGLE `network` and the target's own output layer `head`; `num_lanes` is the target's.
 
-    Per slot: `_output` (S, R, D) the head's output at the pending token; `_num_missed` (S,) pairs not encoded yet, at
-    most `_most_missed` on the host, `_missed_tokens` (S, P) and `_missed_features` (S, R, P, D_h); and the probes of
-    prompts before prefill. Per step, by scratch column with the root in front: `_outputs` (b, R, 1 + M, D) and
-    visibility `_sees` (b, 1 + M, M); by grown node: `_column` (b, G), 0 for the root, −1 for nodes that were not run.
+    State per slot: `_output` (S, R, D), the network's output at the pending token; `_num_missed` (S,), the number of
+    buffered pairs, with the upper bound `_most_missed` on the host; their `_missed_tokens` (S, P) and
+    `_missed_features` (S, R, P, D_h); and probes until prefill. State per step: for the root and M scratch positions,
+    `_outputs` (b, R, 1 + M, D) and the attention mask `_sees` (b, 1 + M, M); for G grown nodes, `_column` (b, G): the
+    scratch position + 1, 0 for the root, −1 if not run.
     """
 
     name = "eagle"
@@ -45,7 +46,7 @@ class EagleDrafter(Drafter):
 
     def open(self, spec: EngineSpec) -> None:
         assert spec.hidden_size == self.network.hidden_size, (spec.hidden_size, self.network.hidden_size)
-        # The step that ends all rows drafts nothing either, so there is always room for one.
+        # At least one, because the last step of a batch also has no drafts.
         self._max_missed = min(WIDEST, 1 + spec.max_missed_tokens)
         ((_, widest),) = catch_up_widths(self._max_missed)
         scratch = max(spec.max_frontier_nodes, spec.max_levels + 1, widest)
@@ -95,8 +96,8 @@ class EagleDrafter(Drafter):
         self.num_forwards += filled.num_forwards
 
     def _pairs(self, probe: Probe, first: Tensor) -> list[Prefix]:
-        """The prompt as pairs, lane by lane: column t holds feature t and the token after it, at last the `first`
-        generated one. The target's padding is read like any other column, as the public heads were trained."""
+        """Return the prompt as pairs for each lane: position t has feature t and token t + 1; the last token is the
+        `first` generated one. The target's padding is included, as in the training of the public heads."""
         assert probe.hidden is not None, "an EAGLE head needs the hidden states of the target's prefill"
         prefix = probe.prefix
         tokens = torch.cat([prefix.token_ids[1:], first])
@@ -106,7 +107,7 @@ class EagleDrafter(Drafter):
         inputs = torch.where(visual[:, None], seen, embeds)
         positions = torch.arange(prefix.length, device=inputs.device)
         nothing = torch.zeros_like(visual)
-        # Samples of one prompt share their probe, and differ in the first token alone.
+        # Samples with equal prompts share their probe, and differ only in the first generated token.
         return [
             Prefix(tokens, self.network.fuse(inputs, features), positions, nothing).of((id(probe), lane))
             for lane, features in enumerate(probe.hidden)
@@ -118,7 +119,7 @@ class EagleDrafter(Drafter):
         return self.merge.merge(slots, logits, frontier.depth)
 
     def _begin(self, slots: SlotBatch) -> Tensor:
-        """A new tree: the root, (b, R, 1, D), was encoded by the last commit or is the last missed token."""
+        """Start new trees; return the outputs (b, R, 1, D) at the root, after encoding the buffered pairs."""
         self._encode_missed(slots)
         root = self._output[slots.index][:, :, None]
         b, device = root.shape[0], root.device
@@ -130,7 +131,7 @@ class EagleDrafter(Drafter):
         return root
 
     def _extend(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
-        """Run the frontier in scratch columns on the outputs of its parents; outputs (b, R, F, D)."""
+        """Run the frontier in scratch positions, with its parents' outputs as features; return outputs (b, R, F, D)."""
         b, width = frontier.nodes.shape
         start, end = self._num_scratch, self._num_scratch + frontier.nodes.shape[1]
         columns = torch.arange(start + 1, end + 1, device=frontier.nodes.device)
@@ -140,7 +141,7 @@ class EagleDrafter(Drafter):
         self._sees[:, columns, columns - 1] = True
         num_lanes, size = self._outputs.shape[1], self._outputs.shape[3]
         features = self._outputs.gather(2, parents[:, None, :, None].expand(-1, num_lanes, -1, size))
-        # The root is encoded already, so a node of depth 1 has the row's next position.
+        # The root is already encoded, so a node of depth 1 has the row's next position.
         depth = torch.full_like(frontier.tokens, frontier.depth - 1)
         sees = self._sees[:, start + 1 : end + 1, :end]
         outputs = self._run(slots, frontier.tokens, features, depth, sees, start)
@@ -149,7 +150,7 @@ class EagleDrafter(Drafter):
         return outputs
 
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
-        """Encode the accepted tokens, and the target's own, with the target's features (b, R, D + 1, D_h)."""
+        """Encode the accepted tokens and the target's next token with the target's features (b, R, D + 1, D_h)."""
         slots, tokens = judgement.slots, verdict.produced(judgement.tree)
         if judgement.tree.num_levels == 0:
             self._miss(slots, tokens[:, 0], judgement.hidden[:, :, 0])
@@ -158,25 +159,25 @@ class EagleDrafter(Drafter):
         features = judgement.hidden.gather(2, verdict.path[:, None, :, None].expand(-1, num_lanes, -1, size))
         self._encode(slots, tokens, features, verdict.n)
         if self.merge.learns:
-            # The order of scratch columns is that of merging; leaves were not merged.
+            # The merge order equals the order of scratch positions; leaves were not merged.
             self.merge.learn(judgement, verdict, self._column.gather(1, judgement.tree.origin.gather(1, verdict.path)))
 
     def _encode(self, slots: SlotBatch, tokens: Tensor, features: Tensor, count: Tensor) -> None:
-        """Keep the first `count` (b,) of the pairs of `tokens` (b, N) and `features` (b, R, N, D_h)."""
+        """Encode pairs of `tokens` (b, N) and `features` (b, R, N, D_h); commit the first `count` (b,) of each row."""
         b, width = tokens.shape
         place = torch.arange(width, device=tokens.device)
         causal = (place[:, None] >= place[None]).expand(b, -1, -1)
         outputs = self._run(slots, tokens, features, place.expand(b, -1), causal, 0)
-        # Pairs beyond `count` are junk past the row's end, which the next write replaces.
+        # Pairs beyond `count` leave invalid entries after the row's end, which the next write replaces.
         self.lanes.commit(slots, tokens[:, :0], count)
         last = (count - 1).clamp_min(0)[:, None, None, None].expand(-1, self.num_lanes, 1, outputs.shape[3])
         has_any = (count > 0)[:, None, None]
         self._output[slots.index] = torch.where(has_any, outputs.gather(2, last)[:, :, 0], self._output[slots.index])
 
     def _miss(self, slots: SlotBatch, tokens: Tensor, features: Tensor) -> None:
-        """Remember one pair of each row, `tokens` (b,) and `features` (b, R, D_h), to be encoded later."""
+        """Buffer one pair per row, `tokens` (b,) and `features` (b, R, D_h); encode the buffer if it is full."""
         if self._skipped.intersection(slots.ids):
-            # These never catch up.
+            # Skipped slots never draft.
             places = [place for place, slot in enumerate(slots.ids) if slot not in self._skipped]
             if not places:
                 return
@@ -213,12 +214,12 @@ class EagleDrafter(Drafter):
     def _run(
         self, slots: SlotBatch, tokens: Tensor, features: Tensor, depth: Tensor, sees: Tensor, offset: int
     ) -> Tensor:
-        """Run pairs of `tokens` (b, N) and `features` (b, R, N, D); outputs (b, R, N, D)."""
+        """Run pairs of `tokens` (b, N) and `features` (b, R, N, D); return outputs (b, R, N, D)."""
         embeds = self._embed(tokens)[:, None].expand(-1, features.shape[1], -1, -1)
         self.num_forwards += 1
         return self.lanes.forward_embeds(slots, self.network.fuse(embeds, features).flatten(0, 1), depth, sees, offset)
 
     def _embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings; tokens outside the head's vocabulary become token 0."""
+        """Return token embeddings; tokens outside the network's vocabulary become token 0."""
         embeds: Tensor = self.network.embed_tokens(torch.where(tokens < self.network.vocab_size, tokens, 0))
         return embeds

@@ -1,7 +1,8 @@
-"""TABED: several contexts drafted in one forward, mixed by weights that follow the sample (TABED, Algorithm 1).
+"""TABED: drafts several contexts in one forward and mixes them by weights adapted to each sample (Algorithm 1).
 
-q = Σ w_m · softmax(logits_m). After each step every candidate is scored at the positions that the target judged, up to
-and including the first mismatch, without the bonus token; the next weights follow from the scores of the window.
+q = Σ w_m · softmax(logits_m). After each step, every candidate weighting is scored at the positions that the target
+judged, up to and including the first mismatch, without the bonus token. The scores in the window determine the next
+weights.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from models.kv.lanes import SlotBatch
 Policy = Literal["static", "random", "matches", "error", "inverse_softmax", "inverse_linear", "adaboost"]
 Distance = Literal["kl", "tvd"]
 FLOOR = 1e-10
-"""Least probability inside a logarithm: a lane that rules a token out would make every sum infinite."""
+"""Minimum probability inside a logarithm; a lane that gives a token probability 0 would make the sum infinite."""
 
 
 @dataclass(frozen=True)
 class EnsembleOptions:
-    """`window` positions of history count, all of them when 0; `steps` is the grid's n; `static_weights` are shares of
-    the lanes for policy `static` (equal when empty)."""
+    """Options: `window` is the number of last scored positions that count, 0 for all; `steps` is the n of the weight
+    grid; `static_weights` are the initial lane weights, fixed for policy `static` (equal if empty)."""
 
     policy: Policy = "matches"
     distance: Distance = "kl"
@@ -40,11 +41,11 @@ class EnsembleOptions:
 
 
 class Ensemble(Merge):
-    """The merge of R lanes by adaptive weights.
+    """Merge of R lanes by adaptive weights.
 
-    Per slot: `_weights` (S, R); `_matches` and `_errors` (S, W, J) scores of the last W positions, or (S, 1, J) running
-    sums when the window is everything; `_seen` (S,) positions scored. J candidates are the grid's rows for policies
-    `matches` and `error`, and the lanes alone for the others.
+    State per slot: `_weights` (S, R); `_matches` and `_errors` (S, W, J), scores of the last W positions, or running
+    sums (S, 1, J) if `window` is 0; `_seen` (S,), the number of scored positions. The J candidates are the rows of the
+    weight grid for policies `matches` and `error`, else the single lanes.
     """
 
     def __init__(self, options: EnsembleOptions) -> None:
@@ -79,14 +80,14 @@ class Ensemble(Merge):
             self._probs = []
         self._probs.append(probs)
         mixed = torch.einsum("br,brfv->bfv", self._weights[slots.index], probs)
-        # Tokens that no lane can draft stay impossible; values that underflow do not become impossible.
+        # Only tokens that are −inf in all lanes get −inf; probabilities that underflow do not.
         impossible = (logits == -torch.inf).all(dim=1)
         return mixed.clamp_min(torch.finfo(mixed.dtype).tiny).log().masked_fill(impossible, -torch.inf)
 
     def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
         probs = torch.cat(self._probs, dim=2)  # (b, R, G, V)
         tokens = verdict.produced(judgement.tree)
-        # Nodes that were run for other rows only are not scored.
+        # Nodes that were run only because of other rows are not scored.
         offered = judgement.tree.has_drafts()
         for depth in range(verdict.path.shape[1]):
             judged = (
@@ -98,7 +99,7 @@ class Ensemble(Merge):
     def _score(
         self, judgement: Judgement, node: Tensor, probs: Tensor, place: Tensor, token: Tensor, judged: Tensor
     ) -> None:
-        """Add one position's scores of all candidates to rows that were `judged` (b,)."""
+        """Add the scores of all candidates at one position, for the rows in the mask `judged` (b,)."""
         row = torch.arange(node.shape[0], device=node.device)
         lanes = probs[row, :, place.clamp_min(0)]  # (b, R, V)
         mixed = torch.einsum("jr,brv->bjv", self._candidates, lanes)
@@ -109,7 +110,7 @@ class Ensemble(Merge):
             error = 0.5 * (target - mixed).abs().sum(-1)
         match = (mixed.argmax(dim=-1) == token[:, None]).float()
         index = judgement.slots.index
-        # The ring's next place; with an unbounded window there is one place, which adds up.
+        # The next entry of the ring buffer; with window 0 there is one entry, which accumulates.
         at = self._seen[index] % self._matches.shape[1]
         for memory, value in ((self._matches, match), (self._errors, error)):
             old = memory[index, at]
@@ -118,7 +119,7 @@ class Ensemble(Merge):
         self._seen[index] += judged.long()
 
     def _choose(self, judgement: Judgement, took_part: Tensor) -> None:
-        """Weights of the next block, for the rows (b,) that were offered drafts."""
+        """Set the weights of the next step for the rows in the mask `took_part` (b,), which had drafts."""
         index, options = judgement.slots.index, self.options
         matches, errors = self._matches[index].sum(1), self._errors[index].sum(1)
         seen = self._seen[index]
@@ -144,7 +145,7 @@ class Ensemble(Merge):
 
 
 def simplex_grid(num_lanes: int, steps: int) -> Tensor:
-    """All weights (J, R) that are multiples of 1 / `steps` and sum to one (policy S_W of MT*, Appendix B.2)."""
+    """Return all weights (J, R) that are multiples of 1 / `steps` and sum to 1 (policy S_W of MT*, Appendix B.2)."""
     rows = []
     for bars in combinations(range(steps + num_lanes - 1), num_lanes - 1):
         edges = (-1, *bars, steps + num_lanes - 1)
@@ -153,15 +154,15 @@ def simplex_grid(num_lanes: int, steps: int) -> Tensor:
 
 
 def pick_candidate(grid: Tensor, matches: Tensor, errors: Tensor, by_matches: bool) -> Tensor:
-    """The best row of `grid` (J, R) for each sample, (b, R).
+    """Return the best row of `grid` (J, R) for each sample, (b, R).
 
-    `matches` and `errors` (b, J) are summed over the window. With `by_matches` most argmax matches win and the smaller
-    error breaks ties; otherwise the smaller error wins. Equal candidates: the one nearest to equal weights, so that a
-    sample without history gets them.
+    `matches` and `errors` (b, J) are summed over the window. With `by_matches` the most argmax matches win and the
+    smaller error breaks ties; otherwise the smaller error wins. Remaining ties go to the weights closest to equal
+    weights, so that a sample without history gets these.
     """
     num_candidates = grid.shape[0]
     imbalance = (grid - 1.0 / grid.shape[1]).square().sum(1)
-    # Three keys by three stable sorts, least significant first: a weighted sum of keys would lose the small ones.
+    # Three stable sorts, least significant key first; a weighted sum of the keys would lose the less significant ones.
     order = imbalance.argsort(stable=True).expand(errors.shape[0], num_candidates)
     order = order.gather(1, errors.gather(1, order).argsort(dim=1, stable=True))
     if by_matches:
@@ -170,9 +171,9 @@ def pick_candidate(grid: Tensor, matches: Tensor, errors: Tensor, by_matches: bo
 
 
 def inverse_error(errors: Tensor, seen: Tensor, temperature: float, linear: bool) -> Tensor:
-    """Weights (b, R) from the lanes' own errors (b, R); equal where nothing was `seen` (b,) yet.
+    """Return weights (b, R) from the lanes' errors (b, R); equal weights if the mask `seen` (b,) is False.
 
-    Paper (B.2): softmax(1 / e / τ). Code: softmax(log(1 / e) / τ), which at τ = 1 is 1 / e normalised: `linear`.
+    Paper (B.2): softmax(1 / e / τ). With `linear`, as in the code: softmax(log(1 / e) / τ), at τ = 1 normalised 1 / e.
     """
     inverse = 1.0 / errors.clamp_min(1e-6)
     scores = inverse.log() if linear else inverse
@@ -181,9 +182,10 @@ def inverse_error(errors: Tensor, seen: Tensor, temperature: float, linear: bool
 
 
 def adaboost(matches: Tensor, seen: Tensor, vocab_size: int, constant: float) -> Tensor:
-    """Weights (b, R) ∝ ln(1/ε − 1) + C·ln(K − 1), ε the lane's share of misses (Eq. 2), negative ones cut to 0.
+    """Return weights (b, R) ∝ ln(1/ε − 1) + C·ln(K − 1), at least 0, with ε the lane's share of mismatches (Eq. 2).
 
-    `matches` (b, R) hits among `seen` (b,) positions; one miss and one hit are added, so that ε is never 0 or 1.
+    `matches` (b, R) counts matches among `seen` (b,) positions; one match and one mismatch are added, so that ε is
+    never 0 or 1. Without positive weights or positions, the weights are equal.
     """
     epsilon = 1.0 - (matches + 1.0) / (seen[:, None] + 2.0)
     weights = ((1.0 / epsilon - 1.0).log() + constant * torch.log(torch.tensor(vocab_size - 1.0))).clamp_min(0.0)
@@ -193,6 +195,6 @@ def adaboost(matches: Tensor, seen: Tensor, vocab_size: int, constant: float) ->
 
 
 def random_weights(uniform: Tensor) -> Tensor:
-    """Uniform numbers (b, R) → weights uniform on the simplex (b, R): the control Random^MT."""
+    """Convert uniform numbers (b, R) to weights (b, R), uniform on the simplex: the baseline Random^MT."""
     exponential = -torch.log1p(-uniform)
     return (exponential / exponential.sum(1, keepdim=True)).float()

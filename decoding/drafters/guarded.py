@@ -1,6 +1,6 @@
-"""Wraps a drafter: its exceptions become `DrafterError`, so that the engine can continue without it.
+"""Wraps a drafter and converts its exceptions to `DrafterError`, so that the engine can continue without it.
 
-Device faults are not wrapped, because nothing can continue after them.
+Device faults are not converted, because the engine cannot continue after them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from models.inputs.processing import PromptError
 
 
 class DrafterOutOfMemory(DrafterError, torch.OutOfMemoryError):
-    """The device has no memory for the drafter's work; the target may still have enough."""
+    """Raised if the drafter runs out of device memory; the target alone may still have enough."""
 
 
 class Guarded:
-    """Forwards to a drafter; exceptions on a sample become a `DrafterError`."""
+    """Proxy of a drafter; exceptions of its per-sample methods become `DrafterError`."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.inner = drafter
@@ -33,7 +33,7 @@ class Guarded:
 
 
 def guarded(method: Method) -> Method:
-    """The method with its drafter guarded; plain decoding has nothing to guard."""
+    """Return the method with its drafter wrapped in `Guarded`; with the drafter `none`, the method itself."""
     if method.drafter.name == "none":
         return method
     return replace(method, drafter=Guarded(method.drafter))  # type: ignore[arg-type]
@@ -55,6 +55,6 @@ def _blamed() -> Iterator[None]:
 
 
 def is_device_fault(error: Exception) -> bool:
-    """Whether the device itself reported the error; torch before 2.8 has no type for that."""
+    """Return whether the device itself reported the error; torch before 2.8 has no exception type for it."""
     kind = getattr(torch, "AcceleratorError", ())
     return isinstance(error, kind) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))

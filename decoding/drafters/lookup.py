@@ -1,6 +1,6 @@
-"""Prompt lookup: drafts copy the tokens that followed the last few tokens earlier in the text.
+"""Prompt lookup: copies the tokens that followed an earlier occurrence of the last few tokens.
 
-Saxena 2023, "Prompt lookup decoding". Logits are 0 at the copied token and −inf elsewhere, or −inf without a match.
+Saxena 2023, "Prompt lookup decoding". Logits are 0 at the copied token and −inf elsewhere; all −inf without a match.
 
 Example with `max_ngram_tokens` 2, text  a b c d a b  (b is pending):
 
@@ -21,14 +21,14 @@ from decoding.tree import Frontier, Verdict
 from models.kv.lanes import SlotBatch
 
 NO_TOKEN = -1
-"""Placeholder of visual tokens and of positions beyond the text: equals no token and is never proposed."""
+"""Placeholder for visual tokens and positions beyond the text; it matches no token and is never proposed."""
 
 
 class LookupDrafter(Drafter):
-    """Drafts by copying from prompt and output.
+    """Drafter that copies tokens from prompt and output.
 
-    A match has `min_ngram_tokens` to `max_ngram_tokens` tokens; the longest wins, and among equals the `latest` or the
-    `first` in the text. Per slot: `_text` (S, L) tokens and `_length` (S,).
+    A match has `min_ngram_tokens` to `max_ngram_tokens` tokens. The longest match wins; of equally long matches, the
+    `latest` or the `first` in the text. State per slot: the text's tokens `_text` (S, L) and `_length` (S,).
     """
 
     name = "lookup"
@@ -43,11 +43,11 @@ class LookupDrafter(Drafter):
 
     def open(self, spec: EngineSpec) -> None:
         self._vocab_size = spec.vocab_size
-        # A step's places beyond its count are written too, behind the text.
+        # Each step writes all its positions, also those after the end of the text.
         capacity = spec.max_context_tokens + spec.max_levels + 2
         self._text = torch.full((spec.num_slots, capacity), NO_TOKEN, dtype=torch.long, device=spec.device)
         self._length = torch.zeros(spec.num_slots, dtype=torch.long, device=spec.device)
-        # (S, 2): steps, and steps that found a match.
+        # (S, 2): number of steps, and of steps with a match.
         self._counts = torch.zeros(spec.num_slots, 2, dtype=torch.long, device=spec.device)
 
     def admit(self, slots: SlotBatch, first: Tensor, probes: Sequence[Probe]) -> None:
@@ -71,7 +71,7 @@ class LookupDrafter(Drafter):
         ahead = torch.arange(frontier.depth + 1, device=frontier.tokens.device)
         places = self._start[:, None] + ahead % self._period[:, None]
         copied = self._text[slots.index].gather(1, places)  # (b, depth + 1)
-        # A node that is not on the copied line has no children.
+        # A node whose path differs from the copied tokens has no children.
         on_line = (frontier.path == copied[:, None, :-1]).all(dim=-1)
         token = copied[:, -1]
         is_token = self._found & (token >= 0) & (token < self._vocab_size)
@@ -83,7 +83,7 @@ class LookupDrafter(Drafter):
         tree, index = judgement.tree, judgement.slots.index
         tokens = verdict.produced(tree)
         place = torch.arange(tokens.shape[1], device=tokens.device)
-        # What is beyond the count is erased again.
+        # Positions beyond the count are set to NO_TOKEN.
         tokens = torch.where(place < verdict.n[:, None], tokens, NO_TOKEN)
         length = self._length[index]
         self._text[index[:, None], length[:, None] + place] = tokens
@@ -95,14 +95,14 @@ class LookupDrafter(Drafter):
 
 
 def find_match(text: Tensor, length: Tensor, min_tokens: int, max_tokens: int, latest: bool) -> tuple[Tensor, Tensor]:
-    """Where to copy from: `text` (b, L), `length` (b,) → the place (b,) behind the longest match; whether there is one.
+    """Find the longest match in `text` (b, L) of `length` (b,): return the index (b,) after it and a mask (b,) of hits.
 
-    Place 0 and False if no match has `min_tokens` tokens and a token behind it.
+    The result is index 0 and False if no match has at least `min_tokens` tokens and a token after it.
     """
     num_places = text.shape[1]
     place = torch.arange(num_places, device=text.device).expand_as(text)
     last = (length - 1)[:, None]
-    # Whether `place` can be the last of a match: something follows it that is a token.
+    # Whether a match can end at `place`: it is followed by a token.
     alive = (place < last) & (text.roll(-1, dims=1) >= 0)
     matched = torch.zeros_like(text)
     for back in range(max_tokens):

@@ -1,7 +1,7 @@
-"""Medusa: heads on the target's last hidden state, each predicting one token further ahead.
+"""Medusa: drafts with heads on the target's last hidden state, one head per depth.
 
-Head d gives the distribution of every draft of depth d + 1, for any parent. Cai et al. 2024 (arXiv 2401.10774), section
-3.1.
+Head d predicts the distribution of all drafts of depth d + 1, independent of their parents. Cai et al. 2024 (arXiv
+2401.10774), section 3.1.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from models.kv.lanes import SlotBatch
 
 
 class MedusaDrafter(Drafter):
-    """Drafts with `heads`; `num_lanes` is the target's.
+    """Drafter with Medusa `heads`; `num_lanes` is the target's.
 
-    Per slot: `_state` (S, R, D), the target's hidden state that the pending token was chosen from.
+    State per slot: `_state` (S, R, D), the target's hidden state that predicted the pending token.
     """
 
     name = "medusa"
@@ -53,7 +53,7 @@ class MedusaDrafter(Drafter):
     def draft(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
         width = frontier.tokens.shape[1]
         if frontier.depth == 0:
-            # All heads read one state, so they count as one forward.
+            # All heads use the same state, so they count as one forward.
             self.num_forwards += 1
             self._step_state = self._state[slots.index]
         logits = self.heads.logits(frontier.depth, self._step_state)[:, :, None]  # (b, R, 1, V)
@@ -66,7 +66,7 @@ class MedusaDrafter(Drafter):
         state = judgement.hidden.gather(2, last[:, None, :, None].expand(-1, num_lanes, -1, size))[:, :, 0]
         self._state[judgement.slots.index] = state.to(self._state.dtype)
         if self.merge.learns:
-            # A level is merged once: a path's node of depth d was drafted from the d-th merge.
+            # Each level is merged once, so the merge index of a node equals its depth.
             place = torch.arange(verdict.path.shape[1], device=last.device)
             place = torch.where(place < judgement.tree.num_levels, place, -1)
             self.merge.learn(judgement, verdict, place.expand_as(verdict.path))

@@ -13,7 +13,7 @@ from models.kv.lanes import SlotBatch
 
 
 class Merge:
-    """R lanes in, one distribution out; a merge that `learns` receives the target's outputs."""
+    """Interface that merges R lanes into one distribution; if `learns`, `learn` receives the target's outputs."""
 
     learns: bool = False
 
@@ -24,19 +24,19 @@ class Merge:
         """Reset the state of the slots."""
 
     def merge(self, slots: SlotBatch, logits: Tensor, depth: int) -> Tensor:
-        """Lane logits (b, R, F, V) at nodes of one `depth` → logits (b, F, V); a step begins at depth 0."""
+        """Merge lane logits (b, R, F, V) at nodes of one `depth` into logits (b, F, V); a step begins at depth 0."""
         raise NotImplementedError
 
     def learn(self, judgement: Judgement, verdict: Verdict, place: Tensor) -> None:
-        """Observe a step: `place` (b, D + 1) is the merge order of each node of the path, −1 if it was not merged."""
+        """Update from a step; `place` (b, D + 1) is the merge index of each node of the path, −1 if not merged."""
 
     def extras(self, slot: int) -> dict[str, Any]:
-        """Telemetry of the sample."""
+        """Return telemetry extras of the sample."""
         return {}
 
 
 class SingleLane(Merge):
-    """One context, nothing to merge."""
+    """Merge of a single lane: returns its logits."""
 
     def open(self, spec: EngineSpec, num_lanes: int) -> None:
         assert num_lanes == 1, f"{num_lanes} lanes need an ensemble"
@@ -46,7 +46,7 @@ class SingleLane(Merge):
 
 
 class Guided(Merge):
-    """Lanes with and without the condition, merged with the target's scale."""
+    """Merge of a conditional and an unconditional lane with the target's guidance scale."""
 
     def open(self, spec: EngineSpec, num_lanes: int) -> None:
         assert spec.guidance is not None, "the engine gives no guidance"
@@ -58,7 +58,7 @@ class Guided(Merge):
 
 
 def to_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:
-    """Cut or fill (…, V') logits to the target's V; tokens that the drafter does not have get −inf."""
+    """Truncate or pad logits (…, V') to the target's vocabulary size V; tokens missing in the drafter get −inf."""
     missing = vocab_size - logits.shape[-1]
     if missing > 0:
         return torch.nn.functional.pad(logits, (0, missing), value=-torch.inf)

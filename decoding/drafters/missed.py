@@ -1,15 +1,15 @@
-"""Widths of the forwards that catch up on tokens which a drafter missed while drafting was paused."""
+"""Plans the forwards in which a drafter runs the tokens that were generated while drafting was paused."""
 
 from __future__ import annotations
 
 NARROWEST = 2
-"""Minimum tokens of a catch-up forward: the most that a step with drafts may leave to run."""
+"""Minimum tokens per row of a catch-up forward: the maximum that a step with drafts leaves to run."""
 WIDEST = 128
-"""Most tokens of a catch-up forward: more of them would not run faster, and their mask grows with the square."""
+"""Maximum tokens per row of a catch-up forward; more are not faster, and the mask grows quadratically."""
 
 
 def catch_up_widths(most_tokens: int) -> list[tuple[int, int]]:
-    """Start and width of each forward that runs up to `most_tokens` tokens of a row: one, up to `WIDEST` tokens.
+    """Return (start, width) of each forward that runs up to `most_tokens` tokens per row; one forward up to `WIDEST`.
 
     Widths are powers of two, so that few different shapes occur.
     """

@@ -1,8 +1,8 @@
-"""An independent smaller model as the drafter, with one cache lane per context.
+"""Drafts with an independent smaller model, with one KV cache row per context and sample.
 
-Its KV cache lags behind the target's by the tokens that it has not run: always the pending token, the last accepted
-draft if it was a leaf, and all tokens generated while drafting was paused. The first forward of the next draft runs
-them, with a different number per row.
+Its KV cache lacks the tokens that the model has not run (pending tokens): always the last generated token, also the
+last accepted draft if it was a leaf, and all tokens generated while drafting was paused. The first forward of the next
+draft runs them; their number differs by row.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from models.inputs.prefix import Prefix
 from models.kv.lanes import SlotBatch
 
 CATCH_UP = 2
-"""Tokens of the catch-up forward after a step with drafts: a leaf that was accepted, and the pending token."""
+"""Tokens of the catch-up forward after a step with drafts: an accepted leaf and the last generated token."""
 
 
 class ModelDrafter(Drafter):
-    """Drafts with `model`; `vocab_size` is the target's, of which the drafter's first tokens must be the same.
+    """Drafter with a language `model`; `vocab_size` is the target's. Ids in both vocabularies must be equal tokens.
 
-    Per slot: `_num_pending` (S,) tokens not run yet, at most `_most_pending` on the host, and `_pending` (S, P). Per
-    step: the grown nodes in the order of their scratch columns, level by level, and, unless there is one per level,
-    the scratch columns that each sees (b, G, M).
+    State per slot: `_pending` (S, P), tokens not run yet, and `_num_pending` (S,), their number, with the upper bound
+    `_most_pending` on the host. State per step: `_levels`, the grown nodes in the order of their scratch positions; and
+    `_sees` (b, G, M), the scratch positions visible to each node, None for chains.
     """
 
     name = "model"
@@ -52,7 +52,7 @@ class ModelDrafter(Drafter):
                 "its own drafter, load it twice"
             )
         num_slots = spec.num_slots
-        # One more than can be missed: the step that ends all rows drafts nothing either.
+        # One more than can be missed, because the last step of a batch also has no drafts.
         most_pending = CATCH_UP + 1 + spec.max_missed_tokens
         widest = max(width for _, width in catch_up_widths(most_pending))
         capacity = spec.max_context_tokens + max(spec.max_frontier_nodes, widest) + CATCH_UP
@@ -71,13 +71,13 @@ class ModelDrafter(Drafter):
         self._causal = torch.ones(widest, widest, dtype=torch.bool, device=device).tril()
         self._numbers = torch.arange(max(widest, self._max_scratch), device=device)
         self._itself = torch.eye(self._max_scratch, dtype=torch.bool, device=device)
-        # Row n marks the first n scratch columns.
+        # Row n marks the first n scratch positions.
         self._first = torch.ones(self._max_scratch + 1, self._max_scratch, dtype=torch.bool, device=device).tril(-1)
-        # What a row has run of the drafts that it took, and how many it took at most, by how many were run.
+        # Entry n: upper bounds of a row's accepted drafts that were run, if n were run, and of all its accepted drafts.
         runs = torch.arange(self._max_scratch + 1)
         most = torch.stack([runs, torch.full_like(runs, torch.iinfo(torch.long).max)], dim=1)
         self._limits = most.to(device).unbind()
-        # Views that every step asks for, by rows and width or place: each operation between two forwards counts.
+        # Cached views by rows and width or scratch position, because each operation between two forwards takes time.
         self._pending_inputs: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         self._continuations: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
@@ -106,7 +106,7 @@ class ModelDrafter(Drafter):
         return self.merge.merge(slots, logits, frontier.depth)
 
     def _catch_up(self, slots: SlotBatch) -> Tensor:
-        """Run the pending tokens and commit them; hidden states (b, R, 1, D) after the root."""
+        """Run the pending tokens and commit them; return the hidden states (b, R, 1, D) of the root."""
         widths = catch_up_widths(max(self._most_pending[slot] for slot in slots.ids))
         count = slots.of(self._num_pending)
         b = count.shape[0]
@@ -118,7 +118,7 @@ class ModelDrafter(Drafter):
             here = (count - start if start else count).clamp(0, width)
             depth, sees, nowhere = self._beginning(b, width)
             tokens = self._in_vocabulary(slots.of(self._pending[:, start : start + width]))
-            # A row with fewer tokens leaves junk in the columns behind them, which the next write replaces.
+            # A row with fewer tokens leaves invalid entries at later KV positions, which the next write replaces.
             hidden = self.lanes.forward(slots, tokens, depth, sees)
             self.num_forwards += 1
             self.lanes.commit(slots, nowhere, here)
@@ -131,15 +131,15 @@ class ModelDrafter(Drafter):
         return after_root
 
     def _extend(self, slots: SlotBatch, frontier: Frontier) -> Tensor:
-        """Run the frontier in scratch columns; hidden states (b, R, F, D)."""
+        """Run the frontier in scratch positions; return hidden states (b, R, F, D)."""
         b, width = frontier.nodes.shape
         start = self._num_scratch
-        # While every level has one node, each node attends to all before it, and parents are not needed.
+        # While every level has one node, each node attends to all earlier nodes, and parents are not needed.
         is_line = start == frontier.depth - 1
         if is_line and width == 1:
             depth, sees = self._chain_continuation(b, start)
         else:
-            # The root is committed already, so a node of depth 1 has the row's next position.
+            # The root is already committed, so a node of depth 1 has the row's next position.
             depth = torch.full_like(frontier.tokens, frontier.depth - 1)
             if self._sees is None:
                 shape = (b, self._max_grown, self._max_scratch)
@@ -157,15 +157,15 @@ class ModelDrafter(Drafter):
         return self.lanes.forward(slots, self._in_vocabulary(frontier.tokens), depth, sees, start)
 
     def _beginning(self, b: int, width: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Depths (b, P) of P pending tokens, their visibility (b, P, P), and no draft positions (b, 0)."""
+        """Return depths (b, P) of P pending tokens, their causal mask (b, P, P), and an empty path (b, 0)."""
         if (b, width) not in self._pending_inputs:
             depth = self._numbers[:width].expand(b, -1)
             self._pending_inputs[b, width] = depth, self._causal[:width, :width].expand(b, -1, -1), depth[:, :0]
         return self._pending_inputs[b, width]
 
     def _chain_continuation(self, b: int, place: int) -> tuple[Tensor, Tensor]:
-        """Depth (b, 1) of the chain's node in scratch position `place`, and its visibility (b, 1, place + 1): all so
-        far."""
+        """Return the depth (b, 1) of a chain's node in scratch position `place` and its mask (b, 1, place + 1) of all
+        scratch positions up to its own."""
         if (b, place) not in self._continuations:
             sees = self._first[place + 1, : place + 1].expand(b, 1, -1)
             self._continuations[b, place] = self._numbers[place].expand(b, 1), sees
@@ -174,10 +174,10 @@ class ModelDrafter(Drafter):
     def commit(self, judgement: Judgement, verdict: Verdict) -> None:
         slots, tree = judgement.slots, judgement.tree
         if tree.num_levels == 0:
-            # Nothing was drafted: the target's token waits behind those that wait already.
+            # Without drafts, the target's token is appended to the pending tokens.
             tokens = verdict.next
             if self._skipped.intersection(slots.ids):
-                # These never catch up.
+                # Skipped slots never draft.
                 slots, tokens = self._without_skipped(slots, tokens)
             count = self._num_pending[slots.index]
             self._pending[slots.index, count] = tokens
@@ -187,34 +187,34 @@ class ModelDrafter(Drafter):
             return
         num_taken = verdict.n - 1
         if tree.is_chain and not self.merge.learns:
-            # Rows whose nodes were grown in order, except the last; they are in place already.
+            # A chain's nodes, except the last, were run in order, so they are already at their KV positions.
             ends = torch.minimum(num_taken[:, None], self._limits[self._num_scratch])
             has = ends[:, 0]
             self.lanes.commit(slots, verdict.path[:, :0], has)
         else:
             columns = self._columns_of(tree.origin.gather(1, verdict.path[:, 1:]))
             if self.merge.learns:
-                # Merged first was the root, then the nodes in the order of their scratch columns.
+                # The root was merged first, then the nodes in the order of their scratch positions.
                 places = torch.where(columns >= 0, columns + 1, -1)
                 self.merge.learn(judgement, verdict, torch.cat([torch.zeros_like(places[:, :1]), places], dim=1))
             taken = torch.arange(columns.shape[1], device=columns.device) < num_taken[:, None]
             has = (taken & (columns >= 0)).sum(dim=1)
             self.lanes.commit(slots, columns.clamp_min(0), has)
             ends = torch.stack([has, num_taken], dim=1)
-        # The last accepted draft was not run if it was a leaf. Positions behind the pending tokens are not read.
+        # The last accepted draft was not run if it was a leaf. Entries after the pending tokens are not read.
         slots.put(self._pending_first, verdict.produced(tree).gather(1, ends))
         slots.put(self._num_pending, verdict.n - has)
         for slot in slots.ids:
             self._most_pending[slot] = CATCH_UP
 
     def _without_skipped(self, slots: SlotBatch, values: Tensor) -> tuple[SlotBatch, Tensor]:
-        """The slots that are drafted for, and their part of `values` (b, …)."""
+        """Return the slots that were not skipped, and their part of `values` (b, …)."""
         places = [place for place, slot in enumerate(slots.ids) if slot not in self._skipped]
         rest = slots.some([slots.ids[place] for place in places])
         return rest, values[torch.tensor(places, dtype=torch.long, device=values.device)]
 
     def _columns_of(self, grown: Tensor) -> Tensor:
-        """The scratch columns (b, D) of grown nodes (b, D); −1 for those that were never run."""
+        """Return the scratch positions (b, D) of `grown` nodes (b, D); −1 for nodes that were not run."""
         columns = grown.new_full((grown.shape[0], self._max_grown), -1)
         if self._levels:
             nodes = torch.cat(self._levels, dim=1)
@@ -225,7 +225,7 @@ class ModelDrafter(Drafter):
         return self.merge.extras(slot)
 
     def _in_vocabulary(self, tokens: Tensor) -> Tensor:
-        """Tokens outside the drafter's vocabulary become token 0."""
+        """Replace tokens outside the drafter's vocabulary by token 0."""
         if self.model.vocab_size >= self.vocab_size:
             return tokens
         return torch.where(tokens < self.model.vocab_size, tokens, 0)

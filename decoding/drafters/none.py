@@ -1,4 +1,4 @@
-"""The drafter that proposes nothing: plain decoding is the engine's one loop with this drafter."""
+"""Defines the drafter `none`, which proposes nothing: plain decoding is the engine loop with this drafter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from models.kv.lanes import SlotBatch
 
 
 class NoDrafter(Drafter):
-    """Proposes nothing, stores nothing."""
+    """Drafter without drafts and state."""
 
     name = "none"
 

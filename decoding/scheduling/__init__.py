@@ -1,1 +1,1 @@
-"""Requests to slots: admission, prompt prefetch, drafter prefill, steps in flight."""
+"""Assigns requests to slots: queue, admission, prompt prefetch, drafter prefill and steps in flight."""

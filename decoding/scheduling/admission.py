@@ -1,4 +1,4 @@
-"""Admission: encodes or refuses waiting requests; requests of equal content are encoded once."""
+"""Admits requests: encodes or refuses waiting requests; requests with equal prompts are encoded once."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from models.inputs.processing import PromptError
 from models.inputs.prompt_prefetch import PreparedPrompt
 
 MAX_PREFILL_TOKENS = 8192
-"""Prompt tokens of one prefill forward: keeps a device busy, and activations small beside weights and KV cache."""
+"""Prompt tokens of one prefill forward: enough to use the device fully; activations stay small beside the KV cache."""
 NUM_ENCODED_FORWARDS = 4
-"""Forwards' worth of prompts that are encoded before the first of them runs, so that equal lengths can be batched."""
+"""Prompts for this many prefill forwards are encoded before the first runs, so that equal lengths can be batched."""
 MAX_PREFETCHED = 256
-"""Requests that prefetch examines per step."""
+"""Maximum number of requests that prefetch examines per step."""
 
 
 @dataclass
 class Admitted:
-    """Requests with their prompts `lanes[i]`, and refused requests. Equal prompts are one object.
+    """Admitted requests with their prompts `lanes[i]`, and refused requests. Equal prompts are one object.
 
-    `num_feature_hits` counts cached visual features, once for equal prompts.
+    `num_feature_hits` is the number of visual features found in the cache, counted once for equal prompts.
     """
 
     requests: list[Request] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Admitted:
 class Admission:
     """Takes requests from `queue` for a target with `max_context_tokens` KV positions per sample.
 
-    `max_prefill_tokens` bounds the tokens of one prefill forward; a longer prompt runs alone.
+    `max_prefill_tokens` limits the tokens of one prefill forward; a longer prompt runs alone.
     """
 
     def __init__(self, target: TargetModel, max_context_tokens: int, max_prefill_tokens: int) -> None:
@@ -62,7 +62,7 @@ class Admission:
             )
 
     def expect(self, requests: Iterable[Request]) -> None:
-        """Set the requests that will probably be submitted next, for prefetch."""
+        """Set the requests that will probably be submitted next, to prefetch their prompts."""
         if self._prefetcher is not None:
             self.queue.expect(list(islice(requests, MAX_PREFETCHED)))
 
@@ -72,10 +72,10 @@ class Admission:
             self._prefetcher.prefetch(islice(self.queue.upcoming(), MAX_PREFETCHED))
 
     def take(self, max_requests: int, waits: bool = True) -> Admitted:
-        """Admit up to `max_requests` waiting requests in order; fewer once `NUM_ENCODED_FORWARDS` prefills are encoded.
+        """Admit up to `max_requests` waiting requests in order; stop once `NUM_ENCODED_FORWARDS` prefills are encoded.
 
-        With prefetch, only requests whose prompt is ready are admitted; if there is none and `waits`, the first one is
-        waited for.
+        With prefetch, admit only requests whose prompt is ready; if the first prompt is not ready and `waits` is True,
+        wait for it.
         """
         taken = Admitted()
         encoded: dict[Content, PreparedPrompt] = {}
@@ -120,7 +120,7 @@ class Admission:
             raise PromptError(f"an output of this model has {limit} tokens, not {sampling.max_new_tokens}")
 
     def too_long(self, model: str, lanes: list[Prefix], request: Request) -> RequestError | None:
-        """The error if the longest prompt and the output exceed the context window, else None."""
+        """Return an error if the longest prompt plus the output exceed the context window, else None."""
         longest = max((lane.length for lane in lanes), default=0)
         num_new = request.sampling.max_new_tokens
         if longest <= self._max_context_tokens - num_new:
@@ -129,7 +129,7 @@ class Admission:
 
 
 def content_of(request: Request) -> Content:
-    """The content key of a request's prompts; requests with equal keys have equal prompts in every model."""
+    """Return the content key of a request's prompts; requests with equal keys have equal prompts in every model."""
     condition = request.condition
     features = condition if isinstance(condition, np.ndarray) else None
     # The type is part of the key because True == 1.

@@ -1,6 +1,6 @@
-"""Drafter prefill: encodes and prefills the drafter's prompts when they are first needed, equal ones once.
+"""Prefills the drafter: encodes and prefills the drafter's prompts when they are first needed, equal prompts once.
 
-A prompt that fails costs its samples their drafts. Samples that never draft skip all of it, image encoding included.
+If a prompt fails, its samples are decoded without drafts. Samples that never draft skip prefill and image encoding.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Value = TypeVar("Value")
 
 
 class DrafterPrefill:
-    """Prefills the drafter with prompts of one engine's samples.
+    """Prefills the drafter with the prompts of one engine's samples.
 
-    With `is_timed` it synchronises with the device, so that the controller gets exact times.
+    With `is_timed` it synchronises with the device, so that the measured times are exact.
     """
 
     def __init__(self, drafter: Drafter, admission: Admission, device: torch.device, is_timed: bool) -> None:
@@ -42,9 +42,10 @@ class DrafterPrefill:
         self._num_tokens, self._seconds = 0, 0.0
 
     def prefill(self, slots: SlotBatch, progress: Sequence[Progress]) -> tuple[float, dict[int, str]]:
-        """Prefill the drafter with the samples that it has not prefilled; returns seconds, and errors by slot.
+        """Prefill the samples that the drafter has not prefilled; return the seconds, and error messages by slot.
 
-        The drafter skips slots with errors. In telemetry, the samples share the time, and each counts all forwards.
+        The drafter skips slots with errors. In telemetry, each sample counts an equal share of the time and all
+        forwards.
         """
         unread = [(slot, one) for slot, one in zip(slots.ids, progress, strict=True) if one.unread is not None]
         if not unread:
@@ -56,7 +57,7 @@ class DrafterPrefill:
         for slot, one in unread:
             probe, one.unread = one.unread, None
             assert probe is not None
-            # Samples with equal prompts share one probe, and one drafter prompt.
+            # Samples with equal prompts share one probe, so they share one drafter prompt.
             if id(probe) not in prompts:
                 prompts[id(probe)] = _attempt(self._drafter.prefixes, one.request, probe)
             lanes, reason = prompts[id(probe)]
@@ -83,16 +84,16 @@ class DrafterPrefill:
         return spent, failed
 
     def take_prefill_time(self) -> PrefillTime:
-        """Prefill tokens and seconds since the last call."""
+        """Return the prefill tokens and seconds since the last call."""
         time_spent = PrefillTime(self._num_tokens, self._seconds)
         self._num_tokens, self._seconds = 0, 0.0
         return time_spent
 
     def _prefill(self, slots: SlotBatch, prefixes: dict[int, list[Prefix]]) -> dict[int, str]:
-        """Prefill a batch; if that fails, prefill one by one and return the errors by slot.
+        """Prefill a batch; if that fails, prefill one by one. Return the error messages by slot.
 
         Raises:
-            torch.OutOfMemoryError: every one of several prompts lacks memory.
+            torch.OutOfMemoryError: each of several prompts runs out of memory even alone.
         """
         if not prefixes:
             return {}
@@ -111,7 +112,7 @@ class DrafterPrefill:
 
 
 def _attempt(call: Callable[..., Value], *arguments: object) -> tuple[Value | None, str]:
-    """The result, or None with code and message; the exception itself would keep tensors alive."""
+    """Return the result and "", or None and "code: message"; a returned exception would keep tensors alive."""
     try:
         return call(*arguments), ""
     except torch.OutOfMemoryError as error:

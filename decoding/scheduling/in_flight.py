@@ -1,7 +1,7 @@
-"""Steps in flight: launched steps whose output the host has not processed.
+"""Tracks steps in flight: launched steps whose output the host has not processed.
 
-With asynchronous output processing the host launches the next step before it processes the output of the last one;
-rows that finished meanwhile run one step in vain.
+With asynchronous output processing, the host launches the next step before it processes the output of the last step;
+the next step's results are discarded for rows that finished in the last step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from models.kv.lanes import SlotBatch
 
 @dataclass(frozen=True)
 class StepOutput:
-    """A step's output on the host, the time of its arrival, `seconds` of device time, and phases in host time."""
+    """A step's output on the host: `ended_s` is its arrival by `time.perf_counter`, `seconds` the step's device time,
+    and the other fields are host seconds by phase."""
 
     step: HostStep
     ended_s: float
@@ -32,26 +33,26 @@ class StepOutput:
 
 @dataclass(frozen=True)
 class StepInFlight:
-    """A launched step: its rows, the controller's choice, and its output on the way to the host."""
+    """A launched step: its rows, the controller's choice, and the pending copy of its output to the host."""
 
     slots: SlotBatch
     progress: Sequence[Progress]
     choice: Choice
     num_missed: int
-    """Tokens of all rows on which the drafter caught up."""
+    """Tokens, summed over rows, that the drafter ran because earlier steps had no drafts."""
     drafter_forwards: int
     result: StepResult
     copy: HostCopy
     launched_s: float
 
     def record_launch(self) -> None:
-        """Record in the rows how many tokens the step may add."""
+        """Add the maximum number of the step's tokens to each row, and update `num_missed`."""
         for one in self.progress:
             one.num_in_flight += self.choice.levels + 1
             one.num_missed = 0 if self.choice.levels or one.drafter_error else one.num_missed + 1
 
     def wait(self, since_s: float) -> StepOutput:
-        """Wait for the step's output. The device was busy with an earlier step until `since_s`."""
+        """Wait for the step's output; `since_s` is when the previous step's output arrived, the earliest start."""
         result, began_s = self.result, time.perf_counter()
         step = HostStep(*self.copy.read())
         ended_s = time.perf_counter()
@@ -61,7 +62,7 @@ class StepInFlight:
             seconds=ended_s - max(result.started, since_s),
             draft_s=result.drafted - result.started,
             verify_s=result.verified - result.drafted,
-            # Between launch and wait the host handled other steps.
+            # The host's time between launch and wait belongs to other steps.
             commit_s=self.launched_s - result.verified + ended_s - began_s,
         )
 
@@ -77,10 +78,10 @@ class StepInFlight:
         stats.choices.add(num_rows, self.choice)
 
     def count(self, row: int, output: StepOutput, kept: int) -> None:
-        """Add the step to the telemetry of a row that kept `kept` of its tokens."""
+        """Add the step to the telemetry of a row, of whose new tokens `kept` were kept."""
         one, step, num_rows = self.progress[row], output.step, len(self.progress)
         n = step.counts[row]
-        # The n-th token is the target's own; an output that ends before it ended inside its path.
+        # The n-th token is the target's own; an output that ends before it ends inside the accepted path.
         ended_inside = bool(one.finish_reason) and kept < n
         accepted = kept if ended_inside else n - 1
         stats = one.stats

@@ -1,4 +1,4 @@
-"""Prompt prefetch: encodes the prompts of queued requests on the target's prompt thread before admission."""
+"""Prefetches prompts: encodes the prompts of queued requests on the target's prompt thread before admission."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from models.inputs.content import Content
 from models.inputs.prompt_prefetch import PendingPrompt, PreparedPrompt, PromptThread
 
 MAX_PENDING = 8
-"""Prompts submitted to the thread that are not encoded yet; enough to keep it busy for several steps."""
+"""Maximum number of submitted prompts that are not encoded yet; enough to keep the thread busy for several steps."""
 
 
 class PromptPrefetcher:
-    """Prefetches prompts with `encode` on `thread`; requests with equal `content_of` share one prompt.
+    """Encodes prompts with `encode` on `thread` in advance; requests with equal `content_of` share one prompt.
 
-    Submits no more prompts while encoded ones hold `max_columns` tokens.
+    Submits no more prompts while the encoded prompts have `max_columns` tokens or more.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class PromptPrefetcher:
         self._by_request: dict[int, tuple[Request, PendingPrompt]] = {}
 
     def prefetch(self, requests: Iterable[Request]) -> None:
-        """Submit the prompts of the next requests, in order, and cancel or drop those of all others."""
+        """Submit the prompts of the next requests, in order; cancel or drop the prompts of all other requests."""
         by_request: dict[int, tuple[Request, PendingPrompt]] = {}
         wanted: set[PendingPrompt] = set()
         num_pending = num_columns = 0
@@ -55,11 +55,11 @@ class PromptPrefetcher:
         self._by_request = by_request
 
     def is_ready(self, request: Request) -> bool:
-        """Whether `take` returns without waiting; submits the prompt if needed."""
+        """Return whether `take` would return without waiting; submit the prompt if needed."""
         return (self._find(request) or self._submit(request)).is_ready
 
     def take(self, request: Request) -> PreparedPrompt:
-        """Wait for a request's prompt; raises the exception that encoding it raised."""
+        """Wait for a request's prompt and return it; re-raise the exception of its encoding."""
         return (self._find(request) or self._submit(request)).take()
 
     def _find(self, request: Request) -> PendingPrompt | None:

@@ -1,4 +1,4 @@
-"""The request queue: waiting and running requests, from which policies admit the next request."""
+"""Keeps the queue of waiting and running requests, from which policies admit the next request."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from decoding.types import Request
 
 
 class Group(Enum):
-    """Groups of waiting requests; first in, first out within a group."""
+    """Groups of waiting requests; each group is first in, first out."""
 
     NEW = "new"
     RETRY = "retry"
-    """Interrupted by a failed engine; runs before new requests."""
+    """Requests interrupted by a failed engine; they run before new requests."""
     ALONE = "alone"
-    """Runs without other requests, to isolate a failure."""
+    """Requests that run one at a time, to isolate a failure."""
     PLAIN = "plain"
-    """Runs without a drafter."""
+    """Requests that run without a drafter."""
     SUSPECT = "suspect"
-    """In flight when a process died."""
+    """Requests that were running when a process died."""
 
 
 class AdmissionPolicy(Protocol):
-    """Decides when new requests may start."""
+    """Interface that decides when new requests may start."""
 
     def may_start(self) -> bool: ...
 
@@ -34,9 +34,10 @@ class AdmissionPolicy(Protocol):
 
 
 class RequestQueue:
-    """Requests by state. `running` maps sample ids, which must be unique, to started requests in start order.
+    """Queue of waiting and running requests. `running` maps unique sample ids to started requests, in start order.
 
-    `policy` admits requests of the group NEW; None admits all. `num_waiting` counts all groups.
+    `policy` admits requests of the group NEW; None admits all. `num_waiting` is the number of waiting requests in all
+    groups.
     """
 
     def __init__(self, policy: AdmissionPolicy | None = None) -> None:
@@ -48,12 +49,12 @@ class RequestQueue:
 
     @property
     def num_unfinished(self) -> int:
-        """Waiting and running requests."""
+        """Number of waiting and running requests."""
         return self.num_waiting + len(self.running)
 
     @property
     def num_started(self) -> int:
-        """Unfinished requests that have started at least once."""
+        """Number of unfinished requests that are not in the group NEW."""
         return self.num_unfinished - len(self._groups[Group.NEW])
 
     @property
@@ -63,7 +64,7 @@ class RequestQueue:
         return [*self.running.values(), *chain.from_iterable(self._groups[group] for group in order)]
 
     def waiting(self, group: Group = Group.NEW) -> deque[Request]:
-        """Waiting requests of one group; read only."""
+        """Return the waiting requests of one group; callers must not modify it."""
         return self._groups[group]
 
     def submit(self, request: Request, group: Group = Group.NEW) -> None:
@@ -71,7 +72,7 @@ class RequestQueue:
         self.num_waiting += 1
 
     def requeue(self, requests: Iterable[Request], group: Group, front: bool = False) -> None:
-        """Move running requests back into a group, in their order."""
+        """Move running requests to the end of a group, or to its front, in the given order."""
         for request in reversed(list(requests)) if front else list(requests):
             del self.running[request.sample_id]
             (self._groups[group].appendleft if front else self._groups[group].append)(request)
@@ -91,7 +92,7 @@ class RequestQueue:
         self._expected = requests
 
     def upcoming(self) -> Iterator[Request]:
-        """Requests that will probably start next, in order, expected ones last."""
+        """Yield the requests that will probably start next, in order: ALONE, RETRY, NEW, then expected requests."""
         yield from self._groups[Group.ALONE]
         yield from self._groups[Group.RETRY]
         if self._policy is None or self._policy.may_start():

@@ -1,4 +1,4 @@
-"""Slots: sampling state per slot on the device, progress per request on the host."""
+"""Manages slots: sampling state per slot on the device, progress per request on the host."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ class Progress:
     prefix_length: int
     num_visual_tokens: int
     levels: int = 0
-    """Depth of the sample's next tree."""
+    """Maximum depth of the sample's next tree."""
     started_s: float = 0.0
     """Admission time by `time.perf_counter`."""
     stats: RequestStats = field(init=False)
     unread: Probe | None = None
-    """Input of the drafter's prefill until that has run."""
+    """Input of the drafter's prefill; None after the prefill."""
     num_missed: int = 0
-    """Tokens of steps without drafts, on which the drafter must catch up."""
+    """Number of steps without drafts, whose tokens the drafter must run before it drafts again."""
     drafter_error: str = ""
-    """Error of the drafter's prefill; the sample is decoded without drafts."""
+    """Error of the drafter's prefill; if set, the sample is decoded without drafts."""
     num_in_flight: int = 0
-    """Upper bound of the tokens of steps in flight."""
+    """Upper bound of the number of tokens that steps in flight add."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
@@ -53,7 +53,7 @@ class Progress:
     def take(
         self, tokens: Sequence[int], logprobs: Sequence[float], eos_ids: frozenset[int], decode: Callable[..., str]
     ) -> int:
-        """Append tokens until the output ends; returns the number of kept ones."""
+        """Append tokens until the output ends; return the number of appended tokens."""
         sampling = self.request.sampling
         for kept, (token, logprob) in enumerate(zip(tokens, logprobs, strict=True), start=1):
             self.token_ids.append(token)
@@ -91,7 +91,8 @@ def _cut_at_stop(text: str, stop: Sequence[str]) -> str | None:
 
 
 class SlotTable:
-    """State of all S slots: `root` (S,) pending tokens, sampling parameters, noise keys, seen tokens (S, V)."""
+    """State of all S slots: `progress` on the host; on the device, `root` (S,) pending tokens, sampling parameters,
+    noise keys and, if needed, a mask (S, V) of seen tokens."""
 
     def __init__(self, num_slots: int, vocab_size: int, device: torch.device) -> None:
         self.progress: list[Progress | None] = [None] * num_slots
@@ -103,12 +104,12 @@ class SlotTable:
         self._keys = torch.zeros(num_slots, 2, dtype=torch.long, device=device)
         self._temperature, self._top_p, self._penalty = floats.clone(), floats.clone(), floats.clone()
         self._top_k = integers.clone()
-        # Created when drafting stops for the first row.
+        # Created by the first `stop_drafting`.
         self._is_plain: Tensor | None = None
         self.guidance = Guidance(self._position)
-        # (S, V) is large: created with the first repetition penalty.
+        # (S, V) is large, so it is created for the first request with a repetition penalty.
         self._seen: Tensor | None = None
-        # Cached for the next batch, which mostly has the same slots.
+        # Cached, because the next batch usually has the same slots.
         self._index: tuple[tuple[int, ...], Tensor] | None = None
         self._rows: tuple[tuple[int, ...], RowSampling] | None = None
 
@@ -127,7 +128,7 @@ class SlotTable:
         return [slot for slot in self.active if self.at(slot).remaining > self.at(slot).num_in_flight]
 
     def batch(self, ids: Sequence[int]) -> SlotBatch:
-        """Occupied slots as one batch."""
+        """Return the occupied slots `ids` as one batch."""
         ids = tuple(ids)
         counts = tuple(len(self.at(slot).token_ids) + self.at(slot).num_in_flight for slot in ids)
         if self._index is None or self._index[0] != ids:
@@ -140,7 +141,7 @@ class SlotTable:
         return progress
 
     def occupy(self, ids: Sequence[int], progress: Sequence[Progress], prefixes: Sequence[Prefix]) -> None:
-        """Put fresh requests into free slots."""
+        """Assign new requests to the free slots `ids`."""
         self._rows = None
         for slot, one, prefix in zip(ids, progress, prefixes, strict=True):
             assert self.progress[slot] is None, f"slot {slot} is taken"
@@ -174,7 +175,7 @@ class SlotTable:
         self.progress[slot] = None
 
     def sampling(self, slots: SlotBatch) -> RowSampling:
-        """Sampling parameters of the batch."""
+        """Return the sampling parameters of the batch."""
         if self._rows is not None and self._rows[0] == slots.ids:
             return self._rows[1]
         used = [self.at(slot).request.sampling for slot in slots.ids]
@@ -195,16 +196,16 @@ class SlotTable:
         return rows
 
     def noise(self, slots: SlotBatch) -> Noise:
-        """Noise of the batch at each sample's next position."""
+        """Return the noise of the batch from each sample's next position on."""
         return Noise(slots.of(self._keys), slots.of(self._position))
 
     def max_depth(self, slots: SlotBatch) -> Tensor:
-        """Deepest useful draft of each row (b,); the last token of an output is never a draft."""
+        """Return the depth (b,) of each row's deepest useful draft; the last token of an output is never a draft."""
         deepest = slots.of(self._remaining) - 1
         return deepest if self._is_plain is None else deepest.masked_fill(slots.of(self._is_plain), 0)
 
     def advance(self, slots: SlotBatch, tokens: Tensor, count: Tensor) -> None:
-        """Advance by the first `count` (b,) of `tokens` (b, P); the last of them is pending."""
+        """Advance by the first `count` (b,) tokens of `tokens` (b, P); the last of these becomes the pending token."""
         index = slots.index
         slots.put(self.root, tokens.gather(1, (count - 1)[:, None])[:, 0])
         slots.add(self._position, count)

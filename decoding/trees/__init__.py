@@ -1,4 +1,4 @@
-"""Tree policies: which drafts are proposed, for any drafter."""
+"""Tree policies: decide which drafts are proposed, for any drafter."""
 
 from decoding.trees.chain import Chain
 from decoding.trees.confidence import SageSettings

@@ -1,4 +1,4 @@
-"""The chain: one draft below the other."""
+"""Builds chains: trees in which every node has at most one child."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from models.kv.lanes import SlotBatch
 
 
 class _Line(NamedTuple):
-    """Tensors of all chains of one number of rows and nodes: `numbers` and `parents` (b, N), visibility (b, N, N), and
-    numbers and parents by node."""
+    """Index tensors for chains of one shape: node `numbers` and `parents` (b, N), the mask `ancestry` (b, N, N), the
+    tuples `nodes` and `above` with numbers and parents (b, 1) by node, and zeros `beginning` (b, 1)."""
 
     numbers: Tensor
     parents: Tensor
@@ -28,7 +28,7 @@ class _Line(NamedTuple):
 
 
 class Chain(TreePolicy):
-    """The policy for a single path of `length` drafts, each the drafter's best, or its draw."""
+    """Policy for a single path of `length` drafts: the drafter's argmax, or its sample on sampled rows."""
 
     checks_numbers = True
     max_siblings = 1
@@ -37,7 +37,7 @@ class Chain(TreePolicy):
         assert length >= 1, length
         self.max_levels = length
         self.max_nodes = self.max_grown_nodes = length + 1
-        # The root is committed before its children are drafted, so it takes no scratch column.
+        # The root is committed before its children are drafted, so it needs no scratch position.
         self.max_frontier_nodes = length - 1
         self._backend: Backend = REFERENCE
         self._lines: dict[tuple[int, int, torch.device], _Line] = {}
@@ -50,7 +50,7 @@ class Chain(TreePolicy):
         self._line = self._line_of(root.shape[0], self._num_levels + 1, root.device)
         self._max_depth: Tensor | None = None
         self._tokens = [root[:, None]]
-        # Score of the best child of every node; the root's is a placeholder for a valid draft.
+        # Score of each node as the best child of its parent; the root has a finite placeholder.
         self._best = [self._line.beginning]
         self._probs: list[Tensor] = []
         self._keep_probs = keep_probs
@@ -67,7 +67,7 @@ class Chain(TreePolicy):
 
     def finish(self) -> DraftTree:
         best = torch.cat(self._best, dim=1)
-        # The best score is −inf if no token remains, and NaN or +inf if a logit is.
+        # The best score is −inf if no token remains, and NaN or +inf if any logit is NaN or +inf.
         max_depth = torch.full_like(best[:, 0], 1 << 30).long() if self._max_depth is None else self._max_depth
         valid, num_drafted, failed = self._backend.cut_chain(best, max_depth)
         probs = None
@@ -85,7 +85,7 @@ class Chain(TreePolicy):
             is_chain=True,
             failed=failed,
             num_drafted=None if self._max_depth is None else num_drafted,
-            # A chain's invalid nodes are its tail, which no valid node can see.
+            # A chain's invalid nodes are at its end, so no valid node can see them.
             ancestry=self._line.ancestry,
         )
 

@@ -1,7 +1,7 @@
-"""SAGE's formulas: depth and width of a tree from the entropy of the draft distribution.
+"""Computes depth and width of SAGE's trees from the entropy of the draft distribution.
 
 The paper (Tong et al. 2026, "SAGE: Accelerating Vision-Language Models via Entropy-Guided Adaptive Speculative
-Decoding", arXiv 2602.00523) is ambiguous in several places; every reading is a field of `SageSettings`.
+Decoding", arXiv 2602.00523) is ambiguous in several points; `SageSettings` has a field for each of them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SageSettings:
-    """The numbers of the paper, and a choice for each ambiguity.
+    """Parameters of the paper, and a choice for each ambiguity.
 
-    `depth_cap` bounds the depth after a long run of accepted drafts. `max_expanded` is the maximum number of nodes of
-    one level with children; with the paper's numbers and the cumulative threshold no distribution was found with more
-    than six.
+    `depth_cap` limits D_max, which increases with long accepted paths. `max_expanded` is the maximum number of nodes
+    with children per level; with the paper's parameters and the cumulative threshold, no distribution was found that
+    needs more than six.
     """
 
     min_depth: int = 3
@@ -49,23 +49,23 @@ class SageSettings:
 
     @property
     def node_budget(self) -> int:
-        """Most drafted nodes of one tree, the root left out."""
+        """Maximum number of nodes of one tree, the root excluded."""
         return self.max_nodes - int(self.count_root)
 
 
 def confidence(probs: Tensor) -> Tensor:
-    """α = 1 − H(P̃) / ln k of renormalised top-k probabilities (…, k), in [0, 1]; Eqs. 8 and 9."""
+    """Return α = 1 − H(P̃) / ln k (…,) in [0, 1] of renormalised top-k probabilities (…, k); Eqs. 8 and 9."""
     entropy: Tensor = torch.special.entr(probs).sum(dim=-1)
     return (1.0 - entropy / math.log(max(probs.shape[-1], 2))).clamp(0.0, 1.0)
 
 
 def real_depth(alpha: Tensor, max_depth: Tensor, settings: SageSettings) -> Tensor:
-    """D(α) = D_min + α (D_max − D_min), Eq. 10, not rounded; `alpha` and the row's own `max_depth` are (b,)."""
+    """Return D(α) = D_min + α (D_max − D_min) (b,), Eq. 10, not rounded; `alpha` and `max_depth` (D_max) are (b,)."""
     return settings.min_depth + alpha * (max_depth - settings.min_depth)
 
 
 def whole_depth(depth: Tensor, settings: SageSettings) -> Tensor:
-    """Levels of a tree of real depth D; halves go up."""
+    """Round a real depth D to levels by `depth_rounding`; "nearest" rounds halves up."""
     if settings.depth_rounding == "floor":
         return depth.floor().long()
     if settings.depth_rounding == "ceil":
@@ -74,14 +74,14 @@ def whole_depth(depth: Tensor, settings: SageSettings) -> Tensor:
 
 
 def real_width(alpha: Tensor, settings: SageSettings) -> Tensor:
-    """W(α) = W_min + (1 − α) (W_max − W_min), Eq. 11."""
+    """Return W(α) = W_min + (1 − α) (W_max − W_min), Eq. 11, not rounded."""
     return settings.min_width + (1.0 - alpha) * (settings.max_width - settings.min_width)
 
 
 def level_width(width: Tensor, level: int, parent_probability: Tensor, settings: SageSettings) -> Tensor:
-    """Children that a node may have on `level` (1 is the root's children): W_l = W · (1/l) · (0.5 + P_parent), Eq. 12.
+    """Return the maximum number of children on `level` (1: children of the root): W · (1/l) · (0.5 + P_parent), Eq. 12.
 
-    The decay begins "beyond the first level". Without `min_children` it alone would end every tree at depth 3.
+    In the paper, the decay begins "beyond the first level". Without `min_children`, it would end every tree at depth 3.
     """
     if level > 1 or settings.decay_first_level:
         width = width / level * (0.5 + parent_probability)
@@ -92,15 +92,15 @@ def level_width(width: Tensor, level: int, parent_probability: Tensor, settings:
 
 
 def level_threshold(level: int, depth: Tensor, settings: SageSettings) -> Tensor:
-    """θ_l = 0.1 · l / D(α), with the real D; the minimum probability of a node to be in the tree, or, if the
-    threshold gates expansion, to have children."""
+    """Return θ_l = 0.1 · l / D(α), with D not rounded: a node needs a larger probability to be in the tree or, if
+    `threshold_gates` is "expansion", to have children."""
     return settings.threshold_scale * level / depth
 
 
 def bounded_depth(max_depth: Tensor, mean_accepted: Tensor, is_full: Tensor, settings: SageSettings) -> Tensor:
-    """D_max (b,) after a step: one less below the lower mean acceptance length, one more above the upper.
+    """Return D_max (b,) after a step: −1 if `mean_accepted` is below `history_low`, +1 if it is above `history_high`.
 
-    `mean_accepted` (b,) leaves the target's own token out; nothing changes before the window `is_full` (b,).
+    `mean_accepted` (b,) does not count the target's own token; rows whose window is not full (`is_full`, b) keep D_max.
     """
     step = (mean_accepted > settings.history_high).long() - (mean_accepted < settings.history_low).long()
     moved = (max_depth + step).clamp(settings.min_depth, settings.depth_cap)

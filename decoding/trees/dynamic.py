@@ -1,8 +1,8 @@
-"""EAGLE-2's dynamic tree: a beam grows it, and the best of all grown nodes are verified.
+"""EAGLE-2's dynamic tree: grows a tree by beam search and keeps the best of all grown nodes.
 
 Li et al. 2024 (arXiv 2406.16858), section 4: the `top_k` children of every beam node are scored by the product of
 probabilities along their path; the `top_k` best of a level are the next beam; finally the best nodes of all levels are
-kept.
+verified.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from models.kv.lanes import SlotBatch
 
 
 class DynamicTree(TreePolicy):
-    """Beams of `top_k` over `depth` + 1 levels, of which `total_tokens` nodes are verified, the root included.
+    """Policy with beams of `top_k` nodes over `depth` + 1 levels; verifies `total_tokens` nodes, the root included.
 
-    Scores are cumulative log-probabilities. With shared-noise sampling the probability of a child is softmax(log q +
-    g), with the noise g that the target's own draw will use: the probability that this child is the target's token if
-    the target's log-probabilities differ from the drafter's by Gumbel noise. With rejection sampling g is not the
-    target's, so children are those of EAGLE-2, by log q, and are judged as certain.
+    Scores are cumulative log-probabilities. With shared-noise sampling, the probability of a child is softmax(log q +
+    g), with the noise g of the target's own sample: the probability that this child is the target's token if the
+    target's log-probabilities differ from the drafter's by Gumbel noise. With rejection sampling, g is not the
+    target's noise, so children are selected by log q as in EAGLE-2 and judged as certain drafts.
     """
 
     def __init__(self, top_k: int = 10, depth: int = 5, total_tokens: int = 60) -> None:
@@ -67,7 +67,7 @@ class DynamicTree(TreePolicy):
         return self._frontier
 
     def _log_probs(self, level: Level) -> Tensor:
-        """Log-probabilities of children (b, F, V), never above 0."""
+        """Return the log-probabilities (b, F, V) of children, at most 0."""
         scores = perturb(level.logits, level.noise if self._shares_noise else None, level.rows)
         return scores.log_softmax(dim=-1).clamp_max(0.0)
 

@@ -1,10 +1,10 @@
-"""Plans SAGE's tree over ranks: which child of which child is proposed, before any token is known.
+"""Plans SAGE's trees over child ranks before any token is known.
 
-A path (0, 2) is "the root's best child, and of its children the third best"; its probability is P̃[0] · P̃[2] for one
-distribution P̃ over ranks.
+A path (0, 2) is the third-best child of the root's best child; its probability is P̃[0] · P̃[2] for one distribution P̃
+over ranks.
 
-Best-first search without a queue, for all rows at once, with fixed shapes: level by level, the F most probable
-admissible nodes (`max_expanded`) get all their k children; then the most probable nodes of all levels fill the budget.
+The plan is a best-first search for all rows at once, with fixed shapes: level by level, the F most probable admissible
+nodes (`max_expanded`) get all their k children; then the most probable nodes of all levels fill the node budget.
 
 Example: k = 3, P̃ = (0.6, 0.3, 0.1), α = 0.18, D = 3.9 of 3 … 8, W(α) = 8.5, F = 2, a budget of 5 nodes. θ_l = 0.1 · l
 / 3.9 = 0.026, 0.051, 0.077, 0.103:
@@ -14,8 +14,8 @@ Example: k = 3, P̃ = (0.6, 0.3, 0.1), α = 0.18, D = 3.9 of 3 … 8, W(α) = 8.
               (1,0) .18  (1,1) .09  (1,2) .03 refused             W_2 = 8.5 / 2 · (0.5 + 0.3) = 3.4 → 3
     level 3   below (0,0): .216 .108 .036 refused, …
 
-    kept: (0) .60  (0,0) .36  (1) .30  (0,0,0) .216  (0,1) .18    before (1,0), as probable but later in the pool
-    laid out level by level: root, (0), (1), (0,0), (0,1), (0,0,0); parents −1, 0, 0, 1, 1, 3
+    kept: (0) .60  (0,0) .36  (1) .30  (0,0,0) .216  (0,1) .18    (0,1) before (1,0): equal, but earlier in the pool
+    node order: root, (0), (1), (0,0), (0,1), (0,0,0); parents −1, 0, 0, 1, 1, 3
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from decoding.trees.static import nodes_of
 
 @dataclass(frozen=True)
 class IndexTree:
-    """Trees over ranks, one per row, padded to N nodes: node 0 is the root, nodes are in level order.
+    """Trees over ranks, one per row, padded to N nodes in level order; node 0 is the root.
 
-    `parents` (−1 for the root and for padding), `ranks` (a node's rank among its siblings in draw order), `depth`,
-    `valid`, `expanded` (has children) and `place` (number of expanded nodes before it in its level), all (b, N).
+    All fields are (b, N): `parents` (−1 for the root and for padding), `ranks` (a node's rank among its siblings in
+    draw order), `depth`, `valid`, `expanded` (has children), `place` (number of earlier expanded nodes of its level).
     """
 
     parents: Tensor
@@ -55,7 +55,7 @@ class IndexTree:
 
     @staticmethod
     def of_nodes(parents: Tensor, ranks: Tensor, depth: Tensor, valid: Tensor) -> IndexTree:
-        """Complete a tree from its nodes."""
+        """Return the tree with `expanded` and `place` computed from the other fields."""
         b, num_nodes = parents.shape
         children = torch.zeros(b, num_nodes, dtype=torch.long, device=parents.device)
         has_parent = valid & (parents >= 0)
@@ -66,7 +66,7 @@ class IndexTree:
 
     @staticmethod
     def of_paths(paths: Sequence[tuple[int, ...]], num_nodes: int, device: torch.device) -> IndexTree:
-        """One row (1, N) with `paths` of ranks; the parent of every path must be among them."""
+        """Return one row (1, N) with `paths` of ranks; `paths` must contain the parent of every path."""
         parents, ranks, depth = nodes_of(paths)
         spare = num_nodes - len(parents)
         assert spare >= 0, f"{len(parents) - 1} paths do not fit into {num_nodes - 1} nodes"
@@ -76,14 +76,14 @@ class IndexTree:
         return IndexTree.of_nodes(rows[0], rows[1], rows[2], valid)
 
     def levels(self) -> Tensor:
-        """Depth (b,) of each row's deepest node."""
+        """Return the depth (b,) of each row's deepest node."""
         return torch.where(self.valid, self.depth, 0).amax(dim=1)
 
 
 @dataclass(frozen=True)
 class Beam:
-    """The F nodes of a level that may have children: `cumulative` and `conditional` probability, `node` number in the
-    pool (−1 for the root), place in depth-first `order`, and whether they are `admissible`; all (b, F)."""
+    """The F nodes of a level that may have children; all fields are (b, F): `cumulative` and `conditional` probability,
+    index `node` in the pool (−1 for the root), sort key `order` of the depth-first order, and mask `admissible`."""
 
     cumulative: Tensor
     conditional: Tensor
@@ -93,7 +93,7 @@ class Beam:
 
     @staticmethod
     def at_root(like: Tensor) -> Beam:
-        """The root alone, for rows `like` (b,) probabilities."""
+        """Return the beam that contains only the root, with the rows, dtype and device of `like` (b,)."""
         ones = torch.ones_like(like)[:, None]
         zeros = torch.zeros_like(ones, dtype=torch.long)
         return Beam(ones, ones, zeros - 1, zeros, zeros == 0)
@@ -101,8 +101,8 @@ class Beam:
 
 @dataclass(frozen=True)
 class Children:
-    """All k children of a beam (b, F, k): the fields of `Beam`, whether each keeps the rules, and whether it may have
-    children of its own."""
+    """All k children of a beam's F nodes: fields as in `Beam`, with shape (b, F, k), and the mask `expandable` of
+    children that may have children themselves."""
 
     cumulative: Tensor
     conditional: Tensor
@@ -114,16 +114,16 @@ class Children:
 def admissible_children(
     beam: Beam, probs: Tensor, level: int, alpha: Tensor, depth: Tensor, settings: SageSettings
 ) -> Children:
-    """Children of `beam` on `level`, whose ranks have conditional probabilities `probs` (b, F or 1, k).
+    """Return the children of `beam` on `level`; `probs` (b, F or 1, k) are their conditional probabilities by rank.
 
-    A child is admissible if its rank is below W_l, its probability above θ_l and the level within D; the root's best
-    child always is, so that every row has a draft. If the threshold gates expansion only (the paper's prose), a child
-    below θ_l is admissible and has no children itself.
+    A child is admissible if its rank is below W_l, its probability above θ_l and the level within D. The root's best
+    child is always admissible, so that every row has a draft. If `threshold_gates` is "expansion" (the paper's text), a
+    child below θ_l is admissible but gets no children.
     """
     num_ranks = probs.shape[-1]
     rank = torch.arange(num_ranks, device=probs.device)
     conditional = probs.expand(-1, beam.node.shape[1], -1)
-    # Not above the parent's, also where the conditional one was rounded above 1.
+    # At most the parent's probability, even if rounding makes the conditional probability exceed 1.
     cumulative = beam.cumulative[:, :, None] * conditional.clamp_max(1.0)
     parent = beam.conditional if settings.parent_probability == "conditional" else beam.cumulative
     width = level_width(real_width(alpha, settings)[:, None], level, parent, settings)
@@ -135,7 +135,7 @@ def admissible_children(
         keeps_rules = keeps_rules & likely
     if level == 1:
         keeps_rules = keeps_rules | (rank == 0)
-    # Digits of the path, so that ascending numbers are a walk in depth-first order.
+    # The path's ranks as digits, so that ascending numbers are in depth-first order.
     scale = (num_ranks + 1) ** (settings.depth_cap - level)
     order = beam.order[:, :, None] + (rank + 1) * scale
     admissible = keeps_rules & beam.admissible[:, :, None]
@@ -143,9 +143,9 @@ def admissible_children(
 
 
 def priority(children: Children, settings: SageSettings) -> Tensor:
-    """Sort keys (b, F · k), larger first; −inf for nodes that are not admissible."""
+    """Return sort keys (b, F · k), larger is better; −inf for nodes that are not admissible."""
     if settings.order == "best_first":
-        # Paths of the same ranks in another order are equally probable: rounding must not choose between them.
+        # Paths with the same ranks in different order are equally probable; rounding errors must not break the tie.
         value = (children.cumulative.double() * 2.0**40).round()
     else:
         value = -children.order.expand_as(children.cumulative).double()
@@ -153,7 +153,7 @@ def priority(children: Children, settings: SageSettings) -> Tensor:
 
 
 def frontier_widths(num_levels: int, settings: SageSettings) -> list[int]:
-    """Most nodes that have children at depth 0, 1, … `num_levels` − 1."""
+    """Return the maximum number of nodes with children at each depth 0, …, `num_levels` − 1."""
     widths = [1]
     while len(widths) < num_levels:
         widths.append(min(settings.max_expanded, widths[-1] * settings.top_k))
@@ -161,7 +161,7 @@ def frontier_widths(num_levels: int, settings: SageSettings) -> list[int]:
 
 
 def plan_tree(probs: Tensor, alpha: Tensor, max_depth: Tensor, settings: SageSettings) -> IndexTree:
-    """The next tree of every row from `probs` (b, k) over ranks, confidence `alpha` (b,) and D_max (b,).
+    """Plan the next tree of every row from `probs` (b, k) over ranks, confidence `alpha` (b,) and `max_depth` (b,).
 
     SAGE, section 3.2 and Algorithm 1, lines 15 to 18.
     """
@@ -195,8 +195,8 @@ def plan_tree(probs: Tensor, alpha: Tensor, max_depth: Tensor, settings: SageSet
 
 
 def next_beam(children: Children, first: Tensor, width: int, start: int) -> Beam:
-    """The `width` expandable children of highest priority `first` (b, F · k); `start` is the first one's number in the
-    pool."""
+    """Return the `width` expandable children with the highest priority `first` (b, F · k); `start` is the pool index of
+    the first child."""
     values, index = best_of(torch.where(children.expandable.flatten(1), first, -torch.inf), width)
     return Beam(
         children.cumulative.flatten(1).gather(1, index),

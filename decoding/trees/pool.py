@@ -1,7 +1,7 @@
-"""The pool of all grown nodes, of which the best are verified.
+"""Collects all grown nodes in a pool and selects the best of them for verification.
 
-A node has no higher priority than its parent, sorts are stable and the pool is in level order, so parents of kept nodes
-are kept.
+A node's priority is at most its parent's, sorts are stable and the pool is in level order, so the parents of kept nodes
+are kept too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from decoding.tree import DraftTree
 
 
 class Pool:
-    """Nodes grown under `root` (b,), level by level; number i of the pool is the grown node i + 1."""
+    """Nodes grown under the root token `root` (b,), level by level; entry i of the pool is the grown node i + 1."""
 
     def __init__(self, root: Tensor) -> None:
         self._root = root
@@ -21,15 +21,15 @@ class Pool:
         self.size = 0
 
     def add(self, tokens: Tensor, parents: Tensor, priority: Tensor) -> int:
-        """Add a level, all (b, M): `parents` are numbers of the pool, −1 for the root; nodes of priority −inf or NaN do
-        not exist. Returns the number of the first node."""
+        """Add a level of M nodes and return the pool index of its first node. All arguments are (b, M): `parents` are
+        pool indices, −1 for the root; nodes with priority −inf or NaN do not exist."""
         first, depth = self.size, len(self._levels) + 1
         self._levels.append((tokens, parents, priority, torch.full_like(tokens, depth)))
         self.size += tokens.shape[1]
         return first
 
     def tree(self, budget: int, max_siblings: int) -> DraftTree:
-        """The root and the best `budget` nodes, padded."""
+        """Return the trees of the root and the best `budget` nodes, padded."""
         tokens, parents, priority, depth = (torch.cat(values, dim=1) for values in zip(*self._levels, strict=True))
         kept, valid, parents = keep_best(priority, parents, budget)
         return DraftTree(
@@ -44,17 +44,17 @@ class Pool:
 
 
 def best_of(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The `count` largest of `values` (b, M) and their positions; earlier ones first on a tie.
+    """Return the `count` largest of `values` (b, M) and their indices; ties are in index order.
 
-    A full stable sort, because top-k breaks ties arbitrarily.
+    Uses a full stable sort, because top-k breaks ties arbitrarily.
     """
     ordered, index = values.sort(dim=1, descending=True, stable=True)
     return ordered[:, :count], index[:, :count]
 
 
 def keep_best(first: Tensor, parent: Tensor, budget: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Fill a budget from the pool: priorities `first` and `parent` numbers (b, M) → kept numbers in pool order, which
-    of them are real, and their parents in a tree whose node 0 is the root (−1 where not real), all (b, budget)."""
+    """Keep the best `budget` nodes of a pool with priorities `first` and parent indices `parent` (b, M). Return, all
+    (b, budget): kept pool indices in pool order, a mask of those that exist, and their parents' tree indices or −1."""
     num_pooled = first.shape[1]
     values, index = best_of(first, budget)
     if values.shape[1] < budget:
@@ -64,7 +64,7 @@ def keep_best(first: Tensor, parent: Tensor, budget: int) -> tuple[Tensor, Tenso
     kept = torch.where(values > -torch.inf, index, num_pooled).sort(dim=1).values
     valid = kept < num_pooled
     place = torch.arange(1, budget + 1, device=first.device).expand_as(kept)
-    # Pool number + 1 → node; 0 is the root, and the last column is where padding goes.
+    # Maps pool index + 1 to tree index; entry 0 is the root, the last entry is written by padding.
     node_of = torch.zeros_like(kept[:, :1]).expand(-1, num_pooled + 2).scatter(1, kept + 1, place)
     kept = kept.clamp_max(num_pooled - 1)
     parents = node_of.gather(1, parent.gather(1, kept) + 1)
@@ -72,5 +72,5 @@ def keep_best(first: Tensor, parent: Tensor, budget: int) -> tuple[Tensor, Tenso
 
 
 def with_root(values: Tensor, root: int) -> Tensor:
-    """Put the root's value before a row's nodes (b, N − 1)."""
+    """Prepend the value of the root to the nodes' `values` (b, N − 1)."""
     return torch.nn.functional.pad(values, (1, 0), value=root)

@@ -1,11 +1,11 @@
-"""SAGE's trees: the next tree of each row is planned from the drafter's confidence at the last step.
+"""SAGE: plans the next tree of each row from the drafter's confidence at the last step.
 
-The formulas are in `decoding.trees.confidence`, the plan in `decoding.trees.index_tree`. A plan has ranks, which are
-filled with tokens when the tree is grown; its shape is fixed before, which keeps rejection sampling unbiased.
+The formulas are in `decoding.trees.confidence`, the planning in `decoding.trees.index_tree`. A plan contains ranks,
+which become tokens when the tree is grown; its shape is fixed in advance, which keeps rejection sampling unbiased.
 
-The drafter runs `max_expanded` nodes per row and level, for as many levels as the deepest tree of the batch; the target
-verifies `max_nodes` + 1 nodes per row, padding included. With the cumulative threshold and the paper's numbers no plan
-of more than 22 nodes was found.
+The drafter runs `max_expanded` nodes per row and level, for the levels of the deepest tree in the batch; the target
+verifies `max_nodes` + 1 nodes per row, padding included. With the cumulative threshold and the paper's parameters, no
+plan with more than 22 nodes was found.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from models.kv.lanes import SlotBatch
 
 
 class Confidence:
-    """SAGE's state per slot: α (S,), D_max (S,), the last accepted lengths (S, window), and sums over the steps for
-    telemetry (S, 4): steps, α, depth and width of the trees."""
+    """SAGE's state per slot: α (S,), D_max (S,), the last accepted lengths (S, window), and for telemetry the sums
+    (S, 4) over steps of 1, α, tree depth and tree width."""
 
     def __init__(self, settings: SageSettings, spec: EngineSpec) -> None:
         self.settings = settings
@@ -45,7 +45,7 @@ class Confidence:
         self._sums[slots.index] = 0.0
 
     def learn(self, slots: SlotBatch, alpha: Tensor, verdict: Verdict) -> Tensor:
-        """Add a step's confidence (b,) and accepted length; returns the D_max (b,) of the next tree."""
+        """Update from a step's confidence `alpha` (b,) and accepted length; return D_max (b,) of the next tree."""
         settings, index = self.settings, slots.index
         self.alpha[index] = alpha
         max_depth = self.max_depth[index]
@@ -59,13 +59,13 @@ class Confidence:
         return max_depth
 
     def count(self, slots: SlotBatch, alpha: Tensor, tree: DraftTree) -> None:
-        """Add a step's α and the tree that it verified to the telemetry."""
+        """Add a step's α (b,) and the depth and width of its verified tree to the telemetry."""
         depth = torch.where(tree.valid, tree.depth, 0)
         shape = [torch.ones_like(alpha), alpha, depth.amax(dim=1).float(), (depth == 1).sum(dim=1).float()]
         self._sums[slots.index] += torch.stack(shape, dim=1)
 
     def extras(self, slot: int) -> dict[str, Any]:
-        """Means over the sample's steps, and the confidence of the last."""
+        """Return telemetry: means over the sample's steps, and the last confidence."""
         steps, alpha, depth, width = self._sums[slot].tolist()
         many = max(steps, 1.0)
         means = {"tree_depth_mean": depth / many, "tree_width_mean": width / many, "confidence_mean": alpha / many}
@@ -73,7 +73,7 @@ class Confidence:
 
 
 class SagePolicy(TreePolicy):
-    """Common part of SAGE's policies."""
+    """Base class of SAGE's policies: settings and per-slot confidence."""
 
     max_siblings: int
 
@@ -92,10 +92,10 @@ class SagePolicy(TreePolicy):
 
 
 class SageTree(SagePolicy):
-    """The policy of the paper's Algorithm 1: plan a tree of ranks from the last step, fill it at the next.
+    """Policy of the paper's Algorithm 1: plans a tree of ranks from the last step and fills in tokens at the next step.
 
-    `first_paths` is the first tree of every sample. A slot has an `IndexTree` of N nodes. The grown nodes of a step are
-    those N and F spare ones for frontier entries that a row does not need.
+    `first_paths` is the first tree of every sample. Each slot has an `IndexTree` of N nodes. The grown nodes of a step
+    are these N nodes and F spare nodes for the frontier entries that a row does not need.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class SageTree(SagePolicy):
     def open(self, spec: EngineSpec) -> None:
         super().open(spec)
         self._first = _pack(IndexTree.of_paths(self._first_paths, self.max_nodes, spec.device))
-        # (S, 6, N): the fields of the slots' planned trees.
+        # (S, 6, N): the packed planned trees of all slots.
         self._plans = self._first.expand(spec.num_slots, -1, -1).clone()
 
     def reset(self, slots: SlotBatch) -> None:
@@ -131,7 +131,7 @@ class SageTree(SagePolicy):
         self._tokens = torch.where(self._plan.depth == 0, root[:, None], 0)
         self._valid = self._plan.valid
         self._probs: list[tuple[Tensor, Tensor]] = []
-        # Ranks' probabilities (b, G, k) at every node that was drafted from; negative where none was, or none exists.
+        # Top-k probabilities (b, G, k) of the children of every run node; −1 if it was not run or has no candidates.
         self._ranked = torch.full(
             (root.shape[0], self.max_grown_nodes, self.settings.top_k), -1.0, device=root.device, dtype=torch.float32
         )
@@ -149,7 +149,7 @@ class SageTree(SagePolicy):
         self._ranked = self._ranked.scatter(1, nodes[:, :, None].expand_as(ranked), ranked)
         if self._keep_probs:
             self._probs.append((nodes, torch.where(has_any, logits.softmax(dim=-1), 0.0)))
-        # Every node looks up its parent's ranking; those of other levels are masked out.
+        # Every node reads its token from its parent's ranking; nodes of other levels are masked out.
         parents = plan.parents.clamp_min(0)
         choice = (plan.place.gather(1, parents) * self.max_siblings + plan.ranks).clamp_max(best.values[0].numel() - 1)
         here = plan.depth == frontier.depth + 1
@@ -167,7 +167,7 @@ class SageTree(SagePolicy):
         b, device = plan.parents.shape[0], plan.parents.device
         spare = (0, self.max_grown_nodes - num_nodes)
         target = torch.where(plan.expanded & (plan.depth == depth), plan.place, width)
-        # One more column takes all the nodes that are not of this frontier.
+        # Nodes that are not in this frontier are written to one extra entry.
         nodes = torch.arange(num_nodes, num_nodes + width + 1, device=device).expand(b, -1)
         nodes = nodes.scatter(1, target, torch.arange(num_nodes, device=device).expand(b, -1))[:, :width]
         parents = torch.nn.functional.pad(plan.parents.clamp_min(0), spare).gather(1, nodes)
@@ -176,7 +176,7 @@ class SageTree(SagePolicy):
 
     def finish(self) -> DraftTree:
         plan = self._plan
-        # Nodes are in level order, so a tree of few levels is the first few nodes.
+        # Nodes are in level order, so a tree of fewer levels is a prefix of the nodes.
         most = 1 + sum(width * self.max_siblings for width in self._widths[: self._num_levels])
         num_nodes = min(self.max_nodes, most)
         valid = self._valid & (plan.depth <= self._num_levels)
@@ -213,13 +213,13 @@ class SageTree(SagePolicy):
         return _unpack(self._plans[slots.index]).levels()
 
     def _observe(self, tree: DraftTree, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:
-        """P̃ (b, k), α (b,) and whether the drafter had candidates, from the nodes of `settings.source`."""
+        """Return P̃ (b, k), α (b,) and a mask (b,) of rows with candidates, from the nodes that `source` selects."""
         ranked = self._ranked[:, : tree.num_nodes]
         root = ranked[:, 0]
         is_known = root[:, 0] >= 0
         if self.settings.source == "root":
             return root, confidence(root.clamp_min(0.0)), is_known
-        # Only nodes from which this row alone would have drafted: others depend on the batch.
+        # Use only nodes that have children in this row's tree; other run nodes depend on the rest of the batch.
         has_child = tree.has_drafts()
         if self.settings.source == "accepted_leaf":
             last = verdict.path.gather(1, (verdict.n - 1)[:, None])
@@ -235,7 +235,7 @@ class SageTree(SagePolicy):
 
 
 def _pack(tree: IndexTree) -> Tensor:
-    """The tree's six fields as one tensor (b, 6, N)."""
+    """Return the tree's six fields as one tensor (b, 6, N)."""
     fields = (tree.parents, tree.ranks, tree.depth, tree.valid.long(), tree.expanded.long(), tree.place)
     return torch.stack(fields, dim=1)
 

@@ -1,7 +1,7 @@
-"""SAGE's trees grown from this step's own distributions: the ablation of planning them a step ahead.
+"""SAGE without planning: grows trees from the current step's distributions, an ablation of `sage`.
 
-Every step runs the drafter for D_max levels. Not for rejection sampling, which would be biased because a child is
-proposed by the probability of the drawn token.
+Every step runs the drafter for D_max levels. The policy does not support rejection sampling, which would be biased
+because the selection of a child depends on the probability of the sampled token.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from models.kv.lanes import SlotBatch
 
 
 class OnlineSageTree(SagePolicy):
-    """Expand the F most probable nodes of each level, then keep the most probable of all that were admissible.
+    """Policy that expands the F most probable nodes of each level and keeps the most probable of all admissible nodes.
 
-    The grown nodes are the root and the pool of all children of all expanded nodes, in that order.
+    The grown nodes are the root, then the pool of all children of expanded nodes.
     """
 
     def __init__(self, settings: SageSettings | None = None) -> None:
@@ -60,7 +60,7 @@ class OnlineSageTree(SagePolicy):
         drawn = logits.gather(-1, best.indices).float()
         probs = torch.where(has_any, (drawn - likely.logsumexp(dim=-1, keepdim=True)).exp(), 0.0)
         children = admissible_children(beam, probs, frontier.depth + 1, self._alpha, self._depth, settings)
-        # The root's best child is admissible at any probability, but not if a filter removed all.
+        # The root's best child is admissible at any probability, except if filters removed all tokens.
         exists = drawn > -torch.inf
         children = replace(children, admissible=children.admissible & exists, expandable=children.expandable & exists)
         first = priority(children, settings)

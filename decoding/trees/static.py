@@ -1,7 +1,7 @@
-"""Trees of a fixed shape: uniform branching, or a list of child-rank paths, of which papers name some.
+"""Builds trees of a fixed shape: uniform branching, or a list of child-rank paths, such as the trees of papers.
 
-A path (1, 0) is "the best child of the root's second-best child". Ranks follow log q + noise, so with shared-noise
-sampling the first child is the drafter's own draw.
+A path (1, 0) is the best child of the root's second-best child. Ranks are by log q + noise, so with shared-noise
+sampling the first child is the drafter's own sample.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ NAMED_PATHS: Mapping[str, Paths] = {
 
 
 def nodes_of(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int], list[int]]:
-    """Parents, ranks and depths of a tree's nodes, breadth first with the root; every parent must be in `paths`."""
+    """Return parents, ranks and depths of the nodes, breadth first from the root; `paths` must contain all parents."""
     nodes = [(), *sorted(set(paths), key=lambda path: (len(path), path))]
     place = {path: index for index, path in enumerate(nodes)}
     for path in nodes[1:]:
@@ -61,18 +61,19 @@ def nodes_of(paths: Sequence[tuple[int, ...]]) -> tuple[list[int], list[int], li
 
 
 def branching_paths(branching: Sequence[int]) -> list[tuple[int, ...]]:
-    """All paths of a tree whose nodes of depth d have `branching[d]` children."""
+    """Return all paths of a tree whose nodes of depth d have `branching[d]` children."""
     levels = range(1, len(branching) + 1)
     return [path for depth in levels for path in product(*(range(width) for width in branching[:depth]))]
 
 
 @dataclass(frozen=True)
 class _LevelPlan:
-    """Index tensors of one level: the parent of each child, and the children with children of their own.
+    """Index tensors for growing one level of C children below a frontier of F nodes.
 
-    `under` and `rank` (children,) pick a child's token from the frontier's ranking; `above` (children,) is the parent's
-    index among the previous level's nodes; `inner` (F',) the children that have children, `nodes` and `parents` (F',)
-    their and their parents' node numbers.
+    `most` is the number of ranks needed per node; `frontier` (F,) are the frontier's node indices. `under` (frontier
+    index) and `rank`, both (C,), select each child's token from the frontier's ranking; `above` (C,) is the parent's
+    index among all nodes of its level. `inner` (F',) are the children that have children; `nodes` and `parents` (F',)
+    are the node indices of these and of their parents.
     """
 
     most: int
@@ -86,15 +87,15 @@ class _LevelPlan:
 
 
 class StaticTree(TreePolicy):
-    """The policy for a fixed set of paths; every path's parent must be in the set."""
+    """Policy for a fixed set of paths of child ranks; the set must contain the parent of every path."""
 
     def __init__(self, paths: Sequence[tuple[int, ...]]) -> None:
-        # Breadth first, so that a tree of fewer levels is the first few nodes.
+        # Breadth first, so that a tree of fewer levels is a prefix of the nodes.
         self._parents, self._ranks, self._depths = nodes_of(paths)
         inner = set(self._parents)
         self.max_levels = max(self._depths)
         self.max_nodes = self.max_grown_nodes = len(self._parents)
-        # The root is committed before its children are drafted, so it takes no scratch column.
+        # The root is committed before its children are drafted, so it needs no scratch position.
         self.max_frontier_nodes = sum(1 for i in inner if i > 0)
         self.max_siblings = max(self._parents.count(i) for i in inner)
         self.is_chain = self.max_nodes == self.max_levels + 1
@@ -107,7 +108,7 @@ class StaticTree(TreePolicy):
         return self._plans[device]
 
     def _shape(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-        """Parents, depths and numbers of all nodes; made once, because it waits for a copy from the host."""
+        """Return parents, depths and indices of all nodes; cached, because a copy from the host blocks."""
         if device not in self._shapes:
             arrays = (self._parents, self._depths, range(self.max_nodes))
             parents, depths, numbers = (_index(device, values) for values in arrays)
@@ -146,7 +147,7 @@ class StaticTree(TreePolicy):
         best = perturb(logits, level.noise, level.rows).topk(plan.most, dim=-1)
         values, indices = best.values[:, plan.under, plan.rank], best.indices[:, plan.under, plan.rank]
         above = self._valid[-1][:, plan.above]
-        # A filter may leave fewer candidates than the shape has places.
+        # Filters may leave fewer candidates than the shape has children.
         self._valid.append((values > -torch.inf) & above)
         self._tokens.append(indices)
         if depth + 1 >= self._num_levels:
