@@ -102,7 +102,7 @@ class Target(TargetModel):
         self._features = FeatureCache(self.model, max_bytes) if max_bytes else None
 
     def prefix(self, inputs: dict[str, Tensor]) -> Prefix:
-        """Embed processor outputs of one sample, on the model's device; raises PromptError if the model refuses them."""
+        """Embed processor outputs of one sample, on the model's device; raises PromptError if the model raises."""
         return self._capture(self.model, inputs)
 
     def _capture(self, model: nn.Module, inputs: dict[str, Tensor]) -> Prefix:
