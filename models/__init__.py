@@ -1,1 +1,1 @@
-"""Models behind one contract: prompts become embeddings, forwards run over a KV cache."""
+"""Text and image models behind one interface, which embeds prompts and runs forwards over a KV cache."""

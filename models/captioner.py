@@ -1,4 +1,4 @@
-"""A small image-to-text model that captions an image in one sentence."""
+"""Caption images in one sentence with a small image-to-text model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from models.loading.checkpoints import CheckpointRef, load_weights, read_config,
 
 
 class Captioner:
-    """Any transformers image-text-to-text model that answers `prompt` about one image by `generate`."""
+    """A transformers image-text-to-text model, whose `generate` answers `prompt` about one image."""
 
     def __init__(
         self, model: nn.Module, processor: Any, prompt: str, num_beams: int = 3, max_new_tokens: int = 128
@@ -30,7 +30,7 @@ class Captioner:
     def load(
         cls, ref: CheckpointRef, prompt: str, dtype: str, device: str, num_beams: int, max_new_tokens: int
     ) -> Captioner:
-        """Load a checkpoint."""
+        """Load a checkpoint with its processor onto `device`, with weights of `dtype`."""
         place = resolve_device(device)
         config = read_config(ref)
         model = load_weights(ref, config, dtype, place)
@@ -38,7 +38,7 @@ class Captioner:
 
     @torch.inference_mode()
     def caption(self, image: NDArray[np.uint8]) -> str:
-        """One uint8 RGB image (height, width, 3) → its caption."""
+        """Return the caption of one uint8 RGB image (height, width, 3), without special tokens."""
         parameter = next(self.model.parameters())
         inputs = self.processor(images=[Image.fromarray(image)], text=self.prompt, return_tensors="pt")
         placed = {

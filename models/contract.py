@@ -1,4 +1,4 @@
-"""The interface between the engine and models: prompts become prefixes, prefixes get lanes.
+"""The interface between the engine and models: models encode prompts as prefixes and run forwards over a KV cache.
 
 `models.target` implements it for text models, `models.llamagen.target` for image models.
 """
@@ -21,16 +21,16 @@ from models.inputs.prompt_prefetch import PromptThread
 from models.kv.lanes import LaneModel
 
 Condition = NDArray[np.float32] | int | None
-"""Input of an image model instead of the prompt: text features (L, D), or a class label."""
+"""Text features (L, D) or a class label, which an image model takes instead of the prompt."""
 
 
 class TargetModel:
     """A decoder with its output layer and front end, as a target or a drafter; subclasses set the attributes.
 
-    `num_lanes` rows hold one sample: two for classifier-free guidance, the conditional one first. `eos_ids` end an
-    output; they are empty if its length is fixed, and `max_new_tokens` is then that length, None otherwise.
-    `num_feature_hits` counts visual features from the cache. `prompt_thread` encodes prompts while steps run; None
-    without prefetch.
+    `num_lanes` is the number of KV cache rows of one sample: two for classifier-free guidance, the conditional row
+    first. `eos_ids` are the tokens that end an output. If the output length is fixed, `eos_ids` is empty and
+    `max_new_tokens` is that length; otherwise `max_new_tokens` is None. `prompt_thread` encodes prompts while steps
+    run; it is None without prefetch.
     """
 
     name: str
@@ -54,11 +54,11 @@ class TargetModel:
         condition: Condition,
         videos: Sequence[Clip] = (),
     ) -> list[Prefix]:
-        """One sample's prompt for each lane, on the model's device."""
+        """Encode one sample's prompt; returns one prefix for each lane, on the model's device."""
         raise NotImplementedError
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """Token ids → text without special tokens; empty for tokens of images."""
+        """Return the text of token ids, without special tokens; image models return an empty string."""
         raise NotImplementedError
 
     @property
@@ -70,30 +70,30 @@ class TargetModel:
         return backend_for(self.device)
 
     def lanes(self, num_slots: int, num_lanes: int, capacity: int) -> LaneModel:
-        """A KV cache for `num_slots` samples of `num_lanes` rows and `capacity` positions, with the model over it."""
+        """Create a KV cache of `num_slots` × `num_lanes` rows of `capacity` positions, with this model over it."""
         head = self.head if self._run is None else self._run.output_layer(self.head)
         return LaneModel(self.decoder, head, num_slots, num_lanes, capacity, self._run)
 
     def compile(self) -> bool:
-        """Compile every kind of forward at its first use from now on; returns whether this model is compiled."""
+        """Compile each kind of forward at its first use from now on; returns False if the backend cannot."""
         if self._run is None:
             self._run = self.backend.compile(self.decoder)
         return self._run is not None and self._run.is_compiled
 
     def capture(self) -> bool:
-        """Replay captured steps from now on; returns whether this model is captured."""
+        """Run decoding steps as CUDA graphs from now on; returns False if the backend cannot capture this model."""
         if self._run is None:
             self._run = self.backend.capture(self.decoder)
         return self._run is not None and not self._run.is_compiled
 
     @property
     def kernels(self) -> str:
-        """The kernel path of this model's forwards: dtype, processor, mode and torch version."""
+        """The dtype, processor name, execution mode and torch version of this model's forwards, for provenance."""
         weight = next(self.decoder.parameters())
         mode = "eager" if self._run is None else self._run.mode
         dtype = str(weight.dtype).removeprefix("torch.")
         return f"{dtype}, {self.backend.describe(weight.device)}, {mode}, torch {torch.__version__}"
 
     def prefetch_prompts(self) -> None:
-        """Prepare prompts on a thread from now on; engines that exist already do without."""
+        """Encode prompts on a separate thread in engines that are created after this call."""
         self.prompt_thread = self.prompt_thread or PromptThread(self.backend.side_stream(self.device))

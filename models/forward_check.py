@@ -1,7 +1,7 @@
-"""Compares the engine's forward with the model's own at load time, on text and on a small picture.
+"""Compare the engine's logits with those of the model's own `forward` at load time, on text and on a small image.
 
-The engine runs a ragged prefill of two prompts and then a step of several nodes; the model its own `forward` over the
-same tokens.
+The engine runs a ragged prefill of two prompts and then a step of several tokens; the model runs its own `forward`
+over the same tokens.
 """
 
 from __future__ import annotations
@@ -18,23 +18,26 @@ from models.kv.lanes import LaneModel, SlotBatch
 from models.loading.checkpoints import CheckpointError, first_line
 
 NUM_NODES = 4
-"""Nodes of the step behind the prompts."""
+"""Number of tokens of the step that follows the prompts."""
 TEXT_LENGTHS = (13, 5)
-"""Tokens of the two text prompts, which share one ragged prefill."""
+"""Lengths in tokens of the two text prompts, which share one ragged prefill."""
 PICTURE_SIDES_PX = (64, 96)
-"""Height and width of the picture; processors bring it to their own sizes."""
+"""Height and width of the test image in pixels; processors resize it."""
 BOUNDS = {torch.float32: 1e-3, torch.float16: 0.03, torch.bfloat16: 0.1}
-"""Largest relative difference of logits, |ours − theirs| / |theirs − mean| over all columns of a forward (Frobenius).
+"""Largest accepted relative difference of logits, by dtype; see `_difference`.
 
-Rounding alone makes about 1e-6 in fp32, 2e-3 in fp16 and 2e-2 in bf16 after tens of layers; a wrong mask or position
-0.3 and more.
+After tens of layers, rounding alone causes about 1e-6 in fp32, 2e-3 in fp16 and 2e-2 in bf16; a wrong mask or position
+causes 0.3 and more.
 """
 
 
 def prove(
     model: nn.Module, decoder: nn.Module, head: nn.Module, front_end: FrontEnd, visual_ids: frozenset[int], name: str
 ) -> None:
-    """Compare the engine's forward with the model's own."""
+    """Compare the engine's logits with the model's own, for text prompts and for an image if the model takes images.
+
+    Raises: CheckpointError if they differ by more than `BOUNDS`, or if the model cannot run over the engine's KV cache.
+    """
     device = next(decoder.parameters()).device
     before = decoder.config._attn_implementation  # type: ignore[union-attr]
     owner: Any = getattr(model, "model", model)
@@ -58,7 +61,7 @@ def prove(
                 _compare(model, decoder, head, inputs, plain, visual_ids, kind, name)
     except (CheckpointError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
-    except Exception as error:  # an unknown architecture may refuse positions, masks or pictures, each its way
+    except Exception as error:  # unknown architectures may raise any error on positions, masks or images
         raise _refusal(name, f"it does not run over a KV cache of the engine ({first_line(error)})") from error
     finally:
         decoder.set_attn_implementation(before)  # type: ignore[operator]
@@ -118,7 +121,7 @@ def _compare(
 def _engine_logits(
     decoder: nn.Module, head: nn.Module, prefixes: list[Prefix], nodes: Tensor
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The engine's logits: for each prompt those of its columns (L, V), and those of the nodes (N, V) behind it."""
+    """Return the engine's logits: for each prompt, (L, V) of its tokens and (N, V) of the nodes that follow it."""
     capacity = max(prefix.length for prefix in prefixes) + NUM_NODES
     lanes = LaneModel(decoder, head, len(prefixes), 1, capacity)
     index = torch.arange(len(prefixes), device=nodes.device)
@@ -132,16 +135,16 @@ def _engine_logits(
 
 
 def _reference_logits(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-    """The model's own logits (L, V) in fp32."""
+    """Return the logits (L, V) of the model's own forward, in fp32."""
     owner: Any = getattr(model, "model", model)
     if hasattr(owner, "rope_deltas"):
-        owner.rope_deltas = None  # of the prompt before this one
+        owner.rope_deltas = None  # left by the previous prompt
     out: Tensor = model(**inputs, use_cache=False).logits[0]
     return out.float()
 
 
 def _extend(inputs: dict[str, Tensor], nodes: Tensor) -> dict[str, Tensor]:
-    """The same prompt with more text behind it; the processor's per-token outputs continue as for text."""
+    """Append the text tokens `nodes` (1, N) to a prompt; the processor's other per-token outputs are extended alike."""
     length = inputs["input_ids"].shape[1]
     longer = dict(inputs)
     for key, value in inputs.items():
@@ -152,7 +155,7 @@ def _extend(inputs: dict[str, Tensor], nodes: Tensor) -> dict[str, Tensor]:
 
 
 def _difference(ours: Tensor, theirs: Tensor) -> float:
-    """Relative to the spread of `theirs` (L, V); infinite where a number is not finite."""
+    """Return |ours − theirs| / |theirs − mean over V| (Frobenius) of logits (L, V); inf if a logit is not finite."""
     if not (ours.isfinite().all() and theirs.isfinite().all()):
         return float("inf")
     theirs = theirs.to(ours.device)
@@ -161,7 +164,7 @@ def _difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 def _looks_ahead(mask: Any) -> bool:
-    """Whether a mask that a decoder received shows a token anything behind it; other kinds of masks count as such."""
+    """Return whether an attention mask lets tokens attend to later tokens; masks of unknown types count as True."""
     if mask is None:
         return False
     if isinstance(mask, dict):
@@ -177,13 +180,13 @@ def _looks_ahead(mask: Any) -> bool:
 
 
 def _tokens(plain: list[int], length: int, seed: int, device: torch.device) -> Tensor:
-    """Different ordinary tokens (1, length), the same at every load."""
+    """Return `length` different tokens of `plain`, (1, length), the same for equal arguments."""
     places = [(seed + 1) * 7919 + 104_729 * step for step in range(length)]
     return torch.tensor([[plain[place % len(plain)] for place in places]], device=device)
 
 
 def _picture_prompt(front_end: FrontEnd, name: str) -> dict[str, Tensor]:
-    """What the processor makes of a picture and a word: by the chat template, or with the picture's token alone."""
+    """Return the processor's outputs for a random image and a question; uses the chat template if there is one."""
     height, width = PICTURE_SIDES_PX
     picture = np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     content = [{"type": "image"}, {"type": "text", "text": "What is this?"}]

@@ -1,4 +1,4 @@
-"""Any transformers vision-language or text model, as a target or a drafter's model."""
+"""Run any transformers vision-language or text model as a target or a drafter."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from models.loading.checkpoints import CheckpointError, CheckpointRef, load_weig
 from models.loading.inspection import check_decoder, parts_of
 
 TIMES = ("second_per_grid_ts",)
-"""Processor outputs that count seconds."""
+"""Names of processor outputs in seconds."""
 
 
 class Target(TargetModel):
-    """A model with its front end.
+    """A transformers model with its front end.
 
-    `eos_ids` end a text, `visual_ids` are the placeholders that image and video features replace and `video_id` is that
-    of videos, `vocab_size` is the width of the logits (which may exceed the tokenizer's vocabulary).
+    `eos_ids` are the tokens that end a text. `visual_ids` are the placeholder tokens that image and video features
+    replace, and `video_id` is the placeholder of videos. `vocab_size` is the width of the logits, which may exceed the
+    tokenizer's vocabulary.
     """
 
     def __init__(self, model: nn.Module, front_end: FrontEnd, name: str = "") -> None:
@@ -63,8 +64,9 @@ class Target(TargetModel):
         reserved_bytes: int = 0,
         quantization: str = "none",
     ) -> Target:
-        """Load a checkpoint onto a device, or over the first `num_devices` CUDA devices, of whose first
-        `reserved_bytes` are used by others.
+        """Load a checkpoint onto `device`, or onto the first `num_devices` CUDA devices if `num_devices` > 1.
+
+        Of the first one, `reserved_bytes` are used by other models. Raises: CheckpointError if fewer are visible.
         """
         place = resolve_device(device)
         others: list[torch.device] = []
@@ -80,7 +82,7 @@ class Target(TargetModel):
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of the weights."""
+        """Bytes of parameters and buffers."""
         tensors = (*self.model.parameters(), *self.model.buffers())
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -89,23 +91,23 @@ class Target(TargetModel):
         return self._features.num_hits if self._features else 0
 
     def share_front_end(self, other: Target, max_bytes: int) -> None:
-        """Use another model's front end if it encodes all prompts alike, with a cache of `max_bytes`."""
+        """Use `other`'s front end, with a cache of `max_bytes`, if it encodes all prompts in the same way."""
         if other.front_end.reads_like(self.front_end):
             self.front_end = other.front_end
             self.front_end.keep(max_bytes)
 
     def keep_features(self, max_bytes: int) -> None:
-        """Cache the visual features of prompts from now on, up to `max_bytes`; 0 caches none."""
+        """Cache visual features of prompts from now on, up to `max_bytes`; 0 disables the cache."""
         assert self._features is None, "features are cached already"
         self._features = FeatureCache(self.model, max_bytes) if max_bytes else None
 
     def prefix(self, inputs: dict[str, Tensor]) -> Prefix:
-        """Processor outputs of one sample → its embedded prompt, on the model's device."""
+        """Embed processor outputs of one sample, on the model's device; raises PromptError if the model raises."""
         return self._capture(self.model, inputs)
 
     def _capture(self, model: nn.Module, inputs: dict[str, Tensor]) -> Prefix:
         placed = {
-            # Seconds are no activations: in half precision they would move the frames' rotary positions.
+            # Seconds stay in fp32: rounding to half precision would change the frames' rotary positions.
             name: value.to(self.device, self.dtype if value.is_floating_point() and name not in TIMES else None)
             for name, value in inputs.items()
         }
@@ -114,11 +116,11 @@ class Target(TargetModel):
                 return capture(model, self.decoder, placed, self.visual_ids)
         except (torch.OutOfMemoryError, torch.AcceleratorError):
             raise
-        except (ValueError, IndexError, RuntimeError) as error:  # the row has to fail, not the job
+        except (ValueError, IndexError, RuntimeError) as error:  # fail the row, not the job
             raise PromptError(f"the model refuses the prompt: {error}") from error
 
     def encode(self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()) -> Prefix:
-        """Rendered prompt, images and clips → prefix; see `FrontEnd.encode` for refused prompts."""
+        """Encode a rendered prompt with its images and clips; raises the errors of `FrontEnd.encode` and `prefix`."""
         inputs = self.front_end.encode(prompt, images, videos)
         content = Content.shown(images, videos)
         if self._features is None or not (images or videos):
@@ -142,7 +144,7 @@ class Target(TargetModel):
 
 
 def _eos_ids(model: nn.Module, front_end: FrontEnd) -> frozenset[int]:
-    """End-of-text ids, from the generation config first, as transformers' `generate` does."""
+    """Return the end-of-text ids, from the generation config first, as transformers' `generate` does."""
     generation: Any = getattr(model, "generation_config", None)
     for owner in (generation, model.config.get_text_config(), front_end.tokenizer):  # type: ignore[union-attr,operator]
         found = getattr(owner, "eos_token_id", None)

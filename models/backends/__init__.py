@@ -1,1 +1,1 @@
-"""Device-specific execution: the interface and its reference in plain torch."""
+"""Device-specific execution: the backend interface, a reference backend in plain torch, CPU and CUDA backends."""

@@ -1,4 +1,4 @@
-"""Attention over rows of different lengths, registered as an attention implementation of transformers.
+"""Compute attention over KV cache rows of different lengths, as an attention implementation of transformers.
 
 Target and drafter models run under `attend`. The reference implementation uses torch's scaled dot-product attention
 under a tree mask; a backend's kernel replaces it (`AttentionStep.kernel`).
@@ -29,7 +29,7 @@ IMPLEMENTATION = "draftfleet_ragged"
 
 
 class AttentionProbe:
-    """Sums, over the layers of one prefill, the attention of the marked `queries` (r, L) to each KV position."""
+    """Sum the attention weights of the marked `queries` (r, L) to each KV position over the layers of one prefill."""
 
     QUERY_CHUNK = 64
     """Queries per chunk; bounds the memory of the attention weights."""
@@ -40,7 +40,7 @@ class AttentionProbe:
         self.num_added = 0
 
     def add(self, query: Tensor, key: Tensor, scaling: float | None) -> None:
-        """One layer: `query` (r, H, L, D_h), `key` (r, H_kv, L, D_h), causal."""
+        """Add the causal attention of one layer: `query` (r, H, L, D_h), `key` (r, H_kv, L, D_h)."""
         _, num_heads, length, head_dim = query.shape
         scale = head_dim**-0.5 if scaling is None else scaling
         keys = key.repeat_interleave(num_heads // key.shape[1], dim=1).float()
@@ -54,31 +54,31 @@ class AttentionProbe:
         self.num_added += num_heads
 
     def mean(self) -> Tensor:
-        """Mean over layers, heads and queries, (r, L)."""
+        """Return the mean weight over layers, heads and marked queries, (r, L)."""
         return self.total / (self.num_added * self.queries.sum(1, keepdim=True).clamp_min(1))
 
 
 class AttentionKernel(Protocol):
-    """A backend's own attention for one forward."""
+    """Attention kernel of a backend, for all layers of one forward."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: AttentionStep, scale: float
     ) -> Tensor:
-        """Write K and V (r, H_kv, N, D_h) to the cache; return the mixed values (r, N, H, D_h)."""
+        """Write K and V (r, H_kv, N, D_h) to the cache; return the attention output (r, N, H, D_h)."""
         ...
 
     def on(self, device: torch.device) -> AttentionKernel:
-        """The same for layers on another device."""
+        """Return this kernel for layers on another device."""
         ...
 
 
 @dataclass(frozen=True)
 class AttentionStep:
-    """Where the r rows of one forward write keys and values, and which KV positions they read.
+    """KV positions that the r rows of one forward write and read.
 
     `columns` (r, N): KV positions to write. `mask` (r, 1, N, window) is added to the scores: 0 for positions that a
     node attends to, −inf elsewhere, in the dtype of the states; None for a prefill, which is causal over the new tokens
-    only. With `kernel` a backend's own attention runs instead of torch's.
+    only. If `kernel` is set, it runs instead of torch's scaled dot-product attention.
     """
 
     cache: RaggedCache
@@ -97,7 +97,7 @@ class AttentionStep:
         return self.mask is None and self.kernel is None
 
     def on(self, device: torch.device) -> AttentionStep:
-        """The same for a layer on another device, made once for all of its layers. Cache and probe are shared."""
+        """Return a copy for layers on another device, created once per device; cache and probe are shared."""
         if device == self.rows.device:
             return self
         if device not in self._on_device:
@@ -109,10 +109,9 @@ class AttentionStep:
 
 
 def ancestors(parents: Tensor) -> Tensor:
-    """Ancestors-or-self of every node: `parents` (b, N), −1 for a node without one, → bool (b, N, N).
+    """Return the ancestors-or-self of every node: `parents` (b, N), −1 for nodes without a parent, → bool (b, N, N).
 
-    Pointer doubling: from the first m ancestors of each node follow the first 2m, so 65 nodes take 7 gathers at any
-    depth.
+    Uses pointer doubling: each round doubles the number of known ancestors, so 65 nodes take 7 rounds at any depth.
     """
     b, num_nodes = parents.shape
     itself = torch.arange(num_nodes, device=parents.device)
@@ -126,7 +125,7 @@ def ancestors(parents: Tensor) -> Tensor:
 
 
 def tree_mask(lens: Tensor, visible: Tensor, window: int) -> Tensor:
-    """KV positions that each node reads: `lens` (r,), scratch `visible` (r, N, M) → bool (r, 1, N, window)."""
+    """Return which KV positions each node reads: `lens` (r,), scratch `visible` (r, N, M) → bool (r, 1, N, window)."""
     _, num_nodes, num_scratch = visible.shape
     offset = torch.arange(window, device=lens.device)[None] - lens[:, None]  # (r, window), < 0 is committed
     inside = (offset >= 0) & (offset < num_scratch)
@@ -136,7 +135,7 @@ def tree_mask(lens: Tensor, visible: Tensor, window: int) -> Tensor:
 
 
 def mask_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """A boolean mask, True for positions that are read, → the bias that is added to the scores."""
+    """Convert a boolean mask to a bias added to the scores: 0 for True, −inf for False."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
 
 
@@ -150,7 +149,7 @@ def attend(
     lanes: AttentionStep | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention contract: write K and V (r, H_kv, N, D_h), return the mixed values (r, N, H, D_h)."""
+    """Write K and V (r, H_kv, N, D_h) and return the attention output (r, N, H, D_h), as transformers expects it."""
     assert lanes is not None, "an engine uses this model: call it through models.kv.lanes, not directly"
     layer: int = module.layer_idx  # type: ignore[assignment]
     num_rows, num_heads, num_nodes, head_dim = query.shape

@@ -1,4 +1,4 @@
-"""A KV cache with a length per row: a slot owns R rows ("lanes"), writes are scattered, rows are not padded."""
+"""Store keys and values with a length per row: a slot owns R rows ("lanes"), and rows are not padded."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 class RaggedCache:
-    """K and V of every layer, shape (rows, H_kv, capacity, D_h), with one length per row.
+    """K and V of every layer, shape (rows, H_kv, capacity + 1, D_h), with one length per row.
 
     A layer's tensors are allocated at its first write, when head count, head size, dtype and device are known. `lens`
     (rows,) counts the committed positions; positions from there on are scratch and hold the nodes of the last forward.
     """
 
     def __init__(self, num_rows: int, capacity: int, num_layers: int, device: torch.device) -> None:
-        # A memory of one row would be of a shape that compiled graphs take for another kind.
+        # At least two rows, because torch.compile specializes axes of length 1.
         self.num_rows = max(2, num_rows)
         self.capacity = capacity
         self.keys: list[Tensor | None] = [None] * num_layers
@@ -23,7 +23,7 @@ class RaggedCache:
 
     @classmethod
     def over(cls, keys: list[Tensor | None], values: list[Tensor | None]) -> RaggedCache:
-        """A memory that is made already, without its lengths: for one forward."""
+        """Wrap allocated K and V of each layer for one forward; the result has no `lens`."""
         memory = cls.__new__(cls)
         memory.keys, memory.values = keys, values
         return memory
@@ -34,11 +34,11 @@ class RaggedCache:
         return all(memory is not None for memory in self.keys)
 
     def write(self, layer: int, rows: Tensor, columns: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Scatter new entries: `rows` (r,), `columns` (r, N), `keys` and `values` (r, H_kv, N, D_h)."""
+        """Scatter `keys` and `values` (r, H_kv, N, D_h) to the KV positions `columns` (r, N) of `rows` (r,)."""
         if self.keys[layer] is None:
-            # One column more than any window: compiled graphs would take a window of all columns for another kind.
+            # One position more than any window, so that compiled graphs do not specialize on a window of all positions.
             shape = (self.num_rows, keys.shape[1], self.capacity + 1)
-            # Zeros, not empty memory: a NaN in a masked column would still poison 0 * NaN in the weighted sum.
+            # Zeros, not empty memory: a NaN at a masked position makes the weighted sum NaN, because 0 * NaN is NaN.
             self.keys[layer] = keys.new_zeros((*shape, keys.shape[3]))
             self.values[layer] = values.new_zeros((*shape, values.shape[3]))
         index = rows[:, None]
@@ -46,16 +46,16 @@ class RaggedCache:
         self.values[layer][index, :, columns] = values.transpose(1, 2)  # type: ignore[index]
 
     def layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """All of a layer's K and V, (rows, H_kv, capacity + 1, D_h) each."""
+        """Return all K and V of a layer, (rows, H_kv, capacity + 1, D_h) each."""
         keys, values = self.keys[layer], self.values[layer]
         assert keys is not None, f"layer {layer} is read before its first write"
         assert values is not None
         return keys, values
 
     def read(self, layer: int, rows: Tensor, num_leading_rows: int | None, window: int) -> tuple[Tensor, Tensor]:
-        """The first `window` positions of `rows`, (r, H_kv, window, D_h) each.
+        """Return K and V of the first `window` positions of `rows`, (r, H_kv, window, D_h) each.
 
-        With `num_leading_rows` the rows are 0 … n − 1 and a view is returned; otherwise they are copied.
+        If `num_leading_rows` is n, rows 0 … n − 1 are returned as views; if None, `rows` (r,) are copied.
         """
         keys, values = self.layer(layer)
         if num_leading_rows is not None:
@@ -63,15 +63,15 @@ class RaggedCache:
         return keys[rows, :, :window], values[rows, :, :window]
 
     def compact(self, rows: Tensor, source: Tensor, keep: Tensor) -> None:
-        """Move columns `lens + source` to `lens + 0 …`: `source` (r, P) offsets, `keep` (r,) how many are real.
+        """Move KV positions `lens + source[:, i]` to `lens + i` for i < `keep` (r,); `source` (r, P) are offsets.
 
-        Offsets beyond `keep` are left where they are. `lens` does not change; see `advance`.
+        Other positions and `lens` do not change; see `advance`.
         """
         if source.shape[1] == 0:
             return
         place = torch.arange(source.shape[1], device=source.device)[None]
         base = self.lens[rows][:, None]
-        # Rows that keep fewer columns copy a column onto itself. The right-hand side is gathered before it is written.
+        # Beyond `keep`, positions are copied onto themselves. The right-hand side is gathered before it is written.
         from_columns = base + torch.where(place < keep[:, None], source, place)
         to_columns = (base + place).clamp_max(self.capacity - 1)
         from_columns = from_columns.clamp_max(self.capacity - 1)
@@ -82,18 +82,18 @@ class RaggedCache:
                 memory[there, :, to] = memory[there, :, origin]
 
     def copy(self, source: Tensor, rows: Tensor, num_columns: int) -> None:
-        """Give `rows` (r,) the first columns of the rows `source` (r,). `lens` does not change."""
+        """Copy the first `num_columns` KV positions of rows `source` (r,) to `rows` (r,). `lens` does not change."""
         for memory in (*self.keys, *self.values):
             if memory is not None:
                 memory[rows.to(memory.device), :, :num_columns] = memory[source.to(memory.device), :, :num_columns]
 
     def wipe(self, rows: Tensor, start: int, end: int) -> None:
-        """Empty rows, and zero their columns from `start` to `end`."""
+        """Set the lengths of `rows` to 0, and zero their KV positions from `start` to `end`."""
         for memory in (*self.keys, *self.values):
             if memory is not None:
                 memory[rows.to(memory.device), :, start:end] = 0.0
         self.lens[rows] = 0
 
     def advance(self, rows: Tensor, count: Tensor) -> None:
-        """Commit `count` (r,) columns of each row."""
+        """Add `count` (r,) to the committed positions of `rows` (r,)."""
         self.lens.index_add_(0, rows, count)

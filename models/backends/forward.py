@@ -1,4 +1,4 @@
-"""Calls into a decoder: the one place where a forward enters transformers' layers."""
+"""Run forwards of transformers decoders with the attention implementation of `models.backends.attention`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def use_ragged_attention(decoder: nn.Module) -> None:
 def run_decoder(
     decoder: nn.Module, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]
 ) -> Tensor:
-    """Embedded inputs (r, N, D) and positions (r, N) or (3, r, N) → last hidden states (r, N, D)."""
+    """Run embedded inputs (r, N, D) at positions (r, N) or (3, r, N); returns the last hidden states (r, N, D)."""
     out = decoder(
         inputs_embeds=embeds, position_ids=positions, attention_mask=None, use_cache=False, lanes=step, **extra
     )
@@ -28,10 +28,10 @@ def run_decoder(
 
 
 class DecoderRunner:
-    """Runs a decoder eagerly. Backends subclass it; one runner serves any number of KV caches."""
+    """Run a decoder eagerly. Backends subclass it; one runner serves any number of KV caches."""
 
     mode = "eager"
-    """How forwards run, for provenance."""
+    """Execution mode of forwards, for provenance."""
     is_compiled = False
 
     def __init__(self, decoder: nn.Module) -> None:
@@ -43,5 +43,5 @@ class DecoderRunner:
         return run_decoder(self.decoder, embeds, positions, step, extra)
 
     def output_layer(self, head: nn.Module) -> nn.Module:
-        """The output layer in the form that this runner uses."""
+        """Return the output layer for use with this runner, such as one with packed weights; here `head` itself."""
         return head

@@ -1,4 +1,4 @@
-"""Copies of a step's results to the host: one packed tensor, read once."""
+"""Copy a step's results to the host as one packed tensor."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ KINDS: dict[torch.dtype, Callable[[float], Any]] = {torch.long: int, torch.bool:
 
 
 class HostCopy(Protocol):
-    """A copy under way."""
+    """Copy of a step's results to the host, possibly not complete."""
 
     def read(self) -> list[Any]:
-        """The parts as nested lists of numbers, None for None; waits for this copy and for no later work."""
+        """Return the parts as nested lists of numbers, None for None; waits for this copy and for no later work."""
         ...
 
 
 class ReadCopy:
-    """A copy that is complete: the host computed the parts. Read at once, before later steps overwrite views."""
+    """Complete copy of CPU tensors. Values are read at construction, before later steps overwrite views."""
 
     def __init__(self, parts: Sequence[Tensor | None]) -> None:
         self._lists = [None if part is None else part.tolist() for part in parts]
@@ -31,7 +31,7 @@ class ReadCopy:
 
 
 class PackedCopy:
-    """Parts (b,) or (b, P) packed into one tensor, which is read when it is needed."""
+    """Parts (b,) or (b, P) packed into one device tensor, which `read` copies to the host."""
 
     def __init__(self, parts: Sequence[Tensor | None]) -> None:
         self._parts = tuple(parts)
@@ -43,13 +43,13 @@ class PackedCopy:
 
 
 def pack(parts: Sequence[Tensor | None]) -> Tensor:
-    """All parts in one flat fp64 tensor, which holds token ids, counts and fp32 numbers exactly."""
+    """Concatenate all parts in one flat fp64 tensor, which holds token ids, counts and fp32 numbers exactly."""
     first, *rest = (part.flatten() for part in parts if part is not None)
     return torch.cat([first.double(), *rest])
 
 
 def unpack(numbers: Tensor, parts: Sequence[Tensor | None]) -> list[Any]:
-    """Packed numbers as nested lists in the shapes and types of `parts`."""
+    """Convert packed numbers to nested lists with the shapes and types of `parts`."""
     values, start = numbers.tolist(), 0
     lists: list[Any] = []
     for part in parts:

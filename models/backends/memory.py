@@ -1,4 +1,4 @@
-"""Memory of the machine and of devices: free, total, allocated. Machine memory is read from Linux's own files."""
+"""Measure free, total and allocated memory of the machine (from /proc and cgroup files) and of CUDA devices."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def free_bytes(meminfo: Path = MEMINFO, control_group: Path = CONTROL_GROUP) -> int:
-    """Bytes of machine memory that are free or can be reclaimed: the machine's or the container's, the smaller one."""
+    """Return the available bytes of host memory: the smaller of the machine's and the container's."""
     return min([_of_machine(meminfo), *_of_group(control_group)])
 
 
 def free_cuda_bytes(device: torch.device) -> int:
-    """Bytes of a CUDA device that this process can still allocate, its allocator's unused blocks included."""
+    """Return the bytes of a CUDA device that this process can still allocate, its unused cached blocks included."""
     free, _ = torch.cuda.mem_get_info(device)
     unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     return int(free + unused)
 
 
 def total_cuda_bytes(device: torch.device) -> int:
-    """Bytes of a CUDA device."""
+    """Return the total memory of a CUDA device in bytes."""
     return int(torch.cuda.mem_get_info(device)[1])
 
 
 def allocated_cuda_bytes(device: torch.device) -> int:
-    """Bytes of a CUDA device that this process's tensors use."""
+    """Return the bytes of a CUDA device that tensors of this process use."""
     return int(torch.cuda.memory_allocated(device))
 
 
 def release_unused() -> None:
-    """Return the allocator's unused blocks to the CUDA devices that this process uses."""
+    """Release unused blocks of the CUDA caching allocator to the devices; no-op if CUDA is not initialized."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.empty_cache()
 
@@ -48,7 +48,7 @@ def _of_machine(meminfo: Path) -> int:
 
 
 def _of_group(folder: Path) -> list[int]:
-    """The container's limit; empty without one. Inactive file pages count as free."""
+    """Return the free bytes of the container (cgroup), inactive file pages included; empty if it has no limit."""
     limit, current, stat = (folder / f"memory.{name}" for name in ("max", "current", "stat"))
     if not limit.exists() or limit.read_text().strip() == "max":
         return []

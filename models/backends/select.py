@@ -1,4 +1,4 @@
-"""The backend of a device, and the device of a configured name."""
+"""Select the backend of a device, and the device of a configured name."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ _BACKENDS: dict[str, Backend] = {"cpu": CpuBackend(), "cuda": CudaBackend()}
 
 
 def backend_for(device: torch.device) -> Backend:
-    """The backend of a device; devices without one of their own use the reference backend."""
+    """Return the backend of a device; device types other than CPU and CUDA use the reference backend."""
     return _BACKENDS.get(device.type, REFERENCE)
 
 
 def resolve_device(name: str) -> torch.device:
-    """A device by its configured name; "auto" is CUDA if available, otherwise the CPU."""
+    """Return the device of a configured name; "auto" is CUDA if available, otherwise the CPU."""
     return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name)
 
 
 def cuda_devices(count: int) -> list[torch.device]:
-    """The first `count` CUDA devices, or all if there are fewer."""
+    """Return the first `count` CUDA devices, or all if there are fewer."""
     return [torch.device("cuda", number) for number in range(min(count, torch.cuda.device_count()))]

@@ -1,1 +1,1 @@
-"""EAGLE and Medusa networks, their files and their training."""
+"""EAGLE and Medusa heads: networks, weight files and training."""

@@ -1,4 +1,4 @@
-"""The EAGLE-1/2 network: one decoder layer that continues a target's features.
+"""Define the EAGLE-1/2 network, one decoder layer that predicts a target's next feature, and read and write its files.
 
 The input is the pair (feature of token t, embedding of token t + 1), the output the predicted feature of token t + 1,
 from which the target's head computes logits for token t + 2. Li et al. 2024 (arXiv 2401.15077), section 4.
@@ -37,14 +37,14 @@ _WRITTEN = (
 )
 _READ = (*_WRITTEN, "rope_theta", "rope_scaling")
 Arrange = Callable[[dict[str, Tensor]], dict[str, Tensor]]
-"""Turns a file's tensors into the network's or back, for a family whose files keep another order inside them."""
-# Buffers that old files carry beside the weights; they follow from the configuration.
+"""Converts a file's tensors to the network's or back, for model families whose files order weights differently."""
+# Redundant buffers of old files; they are computed from the configuration.
 _IGNORED = ("rotary_emb.inv_freq",)
 
 
 @dataclass(frozen=True)
 class EagleShape:
-    """The layer's configuration; `bias` is that of `fc`, `qkv_bias` that of the attention's inputs."""
+    """Configuration of the layer; `bias` is for `fc`, `qkv_bias` for the query, key and value projections."""
 
     llama: LlamaConfig
     bias: bool
@@ -52,7 +52,7 @@ class EagleShape:
 
     @staticmethod
     def of(data: dict[str, Any], where: str) -> EagleShape:
-        """Read a `config.json`."""
+        """Create the shape from the contents of a `config.json`; raises CheckpointError for invalid fields."""
         for name in _SIZES:
             if not isinstance(data.get(name), int) or data[name] < 1:
                 raise CheckpointError(f"{where}: config.json must give {name} as a positive whole number")
@@ -69,15 +69,15 @@ class EagleShape:
         return EagleShape(llama, bias, qkv_bias)
 
     def weight_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of the public layout: no norm before attention, none at the end, no output head."""
+        """Return names and shapes of weights in public checkpoints: without input norm, final norm and head."""
         with torch.device("meta"):
             return shapes_of(EagleNetwork(self, nn.Identity()).state_dict())
 
 
 class EagleNetwork(nn.Module):
-    """Embedding, fusion and one Llama layer; runs under `models.kv.lanes.LaneModel` like any decoder.
+    """Token embedding, fusion layer `fc` and one Llama layer; runs under `models.kv.lanes.LaneModel` like any decoder.
 
-    `rotary` returns (cos, sin) for positions; a family with another position scheme passes its own.
+    `rotary` returns (cos, sin) for positions; model families with other positions pass their own module.
     """
 
     def __init__(self, shape: EagleShape, rotary: nn.Module | None = None) -> None:
@@ -101,11 +101,11 @@ class EagleNetwork(nn.Module):
         return self.embed_tokens
 
     def set_attn_implementation(self, name: str) -> None:
-        """Switch the layer's attention, as transformers' models do."""
+        """Set the attention implementation, as `PreTrainedModel.set_attn_implementation` does."""
         self.config._attn_implementation = name
 
     def fuse(self, embeds: Tensor, features: Tensor) -> Tensor:
-        """Token embeddings (…, D) and features of the tokens before them (…, D) → the layer's input (…, D)."""
+        """Fuse token embeddings (…, D) with features of the preceding tokens (…, D) to inputs of the layer (…, D)."""
         dtype = self.fc.weight.dtype
         fused: Tensor = self.fc(torch.cat([embeds.to(dtype), features.to(dtype)], dim=-1))
         return fused
@@ -118,7 +118,7 @@ class EagleNetwork(nn.Module):
         use_cache: bool = False,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        """Fused inputs (r, N, D) at `position_ids` (r, N) → `last_hidden_state` (r, N, D), the guessed features."""
+        """Run fused inputs (r, N, D) at `position_ids` (r, N); `last_hidden_state` (r, N, D) are predicted features."""
         positions = self.rotary(inputs_embeds, position_ids)
         hidden = self.layers[0](
             inputs_embeds, attention_mask=attention_mask, position_embeddings=positions, use_cache=use_cache, **kwargs
@@ -127,7 +127,7 @@ class EagleNetwork(nn.Module):
 
 
 def read_eagle_shape(ref: CheckpointRef) -> EagleShape:
-    """The configuration of a checkpoint, compared with the names and shapes of its weights if they are in a folder."""
+    """Read the shape of a checkpoint; for a local folder it is compared with names and shapes of the weights."""
     folder = head_folder(ref, WEIGHT_NAMES, weights=False)
     shape = EagleShape.of(_config(folder), ref.path)
     if ref.is_folder:
@@ -146,7 +146,7 @@ def load_eagle(
 ) -> EagleNetwork:
     """Load a head in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
-    `rotary` is the network's; `arrange` turns the file's tensors into the network's order.
+    `rotary` is passed to `EagleNetwork`; `arrange` converts the file's tensors to the network's order.
     """
     folder = head_folder(ref, WEIGHT_NAMES)
     shape = EagleShape.of(_config(folder), ref.path)
@@ -170,9 +170,9 @@ def save_eagle(
     arrange: Arrange | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write `config.json` and `pytorch_model.bin` as the public checkpoints have them.
+    """Write `config.json` and `pytorch_model.bin` in the format of public checkpoints.
 
-    `arrange` turns the network's tensors into the file's order; `extra` joins the configuration.
+    `arrange` converts the network's tensors to the file's order; `extra` is added to the configuration.
     """
     folder.mkdir(parents=True, exist_ok=True)
     shape = network.shape

@@ -1,6 +1,6 @@
-"""Files of small heads (EAGLE, Medusa): `config.json` beside one file of weights.
+"""Read and check the files of EAGLE and Medusa heads: `config.json` and one weight file.
 
-Reads safetensors, or torch's own format with `weights_only`; only tensors are unpickled.
+Reads safetensors, or torch's own format with `weights_only`, so that no code is run.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ MAX_CONFIG_BYTES = 1 << 20
 
 
 def head_folder(ref: CheckpointRef, weight_names: Sequence[str], weights: bool = True) -> Path:
-    """The local folder of a head; from the hub, only its config and, with `weights`, the named files are downloaded."""
+    """Return the local folder of a head; downloads `config.json` and, with `weights`, the named files from the hub."""
     ref.options()  # refuses a path that is neither a folder nor a hub id
     if ref.is_folder:
         return Path(ref.path)
     wanted = ["config.json", *(weight_names if weights else ())]
     try:
         return Path(snapshot_download(ref.path, revision=ref.revision, allow_patterns=wanted))
-    except Exception as error:  # the hub's errors, the network's and the disk's mean the same to the user
+    except Exception as error:  # errors of the hub, the network and the disk
         raise CheckpointError(f"{ref.path}: it cannot be fetched from the hub: {first_line(error)}") from error
 
 
 def read_json(folder: Path) -> dict[str, Any]:
-    """The folder's `config.json`; empty where there is none."""
+    """Read the `config.json` of a folder; returns an empty dict if there is none."""
     file = folder / "config.json"
     if not file.is_file():
         return {}
@@ -52,7 +52,7 @@ def read_json(folder: Path) -> dict[str, Any]:
 
 
 def weight_file(folder: Path, names: Sequence[str]) -> Path:
-    """The first of `names` that the folder holds."""
+    """Return the path of the first of `names` that exists in the folder; raises CheckpointError if none does."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -60,18 +60,18 @@ def weight_file(folder: Path, names: Sequence[str]) -> Path:
 
 
 def read_tensors(file: Path, wrappers: Sequence[str] = ()) -> dict[str, Tensor]:
-    """All tensors of a weight file, on the CPU; torch's own format may keep them under one of the keys `wrappers`."""
+    """Read all tensors of a weight file to the CPU; torch's own format may nest them under a key in `wrappers`."""
     if file.suffix != ".safetensors":
         return _tensors(file, _unpickle(file, "cpu", wrappers))
     try:
         found = load_file(file)
-    except Exception as error:  # bad header, torn end, unknown type: the file cannot be used
+    except Exception as error:  # bad header, truncated file, unknown dtype
         raise CheckpointError(f"{file}: {_reason(error)}") from error
     return _tensors(file, found)
 
 
 def read_shapes(file: Path, wrappers: Sequence[str] = ()) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of a weight file's tensors, without reading their numbers; `wrappers` as for `read_tensors`."""
+    """Read names and shapes of a weight file's tensors without their values; `wrappers` as for `read_tensors`."""
     if file.suffix == ".safetensors":
         try:
             with safe_open(file, framework="pt") as opened:
@@ -82,12 +82,12 @@ def read_shapes(file: Path, wrappers: Sequence[str] = ()) -> dict[str, tuple[int
 
 
 def shapes_of(tensors: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """The shapes of named tensors."""
+    """Return the shapes of named tensors."""
     return {name: tuple(value.shape) for name, value in tensors.items()}
 
 
 def fingerprint(folder: Path, ref: CheckpointRef) -> str:
-    """What identifies a head's weights: the hub commit, or a hash over all of its files."""
+    """Return an identifier of a head's weights: the hub commit, or a hash over all config and weight files."""
     if not ref.is_folder:
         return folder.name
     digest = hashlib.sha256()
@@ -100,7 +100,7 @@ def fingerprint(folder: Path, ref: CheckpointRef) -> str:
 
 
 def keep_as_safetensors(folder: Path) -> None:
-    """Rewrite a head's weights, saved in the public layout, as safetensors: nothing that is kept needs unpickling."""
+    """Convert a head's pickled weight files to safetensors and delete the pickled files."""
     for file in (*folder.glob("*.bin"), *folder.glob("*.pt")):
         name = "model" if file.suffix == ".bin" else file.stem
         save_file(torch.load(file, weights_only=True), folder / f"{name}.safetensors")
@@ -108,7 +108,7 @@ def keep_as_safetensors(folder: Path) -> None:
 
 
 def expect_shapes(where: str, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]) -> None:
-    """Compare a weight file with the expected names and shapes."""
+    """Raise CheckpointError unless names and shapes of the tensors `found` equal those `expected`."""
     wrong = [f"{name} is missing" for name in expected if name not in found]
     wrong += [f"{name} is not known" for name in found if name not in expected]
     wrong += [
@@ -121,11 +121,11 @@ def expect_shapes(where: str, found: Mapping[str, tuple[int, ...]], expected: Ma
 
 
 def _unpickle(file: Path, place: str, wrappers: Sequence[str]) -> Any:
-    # Trainings keep their command line beside the weights; a namespace is a bag of values and runs nothing.
+    # Training scripts store their command line as a Namespace beside the weights; unpickling it runs no code.
     try:
         with torch.serialization.safe_globals([Namespace] if wrappers else []):
             found: Any = torch.load(file, map_location=place, weights_only=True)
-    except Exception as error:  # torn zip, forbidden pickle: the file cannot be used
+    except Exception as error:  # truncated zip or forbidden pickle
         raise CheckpointError(f"{file}: {_reason(error)}") from error
     if isinstance(found, dict):
         return next((found[name] for name in wrappers if isinstance(found.get(name), dict)), found)
@@ -140,5 +140,5 @@ def _tensors(file: Path, found: Any) -> dict[str, Tensor]:
 
 def _reason(error: BaseException) -> str:
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    line = line.partition(". In PyTorch")[0]  # what follows advises to run the pickle after all
+    line = line.partition(". In PyTorch")[0]  # the rest advises to load with weights_only=False
     return f"it cannot be read (tensors only, no other pickled objects): {line}"

@@ -1,7 +1,7 @@
-"""Medusa heads: every head predicts one more token ahead from the same hidden state of the target.
+"""Define Medusa heads, which predict tokens at several distances from one hidden state, and read and write their files.
 
-Head i is residual blocks x + SiLU(W x + b), then a linear map to the vocabulary, for the token at distance i + 2 from
-the state's own. Cai et al. 2024 (arXiv 2401.10774), equation 1.
+Head i consists of residual blocks x + SiLU(W x + b) and a linear layer to the vocabulary. From the state of token t it
+predicts token t + 2 + i. Cai et al. 2024 (arXiv 2401.10774), equation 1.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
 WEIGHT_NAMES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
 _PREFIX = "medusa_head."
-"""How the heads are named inside a whole model's file (Medusa-2)."""
+"""Prefix of tensor names of the heads in files of a whole model (Medusa-2)."""
 _Value = TypeVar("_Value")
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 
 
 @dataclass(frozen=True)
 class MedusaShape:
-    """Sizes from the weight file: the published configurations are wrong about the number of heads."""
+    """Sizes of the heads, read from the weight file because published configs have a wrong number of heads."""
 
     num_heads: int
     num_blocks: int
@@ -38,7 +38,7 @@ class MedusaShape:
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], where: str) -> MedusaShape:
-        """Read names and shapes of a weight file."""
+        """Infer the sizes from names and shapes of a weight file; raises CheckpointError if they do not fit."""
         blocks = [tuple(map(int, match.groups())) for name in shapes if (match := _BLOCK.fullmatch(name))]
         if not blocks:
             raise CheckpointError(f"{where}: it holds no tensor named like 0.0.linear.weight, so no Medusa head")
@@ -53,7 +53,7 @@ class MedusaShape:
 
 
 class ResBlock(nn.Module):
-    """x + SiLU(W x + b); W starts at zero, so that a fresh head is its last layer on a shifted state."""
+    """Residual block x + SiLU(W x + b); W is initialized with zeros."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -65,7 +65,7 @@ class ResBlock(nn.Module):
 
 
 class MedusaHeads(nn.ModuleList):
-    """All heads; names of parameters are those of the public files."""
+    """All Medusa heads, with the parameter names of public checkpoints."""
 
     def __init__(self, shape: MedusaShape) -> None:
         super().__init__(
@@ -78,7 +78,7 @@ class MedusaHeads(nn.ModuleList):
         self.shape = shape
 
     def with_outputs(self, outputs: Sequence[nn.Module]) -> MedusaHeads:
-        """The same blocks with other output layers, one for each head."""
+        """Return heads with the same residual blocks and other output layers, one for each head."""
         other = MedusaHeads.__new__(MedusaHeads)
         pairs = zip(self, outputs, strict=True)
         nn.ModuleList.__init__(other, (nn.Sequential(*list(own.children())[:-1], output) for own, output in pairs))
@@ -86,14 +86,14 @@ class MedusaHeads(nn.ModuleList):
         return other
 
     def logits(self, head: int, hidden: Tensor) -> Tensor:
-        """States (…, D) → logits (…, V), fp32, of the token `head` + 2 places after the state's own."""
+        """Compute logits (…, V) in fp32 of token t + 2 + `head` from states (…, D) of token t."""
         block = self[head]
         out: Tensor = block(hidden.to(next(block.parameters()).dtype))
         return out.float()
 
 
 def read_medusa_shape(ref: CheckpointRef) -> MedusaShape | None:
-    """Sizes of the heads in a folder, from their file's header; None for a hub id, which `load_medusa` looks into."""
+    """Read the sizes of the heads in a local folder from file headers; None for a hub id, checked by `load_medusa`."""
     folder = head_folder(ref, WEIGHT_NAMES, weights=False)
     if not ref.is_folder:
         return None
@@ -101,7 +101,7 @@ def read_medusa_shape(ref: CheckpointRef) -> MedusaShape | None:
 
 
 def load_medusa(ref: CheckpointRef, dtype: str, device: torch.device) -> MedusaHeads:
-    """Load all heads that the file holds; `dtype` is a key of `DTYPES`, or "auto" for the stored type."""
+    """Load all heads in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type."""
     folder = head_folder(ref, WEIGHT_NAMES[:2])
     weights = _own(read_tensors(weight_file(folder, WEIGHT_NAMES)))
     shape = MedusaShape.of(shapes_of(weights), ref.path)
@@ -112,7 +112,7 @@ def load_medusa(ref: CheckpointRef, dtype: str, device: torch.device) -> MedusaH
 
 
 def save_medusa(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write `config.json` and `medusa_lm_head.pt` as the public checkpoints have them."""
+    """Write `config.json` and `medusa_lm_head.pt` in the format of public checkpoints."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {"medusa_num_heads": heads.shape.num_heads, "medusa_num_layers": heads.shape.num_blocks}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -123,6 +123,6 @@ def save_medusa(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None = No
 
 
 def _own(found: Mapping[str, _Value]) -> dict[str, _Value]:
-    """The heads' own tensors, under the names they have in a file of their own."""
+    """Select the tensors of the heads and remove the prefix of their names in whole-model files."""
     inside = {name.removeprefix(_PREFIX): value for name, value in found.items() if name.startswith(_PREFIX)}
     return inside or dict(found)

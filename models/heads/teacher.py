@@ -1,4 +1,4 @@
-"""Teacher forcing: whole training samples run through a target by the prefill of decoding."""
+"""Run a target over whole training samples (teacher forcing) with the prefill of decoding."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from models.kv.lanes import SlotBatch
 
 @dataclass(frozen=True)
 class TrainingSample:
-    """A prompt with its continuation, in one `prefix` of L positions; `wanted` (L,) bool, on the CPU, marks the tokens
-    that a head must learn to draft."""
+    """A prompt and its continuation in one `prefix` of L tokens; `wanted` (L,) bool, on the CPU, marks the tokens that
+    a head learns to draft."""
 
     prefix: Prefix
     wanted: Tensor
@@ -27,8 +27,8 @@ class TrainingSample:
 class States:
     """A batch of training samples after the target's forward, padded on the right.
 
-    `tokens`, `visual` and `wanted` are (b, L); `received` (b, L, D) are the target's inputs and `hidden` (b, L, D) its
-    last states, both fp32; `lengths` are those of the rows.
+    `tokens`, `visual` and `wanted` are (b, L). `received` (b, L, D) are the target's input embeddings and `hidden`
+    (b, L, D) its last hidden states, both fp32. `lengths` are the unpadded lengths.
     """
 
     tokens: Tensor
@@ -40,7 +40,7 @@ class States:
 
 
 def extend(prefix: Prefix, token_ids: Tensor, embeds: Tensor) -> Prefix:
-    """A prompt followed by `token_ids` (T,) with their `embeds` (T, D), at the positions of decoding."""
+    """Append `token_ids` (T,) with embeddings `embeds` (T, D) to a prompt, at the rotary positions of decoding."""
     later = prefix.next_position + torch.arange(token_ids.shape[0], device=prefix.positions.device)
     axes, nothing = prefix.axis_offsets, torch.zeros_like(later, dtype=torch.bool)
     return replace(
@@ -57,7 +57,7 @@ def extend(prefix: Prefix, token_ids: Tensor, embeds: Tensor) -> Prefix:
 def make_training_sample(
     target: TargetModel, prompt: Prefix, continuation: Sequence[int], num_known: int = 0
 ) -> TrainingSample:
-    """A prompt and its continuation, of which the first `num_known` tokens need not be drafted."""
+    """Create a sample of a prompt and its continuation, whose first `num_known` tokens are not learned."""
     token_ids = torch.tensor(continuation, dtype=torch.long, device=target.device)
     embeds = target.decoder.get_input_embeddings()(token_ids)  # type: ignore[operator]
     wanted = torch.zeros(prompt.length + len(continuation), dtype=torch.bool)
@@ -67,7 +67,7 @@ def make_training_sample(
 
 @torch.no_grad()
 def teach_states(target: TargetModel, training_samples: Sequence[TrainingSample]) -> States:
-    """Run the target over whole training samples."""
+    """Run the target over a batch of whole training samples in one prefill."""
     lengths = tuple(training_sample.prefix.length for training_sample in training_samples)
     index = torch.arange(len(training_samples), device=target.device)
     slots = SlotBatch(index, tuple(range(len(training_samples))), (0,) * len(training_samples))

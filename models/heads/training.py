@@ -1,7 +1,6 @@
-"""Training of EAGLE and Medusa heads on the states of a frozen target over teacher-forced samples.
+"""Train EAGLE and Medusa heads on the hidden states of a frozen target over teacher-forced samples.
 
-All random numbers are keyed by seed and by a sample's ordinal, so a resumed run, or one with another number of workers,
-trains the same.
+Random numbers are keyed by seed and sample ordinal, so results depend neither on resuming nor on the number of workers.
 """
 
 from __future__ import annotations
@@ -22,28 +21,28 @@ from models.heads.medusa import MedusaHeads, MedusaShape
 from models.heads.teacher import States, TrainingSample, teach_states
 
 FEATURE_WEIGHT, TOKEN_WEIGHT = 1.0, 0.1
-"""Weights of the two terms of EAGLE's loss (Li et al. 2024, equation 7; the second is the public code's)."""
+"""Weights of the two terms of EAGLE's loss (Li et al. 2024, equation 7); the second is from the public code."""
 
 Reduce = Callable[[Tensor], None]
-"""Adds a tensor up over all workers, in place."""
+"""Sums a tensor over all workers in place (all-reduce)."""
 
 
 def alone(_values: Tensor) -> None:
-    """The sum over the one worker there is."""
+    """Do nothing: the all-reduce of a single worker."""
 
 
 def key_of(*parts: int | str) -> int:
-    """63 bits that depend on every part, for draws that must not depend on process or time."""
+    """Hash `parts` to a 63-bit random seed that is equal in all processes."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 @dataclass(frozen=True)
 class Pace:
-    """Optimisation of a head: AdamW over `num_steps` batches, the rate rising for `warmup_steps` and then falling.
+    """Optimizer settings: AdamW over `num_steps` batches with `warmup_steps` of linear warmup, then `schedule`.
 
-    `clip` bounds every gradient by itself ("value", as LANTERN's code does) or their norm. Features get uniform noise
-    of width `feature_noise`, times `noise_tokens` / the sample's length if set, as in EAGLE's code.
+    `clip` bounds each gradient element ("value", as in LANTERN's code) or the gradient norm by `clip_limit`. Features
+    get uniform noise of width `feature_noise`, times `noise_tokens` / sample length if set, as in EAGLE's code.
     """
 
     num_steps: int
@@ -59,7 +58,7 @@ class Pace:
     noise_tokens: int | None = 512
 
     def scale(self, step: int) -> float:
-        """The share of the learning rate at a step, counted from 0."""
+        """Return the factor of the learning rate at a step, counted from 0."""
         if step < self.warmup_steps:
             return (step + 1) / self.warmup_steps
         done = (step - self.warmup_steps) / max(1, self.num_steps - self.warmup_steps)
@@ -69,28 +68,28 @@ class Pace:
 
 
 class HeadTask(Protocol):
-    """A head and its loss; the loss has several terms, each a mean over its own positions."""
+    """A head and its loss, a sum of k terms, each of which is a mean over its own positions."""
 
     module: nn.Module
 
     def counts(self, wanted: Tensor) -> list[int]:
-        """How many positions of `wanted` (L,) each term counts."""
+        """Return for each term the number of positions of `wanted` (L,) that it averages over."""
         ...
 
     def sums(self, states: States, noise: Tensor) -> Tensor:
-        """The terms (k,), each summed over its positions; `noise` (b, L, D) is added to the head's input."""
+        """Return the terms (k,), each summed over its positions; `noise` (b, L, D) is added to input features."""
         ...
 
     def logits(self, states: States) -> Tensor:
-        """Logits of the head for token t + 2 after the target generated token t + 1: (b, L − 2, V), fp32."""
+        """Return the head's logits (b, L − 2, V) in fp32 for token t + 2, given state t and token t + 1."""
         ...
 
 
 class EagleTask:
-    """SmoothL1 between predicted and true features plus 0.1 times the soft cross-entropy of their tokens.
+    """EAGLE loss: SmoothL1 of predicted features plus 0.1 times the cross-entropy of their token distributions.
 
     Li et al. 2024 (arXiv 2401.15077), equations 5 to 7. Position t reads (feature t, embedding of token t + 1),
-    predicts feature t + 1, and with it token t + 2. `head` is the target's own output layer.
+    predicts feature t + 1, and with it token t + 2. `head` is the output layer of the target.
     """
 
     def __init__(self, network: EagleNetwork, head: nn.Module) -> None:
@@ -115,7 +114,7 @@ class EagleTask:
         return self._logits(self._guess(states, states.hidden)[:, :-1])
 
     def _guess(self, states: States, features: Tensor) -> Tensor:
-        """Guessed features (b, L − 1, D), made of the same pairs as in decoding: see `decoding.drafters.eagle`."""
+        """Predict features (b, L − 1, D) from the same input pairs as in decoding; see `decoding.drafters.eagle`."""
         tokens = states.tokens[:, 1:]
         embeds = self.network.embed_tokens(torch.where(tokens < self.network.vocab_size, tokens, 0))
         embeds = torch.where(states.visual[:, 1:, None], states.received[:, 1:].to(embeds.dtype), embeds)
@@ -129,7 +128,7 @@ class EagleTask:
 
 
 class MedusaTask:
-    """The cross-entropy of every head: head i at position t predicts token t + 2 + i. Cai et al. 2024, equation 1."""
+    """Medusa loss: cross-entropy by head; head i at token t predicts token t + 2 + i. Cai et al. 2024, equation 1."""
 
     def __init__(self, heads: MedusaHeads) -> None:
         self.module: nn.Module = heads
@@ -152,8 +151,10 @@ class MedusaTask:
 
 
 def fresh_eagle(target: TargetModel, seed: int, make: Callable[[], EagleNetwork] | None = None) -> EagleTask:
-    """A head initialised from a seed, with the target's frozen token embedding; `make` returns the network of families
-    with their own."""
+    """Create an EAGLE head initialized from `seed`, with the target's token embedding, which is frozen.
+
+    `make` creates the network for model families with their own; by default it is one layer of the target's sizes.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = EagleNetwork(_shape_like(target)) if make is None else make()
@@ -165,7 +166,7 @@ def fresh_eagle(target: TargetModel, seed: int, make: Callable[[], EagleNetwork]
 
 
 def _shape_like(target: TargetModel) -> EagleShape:
-    """Sizes of a head that is one layer of the target."""
+    """Return the shape of a head with the sizes of one layer of the target."""
     config: Any = target.decoder.config
     names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
     others = ("rms_norm_eps", "hidden_act", "max_position_embeddings")
@@ -178,7 +179,7 @@ def _shape_like(target: TargetModel) -> EagleShape:
 
 
 def fresh_medusa(target: TargetModel, seed: int, num_heads: int) -> MedusaTask:
-    """Heads of one block each; a head starts as the target's own output layer, with a block that does nothing."""
+    """Create Medusa heads of one block each; blocks start as the identity, output layers as the target's."""
     head: Any = target.head
     weight: Tensor = head.weight
     with torch.random.fork_rng(devices=[]):
@@ -192,10 +193,10 @@ def fresh_medusa(target: TargetModel, seed: int, num_heads: int) -> MedusaTask:
 
 
 class Trainer:
-    """One head in training on one target, which is frozen; `step` counts the batches so far.
+    """Trains a head on a frozen target; `step` counts the batches so far.
 
-    `reduce` sums over all workers, each of which gets its own part of every batch; the result equals training on the
-    whole batch. At most `max_rows` samples are run at once.
+    `reduce` sums over all workers, each of which receives its own part of every batch; the result equals training on
+    the whole batch. One forward runs at most `max_rows` samples.
     """
 
     def __init__(
@@ -215,12 +216,12 @@ class Trainer:
         )
 
     def learn(self, training_samples: Sequence[tuple[int, TrainingSample]]) -> float | None:
-        """Take one step on this worker's part of a batch of (ordinal, sample); returns the loss over the whole batch.
+        """Take one optimizer step on this worker's part of a batch of (ordinal, sample).
 
-        A batch without tokens to learn leaves the head as it is, and its loss is None.
+        Returns the loss over the whole batch; None, and no step, for a batch without tokens to learn.
 
         Raises:
-            FloatingPointError: the loss is not finite; the head is left as it was.
+            FloatingPointError: the loss is not finite; the head is not changed.
         """
         counts = self._add_up([self.task.counts(training_sample.wanted) for _, training_sample in training_samples])
         loss = self._update(training_samples, counts.clamp_min(1)) if bool((counts > 0).any()) else None
@@ -228,7 +229,7 @@ class Trainer:
         return loss
 
     def _add_up(self, counts: list[list[int]]) -> Tensor:
-        """Positions of every term over all workers, (k,)."""
+        """Sum the position counts of each term over samples and workers, (k,)."""
         none = self.task.counts(torch.zeros(0, dtype=torch.bool))
         total = torch.tensor([none, *counts], dtype=torch.float64, device=self.target.device).sum(dim=0)
         self._reduce(total)
@@ -240,7 +241,7 @@ class Trainer:
         loss = torch.zeros(1, device=self.target.device)
         for value in self._learned.values():
             value.grad = torch.zeros_like(value)
-        # TrainingSamples of like length are run together: fewer pads.
+        # Samples of similar length are run together, for less padding.
         ordered = sorted(training_samples, key=lambda each: each[1].prefix.length)
         for start in range(0, len(ordered), self._max_rows):
             some = ordered[start : start + self._max_rows]
@@ -266,7 +267,7 @@ class Trainer:
         return float(loss)
 
     def _reduce_gradients(self, loss: Tensor) -> None:
-        """Sum gradients and loss over all workers: in one message, because many small ones are slow."""
+        """Sum gradients and loss over all workers in one all-reduce, because many small ones are slow."""
         gradients = [value.grad for value in self._learned.values() if value.grad is not None]
         flat = torch.cat([loss, *(each.flatten() for each in gradients)])
         self._reduce(flat)
@@ -277,7 +278,7 @@ class Trainer:
             start += each.numel()
 
     def _noise(self, states: States, ordinals: Sequence[int]) -> Tensor:
-        """Uniform noise for the features of every sample (b, L, D)."""
+        """Draw uniform noise (b, L, D) for the features of every sample."""
         noise = torch.zeros_like(states.hidden)
         if self.pace.feature_noise == 0.0:
             return noise
@@ -289,7 +290,7 @@ class Trainer:
         return noise
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of the trained weights on the CPU."""
+        """Return a copy of the trained weights on the CPU."""
         return {name: value.detach().cpu().clone() for name, value in self._learned.items()}
 
     def set_weights(self, weights: dict[str, Tensor]) -> None:
@@ -299,11 +300,11 @@ class Trainer:
                 value.copy_(weights[name])
 
     def state(self) -> dict[str, Any]:
-        """All that the next step depends on, as tensors and numbers."""
+        """Return the training state for `resume`: step, weights and optimizer state."""
         return {"step": self.step, "weights": self.weights(), "optimizer": self._optimizer.state_dict()}
 
     def resume(self, state: dict[str, Any]) -> None:
-        """Resume from the state that `state` returned."""
+        """Restore a training state that `state` returned."""
         self.step = int(state["step"])
         self.set_weights(state["weights"])
         self._optimizer.load_state_dict(state["optimizer"])
@@ -313,8 +314,10 @@ class Trainer:
 def count_right(
     task: HeadTask, target: TargetModel, training_samples: Sequence[TrainingSample]
 ) -> tuple[int, int, int]:
-    """Of the drafts to be learned: how many have the target's most probable token as the head's first choice, how many
-    among its first three, and their number."""
+    """Count tokens to learn whose most probable token under the target is the head's top choice, or in its top three.
+
+    Returns both counts and the number of tokens to learn.
+    """
     states = teach_states(target, training_samples)
     use = states.wanted[:, 2:]
     best = task.logits(states)[use].topk(3, dim=-1).indices

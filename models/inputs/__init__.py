@@ -1,1 +1,1 @@
-"""Prompts of a model: chat template, processor, images and clips, feature cache, prompt prefetch."""
+"""Prompt encoding: chat template, processor, images and clips, visual feature cache, prompt prefetch."""

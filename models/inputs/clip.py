@@ -1,4 +1,4 @@
-"""A clip: some frames of one video and their times. Needs no torch."""
+"""Represent a video clip as sampled frames and their times. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 @dataclass(frozen=True, eq=False)
 class Clip:
-    """Frames uint8 RGB (T, height, width, 3) in the order of their times.
+    """Frames of one video, uint8 RGB (T, height, width, 3), in the order of their times.
 
-    `timestamps_s` (T) count from the beginning of the clip. `fps` is T divided by the sampled duration in seconds,
-    which video models call the sampled rate.
+    `timestamps_s` (T) are seconds from the beginning of the clip. `fps` is T divided by the sampled duration in
+    seconds, which video models call the sampled rate.
 
     Raises:
         ValueError: no frames, wrong types or shapes, a missing timestamp, or a rate that is not positive.

@@ -1,6 +1,6 @@
-"""Content keys: pixels, frames and features as keys of a dictionary, and a cache by content.
+"""Make arrays of pixels, frames and features hashable by content, and cache values by such keys.
 
-A key is hashed by a few values and compared completely.
+The hash of a key samples a few values; equality compares all values.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from models.inputs.clip import Clip
 
 NUM_GLANCES = 64
-"""Values of an array that its hash is made of."""
+"""Values of an array that enter the hash."""
 Value = TypeVar("Value")
 
 
 class Content:
-    """Arrays and other values that must be equal, as one key."""
+    """Hashable key over arrays and a label; keys are equal if labels and all array values are equal."""
 
     def __init__(self, arrays: Sequence[NDArray[np.generic]], label: Hashable = None) -> None:
         self._arrays = tuple(arrays)
@@ -29,13 +29,13 @@ class Content:
 
     @classmethod
     def shown(cls, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip], label: Hashable = None) -> Content:
-        """The media of a prompt: images, and clips with the times of their frames."""
+        """Create the key of a prompt's media: images, and clips with the times of their frames."""
         times = tuple((clip.timestamps_s, clip.fps) for clip in videos)
         return cls([*images, *(clip.frames for clip in videos)], (label, len(images), times))
 
     @property
     def num_bytes(self) -> int:
-        """Of the arrays."""
+        """Bytes of all arrays."""
         return sum(array.nbytes for array in self._arrays)
 
     def __hash__(self) -> int:
@@ -50,12 +50,12 @@ class Content:
         )
 
     def copy(self) -> Content:
-        """The same over copies of the arrays."""
+        """Return an equal key over copies of the arrays."""
         return Content([array.copy() for array in self._arrays], self._label[0])
 
 
 def _glance(array: NDArray[np.generic]) -> bytes:
-    """A few values, evenly spaced."""
+    """Return the bytes of up to `NUM_GLANCES` evenly spaced values."""
     if array.size == 0:
         return b""
     places = np.linspace(0, array.size - 1, min(array.size, NUM_GLANCES), dtype=np.int64)
@@ -63,7 +63,7 @@ def _glance(array: NDArray[np.generic]) -> bytes:
 
 
 class Recent(Generic[Value]):
-    """A least-recently-used cache of at most `max_bytes`, keys included. One thread at a time."""
+    """Least-recently-used cache of at most `max_bytes`, keys included. Not thread-safe."""
 
     def __init__(self, max_bytes: int) -> None:
         assert max_bytes >= 0, max_bytes

@@ -1,4 +1,4 @@
-"""A cache of visual features by the contents of images and videos.
+"""Cache visual features by the content of images and videos.
 
 Overrides `get_image_features` and `get_video_features`, which all vision-language models of transformers have, in a
 shallow copy of the model.
@@ -19,13 +19,13 @@ from models.inputs.content import Content, Recent
 
 METHODS = ("get_image_features", "get_video_features")
 READ = ("pooler_output", "deepstack_features")
-"""Parts of an encoder's output that models read; others are not cached."""
+"""Fields of an encoder's output that models read; other fields are not cached."""
 Features = dict[tuple[str, int], Any]
-"""Keyed by method, and by the number of earlier calls for the same content."""
+"""Features by method name and number of earlier calls for the same content."""
 
 
 class FeatureCache:
-    """The least recently used features of a model, up to `max_bytes`, keys included. One thread at a time."""
+    """Least-recently-used cache of a model's visual features, up to `max_bytes`, keys included. Not thread-safe."""
 
     def __init__(self, model: nn.Module, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -38,7 +38,7 @@ class FeatureCache:
 
     @contextmanager
     def model_for(self, content: Content) -> Iterator[nn.Module]:
-        """A copy of the model that caches features; while the block runs, it encodes `content` and nothing else."""
+        """Yield a copy of the model that caches features; within the block it may encode `content` only."""
         cached = self._recent.get(content)
         self._cached, self._computed, self._num_calls = cached or {}, {}, 0
         try:
@@ -50,7 +50,7 @@ class FeatureCache:
             self._recent.keep(content, computed, sum(_storages(computed).values()))
 
     def _call(self, method: str, compute: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Features from the cache, or computed and stored."""
+        """Return features from the cache, or compute and store them."""
         key = method, self._num_calls
         self._num_calls += 1
         if key in self._cached:
@@ -62,7 +62,7 @@ class FeatureCache:
 
 
 def _with_methods(model: nn.Module, call: Callable[..., Any]) -> nn.Module:
-    """A copy of `model` with the same weights whose forward calls `call(name, method, ...)` for each of `METHODS`.
+    """Return a copy of `model` with the same weights; its forward calls `call(name, method, …)` for `METHODS`.
 
     The methods stay bound to the original model, so their nested calls are not cached.
     """
@@ -79,14 +79,14 @@ def _with_methods(model: nn.Module, call: Callable[..., Any]) -> nn.Module:
 
 
 def _reduce(features: Any) -> Any:
-    """An encoder's output, reduced to the parts in `READ`."""
+    """Reduce an encoder's output to the fields in `READ`."""
     if not isinstance(features, ModelOutput) or features.get("pooler_output") is None:
         return features
     return type(features)(**{name: features[name] for name in READ if features.get(name) is not None})
 
 
 def _storages(values: Any) -> dict[int, int]:
-    """Bytes of each storage of the tensors in nested `values`, by address; views share a storage."""
+    """Return the bytes of each storage of the tensors in nested `values`, by address; views share a storage."""
     if isinstance(values, Tensor):
         memory = values.untyped_storage()
         return {memory.data_ptr(): memory.nbytes()}

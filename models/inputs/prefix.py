@@ -1,6 +1,6 @@
-"""A prompt as the language model receives it: embedded, positioned, with its visual tokens marked.
+"""Capture prompts as the language model receives them: embeddings, positions, mask of visual tokens.
 
-Captured once at the input of the language model, so that no model family needs code of its own.
+A prompt is captured at the input of the language model, so that no code per model family is needed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class Prefix:
     """One lane's prompt: `token_ids` (L,), `embeds` (L, D), `positions` (L,) or (3, L), `visual` (L,) bool.
 
     `deepstack` holds the features (visual tokens, D) that some families add at their first layers. `padding` (L,) marks
-    tokens that only they themselves attend to: they are run, because a drafter may read their states, and then leave
-    the KV cache.
+    padding tokens, to which no other token attends. They are run, because a drafter may read their states, and are then
+    removed from the KV cache.
     """
 
     token_ids: Tensor
@@ -30,23 +30,23 @@ class Prefix:
     deepstack: tuple[Tensor, ...] = ()
     padding: Tensor | None = None
     num_padding: int = 0
-    """The number of tokens that `padding` marks; a host number, so that the device need not be synchronised."""
+    """Number of tokens that `padding` marks, kept on the host to avoid a device synchronization."""
     origin: Hashable = field(default=None, init=False, compare=False)
     """Prompts of one origin with equal leading tokens have equal leading positions. None if unknown.
     `dataclasses.replace` does not copy it, because a changed prompt has another origin."""
 
     def of(self, origin: Hashable) -> Prefix:
-        """The same prompt with its origin."""
+        """Return a copy of this prompt with `origin` set."""
         known = replace(self)
         object.__setattr__(known, "origin", origin)
         return known
 
     def outline(self) -> Prefix:
-        """The same tokens without contents: embeddings (L, 0), no features."""
+        """Return a copy with empty embeddings (L, 0) and no deepstack features."""
         return replace(self, embeds=self.embeds.new_empty(self.length, 0), deepstack=())
 
     def select(self, keep: Tensor) -> Prefix:
-        """The columns that `keep` (L,) marks, with unchanged `deepstack`."""
+        """Return the tokens that `keep` (L,) marks, with unchanged `deepstack`."""
         return replace(
             self,
             token_ids=self.token_ids[keep],
@@ -56,35 +56,35 @@ class Prefix:
         )
 
     def head(self, length: int) -> Prefix:
-        """The first columns of a prompt without padding, its visual features of layers all among them."""
+        """Return the first `length` tokens of a prompt without padding, which include all tokens of `deepstack`."""
         assert self.padding is None
         positions = self.positions[..., :length]
         return Prefix(self.token_ids[:length], self.embeds[:length], positions, self.visual[:length], self.deepstack)
 
     def tail(self, start: int) -> Prefix:
-        """The columns from `start` on of a prompt without padding, no visual features of layers among them."""
+        """Return the tokens from `start` of a prompt without padding, which include no tokens of `deepstack`."""
         assert self.padding is None
         return Prefix(self.token_ids[start:], self.embeds[start:], self.positions[..., start:], self.visual[start:])
 
     @property
     def length(self) -> int:
-        """Columns that are run."""
+        """Number of tokens that are run, padding included."""
         return int(self.embeds.shape[0])
 
     @property
     def num_kept(self) -> int:
-        """Columns that stay in memory."""
+        """Number of tokens that stay in the KV cache."""
         return self.length - self.num_padding
 
     @property
     def next_position(self) -> Tensor:
-        """The rotary position of the first token behind the prompt, as in `generate`: one after its last column's, on
-        the axis where that is highest."""
+        """Rotary position of the first generated token, as in `generate`: one more than the highest axis of the last
+        token's position."""
         return self.positions[..., -1].max() + 1
 
     @property
     def axis_offsets(self) -> Tensor | None:
-        """Differences of the axes (3,) from `next_position`, not 0 if the last column is visual; None for one axis."""
+        """Offsets of three axes (3,) from `next_position`, which differ after a visual token; None for one axis."""
         if self.positions.dim() == 1:
             return None
         last = self.positions[:, -1]
@@ -92,7 +92,7 @@ class Prefix:
 
     @property
     def position_offset(self) -> Tensor:
-        """Next rotary position minus the columns kept, on the device."""
+        """Next rotary position minus `num_kept`, on the device."""
         return self.next_position - self.num_kept
 
 
@@ -101,7 +101,7 @@ class _ReachedDecoder(Exception):
 
 
 def capture(model: nn.Module, decoder: nn.Module, inputs: dict[str, Tensor], visual_ids: frozenset[int]) -> Prefix:
-    """Run `model`'s own front end on one sample and stop at the input of `decoder`.
+    """Run the layers of `model` before `decoder` on one sample, and return the input of `decoder` as a prefix.
 
     `inputs` is the processor's output for one sample (batch axis of 1). `visual_ids` are the placeholder tokens that
     the family replaces by image or video features.

@@ -1,4 +1,4 @@
-"""Chat template, tokenizer, image and video processor of a checkpoint."""
+"""Encode prompts with the chat template, tokenizer, image and video processor of a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,18 +20,15 @@ from models.inputs.useful_side import useful_side_px
 ELSEWHERE = frozenset(
     ("name_or_path", "vocab_file", "tokenizer_file", "merges_file", "is_local", "local_files_only", "chat_template")
 )
-"""Settings of a tokenizer that do not change its token ids."""
+"""Tokenizer settings that do not change token ids."""
 
 
 class PromptError(ValueError):
-    """A prompt that a model cannot encode: wrong number of pictures, an unreadable template, no tokens.
-
-    Functions that encode prompts raise it for every such reason.
-    """
+    """Raised if a prompt cannot be encoded, such as for a wrong number of images, a template error or no tokens."""
 
 
 class FrontEnd:
-    """A processor (vision-language) or a bare tokenizer (text), behind one surface."""
+    """Common interface of processors (vision-language models) and tokenizers (text models)."""
 
     def __init__(self, processor: Any) -> None:
         self.processor = processor
@@ -39,15 +36,15 @@ class FrontEnd:
         self.takes_images = self.tokenizer is not processor
         self.takes_videos = isinstance(getattr(processor, video.VIDEO_PART, None), video.VideoProcessor)
         self._recent: Recent[dict[str, Tensor]] = Recent(0)
-        # A target's prompts may be made on a thread of their own while its drafter's are made on another.
+        # Target and drafter may share this object and encode prompts on different threads.
         self._is_used = threading.Lock()
 
     def keep(self, max_bytes: int) -> None:
-        """Cache up to `max_bytes` of outputs, for a second model with the same prompts."""
+        """Cache up to `max_bytes` of processor outputs, for a second model that encodes the same prompts."""
         self._recent = Recent(max_bytes)
 
     def reads_like(self, other: FrontEnd) -> bool:
-        """Whether both have equal processors, settings and tokenizers; False if tokenizers cannot be compared."""
+        """Return whether processors, settings and tokenizers are equal; False if tokenizers cannot be compared."""
         if type(self.processor) is not type(other.processor):
             return False
         mine = self._settings()
@@ -68,27 +65,30 @@ class FrontEnd:
 
     @property
     def special_tokens(self) -> tuple[str, ...]:
-        """Texts that are read as one special token at any place, among them the placeholders of media."""
+        """Strings that are tokenized as one special token anywhere in a text, placeholders of media included."""
         added = getattr(self.tokenizer, "added_tokens_decoder", {}).values()
         places = (getattr(self.processor, f"{kind}_token", None) for kind in ("image", "video", "audio"))
         found = {token.content for token in added if token.special} | {*self.tokenizer.all_special_tokens, *places}
         return tuple(sorted(text for text in found if isinstance(text, str) and text))
 
     def render(self, messages: Sequence[dict[str, Any]]) -> str:
-        """Messages → prompt text by the checkpoint's own chat template, with the turn to be answered opened."""
+        """Render messages and the generation prompt with the chat template; raises PromptError on failure."""
         turns: list[dict[str, Any]] = list(messages)
         if not self.takes_images:
             turns = [{**turn, "content": _plain_text(turn["content"])} for turn in turns]
         try:
             text = self.processor.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # templates are programs: jinja errors, ValueErrors, KeyErrors alike
+        except Exception as error:  # templates are programs that may raise any error
             raise PromptError(f"the chat template refuses these messages: {error}") from error
         return str(text)
 
     def encode(
         self, prompt: str, images: Sequence[NDArray[np.uint8]], videos: Sequence[Clip] = ()
     ) -> dict[str, Tensor]:
-        """Prompt, uint8 RGB images (height, width, 3) and clips → processor outputs with a batch axis of 1."""
+        """Encode a prompt with uint8 RGB images (height, width, 3) and clips to processor outputs with batch axis 1.
+
+        Raises: PromptError if images or videos are unsupported, the processor fails, or there are no tokens.
+        """
         with self._is_used:
             if not self._recent.max_bytes:
                 return self._encode(prompt, images, videos)
@@ -119,7 +119,7 @@ class FrontEnd:
                 inputs = self.processor(text=prompt, add_special_tokens=special, return_tensors="pt", **shown)
             else:
                 inputs = self.tokenizer(prompt, add_special_tokens=special, return_tensors="pt")
-        except Exception as error:  # third-party processors raise anything; the row, not the job, has to fail
+        except Exception as error:  # third-party processors may raise any error; fail the row, not the job
             raise PromptError(f"the processor refuses the prompt: {error}") from error
         tensors = {name: value for name, value in inputs.items() if isinstance(value, torch.Tensor)}
         if tensors["input_ids"].shape[1] == 0:

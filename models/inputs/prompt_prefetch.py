@@ -1,6 +1,6 @@
-"""Prompt prefetch: a thread that prepares prompts while steps run, on a side stream if the device has streams.
+"""Prefetch prompts: a thread encodes them while decoding steps run, on a side stream if the device has streams.
 
-Processors take as long as many decoding steps, and vision towers synchronize with the device. Unmeasured on a GPU.
+A processor call takes as long as many decoding steps, and vision towers synchronize the device. Unmeasured on a GPU.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from models.inputs.prefix import Prefix
 
 @dataclass(frozen=True)
 class PreparedPrompt:
-    """One prompt per lane, and how many visual features came from the feature cache."""
+    """Encoded prompt of one sample, one prefix per lane, and the number of feature cache hits."""
 
     lanes: list[Prefix]
     num_feature_hits: int
 
 
 class PendingPrompt:
-    """A prompt that is queued, in preparation or prepared."""
+    """A prompt that is queued, being prepared, or ready."""
 
     def __init__(self, future: Future[tuple[PreparedPrompt, Any]], stream: SideStream) -> None:
         self._future = future
@@ -35,7 +35,7 @@ class PendingPrompt:
 
     @property
     def num_columns(self) -> int | None:
-        """KV positions of all lanes; 0 if preparation failed or was cancelled, None before it ends."""
+        """Number of KV positions over all lanes; 0 if preparation failed or was cancelled, None before it ends."""
         if self._num_columns is None and self._future.done():
             failed = self._future.cancelled() or self._future.exception() is not None
             self._num_columns = 0 if failed else sum(lane.length for lane in self._future.result()[0].lanes)
@@ -43,26 +43,26 @@ class PendingPrompt:
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` waits neither on the host nor on the device."""
+        """Whether `take` returns without waiting on the host or on the device."""
         if not self._future.done():
             return False
         return not self.num_columns or self._stream.is_complete(self._future.result()[1])
 
     def take(self) -> PreparedPrompt:
-        """Wait for the prompt and make it readable for the caller's stream; raises what preparation raised."""
+        """Wait for the prompt and make it readable on the caller's stream; re-raises errors of the preparation."""
         prompt, event = self._future.result()
         self._stream.hand_over(event, [tensor for lane in prompt.lanes for tensor in _tensors(lane)])
         return prompt
 
     def cancel(self) -> None:
-        """Drop the prompt; it is not prepared if preparation has not started."""
+        """Cancel the preparation if it has not started."""
         self._future.cancel()
 
 
 class PromptThread:
-    """Prepares prompts one after the other, in the order of submission.
+    """Prepares prompts one at a time, in the order of submission.
 
-    One thread serves a model and all of its engines: a model's processor is used by one thread at a time.
+    One thread serves a model and all of its engines, because a processor is not thread-safe.
     """
 
     def __init__(self, stream: SideStream) -> None:
@@ -70,7 +70,7 @@ class PromptThread:
         self._stream = stream
 
     def submit(self, prepare: Callable[[], PreparedPrompt]) -> PendingPrompt:
-        """Queue the preparation of a prompt."""
+        """Queue `prepare`, which runs on the thread in inference mode and on the side stream."""
         return PendingPrompt(self._executor.submit(self._run, prepare), self._stream)
 
     def _run(self, prepare: Callable[[], PreparedPrompt]) -> tuple[PreparedPrompt, Any]:

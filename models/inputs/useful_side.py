@@ -1,7 +1,7 @@
-"""The longer side beyond which a model's processor gains nothing from an image: the default of `source.max_side_px`.
+"""Compute the longest image side that a model's processor can use, in pixels: the default of `source.max_side_px`.
 
-The bound is well beyond the size to which the processor itself shrinks images, so that shrinking first changes only the
-last digits of the filter:
+The bound is well above the size to which the processor itself resizes images, so that a resize before it changes pixel
+values only by rounding:
 
 - a fixed size, a shortest edge or a crop of s pixels: 4 s, so that the shorter side keeps s up to an aspect of 4 to 1
 - a grid of tiles whose largest side is s pixels, or a longest edge of s pixels: 2 s
@@ -23,7 +23,7 @@ TILES_FACTOR = 2
 EDGE_FACTOR = 2
 ASPECT = 4
 LEAST_PX = 1024
-"""No image is shrunk below this, however little the processor uses: such images cost little."""
+"""Lowest bound in pixels; smaller images are cheap to process."""
 
 SIZED = ("CLIP", "Siglip", "Llava", "Blip")
 TILED = ("LlavaNext", "LlavaOnevision")
@@ -32,7 +32,7 @@ COUNTED = ("Qwen2VL", "Glm4v")
 
 
 def useful_side_px(parts: Iterable[Any]) -> int | None:
-    """The largest bound of a processor's image and video parts; None where one of them has no known bound."""
+    """Return the largest bound over image and video processors `parts`; None if any of them has no known bound."""
     bounds = [_bound(part) for part in parts]
     known = [bound for bound in bounds if bound is not None]
     return max(LEAST_PX, *known) if known and len(known) == len(bounds) else None
@@ -60,12 +60,12 @@ def _bound(part: Any) -> int | None:
 
 
 def _side_of_area(size: Mapping[str, int]) -> int | None:
-    """For sizes that count pixels under the names of edges, as the Qwen family's do."""
+    """Return the bound for a size whose `longest_edge` is an area in pixels, as in the Qwen family."""
     return math.ceil(math.sqrt(ASPECT * size["longest_edge"])) if "longest_edge" in size else None
 
 
 def _numbers(size: Any) -> dict[str, int]:
-    """The entries of a size in any of the forms that processors use."""
+    """Convert a size to a dict of integers; a single number is the shortest edge."""
     if size is None or isinstance(size, (int, float)):
         return {} if size is None else {"shortest_edge": int(size)}
     return {name: int(value) for name, value in dict(size).items() if isinstance(value, (int, float))}

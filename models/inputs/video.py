@@ -1,8 +1,8 @@
-"""Clips as inputs of the vision towers of LLaVA-OneVision, Qwen2-VL, Qwen2.5-VL and Qwen3-VL, without torchvision.
+"""Preprocess clips for LLaVA-OneVision, Qwen2-VL, Qwen2.5-VL and Qwen3-VL without torchvision.
 
-The video processors of transformers need torchvision, which does not import beside every build of torch. Here sizes,
-values and layout are computed in torch and equal theirs. Each family's own processor expands the placeholders in the
-text; it takes a `VideoProcessor` for its video part.
+The video processors of transformers need torchvision, which is not compatible with every build of torch. Here sizes,
+values and layout are computed in torch, with equal results. The processor class of the family expands the placeholders
+in the text, with a `VideoProcessor` as its video processor.
 """
 
 from __future__ import annotations
@@ -63,22 +63,22 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "max_video_tokens": 768,
     },
 }
-"""Defaults of each class of transformers for settings that a checkpoint does not contain (5.17 to 5.23)."""
+"""Default settings of each video processor class of transformers (5.17 to 5.23)."""
 KIND_OF = {
     "LlavaOnevisionProcessor": "LlavaOnevisionVideoProcessor",
     "Qwen2VLProcessor": "Qwen2VLVideoProcessor",
     "Qwen2_5_VLProcessor": "Qwen2VLVideoProcessor",
     "Qwen3VLProcessor": "Qwen3VLVideoProcessor",
 }
-"""The video part of each processor class that has one we know."""
+"""Video processor class of each supported processor class."""
 
 
 class VideoSettingsError(ValueError):
-    """Unsupported settings of a video processor; the message names them."""
+    """Raised for unsupported settings of a video processor; the message names them."""
 
 
 class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
-    """The video part of a processor; `kind` names the equal class of transformers, `settings` are that class's.
+    """Video processor with the results of the transformers class `kind`, which defines the `settings`.
 
     Raises:
         VideoSettingsError: the class is unknown, or a setting is unsupported.
@@ -115,22 +115,25 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
 
     @property
     def is_patched(self) -> bool:
-        """Whether frames become flat patches with a grid beside them (the Qwen family)."""
+        """Whether outputs are flat patches with a grid (Qwen family) instead of frames."""
         return self.kind != "LlavaOnevisionVideoProcessor"
 
     @property
     def model_input_names(self) -> list[str]:
-        """What it sends to the model."""
+        """Names of the outputs, as keyword arguments of the model."""
         return ["pixel_values_videos", "video_grid_thw"] if self.is_patched else ["pixel_values_videos"]
 
     def to_dict(self) -> dict[str, Any]:
-        """The settings as transformers writes them, so that its own class reads them back."""
+        """Return the settings in the format of transformers, whose class can load them."""
         return {**self.given, "video_processor_type": self.kind}
 
     def __call__(
         self, videos: Sequence[NDArray[np.uint8]], video_metadata: Sequence[VideoMetadata], **_options: Any
     ) -> BatchFeature:
-        """Frames (T, height, width, 3) and metadata of each video → the model's inputs; ValueError if refused."""
+        """Convert frames (T, height, width, 3) and metadata of each video to model inputs.
+
+        Raises: ValueError for frame counts or sizes that the model does not support.
+        """
         frames = [torch.from_numpy(np.ascontiguousarray(video)).permute(0, 3, 1, 2).contiguous() for video in videos]
         if not self.is_patched:
             shown = [self._values(self._resize(one)) for one in frames]
@@ -139,13 +142,13 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
             return BatchFeature({"pixel_values_videos": torch.stack(shown)})
         patches, grids = zip(*(self._patches(self._values(self._resize(one))) for one in frames))
         data: dict[str, Any] = {"pixel_values_videos": torch.cat(patches), "video_grid_thw": torch.tensor(grids)}
-        # Qwen3-VL writes times into its prompt as index / fps: with one index per second they are ours.
+        # Qwen3-VL writes times into the prompt as index / fps; our indices are seconds, so fps is 1.
         is_timed = self.kind == "Qwen3VLVideoProcessor"
         data["video_metadata"] = [replace(one, fps=1.0) if is_timed else one for one in video_metadata]
         return BatchFeature(data)
 
     def _resize(self, frames: Tensor) -> Tensor:
-        """Frames (T, 3, H, W) uint8 in the family's size, by torchvision's kernel."""
+        """Resize frames (T, 3, H, W) uint8 to the target size, with the interpolation of torchvision."""
         height, width = frames.shape[-2:]
         new = self._target_size(frames.shape[0], height, width) if self.do_resize else (height, width)
         if new == (height, width):
@@ -172,7 +175,7 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
         return video_size(num_frames, height, width, self.temporal_patch_size, factor, min_pixels, max_pixels)
 
     def _values(self, frames: Tensor) -> Tensor:
-        """uint8 → float32, rescaled and normalised in one go as transformers does."""
+        """Convert uint8 to float32, rescaled and normalised in one operation as in transformers."""
         values = frames.to(torch.float32)
         if self.do_normalize:
             scale = 1.0 / self.rescale_factor if self.do_rescale else 1.0
@@ -182,7 +185,7 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
         return values.mul_(self.rescale_factor) if self.do_rescale else values
 
     def _patches(self, frames: Tensor) -> tuple[Tensor, list[int]]:
-        """Frames (T, 3, H, W) → patches (t·h·w, 3·temporal·patch²) in merge order, and the grid [t, h, w]."""
+        """Cut frames (T, 3, H, W) into patches (t·h·w, 3·temporal·patch²) in merge order; also return [t, h, w]."""
         temporal, patch, merge = self.temporal_patch_size, self.patch_size, self.merge_size
         if missing := -frames.shape[0] % temporal:
             frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
@@ -194,12 +197,12 @@ class VideoProcessor(PushToHubMixin):  # type: ignore[misc]
 
 
 def metadata(clip: Clip) -> VideoMetadata:
-    """A clip's times for transformers."""
+    """Convert the times of a clip to transformers' metadata, with frame indices in seconds."""
     return VideoMetadata(total_num_frames=len(clip.frames), fps=clip.fps, frames_indices=list(clip.timestamps_s))
 
 
 def frame_size(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Qwen2-VL's size of a frame: sides divisible by `factor`, pixels within bounds, about the same shape.
+    """Return Qwen2-VL's frame size (height, width): multiples of `factor`, area within bounds, similar aspect ratio.
 
     Raises:
         ValueError: one side is over 200 times the other.
@@ -216,7 +219,7 @@ def frame_size(height: int, width: int, factor: int, min_pixels: int, max_pixels
 def video_size(
     num_frames: int, height: int, width: int, temporal: int, factor: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
-    """Qwen3-VL's size of a frame, whose bounds count the pixels of all frames together.
+    """Return Qwen3-VL's frame size (height, width); `min_pixels` and `max_pixels` bound the sum over all frames.
 
     Raises:
         ValueError: fewer frames than one temporal patch, or one side is over 200 times the other.
@@ -258,7 +261,7 @@ def _channels(name: str, value: Any) -> tuple[float, float, float]:
 
 
 def _size(kind: str, size: Any, settings: Mapping[str, Any]) -> dict[str, int]:
-    """The size as a checked dict; old Qwen settings have `min_pixels` and `max_pixels` beside it."""
+    """Return the checked size as a dict; `min_pixels` and `max_pixels` of old Qwen settings replace its entries."""
     known = {name: int(value) for name, value in dict(size).items() if value is not None}
     if kind == "Qwen2VLVideoProcessor":
         for old, new in (("min_pixels", "shortest_edge"), ("max_pixels", "longest_edge")):
@@ -276,7 +279,7 @@ def _size(kind: str, size: Any, settings: Mapping[str, Any]) -> dict[str, int]:
 
 
 class _OwnVideoPart(ProcessorMixin):  # type: ignore[misc]
-    """A processor whose video part is ours, or missing."""
+    """Mixin of processors whose video processor is a `VideoProcessor` or None."""
 
     def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
         if argument_name == VIDEO_PART and (argument is None or isinstance(argument, VideoProcessor)):
@@ -285,15 +288,15 @@ class _OwnVideoPart(ProcessorMixin):  # type: ignore[misc]
 
 
 def without_torchvision(processor_class: type[Any]) -> type[Any]:
-    """`processor_class`, which insists on a video part that needs torchvision, as a class that takes ours or none."""
+    """Return a subclass of `processor_class` that accepts a `VideoProcessor` or None, which needs no torchvision."""
     return type(processor_class.__name__, (_OwnVideoPart, processor_class), {})
 
 
 def video_part(processor_class: type[Any], settings: Mapping[str, Any]) -> VideoProcessor:
-    """The video part of a checkpoint's processor by the settings in its files, which may be those for images.
+    """Create the video processor of a checkpoint from the settings in its files, which may be image settings.
 
     Raises:
-        VideoSettingsError: it cannot be followed here.
+        VideoSettingsError: the processor class or a setting is unsupported.
     """
     kind = settings.get("video_processor_type") or KIND_OF.get(processor_class.__name__)
     if kind is None:

@@ -1,1 +1,1 @@
-"""The KV cache: slots and rows, prefill, prefill batching, bytes per position."""
+"""KV cache management: slots and rows, prefill, prefill batching, bytes per position."""

@@ -1,4 +1,4 @@
-"""A language model whose samples own slots of R cache rows: prefill, tree forwards, commits.
+"""Run a language model over a KV cache in which each sample owns a slot of R rows: prefill, tree forwards, commits.
 
 Target and drafter models both run here. Shapes: b active slots, R lanes, N nodes, D hidden, V vocabulary; r = b · R
 rows, slot-major.
@@ -24,46 +24,46 @@ from models.kv.prefill_batching import Prefill
 NUM_AXES = 3
 """Rotary axes of multimodal models: time, height and width."""
 WINDOW_STEP = 64
-"""Attention windows are rounded up to this many columns, so that few different shapes occur."""
+"""Attention windows are rounded up to a multiple of this many KV positions, so that few shapes occur."""
 
 
 @dataclass(frozen=True)
 class SlotBatch:
-    """The active slots of one step, on the device and on the host.
+    """Active slots of one step, on the device and on the host.
 
-    `index` (b,) and `ids` are the same numbers; `num_generated` is the number of tokens of each so far (the pending one
-    included), which bounds every row's length without a device synchronisation.
+    `index` (b,) and `ids` are the same slot numbers. `num_generated` counts the tokens of each slot so far, the pending
+    one included; it bounds the length of every row without a device synchronization.
     """
 
     index: Tensor
     ids: tuple[int, ...]
     num_generated: tuple[int, ...]
     is_leading: bool = field(init=False)
-    """Whether the slots are exactly 0 … b − 1, so that state per slot can be read as a view."""
+    """Whether the slots are 0 … b − 1 in order, so that a per-slot tensor can be read as a view."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "is_leading", self.ids == tuple(range(len(self.ids))))
 
     def of(self, memory: Tensor) -> Tensor:
-        """These slots' part (b, …) of a state per slot (S, …), to be read before any of it is written."""
+        """Return the entries (b, …) of these slots in a per-slot tensor (S, …), possibly as a view."""
         return memory[: len(self.ids)] if self.is_leading else memory[self.index]
 
     def put(self, memory: Tensor, values: Tensor) -> None:
-        """Write `values` (b, …) to these slots' part of a state per slot."""
+        """Write `values` (b, …) to the entries of these slots in a per-slot tensor."""
         if self.is_leading:
             memory[: len(self.ids)] = values
         else:
             memory[self.index] = values
 
     def add(self, memory: Tensor, values: Tensor, sign: int = 1) -> None:
-        """Add `values` (b,) to these slots' part of a state per slot."""
+        """Add `sign` · `values` (b,) to the entries of these slots in a per-slot tensor."""
         if self.is_leading:
             memory[: len(self.ids)].add_(values, alpha=sign)
         else:
             memory.index_add_(0, self.index, values, alpha=sign)
 
     def some(self, ids: Collection[int]) -> SlotBatch:
-        """Those of its slots that `ids` names, in the batch's order."""
+        """Return the batch of the slots in `ids`, in the order of this batch."""
         if len(ids) == len(self.ids):
             return self
         places = [place for place, slot in enumerate(self.ids) if slot in ids]
@@ -75,10 +75,10 @@ class SlotBatch:
 
 
 class LaneModel:
-    """One model with a KV cache for `num_slots` samples of `num_lanes` rows and `capacity` positions each.
+    """A model with a KV cache for `num_slots` samples, each with `num_lanes` rows of `capacity` positions.
 
     The rows of a slot are one block. Slots that decode together are moved to the leading blocks, so that the cache is
-    always read as a view; only this class knows the block of a slot. `run` runs the decoder; by default eagerly.
+    always read as a view; the block of a slot may change in `forward`. `run` runs the decoder; by default eagerly.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class LaneModel:
         self._num_heads: int = config.num_attention_heads
         self.cache = RaggedCache(num_slots * num_lanes, capacity, config.num_hidden_layers, device)
         self.delta = torch.zeros(num_slots * num_lanes, dtype=torch.long, device=device)
-        # By row, what each of three axes (rows, 3) adds to positions; None until a prompt has positions of three axes.
+        # Offsets of three rotary axes by row (rows, 3), added to positions; None until a prompt has three axes.
         self.axes: Tensor | None = None
         self._prefix_lengths = [0] * num_slots
         self._num_used_columns = 0
@@ -110,14 +110,14 @@ class LaneModel:
         self._numbers = torch.arange(max(num_slots * num_lanes, capacity), device=device)
 
     def rows(self, slots: SlotBatch) -> Tensor:
-        """Cache rows (b · R,) of `slots`."""
+        """Return the cache rows (b · R,) of `slots`, slot-major."""
         blocks = self._blocks[slots.index]
         if self.num_lanes == 1:
             return blocks
         return (blocks[:, None] * self.num_lanes + self._numbers[: self.num_lanes]).flatten()
 
     def first_row_of(self, slot: int) -> int:
-        """The first row of a slot; a forward may move it."""
+        """Return the first cache row of a slot, which is valid until the next `forward`."""
         return self._block_of[slot] * self.num_lanes
 
     def admit(
@@ -128,10 +128,10 @@ class LaneModel:
         keep_hidden: bool = True,
         max_tokens: int | None = None,
     ) -> Prefill:
-        """Prefill fresh slots from `prefixes[i][lane]`; see `models.kv.prefill` for shared prompts.
+        """Prefill new slots with the prompts `prefixes[i][lane]`; see `models.kv.prefill` for shared prompts.
 
-        `probe_attention` records attention to every position, `keep_hidden` keeps the states of all positions instead
-        of the last, and `max_tokens` bounds the tokens of one forward; see
+        `probe_attention` records the attention that every position receives. `keep_hidden` returns the states of all
+        positions as well as the last. `max_tokens` bounds the tokens of one forward; see
         `models.kv.prefill_batching.group_by_length`.
         """
         flat = [prefix for lanes in prefixes for prefix in lanes]
@@ -139,7 +139,7 @@ class LaneModel:
         longest = max(prefix.length for prefix in flat)
         assert longest <= self.cache.capacity, (longest, self.cache.capacity)
         rows = self.rows(slots)
-        # A NaN of a former sample in a masked column would poison this one: 0 · NaN is NaN.
+        # A NaN of an earlier sample at a masked position makes attention outputs NaN: 0 · NaN is NaN.
         self.cache.wipe(rows, min(prefix.length for prefix in flat), self._num_used_columns)
         self._num_used_columns = max(self._num_used_columns, longest)
         limits = self.backend.prefill_limits(max_tokens)
@@ -158,7 +158,7 @@ class LaneModel:
         )
 
     def empty(self, slots: SlotBatch) -> None:
-        """Empty the slots, as if after an empty prompt."""
+        """Clear the slots, as after a prompt of length 0."""
         rows = self.rows(slots)
         self.cache.wipe(rows, 0, self._num_used_columns)
         self.delta[rows] = 0
@@ -177,8 +177,8 @@ class LaneModel:
     def forward(self, slots: SlotBatch, tokens: Tensor, depth: Tensor, visible: Tensor, offset: int = 0) -> Tensor:
         """Run N nodes of every slot: `tokens`, `depth` (b, N), `visible` (b, N, M) → hidden (b, R, N, D).
 
-        Node i is written to scratch column `offset + i` and reads the committed columns and the scratch columns that
-        `visible` marks. Its position is the row's next position plus `depth`.
+        Node i is written to scratch position `offset + i` and reads the committed positions and the scratch positions
+        that `visible` marks. Its rotary position is the next position of the row plus `depth`.
         """
         embeds = self.decoder.get_input_embeddings()(self._spread(tokens))  # type: ignore[operator]
         return self.forward_embeds(slots, embeds, depth, visible, offset)
@@ -186,13 +186,13 @@ class LaneModel:
     def forward_embeds(
         self, slots: SlotBatch, embeds: Tensor, depth: Tensor, visible: Tensor, offset: int = 0
     ) -> Tensor:
-        """As `forward`, for nodes with inputs `embeds` (b · R, N, D), slot-major."""
+        """Run `forward` for nodes with input embeddings `embeds` (b · R, N, D), slot-major."""
         b, num_nodes = depth.shape
         is_mixed = self._lead(slots)
         visible = self._spread(visible)
         depth = self._spread(depth)
         if is_mixed:
-            # Inputs go into the order of the rows; states come back in that of the slots.
+            # Inputs are reordered from slot order to row order; outputs are reordered back.
             there = self._blocks[slots.index].argsort()
             there = (there[:, None] * self.num_lanes + self._numbers[: self.num_lanes]).flatten()
             embeds, depth, visible = embeds[there], depth[there], visible[there]
@@ -221,7 +221,7 @@ class LaneModel:
         return hidden[self._blocks[slots.index]] if is_mixed else hidden
 
     def _lead(self, slots: SlotBatch) -> bool:
-        """Move the slots into the leading blocks; returns whether their order there differs from the batch."""
+        """Move the slots to the leading blocks; returns whether their order there differs from the batch."""
         b = len(slots.ids)
         holes = set(range(b)) - {self._block_of[slot] for slot in slots.ids}
         if holes:
@@ -232,11 +232,11 @@ class LaneModel:
         return not self._are_leading(slots)
 
     def _are_leading(self, slots: SlotBatch) -> bool:
-        """Whether each slot's block is its place in the batch."""
+        """Return whether the block of each slot equals its index in the batch."""
         return all(self._block_of[slot] == place for place, slot in enumerate(slots.ids))
 
     def _swap(self, one: int, other: int) -> None:
-        """Exchange the blocks of two slots."""
+        """Swap the blocks of two slots, KV cache rows and per-row state included."""
         here, there = (
             slice(self._block_of[slot] * self.num_lanes, (self._block_of[slot] + 1) * self.num_lanes)
             for slot in (one, other)
@@ -250,13 +250,15 @@ class LaneModel:
         self._blocks[one], self._blocks[other] = self._block_of[one], self._block_of[other]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Hidden states (…, D) → logits (…, V) in fp32."""
+        """Compute logits (…, V) in fp32 of hidden states (…, D)."""
         out: Tensor = self.head(hidden)
         return out.float()
 
     def commit(self, slots: SlotBatch, source: Tensor, keep: Tensor) -> None:
-        """Keep scratch positions `source` (b, P), the first `keep` (b,) of them, as each row's next positions;
-        without `source` those that are in place already."""
+        """Commit the first `keep` (b,) of scratch positions `source` (b, P) of each row, moved to its next positions.
+
+        If P is 0, the first `keep` scratch positions are committed without a move.
+        """
         if source.shape[1] == 0 and self._are_leading(slots):
             keep = self._spread(keep)
             self.cache.lens[: keep.shape[0]].add_(keep)
@@ -267,5 +269,5 @@ class LaneModel:
         self.cache.advance(rows, keep)
 
     def _spread(self, values: Tensor) -> Tensor:
-        """(b, …) → (b · R, …)."""
+        """Repeat values of slots (b, …) for their rows (b · R, …)."""
         return values if self.num_lanes == 1 else values.repeat_interleave(self.num_lanes, dim=0)

@@ -1,7 +1,7 @@
-"""Prefill of prompts into the KV cache: each prompt is run once, whole or from where it differs from others.
+"""Prefill prompts into the KV cache; equal prompts and common prefixes ("stems") are computed once.
 
-Prompts of one origin with equal leading tokens have equal leading positions: these are run for one of them and copied
-to the others; the rest is run for all of them together, each behind its own copy.
+Prompts with equal `origin` and equal leading tokens have equal leading KV positions. These are computed for one prompt
+and copied to the rows of the others; the remaining tokens of all these prompts are then run in common forwards.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from models.kv.prefill_batching import (
 
 
 class PromptReader:
-    """Reads prompts into the emptied `rows` (r,) of a memory.
+    """Prefills the cleared cache rows `rows` (r,) with prompts.
 
-    By place, for prompts that were run: `ends` (D,), the state at the end, `states` (L, D) of all columns where
-    `keep_hidden` asks for them, and `received` (L,), the mean attention to each column where `probe_attention` does.
+    Results by index of the prompts that were run: `ends` (D,), the last state; `states` (L, D) of all tokens if
+    `keep_hidden`; `received` (L,), the mean attention to each token if `probe_attention`.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class PromptReader:
         self.received: dict[int, Tensor] = {}
 
     def read(self, prefixes: Sequence[Prefix]) -> list[int]:
-        """Fill every row with its prompt; returns the place of the prompt that was run for each."""
+        """Prefill every row with its prompt; returns for each row the index of the prompt whose results it shares."""
         source = first_of_each(prefixes)
         fresh = sorted(set(source))
-        # Attention to a column is a mean over the whole prompt's, so probed prompts are run whole.
+        # Attention is averaged over queries of the whole prompt, so probed prompts are run whole.
         stems = [] if self._probe_attention else find_stems(prefixes, fresh)
         self._read_whole(prefixes, fresh, stems)
         if stems:
@@ -74,7 +74,7 @@ class PromptReader:
         return source
 
     def _read_whole(self, prefixes: Sequence[Prefix], fresh: Sequence[int], stems: Sequence[Stem]) -> None:
-        """Run whole prompts, and the first one's stem of those that share it."""
+        """Run whole prompts, and each stem for the first prompt that has it."""
         heads = {stem.places[0]: prefixes[stem.places[0]].head(stem.length) for stem in stems}
         later = {place for stem in stems for place in stem.places[1:]}
         places = [place for place in fresh if place not in later]
@@ -84,14 +84,14 @@ class PromptReader:
             self._note([places[one] for one in group], some, *self._run_whole(self._at(places, group), some))
 
     def _follow(self, prefixes: Sequence[Prefix], stems: Sequence[Stem]) -> None:
-        """Copy stems to the rows of the prompts that share them, and run the rest of these."""
+        """Copy stems to the rows of all prompts that share them, and run the remaining tokens of these prompts."""
         firsts = [stem.places[0] for stem in stems for _ in stem.places[1:]]
         self._copy(firsts, [place for stem in stems for place in stem.places[1:]], max(stem.length for stem in stems))
         starts = {place: stem.length for stem in stems for place in stem.places}
         heads = {place: self.states.get(stem.places[0]) for stem in stems for place in stem.places}
         places = list(starts)
         rests = [prefixes[place].tail(starts[place]) for place in places]
-        # Masks are bounded too, which whole prompts do without.
+        # Unlike whole prompts, these forwards need a mask, whose size is bounded.
         widest = MAX_MASK // max(prefixes[place].length for place in places)
         bound = widest if self._max_tokens is None else min(widest, self._max_tokens)
         for group in group_by_length([rest.length for rest in rests], bound, self._max_padding):
@@ -104,8 +104,8 @@ class PromptReader:
                 self.states[place] = torch.cat([head, self.states[place]])
 
     def _run_whole(self, rows: Tensor, prefixes: Sequence[Prefix]) -> tuple[Tensor, Tensor | None]:
-        """One forward of whole prompts into `rows` (r,): states (r, L, D), and the attention that columns (r, L)
-        receive where it is asked for."""
+        """Run whole prompts in one forward into `rows` (r,); returns states (r, L, D), and the mean attention to each
+        token (r, L) if it is probed."""
         longest = max(prefix.length for prefix in prefixes)
         embeds = stack(prefix.embeds for prefix in prefixes)
         padding = stack_padding(prefixes)
@@ -121,19 +121,19 @@ class PromptReader:
         hidden = self._run(embeds, stack_positions(prefixes, longest), step, extra)
         self.num_forwards += 1
         if padding is not None:
-            # The kept positions move to the front, in their order; those behind them are scratch.
+            # Kept positions move to the front in order; later positions become scratch.
             kept = torch.tensor([prefix.num_kept for prefix in prefixes], device=rows.device)
             self._cache.compact(rows, padding.to(torch.uint8).argsort(dim=1, stable=True), kept)
         return hidden, None if probe is None else probe.mean()
 
     def _run_behind(self, rows: Tensor, rests: Sequence[Prefix], starts: Sequence[int]) -> Tensor:
-        """One forward of what follows the first `starts` columns of `rows` (r,): states (r, N, D)."""
+        """Run the tokens after the first `starts` positions of `rows` (r,) in one forward; returns states (r, N, D)."""
         longest = max(rest.length for rest in rests)
         embeds = stack(rest.embeds for rest in rests)
         lens = torch.tensor(starts, device=rows.device)
         place = torch.arange(longest, device=rows.device)
         is_real = place < torch.tensor([rest.length for rest in rests], device=rows.device)[:, None]
-        # The position behind the last is never read.
+        # The position at index `capacity` is never read.
         columns = torch.where(is_real, lens[:, None] + place, self._cache.capacity)
         window = max(start + rest.length for start, rest in zip(starts, rests, strict=True))
         causal = (place[:, None] >= place).expand(len(rests), -1, -1)
@@ -145,7 +145,7 @@ class PromptReader:
     def _note(
         self, places: Sequence[int], run: Sequence[Prefix], hidden: Tensor, received: Tensor | None = None
     ) -> None:
-        """Keep the outputs of one forward of `run`."""
+        """Store the results of one forward over the prompts `run`, by their indices `places`."""
         last = torch.tensor([prefix.length - 1 for prefix in run], device=hidden.device)
         ends = hidden[torch.arange(len(run), device=hidden.device), last]
         for row, (place, prefix) in enumerate(zip(places, run, strict=True)):
@@ -156,13 +156,13 @@ class PromptReader:
                 self.received[place] = received[row, : prefix.length]
 
     def _at(self, places: Sequence[int], group: Sequence[int]) -> Tensor:
-        """The rows of `places[group]`; all of them in order need no copy."""
+        """Return the rows of `places[group]`, without a copy if these are all rows in order."""
         wanted = [places[one] for one in group]
         if wanted == list(range(self._rows.shape[0])):
             return self._rows
         return self._rows[torch.tensor(wanted, device=self._rows.device)]
 
     def _copy(self, sources: Sequence[int], places: Sequence[int], num_columns: int) -> None:
-        """Copy the first columns of the rows of `sources` to those of `places`."""
+        """Copy the first `num_columns` KV positions of the rows of prompts `sources` to those of `places`."""
         there, here = torch.tensor([list(sources), list(places)], device=self._rows.device)
         self._cache.copy(self._rows[there], self._rows[here], num_columns)

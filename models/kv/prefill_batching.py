@@ -1,6 +1,6 @@
-"""Batching of prompts: which of them are run together, and the outputs of their prefill.
+"""Batch prompts for prefill: find shared prompts and stems, group prompts by length, and stack them.
 
-A prompt that several rows share is one `Prefix`, passed once per row: it is run once and its positions are copied.
+If several rows share a prompt, the same `Prefix` object is passed for each; it is run once and its positions copied.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from models.backends.base import MAX_PREFILL_PADDING
 from models.inputs.prefix import Prefix
 
 MIN_SAVING = 256
-"""Columns that must be saved for prompts to be run behind a stem, which takes one more forward."""
+"""Least number of tokens that a stem must save, because it takes one more forward."""
 MAX_MASK = 2**24
-"""Most entries of a forward's mask where prompts are run behind their stems."""
+"""Most elements of the attention mask of a forward that continues stems."""
 
 
 @dataclass(frozen=True)
 class Stem:
-    """Prompts, by their places, that begin with the same `length` columns."""
+    """Common prefix of `length` tokens of the prompts at the indices `places`."""
 
     places: tuple[int, ...]
     length: int
@@ -31,7 +31,7 @@ class Stem:
 
 @dataclass(frozen=True)
 class Prefill:
-    """Outputs of a prefill: `last` (b, R, D) states at each prompt's end, and the number of forwards.
+    """Outputs of a prefill: `last` (b, R, D), the last state of each prompt, and the number of forwards.
 
     By row, slot-major, if requested: `states` (L, D) of all positions and `received` (L,), the mean attention that each
     position receives. States are post-norm.
@@ -44,32 +44,32 @@ class Prefill:
 
     @property
     def hidden(self) -> Tensor:
-        """All states (b, R, L, D), padded."""
+        """States of all positions (b, R, L, D), padded with zeros."""
         padded = stack(self.states)
         return padded.view(*self.last.shape[:2], *padded.shape[1:])
 
     def hidden_of(self, place: int) -> Tensor:
-        """The states (R, L, D) of one sample, whose lanes have prompts of one length."""
+        """Return the states (R, L, D) of the sample at index `place`; its lanes must have prompts of equal length."""
         num_lanes = self.last.shape[1]
         lanes = self.states[place * num_lanes : (place + 1) * num_lanes]
         return lanes[0][None] if num_lanes == 1 else torch.stack(lanes)
 
     def attention_of(self, row: int) -> Tensor | None:
-        """What each column of one row's prompt receives."""
+        """Return the mean attention (L,) to each position of a row; None if it was not probed."""
         return self.received[row] if self.received else None
 
 
 def first_of_each(prefixes: Sequence[Prefix]) -> list[int]:
-    """For every prompt the place of the first that is the very same object."""
+    """Return for every prompt the index of the first prompt that is the same object."""
     first: dict[int, int] = {}
     return [first.setdefault(id(prefix), place) for place, prefix in enumerate(prefixes)]
 
 
 def find_stems(prefixes: Sequence[Prefix], places: Sequence[int]) -> list[Stem]:
-    """Which prompts at `places` begin with the same columns, where running these once pays for one more forward.
+    """Find stems among the prompts at indices `places` that save more than the additional forward costs.
 
-    They have one origin and the same first tokens, at least half of the longest's and not all of any. Prompts with
-    padding, or with deepstack features behind the stem, are run whole.
+    The prompts of a stem have equal origins and leading tokens. A stem has at least half of the longest prompt's tokens
+    and not all tokens of any prompt. Prompts with padding, or with deepstack features after the stem, have none.
     """
     kin: dict[Hashable, list[int]] = {}
     for place in places:
@@ -87,7 +87,7 @@ def find_stems(prefixes: Sequence[Prefix], places: Sequence[int]) -> list[Stem]:
 
 
 def _common_length(prefixes: Sequence[Prefix]) -> int:
-    """Columns that all of these prompts of one origin begin with; 0 where features of layers come later."""
+    """Return the number of common leading tokens of prompts of one origin; 0 if deepstack features follow them."""
     shortest = min(prefix.length for prefix in prefixes)
     tokens = torch.stack([prefix.token_ids[:shortest] for prefix in prefixes])
     numbers = [(tokens == tokens[0]).all(dim=0).long().cumprod(dim=0).sum()]
@@ -95,7 +95,7 @@ def _common_length(prefixes: Sequence[Prefix]) -> int:
         numbers += [
             (prefix.visual * torch.arange(1, prefix.length + 1, device=tokens.device)).max() for prefix in prefixes
         ]
-    # One look at the device.
+    # One device synchronization.
     common, *ends = torch.stack(numbers).tolist()
     common = min(common, shortest - 1)
     return common if all(end <= common for end in ends) else 0
@@ -104,12 +104,12 @@ def _common_length(prefixes: Sequence[Prefix]) -> int:
 def group_by_length(
     lengths: Sequence[int], max_tokens: int | None, max_padding: int = MAX_PREFILL_PADDING
 ) -> list[list[int]]:
-    """Places of prompts that are run together, the longest first; every place once, and without a bound all at once.
+    """Group prompts into forwards by length, longest first; returns groups of indices, one if `max_tokens` is None.
 
-    A group holds at most `max_tokens` columns, padding included, unless it is one prompt alone; and one that would have
-    more than `max_padding` columns of padding is left to two.
+    A group has at most `max_tokens` positions, padding included, unless it is a single prompt, and at most
+    `max_padding` positions of padding.
 
-        lengths 900, 10, 880, 12, bound 2,000  →  [0, 2] with 20 columns of padding, [3, 1] with 2
+        lengths 900, 10, 880, 12, bound 2,000  →  [0, 2] with 20 positions of padding, [3, 1] with 2
     """
     order = list(range(len(lengths)))
     if max_tokens is None:
@@ -126,7 +126,7 @@ def group_by_length(
                 continue
         groups.append([place])
         num_padding = 0
-    # What fits into one forward keeps its order, so that rows need not be picked out.
+    # A single group keeps the order of the prompts, so that rows need not be indexed.
     return [sorted(groups[0])] if len(groups) == 1 else groups
 
 
@@ -134,18 +134,18 @@ def group_by_length(
 
 
 def stack(rows: Iterable[Tensor], padding: float = 0.0) -> Tensor:
-    """Rows (L_i, …) of prompts → (r, L, …), padded on the right."""
+    """Stack rows (L_i, …) to (r, L, …), padded on the right."""
     stacked: Tensor = pad_sequence(list(rows), batch_first=True, padding_value=padding)
     return stacked
 
 
 def text_after_images(prefixes: Sequence[Prefix]) -> Tensor:
-    """Columns (r, L) of the text that follows the last visual column; the whole text without images."""
+    """Return which tokens (r, L) are text after the last visual token; all tokens of prompts without images."""
     return stack(prefix.visual.flip(0).cumsum(0).flip(0) == 0 for prefix in prefixes)
 
 
 def stack_padding(prefixes: Sequence[Prefix]) -> Tensor | None:
-    """Columns (r, L) that leave the memory after the prefill, those beyond a prompt's end included; None for none."""
+    """Return which tokens (r, L) are padding, right padding included; None if no prompt has padding tokens."""
     if all(prefix.padding is None for prefix in prefixes):
         return None
     nothing = [torch.zeros_like(prefix.visual) for prefix in prefixes]
@@ -154,20 +154,20 @@ def stack_padding(prefixes: Sequence[Prefix]) -> Tensor | None:
 
 
 def mask_padding(padding: Tensor) -> Tensor:
-    """A causal mask (r, 1, L, L) in which only `padding` tokens themselves attend to `padding` (r, L)."""
+    """Return a causal mask (r, 1, L, L) in which `padding` (r, L) tokens are visible to themselves only."""
     column = torch.arange(padding.shape[1], device=padding.device)
     causal = column[:, None] >= column
     return ((causal & ~padding[:, None]) | (column[:, None] == column))[:, None]
 
 
 def stack_deepstack(prefixes: Sequence[Prefix]) -> list[Tensor]:
-    """Features (visual columns of all rows, D) for each of the first layers, row after row; text rows have none."""
+    """Concatenate the deepstack features of all rows: (visual tokens of all rows, D) for each of the first layers."""
     layers = zip(*(prefix.deepstack for prefix in prefixes if prefix.deepstack), strict=True)
     return [torch.cat(features) for features in layers]
 
 
 def stack_positions(prefixes: Sequence[Prefix], length: int) -> Tensor:
-    """Positions (r, L), or (3, r, L) as soon as one prefix has three rotary axes; padding is 0."""
+    """Stack rotary positions to (r, L), or to (3, r, L) if any prefix has three rotary axes; padding is 0."""
     num_axes = max(prefix.positions.dim() for prefix in prefixes)
     padded = [torch.nn.functional.pad(prefix.positions, (0, length - prefix.length)) for prefix in prefixes]
     if num_axes == 1:

@@ -1,4 +1,4 @@
-"""Bytes of KV cache per position, measured: two positions are written to a cache, for any family of decoders."""
+"""Measure the bytes of KV cache per position by a prefill of two positions, for any decoder architecture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from models.kv.lanes import LaneModel, SlotBatch
 
 @torch.inference_mode()
 def position_bytes(decoder: nn.Module, hidden_size: int) -> dict[torch.device, int]:
-    """Bytes of keys and values of one position of one row, by device."""
+    """Return the bytes of keys and values of one position of one row, summed over layers, by device."""
     weight = next(decoder.parameters())
     length, device = 2, weight.device
     lanes = LaneModel(decoder, nn.Identity(), 1, 1, length)

@@ -1,7 +1,7 @@
-"""Files of LlamaGen's GPT: the published `.pt` files, LANTERN's safetensors folders, and folders of our own.
+"""Read and write checkpoints of LlamaGen's GPT: published `.pt` files, LANTERN's folders, and folders of this project.
 
-Our own folder is `config.json` (the fields of `GptShape`) beside `model.safetensors` under LlamaGen's own names, so it
-reads back into LlamaGen as well.
+A folder of this project has `config.json` (the fields of `GptShape`) and `model.safetensors` with LlamaGen's tensor
+names, so that LlamaGen can load it too.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from models.llamagen.shape import GPT_TYPE, GptShape, VqShape
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef, first_line, sampled_digest
 
 WRAPPERS = ("model", "module", "state_dict")
-"""Keys under which a published `.pt` file may keep its weights (DDP, DeepSpeed, Lightning); FSDP's has none."""
+"""Keys under which a published `.pt` file may nest its weights (DDP, DeepSpeed, Lightning); FSDP files have none."""
 
 PICKLED = (".pt", ".pth", ".bin")
 WEIGHT_SUFFIXES = (*PICKLED, ".safetensors")
-# Published files name their picture's side; all of them count codes of 16 pixels.
+# Names of published files contain the image side in pixels; one code is 16 × 16 pixels in all of them.
 _PUBLISHED_NAME = re.compile(r"[ct]2i_(?:B|L|XL|XXL|3B)(?:_stage[12])?_(256|384|512)\.pt")
 _PIXELS_PER_CODE = 16
 _HINT = "python -m models.llamagen.convert writes one: give it --grid and --heads"
@@ -47,22 +47,22 @@ _HINT = "python -m models.llamagen.convert writes one: give it --grid and --head
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """A checkpoint's `config.json` (empty without one) and its weight files, none if they were not downloaded."""
+    """Contents of a checkpoint's `config.json`, empty if there is none, and its weight files, if downloaded."""
 
     where: str
     config: dict[str, Any]
     files: tuple[Path, ...]
 
     def shapes(self, wrappers: Sequence[str]) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of all tensors; `wrappers` as for `models.heads.files.read_tensors`."""
+        """Read names and shapes of all tensors; `wrappers` as for `models.heads.files.read_tensors`."""
         return {name: shape for file in self.files for name, shape in read_shapes(file, wrappers).items()}
 
     def tensors(self, wrappers: Sequence[str]) -> dict[str, Tensor]:
-        """All tensors, on the CPU."""
+        """Read all tensors to the CPU; `wrappers` as for `shapes`."""
         return {name: value for file in self.files for name, value in read_tensors(file, wrappers).items()}
 
     def sizes(self, kind: str, shape: type[GptShape | VqShape], model: str) -> dict[str, Any]:
-        """The fields of `shape` in a `config.json` of this project, whose `model_type` is `kind`; empty without one."""
+        """Return the fields of `shape` in `config.json`, whose `model_type` must be `kind`; empty without a file."""
         if not self.config:
             return {}
         found = self.config.get("model_type")
@@ -78,7 +78,7 @@ class FoundFiles:
 
 
 def find_files(ref: CheckpointRef, weights: bool = True) -> FoundFiles:
-    """The path of a checkpoint: a file, a folder, a hub id `owner/name`, or one file of the hub, `owner/name/file.pt`.
+    """Find the files of a file, a folder, a hub id `owner/name`, or one file of the hub, `owner/name/file.pt`.
 
     Without `weights` only the configuration is downloaded from a hub id.
     """
@@ -93,9 +93,9 @@ def find_files(ref: CheckpointRef, weights: bool = True) -> FoundFiles:
 
 
 def read_gpt_shape(ref: CheckpointRef, sizes: Mapping[str, Any] | None = None) -> GptShape:
-    """The contents of a checkpoint, from its tensors' shapes and its `config.json`; `sizes` adds missing values.
+    """Read the shape of a checkpoint from its tensors' shapes and its `config.json`; `sizes` adds missing values.
 
-    The number of heads follows from a published size, the grid from a published file's name; otherwise `config.json` or
+    The number of heads is known for published sizes, the grid from published file names; otherwise `config.json` or
     `sizes` must contain `num_heads` and `grid`. For a hub id only the configuration is downloaded.
     """
     found = find_files(ref, weights=False)
@@ -114,7 +114,7 @@ def load_gpt(ref: CheckpointRef, dtype: str, device: torch.device, sizes: Mappin
 
 
 def gpt_from_weights(shape: GptShape, weights: Mapping[str, Tensor], layout: str = OFFICIAL) -> Gpt:
-    """A GPT in evaluation mode with weights under a published layout's names, which fit `shape`."""
+    """Create a GPT in evaluation mode from weights that fit `shape`, with the tensor names of `layout`."""
     with torch.device("meta"):
         gpt = Gpt(shape)
     kept = {name: value.detach() for name, value in weights.items() if not is_stray(name)}
@@ -123,12 +123,12 @@ def gpt_from_weights(shape: GptShape, weights: Mapping[str, Tensor], layout: str
 
 
 def save_gpt(gpt: Gpt, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write `config.json` and `model.safetensors`, under LlamaGen's own names and in its order of rotary pairs."""
+    """Write `config.json` and `model.safetensors`, with LlamaGen's tensor names and order of rotary pairs."""
     save_folder(folder, from_gpt(gpt.state_dict(), gpt.shape), gpt.shape.to_config(), dtype)
 
 
 def save_folder(folder: Path, tensors: Mapping[str, Tensor], config: dict[str, Any], dtype: torch.dtype | None) -> None:
-    """Write `config.json` and `model.safetensors`; `dtype` None keeps that of each tensor."""
+    """Write `config.json` and `model.safetensors`; `dtype` None keeps the dtype of each tensor."""
     folder.mkdir(parents=True, exist_ok=True)
     stored = {name: value.detach().to("cpu", dtype or value.dtype).contiguous() for name, value in tensors.items()}
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
@@ -136,7 +136,7 @@ def save_folder(folder: Path, tensors: Mapping[str, Tensor], config: dict[str, A
 
 
 def revision_of(ref: CheckpointRef) -> str:
-    """Identifies the weights of any network here: the hub's commit, or a hash over names, sizes and samples."""
+    """Return an identifier of GPT or VQ weights: the hub commit, or `sampled_digest` over local files."""
     path = Path(ref.path)
     if ref.is_file:
         files = [path, *path.parent.glob("config.json")]
@@ -155,7 +155,7 @@ def _fetch(ref: CheckpointRef) -> Path:
     owner, name, file = ref.path.split("/")
     try:
         return Path(hf_hub_download(f"{owner}/{name}", file, revision=ref.revision))
-    except Exception as error:  # the hub's errors, the network's and the disk's mean the same to the user
+    except Exception as error:  # errors of the hub, the network and the disk
         raise CheckpointError(f"{ref.path}: it cannot be fetched from the hub: {first_line(error)}") from error
 
 
@@ -173,7 +173,7 @@ def _weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _check(found: FoundFiles, shapes: dict[str, tuple[int, ...]], sizes: Mapping[str, Any]) -> tuple[GptShape, str]:
-    """The shape that config and tensors agree on, and the layout; every tensor is there and of its shape."""
+    """Return shape and layout; raises CheckpointError if config and tensors disagree or tensors are missing."""
     layout = layout_of(shapes)
     if layout is None:
         what = "a VQ model" if "quantize.embedding.weight" in shapes else f"something else ({some_of(shapes)})"
@@ -188,7 +188,7 @@ def _check(found: FoundFiles, shapes: dict[str, tuple[int, ...]], sizes: Mapping
 
 
 def compare_sizes(where: str, configured: Mapping[str, Any], stored: Mapping[str, Any]) -> None:
-    """Refuse a configuration that contradicts the sizes of the weights."""
+    """Raise CheckpointError if a configuration contradicts the sizes of the weights."""
     for name, value in stored.items():
         if configured.get(name, value) != value:
             raise CheckpointError(
@@ -197,7 +197,7 @@ def compare_sizes(where: str, configured: Mapping[str, Any], stored: Mapping[str
 
 
 def _shape(found: FoundFiles, stored: dict[str, Any], layout: str, sizes: Mapping[str, Any]) -> GptShape:
-    """Combine sizes from the tensors, the configuration and the caller."""
+    """Create the shape from sizes of the tensors, the configuration and the caller; later ones take precedence."""
     if layout == LANTERN:
         configured = _translate(found)
     else:
@@ -225,7 +225,7 @@ def _shape(found: FoundFiles, stored: dict[str, Any], layout: str, sizes: Mappin
 
 
 def _translate(found: FoundFiles) -> dict[str, Any]:
-    """LANTERN's `config.json`, which is a Llama's with sizes of its own."""
+    """Convert LANTERN's `config.json`, a Llama config with additional fields, to fields of `GptShape`."""
     config, where = found.config, found.where
     needed = ("num_attention_heads", "rms_norm_eps", "block_size")
     if missing := [name for name in needed if name not in config]:
@@ -261,5 +261,5 @@ def _grid_of_name(found: FoundFiles) -> int | None:
 
 
 def some_of(shapes: Mapping[str, Any]) -> str:
-    """The first names, for messages."""
+    """Return the first two tensor names, for error messages."""
     return ", ".join(list(shapes)[:2]) or "nothing at all"

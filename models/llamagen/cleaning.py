@@ -1,7 +1,7 @@
-"""The caption cleaning of LlamaGen's text models: removes parts of web captions that do not describe the image.
+"""Clean captions as LlamaGen's text models expect: remove parts of web captions that do not describe the image.
 
-The rules and their order are the published ones, with their oddities, because the models were trained with them. Two
-rounds are the rule.
+The rules and their order equal the published code, oddities included, because the models were trained with them. All
+rules are applied twice.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bs4 import BeautifulSoup
 
 
 def _compile(rules: list[str | tuple[str, str]]) -> list[tuple[re.Pattern[str], str]]:
-    """Patterns with what takes their place; nothing, where a rule is only a pattern."""
+    """Compile rules to pairs (pattern, replacement); the replacement of a bare pattern is empty."""
     pairs = [(rule, "") if isinstance(rule, str) else rule for rule in rules]
     return [(re.compile(pattern), replacement) for pattern, replacement in pairs]
 
@@ -24,11 +24,11 @@ def _compile(rules: list[str | tuple[str, str]]) -> list[tuple[re.Pattern[str], 
 _SUFFIXES = r"png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4"
 _DOMAIN = r"[a-z0-9.\-]+\.(?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)"
 
-# What goes, and what takes its place, in this order; the text is in lower case by then.
+# Patterns to remove or replace, in this order; the text is in lower case at this point.
 _ADDRESSES = _compile(
     [
         (r"<person>", "person"),
-        # Only the scheme goes here; what follows it is taken for a domain of its own.
+        # Only the scheme is removed here; the rest matches as a domain.
         rf"\b(?:https?:(?:/{{1,3}}|[a-z0-9%])|{_DOMAIN})",
         rf"\b(?:www:(?:/{{1,3}}|[a-z0-9%])|{_DOMAIN})",
     ]
@@ -62,7 +62,7 @@ _MARKS = _compile(
 )
 _JOINT = re.compile(r"[-_]")
 _MAX_JOINTS = 3
-"""A text with more hyphens and underscores than this is a slug, whose words they part."""
+"""A text with more hyphens and underscores than this is treated as a slug; they become spaces."""
 _NOISE = _compile(
     [
         # Numbers of articles: jc6640, jc6640vc, 6640vc231.
@@ -89,14 +89,14 @@ _NOISE = _compile(
 
 
 def clean_caption(text: str) -> str:
-    """A prompt as the published text models were trained to read it: two rounds of the same rules, in lower case."""
+    """Convert a prompt to lower case and apply the cleaning rules twice, as in training of published text models."""
     return _clean_once(_clean_once(text))
 
 
 def _clean_once(text: str) -> str:
     text = urllib.parse.unquote_plus(text).strip().lower()
     text = _apply(_ADDRESSES, text)
-    # From a stream, because a short string without markup would be suspected, with a warning, to be a file's name.
+    # From a stream, because BeautifulSoup warns that a short string without markup may be a file name.
     text = BeautifulSoup(io.StringIO(text), "html.parser").text
     text = _apply(_MARKS, text)
     if len(_JOINT.findall(text)) > _MAX_JOINTS:

@@ -1,4 +1,4 @@
-"""Prompts as conditions of images: the T5 encoder and its checks."""
+"""Encode prompts as text features with T5, the condition of text-to-image models."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from models.llamagen.shape import MAX_TEXT_TOKENS, GptShape
 from models.loading.checkpoints import CheckpointError, CheckpointRef, load_pretrained, read_config, read_processor
 
 MAX_CHARACTERS = 4096
-"""Longest prompt. Cleaning takes time that grows with its square."""
+"""Longest prompt in characters; the time of cleaning grows quadratically."""
 
 NUM_REMEMBERED = 64
-"""Prompts whose features are cached, for several images of one prompt."""
+"""Number of prompts whose features are cached, for several images of one prompt."""
 
 
 class EmptyPrompt(PromptError):
-    """A prompt without text, before or after cleaning."""
+    """Raised for a prompt without text, before or after cleaning."""
 
 
 class PromptTooLong(PromptError):
-    """A prompt of more tokens than the model takes, without truncation."""
+    """Raised for a prompt with too many characters, or with too many tokens if truncation is off."""
 
 
 class T5Condition:
-    """A T5 encoder with its tokenizer; prompts become features of at most `max_tokens` tokens, the end token included.
+    """T5 encoder with its tokenizer, which encodes prompts of at most `max_tokens` tokens, the end token included.
 
-    With `truncate` a longer prompt loses its end, as in LlamaGen's own scripts; otherwise it is refused.
+    With `truncate`, longer prompts are truncated, as in LlamaGen's scripts; otherwise they raise PromptTooLong.
     """
 
     def __init__(
@@ -53,7 +53,10 @@ class T5Condition:
         return int(config.d_model)
 
     def encode(self, text: str) -> Tensor:
-        """A prompt → features (l, condition_dim) of its l tokens, without padding; read-only."""
+        """Encode a prompt as features (l, condition_dim) of its l tokens, without padding; the result is read-only.
+
+        Raises: PromptError.
+        """
         cleaned = self._clean(text)
         if cleaned not in self._remembered:
             ids = torch.tensor([self._tokenize(cleaned)], device=self.device)
@@ -78,12 +81,12 @@ class T5Condition:
             raise EmptyPrompt("the prompt is empty")
         if len(text) > MAX_CHARACTERS:
             raise PromptTooLong(f"the prompt has {len(text)} characters; at most {MAX_CHARACTERS} are read")
-        # Cleaning needs packages that models for classes or ready features do without.
+        # Cleaning needs packages that class labels and precomputed features do not need.
         from models.llamagen.cleaning import clean_caption
 
         try:
             cleaned = clean_caption(text)
-        except Exception as error:  # the HTML parser refuses some broken declarations in errors of its own
+        except Exception as error:  # the HTML parser raises its own errors for broken declarations
             raise PromptError(f"the prompt cannot be cleaned: {error}") from error
         if not cleaned:
             raise EmptyPrompt(f"nothing is left of the prompt once addresses, codes and markup are gone: {text[:80]!r}")
@@ -94,7 +97,7 @@ class T5Condition:
             ids: list[int] = self.tokenizer(cleaned, verbose=False).input_ids
             if len(ids) > self.max_tokens and self.truncate:
                 ids = self.tokenizer(cleaned, truncation=True, max_length=self.max_tokens).input_ids
-        except Exception as error:  # tokenizers raise anything; the row, not the job, has to fail
+        except Exception as error:  # tokenizers may raise any error; fail the row, not the job
             raise PromptError(f"the tokenizer refuses the prompt: {error}") from error
         if len(ids) > self.max_tokens:
             raise PromptTooLong(
@@ -105,7 +108,7 @@ class T5Condition:
 
 
 def check_t5(ref: CheckpointRef, gpt: GptShape) -> None:
-    """Compare a text encoder's configuration with the GPT that reads it, and read the headers of a folder's weights."""
+    """Raise CheckpointError unless a text encoder is a T5 of the GPT's feature width with readable weight headers."""
     config = read_config(ref)
     if config.model_type != "t5":
         raise CheckpointError(f"{ref.path}: the text encoder must be a T5, not {config.model_type!r}")
@@ -124,7 +127,7 @@ def check_t5(ref: CheckpointRef, gpt: GptShape) -> None:
 
 
 def load_t5(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torch.device, truncate: bool = False) -> T5Condition:
-    """Load the encoder half of a T5, from safetensors or from torch's own format without pickled objects."""
+    """Load the encoder of a T5 from safetensors, or from torch's own format with `weights_only`."""
     check_t5(ref, gpt)
     tokenizer = read_processor(ref, read_config(ref))
     if tokenizer.eos_token_id is None or tokenizer("a").input_ids[-1:] != [tokenizer.eos_token_id]:
@@ -134,7 +137,7 @@ def load_t5(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torch.device,
 
 
 def pad_left(features: Tensor, num_columns: int) -> tuple[Tensor, Tensor]:
-    """Features (l, condition_dim) → (num_columns, condition_dim), zeros first, and which columns are padding, bool."""
+    """Left-pad features (l, condition_dim) to (num_columns, condition_dim); also returns the bool padding mask."""
     num_padding = num_columns - features.shape[0]
     assert num_padding >= 0, (features.shape, num_columns)
     padded = torch.cat([features.new_zeros(num_padding, features.shape[1]), features])

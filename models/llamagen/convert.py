@@ -26,7 +26,7 @@ _WRITTEN = ("config.json", "model.safetensors")
 
 
 def convert(ref: CheckpointRef, out: Path, dtype: str = "auto", sizes: dict[str, Any] | None = None) -> str:
-    """Write the checkpoint into the folder `out`; returns a description of it.
+    """Convert a checkpoint and write it to the folder `out`; returns a description of it.
 
     `sizes` contains a GPT's `grid` and `num_heads` if its file does not; `dtype` is as for `load_gpt`.
     """
@@ -46,7 +46,7 @@ def convert(ref: CheckpointRef, out: Path, dtype: str = "auto", sizes: dict[str,
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Run the command line; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m models.llamagen.convert", description=__doc__)
     parser.add_argument("src", help="a .pt file, a folder, a hub id owner/name, or owner/name/file.pt")
     parser.add_argument("out", type=Path, help="the folder to write; made where there is none")
@@ -71,10 +71,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_gpt(ref: CheckpointRef) -> bool:
-    """Whether to read this as a GPT; files of neither kind are too, because that reader reports their contents."""
+    """Return False for VQ models, True otherwise, because the GPT reader reports errors for other files."""
     names: set[str] = set()
     for file in find_files(ref).files:
-        # One set of keys for both: a VQ training keeps averaged weights under a key of its own.
+        # Keys of both models: VQ checkpoints nest averaged weights under a key of their own.
         names |= read_shapes(file, (*VQ_WRAPPERS, *WRAPPERS)).keys()
     return layout_of(names) is not None or "quantize.embedding.weight" not in names
 

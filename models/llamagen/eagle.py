@@ -1,4 +1,4 @@
-"""EAGLE drafters of LlamaGen: `models.heads.eagle` with the rotary positions of a grid, and LANTERN's files of it.
+"""Load and save EAGLE heads for LlamaGen: `models.heads.eagle` with 2D rotary positions, in LANTERN's file format.
 
 Jang et al. 2024 (arXiv 2410.03355).
 """
@@ -23,10 +23,10 @@ _INPUT_TYPES = {"t2i": ("text", 16), "t2i2": ("text", 32), "c2i": ("class", 24)}
 
 
 def image_eagle(shape: EagleShape, gpt: GptShape) -> EagleNetwork:
-    """A network with fresh weights that drafts for a GPT of shape `gpt`.
+    """Create an initialized network that drafts for a GPT of shape `gpt`.
 
     Raises:
-        ValueError: the two do not fit.
+        ValueError: the shapes do not fit.
     """
     if problem := _misfit(shape, gpt):
         raise ValueError(problem)
@@ -34,7 +34,7 @@ def image_eagle(shape: EagleShape, gpt: GptShape) -> EagleNetwork:
 
 
 def image_eagle_shape(gpt: GptShape) -> EagleShape:
-    """The published drafter's sizes for a GPT of shape `gpt`: one of its layers, and 1e-6 in the norm."""
+    """Return the shape of published drafters for a GPT of shape `gpt`: one of its layers, with norm epsilon 1e-6."""
     config = {
         "vocab_size": gpt.vocab_size,
         "hidden_size": gpt.dim,
@@ -48,7 +48,7 @@ def image_eagle_shape(gpt: GptShape) -> EagleShape:
 
 
 def read_image_eagle_shape(ref: CheckpointRef, gpt: GptShape) -> EagleShape:
-    """What a checkpoint claims to be, where it drafts for a GPT of shape `gpt`."""
+    """Read the shape of a drafter; raises CheckpointError if it does not fit a GPT of shape `gpt`."""
     shape = read_eagle_shape(ref)
     config = read_json(head_folder(ref, WEIGHT_NAMES, weights=False))
     if problem := _misfit(shape, gpt) or _other_image(config, gpt):
@@ -59,27 +59,27 @@ def read_image_eagle_shape(ref: CheckpointRef, gpt: GptShape) -> EagleShape:
 def load_image_eagle(ref: CheckpointRef, gpt: GptShape, dtype: str, device: torch.device) -> EagleNetwork:
     """Load a drafter in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
-    Its token embedding is the file's own, never the target's.
+    The token embedding comes from the file, not from the target.
     """
     shape = read_image_eagle_shape(ref, gpt)
     return load_eagle(ref, dtype, device, _rotary(shape, gpt), lambda tensors: _arrange(tensors, shape, split_pairs))
 
 
 def save_image_eagle(network: EagleNetwork, gpt: GptShape, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write `config.json` and `pytorch_model.bin` in the order of LANTERN's files, and what images it drafts."""
+    """Write `config.json` and `pytorch_model.bin` in LANTERN's weight order, with the image fields of `gpt`."""
     extra = {"grid": gpt.grid, "num_condition_tokens": gpt.num_condition_tokens, "condition": gpt.condition}
     save_eagle(network, folder, dtype, lambda tensors: _arrange(tensors, network.shape, join_pairs), extra)
 
 
 def _rotary(shape: EagleShape, gpt: GptShape) -> GridRotary:
-    # Column t pairs the feature of token t with token t + 1 and takes that token's turn: one row of zeros fewer.
+    # Position t pairs the feature of token t with token t + 1 and uses the rotation of t + 1: one row of zeros fewer.
     return GridRotary(shape.llama.head_dim, gpt.grid, gpt.num_condition_tokens - 1, gpt.rope_base)
 
 
 def _arrange(
     tensors: dict[str, Tensor], shape: EagleShape, order: Callable[[Tensor, int], Tensor]
 ) -> dict[str, Tensor]:
-    """The tensors with the rotary pairs of queries and keys in another order."""
+    """Reorder the rotary pairs of query and key projections with `order`; other tensors are unchanged."""
     query, key = "layers.0.self_attn.q_proj.", "layers.0.self_attn.k_proj."
     num_heads = {query: shape.llama.num_attention_heads, key: shape.llama.num_key_value_heads}
     return {
@@ -100,7 +100,7 @@ def _misfit(shape: EagleShape, gpt: GptShape) -> str | None:
 
 
 def _other_image(config: dict[str, Any], gpt: GptShape) -> str | None:
-    """Image fields of `config.json`, compared with the target's; missing fields are not compared."""
+    """Return why the image fields of `config.json` differ from the target's; None if all present fields are equal."""
     stated = {name: config[name] for name in ("grid", "num_condition_tokens", "condition") if name in config}
     if not stated and config.get("input_type") in _INPUT_TYPES:
         condition, grid = _INPUT_TYPES[config["input_type"]]

@@ -1,6 +1,6 @@
-"""Precomputed text features: the output of a text encoder for a prompt.
+"""Check precomputed text features, the outputs of a text encoder for a prompt.
 
-The one check for features of any source. Imports numpy only, so that it runs without torch.
+Features from all sources are checked here. Imports numpy only, so that it runs without torch.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 
 class FeaturesError(ValueError):
-    """Features that fit no target, or not this one."""
+    """Raised for precomputed features that are invalid or do not fit the target."""
 
 
 def check_features(values: Any, condition_dim: int, max_tokens: int) -> NDArray[np.float32]:
-    """Ready features, an array or nested lists (l, condition_dim) → fp32; a leading axis of 1 is dropped.
+    """Convert features (l, condition_dim), an array or nested lists, to fp32; a leading axis of 1 is dropped.
 
     Raises:
         FeaturesError: another shape, no floating-point numbers, too many rows, values that are not finite, or rows of

@@ -1,4 +1,4 @@
-"""The GPT: a Llama over codes of an image, after columns of a text's features or a class."""
+"""Define LlamaGen's GPT, a Llama over image codes that follow text features or a class label."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from models.llamagen.shape import GptShape
 
 
 class TextCondition(nn.Module):
-    """Projects text features into the GPT's inputs, and holds the features of the empty condition."""
+    """Projection of text features to inputs of the GPT, with the learned features of the empty condition."""
 
     uncond_embedding: Tensor
 
@@ -28,13 +28,13 @@ class TextCondition(nn.Module):
         self.register_buffer("uncond_embedding", null)
 
     def forward(self, features: Tensor) -> Tensor:
-        """Features (…, condition_dim) → inputs (…, D)."""
+        """Project features (…, condition_dim) to inputs (…, D)."""
         projected: Tensor = self.fc2(F.gelu(self.fc1(features.to(self.fc1.weight.dtype)), approximate="tanh"))
         return projected
 
 
 class Gpt(nn.Module):
-    """LlamaGen's GPT. Runs under `models.kv.lanes.LaneModel`; for training under "sdpa" with a mask (r, 1, N, N)."""
+    """LlamaGen's GPT. Runs under `models.kv.lanes.LaneModel`, or for training with "sdpa" and a mask (r, 1, N, N)."""
 
     def __init__(self, shape: GptShape) -> None:
         super().__init__()
@@ -67,22 +67,22 @@ class Gpt(nn.Module):
         return self.output
 
     def set_attn_implementation(self, name: str) -> None:
-        """Switch the layers' attention, as transformers' models do."""
+        """Set the attention implementation, as `PreTrainedModel.set_attn_implementation` does."""
         self.config._attn_implementation = name
 
     def embed_text(self, features: Tensor) -> Tensor:
-        """Text features (…, L, condition_dim), padding included, → inputs (…, L, D)."""
+        """Embed text features (…, L, condition_dim), padding included, as inputs (…, L, D)."""
         assert isinstance(self.condition, TextCondition), "this model is conditioned on classes"
         projected: Tensor = self.condition(features)
         return projected
 
     def null_text(self) -> Tensor:
-        """Inputs (num_condition_tokens, D) of the empty condition."""
+        """Return the inputs (num_condition_tokens, D) of the empty condition."""
         assert isinstance(self.condition, TextCondition), "this model is conditioned on classes"
         return self.embed_text(self.condition.uncond_embedding)
 
     def embed_class(self, label: int) -> Tensor:
-        """The input (1, D) of a class; label `num_classes` is the empty condition."""
+        """Return the input (1, D) of a class label; label `num_classes` is the empty condition."""
         assert isinstance(self.condition, nn.Embedding), "this model is conditioned on text"
         assert 0 <= label <= self.shape.num_classes, (label, self.shape.num_classes)
         return self.condition.weight[label : label + 1]
@@ -95,9 +95,9 @@ class Gpt(nn.Module):
         use_cache: bool = False,
         **kwargs: Any,
     ) -> BaseModelOutput:
-        """Inputs (r, N, D) at `position_ids` (r, N) → `last_hidden_state` (r, N, D) after the final norm.
+        """Run inputs (r, N, D) at `position_ids` (r, N); returns `last_hidden_state` (r, N, D) after the final norm.
 
-        Without a mask attention is causal.
+        Without a mask, attention is causal.
         """
         hidden = inputs_embeds
         positions = self.rotary(hidden, position_ids)

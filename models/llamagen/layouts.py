@@ -1,7 +1,7 @@
-"""Names of published LlamaGen weights and their conversion from and to the GPT's.
+"""Convert tensor names and layouts of published LlamaGen weights to and from those of `models.llamagen.gpt`.
 
-Two layouts: LlamaGen's own (`tok_embeddings.weight`, query, key and value fused) and the LlamaForCausalLM names of
-LANTERN's files. Both keep a head's rotary pairs side by side.
+There are two layouts: LlamaGen's own (`tok_embeddings.weight`, fused query, key and value) and the LlamaForCausalLM
+names of LANTERN's files. Both interleave the rotary pairs of a head.
 """
 
 from __future__ import annotations
@@ -53,29 +53,29 @@ _CONDITION = {
     },
 }
 _STRAY = "freqs_cis"
-"""A table that old files carry beside the weights; it follows from the sizes."""
+"""Name of the rotary table in old files, which is computed from the sizes."""
 
 
 def layout_of(names: Any) -> str | None:
-    """Which layout these names are of; None for neither."""
+    """Return the layout of these tensor names; None if they have neither layout."""
     if "tok_embeddings.weight" in names:
         return OFFICIAL
     return LANTERN if "model.embed_tokens.weight" in names else None
 
 
 def is_stray(name: str) -> bool:
-    """Whether a tensor is a redundant buffer of old files."""
+    """Return whether a tensor is a redundant buffer of old files."""
     return name == _STRAY or name.endswith((f".{_STRAY}", "rotary_emb.inv_freq"))
 
 
 def expected_shapes(shape: GptShape, layout: str) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of every tensor of a model in `layout`."""
+    """Return names and shapes of all tensors of a model in `layout`."""
     with torch.device("meta"):
         return shapes_of(from_gpt(Gpt(shape).state_dict(), shape, layout))
 
 
 def _names(shape: GptShape, layout: str) -> dict[str, str]:
-    """The GPT's names → those of a layout; the parts of a fused matrix have one name."""
+    """Return the layout's name for each of the GPT's names; all parts of a fused matrix map to its name."""
     prefix = "model." if layout == LANTERN else ""
     names = {ours: both[layout == LANTERN] for ours, both in _OUTSIDE.items()}
     names |= {ours: prefix + theirs for ours, theirs in _CONDITION[shape.condition].items()}
@@ -87,7 +87,7 @@ def _names(shape: GptShape, layout: str) -> dict[str, str]:
 
 
 def to_gpt(tensors: dict[str, Tensor], shape: GptShape, layout: str) -> dict[str, Tensor]:
-    """Tensors under a layout's names → the GPT's state dict; `tensors` is emptied on the way, to hold each once."""
+    """Convert tensors of a layout to the GPT's state dict; `tensors` is emptied to save memory."""
     parts: dict[str, list[str]] = {}
     for ours, theirs in _names(shape, layout).items():
         parts.setdefault(theirs, []).append(ours)
@@ -102,7 +102,7 @@ def to_gpt(tensors: dict[str, Tensor], shape: GptShape, layout: str) -> dict[str
 
 
 def from_gpt(state: Mapping[str, Tensor], shape: GptShape, layout: str = OFFICIAL) -> dict[str, Tensor]:
-    """The GPT's state dict → tensors under a layout's names, in its order of rotary pairs."""
+    """Convert the GPT's state dict to tensors of a layout, in its order of rotary pairs."""
     found: dict[str, list[Tensor]] = {}
     for ours, theirs in _names(shape, layout).items():
         value = join_pairs(state[ours], shape.num_heads) if ours.endswith(_TURNED) else state[ours]
@@ -111,7 +111,7 @@ def from_gpt(state: Mapping[str, Tensor], shape: GptShape, layout: str = OFFICIA
 
 
 def sizes_of(found: Shapes, layout: str, where: str) -> dict[str, Any]:
-    """Fields of `GptShape` from names and shapes; `num_heads` and `grid` only if they can be inferred."""
+    """Infer fields of `GptShape` from names and shapes; `num_heads` and `grid` only if they can be inferred."""
     prefix = "model." if layout == LANTERN else ""
     inner = "layers.0.mlp.gate_proj.weight" if layout == LANTERN else "layers.0.feed_forward.w1.weight"
     embedding = f"{prefix}embed_tokens.weight" if layout == LANTERN else "tok_embeddings.weight"
@@ -137,7 +137,7 @@ def sizes_of(found: Shapes, layout: str, where: str) -> dict[str, Any]:
 
 
 def _read_stray(found: Shapes, sizes: dict[str, Any]) -> dict[str, Any]:
-    """Grid and heads from a rotary table (condition + grid², D_h / 2, 2) of an old file."""
+    """Infer `grid` and `num_heads` from the rotary table (condition + grid², D_h / 2, 2) of an old file."""
     table = found.get(_STRAY, ())
     if len(table) != 3 or table[2] != 2 or table[1] < 1:
         return {}

@@ -1,6 +1,6 @@
-"""Nearest codes of a VQ codebook, for LANTERN (arXiv 2410.03355, section 3.2): computed once and stored on disk.
+"""Compute and cache the nearest codes of each code of a VQ codebook, for LANTERN (arXiv 2410.03355, section 3.2).
 
-A table (V, k) has each code's k nearest others, nearest first, of equally near codes the lower number first.
+A table (V, k) has the k nearest other codes of each code, nearest first; ties are ordered by code number.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ logger = logging.getLogger(__name__)
 Metric = Literal["l2", "cosine", "random"]
 
 MAX_NEIGHBOURS = 1001
-"""Most neighbours of a table: the papers' k of 1,000, and the one entry more that their code zeroes."""
+"""Largest k of a table: 1,000 as in the paper, and one more that the published code zeroes."""
 
 _TABLE = "neighbours"
 _FORMAT = 1
-# Bytes of distances at once: 32 MiB of float64, for any codebook.
+# Number of distances computed at once: 32 MiB of float64.
 _DISTANCES_AT_ONCE = 1 << 22
 
 
 class CodebookError(ValueError):
-    """A codebook that no neighbours can be found in, or more neighbours asked for than it has."""
+    """Raised for an invalid codebook, or if it has too few codes for the number of neighbours."""
 
 
 @dataclass(frozen=True)
 class Proximity:
-    """The distance of codes: `metric` over the stored codes, or, `normalised`, over their directions.
+    """Distance between codes: `metric` over the stored codes, or over codes of unit length if `normalised`.
 
-    "cosine" is the distance of directions either way. "random" is the control: every code's neighbours are drawn from
-    all others with `seed`.
+    "cosine" always normalises. "random" is a control experiment: the neighbours of every code are drawn from all other
+    codes with `seed`.
     """
 
     metric: Metric = "l2"
@@ -53,7 +53,7 @@ class Proximity:
 
 
 def cache_folder() -> Path | None:
-    """Where tables are kept on this machine; None for a user without a home."""
+    """Return the cache folder of tables on this machine; None if the user has no home directory."""
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftfleet" / "neighbours"
     except RuntimeError:
@@ -61,9 +61,9 @@ def cache_folder() -> Path | None:
 
 
 def neighbour_table(codebook: Tensor, num_neighbours: int, proximity: Proximity, folder: Path | None) -> Tensor:
-    """The table (V, k) int64 of a codebook (V, code_dim) in its stored dtype, from the cache `folder` or computed.
+    """Return the table (V, k) int64 of a codebook (V, code_dim) in its stored dtype, cached in `folder` or computed.
 
-    None caches nothing. A damaged file and a read-only folder are logged.
+    `folder` None disables the cache. A damaged file or a read-only folder is logged as a warning.
 
     Raises:
         CodebookError: as `nearest_codes`.
@@ -86,7 +86,7 @@ def neighbour_table(codebook: Tensor, num_neighbours: int, proximity: Proximity,
 
 
 def nearest_codes(codebook: Tensor, num_neighbours: int, proximity: Proximity) -> Tensor:
-    """Each code's nearest others, (V, k) int64 on the CPU; memory is bounded for any V.
+    """Compute the nearest other codes of each code, (V, k) int64 on the CPU, in blocks of bounded memory.
 
     Raises:
         CodebookError: `codebook` (V, code_dim) has values that are not finite, or fewer than k + 1 codes.
@@ -160,7 +160,7 @@ def _read(path: Path, num_codes: int, num_neighbours: int) -> Tensor:
 
 
 def _write(path: Path, table: Tensor) -> None:
-    """Write whole or not at all; two writers of one table write the same."""
+    """Write a table atomically; concurrent writers of one table write equal files."""
     compact = table.numpy().astype(np.uint16 if len(table) <= 1 << 16 else np.int32)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.", suffix=".part")

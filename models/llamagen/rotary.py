@@ -1,6 +1,6 @@
-"""Two-dimensional rotary positions: half of a head's pairs rotate by the code's row, half by its column.
+"""Compute 2D rotary positions: half of a head's pairs rotate by the row of a code, half by its column.
 
-Files have a head's pairs side by side (2i, 2i + 1); transformers' layers rotate dimension i with i + D_h / 2.
+Files interleave the pairs of a head (2i, 2i + 1); transformers' layers rotate dimension i with i + D_h / 2.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 
 class GridRotary(nn.Module):
-    """Cosines and sines for `num_condition_tokens` condition columns and then `grid` × `grid` codes in raster order.
+    """Cosines and sines for `num_condition_tokens` condition positions, then `grid` × `grid` codes in raster order.
 
-    Condition columns have zeros for both, which is not the identity: the published weights were trained so. Positions
-    at and beyond the image's end have zeros as well.
+    Condition positions have zeros for both, which is not the identity, because the published weights were trained this
+    way. Positions after the image have zeros as well.
     """
 
     cos: Tensor
@@ -31,18 +31,18 @@ class GridRotary(nn.Module):
         self.register_buffer("sin", sin, persistent=False)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Positions (r, N) → cos, sin (r, N, D_h) for `rotate_half`, in the type of `x`."""
+        """Look up cos and sin (r, N, D_h) of positions (r, N) for `rotate_half`, in the dtype of `x`."""
         index = position_ids.clamp(0, self.cos.shape[0] - 1)
         return self.cos[index].to(x.dtype), self.sin[index].to(x.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         moved = super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # A change of type rounds buffers, and changing back would not undo it.
+        # A dtype change rounds buffers, so they are computed again.
         self.cos, self.sin = (table.to(self.cos.device) for table in self._tables())
         return moved
 
     def _tables(self) -> tuple[Tensor, Tensor]:
-        """Both tables (num_condition_tokens + grid² + 1, D_h) in fp32, on the CPU even where models start on meta."""
+        """Compute both tables (num_condition_tokens + grid² + 1, D_h) in fp32 on the CPU, even under a meta device."""
         half = self.head_dim // 2
         exponents = torch.arange(0, half, 2, dtype=torch.float32, device="cpu")[: half // 2] / half
         frequencies = 1.0 / self.base**exponents
@@ -57,12 +57,12 @@ class GridRotary(nn.Module):
 
 
 def split_pairs(weight: Tensor, num_heads: int) -> Tensor:
-    """Rows (H · D_h, …) of a query or key projection from the files' order into the layers'."""
+    """Reorder rows (H · D_h, …) of a query or key projection from the order of files to that of the layers."""
     pairs = weight.reshape(num_heads, -1, 2, *weight.shape[1:])
     return pairs.transpose(1, 2).reshape(weight.shape)
 
 
 def join_pairs(weight: Tensor, num_heads: int) -> Tensor:
-    """Undo `split_pairs`."""
+    """Invert `split_pairs`."""
     pairs = weight.reshape(num_heads, 2, -1, *weight.shape[1:])
     return pairs.transpose(1, 2).reshape(weight.shape)

@@ -1,4 +1,4 @@
-"""Sizes of LlamaGen's two networks: the GPT that generates codes and the VQ model that decodes them to pixels."""
+"""Define the sizes of LlamaGen's networks: the GPT that generates codes and the VQ model that decodes them."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ NAMED: dict[str, tuple[int, int, int]] = {
 """Published sizes: name → (dim, num_layers, num_heads). The number of heads cannot be read from weights."""
 
 MAX_TEXT_TOKENS = 120
-"""Condition columns of every published text model."""
+"""Number of condition tokens of all published text models."""
 
 GPT_TYPE, VQ_TYPE = "llamagen_gpt", "llamagen_vq"
-"""`model_type` in the `config.json` of either network."""
+"""`model_type` in the `config.json` of the GPT and of the VQ model."""
 
 
 def ffn_dim_of(dim: int) -> int:
-    """Width of the feed-forward layer: 8/3 of `dim`, rounded up to a multiple of 256."""
+    """Return the width of the feed-forward layer: 8/3 of `dim`, rounded up to a multiple of 256."""
     return math.ceil((8 * dim // 3) / 256) * 256
 
 
 @dataclass(frozen=True)
 class GptShape:
-    """One GPT: an image is `grid` × `grid` codes after `num_condition_tokens` columns of text features or one class.
+    """Sizes of a GPT: images have `grid` × `grid` codes, after `num_condition_tokens` text features or one class token.
 
     `condition_dim` is the width of text features, `num_classes` the number of classes.
 
@@ -67,10 +67,10 @@ class GptShape:
 
     @staticmethod
     def named(name: str, condition: Literal["text", "class"], grid: int, **changes: Any) -> GptShape:
-        """A published size, but for `changes`.
+        """Create a published shape with some fields replaced by `changes`.
 
         Raises:
-            ValueError: there is none of this name.
+            ValueError: the name is unknown, or the sizes are invalid.
         """
         if name not in NAMED:
             raise ValueError(f"there is no LlamaGen size {name!r}; known: {', '.join(NAMED)}")
@@ -96,13 +96,13 @@ class GptShape:
         return self.grid * self.grid
 
     def to_config(self) -> dict[str, Any]:
-        """The contents of `config.json`."""
+        """Return the contents of `config.json`."""
         return {"model_type": GPT_TYPE} | asdict(self)
 
 
 @dataclass(frozen=True)
 class VqShape:
-    """One VQ model: `codebook_size` codes of `code_dim` numbers; the picture is halved once per further multiplier.
+    """Sizes of a VQ model: `codebook_size` codes of `code_dim` numbers; each multiplier but the first halves the image.
 
     Raises:
         ValueError: invalid sizes.
@@ -130,12 +130,12 @@ class VqShape:
         return int(2 ** (len(self.multipliers) - 1))
 
     def to_config(self) -> dict[str, Any]:
-        """The contents of `config.json`."""
+        """Return the contents of `config.json`."""
         return {"model_type": VQ_TYPE} | asdict(self) | {"multipliers": list(self.multipliers)}
 
 
 def _check_types(shape: GptShape | VqShape) -> None:
-    """Validate a hand-written `config.json`: every size is a positive whole number."""
+    """Raise ValueError unless every size is a positive integer, or a positive float for `rms_eps` and `rope_base`."""
     for field in fields(shape):
         value, is_real = getattr(shape, field.name), field.name in ("rms_eps", "rope_base")
         if field.name == "condition":

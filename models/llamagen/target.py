@@ -1,7 +1,7 @@
-"""LlamaGen as a target or an independent drafter: conditions become prefixes of one or two lanes.
+"""Run LlamaGen as a target or an independent drafter, with conditions as prefixes of one or two lanes.
 
-Lane 0 is conditional; lane 1, with guidance, is unconditional under the *same* padding, as the public checkpoints are
-trained. The output is the VQ codes of a square in raster order.
+Lane 0 is conditional. With guidance, lane 1 is unconditional with the *same* padding, as public checkpoints are
+trained. The output is the VQ codes of a square image in raster order.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from models.llamagen.gpt import Gpt
 
 
 class TextEncoder(Protocol):
-    """Encodes prompts; see `models.llamagen.condition.T5Condition`."""
+    """Text encoder of prompts; see `models.llamagen.condition.T5Condition`."""
 
     def encode(self, text: str) -> Tensor: ...
 
 
 class LlamaGenTarget(TargetModel):
-    """A LlamaGen; without `text_encoder` a text-conditional one needs features in every request. `guided` models have
-    two lanes.
+    """A LlamaGen model. Without `text_encoder`, text-conditional models need features in every request. `guided` models
+    have two lanes.
     """
 
     def __init__(self, gpt: Gpt, text_encoder: TextEncoder | None = None, guided: bool = True, name: str = "") -> None:
@@ -54,7 +54,7 @@ class LlamaGenTarget(TargetModel):
         condition: Condition,
         videos: Sequence[Clip] = (),
     ) -> list[Prefix]:
-        """The condition for each lane; `condition` replaces the prompt if it is set."""
+        """Encode the prompt, or `condition` if it is set, as one prefix per lane; raises PromptError."""
         if images or videos:
             shown = f"{len(images)} image(s) and {len(videos)} video(s)"
             raise PromptError(f"the model makes images from text or a label, but the sample has {shown}")
@@ -98,7 +98,7 @@ class LlamaGenTarget(TargetModel):
         return features.to(self.device, self.dtype)
 
     def _prefix(self, embeds: Tensor, padding: Tensor | None, num_padding: int) -> Prefix:
-        """Condition positions; the token id is 0, as EAGLE drafters for LlamaGen expect."""
+        """Create the prefix of condition embeddings (L, D), with token ids 0 as EAGLE heads for LlamaGen expect."""
         positions = torch.arange(embeds.shape[0], device=embeds.device)
         ids = torch.zeros_like(positions)
         return Prefix(ids, embeds, positions, ids > 0, (), padding, num_padding)

@@ -1,7 +1,7 @@
-"""The VQ model of LlamaGen: pixels to codes and back, a convolutional network of the taming family.
+"""Define LlamaGen's VQ model, a convolutional network as in taming-transformers that maps pixels to codes and back.
 
-Modules have the names of the public files. Codes are directions: the encoder's output and the codebook are scaled to
-length 1 when they are compared; the stored codebook need not be.
+Modules have the names of public files. Encoder outputs and codes are scaled to length 1 when they are compared; the
+stored codebook is not normalised.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from models.llamagen.shape import VqShape
 
 NUM_USED = 65536
-"""Length of the public files' record of the codes used last in training."""
+"""Length of the buffer `codebook_used` in public files, the codes used last in training."""
 _NORM_EPS = 1e-6
-# Distances of this many latents to the whole codebook are held at once: 16,384 codes make 256 MiB in float32.
+# Number of latents compared with the whole codebook at once: 256 MiB of float32 for 16,384 codes.
 _LATENTS_AT_ONCE = 4096
 
 
@@ -29,7 +29,7 @@ def _norm(width: int) -> nn.GroupNorm:
 
 
 class ResBlock(nn.Module):
-    """Two normalised 3 × 3 convolutions around a shortcut; (b, c, H, W) → (b, c', H, W)."""
+    """Residual block of two 3 × 3 convolutions with group norm; (b, c, H, W) → (b, c', H, W)."""
 
     def __init__(self, width_in: int, width_out: int) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class ResBlock(nn.Module):
 
 
 class AttentionBlock(nn.Module):
-    """Attention of one head over all places of a feature map."""
+    """Residual single-head attention over all pixels of a feature map (b, c, H, W)."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class AttentionBlock(nn.Module):
 
 
 class Downsample(nn.Module):
-    """Halves a feature map; the padding is at the right and the bottom only."""
+    """Strided convolution that halves height and width; pads right and bottom only."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Downsample(nn.Module):
 
 
 class Upsample(nn.Module):
-    """Doubles a feature map by repeating and smooths it."""
+    """Nearest-neighbour upsampling by 2, then a 3 × 3 convolution."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ class Upsample(nn.Module):
 
 
 class Level(nn.Module):
-    """The blocks of one resolution, each with attention if it `attends`, then a change of resolution."""
+    """Residual blocks of one resolution, each followed by attention if `attends`, then an optional `resample`."""
 
     def __init__(
         self, width_in: int, width_out: int, num_blocks: int, attends: bool, resample: Downsample | Upsample | None
@@ -118,7 +118,7 @@ def _middle(width: int) -> nn.ModuleList:
 
 
 class Encoder(nn.Module):
-    """Pixels (b, 3, H, W) → latents (b, latent_dim, h, w), `shape.factor` times smaller along each side."""
+    """Encoder from pixels (b, 3, H, W) to latents (b, latent_dim, H / f, W / f), f = `shape.factor`."""
 
     def __init__(self, shape: VqShape) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Encoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Latents (b, latent_dim, h, w) → pixels (b, 3, H, W); levels from coarse to fine."""
+    """Decoder from latents (b, latent_dim, h, w) to pixels (b, 3, H, W), from coarse to fine levels."""
 
     def __init__(self, shape: VqShape) -> None:
         super().__init__()
@@ -169,7 +169,7 @@ class Decoder(nn.Module):
 
 
 class Codebook(nn.Module):
-    """The table of codes, with the public files' record of the codes used last in training."""
+    """Code embeddings, with the buffer `codebook_used` of public files."""
 
     codebook_used: Tensor
 
@@ -179,11 +179,11 @@ class Codebook(nn.Module):
         self.register_buffer("codebook_used", torch.zeros(NUM_USED))
 
     def directions(self) -> Tensor:
-        """The codes scaled to length 1, (V, code_dim) in float32."""
+        """Return the codes scaled to length 1, (V, code_dim) in float32."""
         return F.normalize(self.embedding.weight.float(), dim=-1)
 
     def nearest(self, latents: Tensor) -> Tensor:
-        """Ids of the codes nearest to latents (…, code_dim) in direction; the lowest of several equally near."""
+        """Return the ids (…) of the codes with the highest cosine to latents (…, code_dim); the lowest id in a tie."""
         flat = F.normalize(latents.float(), dim=-1).reshape(-1, latents.shape[-1])
         codes = self.directions().mT.contiguous()
         found = [(part @ codes).argmax(-1) for part in torch.split(flat, _LATENTS_AT_ONCE)]
@@ -191,7 +191,7 @@ class Codebook(nn.Module):
 
 
 class Vq(nn.Module):
-    """LlamaGen's tokenizer of images."""
+    """LlamaGen's image tokenizer: encoder, codebook and decoder."""
 
     def __init__(self, shape: VqShape) -> None:
         super().__init__()
@@ -204,7 +204,7 @@ class Vq(nn.Module):
 
     @property
     def codebook(self) -> Tensor:
-        """The stored codes (V, code_dim), not scaled to any length."""
+        """Stored codes (V, code_dim), not normalised."""
         return self.quantize.embedding.weight
 
     @property
@@ -212,7 +212,7 @@ class Vq(nn.Module):
         return self.quant_conv.weight.dtype
 
     def latents(self, pixels: Tensor) -> Tensor:
-        """Pixels (b, 3, H, W) in [-1, 1] → latents to compare with the codebook, (b, h, w, code_dim), of any length.
+        """Compute unnormalised latents (b, h, w, code_dim) of pixels (b, 3, H, W) in [-1, 1].
 
         Raises:
             ValueError: the pixels have another shape, or sides that are not multiples of the model's factor.
@@ -227,7 +227,7 @@ class Vq(nn.Module):
 
     @torch.no_grad()
     def encode(self, pixels: Tensor) -> Tensor:
-        """Pixels (b, 3, H, W) in [-1, 1] → codes (b, h, w), int64; the nearest code by direction.
+        """Encode pixels (b, 3, H, W) in [-1, 1] as codes (b, h, w), int64, by `Codebook.nearest`.
 
         Raises:
             ValueError: as `latents`.
@@ -236,10 +236,10 @@ class Vq(nn.Module):
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes (b, h, w) → pixels (b, 3, H, W), nominally in [-1, 1] and not clamped.
+        """Decode codes (b, h, w) to pixels (b, 3, H, W), nominally in [-1, 1] and not clamped.
 
         Raises:
-            ValueError: codes of another shape, or outside the codebook; the first such is named with its place.
+            ValueError: wrong shape, or codes outside the codebook; the message names the first with its index.
         """
         if codes.ndim != 3 or codes.is_floating_point():
             raise ValueError(
@@ -256,20 +256,20 @@ class Vq(nn.Module):
         return self.render(self.quantize.directions()[codes])
 
     def render(self, directions: Tensor) -> Tensor:
-        """Codes as directions (b, h, w, code_dim) → pixels (b, 3, H, W)."""
+        """Decode codes of length 1 (b, h, w, code_dim) to pixels (b, 3, H, W)."""
         latents = self.post_quant_conv(directions.permute(0, 3, 1, 2).to(self.dtype))
         pixels: Tensor = self.decoder(latents)
         return pixels
 
 
 def square_pixels(image: NDArray[np.uint8], side_px: int) -> Tensor:
-    """uint8 RGB (height, width, 3) of any size → pixels (3, side_px, side_px) in [-1, 1], fp32.
+    """Convert uint8 RGB (height, width, 3) of any size to pixels (3, side_px, side_px) in [-1, 1], fp32.
 
-    Shrunk and cropped to the middle square as by ADM, which made the data of LlamaGen and LANTERN.
+    Resizes and center-crops as ADM's code does, which prepared the data of LlamaGen and LANTERN.
     """
     picture = Image.fromarray(image)
     while min(picture.size) >= 2 * side_px:
-        # Halving by mean first keeps fine patterns from turning into others.
+        # Halving with a box filter first avoids aliasing.
         picture = picture.resize((picture.width // 2, picture.height // 2), Image.Resampling.BOX)
     scale = side_px / min(picture.size)
     size = (max(side_px, round(picture.width * scale)), max(side_px, round(picture.height * scale)))

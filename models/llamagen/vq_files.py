@@ -1,6 +1,6 @@
-"""Files of LlamaGen's VQ model: the published `.pt` files, and folders of `config.json` beside `model.safetensors`.
+"""Read and write LlamaGen's VQ model: published `.pt` files, and folders of `config.json` and `model.safetensors`.
 
-Both have the published names; every size is read from the tensors' shapes.
+Both have the published tensor names; all sizes are read from the tensors' shapes.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from models.llamagen.vq import NUM_USED, Vq
 from models.loading.checkpoints import DTYPES, CheckpointError, CheckpointRef
 
 WRAPPERS = ("ema", "model", "state_dict")
-"""Keys under which a published `.pt` file may keep its weights; averaged ones come first, as in LlamaGen itself."""
+"""Keys under which a published `.pt` file may nest its weights; averaged weights first, as in LlamaGen's code."""
 
-# The record of used codes is no weight: files written without it are whole.
+# A buffer of training statistics, which files need not contain.
 _USED = "quantize.codebook_used"
-# What only training needs, in checkpoints that were not cut down for release.
+# Tensors for training only, in checkpoints that were not stripped for release.
 _STRAY = re.compile(r"(loss|discriminator)\.")
 _CODEBOOK = "quantize.embedding.weight"
 
 
 def read_vq_shape(ref: CheckpointRef) -> VqShape:
-    """The shape of a VQ checkpoint, from its tensors; a `config.json` beside it must agree."""
+    """Read the shape of a VQ checkpoint from its tensors; a `config.json` in the same folder must agree."""
     found = find_files(ref)
     return _check(found, found.shapes(WRAPPERS))
 
@@ -37,7 +37,7 @@ def read_vq_shape(ref: CheckpointRef) -> VqShape:
 def load_vq(ref: CheckpointRef, dtype: str, device: torch.device, codebook_size: int | None = None) -> Vq:
     """Load a VQ model in evaluation mode; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
-    Give the `codebook_size` of the GPT whose codes are to be decoded.
+    Raises CheckpointError if `codebook_size`, that of the GPT whose codes are decoded, differs.
     """
     found = find_files(ref)
     tensors = found.tensors(WRAPPERS)
@@ -56,13 +56,13 @@ def load_vq(ref: CheckpointRef, dtype: str, device: torch.device, codebook_size:
 
 
 def save_vq(vq: Vq, folder: Path, dtype: torch.dtype | None = None) -> None:
-    """Write `config.json` and `model.safetensors` under LlamaGen's own names, without the record of used codes."""
+    """Write `config.json` and `model.safetensors` with LlamaGen's tensor names, without `codebook_used`."""
     tensors = {name: value for name, value in vq.state_dict().items() if name != _USED}
     save_folder(folder, tensors, vq.shape.to_config(), dtype)
 
 
 def _check(found: FoundFiles, shapes: Mapping[str, tuple[int, ...]]) -> VqShape:
-    """The shape that config and tensors agree on; every tensor is there and of its shape."""
+    """Return the shape; raises CheckpointError if config and tensors disagree or tensors are missing."""
     kept = {name: size for name, size in shapes.items() if not _STRAY.match(name)}
     try:
         stored = _sizes_of(kept)
@@ -87,7 +87,7 @@ def _check(found: FoundFiles, shapes: Mapping[str, tuple[int, ...]]) -> VqShape:
 
 
 def _sizes_of(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Any]:
-    """Every size, from the shapes of a few tensors; raises KeyError or IndexError where they are not a VQ model's."""
+    """Infer all sizes from shapes of a few tensors; raises KeyError or IndexError if these are not of a VQ model."""
     blocks = {name.split(".")[2] for name in shapes if name.startswith("encoder.conv_blocks.")}
     first = {name.split(".")[4] for name in shapes if name.startswith("encoder.conv_blocks.0.res.")}
     channels = shapes["encoder.conv_in.weight"][0]

@@ -1,1 +1,1 @@
-"""Checkpoints, architecture inspection, placement on devices, quantization, vocabulary slices."""
+"""Model loading: checkpoints, architecture inspection, placement on devices, quantization, draft vocabulary."""

@@ -1,4 +1,4 @@
-"""Finds and loads checkpoints: a `save_pretrained` folder or a hub id, safetensors only, remote code off."""
+"""Load checkpoints from a `save_pretrained` folder or a hub id: safetensors only, remote code off by default."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is missing, unreadable or of a kind that cannot be run; the message names it.
+    """Raised if a checkpoint is missing, unreadable or unsupported; the message names it.
 
-    Functions that read or check files of models raise it for every such reason.
+    All functions that read or check model files raise it.
     """
 
 
 @dataclass(frozen=True)
 class CheckpointRef:
-    """Where one model comes from: `path` is a folder or a hub id, `revision` a hub commit."""
+    """Reference to a model: `path` is a folder or a hub id, `revision` a hub commit."""
 
     path: str
     revision: str | None = None
     allow_remote_code: bool = False
 
-    # Not pathlib's functions, which raise for names that are too long or in unreadable folders.
+    # os.path does not raise for names that are too long or in unreadable folders, unlike pathlib.
     @property
     def is_folder(self) -> bool:
         return bool(self.path) and os.path.isdir(self.path)
@@ -67,7 +67,7 @@ class CheckpointRef:
         return os.path.isfile(self.path)
 
     def options(self) -> dict[str, Any]:
-        """Keyword arguments that every transformers loader gets."""
+        """Return the keyword arguments of transformers' loaders; raises CheckpointError for an invalid `path`."""
         if not self.is_folder and (self.path.startswith(("/", ".", "~")) or self.path.count("/") != 1):
             raise CheckpointError(
                 f"{self.path or 'an empty path'}: no such folder (and not a hub id of the form owner/name)"
@@ -76,14 +76,14 @@ class CheckpointRef:
 
 
 def read_config(ref: CheckpointRef) -> PreTrainedConfig:
-    """The checkpoint's `config.json`."""
+    """Read the `config.json` of a checkpoint; raises CheckpointError if the architecture is unknown."""
     options = ref.options()
     if ref.is_folder and not (Path(ref.path) / "config.json").is_file():
         raise CheckpointError(f"{ref.path}: it holds no config.json, so it is not what save_pretrained writes")
     try:
         settings, _ = PreTrainedConfig.get_config_dict(ref.path, revision=ref.revision)
         kind, brings_code = settings.get("model_type"), bool(settings.get("auto_map"))
-    except Exception as error:  # unreachable hubs, torn JSON and JSON that is no object raise three different families
+    except Exception as error:  # unreachable hubs, broken JSON and JSON that is no object raise unrelated errors
         reason = "it is no JSON object" if isinstance(error, AttributeError) else first_line(error)
         raise CheckpointError(f"{ref.path}: its config.json cannot be read: {reason}") from error
     if not isinstance(kind, str | None):
@@ -96,12 +96,12 @@ def read_config(ref: CheckpointRef) -> PreTrainedConfig:
         raise CheckpointError(f"{ref.path}: {reason}")
     try:
         return AutoConfig.from_pretrained(ref.path, **options)
-    except Exception as error:  # values of the wrong type are found by each configuration class in its own way
+    except Exception as error:  # each configuration class raises its own errors for wrong values
         raise CheckpointError(f"{ref.path}: its config.json cannot be read: {first_line(error)}") from error
 
 
 def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
-    """The processor of a vision-language checkpoint, or the tokenizer of a text one."""
+    """Read the processor of a vision-language checkpoint, or the tokenizer of a text checkpoint."""
     loader: Any = AutoProcessor if is_vision_language(config) else AutoTokenizer
     own_class: Any = PROCESSOR_MAPPING.get(type(config), None)
     if ref.is_folder and not any((Path(ref.path) / name).is_file() for name in TOKENIZER_FILES):
@@ -110,12 +110,12 @@ def read_processor(ref: CheckpointRef, config: PreTrainedConfig) -> Any:
         if loader is AutoProcessor and own_class is not None and VIDEO_PART in own_class.get_attributes():
             return _read_with_own_video_part(ref, own_class)
         return loader.from_pretrained(ref.path, **ref.options())
-    except Exception as error:  # the tokenizers library raises bare exceptions for a torn file
+    except Exception as error:  # the tokenizers library raises bare exceptions for broken files
         raise CheckpointError(f"{ref.path}: its processor cannot be read: {first_line(error)}") from error
 
 
 def _read_with_own_video_part(ref: CheckpointRef, processor_class: Any) -> Any:
-    """The processor from its own files, with our video part, or none if that is unknown: it still reads images."""
+    """Read a processor with a `VideoProcessor`, or without a video processor if its settings are unsupported."""
     loaders: dict[str, Any] = {"image_processor": AutoImageProcessor, "tokenizer": AutoTokenizer}
     options = ref.options()
     parts: list[Any] = []
@@ -143,8 +143,8 @@ def load_weights(
 ) -> nn.Module:
     """Load a model in evaluation mode onto `device`; `dtype` is a key of `DTYPES`, or "auto" for the stored type.
 
-    With `others` its layers are spread over those too; `reserved_bytes` of `device` are used by others. `quantization`
-    is a key of `models.loading.quantization.KINDS`, or "none".
+    With `others`, the layers are spread over these devices too; other models use `reserved_bytes` of `device`.
+    `quantization` is a key of `models.loading.quantization.KINDS`, or "none".
     """
     loader: Any = AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
     ref.options()  # refuses a path that is neither a folder nor a hub id
@@ -168,17 +168,17 @@ def load_weights(
 
 
 def load_pretrained(ref: CheckpointRef, loader: Any, dtype: str, **options: Any) -> nn.Module:
-    """A model in evaluation mode by a `loader` of transformers; `dtype` as in `load_weights`."""
+    """Load a model in evaluation mode with an Auto class `loader` of transformers; `dtype` as in `load_weights`."""
     options |= ref.options() | {"dtype": DTYPES.get(dtype, "auto"), "output_loading_info": True}
     try:
         model, report = loader.from_pretrained(ref.path, **options)
-    except Exception as error:  # OSError, ValueError, RuntimeError, UnpicklingError: all mean the same to the user
+    except Exception as error:  # OSError, ValueError, RuntimeError, UnpicklingError
         reason = first_line(error)
         if "ignore_mismatched_sizes" in reason:
             reason = "their shapes are not those that config.json asks for"
         raise CheckpointError(f"{ref.path}: its weights cannot be loaded: {reason}") from error
     if missing := sorted(report["missing_keys"]):
-        # transformers initialises them with random numbers and only warns.
+        # transformers initializes missing tensors randomly and only logs a warning.
         raise CheckpointError(f"{ref.path}: its weights lack {len(missing)} tensors, e.g. {missing[0]}")
     ready: nn.Module = model.requires_grad_(False).eval()
     return ready
@@ -193,7 +193,7 @@ def _quantise(ref: CheckpointRef, decoder: nn.Module, device: torch.device, kind
 
 
 def check_index(where: str, index: Path) -> None:
-    """Refuse an index of shards that names anything but plain file names beside it."""
+    """Raise CheckpointError unless a shard index contains plain file names only, which cannot leave the folder."""
     try:
         names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -204,7 +204,7 @@ def check_index(where: str, index: Path) -> None:
 
 
 def _check_weight_files(folder: Path) -> None:
-    """Check the names and headers of a folder's weights, so that errors name the file."""
+    """Check the names and headers of a folder's weight files, so that errors name the file."""
     for index in sorted(folder.glob("*.index.json")):
         check_index(str(folder), index)
     files = sorted(folder.glob("*.safetensors"))
@@ -225,12 +225,12 @@ def _check_weight_files(folder: Path) -> None:
 
 
 def is_vision_language(config: PreTrainedConfig) -> bool:
-    """Whether transformers loads this architecture as an image-text-to-text model."""
+    """Return whether transformers has an image-text-to-text model class for this architecture."""
     return config.model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 
 def revision_of(ref: CheckpointRef, config: PreTrainedConfig) -> str:
-    """Identifies the weights: the hub commit, or a hash over names, sizes and headers of a folder's files."""
+    """Return an identifier of the weights: the hub commit, or `sampled_digest` over a folder's files."""
     if not ref.is_folder:
         return str(getattr(config, "_commit_hash", None) or ref.revision or "main")
     suffixes = {".json", ".safetensors", ".jinja", ".model", ".txt"}
@@ -238,9 +238,9 @@ def revision_of(ref: CheckpointRef, config: PreTrainedConfig) -> str:
 
 
 def sampled_digest(files: Iterable[Path]) -> str:
-    """A hash over names, sizes, headers and ends of files, because large weights are not read twice.
+    """Hash names, sizes, the first MiB and the last 64 KiB of files, without reading large weights completely.
 
-    Headers contain shapes; the end distinguishes retrained weights of the same shapes.
+    The first MiB contains shapes; the end distinguishes retrained weights of equal shapes.
     """
     digest = hashlib.sha256()
     for file in files:
@@ -252,7 +252,7 @@ def sampled_digest(files: Iterable[Path]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the error's type."""
+    """Return the first line of an error's message, or the name of its type."""
     if isinstance(error, KeyError):
         return f"it lacks {error}"
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(":. ")

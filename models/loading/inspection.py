@@ -1,6 +1,6 @@
-"""Checks at load time whether a decoder can run over ragged rows, by running two tokens through it.
+"""Check at load time whether a decoder can run with ragged attention, by a forward of two tokens.
 
-Refuses features that `models.backends.attention` does not implement.
+Decoders that need features missing in `models.backends.attention` are refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from models.loading.checkpoints import CheckpointError, first_line
 
 IMPLEMENTATION = "draftfleet_inspection"
 LENGTH_DEPENDENT = frozenset({"dynamic", "longrope"})
-"""Types of rotary tables that transformers computes from the longest row of a batch."""
+"""Rotary embedding types whose tables depend on the longest row of a batch."""
 SUPPORTED_LAYERS = frozenset({"full_attention"})
 UNSUPPORTED = {
     "sliding_window": "a sliding window",
@@ -25,7 +25,7 @@ UNSUPPORTED = {
     "position_bias": "a position bias",
     "attention_mask": "its own mask",
 }
-"""Keyword arguments by which transformers' layers ask attention for more than plain causal mixing."""
+"""Keyword arguments of attention for unsupported features, and their names in error messages."""
 
 
 @dataclass
@@ -35,7 +35,7 @@ class _Notes:
 
 
 def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: str) -> None:
-    """Refuse a model whose layers are not all plain full attention, or that is more than `head` over `decoder`."""
+    """Raise CheckpointError unless all layers use full attention and the logits are `head` of the decoder's states."""
     config: Any = decoder.config
     if kinds := sorted(_rotary_kinds(decoder) & LENGTH_DEPENDENT):
         raise CheckpointError(
@@ -54,7 +54,7 @@ def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: s
             ours = head(_states(decoder, ids, notes))
             theirs = model(input_ids=ids, use_cache=False).logits
         decoder.set_attn_implementation(before)  # type: ignore[operator]
-    except Exception as error:  # an unknown architecture may refuse embeddings, positions or the keyword, each its way
+    except Exception as error:  # unknown architectures may raise any error on these arguments
         raise _refusal(name, f"its decoder does not take embeddings and positions ({first_line(error)})") from error
     if notes.keywords:
         raise _refusal(name, f"its attention uses {' and '.join(sorted(UNSUPPORTED[word] for word in notes.keywords))}")
@@ -68,7 +68,7 @@ def check_decoder(model: nn.Module, decoder: nn.Module, head: nn.Module, name: s
 
 
 def parts_of(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
-    """The decoder and the output embedding of a model."""
+    """Return the decoder and the output embedding of a model; raises CheckpointError if it lacks either."""
     try:
         decoder: Any = model.get_decoder()  # type: ignore[operator]
         head: Any = model.get_output_embeddings()  # type: ignore[operator]
@@ -85,7 +85,7 @@ def parts_of(model: nn.Module, name: str) -> tuple[nn.Module, nn.Module]:
 
 
 def _rotary_kinds(decoder: nn.Module) -> set[str]:
-    """Types of rotary tables, by layer types where they differ."""
+    """Return the rotary embedding types of all modules."""
     kinds: set[str] = set()
     for module in decoder.modules():
         kind = getattr(module, "rope_type", None)
@@ -114,11 +114,11 @@ def _note(
     notes: _Notes | None = None,
     **keywords: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention contract: returns zeros (1, N, H, D_h), and records the arguments."""
+    """Record the arguments of an attention call and return zeros (1, N, H, D_h), as transformers expects it."""
     if notes is not None:
         notes.layers.append(int(module.layer_idx))  # type: ignore[arg-type]
         notes.keywords |= {word for word in UNSUPPORTED if keywords.get(word) is not None}
-        if attention_mask is not None:  # none was handed in
+        if attention_mask is not None:  # the caller passes no mask
             notes.keywords.add("attention_mask")
     batch, heads, nodes, _ = query.shape
     return value.new_zeros(batch, nodes, heads, value.shape[3]), None

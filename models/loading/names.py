@@ -1,13 +1,13 @@
-"""File names of a checkpoint from an index or a store: refused before use unless they are plain names."""
+"""Check file names from a checkpoint index or a remote store before use."""
 
 from __future__ import annotations
 
 MAX_NAME_BYTES = 255
-"""What file systems allow for one name."""
+"""Longest file name that common file systems allow, in bytes."""
 
 
 def is_plain_name(name: object) -> bool:
-    """Whether a name is a plain file name and not a path."""
+    """Return whether a name is a plain file name: no path separators, control characters, `.` or `..`."""
     return (
         isinstance(name, str)
         and name not in ("", ".", "..")

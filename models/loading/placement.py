@@ -1,4 +1,4 @@
-"""One model over several devices: which layer is placed where, and how a forward moves between devices.
+"""Place the layers of a model on several devices, and move tensors between devices in a forward.
 
 The first device holds all parts other than layers (embeddings, vision, norm, head), and every forward begins and ends
 there: only the layers, their KV cache and this module use other devices.
@@ -17,10 +17,10 @@ from models.backends.attention import AttentionStep
 
 
 def balance(first_bytes: int, layer_bytes: Sequence[int], num_devices: int) -> tuple[int, ...]:
-    """The device of each layer, in order, so that the fullest device holds as little as can be.
+    """Return the device index of each layer such that the largest number of bytes on a device is minimal.
 
-    The first device holds `first_bytes` beside its layers. Neighbours stay together: a forward crosses from each device
-    to the next once.
+    The first device holds `first_bytes` in addition to its layers. Each device has consecutive layers, so a forward
+    moves from each device to the next once.
     """
     lowest, highest = max(first_bytes, *layer_bytes), first_bytes + sum(layer_bytes)
     sizes = range(lowest, highest + 1)
@@ -29,7 +29,7 @@ def balance(first_bytes: int, layer_bytes: Sequence[int], num_devices: int) -> t
 
 
 def _fill(first_bytes: int, layer_bytes: Sequence[int], size: int) -> tuple[int, ...]:
-    """The device of each layer where every device takes what fits into `size` before the next one is begun."""
+    """Return the device index of each layer if each device is filled up to `size` bytes before the next."""
     place, num_used, places = 0, first_bytes, []
     for num_bytes in layer_bytes:
         if num_used + num_bytes > size:
@@ -40,20 +40,20 @@ def _fill(first_bytes: int, layer_bytes: Sequence[int], size: int) -> tuple[int,
 
 
 def spread(model: nn.Module, decoder: nn.Module, devices: Sequence[torch.device], reserved_bytes: int = 0) -> None:
-    """Move a model onto several devices; `reserved_bytes` of the first are used by others."""
+    """Move a model to several devices; other models use `reserved_bytes` of the first device."""
     layers: nn.ModuleList = decoder.layers  # type: ignore[assignment]
     sizes = [_num_bytes(layer) for layer in layers]
     places = balance(reserved_bytes + _num_bytes(model) - sum(sizes), sizes, len(devices))
     for layer, place in zip(layers, places, strict=True):
         layer.to(devices[place])
-    decoder.layers = nn.ModuleList()  # so that only the rest moves; its place among the modules stays
+    decoder.layers = nn.ModuleList()  # so that only the other modules move; the order of modules is kept
     model.to(devices[0])
     decoder.layers = layers
     connect(list(layers), [devices[place] for place in places], devices[0])
 
 
 def connect(layers: Sequence[nn.Module], places: Sequence[torch.device], first: torch.device) -> None:
-    """Have each layer get its inputs on its own device, and the last one's output come back to the `first`."""
+    """Register hooks that move inputs to the device of each layer, and the last layer's output to `first`."""
     for layer, place in zip(layers, places, strict=True):
 
         def fetch(
@@ -66,7 +66,7 @@ def connect(layers: Sequence[nn.Module], places: Sequence[torch.device], first: 
 
 
 def moved(value: Any, device: torch.device) -> Any:
-    """The same with every tensor in it on a device."""
+    """Return `value` with all tensors in nested dicts, tuples and attention steps moved to a device."""
     if isinstance(value, Tensor):
         return value.to(device)
     if isinstance(value, AttentionStep):

@@ -1,8 +1,8 @@
-"""Linear layers with rounded weights and one scale per output, which use torch's own kernels.
+"""Quantize linear layers to int8 or fp8 with one scale per output, for torch's own kernels.
 
 `int8`: w ≈ s · q with q from −127 to 127 and s the largest |w| of the output's row over 127; inputs are not rounded.
 `fp8`: q of float8_e4m3fn and s the largest |w| over 448; inputs are rounded as well, with a scale per row, so that no
-row depends on others. Lossless decoding is lossless with respect to the rounded model.
+row depends on others. Lossless decoding is lossless relative to the quantized model.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from models.backends.select import backend_for
 
 BLOCK = 16
-"""Inputs and outputs that kernels read at once; with a rest they refuse, or write beyond their memory."""
+"""Divisor of the sizes that kernels support; other sizes raise errors or write out of bounds."""
 LARGEST_INT8 = 127
 FP8 = torch.float8_e4m3fn
 LARGEST_FP8 = torch.finfo(FP8).max
 
 
 class RoundedLinear(nn.Module):
-    """A linear layer with rounded weights: `weight` (O, D), `scales` (O,) and `bias` of its type."""
+    """Linear layer with quantized `weight` (O, D), `scales` (O,) and an unquantized `bias` (O,)."""
 
     kind: ClassVar[str]
     block_of_outputs: ClassVar[int] = 1
@@ -42,43 +42,43 @@ class RoundedLinear(nn.Module):
 
     @classmethod
     def takes(cls, linear: nn.Linear) -> bool:
-        """Whether the kernel has this layer's sizes."""
+        """Return whether the kernel supports the sizes of this layer."""
         return linear.in_features % BLOCK == 0 and linear.out_features % cls.block_of_outputs == 0
 
     @classmethod
     def why_slow(cls, device: torch.device, dtype: torch.dtype) -> str | None:
-        """Why the kernel is too slow there; None if it is not."""
+        """Return why the device's backend refuses this quantization with inputs of `dtype`; None if it does not."""
         return backend_for(device).refuse_quantization(cls.kind, dtype)
 
     @staticmethod
     def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights (O, D) → rounded ones and scales (O,)."""
+        """Quantize weights (O, D); returns them and their scales (O,)."""
         raise NotImplementedError
 
     def _multiplied(self, rows: Tensor) -> Tensor:
-        """Inputs (n, D) → outputs (n, O), without bias."""
+        """Multiply inputs (n, D); returns outputs (n, O) without bias."""
         raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
-        """Inputs (…, D) → outputs (…, O)."""
+        """Compute outputs (…, O) of inputs (…, D)."""
         out = self._multiplied(input.reshape(-1, self.in_features).contiguous())
         if self.bias is not None:
             out = out + self.bias
         return out.view(*input.shape[:-1], self.out_features)
 
     def dequantised(self) -> Tensor:
-        """The weights that are multiplied, in fp32."""
+        """Return the weights times their scales, (O, D) in fp32."""
         return self.weight.float() * self.scales.float()[:, None]
 
 
 class Int8Linear(RoundedLinear):
-    """Weights of int8, inputs as they are."""
+    """Linear layer with int8 weights; inputs are not quantized."""
 
     kind = "int8"
 
     @staticmethod
     def _rounded(stored: Tensor) -> tuple[Tensor, Tensor]:
-        # The scale is rounded first, so that each weight becomes the nearest multiple of the scale that is multiplied.
+        # The scale is rounded first, so that each weight becomes the nearest multiple of the stored scale.
         smallest = torch.finfo(stored.dtype).tiny
         scales = (stored.float().abs().amax(dim=1) / LARGEST_INT8).to(stored.dtype).clamp_min(smallest)
         shares = (stored.float() / scales.float()[:, None]).round()
@@ -90,7 +90,7 @@ class Int8Linear(RoundedLinear):
 
 
 class Fp8Linear(RoundedLinear):
-    """Weights of fp8, and inputs too: each row's largest value becomes the largest number that fp8 has."""
+    """Linear layer with fp8 weights and inputs; each row is scaled so that its maximum is the largest fp8 number."""
 
     kind = "fp8"
     block_of_outputs = BLOCK
@@ -113,9 +113,9 @@ class Fp8Linear(RoundedLinear):
 
 
 def _in_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows (n, D) → the nearest multiples in fp8 of a scale for each, and these scales (n,) in fp32.
+    """Quantize rows (n, D) to fp8; returns them and one scale per row (n,) in fp32.
 
-    A row with a value that is no number, or infinite, has no number at all.
+    Rows with NaN or infinite values become NaN.
     """
     values = rows.float()
     scales = (values.abs().amax(dim=1) / LARGEST_FP8).clamp_min(torch.finfo(torch.float32).tiny)
@@ -126,7 +126,7 @@ KINDS: dict[str, type[RoundedLinear]] = {each.kind: each for each in (Int8Linear
 
 
 def quantise(decoder: nn.Module, kind: str) -> int:
-    """Replace the linear layers of a decoder; returns how many. Those of sizes that the kernel does not take stay."""
+    """Replace the linear layers of supported sizes in a decoder by quantized ones; returns their number."""
     rounded = KINDS[kind]
     count = 0
     for parent in decoder.modules():
@@ -138,7 +138,7 @@ def quantise(decoder: nn.Module, kind: str) -> int:
 
 
 def why_not(device: torch.device, dtype: torch.dtype, kind: str) -> str | None:
-    """Why such weights are not multiplied there with inputs of a type, in words; None where they are."""
+    """Return why `kind` weights with inputs of `dtype` are unsupported on a device; None if a trial is correct."""
     rounded = KINDS[kind]
     if (reason := rounded.why_slow(device, dtype)) is not None:
         return reason
@@ -146,7 +146,7 @@ def why_not(device: torch.device, dtype: torch.dtype, kind: str) -> str | None:
     try:
         linear = nn.Linear(BLOCK, BLOCK, device=device, dtype=dtype)
         layer = rounded(linear)
-        # Numbers that no rounding changes.
+        # Inputs that quantization represents exactly.
         ones = torch.ones(2, BLOCK, device=device, dtype=dtype)
         with torch.inference_mode():
             found, wanted = layer(ones).float(), ones.float() @ layer.dequantised().T + linear.bias.float()

@@ -1,6 +1,6 @@
-"""The draft vocabulary: an output layer with the rows of some tokens, and the file that lists them.
+"""Reduce a drafter's output layer to a draft vocabulary, and read and write the file that lists its tokens.
 
-An output layer over a large vocabulary costs a small drafter as much as its layers, and texts use few of its tokens
+An output layer over a large vocabulary costs a small drafter as much as its layers, and texts use few of the tokens
 (Zhao et al. 2025, FR-Spec, arXiv 2502.14856). A token outside the list is never drafted; the target can still generate
 it.
 """
@@ -19,12 +19,12 @@ MAX_FILE_BYTES = 256 * 1024 * 1024
 
 
 class VocabularyError(ValueError):
-    """A list of tokens that is missing, torn or of another tokenizer; the message names it."""
+    """Raised if a token list is missing, broken or of another tokenizer; the message names it."""
 
 
 @dataclass(frozen=True)
 class TokenCount:
-    """One token of a tokenizer, as the tokenizer writes it, and how often it was seen."""
+    """A token id, its string in the tokenizer's vocabulary, and its number of occurrences."""
 
     token_id: int
     token: str
@@ -32,9 +32,9 @@ class TokenCount:
 
 
 class SlicedHead(nn.Module):
-    """The rows of an output layer that belong to some tokens; every other token of `vocab_size` gets −inf.
+    """Output layer over `token_ids`; all other tokens of `vocab_size` get logits of −inf.
 
-    `rows` computes the logits; a backend may replace it by a faster layer with the same weights.
+    `rows` computes the logits of `token_ids`; a backend may replace it by a faster layer with the same weights.
     """
 
     def __init__(self, rows: nn.Module, token_ids: Tensor, vocab_size: int) -> None:
@@ -46,7 +46,7 @@ class SlicedHead(nn.Module):
 
     @staticmethod
     def of(head: nn.Linear, token_ids: Iterable[int], vocab_size: int) -> SlicedHead:
-        """Copy the rows of `token_ids`, which `head` and the vocabulary must have, out of `head`."""
+        """Create a sliced head from copies of the rows `token_ids` of `head`."""
         ids = torch.tensor(sorted(set(token_ids)), dtype=torch.long, device=head.weight.device)
         assert len(ids), "no tokens"
         assert 0 <= int(ids[0]) <= int(ids[-1]) < min(vocab_size, head.weight.shape[0]), ids
@@ -57,11 +57,11 @@ class SlicedHead(nn.Module):
         return SlicedHead(rows, ids, vocab_size)
 
     def with_rows(self, rows: nn.Module) -> SlicedHead:
-        """The same slice over another layer of equal weights."""
+        """Return the same slice with another layer for its logits, which has equal weights."""
         return SlicedHead(rows, self.token_ids, self.vocab_size)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """States (…, D) → logits (…, V) in fp32."""
+        """Compute logits (…, V) in fp32 of hidden states (…, D)."""
         few: Tensor = self.rows(hidden).float()
         out = few.new_full((*few.shape[:-1], self.vocab_size), -torch.inf)
         return out.index_copy_(-1, self.token_ids, few)
@@ -71,7 +71,7 @@ class SlicedHead(nn.Module):
 
 
 def write_tokens(path: Path, tokens: Sequence[TokenCount], texts_of: str) -> None:
-    """Write a list, most frequent token first; `texts_of` describes the counted texts."""
+    """Write a token list, most frequent token first; `texts_of` describes the counted texts."""
     rows = ",\n".join(json.dumps([one.token_id, one.token, one.count]) for one in _by_count(tokens))
     part = path.with_name(path.name + ".part")
     part.write_text(f'{{"counted": {json.dumps(texts_of)},\n"tokens": [\n{rows}\n]}}\n', encoding="utf-8")
@@ -79,10 +79,10 @@ def write_tokens(path: Path, tokens: Sequence[TokenCount], texts_of: str) -> Non
 
 
 def read_tokens(path: str) -> list[TokenCount]:
-    """The list in a file, most frequent token first.
+    """Read a token list, most frequent token first.
 
     Raises:
-        VocabularyError: it is missing, too large, no such list, or names a token twice.
+        VocabularyError: the file is missing, too large, no token list, or contains a token id twice.
     """
     file = Path(path)
     try:

@@ -1,1 +1,1 @@
-"""Compiled layers, packed weights, attention, GEMM and chain verification in C++."""
+"""CPU backend: layers compiled by torch.compile with packed weights, attention and GEMM kernels in C++."""

@@ -1,7 +1,7 @@
-"""Attention over rows of different lengths on a CPU: `attention.cpp`, compiled at first use.
+"""Run attention over rows of different lengths on a CPU with a C++ kernel, `attention.cpp`, compiled at first use.
 
-torch's kernel packs keys and values for GEMMs and computes every position of a window. This kernel reads the positions
-that a row has, once.
+torch's kernel packs keys and values for GEMMs and computes every position of a window. This kernel reads only the
+positions of a row, once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from models.backends.attention import AttentionStep
 from models.backends.cpu.build import Library, beside
 
 STRIP = 32
-"""Head sizes are multiples of this."""
+"""Head sizes must be multiples of this."""
 _FUNCTIONS = {torch.float32: "step_fp32", torch.bfloat16: "step_bf16"}
 _Sizes, _Strides = ctypes.c_int64 * 6, ctypes.c_int64 * 17
 _STEP_TYPES: list[Any] = [*[ctypes.c_void_p] * 11, ctypes.c_float, ctypes.c_int]
@@ -29,7 +29,7 @@ LIBRARY = Library(
 
 
 def can_attend(memory: Tensor) -> bool:
-    """Whether the kernel is built and takes a cache (rows, H_kv, capacity, D) of this dtype, device and head size."""
+    """Return whether the kernel builds and supports the dtype, device and head size D of a cache (rows, H_kv, …, D)."""
     fits = memory.device.type == "cpu" and memory.dtype in _FUNCTIONS and memory.shape[3] % STRIP == 0
     return fits and LIBRARY.library() is not None
 
@@ -45,7 +45,7 @@ def attend_rows(
     mask: Tensor | None,
     scaling: float,
 ) -> Tensor:
-    """Write the N new nodes of a forward to the KV cache and attend.
+    """Write K and V of the N new nodes of a forward to the KV cache, and compute their attention.
 
     `query` (r, H, N, D), `key` and `value` (r, H_kv, N, D) are written to `rows` (r,) and `columns` (r, N) of the cache
     `keys` and `values` (rows, H_kv, capacity, D). With a `mask` (r, 1, N, W), which is added to the scores, the first r
@@ -94,7 +94,7 @@ OPERATION = torch.ops.draftfleet.attend_rows
 
 
 class RowsKernel:
-    """The attention kernel of compiled layers; see `models.backends.attention.AttentionKernel`."""
+    """Attention kernel of compiled layers; see `models.backends.attention.AttentionKernel`."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, step: AttentionStep, scale: float
@@ -105,7 +105,7 @@ class RowsKernel:
         return out
 
     def on(self, device: torch.device) -> RowsKernel:
-        """Itself: compiled layers are on one device."""
+        """Return this kernel, because compiled layers are on one device."""
         return self
 
 

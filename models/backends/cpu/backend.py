@@ -1,4 +1,4 @@
-"""The CPU backend: compiled layers with packed weights, an attention kernel and a GEMM kernel."""
+"""Run models on a CPU: compiled layers with packed weights, an attention kernel and a GEMM kernel."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from models.backends.forward import DecoderRunner
 from models.backends.host_copy import HostCopy, ReadCopy
 
 BUSY_TOKENS = 192
-"""Positions of one prefill forward that keep a CPU busy: its GEMMs gain nothing from more."""
+"""Most positions of one prefill forward; more do not make GEMMs more efficient on a CPU."""
 MAX_PADDING = 16
-"""As `models.backends.base.MAX_PREFILL_PADDING`: a CPU multiplies so many positions while it reads the weights."""
+"""See `models.backends.base.MAX_PREFILL_PADDING`; a CPU computes about this many positions while it reads weights."""
 
 
 class CpuBackend(Backend):
-    """The host computes, so results are complete when a call returns."""
+    """CPU backend; it is synchronous, so results are complete when a call returns."""
 
     name = "cpu"
     is_asynchronous = False

@@ -1,4 +1,4 @@
-"""C++ libraries for CPUs, built at first use by torch's builder, which caches them between processes."""
+"""Build C++ libraries for CPUs at first use with torch's `CppCodeCache`, which caches them between processes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ logger = logging.getLogger(__name__)
 
 
 class Library:
-    """A library of concatenated `sources` with the argument types of its `functions`.
+    """A C++ library built from concatenated `sources`; `functions` maps names to ctypes argument types.
 
-    If the build fails, a warning with the text `fallback` is logged once.
+    If the build fails, the warning `fallback` is logged once, with the reason.
     """
 
     def __init__(
@@ -32,14 +32,14 @@ class Library:
         self._was_tried = False
 
     def library(self) -> ctypes.CDLL | None:
-        """The library, built if necessary; None if the build fails."""
+        """Return the library, which is built at the first call; None if the build fails."""
         if not self._was_tried:
             try:
                 self._built = self._build()
-            except Exception as error:  # compilers fail in many ways
+            except Exception as error:  # compilers raise errors of many types
                 reason = " ".join(str(error).splitlines()[:2]) or type(error).__name__
                 logger.warning("%s: %s", self._fallback, reason)
-            # Set last: another thread must not take a running build for a failed one.
+            # Set last, so that other threads do not treat a running build as failed.
             self._was_tried = True
         return self._built
 
@@ -56,5 +56,5 @@ class Library:
 
 
 def beside(*names: str) -> tuple[Path, ...]:
-    """Paths of source files in this folder."""
+    """Return the paths of source files in this folder."""
     return tuple(Path(__file__).with_name(name) for name in names)

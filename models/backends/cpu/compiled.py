@@ -1,8 +1,8 @@
-"""A decoder whose layers are compiled for a CPU: one small graph for all layers, batches and windows.
+"""Run a decoder with layers compiled for a CPU: one graph for all layers, batch sizes and windows.
 
 Compilation fuses the element-wise operations between GEMMs and merges GEMMs of one input. Layers of the same structure
-share one graph, so compilation takes seconds at any depth. Each kind of forward is compiled at its first use: which
-kernels a forward runs depends on its shape only.
+share one graph, so compilation takes seconds at any depth. Each kind of forward is compiled at its first use, so
+that the kernels of a forward depend on its shape only.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 NOT_COMPILED = (torch._dynamo.exc.TorchDynamoException, torch._dynamo.exc.FailOnRecompileLimitHit)
 MIN_FREE = 1.25
-"""Free memory that packing requires, as a multiple of the weights' bytes."""
+"""Free memory that packing requires, as a multiple of the bytes of the weights."""
 
 
 class Kind(NamedTuple):
-    """Forwards that torch compiles separately, because it specializes axes of length 1."""
+    """Key of forwards that torch compiles separately, because it specializes axes of length 1."""
 
     is_prefill: bool
     is_single_row: bool
@@ -67,7 +67,7 @@ class CompiledDecoder(DecoderRunner):
         return "eager, compiling failed" if self.has_failed else "compiled"
 
     def output_layer(self, head: nn.Module) -> nn.Module:
-        """The output layer with packed weights."""
+        """Return the output layer with packed weights."""
         return pack_head(head)
 
     def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
@@ -84,18 +84,18 @@ class CompiledDecoder(DecoderRunner):
         return self._compile(kind, embeds, positions, step)
 
     def _run(self, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
-        """A compiled forward. Torch may compile new lengths in any forward, and may fail."""
+        """Run a compiled forward. Torch may compile new lengths; if that fails, the forward runs eagerly."""
         try:
             return run_decoder(self._compiled_decoder, embeds, positions, step, {})
         except NOT_COMPILED as error:
-            # The first line names the part of torch, the second the error.
+            # The first line names the component of torch, the second the error.
             reason = " ".join((str(error) or type(error).__name__).splitlines()[:2])
         # Layers before the failure have written their keys and values; the eager forward writes the same again.
         return self._fall_back(reason, (embeds, positions, step))
 
     def _compile(self, kind: Kind, embeds: Tensor, positions: Tensor, step: AttentionStep) -> Tensor:
-        """The first compiled forward of a kind. Without a working compiler or memory for packed weights the forward
-        runs eagerly, and a warning is logged."""
+        """Compile and run the first forward of a kind. Without a working compiler or memory for packed weights, the
+        forward runs eagerly and a warning is logged."""
         started = time.perf_counter()
         if not self.compiled and (free := free_bytes()) < MIN_FREE * self._num_bytes:
             return self._fall_back(
@@ -122,7 +122,7 @@ class CompiledDecoder(DecoderRunner):
 
 
 class _CompiledLayer(nn.Module):
-    """One layer of the copied decoder: runs the shared graph with its own weights."""
+    """Layer of the copied decoder, which runs the shared graph with its own weights."""
 
     def __init__(self, index: int, inner: nn.Module, graph: LayerGraph) -> None:
         super().__init__()
@@ -143,7 +143,7 @@ class _CompiledLayer(nn.Module):
 
 
 class PackedHead(nn.Module):
-    """An output layer with packed weights; `head` keeps the original."""
+    """Output layer with packed weights of the linear layer `head`."""
 
     def __init__(self, head: nn.Linear) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ class PackedHead(nn.Module):
 
 @runtime_checkable
 class SlicedLayer(Protocol):
-    """An output layer over some tokens (`models.loading.vocabulary.SlicedHead`)."""
+    """Output layer over a part of the vocabulary, such as `models.loading.vocabulary.SlicedHead`."""
 
     rows: nn.Module
 
@@ -163,17 +163,17 @@ class SlicedLayer(Protocol):
 
 
 def pack_head(head: nn.Module) -> nn.Module:
-    """Pack a linear output layer, or a slice of one; other layers are returned as they are."""
+    """Return a linear or sliced output layer with packed weights; other layers are returned unchanged."""
     if isinstance(head, SlicedLayer) and type(head.rows) is nn.Linear:
         rows = PackedHead(head.rows)
-        # Slices belong to engines; their packed copies are released with them.
+        # An engine owns its slice; the packed copy is released with the slice.
         weakref.finalize(rows, forget, [head.rows.weight.data_ptr()])
         return head.with_rows(rows)
     return PackedHead(head) if type(head) is nn.Linear else head
 
 
 def can_compile(decoder: nn.Module) -> bool:
-    """Whether the layers have one structure, no buffers, and weights that the packed kernels take."""
+    """Return whether all layers have equal structure, no buffers, and weights that packed kernels support."""
     layers = list(getattr(decoder, "layers", ()))
     weights = [one for layer in layers for one in layer.parameters()]
     has_buffers = any(True for layer in layers for _ in layer.buffers())
@@ -182,7 +182,7 @@ def can_compile(decoder: nn.Module) -> bool:
 
 
 def _structure(layer: nn.Module) -> list[object]:
-    """What a shared graph assumes of a layer: its modules, their constants, and the shapes of its weights."""
+    """Return the properties that layers must share to run one graph: modules, their constants, shapes of weights."""
     parts: list[object] = []
     for name, module in layer.named_modules():
         constants = {

@@ -1,6 +1,6 @@
-"""GEMM in bf16 with a weight layout of its own, for few rows: `gemm.cpp`, compiled at first use.
+"""Run bf16 GEMMs of few rows with a C++ kernel and blocked weights, `gemm.cpp`, compiled at first use.
 
-oneDNN's packed kernels read weights more slowly with few rows and take a quarter longer with some dozens.
+oneDNN's packed kernels read weights more slowly with few rows, and take a quarter longer with some dozens of rows.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from models.backends.cpu.build import Library, beside
 
 BLOCK = 32
-"""Outputs per weight block; the same constant is in the source."""
+"""Outputs per weight block; must equal the constant in `gemm.cpp`."""
 _NUMBER, _ADDRESS = ctypes.c_int64, ctypes.c_void_p
 LIBRARY = Library(
     beside("gemm.cpp"),
@@ -27,7 +27,7 @@ LIBRARY = Library(
 
 
 def can_multiply(weight: Tensor) -> bool:
-    """Whether this kernel takes weights (O, D): bf16, an even D, a CPU with bf16 instructions and without AMX."""
+    """Return whether the kernel supports weights (O, D): bf16, even D, a CPU with bf16 instructions and without AMX."""
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or weight.shape[1] % 2:
         return False
     library, answer = LIBRARY.library(), ctypes.c_bool(False)
@@ -37,7 +37,7 @@ def can_multiply(weight: Tensor) -> bool:
 
 
 def pack_blocks(weight: Tensor) -> Tensor:
-    """Weights (O, D) in blocks (⌈O / 32⌉, D / 2, 32, 2); the last block is padded with zeros."""
+    """Pack weights (O, D) into blocks (⌈O / 32⌉, D / 2, 32, 2); the last block is padded with zeros."""
     num_outputs, num_inputs = weight.shape
     if rest := -num_outputs % BLOCK:
         weight = F.pad(weight, (0, 0, 0, rest))
@@ -49,7 +49,7 @@ def pack_blocks(weight: Tensor) -> Tensor:
 
 
 def multiply_rows(input: Tensor, blocks: Tensor, bias: Tensor | None, num_outputs: int) -> Tensor:
-    """`input` (…, D) in bf16 times weights from `pack_blocks`, plus a `bias` (⌈O / 32⌉ · 32,) in fp32: (…, O).
+    """Multiply `input` (…, D) bf16 by weights from `pack_blocks` and add `bias` (⌈O / 32⌉ · 32,) fp32; returns (…, O).
 
     Sums are in fp32 in the order of the inputs, so a row's result does not depend on the other rows or their number.
     """

@@ -1,8 +1,8 @@
-"""One compiled graph for all layers of a decoder: a layer without weights is traced, and called with all weights.
+"""Compile one graph for all layers of a decoder: one layer is traced with its weights as inputs of the graph.
 
-Before every call torch checks its guards, and after it repeats side effects on Python objects: twice the time of a
-small layer. Both depend on the arguments' lengths only. Lengths that passed through torch once are mapped to their
-graph, which is then called directly; `benchmarks/results/backend_pieces.json` has the gain.
+Guards before a call of torch.compile and side effects on Python objects after it take twice the time of a small layer.
+Both depend on the arguments' lengths only, so lengths that were run once are mapped to their graph, which is then
+called directly; `benchmarks/results/backend_pieces.json` has the speedup.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from models.backends.cpu.attention import ROWS_KERNEL, can_attend
 from models.backends.cpu.packing import forget, merge_linears
 
 MAX_GRAPHS = 16
-"""Limit of graphs per decoder; torch compiles one for each kind of forward."""
+"""Most graphs of one decoder (`recompile_limit`); torch compiles a graph for each kind of forward."""
 
 _ASSERTS = ("size_asserts", "alignment_asserts", "nan_asserts")
 """Checks in generated code that are switched off."""
 
 _NAME = re.compile(r"L\['\w+'\](\[(\d+|'[\w.]+')\])*(\.(size|stride)\(\)\[\d+\])?")
-"""Torch's name of a graph input: an argument, an element of one, or a size or stride of either."""
+"""Matches dynamo's source name of a graph input: an argument, its element, or a size or stride of either."""
 
 
 class _Graph(NamedTuple):
-    """A compiled function, and the selection of its inputs from the arguments; None if an input is not among them."""
+    """A compiled function, and `pick`, which selects its inputs from the arguments; None if they cannot be selected."""
 
     run: Callable[..., Sequence[Tensor]]
     pick: Callable[[dict[str, Any]], tuple[Any, ...]] | None
 
 
 class LayerGraph:
-    """Runs `layers`, which have one structure, compiled."""
+    """Runs the layers of a decoder, which must have equal structure, with one shared compiled graph."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._weights = [dict(layer.named_parameters()) for layer in layers]
-        # The traced layer: without weights, and with index 0 in its cache.
+        # The traced layer has meta weights, and index 0 in a cache of one layer.
         self._template = copy.deepcopy(layers[0]).to("meta")
         for module in self._template.modules():
             if hasattr(module, "layer_idx"):
@@ -59,7 +59,7 @@ class LayerGraph:
         weakref.finalize(self, forget, addresses)
 
     def __call__(self, index: int, hidden: Tensor, step: AttentionStep, given: dict[str, Any]) -> Any:
-        """Layer `index` over `hidden` (r, N, D) with the decoder's other arguments `given`."""
+        """Run layer `index` on `hidden` (r, N, D); `given` are the decoder's other keyword arguments."""
         lengths = _lengths(hidden, step)
         arguments = self._arguments(index, hidden, step, given)
         graph = self._graphs.get(lengths)
@@ -98,7 +98,7 @@ class LayerGraph:
         value: Tensor,
         given: dict[str, Any],
     ) -> Any:
-        """One layer. Takes tensors only, because torch would specialize the graph on numbers."""
+        """Run one layer; torch.compile traces this. It takes tensors only, because numbers would be specialized."""
         window = hidden.shape[1] if mask is None else mask.shape[3]
         num_rows = None if mask is None else hidden.shape[0]
         kernel = ROWS_KERNEL if self._has_kernel else None
@@ -112,7 +112,7 @@ class LayerGraph:
         names = [node.meta["grapharg"].source.name for node in module.graph.nodes if node.op == "placeholder"]
         merge_linears(module.graph)
         module.recompile()
-        # One layer's few kernels need no pool of compiler processes.
+        # The few kernels of one layer need no pool of compiler processes.
         options: dict[str, Any] = {"compile_threads": 1} | dict.fromkeys(_ASSERTS, False)
         if tuple(inputs[names.index("L['hidden']")].shape[:2]) == (1, 1):
             # A single node's element-wise kernels finish before a second thread wakes up.
@@ -128,7 +128,7 @@ class LayerGraph:
 
 
 def _lengths(hidden: Tensor, step: AttentionStep) -> tuple[int, ...]:
-    """The lengths that decide which graph a forward runs."""
+    """Return the lengths that determine the graph: rows, nodes, window, rows and positions of the cache."""
     key = step.cache.keys[0]
     assert key is not None, "the first forward over a cache runs uncompiled"
     window = 0 if step.mask is None else step.mask.shape[3]
@@ -136,7 +136,7 @@ def _lengths(hidden: Tensor, step: AttentionStep) -> tuple[int, ...]:
 
 
 def _picker(names: Sequence[str]) -> Callable[[dict[str, Any]], tuple[Any, ...]] | None:
-    """A function from the arguments (`L`, torch's name) to a graph's inputs."""
+    """Return a function that selects graph inputs `names` from the arguments `L`; None if a name is not recognized."""
     if not all(_NAME.fullmatch(name) for name in names):
         return None
     return eval(f"lambda L: ({''.join(f'{name}, ' for name in names)})")  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""GEMMs with weights packed once, for `models.backends.cpu.gemm` or oneDNN.
+"""Run GEMMs with weights packed once, by `models.backends.cpu.gemm` or oneDNN.
 
 `merge_linears` rewrites a traced graph: linear layers of the same input (query, key and value; gate and up) become one
-GEMM. Packed copies are stored here by weight, so that all graphs share one copy of each weight.
+GEMM. Packed copies are stored by address of the weight, so that all graphs share one copy.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PACKABLE = (torch.bfloat16, torch.float32)
 
 @dataclass(frozen=True)
 class _Packed:
-    """Concatenated weights of merged layers in the kernel's layout, and their biases.
+    """Concatenated weights and biases of merged layers in the layout of the kernel.
 
     `originals` keeps the weights alive, because packed copies are found by address.
     """
@@ -39,14 +39,14 @@ _packed: dict[int, _Packed] = {}
 
 
 def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether packed kernels exist for weights of a dtype on a device."""
+    """Return whether packed kernels exist for weights of a dtype on a device."""
     if device.type != "cpu" or dtype not in PACKABLE or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     return dtype != torch.bfloat16 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def merge_linears(graph: torch.fx.Graph) -> int:
-    """Replace linear layers of a graph by packed GEMMs, one per input; returns the number of GEMMs."""
+    """Replace the linear layers of a graph by packed GEMMs, one per input tensor; returns the number of GEMMs."""
     readers: dict[Any, list[torch.fx.Node]] = {}
     for node in graph.nodes:
         if node.op == "call_function" and node.target is F.linear:
@@ -73,8 +73,8 @@ def _argument(node: torch.fx.Node, place: int, name: str) -> Any:
 
 
 def multiply(input: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor:
-    """`input` (…, D) times each of `weights` (O, D), plus `biases` (O,), side by side: (…, sum of O)."""
-    # Merged weights are packed together under the address of the first.
+    """Apply linear layers `weights` (O, D), `biases` (O,) to `input` (…, D); concatenate the outputs (…, sum of O)."""
+    # Merged weights are stored under the address of the first one.
     one = _packed.get(weights[0].data_ptr())
     if one is None:
         one = _pack(weights, biases)
@@ -104,7 +104,7 @@ def _pack(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> _Packed
 
 
 def forget(weights: Iterable[int]) -> None:
-    """Release the packed copies of weights at these addresses."""
+    """Release packed copies of the weights at these addresses."""
     for address in weights:
         _packed.pop(address, None)
 

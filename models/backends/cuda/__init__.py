@@ -1,1 +1,1 @@
-"""CUDA graphs and tree attention."""
+"""CUDA backend: CUDA graphs and tree attention with a flash attention kernel."""

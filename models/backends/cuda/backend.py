@@ -1,4 +1,4 @@
-"""The CUDA backend: CUDA graphs, tree attention in two parts, asynchronous output processing, prompt prefetch.
+"""Run models on NVIDIA GPUs: CUDA graphs, two-part tree attention, asynchronous output processing, prompt prefetch.
 
 Unmeasured: no GPU has run it yet.
 """
@@ -24,7 +24,7 @@ from models.backends.memory import allocated_cuda_bytes, free_cuda_bytes, total_
 
 
 class CudaBackend(Backend):
-    """One or more NVIDIA GPUs."""
+    """Backend for one or more NVIDIA GPUs."""
 
     name = "cuda"
     max_slots = 256
@@ -34,12 +34,12 @@ class CudaBackend(Backend):
         self._first_parts: weakref.WeakKeyDictionary[RaggedCache, FirstPart | None] = weakref.WeakKeyDictionary()
 
     def capture(self, decoder: nn.Module) -> DecoderRunner | None:
-        """See `Backend.capture`; takes a decoder on one device."""
+        """See `Backend.capture`; returns None for a decoder on several devices."""
         devices = {parameter.device for parameter in decoder.parameters()}
         return CapturedDecoder(decoder, CudaRecorder(devices.pop())) if len(devices) == 1 else None
 
     def place(self, nodes: TreeNodes) -> tuple[AttentionStep, Tensor]:
-        """See `Backend.place`; attends in two parts if the flash kernel takes the cache."""
+        """See `Backend.place`; uses two-part attention if the flash kernel supports the cache."""
         first = self._first_part(nodes.cache)
         if first is None:
             return super().place(nodes)
@@ -82,7 +82,7 @@ class CudaBackend(Backend):
 
 
 class PinnedCopy(PackedCopy):
-    """A packed copy into pinned memory, made by the device while further steps are launched."""
+    """Packed copy into pinned host memory, which runs asynchronously while further steps are launched."""
 
     def __init__(self, parts: Sequence[Tensor | None]) -> None:
         super().__init__(parts)
@@ -99,11 +99,11 @@ class PinnedCopy(PackedCopy):
 
 
 class CudaSideStream(SideStream):
-    """A CUDA stream beside the current one."""
+    """CUDA stream for prompts, beside the stream of the decoding steps."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream: Any = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        # Weights may still be copied by the current stream.
+        # The current stream may still be copying weights.
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     def use(self) -> AbstractContextManager[object]:
@@ -123,5 +123,5 @@ class CudaSideStream(SideStream):
         current = torch.cuda.current_stream(self._stream.device)
         current.wait_event(event)
         for tensor in tensors:
-            # Keeps the allocator from reusing the memory for this stream while the other one still reads it.
+            # Keeps the allocator from reusing the memory while the caller's stream still reads it.
             tensor.record_stream(current)

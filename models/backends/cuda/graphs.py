@@ -1,9 +1,8 @@
-"""Captured forwards: a decoder over static buffers is captured once per size and replayed, so that kernel launches cost
-little.
+"""Capture decoding steps of a decoder as CUDA graphs, one per input size, and replay them to save kernel launches.
 
-A capture reads and writes fixed addresses, so inputs are copied into buffers of a few sizes: rows and windows are
-rounded up, and unused rows write to the position behind the cache's last. A size is captured at its first use.
-Unmeasured: no GPU has run it yet.
+A CUDA graph reads and writes fixed addresses, so inputs are copied into static buffers of a few sizes: rows and windows
+are rounded up, and unused rows write to the KV position after the last readable one. A graph is captured at the first
+use of its size. Unmeasured: no GPU has run it yet.
 """
 
 from __future__ import annotations
@@ -22,22 +21,22 @@ from models.backends.cuda.tree_attention import TwoParts
 from models.backends.forward import DecoderRunner, run_decoder
 
 ROWS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Rows that recordings are made for; more rows than the last run unrecorded."""
+"""Numbers of rows for which graphs are captured; steps of more rows run eagerly."""
 WINDOW_STEP = 256
 WARM_UPS = 2
-"""Runs before a recording, in which libraries choose kernels and take their workspaces."""
+"""Eager runs before a capture, in which libraries choose kernels and allocate workspaces."""
 
 
 class Recorder(Protocol):
-    """What records a function's work on the device."""
+    """Captures the kernels that a function launches."""
 
     def record(self, run: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], None]]:
-        """The output tensor of `run`, and a function that computes it again; the tensor has no values yet."""
+        """Capture `run`; returns its output tensor, which has no values yet, and a function that replays the graph."""
         ...
 
 
 class CudaRecorder:
-    """CUDA graphs on one device, which share a pool of memory: they never run at the same time."""
+    """Captures CUDA graphs on one device; they share a memory pool, because they never run concurrently."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -51,7 +50,7 @@ class CudaRecorder:
                 run()
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # What the thread for prompts does meanwhile is no part of it, and allowed.
+        # Kernels of the prompt thread are allowed during a capture and are not captured.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             out = run()
         self._pool = self._pool or graph.pool()
@@ -60,7 +59,7 @@ class CudaRecorder:
 
 @dataclass(frozen=True)
 class _Recording:
-    """One size: its input buffers, its output, and its replay."""
+    """CUDA graph of one input size: static input buffers, output tensor, and the function that replays it."""
 
     embeds: Tensor
     positions: Tensor
@@ -72,7 +71,7 @@ class _Recording:
 
 
 class CapturedDecoder(DecoderRunner):
-    """Runs `decoder` as `models.backends.forward.run_decoder` does, steps by replay and prefills eagerly."""
+    """Runs a decoder: decoding steps by replay of CUDA graphs, prefills eagerly."""
 
     mode = "captured"
 
@@ -85,7 +84,7 @@ class CapturedDecoder(DecoderRunner):
 
     @property
     def num_recordings(self) -> int:
-        """Recordings over all memories."""
+        """Number of captured graphs over all KV caches."""
         return sum(len(one) for one in self._recordings.values())
 
     def __call__(self, embeds: Tensor, positions: Tensor, step: AttentionStep, extra: dict[str, Any]) -> Tensor:
@@ -106,7 +105,7 @@ class CapturedDecoder(DecoderRunner):
         one.embeds[:num_rows].copy_(embeds)
         one.positions[..., :num_rows, :].copy_(positions)
         one.columns[:num_rows].copy_(step.columns)
-        # Unused rows write behind the last position, which is never read.
+        # Unused rows write after the last readable position.
         one.columns[num_rows:].fill_(step.cache.capacity)
         if step.mask is not None and one.mask is not None:
             one.mask[:num_rows, :, :, : step.window].copy_(step.mask)
@@ -120,7 +119,7 @@ class CapturedDecoder(DecoderRunner):
 
     def _record(self, embeds: Tensor, positions: Tensor, step: AttentionStep, size: int, window: int) -> _Recording:
         num_nodes, width = embeds.shape[1:]
-        # Each recording has buffers of its own. Rows that are not in use look at the first column, for want of numbers.
+        # Each graph has its own buffers. Unused rows read the first position, because a fully masked row gives NaN.
         inputs = embeds.new_zeros(size, num_nodes, width)
         places = positions.new_zeros(*positions.shape[:-2], size, num_nodes)
         columns = step.columns.new_full((size, num_nodes), step.cache.capacity)

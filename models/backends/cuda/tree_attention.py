@@ -1,9 +1,9 @@
-"""Attention in two parts: committed positions without a mask, scratch positions with one, merged by log-sum-exp in
-fp32.
+"""Compute tree attention in two parts, over committed and over scratch positions, and merge them by log-sum-exp.
 
-A mask over all positions excludes the fast kernels of a GPU, although only the few scratch positions need one. The
-first part uses a kernel with a length per row; only the second part, nodes × scratch positions, is computed here. If a
-row has a single node, its own position belongs to the first part. The kernel is unmeasured: no GPU has run it yet.
+Flash attention takes no mask, and only the few scratch positions need one. The first part, over committed positions,
+runs the flash kernel with a length per row; the second part, nodes × scratch positions, is computed here with a mask.
+If a row has a single node, its own position belongs to the first part. The merge is in fp32. The kernel is unmeasured:
+no GPU has run it yet.
 
 Shapes: r rows, H_kv key heads, G query heads per key head, N nodes, M scratch positions, C cache positions, D_h head
 size. The G · N queries of a key head are one block, so that K and V are read once.
@@ -21,17 +21,17 @@ from models.backends.attention import AttentionStep
 
 MAX_HEAD_SIZE = 256
 MIN_CAPABILITY = (8, 0)
-"""Ampere; the kernel is compiled for nothing older."""
+"""Lowest compute capability (Ampere) for which the flash kernel is compiled."""
 
 
 @dataclass(frozen=True)
 class TwoParts:
-    """The positions that the nodes of one forward read, computed once for all layers.
+    """Lengths, mask and offsets of the two-part attention of one forward, computed once for all layers.
 
     `lens` (r, H_kv) int32 counts the positions of the first part. `bias` (r, 1, G · N, M) fp32 is 0 for visible
-    positions and −inf elsewhere, None for a single node. `scratch` (r, M) are the positions of the second part, None if
-    these are the nodes' own. `query_starts` and `key_starts` (r · H_kv + 1,) int32 are the offsets of each row and
-    head, with queries and cache laid end to end.
+    positions and −inf elsewhere, None for a single node. `scratch` (r, M) are the KV positions of the second part, None
+    if these are the nodes' own. `query_starts` and `key_starts` (r · H_kv + 1,) int32 are the offsets of each row and
+    head in the flattened queries and in the flattened cache.
     """
 
     first: FirstPart
@@ -42,7 +42,7 @@ class TwoParts:
     key_starts: Tensor
 
     def on(self, device: torch.device) -> TwoParts:
-        """The same for layers on another device."""
+        """Return a copy for layers on another device."""
         return replace(
             self,
             lens=self.lens.to(device),
@@ -53,7 +53,7 @@ class TwoParts:
         )
 
     def idle(self, num_rows: int) -> TwoParts:
-        """The same for `num_rows` rows in memory of its own, rows that read no committed column as yet."""
+        """Return buffers of the same sizes for `num_rows` rows, with `lens` 0, so no committed position is read."""
         num_blocks = num_rows * self.lens.shape[1] + 1
         blocks = torch.arange(num_blocks, device=self.lens.device, dtype=torch.int32)
         return replace(
@@ -75,19 +75,20 @@ class TwoParts:
 
     @property
     def changing(self) -> list[Tensor]:
-        """What differs between forwards of one size, first axis r."""
+        """Tensors (r, …) that differ between forwards of one size; CUDA graphs copy them into static buffers."""
         return [part for part in (self.lens, self.bias, self.scratch) if part is not None]
 
 
 FirstPart = Callable[[Tensor, Tensor, Tensor, TwoParts, float], tuple[Tensor, Tensor]]
-"""Maskless attention: queries (r, H_kv, G · N, D_h), K and V of memory (r, H_kv, C, D_h), the parts, the scale → mixed
-values like the queries and log-sum-exp (r, H_kv, G · N) fp32, which is −inf for a row of no columns."""
+"""Attention without a mask: queries (r, H_kv, G · N, D_h), cached K and V (r, H_kv, C, D_h), the parts, the scale →
+output like the queries and log-sum-exp (r, H_kv, G · N) fp32, which is −inf for rows of length 0."""
 
 
 def flash(query: Tensor, keys: Tensor, values: Tensor, parts: TwoParts, scale: float) -> tuple[Tensor, Tensor]:
-    """The first part by torch's flash kernel: every row and key head is a sequence of one head, so memory stays a view.
+    """Compute the first part with torch's flash attention; see `FirstPart` for arguments and results.
 
-    `torch.nn.attention.varlen` ends in the same operation, but does not take lengths before torch 2.13.
+    Each row and key head is passed as a sequence with one head, so that the cache is viewed and not copied.
+    `torch.nn.attention.varlen` calls the same operation, but does not take lengths before torch 2.13.
     """
     num_rows, num_heads, num_queries, head_dim = query.shape
     mixed, total, *_ = torch.ops.aten._flash_attention_forward(
@@ -110,7 +111,7 @@ def flash(query: Tensor, keys: Tensor, values: Tensor, parts: TwoParts, scale: f
 
 
 def first_part(keys: Sequence[Tensor | None], values: Sequence[Tensor | None]) -> FirstPart | None:
-    """The kernel for a memory of these layers; None where there is none, and a mask over all columns has to do."""
+    """Return the kernel for a KV cache with these `keys` and `values`; None if attention must use a mask instead."""
     memories = [memory for memory in (*keys, *values) if memory is not None]
     # One split serves all layers.
     are_alike = len({memory.shape for memory in memories}) == 1 and len(memories) == 2 * len(keys)
@@ -118,7 +119,7 @@ def first_part(keys: Sequence[Tensor | None], values: Sequence[Tensor | None]) -
 
 
 def _has_flash(memory: Tensor) -> bool:
-    """Whether the flash kernel takes a layer's memory (rows, H_kv, C, D_h); its sequences are counted in 32 bits."""
+    """Return whether the flash kernel supports a layer's cache (rows, H_kv, C, D_h); its offsets are 32 bits wide."""
     return (
         memory.device.type == "cuda"
         and memory.dtype in (torch.float16, torch.bfloat16)
@@ -131,9 +132,9 @@ def _has_flash(memory: Tensor) -> bool:
 
 
 def split(first: FirstPart, lens: Tensor, visible: Tensor, offset: int, memory: Tensor, num_heads: int) -> TwoParts:
-    """Both parts of a forward of N nodes that begin at scratch column `offset`.
+    """Prepare both parts of a forward of N nodes that begin at scratch position `offset`.
 
-    `lens` (r,), `visible` (r, N, M), `memory` (rows, H_kv, C, D_h) any layer's, `num_heads` those of the queries.
+    `lens` (r,), `visible` (r, N, M), `memory` (rows, H_kv, C, D_h) of any layer, `num_heads` query heads.
     """
     num_rows, num_nodes, num_scratch = visible.shape
     num_key_heads, num_columns = memory.shape[1:3]
@@ -162,11 +163,11 @@ def attend_in_parts(
     parts: TwoParts,
     scale: float,
 ) -> Tensor:
-    """`query` (r, H, N, D_h), the nodes' own `key` and `value` (r, H_kv, N, D_h), which are in the first `rows`
-    (r,) of memory `keys` and `values` (rows, H_kv, C, D_h) already → mixed values (r, H, N, D_h).
+    """Compute both parts and merge them: `query` (r, H, N, D_h) → attention output (r, H, N, D_h).
 
-    With s the scores of scratch columns and ℓ the log-sum-exp of the first part, softmax over (ℓ, s) weighs the mixed
-    values of the first part and each scratch value as one softmax over all columns would.
+    The nodes' own `key` and `value` (r, H_kv, N, D_h) are already written to `rows` (r,), the first r, of the cache
+    `keys` and `values` (rows, H_kv, C, D_h). With s the scores of scratch positions and ℓ the log-sum-exp of the first
+    part, softmax over (ℓ, s) weighs the first part's output and the scratch values as one softmax over all would.
     """
     num_rows, num_heads, num_nodes, head_dim = query.shape
     num_key_heads = keys.shape[1]
