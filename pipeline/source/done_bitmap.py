@@ -1,4 +1,4 @@
-"""The done bitmap: one bit per sample of a manifest, and the ordinals of files by path.
+"""Records finished samples in a bitmap with one bit per sample of a manifest, and finds files by path.
 
 Sample `row` of file `file` has the ordinal `starts[file] + row`. Each file of unknown count has a separate bitmap
 that grows.

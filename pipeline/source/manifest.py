@@ -1,4 +1,4 @@
-"""The manifest: the frozen, sorted listing of a source, stored as Parquet in `_job/manifest/`.
+"""Lists and surveys a source as a manifest: a frozen, sorted listing, stored as Parquet in `_job/manifest/`.
 
 Files are rows of an Arrow table, not Python objects, so that ten million files fit in memory.
 """

@@ -101,7 +101,7 @@ def write_parts(manifest: Manifest, output: OutputDir) -> Manifest:
 
 
 def _after_stored_parts(manifest: Manifest, output: OutputDir) -> Manifest:
-    """Insert the parts that were created since the manifest was planned before its new files."""
+    """Insert parts that were created after the manifest was planned in front of the manifest's new files."""
     if len(output.list_files(PARTS)) <= manifest.num_parts:
         return manifest
     stored = read_parts(output)

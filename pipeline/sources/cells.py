@@ -11,10 +11,8 @@ from pipeline.sources.kind import ReadSpec, Sample, VideoRef
 
 
 def add_media(spec: ReadSpec, samples: Sequence[Sample], cell_of: Callable[[str, int], Any]) -> None:
-    """Set the images and videos of every sample without an error from its column values `cell_of(column, index)`.
-
-    A value without media or with invalid media becomes the sample's error: `missing_*`, `*_too_large`, `invalid_value`.
-    """
+    """Set images and videos of every sample without an error from `cell_of(column, index)`; missing or invalid media
+    become the sample's error: `missing_*`, `*_too_large` or `invalid_value`."""
     source = spec.source
     for offset, sample in enumerate(samples):
         try:

@@ -26,7 +26,7 @@ _URLS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s'\"<>|)\]}]+")
 _SECRET_NAMES = re.compile(r"SECRET|TOKEN|PASSW|CREDENTIAL|(^|_)KEY|KEY$|AUTH|SAS|CONNECTION_STRING", re.IGNORECASE)
 _MIN_SECRET_CHARS = 8
 _S3_OPTIONS: dict[str, Any] = {
-    # A stalled connection is closed and retried; listings are made once and would only become outdated.
+    # Stalled connections are closed and retried; cached listings could be outdated.
     "config_kwargs": {"connect_timeout": 20, "read_timeout": 60},
     "use_listings_cache": False,
 }

@@ -172,7 +172,7 @@ class OutputDir:
         return sorted(str(path)[len(root.rstrip("/")) + 1 :] for path in found)
 
     def make_folders(self) -> None:
-        """Create `data/`, `errors/` and `_job/`; does nothing in object stores."""
+        """Create the folders `data/`, `errors/` and `_job/`, which object stores do not need."""
         for folder in (DATA, ERRORS, JOB):
             self.filesystem.makedirs(self.path(folder), exist_ok=True)
 
