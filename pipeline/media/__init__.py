@@ -1,1 +1,1 @@
-"""Images to pixels in a supervised process."""
+"""Decodes images and videos to RGB pixels in a supervised subprocess."""

@@ -1,10 +1,10 @@
-"""Errors of media that cannot be decoded. Imports nothing, because the decoding process uses it."""
+"""Defines the error of media that cannot be decoded. Imports nothing, because the decoding process uses it."""
 
 from __future__ import annotations
 
 
 class MediaError(ValueError):
-    """An image or video that cannot be decoded: one of the row's error codes, and a message for people."""
+    """An image or video cannot be decoded: `code` is the row's error code, `message` the readable reason."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
-"""Decodes media and fills prompts, row by row: encoded images and videos to uint8 RGB pixels; errors stay in their row.
+"""Decodes images and videos to uint8 RGB pixels and fills prompts, row by row; an error affects its row only.
 
-A function of Arrow tables (READ to DECODED), so that it runs on any CPU. Images and videos are decoded in the process
-of `pipeline.media.video.worker`; this process reads stores, holds credentials and opens no image itself.
+A function from READ tables to DECODED tables that needs no GPU. Media are decoded in the subprocess of
+`pipeline.media.video.worker`; this process has the store credentials and never parses media itself.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from pipeline.rows.schemas import RowError
 
 MAX_MESSAGE_CHARS = 500
 FETCHED_AT_ONCE = 32
-"""URIs that are fetched together at most, unless one row names more: each may then have 8 MiB by default before it has
-to be fetched alone."""
+"""Maximum number of URIs that are fetched together, unless one row has more. With the defaults, each image may then
+have 8 MiB; larger images are fetched one by one."""
 
 
 @dataclass(frozen=True)
 class DecodeOptions:
-    """How rows are decoded: their prompt options, their media (None: images in the row only, with default limits), and
-    the limits of one row."""
+    """How rows are decoded: prompt options, media options (None: only images stored in the row, with default limits),
+    and limits of one row."""
 
     prompt_options: PromptOptions
     media: MediaOptions | None = None
@@ -53,14 +53,14 @@ class DecodeOptions:
 
     @classmethod
     def of(cls, source: Source, root: str, prompt_options: PromptOptions) -> DecodeOptions:
-        """The options of a job on this source, whose root is `root` as a URL.
+        """Build the options of a job on this source; `root` is the URL of the source root.
 
-        A `source.max_side_px` of `auto` that `pipeline.run.plan` has not resolved shrinks nothing.
+        Images keep their size if `source.max_side_px` is `auto` and `pipeline.run.plan` has not resolved it.
         """
         return cls(prompt_options, MediaOptions.of(source, root), source.max_images_per_row, source.max_decoded_bytes)
 
     def shrunk_to(self, side_px: int) -> DecodeOptions:
-        """The same options with a longer side of `side_px` at most."""
+        """Return the options with the longer side of images limited to `side_px`."""
         assert self.media is not None, "a job always has media options"
         limits = self.media.limits
         side_px = side_px if limits.max_side_px is None else min(side_px, limits.max_side_px)
@@ -68,18 +68,18 @@ class DecodeOptions:
 
     @property
     def row_bytes(self) -> int:
-        """Most bytes of one row's images, encoded and decoded."""
+        """Maximum bytes of one row's images, both encoded and decoded."""
         return share_of(self.max_decoded_bytes)
 
     @property
     def row_limit(self) -> str:
-        """The name of that bound in messages."""
+        """Description of `row_bytes` for messages."""
         name = f"source.max_decoded_bytes ({self.max_decoded_bytes})"
         return f"{self.row_bytes} bytes, the share of one row in {name}"
 
 
 def decode_image(data: bytes, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
-    """As `pipeline.media.pixels.decode`, in this process and with RowError: for images that this job has made."""
+    """Call `pipeline.media.pixels.decode` in this process; only for images that this job produced. Raises RowError."""
     try:
         return image_pixels.decode(data, max_pixels, max_side_px)
     except MediaError as error:
@@ -88,7 +88,7 @@ def decode_image(data: bytes, max_pixels: int, max_side_px: int | None = None) -
 
 @dataclass(frozen=True)
 class _Decoded:
-    """One row as decoded, without its images: `row` is its index in the READ table."""
+    """One row of the DECODED table without its images; `row` is its index in the READ table."""
 
     row: int
     sample_id: str
@@ -101,9 +101,10 @@ class _Decoded:
 def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[str] = frozenset()) -> pa.Table:
     """Decode every row's images and videos and fill its prompt: READ to DECODED, in the same order.
 
-    As many rows, unless videos are cut into clips or rows have several prompts. Of several prompts about the same media
-    only the first row holds them (see `actors.media.media_rows`). A row that arrives with an error passes; one that
-    fails here gets its code, no pixels and no messages. Rows whose ids are `present` are left out.
+    The number of rows changes only if videos are cut into clips or rows have several prompts. Of several prompts with
+    the same media, only the first row contains the media (see `actors.media.media_rows`), unless they are clips. Rows
+    with a read error pass through; a row that fails here gets an error code, no pixels and no messages. Rows whose ids
+    are in `present` are left out.
     """
     keep = schemas.kept_fields(table.schema)
     column = PixelColumn(options.row_bytes)
@@ -143,7 +144,7 @@ def decode_table(table: pa.Table, options: DecodeOptions, present: Collection[st
 
 @dataclass(frozen=True)
 class _RowPrompts:
-    """One row's prompts, and its media, still encoded, in the order of their places."""
+    """One row's prompts, and its encoded media in the order of their placeholders."""
 
     prompts: Sequence[RowPrompt]
     images: Sequence[dict[str, Any]]
@@ -154,7 +155,7 @@ Fetched = Mapping[str, bytes | RowError]
 
 
 def _prompt_rows(table: pa.Table, options: DecodeOptions) -> Iterator[tuple[int, _RowPrompts | RowError, Fetched]]:
-    """The rows in order, each with its index and its fetched images.
+    """Yield every row's index, its prompts or error, and the fetched images by URI, in row order.
 
     Images are fetched for a few rows at a time, so that the encoded bytes in memory do not grow with the table.
     """
@@ -176,7 +177,7 @@ def _prompt_rows(table: pa.Table, options: DecodeOptions) -> Iterator[tuple[int,
 
 
 def _read_row(table: pa.Table, index: int, options: DecodeOptions) -> _RowPrompts | RowError:
-    """The prompts and media of a row, or its error from reading or from its options."""
+    """Return the prompts and media of a row, or its error from reading or from its prompt options."""
     if code := table["error_type"][index].as_py():
         return RowError(code, table["error_message"][index].as_py())
     try:
@@ -207,7 +208,7 @@ def _decode_row(
     options: DecodeOptions,
     present: Collection[str],
 ) -> list[_Decoded]:
-    """The decoded rows of one row: itself, or one for each clip of its video and each of its prompts."""
+    """Decode one READ row to DECODED rows: one for each clip of its video and each of its prompts."""
     cuts = bool(row.videos) and options.media is not None and options.media.sampling.clip_s is not None
     if not cuts and all(prompt.name(sample_id) in present for prompt in row.prompts):
         return []
@@ -222,7 +223,7 @@ def _decode_row(
             name = prompt.name(span.name(sample_id) if cuts else sample_id)
             if name in present:
                 continue
-            if rows and cuts:  # rows of clips are cut apart afterwards, so each holds its own
+            if rows and cuts:  # a later stage may separate rows of clips, so each needs its own copy
                 column.copy_last_row()
             column.end_row()
             row_clips = frames if cuts or not rows else ()
@@ -233,7 +234,7 @@ def _decode_row(
 
 
 def _fetch(uris: Sequence[str], options: DecodeOptions) -> Fetched:
-    """Bytes or error by URI; together at most `row_bytes`. Larger ones are fetched alone when their turn comes."""
+    """Fetch URIs, together at most `row_bytes`; larger images are left out and later fetched one by one."""
     if not uris:
         return {}
     assert options.media is not None, "rows name images by URI, and there is no fetcher"
@@ -251,7 +252,7 @@ def _fetch(uris: Sequence[str], options: DecodeOptions) -> Fetched:
 def _decode_images(
     cell: Sequence[dict[str, Any]], fetched: Fetched, column: PixelColumn, options: DecodeOptions
 ) -> None:
-    """Decode one row's images into the column."""
+    """Decode one row's images into the memory of `column`; RowError for the first image that fails."""
     if not cell:
         return
     worker = image_worker(options.media)
@@ -273,5 +274,5 @@ def _decode_images(
 
 
 def pixels(cell: Sequence[dict[str, Any]]) -> tuple[NDArray[np.uint8], ...]:
-    """One row's images out of the column's Python value: read-only uint8 arrays (height, width, 3)."""
+    """Convert one row's images from the column's Python value to read-only uint8 arrays (height, width, 3)."""
     return tuple(np.frombuffer(image["rgb"], np.uint8).reshape(image["height"], image["width"], 3) for image in cell)

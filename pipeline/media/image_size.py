@@ -1,6 +1,6 @@
-"""Width and height of an encoded image from its header, in plain Python: no native code reads the bytes.
+"""Reads width and height of an encoded image from its header in pure Python, so that no native code parses the bytes.
 
-Used to cut decoding tasks by decoded bytes before decoding. Supports PNG, JPEG, WebP, GIF and BMP; the size of any
+Used before decoding, to cut decoding tasks by decoded bytes. Supports PNG, JPEG, WebP, GIF and BMP; the size of any
 other image is unknown.
 """
 
@@ -10,13 +10,13 @@ import struct
 
 Size = tuple[int, int]
 MAX_JPEG_SEGMENTS = 1000
-"""Segments before the frame header of a JPEG that are skipped at most."""
+"""Maximum number of segments of a JPEG that are read in search of its frame header."""
 _NO_FRAME = (0xC4, 0xC8, 0xCC)
-"""Markers between 0xC0 and 0xCF that start no frame."""
+"""JPEG markers between 0xC0 and 0xCF that are no frame headers."""
 
 
 def size_of(data: bytes | memoryview) -> Size | None:
-    """Width and height in pixels as the header states them; None if they are not found."""
+    """Return width and height in pixels from the header; None for other formats and damaged headers."""
     try:
         width, height = _read(bytes(data[:32]), memoryview(data))
     except (struct.error, IndexError, ValueError):
@@ -25,7 +25,7 @@ def size_of(data: bytes | memoryview) -> Size | None:
 
 
 def _read(head: bytes, data: memoryview) -> Size:
-    """The stated size; ValueError for other formats and damaged headers."""
+    """Return width and height from the header; ValueError for other formats, also other errors for damaged headers."""
     size: Size
     if head.startswith(b"\x89PNG\r\n\x1a\n"):
         size = struct.unpack(">II", head[16:24])
@@ -46,7 +46,7 @@ def _read(head: bytes, data: memoryview) -> Size:
 
 
 def _jpeg(data: memoryview) -> Size:
-    """The size in the last frame header before the first scan, which is the one that counts for Pillow."""
+    """Return the size in the last frame header before the first scan, which Pillow uses."""
     size = (0, 0)
     position = 2
     for _ in range(MAX_JPEG_SEGMENTS):

@@ -1,4 +1,4 @@
-"""The column of decoded images, built in place: decoders write pixels into the memory that Arrow then reads."""
+"""Builds the Arrow column of decoded images in place: pixels are written directly into the memory of the arrays."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pipeline.rows import schemas
 
 
 class PixelColumn:
-    """Rows of RGB images as `list<rows.PIXELS>`, in chunks of up to `chunk_bytes` of pixels.
+    """Builds rows of RGB images as `list<rows.PIXELS>`, in chunks of up to `chunk_bytes` bytes of pixels.
 
-    Memory is reserved for a whole chunk and taken from the system only as far as pixels are written.
+    A whole chunk of virtual memory is allocated at once; physical memory is used only as pixels are written.
     """
 
     def __init__(self, chunk_bytes: int) -> None:
@@ -20,20 +20,20 @@ class PixelColumn:
         self._chunks: list[pa.Array] = []
         self._memory: NDArray[np.uint8] = np.empty(0, np.uint8)
         self._sizes: list[tuple[int, int]] = []
-        """Of the images of the chunk's finished rows."""
+        """(height, width) of all images in the chunk's finished rows."""
         self._row_sizes: list[tuple[int, int]] = []
         self._num_images: list[int] = []
         self._used = self._row_start = 0
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of pixels in the row that is being written."""
+        """Bytes of pixels in the unfinished row."""
         return self._used - self._row_start
 
     def take(self, num_bytes: int) -> memoryview:
-        """Writable memory for the next image's pixels."""
+        """Return `num_bytes` of writable memory for the next image's pixels."""
         if self._used + num_bytes > len(self._memory):
-            # The row that is being written moves into the next chunk.
+            # The unfinished row moves into the next chunk.
             unfinished = self._memory[self._row_start : self._used]
             memory = np.empty(max(self._chunk_bytes, len(unfinished) + num_bytes), np.uint8)
             memory[: len(unfinished)] = unfinished
@@ -43,11 +43,11 @@ class PixelColumn:
         return self._memory[start : self._used].data
 
     def add_image(self, height: int, width: int) -> None:
-        """The memory taken last holds an image of this size, the next of its row."""
+        """Add an image of this size, whose pixels are in the memory taken last, to the unfinished row."""
         self._row_sizes.append((height, width))
 
     def end_row(self) -> None:
-        """The images added since the last row are one row."""
+        """Finish the row of the images added since the last call."""
         self._num_images.append(len(self._row_sizes))
         self._sizes += self._row_sizes
         self._row_start, self._row_sizes = self._used, []
@@ -56,7 +56,7 @@ class PixelColumn:
         self._used, self._row_sizes = self._row_start, []
 
     def copy_last_row(self) -> None:
-        """Add copies of the images of the row that was ended last."""
+        """Add copies of the last finished row's images to the unfinished row."""
         sizes = self._sizes[len(self._sizes) - self._num_images[-1] :]
         num_bytes = [3 * height * width for height, width in sizes]
         pixels = self._memory[self._row_start - sum(num_bytes) : self._row_start]

@@ -1,7 +1,7 @@
-"""One encoded image to uint8 RGB pixels: upright, alpha over white, shrunk.
+"""Decodes one encoded image to uint8 RGB pixels: applies the EXIF orientation, composites alpha on white, downscales.
 
-Runs in the decoding process (`pipeline.media.video.child`), which has no credentials; it imports only what that process
-needs.
+Runs in the decoding process (`pipeline.media.video.child`), which has no credentials, and imports only the modules
+which that process needs.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "DIB", "TIFF", "PPM", "JP
 """Accepted image formats; formats that run interpreters or embed files (EPS, PDF, ICO, …) are left out."""
 
 MAX_ASPECT = 200
-"""Processors that bring the shorter side to a fixed size would make gigabytes of a thread; Qwen's refuse the same."""
+"""Maximum ratio of the sides: processors that resize the shorter side would need gigabytes. Qwen has this limit too."""
 DRAFT_FACTOR = 2
-"""A JPEG that is shrunk is decoded at 1/2, 1/4 or 1/8 of its size, but never below this many times the wanted size."""
+"""A JPEG to downscale is decoded at 1/2, 1/4 or 1/8 of its size, but never below this multiple of the final size."""
 STRIP_ROWS = 512
-"""Rows of an image that are converted at a time, so that a conversion makes no second copy of the whole image."""
+"""Rows of pixels per conversion step, so that converting needs no second copy of the whole image."""
 
 _TURNS = {
     2: (Image.Transpose.FLIP_LEFT_RIGHT,),
@@ -42,14 +42,14 @@ _TURNS = {
     7: (Image.Transpose.TRANSVERSE,),
     8: (Image.Transpose.ROTATE_90,),
 }
-"""EXIF orientation to the operations that put the picture upright (Exif 2.3, tag 0x0112)."""
+"""Transpose operations that undo each EXIF orientation (Exif 2.3, tag 0x0112)."""
 _FIRST_SWAPPED = 5
-"""Orientations from this one on swap width and height."""
+"""EXIF orientations from this value on swap width and height."""
 
 
 def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: int | None = None) -> NDArray[np.uint8]:
-    """One encoded image as uint8 RGB (height, width, 3): upright, alpha over white, first frame of several; shrunk
-    if its longer side exceeds `max_side_px`.
+    """Decode one image to uint8 RGB (height, width, 3): EXIF orientation applied, alpha composited on white, first
+    frame of an animation, downscaled if its longer side exceeds `max_side_px`.
 
     Raises:
         MediaError: `not_an_image`, `image_too_large` (known before any pixel is decoded), `broken_image`,
@@ -67,8 +67,8 @@ def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: i
             with _silent_stderr() if name == "TIFF" else nullcontext():
                 image.load()
             upright, is_drafted = _to_rgb(image), image.size != stored and name in ("JPEG", "MPO")
-            turn = _orientation(image)  # after loading, because a TIFF is turned by that
-            del image  # its pixels need not stay while copies are made
+            turn = _orientation(image)  # after `load`, which already applies the orientation of a TIFF
+            del image  # frees its pixels before further copies are made
             for operation in _TURNS.get(turn, ()):
                 upright = upright.transpose(operation)
         except (MediaError, MemoryError):
@@ -85,7 +85,7 @@ def decode(data: bytes | bytearray | memoryview, max_pixels: int, max_side_px: i
 
 
 def fitting(width: int, height: int, max_side_px: int | None) -> tuple[int, int]:
-    """Width and height of an image whose longer side is brought to `max_side_px` at most."""
+    """Return width and height of an image after limiting its longer side to `max_side_px`."""
     longer = max(width, height)
     if max_side_px is None or longer <= max_side_px:
         return width, height
@@ -94,7 +94,7 @@ def fitting(width: int, height: int, max_side_px: int | None) -> tuple[int, int]
 
 
 def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> Image.Image:
-    """The image with its header read and its size checked; Pillow's own pixel limit is replaced by ours meanwhile."""
+    """Read the header and check the size against `max_pixels`, which replaces Pillow's own pixel limit."""
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None
     try:
         image = Image.open(io.BytesIO(data), formats=installed_formats())
@@ -102,7 +102,7 @@ def _open(data: bytes | bytearray | memoryview, max_pixels: int) -> Image.Image:
         raise MediaError("not_an_image", f"{len(data)} bytes that are no image of a known format") from None
     except MemoryError:
         raise
-    except Exception as error:  # a header that is recognised and then makes no sense
+    except Exception as error:  # a known format with an invalid header
         raise MediaError("broken_image", f"the image's header cannot be read: {error}") from None
     finally:
         Image.MAX_IMAGE_PIXELS = limit
@@ -123,8 +123,8 @@ _STDERR_LOCK = threading.Lock()
 
 @contextmanager
 def _silent_stderr() -> Iterator[None]:
-    """Redirects file descriptor 2 to /dev/null: libtiff writes messages about damaged files there. One thread at a
-    time."""
+    """Redirect file descriptor 2 to /dev/null, because libtiff prints messages about damaged files; holds a lock, so
+    that only one thread at a time does this."""
     with _STDERR_LOCK, ExitStack() as stack:
         with suppress(OSError):  # it may be closed already
             saved = os.dup(2)
@@ -136,13 +136,13 @@ def _silent_stderr() -> Iterator[None]:
 
 
 def installed_formats() -> list[str]:
-    """Those of `FORMATS` that this build of Pillow reads."""
+    """Return the formats of `FORMATS` that this build of Pillow supports."""
     Image.init()
     return [name for name in FORMATS if name in Image.OPEN]
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """The loaded image in mode RGB, alpha over white; MediaError if its range or colour is undefined."""
+    """Convert the loaded image to RGB, alpha composited on white; MediaError if its range or colour is undefined."""
     if image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM")):
         return _by_strips(image, _from_16_bits)
     if image.mode in ("I", "F", "LAB", "HSV"):
@@ -154,7 +154,7 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 
 def _by_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]) -> Image.Image:
-    """A conversion to RGB that looks at each pixel alone, done strip by strip."""
+    """Apply a per-pixel conversion to RGB in strips of `STRIP_ROWS` rows."""
     if image.height <= STRIP_ROWS:
         return convert(image)
     converted = Image.new("RGB", image.size)
@@ -165,7 +165,7 @@ def _by_strips(image: Image.Image, convert: Callable[[Image.Image], Image.Image]
 
 
 def _from_16_bits(image: Image.Image) -> Image.Image:
-    """Grey values up to 65535, which is white; Pillow's own conversion would cut everything above 255 off."""
+    """Scale grey values 0 to 65535 to 0 to 255; Pillow's own conversion clips values above 255."""
     grey = np.asarray(image).astype(np.int64).clip(0, 65535)
     return Image.fromarray(((grey + 128) // 257).astype(np.uint8)).convert("RGB")
 
@@ -175,7 +175,7 @@ def _over_white(image: Image.Image) -> Image.Image:
 
 
 def _orientation(image: Image.Image) -> int:
-    """EXIF orientation 1 to 8; 1 if the EXIF block is damaged."""
+    """Return the EXIF orientation, 1 to 8; 1 if it is missing or damaged."""
     try:
         turn = int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:

@@ -1,9 +1,9 @@
-"""Cuts decoding tasks by decoded bytes: weights of rows, and the filler rows that make Ray cut by weight.
+"""Limits the decoded bytes per decoding task: computes row weights and inserts filler rows, so that Ray cuts by weight.
 
-Ray cuts tables by rows, at offsets that the driver decides, and a retry cuts at the same ones. A row that weighs n
-units is preceded by n - 1 empty filler rows, so a cut after a number of rows is a cut after that weight. A weight
-depends on the row and the configuration only: on the headers of images in the row, and on the largest allowed size of
-images that are fetched later. Reads headers in plain Python; decodes nothing.
+Ray cuts tables by rows, at offsets that the driver decides, and a retry cuts at the same offsets. A row of weight n is
+preceded by n - 1 empty filler rows, so a cut after k rows is a cut after weight k. A weight depends only on the row and
+the configuration: on the headers of images in the row, and on the maximum size of images that are fetched later.
+Headers are read in pure Python; nothing is decoded.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from pipeline.prompts.row_options import PromptOptions
 from pipeline.rows.schemas import RowError
 
 SHARES = 6
-"""Into which `source.max_decoded_bytes` is divided. Encoded rows, their pixels, and the copy of the pixels that Ray
-makes: two shares each, because a task holds rows of one share and one row beyond that, which has a share at most."""
+"""Number of shares of `source.max_decoded_bytes`. Encoded rows, their pixels, and Ray's copy of the pixels take two
+shares each, because a task has rows of one share and one further row of at most one share."""
 CHANNELS = 3
 
 
 def share_of(max_decoded_bytes: int) -> int:
-    """Bytes of pixels, and of encoded media, that one row may have, and that all rows of one task together have before
-    another row goes to the next task."""
+    """Return one share in bytes: the limit of one row's pixels, and of its encoded media; a task gets no further rows
+    when its rows together reach it."""
     return max(1, max_decoded_bytes // SHARES)
 
 
 @dataclass(frozen=True)
 class Weigher:
-    """Weighs rows in units of which `batch_rows` make a task: of its bytes, and of the prompts that its rows become."""
+    """Computes row weights from bytes and the number of prompts; a task has rows of total weight `batch_rows`."""
 
     batch_rows: int
     share_bytes: int
@@ -51,10 +51,10 @@ class Weigher:
 
     @classmethod
     def of(cls, source: Source, batch_rows: int, prompt_options: PromptOptions) -> Weigher:
-        """The weigher of a job on this source."""
+        """Build the weigher of a job on this source."""
         options = MediaOptions.of(source, "")
         limits, clip_bytes = options.limits, max_clip_bytes(options)
-        # How many clips a video is cut into is known when it is decoded.
+        # The number of clips of a video is known only after decoding.
         video_bytes = clip_bytes if options.sampling.clip_s is None else limits.max_decoded_bytes
         share_bytes = share_of(source.max_decoded_bytes)
         return cls(
@@ -63,11 +63,11 @@ class Weigher:
 
     @property
     def rows_of_clips(self) -> int:
-        """How many clips of the largest size make a block."""
+        """Number of rows per block if every clip has the maximum size."""
         return max(1, min(self.batch_rows, self.share_bytes // self.clip_bytes))
 
     def weights(self, table: pa.Table) -> list[int]:
-        """The weight of each row of a READ table, from 1 to `batch_rows`."""
+        """Return the weight of each row of a READ table, from 1 to `batch_rows`."""
         codes = table["error_type"].to_pylist()
         return [1 if code else self._weight(table, index) for index, code in enumerate(codes)]
 
@@ -89,7 +89,7 @@ class Weigher:
         return max(1, min(self.batch_rows, max(by_bytes, num_prompts)))
 
     def _decoded_bytes(self, image: dict[str, Any] | str) -> int:
-        """Bytes of an image's pixels; the maximum if its size is not known yet."""
+        """Return the bytes of an image's pixels; the maximum if its size is unknown before decoding."""
         data = None if isinstance(image, str) else image["bytes"]
         size = None if data is None else size_of(memoryview(data))
         if size is not None:
@@ -99,7 +99,7 @@ class Weigher:
         return CHANNELS * (max_pixels if self.max_side_px is None else min(max_pixels, self.max_side_px**2))
 
     def with_fillers(self, table: pa.Table) -> pa.Table:
-        """The rows of a READ table, each after the fillers that its weight asks for."""
+        """Insert `weight - 1` filler rows before each row of a READ table."""
         weights = self.weights(table)
         if max(weights, default=1) == 1:
             return table
@@ -113,7 +113,7 @@ class Weigher:
 
 
 def max_clip_bytes(options: MediaOptions) -> int:
-    """Maximum bytes of pixels of one clip's sampled frames."""
+    """Return the maximum bytes of pixels of one clip's sampled frames."""
     sampling, limits = options.sampling, options.limits
     num_frames = sampling.num_frames or len(sampling.timestamps_s) or sampling.max_frames
     pixels = limits.max_pixels if limits.max_side_px is None else min(limits.max_pixels, limits.max_side_px**2)
@@ -121,7 +121,7 @@ def max_clip_bytes(options: MediaOptions) -> int:
 
 
 def media_of(table: pa.Table, index: int) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Images and videos of one row of a READ table, as dictionaries; encoded bytes are Arrow buffers, not copies."""
+    """Return images and videos of one READ row as dictionaries; encoded bytes are Arrow buffers without a copy."""
     images, videos = (_media_cells(table[name][index]) for name in ("images", "videos"))
     return images, videos
 
@@ -141,7 +141,7 @@ def _fillers(schema: pa.Schema, count: int) -> pa.Table:
 
 
 def padded(function: Callable[[pa.Table], pa.Table], num_rows: int) -> Callable[[pa.Table], pa.Table]:
-    """The same function for tables with fillers, which are removed first; its output gets fillers up to `num_rows`."""
+    """Wrap a table function: fillers are removed from its input, and its output is filled up to `num_rows` rows."""
 
     def stage(table: pa.Table) -> pa.Table:
         output = function(without_fillers(table))
@@ -152,7 +152,7 @@ def padded(function: Callable[[pa.Table], pa.Table], num_rows: int) -> Callable[
 
 
 class Weighed(Datasource):  # type: ignore[misc]
-    """A source whose read tasks put fillers before heavy rows."""
+    """Wraps a datasource; its read tasks insert filler rows before rows of weight above 1."""
 
     def __init__(self, source: Datasource, weigher: Weigher) -> None:
         super().__init__()

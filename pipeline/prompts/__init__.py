@@ -1,1 +1,1 @@
-"""Templates, conversations and options per row."""
+"""Builds prompts of rows: templates, conversations and prompt options per row."""

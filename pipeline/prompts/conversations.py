@@ -1,10 +1,10 @@
-"""Conversations in rows: two formats, parsed into chat messages and placeholders for their media.
+"""Parses conversations in rows, in the formats below, to chat messages and placeholders for their media.
 
     [{"role": "user", "content": "text"}]
     [{"role": "user", "content": [{"type": "text", "text": …}, {"type": "image"}, {"type": "image", "url": …}]}]
     [{"from": "human", "value": "<image>\\nWhat is this?"}]
 
-A placeholder without a URI of its own takes the row's next image or video.
+A placeholder without a URI takes the row's next image or video.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages whose content is a list of text, image and video parts; by kind, a URI or None per placeholder."""
+    """Messages with lists of text, image and video parts; `places` has, by kind, a URI or None per placeholder."""
 
     messages: list[dict[str, Any]]
     places: dict[str, list[str | None]]
 
 
 def read_conversation(value: Any, column: str) -> Conversation:
-    """One row's conversation; text is parsed as JSON.
+    """Parse one row's conversation; a string value is parsed as JSON.
 
     Raises:
-        RowError: `missing_column_value`, or `invalid_value` for anything but a conversation that ends with the user.
+        RowError: `missing_column_value`, or `invalid_value` unless it is a conversation that ends with a user turn.
     """
     if isinstance(value, str):
         try:
@@ -75,7 +75,7 @@ def read_conversation(value: Any, column: str) -> Conversation:
 
 
 def _parts(turn: Mapping[str, Any], where: str, column: str) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """The parts of a turn's content, each with its URI if it has one."""
+    """Yield the parts of a turn's content, each with its URI or None."""
     content = turn.get("content")
     if content is None and isinstance(turn.get("value"), str):
         yield from _marked_parts(turn["value"])
@@ -108,7 +108,7 @@ def _uri_of(part: Mapping[str, Any], kind: str, where: str, column: str) -> str 
 
 
 def _marked_parts(text: str) -> Iterator[tuple[dict[str, Any], None]]:
-    """Text with the marks `<image>` and `<video>`; the line end between a mark and text belongs to the mark."""
+    """Split text at the marks `<image>` and `<video>`; a newline between a mark and text is removed."""
     pieces = _MARKS.split(whole_text(text))
     for number, piece in enumerate(pieces):
         if number % 2:
@@ -121,9 +121,9 @@ def _marked_parts(text: str) -> Iterator[tuple[dict[str, Any], None]]:
 
 
 def place_media(conversation: Conversation, kind: str, given: Sequence[Any], column: str) -> list[Any]:
-    """The media of a kind in the order of their placeholders: the URI of a placeholder, or the next of `given`.
+    """Return the media of a kind in placeholder order: the URI of each placeholder, or the next medium of `given`.
 
-    A conversation without placeholders of a kind gets the row's media before the text of its first user turn.
+    If the conversation has no placeholders of this kind, the media are inserted before the text of its first user turn.
 
     Raises:
         RowError: `invalid_value` if there are more or fewer media than placeholders.

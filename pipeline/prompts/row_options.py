@@ -1,4 +1,4 @@
-"""Prompt options per row: the job's prompt or a conversation of the row, one or several, and its sampling values."""
+"""Builds each row's prompts, from the job's prompt or the row's conversation, and its sampling values."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from pipeline.prompts.sampling import read_sampling, sampling_names
 from pipeline.rows.schemas import RowError
 
 PROMPT_FIELD = "prompt"
-"""The placeholder of a template for one of several prompts."""
+"""The template placeholder that each of a row's several prompts replaces."""
 MAX_PROMPTS = 1024
 
 
 @dataclass(frozen=True)
 class RowPrompt:
-    """One prompt of a row: chat messages, its index among `num_asked` prompts (None if there is one), and sampling."""
+    """One prompt of a row: chat messages, index among `num_asked` prompts (None without a list), and sampling."""
 
     messages: list[dict[str, Any]]
     index: int | None
@@ -29,13 +29,13 @@ class RowPrompt:
     num_asked: int | None = None
 
     def name(self, sample_id: str) -> str:
-        """The id of the result row: `<id>#index` for each of several prompts."""
+        """Return the id of the result row; `<id>#index` if the row has a list of prompts."""
         return sample_id if self.index is None else f"{sample_id}#{self.index}"
 
 
 @dataclass(frozen=True)
 class PromptOptions:
-    """Prompt options of the job file, and the texts that column values must not contain."""
+    """Prompt options of the job file, and the special tokens that column values must not contain."""
 
     prompt: Prompt | None = None
     columns: RowColumns = field(default_factory=RowColumns)
@@ -48,7 +48,7 @@ class PromptOptions:
         return cls(job.prompt, job.columns, job.sampling, job.job.seed, tuple(special_tokens))
 
     def fields(self) -> dict[str, str]:
-        """The columns that rows must have, each with its first dotted path."""
+        """Return the columns that rows must have, each with the dotted path that first names it."""
         named: dict[str, str] = {}
         if self.prompt is not None:
             templates.check(self.prompt)
@@ -60,7 +60,7 @@ class PromptOptions:
         return named
 
     def own_sampling(self, fields: Mapping[str, Any]) -> str:
-        """A row's own sampling values as a JSON object; empty if the job has no columns for them."""
+        """Return a row's own sampling values as a JSON object; empty if the job has no columns for them."""
         names = ["seed", *sampling_names(self.columns, self.sampling)]
         names = [name for name in names if getattr(self.columns, name) is not None]
         if not names:
@@ -71,7 +71,7 @@ class PromptOptions:
     def ask(
         self, fields: Mapping[str, Any], images: Sequence[Any], videos: Sequence[Any]
     ) -> tuple[list[RowPrompt], list[Any], list[Any]]:
-        """A row's prompts, and its media in the order of their placeholders; a URI in a conversation comes as text."""
+        """Return a row's prompts, images and videos, in placeholder order; URIs from a conversation are strings."""
         sampling = self.own_sampling(fields)
         if self.columns.messages is not None:
             column = self.columns.messages
@@ -95,7 +95,7 @@ class PromptOptions:
         return asked, list(images), list(videos)
 
     def _rounds(self, fields: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """The fields for each of a row's prompts."""
+        """Return the template fields for each of a row's prompts."""
         column = self.columns.prompts
         if column is None:
             return [fields]

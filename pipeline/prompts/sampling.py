@@ -1,4 +1,4 @@
-"""Seed and sampling values of a row, from the columns that the job file names, validated by the job's own section."""
+"""Reads a row's seed and sampling values from its columns and validates them like the job's section."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _INTEGERS = ("top_k", "max_new_tokens")
 
 
 def sampling_names(columns: BaseModel, job: BaseModel) -> list[str]:
-    """Fields of the section `job` that a row may replace, because the section `columns` has a column for them."""
+    """Return the fields of section `job` that a row may override: those that `columns` has, too."""
     return [name for name in type(columns).model_fields if name in type(job).model_fields]
 
 
 def read_sampling(fields: Mapping[str, Any], columns: BaseModel, job: BaseModel, seed: int) -> dict[str, int | float]:
-    """The seed and sampling values of one row: its own, or else the job's; RowError `invalid_sampling`."""
+    """Return a row's seed and sampling values, with the job's values as defaults; RowError `invalid_sampling`."""
     names = sampling_names(columns, job)
     given = {name: fields.get(getattr(columns, name) or "") for name in ("seed", *names)}
-    # Blank text is the empty cell of a CSV.
+    # An empty CSV field is blank text.
     given = {name: value for name, value in given.items() if value is not None and str(value).strip()}
     values: dict[str, int | float] = {"seed": seed}
     if "seed" in given:
@@ -50,7 +50,7 @@ def _number(value: Any, name: str) -> int | float:
 
 
 def float_of(value: Any) -> float | None:
-    """A finite number, also from text; None for anything else."""
+    """Convert a number or text to a finite float; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -61,7 +61,7 @@ def float_of(value: Any) -> float | None:
 
 
 def integer_of(value: Any) -> int | None:
-    """Integers, floats without a fraction, and either of them as text; integers of any size stay exact."""
+    """Convert an integer, an integral float, or text of either to an exact int; None for any other value."""
     if isinstance(value, str):
         try:
             return int(value) if len(value) < 40 else None

@@ -1,7 +1,7 @@
-"""Prompt templates: the columns that a prompt names, and chat messages from it and one row's values.
+"""Parses prompt templates and fills them with a row's values to build chat messages.
 
 `{column}` is replaced by the row's value, `{{` and `}}` by braces. A name is looked up literally: no attributes,
-indices or format specifications. Text of a column stays text: special tokens in it are split.
+indices or format specifications. Special tokens in column values are split, so that they stay plain text.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TOKENS = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 
 
 def turns(prompt: Prompt) -> tuple[Message, ...]:
-    """The prompt as messages: `prompt.text` is one user turn."""
+    """Return the prompt as messages; `prompt.text` becomes one user turn."""
     return prompt.messages if prompt.text is None else (Message(role="user", text=prompt.text),)
 
 
@@ -31,7 +31,7 @@ def _dotted(prompt: Prompt, index: int) -> str:
 
 @lru_cache(maxsize=64)
 def _parse(template: str, where: str) -> tuple[tuple[str, bool], ...]:
-    """Pieces of (text, is a column's name); ConfigError for a lone brace."""
+    """Split a template into pieces (text, whether it is a column name); ConfigError for a lone brace."""
     pieces: list[tuple[str, bool]] = []
     position = 0
     for match in _TOKENS.finditer(template):
@@ -47,7 +47,7 @@ def _parse(template: str, where: str) -> tuple[tuple[str, bool], ...]:
 
 
 def placeholders(prompt: Prompt) -> dict[str, str]:
-    """The columns that the prompt names, in order, each with the dotted path of the turn that names it first."""
+    """Return the columns in the prompt in order, each with the dotted path of the turn that first names it."""
     names: dict[str, str] = {}
     for index, turn in enumerate(turns(prompt)):
         where = _dotted(prompt, index)
@@ -57,12 +57,12 @@ def placeholders(prompt: Prompt) -> dict[str, str]:
 
 
 def names_in(template: str, where: str) -> list[str]:
-    """The columns that one template names; `where` is its dotted path for a ConfigError about a lone brace."""
+    """Return the columns in one template; `where` is its dotted path for a ConfigError about a lone brace."""
     return [text for text, is_name in _parse(template, where) if is_name]
 
 
 def image_turn(prompt: Prompt) -> int:
-    """The index of the turn with the row's images: the one with `images: true`, or the first user turn without `false`.
+    """Return the index of the turn for images: the turn with `images: true`, or the first user turn without `false`.
 
     Raises:
         ConfigError: two turns have `images: true`, or no turn may have images.
@@ -79,30 +79,30 @@ def image_turn(prompt: Prompt) -> int:
 
 
 def check(prompt: Prompt) -> None:
-    """Refuse a prompt that no row could fill, by a ConfigError of `placeholders` or `image_turn`."""
+    """Raise the ConfigError of `placeholders` or `image_turn` for a prompt that no row can fill."""
     placeholders(prompt)
     image_turn(prompt)
 
 
 def whole_text(text: str) -> str:
-    """The text with lone surrogates (which no UTF-8 can hold) replaced by U+FFFD."""
+    """Replace lone surrogates, which cannot be encoded as UTF-8, by U+FFFD."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def value_text(name: str, value: Any) -> str:
-    """A value as prompt text: text as it is, other values as JSON; `missing_column_value` for null and NaN."""
+    """Convert a value to prompt text: strings unchanged, others as JSON; `missing_column_value` for null and NaN."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise RowError("missing_column_value", f"the prompt names the column {name!r}, which has no value in this row")
     return whole_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def fill_text(template: str, where: str, fields: Mapping[str, Any]) -> str:
-    """One template filled with a row's values; `where` is its dotted path."""
+    """Fill one template with a row's values; `where` is the template's dotted path."""
     return _filled(template, where, fields)[0]
 
 
 def _filled(template: str, where: str, fields: Mapping[str, Any]) -> tuple[str, list[tuple[int, int]]]:
-    """The filled template, and (start, end) of each value in it."""
+    """Return the filled template, and the (start, end) of each column value in it."""
     text = ""
     values: list[tuple[int, int]] = []
     for piece, is_name in _parse(template, where):
@@ -114,9 +114,9 @@ def _filled(template: str, where: str, fields: Mapping[str, Any]) -> tuple[str, 
 
 
 def neutralise(text: str, special_tokens: Sequence[str], values: Sequence[tuple[int, int]] | None = None) -> str:
-    """The text with special tokens split by a space after their first character, so that they are plain text.
+    """Insert a space after the first character of special tokens, so that they become plain text.
 
-    `values` are the (start, end) of column values, by default all of the text; tokens of the template itself stay.
+    `values` are the (start, end) of column values, by default the whole text; tokens outside of them are kept.
 
     Raises:
         RowError: `invalid_value` for a special token of one character, which cannot be split.
@@ -149,7 +149,7 @@ def fill(
     num_videos: int = 0,
     special_tokens: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
-    """Chat messages for one row: `{"role", "content": [{"type": "image"}, …, {"type": "text", "text"}]}`.
+    """Build one row's chat messages: `{"role", "content": [{"type": "image"}, …, {"type": "text", "text"}]}`.
 
     Images, then videos, come before the text of their turn.
     """

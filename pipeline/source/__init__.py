@@ -1,1 +1,1 @@
-"""The source as a whole: manifest, spans, ids, done bitmap, datasource."""
+"""Reads a source: manifest, spans, ids, done bitmap, datasource."""

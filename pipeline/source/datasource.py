@@ -1,7 +1,7 @@
-"""Reading: a Ray Data source over a frozen manifest whose read tasks are spans, and the same reading without Ray.
+"""Reads a frozen manifest as a Ray Data source with one read task per span, or in the calling process without Ray.
 
-Every read task returns exactly one table with `rows.read_schema`, rows in manifest order, in any state of its files.
-Formats are in `pipeline.sources`.
+Every read task returns exactly one table with `rows.read_schema` and its rows in manifest order, even if files are
+damaged or missing. Formats are in `pipeline.sources`.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ NoteCount = Callable[[int, int, bool], None]
 
 
 class SpanDatasource(Datasource):  # type: ignore[misc]
-    """A source as Ray Data reads it; `fields` are the columns that the prompt names, `limit` the first N samples.
+    """Ray Data source of a manifest; `fields` are the columns that the prompt names, `limit` reads the first N samples.
 
-    Without `with_images` no images are read. Samples that are `done` are skipped, and files with no others are not
-    opened. `note_count` is called with the file and its samples when a file of unknown count has been read to its end.
+    Without `with_images` no images are read. Samples that are `done` are skipped, and files whose samples are all done
+    are not opened. When a file of unknown count has been read, `note_count` receives the file's ordinal, its number of
+    samples, and whether the file is broken.
 
     Pass `override_num_blocks=datasource.num_spans` to `ray.data.read_datasource`, so that Ray neither merges nor splits
     the output of read tasks.
@@ -73,7 +74,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
 
     @property
     def num_samples(self) -> int | None:
-        """The number of rows of the read tasks, None if some file's count is unknown."""
+        """Total number of rows of all read tasks; None if some file's count is unknown."""
         known = [self._known_rows(number) for number in range(len(self._spans))]
         return None if None in known else sum(count for count in known if count is not None)
 
@@ -85,18 +86,18 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
         return "ReadSpans"
 
     def estimate_inmemory_data_size(self) -> int | None:
-        """The listed bytes, which is what encoded images take in memory too."""
+        """Return the listed file sizes in bytes; encoded images take the same amount of memory."""
         return self._manifest.num_bytes
 
     def read(self, span: int, note: bool = True) -> pa.Table:
-        """One span's table in the calling process, without Ray; with `note`, counts are noted as in read tasks."""
+        """Read one span in the calling process, without Ray; with `note`, `note_count` is called as in read tasks."""
         return read_span(self._spec, list(self._pieces(span)), self._note_count if note else None)
 
     def _pieces(self, span: int) -> SpanFiles:
         return SpanFiles(self._manifest, self._spans, span, self._done)
 
     def _known_rows(self, span: int) -> int | None:
-        """How many samples of a span are left to read, None if some file's count is unknown."""
+        """Return how many samples of a span are left to read; None if some file's count is unknown."""
         files, starts, stops = self._spans.columns(span)
         counts = self._counts[files]
         if ((stops == spans.TO_THE_END) & (counts == UNKNOWN)).any():
@@ -116,7 +117,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
     def get_read_tasks(
         self, parallelism: int, per_task_row_limit: int | None = None, data_context: DataContext | None = None
     ) -> list[ReadTask]:
-        """One task per span, for any `parallelism`: a retry must repeat exactly one span."""
+        """Return one task per span, whatever `parallelism` is: a retry must repeat exactly one span."""
         tasks = []
         for number in range(len(self._spans)):
             pieces = self._pieces(number)
@@ -130,7 +131,7 @@ class SpanDatasource(Datasource):  # type: ignore[misc]
 
 
 def plan_spans(spec: ReadSpec, manifest: Manifest, limit: int | None) -> spans.Spans:
-    """The manifest's spans; with a limit, those of the first samples, counting in files whose count is unknown."""
+    """Plan the manifest's spans; with a limit, only the first samples. Counts samples in files of unknown count."""
     planned = spans.plan(manifest.files, spec.source.span_max_rows, spec.source.span_max_bytes)
     if limit is None:
         return planned
@@ -147,7 +148,7 @@ def plan_spans(spec: ReadSpec, manifest: Manifest, limit: int | None) -> spans.S
 
 
 def _opened(spec: ReadSpec) -> tuple[Any, ReadSpec]:
-    """The source's file system, and the spec with the root as a path in it."""
+    """Return the source's file system, and the spec with its root as a path in that file system."""
     filesystem, root = access.open_url(spec.root, "source.path")
     return filesystem, replace(spec, root=root)
 
@@ -155,7 +156,7 @@ def _opened(spec: ReadSpec) -> tuple[Any, ReadSpec]:
 def read_first(
     source: Source, manifest: Manifest, fields: tuple[str, ...], limit: int, with_images: bool = True
 ) -> pa.Table:
-    """The first `limit` samples in the calling process, without Ray: one table with `rows.read_schema`."""
+    """Read the first `limit` samples in the calling process, without Ray: one table with `rows.read_schema`."""
     datasource = SpanDatasource(source, manifest, fields, limit, with_images)
     tables = [datasource.read(number) for number in range(datasource.num_spans)]
     return pa.concat_tables([datasource.schema.empty_table(), *tables])
@@ -163,8 +164,8 @@ def read_first(
 
 @dataclass(frozen=True)
 class SpanFiles:
-    """The pieces of one span. It is pickled as Arrow columns and unpickled as a list of pieces: ten million files as
-    objects would not fit the driver."""
+    """The pieces of one span. It is pickled as Arrow columns and unpickled as a list of pieces, because one Python
+    object per piece would not fit in the driver's memory for ten million files."""
 
     manifest: Manifest
     spans: spans.Spans
@@ -205,7 +206,7 @@ LISTED_COLUMNS = ("path", "num_samples", "size_bytes", "token", "repeated_rows")
 def file_pieces(
     listed: list[pa.Array], files: Ints, starts: Ints, stops: Ints, extras: dict[int, tuple[Entry, bytes]]
 ) -> list[FilePiece]:
-    """The pieces that `SpanFiles` packed: columns of the listing, and by index entries and done bits."""
+    """Unpack the pieces of `SpanFiles` from columns of the listing; `extras` is (entry, done bits) by piece index."""
     pieces = []
     columns = (*(column.to_pylist() for column in listed), files.tolist(), starts.tolist(), stops.tolist())
     for index, values in enumerate(zip(*columns, strict=True)):
@@ -222,17 +223,17 @@ def _read_blocks(spec: ReadSpec, pieces: Iterable[FilePiece], note_count: NoteCo
 
 
 def read_span(spec: ReadSpec, pieces: list[FilePiece], note_count: NoteCount | None = None) -> pa.Table:
-    """All samples of a span as one table with `rows.read_schema`; never raises for the contents of files."""
-    with ThreadPoolExecutor(NUM_PIECE_THREADS) as pool:  # starts no more threads than there are pieces
+    """Read all samples of a span as one table with `rows.read_schema`; errors in files become error rows."""
+    with ThreadPoolExecutor(NUM_PIECE_THREADS) as pool:  # starts at most one thread per piece
         parts = list(pool.map(lambda piece: _read_piece(spec, piece, note_count), pieces))
     tables = [schemas.read_schema(spec.keep).empty_table(), *(table for part in parts for table in part)]
     return _with_unique_ids(pa.concat_tables(tables).combine_chunks())
 
 
 def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) -> list[pa.Table]:
-    """The piece's rows without the done ones; if reading fails, an error row for every lost row.
+    """Read the rows of a piece that are not done; if reading fails, return an error row for every lost row.
 
-    If their number is unknown, one row represents all rows from there on.
+    If the number of lost rows is unknown, one error row represents all of them.
     """
     tables: list[pa.Table] = []
     next_row = piece.start
@@ -263,8 +264,10 @@ def _read_piece(spec: ReadSpec, piece: FilePiece, note_count: NoteCount | None) 
 
 
 def missing_rows(piece: FilePiece, next_row: int, byte: int | None) -> str:
-    """The number of missing rows of a file of unknown length that cannot be read from `next_row` on, as far as it is
-    known; `byte` is the byte of the file (compressed, if it is) up to which it was read."""
+    """Describe how many rows are lost in a file of unknown count that cannot be read from `next_row` on.
+
+    `byte` is the position, in the possibly compressed file, up to which it was read.
+    """
     if byte is not None and byte >= piece.size_bytes:
         return "the file ends there, so at least one row is missing; it does not say how many more"
     if byte and next_row:
@@ -275,7 +278,7 @@ def missing_rows(piece: FilePiece, next_row: int, byte: int | None) -> str:
 
 
 def _table(spec: ReadSpec, piece: FilePiece, chunk: Chunk) -> pa.Table:
-    """The rows of one chunk that are not done."""
+    """Convert the rows of one chunk that are not done to a table with `rows.read_schema`."""
     indices = [index for index, sample in enumerate(chunk.samples) if not piece.is_done(sample.row_index)]
     samples, keep = [chunk.samples[index] for index in indices], chunk.keep
     if len(samples) < len(chunk.samples):
@@ -304,7 +307,7 @@ def _image_cell(sample: Sample) -> list[dict[str, bytes | str]]:
 
 
 def path_id(path: str, row_index: int) -> str:
-    """The id of a sample that has none of its own."""
+    """Return the id of a sample without an id column: `path#row_index`."""
     return f"{path}#{row_index}"
 
 
@@ -313,7 +316,7 @@ def _repeated_id(sample_id: str) -> RowError:
 
 
 def _with_unique_ids(table: pa.Table) -> pa.Table:
-    """The table; a row whose id an earlier row has is named by its path and is an error."""
+    """Give a row whose id an earlier row has the id `path#row_index` and the error `duplicate_id`."""
     ids = table["sample_id"].to_pylist()
     if len(set(ids)) == len(ids):
         return table
@@ -323,7 +326,7 @@ def _with_unique_ids(table: pa.Table) -> pa.Table:
     for index, sample_id in enumerate(ids):
         if sample_id in seen:
             ids[index] = path_id(paths[index], row_indices[index])
-            while ids[index] in seen:  # another row's own id that looks like one of ours
+            while ids[index] in seen:  # the id column of another row holds this `path#row_index`
                 ids[index] += "#"
             if not codes[index]:
                 error = _repeated_id(sample_id)

@@ -1,7 +1,7 @@
-"""The done bitmap: one bit for every sample of a manifest, and the positions of files in it.
+"""Records finished samples in a bitmap with one bit per sample of a manifest, and finds files by path.
 
-Sample `row` of file `file` has the ordinal `starts[file] + row`. Files of unknown count have bits of their own, which
-grow.
+Sample `row` of file `file` has the ordinal `starts[file] + row`. Each file of unknown count has a separate bitmap
+that grows.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _LOOKUP_CHUNK = 1 << 20
 
 
 class DoneBitmap:
-    """A set of (file, row); `counts` are the samples of every file, `UNKNOWN` if only reading gives the number.
+    """A set of (file, row); `counts` is the number of samples of every file, or `UNKNOWN`.
 
-    A row beyond the end of its file is a ValueError.
+    Methods raise ValueError for a row beyond the end of its file.
     """
 
     def __init__(self, counts: Ints) -> None:
@@ -37,7 +37,7 @@ class DoneBitmap:
         return int(np.bitwise_count(self._bits).sum(dtype=np.int64)) + sum(int(b.sum()) for b in self._open.values())
 
     def add(self, files: Ints, rows: Ints) -> Bools:
-        """Add samples; for each, whether it was already in the set or occurs earlier among these."""
+        """Add samples; return for each whether it was already in the set or occurs earlier in this call."""
         is_counted = self._check(files, rows)
         repeated = np.zeros(len(files), bool)
         ordinals = self._starts[files[is_counted]] + rows[is_counted]
@@ -79,8 +79,10 @@ class DoneBitmap:
         self._counted = None
 
     def rows(self, file: int, start: int, stop: int | None) -> Bools:
-        """For each row of a piece of a file, whether it is in the set; up to the last such row if the end is
-        unknown."""
+        """Return for each row from `start` to `stop` of a file whether it is in the set.
+
+        If `stop` is None and the file's count is unknown, the result ends at the file's last row in the set.
+        """
         if self.counts[file] == UNKNOWN:
             bits = self._open_bits(file)
             stop = int(np.flatnonzero(bits)[-1]) + 1 if stop is None and bits.any() else stop or 0
@@ -89,11 +91,11 @@ class DoneBitmap:
         return self._get(self._starts[file] + np.arange(start, end))
 
     def is_complete(self, file: int) -> bool:
-        """Whether all samples of a file are in; False if its count is not known."""
+        """Return whether all samples of a file are in the set; False if its count is unknown."""
         return self.counts[file] != UNKNOWN and bool(self.rows(file, 0, None).all())
 
     def num_in(self, files: Ints, starts: Ints, stops: Ints) -> Ints:
-        """How many samples of each piece are in; pieces of files whose count is not known count as none."""
+        """Return how many samples of each piece are in the set; 0 for pieces of files of unknown count."""
         if self._counted is None:
             self._counted = np.concatenate([[0], np.cumsum(np.bitwise_count(self._bits), dtype=np.int64)])
         counted, padded = self._counted, np.append(self._bits, np.uint8(0))
@@ -115,7 +117,7 @@ class DoneBitmap:
         return found
 
     def _check(self, files: Ints, rows: Ints) -> Bools:
-        """Which of the files have a known count."""
+        """Check that every row is inside its file; return which of the files have a known count."""
         counts = self.counts[files]
         is_counted = counts != UNKNOWN
         if (rows < 0).any() or (rows[is_counted] >= counts[is_counted]).any():
@@ -128,13 +130,13 @@ def _extended(bits: Bools, size: int) -> Bools:
 
 
 class PathIndex:
-    """Ordinals of files by their paths; holds no more than the paths that are looked up."""
+    """Maps file paths to ordinals; a lookup uses memory for the requested paths only."""
 
     def __init__(self, paths: pa.ChunkedArray) -> None:
         self._paths = paths
 
     def find(self, paths: pa.Array) -> Ints:
-        """The ordinal of each of these unique paths, -1 if there is no such file."""
+        """Return the ordinal of each of these unique paths; -1 if there is no such file."""
         ordinals = np.full(len(paths), -1, np.int64)
         for first in range(0, len(paths), _LOOKUP_CHUNK):
             values = paths.slice(first, _LOOKUP_CHUNK)

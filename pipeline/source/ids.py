@@ -1,4 +1,4 @@
-"""Uniqueness of ids: rows whose id an earlier row has, found by hashes first and then by the ids themselves.
+"""Finds rows whose id an earlier row has: compares hashes first, then the ids of rows with equal hashes.
 
 Uses 16 bytes per id while it runs.
 """
@@ -12,13 +12,13 @@ from functools import partial
 import numpy as np
 
 Ids = Iterable[tuple[int, str]]
-"""(row, id) of the rows that have one, in order."""
+"""(row, id) of every row that has an id, in order."""
 
 
 def find_repeats(files: Sequence[Callable[[], Ids]]) -> dict[int, list[int]]:
-    """By file, the rows whose id an earlier row of this or an earlier file has.
+    """Map the index of a file to its rows whose id occurs in an earlier row of this file or of an earlier file.
 
-    Each of `files` yields its ids anew; those of files with equal hashes are read a second time.
+    Every call of an element of `files` reads that file's ids; files with equal hashes are read twice.
     """
     hashes, rows, counts = array("q"), array("q"), []
     for ids in files:
@@ -45,7 +45,7 @@ def find_repeats(files: Sequence[Callable[[], Ids]]) -> dict[int, list[int]]:
 
 
 def _find_equal_hashes(hashes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
-    """The places, in order, of all hashes that occur more than once."""
+    """Return the ascending indices of all hashes that occur more than once."""
     order = np.argsort(hashes, kind="stable")
     equal = hashes[order][1:] == hashes[order][:-1]
     repeated = np.zeros(len(hashes), bool)
@@ -55,7 +55,7 @@ def _find_equal_hashes(hashes: np.ndarray[tuple[int], np.dtype[np.int64]]) -> np
 
 
 def repeated_ids(parts: Iterable[Sequence[str]]) -> list[str]:
-    """The ids that occur more than once among all parts, each once, sorted."""
+    """Return the sorted, distinct ids that occur more than once in all parts together."""
     parts = list(parts)
     repeats = find_repeats([partial(enumerate, part) for part in parts])
     return sorted({parts[number][row] for number, rows in repeats.items() for row in rows})

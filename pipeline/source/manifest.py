@@ -1,6 +1,6 @@
-"""The manifest: the frozen, sorted listing of a source, stored as Parquet in `_job/manifest/`.
+"""Lists and surveys a source as a manifest: a frozen, sorted listing, stored as Parquet in `_job/manifest/`.
 
-Holds Arrow columns, not objects, so that ten million files fit.
+Files are rows of an Arrow table, not Python objects, so that ten million files fit in memory.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from pipeline.storage.output_dir import OutputDir
 LISTING = pa.schema([("path", pa.string()), ("size_bytes", pa.int64()), ("token", pa.string())])
 """`path` is relative to the source root; `token` is the etag or modification time."""
 SCHEMA = pa.schema([*LISTING, *FACTS, pa.field("repeated_rows", pa.list_(pa.int64()))])
-"""The listing, the facts that the survey of its kind finds, and the rows whose id an earlier row has. A span may start
-at the beginning of a group of rows."""
+"""The listing, the facts from the survey of the source kind, and the rows whose id an earlier row has. A span may start
+at the beginning of a row group."""
 MAX_REPEATED_ROWS = 1000
-"""So many may repeat others in any source; in a large one up to half of all rows."""
+"""Most rows with a repeated id: this number or half of all rows, whichever is larger."""
 
 PARTS = "_job/manifest"
 ROOT_KEY = b"draftfleet.source_root"
@@ -44,9 +44,9 @@ _LISTING_CHUNK = 65_536
 
 @dataclass(frozen=True)
 class Manifest:
-    """A frozen listing: `root` as a URL, `files` with the columns of `SCHEMA`, the kept columns' types.
+    """A frozen listing: `root` as a URL, `files` with the columns of `SCHEMA`, and `keep`, the types of kept columns.
 
-    The first `written` files are in `num_parts` parts of the output already.
+    The first `written` files are already stored in the `num_parts` manifest parts of the output.
     """
 
     root: str
@@ -55,7 +55,7 @@ class Manifest:
     written: int = 0
     num_parts: int = 0
     skipped: Mapping[str, int] = field(default_factory=dict)
-    """How many files of the source's folders are not listed, by suffix."""
+    """Number of files in the source's folders that are not listed, by suffix."""
 
     @property
     def num_files(self) -> int:
@@ -67,12 +67,12 @@ class Manifest:
 
     @property
     def num_samples(self) -> int | None:
-        """How many samples there are, None if some file's count is unknown."""
+        """Total number of samples; None if some file's count is unknown."""
         counts = self.files["num_samples"]
         return None if counts.null_count else int(pc.sum(counts).as_py() or 0)
 
     def entry(self, file: int, start: int) -> Entry:
-        """The last group at or before row `start` of a file of lines or a tar; other kinds find rows themselves."""
+        """Return where the last row group at or before row `start` begins; row 0 for kinds that need no such index."""
         rows, sizes, lines = (self.files[field.name][file].values.to_numpy() for field in list(FACTS)[1:])
         if not len(lines):
             return Entry()
@@ -81,7 +81,7 @@ class Manifest:
         return Entry(row, offset, line + 1)
 
     def write(self, output: OutputDir) -> None:
-        """Create the next part from the files that are in no part yet, whole or not at all; a part never changes.
+        """Atomically create the next part from the files that are in no part yet; parts never change.
 
         Raises:
             FileExistsError: another attempt has created this part with other files.
@@ -99,11 +99,12 @@ class Manifest:
 
 
 def needs_of(source: Source, prompt_options: PromptOptions, keep_columns: Sequence[str] | Mapping[str, str]) -> Needs:
-    """The columns that a job reads; a mapping names the field of the job file for each of `keep_columns`, which then
-    stay inside the job.
+    """Return the columns that a job reads.
+
+    `keep_columns` as a mapping gives the dotted path for each column; these columns are not written to the output.
 
     Raises:
-        ConfigError: the prompt has a lone brace or no turn for images, or a kept name occurs twice or collides.
+        ConfigError: the prompt has a lone brace or no turn for images, or a kept name occurs twice or is reserved.
     """
     fields = prompt_options.fields()
     if isinstance(keep_columns, Mapping):
@@ -138,7 +139,7 @@ def freeze(
 
 
 def freeze_for(needs: Needs) -> Manifest:
-    """List the source and survey its files; ConfigError as `freeze`."""
+    """List the source and survey its files; raises ConfigError like `freeze`."""
     skipped = Skipped()
     filesystem, root, files = list_source(needs.source, skipped)
     manifest = replace(survey_files(filesystem, root, files, needs), skipped=dict(skipped.counts))
@@ -148,9 +149,9 @@ def freeze_for(needs: Needs) -> Manifest:
 
 
 def list_source(source: Source, skipped: Skipped) -> tuple[Any, str, pa.Table]:
-    """The source's file system, its root in it, and the sorted `LISTING`.
+    """List the source; return its file system, the root path in that file system, and the sorted `LISTING`.
 
-    Files of the source's folders that its kind does not read are counted in `skipped`.
+    Files in the source's folders that its kind does not read are counted in `skipped`.
 
     Raises:
         ConfigError: the source is missing or empty.
@@ -189,7 +190,7 @@ def _source_name(source: Source) -> str:
 def survey_files(
     filesystem: Any, root: str, files: pa.Table, needs: Needs, earlier: Manifest | None = None
 ) -> Manifest:
-    """Open the listed files as far as their kind needs; `earlier` are files of the manifest before them.
+    """Run the kind's survey on the listed files; ids are also compared with the files of the manifest `earlier`.
 
     Raises:
         ConfigError: the files lack a needed column, or most ids occur several times.
@@ -206,8 +207,10 @@ def survey_files(
 
 
 def _repeated_rows(filesystem: Any, root: str, source: Source, files: pa.Table) -> pa.Array:
-    """For every file the rows whose id an earlier row has, if the kind reads ids beforehand; ConfigError if those are
-    most of the rows."""
+    """Return for every file the rows whose id an earlier row has; empty lists if ids are not checked before the job.
+
+    Raises ConfigError if more than `MAX_REPEATED_ROWS` rows and more than half of all rows repeat an id.
+    """
     kind = kind_of(source.kind)
     repeats: dict[int, list[int]] = {}
     if source.id_column is not None and source.check_ids and kind.has_cheap_ids:
@@ -226,7 +229,7 @@ def _repeated_rows(filesystem: Any, root: str, source: Source, files: pa.Table) 
 
 
 def _read_ids(filesystem: Any, spec: ReadSpec, kind: Kind, piece: FilePiece) -> Iterator[tuple[int, str]]:
-    """The ids of a file, up to where it is damaged."""
+    """Yield (row, id) of a file; stop without an error where it is damaged."""
     try:
         for chunk in kind.read(filesystem, spec, piece):
             for sample in chunk.samples:
@@ -237,7 +240,7 @@ def _read_ids(filesystem: Any, spec: ReadSpec, kind: Kind, piece: FilePiece) -> 
 
 
 def _table(listing: Iterable[Listed]) -> pa.Table:
-    """The `LISTING`, sorted by path as bytes; ConfigError for a name that is not UTF-8, so no column could hold it."""
+    """Convert files to a `LISTING` table sorted by the bytes of the path; ConfigError for a name that is not UTF-8."""
     batches = []
     stream = iter(listing)
     while chunk := list(islice(stream, _LISTING_CHUNK)):
@@ -253,5 +256,5 @@ def _table(listing: Iterable[Listed]) -> pa.Table:
     table = pa.Table.from_batches(batches, LISTING)
     paths = table["path"]
     if pc.all(pc.less(paths.slice(0, max(0, len(paths) - 1)), paths.slice(1))).as_py():
-        return table  # as object stores list; sorting would take twice the memory
+        return table  # object stores list in this order; sorting would take twice the memory
     return table.take(pc.sort_indices(paths)).combine_chunks()

@@ -1,6 +1,6 @@
-"""The manifest of an output that exists, compared with the source as it is listed now.
+"""Compares the stored manifest of an output with a new listing of the source, and appends new files.
 
-Listed files stay unchanged; new files become a new part after them. Opens new files only.
+Rows of listed files never change; new files become a new manifest part. Only new files are opened.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from pipeline.storage.output_dir import OutputDir
 
 COUNTS = "_job/counts"
 ACCEPT_TOUCHED = "--accept-touched"
-"""The switch of the command line; see `reopen`."""
+"""The command-line switch for `accept_touched` of `reopen`."""
 _MAX_NAMED = 3
 _FACTS = ["num_samples", "row_group_rows", "row_group_bytes"]
-"""Facts by which a copy of a file is recognised."""
+"""Facts that must be equal for a file to count as a copy."""
 
 
 @dataclass(frozen=True)
 class Reopened:
-    """A manifest of which the first files are those of earlier attempts; `gone` are ordinals of files that the source
-    no longer has."""
+    """A manifest that begins with the files of earlier attempts; `gone` are ordinals of files that the source no longer
+    has."""
 
     manifest: Manifest
     gone: Ints
 
 
 def reopen(needs: Needs, output: OutputDir, accept_touched: bool = False) -> Reopened:
-    """The output's manifest with the source's new files appended; a fresh one if the output has none.
+    """Return the output's manifest with the source's new files appended, or a new manifest if the output has none.
 
-    `accept_touched` takes a listed file whose time or etag differs for the same one if its size and, as far as the kind
-    knows them before reading, its rows and row groups are equal: a copy of the source.
+    With `accept_touched`, a listed file with another modification time or etag counts as unchanged if its size and, as
+    far as the kind knows them before reading, its rows and row groups are equal, as after copying the source.
 
     Raises:
-        ConfigError: the source cannot be listed, a file that was listed has changed, or new files have other columns.
+        ConfigError: the source cannot be listed, a listed file has changed, or new files have other columns.
     """
     manifest = read_parts(output)
     if manifest is None:
@@ -70,7 +70,7 @@ def reopen(needs: Needs, output: OutputDir, accept_touched: bool = False) -> Reo
 
 
 def _with_files(earlier: Manifest, new: pa.Table, keep: pa.Schema) -> Manifest:
-    """The manifest with new files appended; ConfigError if their kept columns have other types."""
+    """Append new files to a manifest; ConfigError if their kept columns have other types."""
     if new.num_rows and not keep.equals(earlier.keep):
         new_types, old_types = (
             ", ".join(f"{field.name} {field.type}" for field in schema) for schema in (keep, earlier.keep)
@@ -83,13 +83,13 @@ def _with_files(earlier: Manifest, new: pa.Table, keep: pa.Schema) -> Manifest:
 
 
 def write_parts(manifest: Manifest, output: OutputDir) -> Manifest:
-    """Write the manifest's new files as a part after those of all other attempts; returns the manifest of the output.
+    """Write the manifest's new files as a part after the parts of all other attempts; returns the output's manifest.
 
-    Two attempts that were planned at the same time, while the source grew, may both have new files. Parts are created
-    and never replaced; the attempt that comes second keeps the other one's part and adds only files that are not in it.
+    Two attempts that are planned concurrently while the source grows may both have new files. Parts are created and
+    never replaced; the later attempt keeps the earlier attempt's part and adds only files that are not in it.
 
     Raises:
-        ConfigError: the other attempt saw another state of the same file, or other column types.
+        ConfigError: another attempt listed the same file with another size or token, or other column types.
     """
     while True:
         manifest = _after_stored_parts(manifest, output)
@@ -101,14 +101,14 @@ def write_parts(manifest: Manifest, output: OutputDir) -> Manifest:
 
 
 def _after_stored_parts(manifest: Manifest, output: OutputDir) -> Manifest:
-    """The manifest with the parts that were created since it was planned, and its own new files after them."""
+    """Insert parts that were created after the manifest was planned in front of the manifest's new files."""
     if len(output.list_files(PARTS)) <= manifest.num_parts:
         return manifest
     stored = read_parts(output)
     assert stored is not None
     ordinals = PathIndex(stored.files["path"]).find(manifest.files["path"].combine_chunks())
     listed = np.flatnonzero(ordinals >= 0)
-    # The first files are those of the parts that both know; they were compared when this attempt was planned.
+    # The first `written` files are in both manifests; they were compared when this attempt was planned.
     shared = listed[listed >= manifest.written]
     _refuse_changed(stored.files.take(pa.array(ordinals[shared])), manifest.files.take(pa.array(shared)), output)
     new = manifest.files.take(pa.array(np.flatnonzero(ordinals < 0)))
@@ -116,8 +116,7 @@ def _after_stored_parts(manifest: Manifest, output: OutputDir) -> Manifest:
 
 
 def _with_equal_tokens(filesystem: Any, root: str, needs: Needs, earlier: pa.Table, now: pa.Table) -> pa.Table:
-    """The listing with the earlier tokens of files of which only the token differs: size, rows and row groups are the
-    same."""
+    """Keep the earlier token of a file if only the token differs: size, rows and row groups are equal."""
     rows = np.flatnonzero(_differ(earlier, now, "token") & ~_differ(earlier, now, "size_bytes"))
     if not len(rows):
         return now
@@ -153,7 +152,7 @@ def _refuse_changed(earlier: pa.Table, now: pa.Table, output: OutputDir) -> None
 
 
 def read_parts(output: OutputDir) -> Manifest | None:
-    """The manifest of an output, None if there is none; ConfigError if a part is damaged."""
+    """Read the manifest of an output; None if there is none, ConfigError if a part is damaged."""
     tables: list[pa.Table] = []
     names = output.list_files(PARTS)
     for name in names:
@@ -179,18 +178,18 @@ def read_parts(output: OutputDir) -> Manifest | None:
 
 @dataclass(frozen=True)
 class NoteCount:
-    """Stores the number of samples of a file in a file's name, so that one listing returns all of them."""
+    """Stores the number of samples of each source file in the name of a small file, so that one listing returns all."""
 
     output: OutputDir
 
     def __call__(self, file: int, num_samples: int, is_broken: bool) -> None:
-        """If a file is damaged after this many rows, the last of them the error row, the note contains it."""
+        """Store a file's count; `is_broken` means that it is damaged and that the last counted row is its error row."""
         name = f"{COUNTS}/{file:08d}-{num_samples}{'-broken' if is_broken else ''}"
         self.output.write_bytes(name, b"-")
 
 
 def _notes(output: OutputDir) -> dict[int, list[tuple[bool, int]]]:
-    """(read to its end, count) of every note, by the file's ordinal."""
+    """Map a file's ordinal to its stored counts as (was read to its end, count)."""
     notes: dict[int, list[tuple[bool, int]]] = {}
     for name in output.list_files(COUNTS):
         file, _, rest = name.partition("-")
@@ -201,12 +200,12 @@ def _notes(output: OutputDir) -> dict[int, list[tuple[bool, int]]]:
 
 
 def broken_files(output: OutputDir) -> set[int]:
-    """Ordinals of files of unknown length that were read up to damage, and never to their end."""
+    """Return the ordinals of files of unknown count that were read up to damage and never to their end."""
     return {file for file, notes in _notes(output).items() if not any(is_complete for is_complete, _ in notes)}
 
 
 def with_counts(manifest: Manifest, output: OutputDir, forget_broken: bool = False) -> Manifest:
-    """The manifest with the counts that earlier attempts have noted; `forget_broken` leaves out damaged files."""
+    """Fill in the counts that earlier attempts have stored; `forget_broken` ignores the counts of damaged files."""
     if not manifest.files["num_samples"].null_count:
         return manifest
     numbers = counts_of(manifest)
@@ -220,6 +219,6 @@ def with_counts(manifest: Manifest, output: OutputDir, forget_broken: bool = Fal
 
 
 def counts_of(manifest: Manifest) -> Ints:
-    """The samples of every file, `UNKNOWN` if only reading gives the number."""
+    """Return the number of samples of every file; `UNKNOWN` if it is known only after reading."""
     counts = manifest.files["num_samples"].fill_null(UNKNOWN)
     return np.array(counts.combine_chunks().to_numpy(zero_copy_only=False), np.int64)

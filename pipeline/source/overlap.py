@@ -1,7 +1,7 @@
 """Refuses an output inside the source, or a source inside the output: a job must not read its own output.
 
-Compares resolved locations: local paths with links and `..` resolved and as `file://` URLs, object stores by bucket and
-key. Opens no file and writes nothing.
+Compares resolved locations: local paths, also of `file://` URLs, with symlinks and `..` resolved; object stores by
+bucket and key. Opens no file and writes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Parts = tuple[str, ...]
 
 
 def refuse_overlap(source: Source, sink: str, dotted: str = "sink.path") -> None:
-    """Check all paths of a source against the path of the output, whose field in the job file is `dotted`.
+    """Check all paths of a source against the output path `sink`; `dotted` is the dotted path of its field.
 
     Raises:
         ConfigError: one is inside the other, or they are the same; names both.
@@ -55,13 +55,13 @@ def _same_store(first: Any, second: Any) -> bool:
 
 
 def _parts(filesystem: Any, path: str) -> Parts:
-    """The names along a path; of a local one with links resolved."""
+    """Split a path into names; symlinks of local paths are resolved."""
     path = os.path.realpath(path) if access.is_local(filesystem) else path
     return tuple(name for name in path.split("/") if name)
 
 
 def _resolved(filesystem: Any, path: str) -> tuple[Parts, Parts]:
-    """The fixed part of a source path, resolved, and the steps of its glob; no steps if it is no glob."""
+    """Split a source path into its resolved fixed part and its glob components (empty if it is no glob)."""
     if not has_magic(path) or is_file(filesystem, path) or is_folder(filesystem, path):
         return _parts(filesystem, path), ()
     fixed, pattern = split_glob(path)
@@ -69,7 +69,7 @@ def _resolved(filesystem: Any, path: str) -> tuple[Parts, Parts]:
 
 
 def _reaches(names: Parts, pattern: Parts, output: Parts) -> bool:
-    """Whether the source is a folder above the output, or a glob that looks into it."""
+    """Return whether the source is a folder above the output, or a glob that can match files in the output."""
     if output[: len(names)] != names or (len(output) == len(names) and not pattern):
         return False
     if not pattern:

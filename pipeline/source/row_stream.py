@@ -1,8 +1,7 @@
-"""Rows of a source in an infinite shuffled order, which can be interrupted and resumed anywhere and is the same for
-every reader.
+"""Yields rows of a source in an infinite, deterministic shuffled order that can be resumed at any row.
 
-An epoch takes the spans in an order of its own. Rows fill a window of bounded size, which is shuffled and yielded
-completely before the next one fills. Resuming at a `Place` reads the rows of its window again and nothing before it.
+Every epoch has its own order of spans. Rows fill a window of bounded size, which is shuffled and yielded completely
+before the next one fills. Resuming at a `Place` reads the rows of its window again, but no rows before that window.
 """
 
 from __future__ import annotations
@@ -21,20 +20,20 @@ Item = TypeVar("Item")
 
 
 class Spans(Protocol):
-    """What is read, span by span (`pipeline.source.datasource.SpanDatasource`)."""
+    """Interface of a source that is read span by span (`pipeline.source.datasource.SpanDatasource`)."""
 
     @property
     def num_spans(self) -> int: ...
 
     def read(self, span: int) -> pa.Table:
-        """One span's rows with the column `sample_id`."""
+        """Read one span's rows, which have the column `sample_id`."""
         ...
 
 
 @dataclass(frozen=True)
 class Place:
-    """The next row to hand out: number `taken` of the window that begins at the `row`-th wanted row of the `span`-th
-    span of an `epoch`; `ordinal` rows were handed out before it, over all epochs."""
+    """The position of the next row: index `taken` of the shuffled window that begins at the `row`-th wanted row of the
+    `span`-th span of an `epoch`; `ordinal` is the number of rows yielded before it, over all epochs."""
 
     epoch: int = 0
     span: int = 0
@@ -45,7 +44,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Draw:
-    """Rows of one `epoch` handed out together: `table`, its first row's ordinal `first`, and the `place` after it."""
+    """A batch of rows of one `epoch`: `table`, its first row's ordinal `first`, and the `place` after its last row."""
 
     table: pa.Table
     epoch: int
@@ -63,7 +62,7 @@ class RowStream:
     window_rows: int
 
     def draws(self, num_rows: int, place: Place | None = None) -> Iterator[Draw]:
-        """Batches of `num_rows` without end, from a place on; the last batch of an epoch may be smaller.
+        """Yield batches of `num_rows` without end, starting at `place`; the last batch of an epoch may be smaller.
 
         Raises:
             ConfigError: a whole epoch holds no wanted row.
@@ -87,7 +86,7 @@ class RowStream:
         for window, start in self._windows(place):
             order = list(range(len(window)))
             random.Random(f"{self.seed} {place.epoch} {start}").shuffle(order)
-            # Only the first window can have been begun.
+            # Only the first window can be partly consumed.
             num_taken = place.taken if start == (place.span, place.row) else 0
             for taken, number in enumerate(order[num_taken:], num_taken + 1):
                 at = Place(place.epoch, *start, taken, at.ordinal + 1)
@@ -95,7 +94,7 @@ class RowStream:
                 yield table.slice(index, 1), at
 
     def _windows(self, place: Place) -> Iterator[tuple[list[tuple[pa.Table, int]], tuple[int, int]]]:
-        """Full windows from a place on, each with the place of its first row as (span, row)."""
+        """Yield the windows from `place` on, each with the (span, row) of its first row."""
         order = list(range(self.spans.num_spans))
         random.Random(f"{self.seed} {place.epoch}").shuffle(order)
         window: list[tuple[pa.Table, int]] = []
@@ -117,7 +116,7 @@ class RowStream:
 
 
 def read_ahead(items: Iterator[Item], depth: int) -> Iterator[Item]:
-    """The same items, up to `depth` of them prefetched in a thread; an error is raised at the position of its item."""
+    """Yield the same items, prefetching up to `depth` in a thread; an error is raised at the position of its item."""
     end: Any = object()
     with ThreadPoolExecutor(1, thread_name_prefix="read-ahead") as pool:
         pending: list[Future[Any]] = [pool.submit(next, items, end) for _ in range(max(1, depth))]

@@ -1,8 +1,8 @@
-"""Spans: the manifest cut into read tasks of about equal size, the same cut every time.
+"""Cuts the manifest deterministically into spans: read tasks of about equal size.
 
-A span is a run of pieces; a piece is one file from a start row to a stop row. Many small files share a span, a big
-Parquet file is cut at its row groups (and inside one that is itself too big), a tar of unknown count is one piece. A
-pure function of the manifest's columns: opens nothing.
+A span is a sequence of pieces; a piece is a range of rows of one file. Many small files share a span, a large Parquet
+file is cut at its row groups (and inside a row group that is itself too large), a tar of unknown count is one piece.
+The cut is a pure function of the manifest's columns; no file is opened.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import pyarrow as pa
 from pipeline.source.done_bitmap import UNKNOWN, DoneBitmap, Ints
 
 ASSUMED_SAMPLE_BYTES = 32 * 1024
-"""The assumed size of a sample when small files of unknown count are grouped."""
+"""Assumed bytes per sample when small files of unknown count are grouped."""
 GROUP_ROWS_FACTOR = 64
-"""A row group within the bytes of a span is left whole up to so many times the rows of one."""
+"""A row group that fits the bytes of a span is cut only if it has more than this many times the rows of a span."""
 TO_THE_END = -1
 
 
 class Piece(NamedTuple):
-    """Rows `start` to `stop` (None: to the end) of the file with this ordinal in the manifest."""
+    """Rows `start` to `stop` (exclusive; None: to the end) of the file with ordinal `file` in the manifest."""
 
     file: int
     start: int
@@ -38,7 +38,7 @@ Span = tuple[Piece, ...]
 
 @dataclass(frozen=True)
 class Spans:
-    """All spans in order, held as flat arrays: `ends[i]` is one past the last piece of span i."""
+    """All spans in order as flat arrays over pieces: `ends[i]` is one past the last piece of span i."""
 
     files: Ints
     starts: Ints
@@ -49,7 +49,7 @@ class Spans:
         return len(self.ends)
 
     def columns(self, span: int) -> tuple[Ints, Ints, Ints]:
-        """One span's files, starts and stops (`TO_THE_END` for a piece without one), without objects for pieces."""
+        """Return one span's files, starts and stops as arrays; a stop is `TO_THE_END` if the piece has none."""
         pieces = slice(self.ends[span - 1] if span else 0, self.ends[span])
         return self.files[pieces], self.starts[pieces], self.stops[pieces]
 
@@ -66,7 +66,7 @@ def end_of(stop: int) -> int | None:
 
 
 class _Writer:
-    """Collects pieces into spans; a span is closed before it would pass either bound."""
+    """Collects pieces into spans; a span is closed before it would exceed `max_rows` or `max_bytes`."""
 
     def __init__(self, max_rows: int = 0, max_bytes: int = 0) -> None:
         self.max_rows, self.max_bytes = max_rows, max_bytes
@@ -95,10 +95,10 @@ class _Writer:
 def _cut(
     group_rows: list[int], group_bytes: list[int], max_rows: int, max_bytes: int
 ) -> Iterator[tuple[int, int, int]]:
-    """(start row, stop row, bytes) of the pieces of one big file.
+    """Yield (start row, stop row, bytes) of the pieces of one large file.
 
-    A group is cut inside for its bytes, and for its rows only if they are very many: the later parts of a group cost
-    reading the earlier ones.
+    A row group is cut if it exceeds `max_bytes`, and for its rows only above `GROUP_ROWS_FACTOR * max_rows`, because
+    reading a later part of a group also decodes the earlier parts.
     """
     start = num_rows = num_bytes = 0
     for rows, size in zip(group_rows, group_bytes, strict=True):
@@ -120,7 +120,7 @@ def _cut(
 
 
 def plan(files: pa.Table, max_rows: int, max_bytes: int) -> Spans:
-    """Cut the manifest's files (columns of `manifest.SCHEMA`) into spans of at most about `max_rows` or `max_bytes`."""
+    """Cut files (columns of `manifest.SCHEMA`) into spans of at most about `max_rows` rows and `max_bytes` bytes."""
     writer = _Writer(max_rows, max_bytes)
     ordinal = 0
     for batch in files.select(["size_bytes", "num_samples", "row_group_rows", "row_group_bytes"]).to_batches(65_536):
@@ -140,7 +140,7 @@ def plan(files: pa.Table, max_rows: int, max_bytes: int) -> Spans:
 
 
 def take(spans: Spans, limit: int, num_samples: Callable[[int, int], int]) -> Spans:
-    """The spans of the first `limit` samples.
+    """Cut the spans to the first `limit` samples.
 
     `num_samples(file, at_most)` returns a file's count; it is called only for pieces that run to the end of their file.
     """
@@ -162,9 +162,9 @@ def take(spans: Spans, limit: int, num_samples: Callable[[int, int], int]) -> Sp
 
 
 def remaining(spans: Spans, done: DoneBitmap) -> Spans:
-    """The same spans without done rows: pieces cut to the first and last row that is not done, none of finished ones.
+    """Remove done rows: every piece is cut to its first and last row that is not done, and finished pieces are dropped.
 
-    Done rows in between stay inside; the reader skips them.
+    Done rows in between remain; the reader skips them.
     """
     files, starts, stops = spans.files, spans.starts.copy(), spans.stops.copy()
     counts = done.counts[files]
@@ -188,7 +188,7 @@ def remaining(spans: Spans, done: DoneBitmap) -> Spans:
 
 
 def num_missing(spans: Spans, done: DoneBitmap) -> int | None:
-    """How many samples of the spans are not done; None if the end of a file is not known."""
+    """Return how many samples of the spans are not done; None if some file's count is unknown."""
     total = 0
     for file, start, stop in (piece for span in remaining(spans, done) for piece in span):
         if stop is None and done.counts[file] == UNKNOWN:

@@ -1,6 +1,6 @@
-"""The source kinds: where samples can come from.
+"""Registers the source kinds, which read samples from files of one format.
 
-A new kind is a module here, an entry in `KINDS`, and a value of `Source.kind` in `configs/schema.py`.
+A new kind needs a module here, an entry in `KINDS`, and its name in the Literal `Source.kind` in `configs/schema.py`.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ KINDS: tuple[Kind, ...] = (
 
 
 def kind_of(name: str) -> Kind:
-    """The kind of this name (`source.kind`)."""
+    """Return the kind with this name (`source.kind`)."""
     return next(kind for kind in KINDS if kind.name == name)

@@ -1,6 +1,6 @@
-"""Arrow IPC files, streams as well as files with a footer: rows of record batches.
+"""Reads Arrow IPC files in the streaming or file format; each row of a record batch is one sample.
 
-Local files are memory-mapped, so that rows before a piece cost nothing; others are read from the beginning.
+Local files are memory-mapped, so that rows before a piece are not read; remote files are read from the beginning.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BATCH_ROWS = 128
 
 @contextmanager
 def open_batches(filesystem: Any, path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
-    """The schema and the record batches of a file; batches are not validated."""
+    """Open a file as its schema and an iterator over its record batches, which are not validated."""
     with ExitStack() as stack:
         if access.is_local(filesystem):
             source: Any = stack.enter_context(pa.memory_map(path, "r"))
@@ -37,7 +37,7 @@ def open_batches(filesystem: Any, path: str) -> Iterator[tuple[pa.Schema, Iterat
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Schemas of all files, and counts of local ones; ConfigError for columns that do not fit."""
+    """Read the schema of every file and count the rows of local files; ConfigError for missing or unusable columns."""
     kept_types = KeptTypes(needs)
     indices: list[Index | None] = []
     for path in files["path"].to_pylist():
@@ -75,8 +75,8 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
 
 
 def check_batch(batch: pa.RecordBatch) -> None:
-    """Raise ArrowInvalid for a batch whose offsets lead outside its buffers, because reading it is unsafe; text that is
-    not UTF-8 becomes a row error instead."""
+    """Raise ArrowInvalid for a batch whose offsets are outside its buffers, because reading it is unsafe; invalid UTF-8
+    is accepted here and becomes a row error."""
     try:
         batch.validate(full=True)
     except pa.ArrowInvalid as error:
@@ -85,4 +85,4 @@ def check_batch(batch: pa.RecordBatch) -> None:
 
 
 KIND = Kind("arrow", (".arrow",), survey, read)
-"""Read as a format of the source kind `hf`."""
+"""Not in `KINDS`; used by the source kind `hf`."""

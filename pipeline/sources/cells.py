@@ -1,4 +1,4 @@
-"""A row's cell of images or videos: bytes, URIs, `struct<bytes, path>`, or lists of those. Fetches nothing."""
+"""Parses values of image and video columns: bytes, URI, `struct<bytes, path>`, or a list of these. Fetches nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pipeline.sources.kind import ReadSpec, Sample, VideoRef
 
 
 def add_media(spec: ReadSpec, samples: Sequence[Sample], cell_of: Callable[[str, int], Any]) -> None:
-    """Fill images and videos of every sample without an error from `cell_of(column, place)`; a cell without media, or
-    with unusable ones, is the sample's error: `missing_*`, `*_too_large` or `invalid_value`."""
+    """Set images and videos of every sample without an error from `cell_of(column, index)`; missing or invalid media
+    become the sample's error: `missing_*`, `*_too_large` or `invalid_value`."""
     source = spec.source
     for offset, sample in enumerate(samples):
         try:

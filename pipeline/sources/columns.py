@@ -1,4 +1,4 @@
-"""Column types of typed sources: valid types of media, ids and prompt values, and one type over many files."""
+"""Checks and unifies Arrow column types: valid types of media, ids and prompt values, one type over many files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def holds_bytes(kind: pa.DataType) -> bool:
-    """Bytes, or something with bytes in it."""
+    """Return whether values of this type are or contain bytes."""
     if is_list(kind):
         return holds_bytes(kind.value_type)
     if pt.is_struct(kind):
@@ -32,7 +32,7 @@ def holds_bytes(kind: pa.DataType) -> bool:
 
 
 def is_media(kind: pa.DataType) -> bool:
-    """Bytes, URIs, `struct<bytes, path>`, or null in every row."""
+    """Return whether this is a type of media: bytes, text (URIs), `struct<bytes, path>`, or null."""
     if pt.is_struct(kind):
         parts = {field.name: field.type for field in kind.fields}
         encoded, path = parts.get("bytes", pa.string()), parts.get("path", pa.string())
@@ -41,13 +41,13 @@ def is_media(kind: pa.DataType) -> bool:
 
 
 def unpacked(kind: pa.DataType) -> pa.DataType:
-    """The type of a dictionary's values; any other type as it is; views become plain types."""
+    """Return the value type of a dictionary type, other types unchanged; view types become plain types."""
     return without_views(kind.value_type if pt.is_dictionary(kind) else kind)
 
 
 def without_views(kind: pa.DataType) -> pa.DataType:
-    """The same type without Arrow's view layouts (`string_view`, `binary_view`, `list_view`), at any depth: most of
-    Arrow's functions do not take them."""
+    """Replace Arrow's view types (`string_view`, `binary_view`, `list_view`) at any depth by plain types, because most
+    Arrow functions do not support views."""
     if pt.is_string_view(kind):
         return pa.string()
     if pt.is_binary_view(kind):
@@ -69,7 +69,7 @@ _LISTS = (
 
 
 def plain_values(values: pa.Array) -> pa.Array:
-    """The values with the type `without_views` of theirs."""
+    """Cast the values to their type `without_views`."""
     kind = without_views(values.type)
     if kind.equals(values.type):
         return values
@@ -79,13 +79,13 @@ def plain_values(values: pa.Array) -> pa.Array:
 
 
 def plain(kind: pa.DataType) -> pa.DataType:
-    """The type a column travels with: dictionaries are unpacked, all-null columns are strings."""
+    """Return the type in tables of rows: dictionaries are unpacked, all-null columns become strings."""
     kind = unpacked(kind)
     return pa.string() if pt.is_null(kind) else kind
 
 
 def check(schema: pa.Schema, needs: Needs, where: str) -> None:
-    """Raise ConfigError for needed columns of unusable types; names the dotted path, the column, the file, the type."""
+    """Raise ConfigError for ambiguous needed columns or unusable types; `where` is the file's name in messages."""
     source = needs.source
     for name, dotted in needs.columns().items():
         if len(schema.get_all_field_indices(name)) > 1:
@@ -109,10 +109,10 @@ def check(schema: pa.Schema, needs: Needs, where: str) -> None:
 
 
 def unify(earlier: pa.Field, later: pa.Field, where: str) -> pa.Field:
-    """The field that holds both files' values: wider integers or floats, never another kind of value.
+    """Return a field for both files' values: integers and floats may become wider, but never another kind of type.
 
     Raises:
-        ConfigError: the types conflict; names the column and the file `where` of the second.
+        ConfigError: the types conflict; names the column and the file `where` of the later field.
     """
     earlier_type, later_type = earlier.type, later.type
     if earlier_type.equals(later_type) or pt.is_null(later_type):

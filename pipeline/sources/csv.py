@@ -1,7 +1,6 @@
-"""The source kind `csv`: the first record names the columns, every other one is a sample; media by URI.
+"""Reads the source kind `csv`: the first record names the columns, every further record is a sample; media by URI.
 
-Fields may be quoted and then contain delimiters, doubled quotes and line ends. Plain, gzip or zstd. All values are
-text.
+Quoted fields may contain delimiters, doubled quotes and line ends. Files are plain, gzip or zstd. All values are text.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from pipeline.storage import access
 
 
 def delimiter_of(source: Source, path: str) -> str:
-    """What separates fields: as configured, else a tab in `.tsv` files and a comma in others."""
+    """Return the field separator: `source.delimiter`, or by default a tab in `.tsv` files and a comma in others."""
     stem = path.lower()
     for suffix in COMPRESSED:
         stem = stem.removesuffix(suffix)
@@ -32,7 +31,7 @@ def delimiter_of(source: Source, path: str) -> str:
 
 
 def ends_inside(line: bytes, inside: bool, delimiter: bytes) -> bool:
-    """Whether a quoted field is open at the end of a line; `inside`: whether one was open at its beginning."""
+    """Return whether a quoted field is open at the end of a line; `inside` is the same for the start of the line."""
     position = 0
     while True:
         if not inside:
@@ -56,16 +55,16 @@ def ends_inside(line: bytes, inside: bool, delimiter: bytes) -> bool:
 
 
 class Csv(LineFormat):
-    """Records of fields."""
+    """Parses records of delimited fields."""
 
     name = "csv"
     suffixes = (".csv", ".tsv")
     max_bytes = 1024 * 1024
-    """A quote that is still open after so many bytes is taken for a stray one: its line is an error row, and the next
-    line begins a new record."""
+    """A quote that is still open after this many bytes counts as stray: its line is an error row, and the next line
+    begins a new record."""
 
     def split(self, lines: Iterator[Record], source: Source, path: str) -> Iterator[Record]:
-        """The records; the header of a file that is read from its first line is a blank one."""
+        """Yield the records; the header, if the lines begin with line 1, becomes a blank record."""
         in_header: bool | None = None
         for record in self.join(lines, delimiter_of(source, path)):
             in_header = record.line == 1 if in_header is None else in_header
@@ -75,10 +74,10 @@ class Csv(LineFormat):
             yield record
 
     def join(self, lines: Iterable[Record], delimiter: str) -> Iterator[Record]:
-        """Lines joined while a quoted field continues.
+        """Join lines to a record while a quoted field is open.
 
-        The content has line feeds only, for any line ends of the file. If joining does not give a record, the first
-        line has a stray quote: it is a record of its own, and the following lines are parsed again.
+        Line ends inside a record become line feeds. If the joined lines are no valid record, the first line has a stray
+        quote: it becomes a separate record, and the following lines are parsed again.
         """
         stream, waiting, separator = iter(lines), deque[Record](), delimiter.encode()
         while (first := waiting.popleft() if waiting else next(stream, None)) is not None:
@@ -110,7 +109,7 @@ class Csv(LineFormat):
         return True
 
     def fields(self, record: Record, delimiter: str) -> list[str]:
-        """A record's fields; RowError `broken_line` with its line's number if its quotes make no sense."""
+        """Parse a record to fields; RowError `broken_line` with the line number if its quotes are invalid."""
         text = record.text(self.max_bytes)
         try:
             [fields] = csv.reader(io.StringIO(text, newline="\n"), delimiter=delimiter, strict=True)
@@ -119,7 +118,7 @@ class Csv(LineFormat):
         return fields
 
     def header(self, filesystem: Any, path: str, delimiter: str) -> list[str]:
-        """The columns' names, none for a file without one record; ValueError if the first record is no header."""
+        """Read the column names; empty for a file without records, ValueError if the first record cannot be parsed."""
         with open_bytes(filesystem, path) as stream:
             for record in self.join(split_lines(stream, self.max_bytes), delimiter):
                 if not record.is_blank:
@@ -130,7 +129,7 @@ class Csv(LineFormat):
         return []
 
     def check(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
-        """Judged by every header."""
+        """Raise ConfigError if the header of a file lacks a needed column or repeats its name."""
         for path in files["path"].to_pylist() if needs.columns() else ():
             try:
                 names = self.header(filesystem, access.join(root, path), delimiter_of(needs.source, path))

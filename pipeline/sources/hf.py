@@ -1,10 +1,10 @@
-"""The source kind `hf`: folders in the layouts of Hugging Face's `datasets`.
+"""Reads the source kind `hf`: folders in the layouts of Hugging Face's `datasets`.
 
     data/train-00000-of-00002.parquet …              files of the hub: images as `struct<bytes, path>`
     data-00000-of-00002.arrow, state.json            files of `save_to_disk`
-    train/metadata.csv (.jsonl, .parquet), *.jpg …   image and video folders: rows are the metadata's
+    train/metadata.csv (.jsonl, .parquet), *.jpg …   image and video folders: one row per metadata row
 
-The format is that of the first file; its own module reads it.
+All files with rows have one format, which is read by the module of that format.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FILE_NAME = "file_name"
 FEATURES_KEY = b"huggingface"
 FORMATS = {".arrow": arrow.KIND, ".parquet": parquet.KIND, ".jsonl": jsonl.KIND, ".csv": csv.KIND}
 CACHE_PREFIXES = ("cache-", "tmp")
-"""Prefixes of the names of cache files that `datasets` writes."""
+"""File name prefixes of cache files that `datasets` writes."""
 
 
 def _suffix(path: str) -> str:
@@ -42,10 +42,10 @@ def _is_metadata(path: str) -> bool:
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """The format's own survey; files that hold no rows of the dataset count none.
+    """Run the format's survey; files without rows of the dataset, such as images, count 0 rows.
 
     Raises:
-        ConfigError: formats are mixed, or images that the dataset has would not reach the model.
+        ConfigError: no rows, mixed formats, or the dataset has media and no column is configured for them.
     """
     paths = files["path"].to_pylist()
     is_folder = any(map(_is_metadata, paths))
@@ -75,7 +75,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
 
 
 def media_features(filesystem: Any, path: str) -> list[str]:
-    """The columns that a file's own schema marks as images or videos; none if it cannot be read."""
+    """Return the columns that a file's schema marks as images or videos; empty if the schema cannot be read."""
     try:
         if _suffix(path) == ".arrow":
             with arrow.open_batches(filesystem, path) as (schema, _):
@@ -89,14 +89,14 @@ def media_features(filesystem: Any, path: str) -> list[str]:
 
 
 def features_of(schema: pa.Schema) -> list[str]:
-    """Names of image and video features, lists of them included, by the metadata that `datasets` writes."""
+    """Return the columns with image or video features, also in lists, from the schema metadata of `datasets`."""
     metadata = json.loads((schema.metadata or {}).get(FEATURES_KEY) or "{}")
     features = {name: json.dumps(feature) for name, feature in metadata.get("info", {}).get("features", {}).items()}
     return [name for name, feature in features.items() if '"Image"' in feature or '"Video"' in feature]
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
-    """The rows of a piece; names in metadata are relative to its folder."""
+    """Read the rows of a piece; file names in a metadata file are relative to its folder."""
     folder = posixpath.dirname(piece.path) if _is_metadata(piece.path) else ""
     for chunk in FORMATS[_suffix(piece.path)].read(filesystem, spec, piece):
         for sample in chunk.samples if folder else ():
@@ -105,7 +105,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
 
 
 def _enter(sample: Sample, folder: str) -> None:
-    """Make the sample's relative names relative to the source root."""
+    """Make the sample's relative URIs relative to the source root instead of `folder`."""
 
     def inside(uri: str) -> str:
         return uri if scheme_of(uri) or uri.startswith("/") else f"{folder}/{uri}"

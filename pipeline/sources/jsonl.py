@@ -1,4 +1,4 @@
-"""The source kind `jsonl`: one line is one JSON object and one sample; media by URI. Plain, gzip or zstd.
+"""Reads the source kind `jsonl`: one line is one JSON object and one sample; media by URI. Plain, gzip or zstd.
 
 Blank lines are skipped. Kept columns are text, because the files contain no types.
 """
@@ -19,25 +19,25 @@ from pipeline.sources.records import Row
 from pipeline.storage import access
 
 NUM_PEEKED_ROWS = 100
-"""Number of rows that are read to find the columns of a source."""
+"""Number of lines that are read to find the columns of a source."""
 _NAMES = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
 
 
 class Jsonl(LineFormat):
-    """Lines of JSON objects."""
+    """Parses lines as JSON objects."""
 
     name = "jsonl"
     suffixes = (".jsonl", ".ndjson")
 
     def check(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> None:
-        """Judged by the first rows of the first file that has any."""
+        """Raise ConfigError if a needed column is in no peeked row of the first file with readable rows."""
         for path in files["path"].to_pylist() if needs.columns() else ():
             if names := self._peek(filesystem, access.join(root, path)):
                 needs.require(names, f"the first {NUM_PEEKED_ROWS} rows of {path}")
                 return
 
     def _peek(self, filesystem: Any, path: str) -> set[str]:
-        """The columns of the first rows; none if no row is an object."""
+        """Return the columns of the first `NUM_PEEKED_ROWS` rows; empty if no row is an object."""
         names: set[str] = set()
         try:
             with open_bytes(filesystem, path) as stream:
@@ -52,7 +52,7 @@ class Jsonl(LineFormat):
         return names
 
     def parse(self, record: Record) -> dict[str, Any]:
-        """A line as an object; RowError `broken_line` with its number for anything else."""
+        """Parse a line as a JSON object; RowError `broken_line` with the line number for anything else."""
         try:
             value = json.loads(record.text(self.max_bytes))
         except (ValueError, RecursionError) as error:

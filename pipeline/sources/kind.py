@@ -1,4 +1,4 @@
-"""The interface of source kinds: the facts of their files, and the samples of a piece of one file."""
+"""Defines the interface of source kinds: a survey of files before the job, and reading the samples of a piece."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.storage.listing import Listed
 MIN_SPAN_BYTES = 16 * 1024 * 1024
 MAX_EXPANSION = 8
 TEXT_MAX_BYTES = 16 * 1024 * 1024
-"""The most that a line, or a text or JSON member of a sample, may hold."""
+"""Maximum size of a line, or of a text or JSON member of a tar sample."""
 
 
 # --- before reading ------------------------------------------------------------------------------------------------
@@ -26,18 +26,18 @@ TEXT_MAX_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True)
 class Needs:
-    """The columns that a job reads: `fields` of the prompt (name to dotted path), columns to keep, and the source."""
+    """The columns that a job reads: `fields` of the prompt (name to dotted path), kept columns, columns of `source`."""
 
     source: Source
     fields: dict[str, str] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
     keep_paths: dict[str, str] = field(default_factory=dict)
-    """The dotted paths of kept columns that are not named in `sink.keep_columns`."""
+    """Dotted paths of kept columns, by name, if they do not come from `sink.keep_columns`."""
     with_images: bool = True
-    """Whether samples are made of images or videos."""
+    """Whether the job reads images or videos."""
 
     def columns(self) -> dict[str, str]:
-        """Every needed column with the dotted path that names it."""
+        """Return every needed column with the dotted path that names it."""
         columns = dict(self.fields)
         for name in self.keep:
             columns.setdefault(name, self.keep_paths.get(name, "sink.keep_columns"))
@@ -52,7 +52,7 @@ class Needs:
         return columns
 
     def require(self, available: Collection[str], where: str) -> None:
-        """Raise ConfigError for a needed column that is not available; names the columns that are."""
+        """Raise ConfigError for a needed column that is not available; the message lists the available columns."""
         for name, dotted in self.columns().items():
             if name not in available:
                 columns = ", ".join(sorted(available)) if available else "none"
@@ -61,7 +61,7 @@ class Needs:
 
 @dataclass
 class Index:
-    """Groups of a file's rows: the rows, bytes and lines of each. Reading can begin only at groups with lines."""
+    """Row groups of a file: rows, bytes and lines of each. Without `lines`, the reader finds rows itself."""
 
     rows: list[int] = field(default_factory=list)
     num_bytes: list[int] = field(default_factory=list)
@@ -81,7 +81,7 @@ FACTS = pa.schema(
         ("row_group_lines", pa.list_(pa.int64())),
     ]
 )
-"""What a survey finds per file: the number of samples (null if only reading gives it), and its groups of rows."""
+"""Columns of a survey, one row per file: number of samples (null if known only after reading), and row groups."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Survey:
 
 
 def survey_of(indices: Sequence[Index | None], keep: pa.Schema) -> Survey:
-    """The survey of files with these indices; None is a file whose count is unknown."""
+    """Build a survey from one index per file; None means that the file's count is unknown."""
     groups = [Index() if index is None else index for index in indices]
     columns = [
         [None if index is None else sum(index.rows) for index in indices],
@@ -105,7 +105,7 @@ def survey_of(indices: Sequence[Index | None], keep: pa.Schema) -> Survey:
 
 
 def no_row_groups(num_files: int) -> pa.Array:
-    """An empty list for every file."""
+    """Return a list column with an empty list for every file."""
     offsets = pa.array(np.zeros(num_files + 1, np.int32))
     return pa.ListArray.from_arrays(offsets, pa.array([], pa.int64()))
 
@@ -115,28 +115,28 @@ def no_row_groups(num_files: int) -> pa.Array:
 
 @dataclass(frozen=True)
 class ReadSpec:
-    """What every read task needs besides its pieces. `root` travels as a URL; kinds get it as a path."""
+    """Parameters of all read tasks. `root` is a URL when pickled, and a path of the file system for kinds."""
 
     source: Source
     root: str
     fields: tuple[str, ...]
     keep: pa.Schema
     with_images: bool = True
-    """Whether a sample is made of images; without, they are neither read nor missed."""
+    """Whether images and videos are read; if not, a sample without media is no error."""
 
     @property
     def needs_text(self) -> bool:
-        """Whether anything but the images is needed."""
+        """Whether fields, kept columns or ids are needed besides media."""
         return bool(self.fields) or len(self.keep) > 0 or self.source.id_column is not None
 
     def with_ids_only(self, id_column: str | None) -> ReadSpec:
-        """The same files with no column but that of the ids."""
+        """Return a spec for the same files that reads only the id column."""
         source = self.source.model_copy(update={"columns": SourceColumns(), "id_column": id_column})
         return ReadSpec(source, self.root, (), pa.schema([]), with_images=False)
 
 
 class Entry(NamedTuple):
-    """A place where reading a file can begin: its row, its byte, and its line number from 1."""
+    """A position at which reading a file can begin: row and byte offset from 0, line number from 1."""
 
     row: int = 0
     offset: int = 0
@@ -145,9 +145,9 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True)
 class FilePiece:
-    """Rows `start` to `stop` (None: to the end) of one file; `num_samples` is the whole file's listed count.
+    """Rows `start` to `stop` (exclusive; None: to the end) of one file; `num_samples` is the count of the whole file.
 
-    `entry` is the last place at or before `start` where reading can begin.
+    `entry` is the last position at or before `start` at which reading can begin.
     """
 
     path: str
@@ -158,19 +158,19 @@ class FilePiece:
     size_bytes: int = 0
     token: str = ""
     repeated: frozenset[int] = frozenset()
-    """Rows whose id an earlier row of the source has."""
+    """Rows of the piece whose id an earlier row of the source has."""
     ordinal: int = -1
-    """The file's place in the manifest."""
+    """The file's index in the manifest."""
     done_bits: bytes = b""
-    """One bit per row from `start` on, in `numpy.packbits` order: rows that are done; rows beyond it are not."""
+    """One bit per row from `start` on, in `numpy.packbits` order: 1 if the row is done; further rows are not done."""
 
     def is_done(self, row: int) -> bool:
-        """Whether a row is done and must not be yielded again."""
+        """Return whether a row is done and must not be yielded again."""
         byte, bit = divmod(row - self.start, 8)
         return 0 <= byte < len(self.done_bits) and bool(self.done_bits[byte] >> (7 - bit) & 1)
 
     def check_end(self, row: int, what: str = "file") -> None:
-        """Raise ValueError if the file ends at another row than when it was listed."""
+        """Raise ValueError if the file ends at `row` and had another number of rows when it was listed."""
         expected = self.num_samples if self.stop is None else self.stop
         if expected is not None and row != expected:
             raise ValueError(f"the {what} ends at row {row}, and had {expected} when the job began")
@@ -178,8 +178,10 @@ class FilePiece:
 
 @dataclass(frozen=True)
 class VideoRef:
-    """The location of a video: its bytes, a URI of a row, or a listed file (`path` relative to the source root), of
-    which it is the `size` bytes from `offset` if those are set."""
+    """The location of a video: its bytes, a URI in a row, or a listed file (`path` relative to the source root).
+
+    If `offset` and `size` are set, the video is that byte range of the file.
+    """
 
     bytes: bytes | None = None
     uri: str | None = None
@@ -190,7 +192,7 @@ class VideoRef:
 
 @dataclass
 class Sample:
-    """One sample as read: its images are bytes or URIs; `id_value` is the value of the id column, if any."""
+    """One sample as read: images are bytes or URIs; `id_value` is the value of the id column, if one is configured."""
 
     row_index: int
     images: list[bytes | str] = field(default_factory=list)
@@ -202,7 +204,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Some samples in order, and one array per kept column, aligned with them."""
+    """Samples in order, and one array per kept column with one value per sample."""
 
     samples: list[Sample]
     keep: list[pa.Array]
@@ -213,12 +215,12 @@ Count = Callable[[Any, ReadSpec, str, int], int]
 
 @dataclass(frozen=True)
 class Kind:
-    """A source kind: its suffixes in folders, and its functions.
+    """A source kind: the suffixes of its files in folders, and its functions.
 
-    `survey(filesystem, root, files, needs)` raises ConfigError for columns that do not fit; a file that it cannot read
-    has an unknown count, and its read task reports the error. `read(filesystem, spec, piece)` yields chunks and may
-    raise anything for a damaged or changed file; yielded chunks stay. `list_units(filesystem, paths)` replaces the
-    listing of files. `has_cheap_ids` is true if reading only ids costs less than reading everything.
+    `survey(filesystem, root, files, needs)` raises ConfigError for missing or unusable columns; a file that it cannot
+    read has an unknown count, and its read task reports the error. `read(filesystem, spec, piece)` yields chunks and
+    may raise any exception for a damaged or changed file; earlier chunks are kept. `list_units(filesystem, paths)`
+    replaces the listing of files. `has_cheap_ids` is true if reading only ids is cheaper than reading whole rows.
     """
 
     name: str
@@ -228,10 +230,10 @@ class Kind:
     list_units: Callable[[Any, Sequence[str]], tuple[str, Iterator[Listed]]] | None = None
     has_cheap_ids: bool = True
     count_early: Count | None = None
-    """Replaces `count` for kinds that yield all samples of a file together."""
+    """Implementation of `count` for kinds whose `read` yields all samples of a file in one chunk."""
 
     def count(self, filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
-        """The samples of a file of unknown count, up to `at_most`; damage counts as the one row that it becomes."""
+        """Count the samples of a file of unknown count, up to `at_most`; damage counts as one sample, its error row."""
         if self.count_early is not None:
             return self.count_early(filesystem, spec, path, at_most)
         chunks = self.read(filesystem, spec.with_ids_only(None), FilePiece(path))
@@ -239,7 +241,7 @@ class Kind:
 
 
 def count_of(samples: Iterator[Any], at_most: int) -> int:
-    """The number of samples, up to `at_most`; an error counts as one."""
+    """Count samples up to `at_most`; an exception counts as one sample."""
     count = 0
     try:
         while count < at_most and next(samples, None) is not None:
@@ -250,7 +252,7 @@ def count_of(samples: Iterator[Any], at_most: int) -> int:
 
 
 def max_bytes_of(spec: ReadSpec, piece: FilePiece) -> int:
-    """The memory limit of a piece; a file that expands beyond it is cut off."""
+    """Return the memory limit of a piece in bytes; reading a file fails beyond it."""
     return max(MAX_EXPANSION * max(spec.source.span_max_bytes, MIN_SPAN_BYTES), 2 * piece.size_bytes)
 
 
@@ -259,22 +261,22 @@ _BYTE = "draftfleet_byte"
 
 @contextmanager
 def noting_byte(position: Callable[[], int]) -> Iterator[None]:
-    """Store on a passing error how far the file was read."""
+    """Attach the current byte position of the file to any exception from the context, for `byte_of`."""
     try:
         yield
     except Exception as error:
-        with suppress(Exception):  # neither a closed file nor an error without attributes may hide the error itself
+        with suppress(Exception):  # a closed file or an exception without attributes must not hide the error
             setattr(error, _BYTE, position())
         raise
 
 
 def byte_of(error: Exception) -> int | None:
-    """The byte up to which a damaged file was read, None if its reader does not report it."""
+    """Return the byte position up to which a damaged file was read; None if its reader does not report it."""
     return getattr(error, _BYTE, None)
 
 
 def resolve_id(value: Any, column: str) -> str:
-    """The id column's value as a string; RowError `missing_id` for null and the empty string."""
+    """Convert the id column's value to a string; RowError `missing_id` for null and the empty string."""
     if value is None or value == "":
         raise RowError("missing_id", f"the id column {column!r} has no value in this row")
     return str(value)

@@ -1,6 +1,6 @@
-"""The source kind `lance`: datasets in the format of Lance, if its library is installed.
+"""Reads the source kind `lance`: datasets in the Lance format, if the package `pylance` is installed.
 
-A dataset is a folder `*.lance` and one entry of the manifest, pinned to the listed version.
+A dataset is a folder `*.lance` and one entry of the manifest; it is read at the version that was listed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _library() -> Any:
 
 
 def list_datasets(filesystem: Any, paths: Sequence[str]) -> tuple[str, Iterator[Listed]]:
-    """The folder that holds the datasets, and each with its version: one path, which is a dataset or a folder of them.
+    """Return the folder of the datasets, and an iterator over them; `paths` is one dataset or one folder of datasets.
 
     Raises:
         ConfigError: the library is missing, there are several paths, or a dataset cannot be opened.
@@ -73,7 +73,7 @@ def _num_bytes(fragment: Any) -> int:
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Rows and bytes of every fragment, and the types of kept columns; ConfigError for columns that do not fit."""
+    """Count rows and bytes of every fragment and check column types; ConfigError for missing or unusable columns."""
     kept_types = KeptTypes(needs)
     indices: list[Index | None] = []
     for path, version in zip(files["path"].to_pylist(), files["token"].to_pylist(), strict=True):
@@ -87,7 +87,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
-    """The rows of a piece, of the version that was listed."""
+    """Read the rows of a piece from the listed version of the dataset."""
     dataset = _dataset(filesystem, spec.root, piece.path, piece.token)
     stop = dataset.count_rows() if piece.stop is None else piece.stop
     names = [name for name in needed_columns(spec) if name in dataset.schema.names]

@@ -1,6 +1,6 @@
-"""Files of lines, plain, gzip or zstd: records in order within bounds, and an index so that a span can begin anywhere.
+"""Reads files of lines (plain, gzip or zstd) as size-limited records, and indexes them, so that spans can begin inside.
 
-A record is a line, or for CSV several of them. Reading any part again returns the same records.
+A record is one line, or for CSV one or more lines. Reading any part again returns the same records.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from pipeline.sources.records import Row, chunks_of, keep_schema
 from pipeline.storage import access
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
-"""Suffix to Arrow's name of the codec."""
+"""Maps file suffixes to Arrow codec names."""
 CHUNK_BYTES = 1024 * 1024
 NUM_INDEX_THREADS = 8
 MAX_EXPANSION = 200
-"""A compressed file that grows to more than this many times its size is taken for a decompression bomb."""
+"""A compressed file that expands to more than this many times its size counts as a decompression bomb."""
 BOM = b"\xef\xbb\xbf"
 
 
 class Record(NamedTuple):
-    """One record: its first line's number from 1, its bytes without the line's end (None: more than allowed), and
-    how many bytes and lines of the file it takes."""
+    """One record: number of its first line (from 1), content without the line end (None if it is too long), and its
+    bytes (with line ends) and lines in the file."""
 
     line: int
     data: bytes | None
@@ -49,11 +49,11 @@ class Record(NamedTuple):
 
     @property
     def is_blank(self) -> bool:
-        """Whether it holds only white space: such a record is no sample."""
+        """Whether the record is only white space; such records are no samples."""
         return self.data is not None and not self.data.strip()
 
     def text(self, max_bytes: int) -> str:
-        """The record as text; RowError `broken_line` if it is too long or not UTF-8."""
+        """Decode the record; RowError `broken_line` if it is too long or not UTF-8."""
         if self.data is None:
             raise RowError("broken_line", f"line {self.line} has more than {max_bytes} bytes")
         try:
@@ -63,7 +63,7 @@ class Record(NamedTuple):
 
 
 class _Limited:
-    """A decompressed stream that fails if it expands beyond its limit."""
+    """A decompressed stream that raises ValueError after `max_bytes` bytes."""
 
     def __init__(self, stream: Any, max_bytes: int) -> None:
         self._stream, self._left = stream, max_bytes
@@ -78,7 +78,7 @@ class _Limited:
 
 @contextmanager
 def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
-    """A file's content as a stream of bytes, decompressed by its suffix, from `offset` of the content on."""
+    """Open a file as a byte stream, decompressed by its suffix, from byte `offset` of the decompressed content."""
     codec = next((codec for suffix, codec in COMPRESSED.items() if path.lower().endswith(suffix)), None)
     with access.open_file(filesystem, path) as file:
         if codec is None:
@@ -98,7 +98,7 @@ def open_bytes(filesystem: Any, path: str, offset: int = 0) -> Iterator[Any]:
 
 
 def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Iterator[Record]:
-    """The lines of a stream, `line` being the first one's number; never holds more than `max_bytes` of one.
+    """Yield the lines of a stream, numbered from `line`; a line of more than `max_bytes` has the content None.
 
     A line ends at a line feed, with or without a carriage return before it. A byte order mark before line 1 is dropped.
     """
@@ -133,7 +133,7 @@ def split_lines(stream: IO[bytes] | Any, max_bytes: int, line: int = 1) -> Itera
 
 
 def index_records(records: Iterable[Record], max_rows: int, max_bytes: int) -> Index:
-    """Groups of at most `max_rows` samples and, but for single ones, `max_bytes`; blank records belong to the next."""
+    """Group records into at most `max_rows` samples and `max_bytes` bytes (or one larger sample) per group."""
     index = Index()
     rows = size = lines = 0
     for record in records:
@@ -152,7 +152,7 @@ def index_records(records: Iterable[Record], max_rows: int, max_bytes: int) -> I
 
 
 class LineFormat:
-    """A source kind whose rows are records of lines; a format defines its columns and the row of a record."""
+    """Base of source kinds of line files; a subclass checks its columns and parses records to rows."""
 
     name: str
     suffixes: tuple[str, ...]
@@ -163,21 +163,21 @@ class LineFormat:
         raise NotImplementedError
 
     def parser(self, filesystem: Any, spec: ReadSpec, path: str) -> Callable[[Record], Row]:
-        """The function from a record of this file to its row; it may raise RowError."""
+        """Return a function that parses a record of this file to a row; it may raise RowError."""
         raise NotImplementedError
 
     def split(self, lines: Iterator[Record], source: Source, path: str) -> Iterator[Record]:
-        """The records of these lines; blank ones have no content."""
+        """Yield the records of these lines; by default, one per line."""
         return lines
 
     @property
     def kind(self) -> Kind:
-        """The source kind."""
+        """The source kind of this format."""
         suffixes = tuple(stem + tail for stem in self.suffixes for tail in ("", *COMPRESSED))
         return Kind(self.name, suffixes, self.survey, self.read)
 
     def survey(self, filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-        """Index every file by reading it once, several at a time."""
+        """Check the columns, and index every file by reading it once, in `NUM_INDEX_THREADS` threads."""
         self.check(filesystem, root, files, needs)
         source = needs.source
 
@@ -193,7 +193,7 @@ class LineFormat:
             return survey_of(list(pool.map(index_file, files["path"].to_pylist())), keep_schema(needs))
 
     def read(self, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
-        """The piece's rows; a record that cannot be used is a `broken_line` row."""
+        """Read the rows of a piece; a record that cannot be parsed becomes a `broken_line` row."""
         yield from chunks_of(spec, self._rows(filesystem, spec, piece))
 
     def _rows(self, filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[tuple[int, Row]]:

@@ -1,6 +1,6 @@
-"""The source kinds `images` and `videos`: every file is one sample with one image, or with one video.
+"""Reads the source kinds `images` and `videos`: every file is one sample with one image or one video.
 
-Videos are passed on by name: their files are opened by the decoding task, which may cut them (`source.video.clip_s`).
+Read tasks pass on only the paths of videos; decoding tasks open them and may cut them (`source.video.clip_s`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jfif", ".jpe", ".jif", ".jfi", ".pjpeg", ".pjp", ".mpo", ".png", ".apng", ".webp", ".gif"),
     *(".bmp", ".dib", ".tif", ".tiff", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".j2k", ".jpf", ".jpx", ".avif"),
 )
-"""Suffixes of all formats that are decoded (`media.pixels.FORMATS`), other names of JPEG files among them."""
+"""Suffixes of all supported image formats (`media.pixels.FORMATS`), with alternative suffixes of JPEG files."""
 VIDEO_SUFFIXES = (
     *(".mp4", ".m4v", ".mov", ".3gp", ".mkv", ".webm", ".avi", ".ts", ".m2ts", ".mts", ".mpg", ".mpeg", ".vob"),
     *(".flv", ".wmv", ".asf", ".ogv"),
@@ -40,7 +40,7 @@ VIDEO_SUFFIXES = (
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """One sample per file; ConfigError if any column is needed."""
+    """Count one sample per file; ConfigError if the job needs any column."""
     for name, dotted in needs.columns().items():
         kind = needs.source.kind
         raise ConfigError(f"{dotted}: the column {name!r} is asked for, but source.kind {kind!r} has no columns")
@@ -50,7 +50,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
 
 
 def read_image(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
-    """The file's bytes as one sample; a file that cannot be read is a row error."""
+    """Yield the file's bytes as one sample; a file that cannot be read becomes a row error."""
     sample = Sample(0)
     try:
         path = access.join(spec.root, piece.path)
@@ -61,7 +61,7 @@ def read_image(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Ch
 
 
 def read_video(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
-    """The file's name as one sample."""
+    """Yield the file's path as one sample."""
     yield Chunk([Sample(0, videos=[VideoRef(path=piece.path)])], [])
 
 

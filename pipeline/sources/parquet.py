@@ -1,7 +1,7 @@
-"""The source kind `parquet`: one row is one sample; images as bytes, URIs, `struct<bytes, path>`, or lists of those.
+"""Reads the source kind `parquet`: one row is one sample; images as bytes, URIs, `struct<bytes, path>`, or lists.
 
-Reads footers for the survey and only the needed columns for samples, page by page. A row group that is cut into slices
-is not read from its beginning for each of them: a process continues at its last position.
+The survey reads footers; samples are read page by page from the needed columns only. If a row group is cut into several
+pieces, a process continues at its last position instead of reading the group from its beginning for each piece.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from pipeline.storage import access
 
 NUM_FOOTER_THREADS = 16
 BATCH_ROWS = 128
-"""Most rows decoded at a time: bounds memory beside the table that is being built."""
+"""Maximum number of rows decoded at a time; limits memory besides the table that is being built."""
 BATCH_BYTES = 64 * 1024 * 1024
-"""The most bytes of a batch in which every row holds the largest value of its row group."""
+"""Maximum bytes of a batch in the worst case that every row has the largest value of its row group."""
 BUFFER_BYTES = 4 * 1024 * 1024
-"""Read at a time of each column, rather than all of it."""
+"""Bytes of each column chunk that are read at a time."""
 MAX_ROWS_PER_BYTE = 1000
-"""A footer that claims more rows than this for each byte of its file is taken for damaged."""
+"""A footer with more rows than this per byte of the file counts as damaged."""
 SUSPICIOUS_RATIO = 50
-"""Pages that grow more than this may hold one large value many times."""
+"""A column chunk with a higher compression ratio may repeat one large value many times."""
 
 
 def _footer(filesystem: Any, path: str) -> tuple[pq.FileMetaData, pa.Schema] | None:
-    """Metadata and Arrow schema, or None for an unreadable file: its read task reports the reason."""
+    """Return metadata and Arrow schema; None for an unreadable file, whose read task reports the reason."""
     try:
         with access.open_file(filesystem, path) as file, pq.ParquetFile(file) as parquet:
             check_footer(parquet.metadata, access.size_of(file))
@@ -48,7 +48,7 @@ def _groups_of(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
 
 
 def check_footer(metadata: pq.FileMetaData, size_bytes: int) -> None:
-    """Raise ValueError for a footer whose numbers are contradictory or too large for the file."""
+    """Raise ValueError for a footer whose row counts are inconsistent or too large for the file."""
     rows = [group.num_rows for group in _groups_of(metadata)]
     if min(rows, default=0) < 0 or sum(rows) != metadata.num_rows:
         raise ValueError(f"the footer promises {metadata.num_rows} rows, and its row groups {sum(rows)}")
@@ -57,8 +57,8 @@ def check_footer(metadata: pq.FileMetaData, size_bytes: int) -> None:
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Row counts and row groups from the footers, and the types of kept columns; ConfigError for columns that do not
-    fit."""
+    """Read row counts and row groups from the footers, and check column types; ConfigError for missing or unusable
+    columns."""
     kept_types, indices = KeptTypes(needs), list[Index | None]()
     names = files["path"].to_pylist()
     with ThreadPoolExecutor(NUM_FOOTER_THREADS) as pool:
@@ -76,7 +76,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
-    """The rows of a piece, a batch at a time."""
+    """Read the rows of a piece, one batch per chunk."""
     names = needed_columns(spec)
     path = access.join(spec.root, piece.path)
     key = (spec.root, piece.path, piece.num_samples, tuple(names))
@@ -96,7 +96,7 @@ def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
 
 
 class RowsOfFile:
-    """The needed columns of a file from one row on, batch by batch; can be interrupted and resumed."""
+    """A reader of the needed columns of a file from row `piece.start` on; can be interrupted and resumed."""
 
     def __init__(self, filesystem: Any, path: str, names: list[str], piece: FilePiece) -> None:
         self._file = access.open_file(filesystem, path)
@@ -129,16 +129,16 @@ class RowsOfFile:
 
     @property
     def position(self) -> int:
-        """The next row."""
+        """Index of the next row."""
         return max(self._position, self.skip_to)
 
     @property
     def in_a_group(self) -> bool:
-        """Whether the next row is inside a row group instead of at the beginning of one."""
+        """Whether the next row is inside a row group and not its first row."""
         return self.position < self.num_rows and self.position not in self._starts
 
     def until(self, stop: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """(first row, batch) of the rows from the current position up to `stop`; ValueError if the file ends before."""
+        """Yield (first row, batch) from the current position up to `stop`; ValueError if the file ends before."""
         while self._position < stop:
             batch = self._rest if self._rest is not None else next(self._batches, None)
             self._rest = None
@@ -159,10 +159,10 @@ class RowsOfFile:
 
 
 def batch_rows(metadata: pq.FileMetaData, groups: list[int], names: list[str], schema: pa.Schema) -> int:
-    """How many rows to decode at a time.
+    """Return the number of rows to decode at a time.
 
-    A dictionary may hold one huge value that every row names: then, and always for bytes, the batch is so small that it
-    stays within `BATCH_BYTES` even so.
+    Every row may reference the same huge value of a dictionary page. For bytes columns and suspiciously compressed
+    columns with a dictionary, the batch is small enough to stay within `BATCH_BYTES` in this case.
     """
     num_rows = BATCH_ROWS
     binary = {name for name in names if columns.holds_bytes(schema.field(name).type)}
@@ -178,14 +178,14 @@ def batch_rows(metadata: pq.FileMetaData, groups: list[int], names: list[str], s
 
 
 class _OpenReader:
-    """The open reader that stopped inside a row group, kept for the next slice of that group."""
+    """Keeps one open reader that stopped inside a row group, for the next piece of that group."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._reader: tuple[tuple[Any, ...], RowsOfFile] | None = None
 
     def take(self, key: tuple[Any, ...], row: int) -> RowsOfFile | None:
-        """The reader, if it is of this file and has not passed the row."""
+        """Return the kept reader if it is for this file and not past `row`, else None."""
         with self._lock:
             if self._reader is None or self._reader[0] != key or self._reader[1].position > row:
                 return None
@@ -194,7 +194,7 @@ class _OpenReader:
         return rows
 
     def put(self, key: tuple[Any, ...], rows: RowsOfFile) -> None:
-        """Keep this reader if it is inside a row group, and close the one before; close it otherwise."""
+        """Keep this reader if it is inside a row group, closing the previously kept reader; otherwise close it."""
         closing: RowsOfFile | None = rows
         if rows.in_a_group:
             with self._lock:

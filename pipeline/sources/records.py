@@ -1,4 +1,4 @@
-"""Rows as mappings (JSON objects, CSV records): ids, prompt values, kept text and media of each."""
+"""Converts rows that are mappings (JSON objects, CSV records) to samples: ids, prompt values, kept text and media."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ CHUNK_ROWS = 256
 
 
 def keep_schema(needs: Needs) -> pa.Schema:
-    """Kept columns of such rows are text, because the files contain no types."""
+    """Return the schema of kept columns: all are strings, because the files contain no types."""
     return pa.schema([(name, pa.string()) for name in needs.keep])
 
 
 def kept_text(value: Any) -> str | None:
-    """A kept value as text: text as it is, null as null, everything else as JSON."""
+    """Convert a kept value to text: strings and null unchanged, other values as JSON."""
     if value is None:
         return None
     return whole_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
 
 
 def kept_arrays(spec: ReadSpec, rows: Iterable[Mapping[str, Any]]) -> list[pa.Array]:
-    """The kept columns of these rows."""
+    """Build one string array per kept column of these rows."""
     rows = list(rows)
     return [pa.array([kept_text(row.get(name)) for row in rows], pa.string()) for name in spec.keep.names]
 
 
 def chunks_of(spec: ReadSpec, rows: Iterable[tuple[int, Row]]) -> Iterator[Chunk]:
-    """(row index, row) as chunks; rows before a failure of `rows` are yielded before it is raised."""
+    """Group (row index, row) into chunks; if `rows` raises, the rows before are yielded first."""
     pending: list[tuple[int, Row]] = []
     try:
         for row in rows:

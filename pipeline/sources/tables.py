@@ -1,6 +1,6 @@
-"""Rows of Arrow tables as samples: ids, prompt values, kept columns with their own types, media cells.
+"""Converts rows of Arrow batches to samples: ids, prompt values, kept columns with their types, and media.
 
-For every kind with typed columns. Folders `name=value` of a file's path are columns, too (Hive partitions).
+Used by all kinds with typed columns. Folders `name=value` of a file's path are columns, too (Hive partitions).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 @lru_cache(maxsize=1024)
 def partition_values(path: str) -> dict[str, str | None]:
-    """The columns of a path relative to the source root; values are text, and the inner folder wins."""
+    """Return the partition columns of a path relative to the source root as text; inner folders take precedence."""
     values: dict[str, str | None] = {}
     for folder in path.split("/")[:-1]:
         name, equals, value = folder.partition("=")
@@ -32,7 +32,7 @@ def partition_values(path: str) -> dict[str, str | None]:
 
 
 class KeptTypes:
-    """The types of kept columns over all files, and the check of every file's schema."""
+    """Checks every file's schema and unifies the types of kept columns over all files."""
 
     def __init__(self, needs: Needs) -> None:
         self._needs = needs
@@ -40,7 +40,7 @@ class KeptTypes:
         self._keep: dict[str, pa.Field] = {}
 
     def add(self, schema: pa.Schema, path: str) -> None:
-        """Take one file's schema into account.
+        """Check one file's schema and unify its types with those of earlier files.
 
         Raises:
             ConfigError: a needed column is missing, is of an unusable type, or has another type than in earlier files.
@@ -59,23 +59,23 @@ class KeptTypes:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the kept columns; one of which no file could be read is text."""
+        """Schema of the kept columns; all are strings if no file could be read."""
         kinds = {name: columns.plain(field.type) for name, field in self._keep.items()}
         return pa.schema([pa.field(name, kinds.get(name, pa.string())) for name in self._needs.keep])
 
 
 def needed_columns(spec: ReadSpec) -> list[str]:
-    """The columns that a read task reads."""
+    """Return the names of the columns that a read task reads."""
     return list(Needs(spec.source, dict.fromkeys(spec.fields, ""), tuple(spec.keep.names)).columns())
 
 
 def chunk_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int) -> Chunk:
-    """The rows of a batch, which holds the needed columns that are not in the file's path."""
+    """Convert a batch to a chunk; needed columns are in the batch or are partition columns of `path`."""
     samples = [Sample(first_index + offset) for offset in range(batch.num_rows)]
     partitions = partition_values(path)
 
     def usable(name: str) -> tuple[pa.Array, set[int]]:
-        """A column and its rows with invalid text, which are errors."""
+        """Return a column and the rows with invalid text; these rows get an error."""
         index = batch.schema.get_field_index(name)
         if index < 0:
             return pa.array([partitions[name]] * batch.num_rows, pa.string()), set()
@@ -114,10 +114,10 @@ def chunk_of(spec: ReadSpec, path: str, batch: pa.RecordBatch, first_index: int)
 
 
 def invalid_rows(values: pa.Array) -> set[int]:
-    """The rows whose values break Arrow's own rules, in practice text that is not UTF-8."""
+    """Return the rows whose values fail Arrow's validation, in practice text that is not UTF-8."""
     if _is_valid(values):
         return set()
-    # A slice shares its parents' buffers: only a copy is judged by its own rows.
+    # A slice shares the buffers of its parent, so only a copy is validated row by row.
     rows = ((index, values.slice(index, 1)) for index in range(len(values)))
     return {index for index, row in rows if not _is_valid(pa.concat_arrays([row, row.slice(0, 0)]))}
 
@@ -138,7 +138,7 @@ def _value(values: pa.Array, offset: int, name: str) -> Any:
 
 
 def plain_value(value: Any) -> Any:
-    """A column's value as JSON data: dates, decimals and the like as text."""
+    """Convert a column's value to JSON data: dates, decimals and other types become text, bytes become hex."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, dict):

@@ -1,6 +1,6 @@
-"""Tar archives as runs of members with one key: read as streams, plain, gzip, bzip2, xz or zstd, and never unpacked.
+"""Reads tar archives (plain, gzip, bzip2, xz or zstd) as a stream of runs: consecutive members with the same key.
 
-A plain archive can be indexed by its headers alone, so that reading can begin at any run.
+A plain archive can be indexed by its headers alone, so that reading can begin at any indexed run.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pipeline.storage import access
 
 TEXT_EXTENSIONS = ("txt", "text", "caption", "transcript", "cls", "id", "json")
 MAX_HEADER_BYTES = 1024 * 1024
-"""The most that a long-name or extended header may hold."""
+"""Maximum size of a long-name or extended header."""
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 MIN_EXPANDED_BYTES = 64 * 1024 * 1024
 
 
 class Header(tarfile.TarInfo):
-    """A member's header; the standard library takes a damaged one for the end of the archive, this one does not."""
+    """A member's header; raises ReadError if it is damaged, where the standard library ends the archive."""
 
     @classmethod
     def fromtarfile(cls, tar: tarfile.TarFile) -> Header:
@@ -53,7 +53,7 @@ class Header(tarfile.TarInfo):
 
 @dataclass
 class Run:
-    """Consecutive members with one key, by extension in lower case."""
+    """Consecutive members with the same key; dictionaries map lower-case extensions to members."""
 
     key: str
     images: dict[str, bytes] = field(default_factory=dict)
@@ -64,9 +64,9 @@ class Run:
 
 
 def split_name(name: str) -> tuple[str, str] | None:
-    """Key and extension of a member: the folder and basename up to its first dot, and the rest in lower case.
+    """Split a member's name at the first dot of its basename into key (with folder) and lower-case extension.
 
-    None for a name that belongs to no sample: no extension, or hidden.
+    Returns None for hidden names and names without an extension, which belong to no sample.
     """
     folder, slash, base = name.rpartition("/")
     stem, dot, extension = base.partition(".")
@@ -75,9 +75,9 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which members of an archive are taken: media up to so many bytes (None: no media), and texts.
+    """Which members of an archive are read: texts, and media up to a maximum size (None: no media).
 
-    `path` is the archive's own in the listing: videos of a plain archive are byte ranges of it.
+    `path` is the archive's path in the listing; videos in a plain archive become byte ranges of it.
     """
 
     with_text: bool
@@ -87,9 +87,9 @@ class Selection:
 
 
 def read_runs(file: IO[bytes], selection: Selection, offset: int = 0) -> Iterator[Run]:
-    """Runs of members with one key, in the order of the archive, from a byte of a plain one on.
+    """Yield runs in archive order; `offset` is the byte at which reading a plain archive begins.
 
-    A run that damage cuts short is not yielded, because its missing members are unknown.
+    A run that is incomplete because of damage is not yielded, because its missing members are unknown.
 
     Raises:
         tarfile.TarError, OSError, EOFError and the errors of decompressors: the archive is damaged or cut short.
@@ -138,7 +138,7 @@ def read_runs(file: IO[bytes], selection: Selection, offset: int = 0) -> Iterato
 def _add(
     run: Run, tar: tarfile.TarFile, member: tarfile.TarInfo, extension: str, selection: Selection, offset: int | None
 ) -> None:
-    """Take one member, or raise RowError; `offset` is where reading of a plain archive began."""
+    """Add a member to the run; `offset` is where reading began (None: compressed). RowError if it is unusable."""
     name = access.shown(whole_text(member.name))
     members: dict[str, Any] = run.images
     if f".{extension}".endswith(IMAGE_SUFFIXES):
@@ -167,10 +167,10 @@ def _add(
 
 
 def index_runs(file: IO[bytes], max_rows: int, max_bytes: int) -> Index | None:
-    """Groups of runs at which reading can begin, from the headers of a plain archive; its data are skipped.
+    """Index the runs of a plain archive in groups at which reading can begin; reads headers and skips data.
 
-    None if it cannot be cut: it is compressed or damaged, a key comes back after others, or headers apply to all
-    members.
+    Returns None if the archive cannot be cut: it is compressed or damaged, the members of a key are not consecutive, or
+    it has global pax headers.
     """
     index = Index()
     keys: set[str] = set()
@@ -178,7 +178,7 @@ def index_runs(file: IO[bytes], max_rows: int, max_bytes: int) -> Index | None:
     group_start = run_start = rows = 0
 
     def close_before(offset: int) -> None:
-        """Close the group without its last run if that exceeds the bytes, or with it if the group is full."""
+        """Close the group before its last run if that run exceeds `max_bytes`, or after it if the group is full."""
         nonlocal group_start, rows
         if rows > 1 and offset - group_start > max_bytes:
             index.add(rows - 1, run_start - group_start, 0)

@@ -1,4 +1,4 @@
-"""The source kind `text`: one line is one prompt, in the field `text`; blank lines are skipped. Plain, gzip or zstd."""
+"""Reads the source kind `text`: each non-blank line is one prompt, in the field `text`. Plain, gzip or zstd."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIELD = "text"
 
 
 class Text(LineFormat):
-    """Lines of text."""
+    """Parses each line as one text field."""
 
     name = "text"
     suffixes = (".txt", ".text", ".prompts")

@@ -1,7 +1,7 @@
-"""Media by URI in rows: which URIs are allowed, and fetching several at once.
+"""Checks URIs of media in rows and fetches them in parallel.
 
-A scheme must be in `source.uri_schemes`; a URI without one is a path below the source root. Files of this machine must
-be below the source root or a folder of `source.local_roots`, with links resolved.
+A scheme must be in `source.uri_schemes`; a URI without a scheme is a path below the source root. Local files, with
+symlinks resolved, must be below the source root or a folder of `source.local_roots`.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ FIRST_WAIT_S = 0.5
 
 @dataclass(frozen=True)
 class Fetcher:
-    """Fetches the URIs of one source; `root` is the source root as a URL. Cheap to send to a worker."""
+    """Fetches the URIs of one source; `root` is the source root as a URL. Small when pickled."""
 
     source: Source
     root: str
 
     def fetch(self, uris: Iterable[str], max_bytes: int | None = None) -> dict[str, bytes | RowError]:
-        """Bytes or error by URI; a URI that comes several times is fetched once."""
+        """Return bytes or an error by URI; repeated URIs are fetched once."""
         names = list(dict.fromkeys(uris))
         limit = self.source.max_image_bytes if max_bytes is None else max_bytes
 
@@ -60,7 +60,7 @@ class Fetcher:
         return read_file(filesystem, path, access.shown(uri), max_bytes, self._retries, roots)
 
     def check(self, uri: str) -> str:
-        """The scheme of a URI (empty for a path); RowError `uri_refused` if it is not allowed."""
+        """Return the scheme of a URI (empty for a path); RowError `uri_refused` if the URI is not allowed."""
         scheme = scheme_of(uri)
         if "\0" in uri or ("::" in uri and scheme != "data"):
             raise _refused(uri, "it is no plain path or URL")
@@ -70,7 +70,7 @@ class Fetcher:
 
     @property
     def roots(self) -> tuple[str, ...]:
-        """The resolved folders of this machine below which URIs may name files."""
+        """The resolved local folders below which URIs may name files."""
         filesystem, root = access.open_url(self.root, "source.path")
         source_roots = (root,) if access.is_local(filesystem) else ()
         return tuple(os.path.realpath(folder) for folder in (*source_roots, *self.source.local_roots))
@@ -80,7 +80,7 @@ class Fetcher:
         return RetryPolicy(self.source.fetch.max_attempts, FIRST_WAIT_S)
 
     def locate(self, uri: str) -> tuple[Any, str]:
-        """The file system and path of a URI that is no data and is not on the web.
+        """Return the file system and path of a URI that is neither a `data:` nor an HTTP URI.
 
         Raises:
             RowError: `uri_refused` for a path that leaves the root, `unreadable_image` if there is no driver.
@@ -99,7 +99,7 @@ class Fetcher:
                 return filesystem, uri
             raise _refused(uri, "it is absolute; paths are relative to the source root")
         relative = posixpath.normpath(uri)
-        # Below a root on the web it is part of a URL, in which escaped dots climb as well.
+        # Below an HTTP root, the path is part of a URL, in which percent-encoded dots also lead to parent folders.
         is_web = scheme_of(self.root) in ("http", "https")
         for candidate in (relative, posixpath.normpath(unquote(relative)) if is_web else relative):
             if candidate == ".." or candidate.startswith(("../", "/")):
@@ -129,7 +129,7 @@ def read_file(
     retries: RetryPolicy | None = None,
     roots: Sequence[str] | None = None,
 ) -> bytes:
-    """One image file's bytes; errors name it as `shown`.
+    """Read one image file; `name` is its name in error messages.
 
     Raises:
         RowError: `missing_image`, `unreadable_image`, `uri_refused` or `image_too_large`.
@@ -143,7 +143,7 @@ def read_file(
 
 @contextmanager
 def row_errors(name: str) -> Iterator[None]:
-    """Turns any failure to read a file into the error of its row."""
+    """Convert any failure to read a file to a RowError."""
     try:
         yield
     except RowError:
@@ -157,12 +157,12 @@ def row_errors(name: str) -> Iterator[None]:
 
 
 def scheme_of(uri: str) -> str:
-    """The scheme of a URI, `data` included; empty for a path."""
+    """Return the scheme of a URI, including `data`; empty for a path."""
     return "data" if uri[:5].lower() == "data:" else access.uri_scheme(uri)
 
 
 def read_data_uri(uri: str, max_bytes: int) -> bytes:
-    """The bytes that a `data:` URI holds; RowError `invalid_value` or `image_too_large`."""
+    """Decode a `data:` URI to bytes; RowError `invalid_value` or `image_too_large`."""
     head, comma, body = uri.partition(",")
     if len(body) > 4 * max_bytes:
         raise RowError("image_too_large", f"a data URI has more than {max_bytes} bytes")

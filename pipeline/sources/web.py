@@ -1,7 +1,7 @@
-"""Safe fetching over http and https: addresses are checked before a connection, on every redirect.
+"""Fetches untrusted HTTP and HTTPS URLs safely: checks the addresses of the host before connecting, on every redirect.
 
-A URI inside a row is untrusted. A host must be public, or named by the job file; the checked address is the one that is
-connected to; bytes and redirects are bounded, and one deadline bounds an attempt from name resolution to the last byte.
+URLs in rows are untrusted. A host must be public or named in the job file, and the connection uses a checked address.
+Bytes and redirects are limited, and one deadline covers an attempt from name resolution to the last byte.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _SPECIAL_PURPOSE = tuple(
         "168.63.129.16/32",
     )
 )
-"""The IANA registries of special-purpose addresses (IPv4 and IPv6), multicast and reserved ranges, and the internal
-host of Azure. The interpreter's own tables follow older editions of these registries."""
+"""The IANA special-purpose address registries (IPv4 and IPv6), multicast and reserved ranges, and Azure's host
+address. Python's `ipaddress` uses older editions of these registries."""
 _HEADERS = {"User-Agent": "draftfleet", "Accept": "*/*", "Accept-Encoding": "identity"}
 _SAFE = "/%:@!$&'()*+,;=~"
 
 
 class Refused(Exception):
-    """A URL that may not be fetched: its scheme, its host's address, or a redirect."""
+    """A URL may not be fetched because of its scheme, its host's address, or too many redirects."""
 
 
 class StatusError(OSError):
-    """The server answered with an error; `status` is its code."""
+    """The server answered with a status other than 200 or a redirect; `status` is the code."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"the server answered {status}")
@@ -59,7 +59,7 @@ class TooLarge(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a fetch may do: schemes, hosts that may be private, bytes, and seconds of an attempt, redirects included."""
+    """Limits of a fetch: schemes, hosts that may be private, bytes, and seconds per attempt including redirects."""
 
     schemes: tuple[str, ...]
     private_hosts: tuple[str, ...]
@@ -68,7 +68,7 @@ class Limits:
 
 
 def fetch(url: str, limits: Limits) -> bytes:
-    """The body of a URL, in one attempt; raises Refused, TooLarge, StatusError, OSError or HTTPException."""
+    """Fetch the body of a URL in one attempt; raises Refused, TooLarge, StatusError, OSError or HTTPException."""
     deadline = time.monotonic() + limits.timeout_s
     for _ in range(MAX_REDIRECTS + 1):
         parts = _checked(url, limits)
@@ -78,7 +78,7 @@ def fetch(url: str, limits: Limits) -> bytes:
         with ExitStack() as stack:
             connection = stack.enter_context(closing(_connect(parts, limits, deadline)))
             connection.request("GET", target, headers=_HEADERS)
-            # The answer keeps the socket if the server ends the connection.
+            # The response owns the socket if the server closes the connection.
             response = stack.enter_context(closing(connection.getresponse()))
             if response.status == 200:
                 return _body(response, limits.max_bytes)
@@ -91,7 +91,7 @@ def fetch(url: str, limits: Limits) -> bytes:
 def _checked(url: str, limits: Limits) -> SplitResult:
     try:
         parts = urlsplit(url)
-        parts.port  # noqa: B018  # raises for what is no number
+        parts.port  # noqa: B018  # raises ValueError if the port is no number
     except ValueError:
         raise Refused("it is no URL") from None
     if parts.scheme not in ("http", "https") or parts.scheme not in limits.schemes:
@@ -102,7 +102,7 @@ def _checked(url: str, limits: Limits) -> SplitResult:
 
 
 def _connect(parts: SplitResult, limits: Limits, deadline: float) -> http.client.HTTPConnection:
-    """A connection to a checked address of the host; several are tried in the resolver's order."""
+    """Connect to a checked address of the host; its addresses are tried in the resolver's order."""
     host = parts.hostname
     assert host
     port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -131,7 +131,7 @@ def _connect(parts: SplitResult, limits: Limits, deadline: float) -> http.client
 
 
 def _resolve(host: str, port: int, deadline: float) -> list[str]:
-    """The addresses of a host, in the resolver's order; the resolver runs in a thread, because it has no timeout."""
+    """Resolve a host to its addresses, in the resolver's order, in a thread, because the resolver has no timeout."""
     addresses: list[str] = []
     failure: list[Exception] = []
 
@@ -155,10 +155,10 @@ def _resolve(host: str, port: int, deadline: float) -> list[str]:
 
 
 class _BoundedSocket:
-    """A socket as `http.client` uses it, whose every read and write ends at one deadline.
+    """A socket for `http.client` with one deadline for all reads and writes.
 
     `http.client` reads status lines, 1xx answers, headers, chunk sizes and trailers through the file that `makefile`
-    returns, so no part of an answer can take longer, however slowly its bytes come.
+    returns, so the deadline also applies to a server that sends bytes very slowly.
     """
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
@@ -177,7 +177,7 @@ class _BoundedSocket:
 
 
 class _BoundedReader(io.RawIOBase):
-    """The bytes of a socket until a deadline; the socket stays open until this file is closed."""
+    """Reads a socket until a deadline; the socket stays open until this file is closed."""
 
     def __init__(self, sock: socket.socket, deadline: float) -> None:
         super().__init__()
@@ -207,7 +207,7 @@ def _is_named(host: str, port: int, names: tuple[str, ...]) -> bool:
 
 
 def is_public(address: str) -> bool:
-    """Whether an address belongs to the public internet, including IPv4 addresses mapped into IPv6."""
+    """Return whether an address is public; IPv4-mapped and NAT64 IPv6 addresses are checked as IPv4."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.ipv4_mapped is not None:

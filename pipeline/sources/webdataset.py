@@ -1,8 +1,8 @@
-"""The source kind `webdataset`: tar shards in which consecutive files of one basename are one sample.
+"""Reads the source kind `webdataset`: tar shards in which consecutive members with the same key are one sample.
 
-`a/007.jpg`, `a/007.json`, `a/007.txt` are the sample `a/007`: images and videos are found by suffix and ordered by
-extension, the keys of a JSON object and the text members are its fields, and `__key__` is the field with the key.
-Videos of an uncompressed tar are passed on as byte ranges of it.
+`a/007.jpg`, `a/007.json`, `a/007.txt` are the sample with the key `a/007`. Images and videos are recognised by suffix
+and sorted by extension; the keys of JSON objects and the text members are fields, and `__key__` is the field with the
+key. Videos in an uncompressed tar are passed on as byte ranges of the tar.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from pipeline.storage import access
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst", ".tar.zstd", ".tzst")
 NUM_PEEKED_SAMPLES = 16
-"""Number of samples that are read to find the fields of a shard."""
+"""Number of samples that are read to determine the fields of a shard."""
 NUM_INDEX_THREADS = 8
 REMOTE_INDEX_FACTOR = 16
-"""A remote tar is indexed from so many spans on: passing over its data costs about as much as reading it."""
+"""A remote tar is indexed if it is larger than this many spans: skipping data costs about as much as reading it."""
 
 
 def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
-    """Counts are unknown, but for large plain tars, whose headers are read; fields are judged by the first samples of
-    the first readable shard."""
+    """Index large plain tars by their headers (other counts are unknown); ConfigError if the first samples of the first
+    readable shard lack a needed field."""
     paths = files["path"].to_pylist()
     for path in paths if needs.columns() else ():
         names = _peek(filesystem, access.join(root, path))
@@ -70,7 +70,7 @@ def survey(filesystem: Any, root: str, files: pa.Table, needs: Needs) -> Survey:
 
 
 def _peek(filesystem: Any, path: str) -> set[str] | None:
-    """The fields of the first samples; None if the shard has no sample with readable fields."""
+    """Return the fields of the first samples; None if the shard has no sample with readable fields."""
     names: set[str] | None = None
     try:
         with access.open_file(filesystem, path) as file:
@@ -85,7 +85,7 @@ def _peek(filesystem: Any, path: str) -> set[str] | None:
 
 
 def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
-    """The samples of a tar by its headers; reads no further than needed."""
+    """Count the samples of a tar by its headers, up to `at_most`."""
     seen: set[str] = set()
 
     def keys() -> Iterator[str]:
@@ -99,10 +99,9 @@ def count(filesystem: Any, spec: ReadSpec, path: str, at_most: int) -> int:
 
 
 def read(filesystem: Any, spec: ReadSpec, piece: FilePiece) -> Iterator[Chunk]:
-    """The samples of a tar, or of a part of one that was indexed, in one chunk; `row_index` counts samples by their
-    first member.
+    """Read the samples of a piece of a tar in one chunk; `row_index` counts samples in the order of their first member.
 
-    A sample whose members are not side by side is one `broken_sample` row, at its first place.
+    A sample whose members are not consecutive is one `broken_sample` row, at the index of its first member.
     """
     samples: list[Sample] = []
     fields: list[dict[str, Any]] = []
@@ -144,7 +143,7 @@ def _selection(spec: ReadSpec, piece: FilePiece) -> Selection:
 
 
 def _sample(run: Run, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str, Any]]:
-    """The sample, and all of its fields."""
+    """Convert a run to a sample; return it with all its fields."""
     sample, fields = Sample(row_index), dict[str, Any]()
     try:
         if run.error is not None:
@@ -164,8 +163,8 @@ def _sample(run: Run, row_index: int, spec: ReadSpec) -> tuple[Sample, dict[str,
 
 
 def _fields(run: Run) -> dict[str, Any]:
-    """The sample's fields: JSON objects' keys, then text members (which win), then `__key__`; RowError `broken_sample`
-    for text that is not UTF-8 and for damaged JSON."""
+    """Return a sample's fields: keys of JSON objects, overridden by text members, then by `__key__`; RowError
+    `broken_sample` for text that is not UTF-8 and for damaged JSON."""
     fields: dict[str, Any] = {}
     for extension, data in sorted(run.texts.items(), key=lambda item: (not item[0].endswith("json"), item[0])):
         stem, _, kind = extension.rpartition(".")

@@ -1,1 +1,1 @@
-"""Fsspec access, retries, the output directory, the checkpoint cache."""
+"""Reads and writes stores through fsspec: retries, listings, the output directory, the checkpoint cache."""

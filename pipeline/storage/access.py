@@ -1,6 +1,6 @@
-"""Access to files: any fsspec URL opened and read with bounds, with retries of transient errors.
+"""Opens fsspec URLs and reads files with size limits, retrying transient errors.
 
-Messages never contain credentials of URLs or of environment variables.
+Messages never contain credentials from URLs or environment variables.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _URLS = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s'\"<>|)\]}]+")
 _SECRET_NAMES = re.compile(r"SECRET|TOKEN|PASSW|CREDENTIAL|(^|_)KEY|KEY$|AUTH|SAS|CONNECTION_STRING", re.IGNORECASE)
 _MIN_SECRET_CHARS = 8
 _S3_OPTIONS: dict[str, Any] = {
-    # A stalled connection is closed and retried; listings are made once and would only become outdated.
+    # Stalled connections are closed and retried; cached listings could be outdated.
     "config_kwargs": {"connect_timeout": 20, "read_timeout": 60},
     "use_listings_cache": False,
 }
 _OPTIONS = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
 BLOCK_BYTES = 8 * 1024 * 1024
-"""Read ahead of a remote file."""
+"""Block size of reads from a remote file, in bytes."""
 MAX_URL_CHARS = 200
 MAX_REASON_CHARS = 300
 
@@ -41,7 +41,7 @@ MAX_REASON_CHARS = 300
 
 
 def open_url(url: str, dotted_path: str) -> tuple[Any, str]:
-    """The file system of a URL and the path in it; credentials come from the environment, as its driver reads it.
+    """Return the file system of a URL and the path in it; the driver reads credentials from the environment.
 
     Raises:
         ConfigError: no driver for the scheme is installed, or the URL is malformed; names `dotted_path`.
@@ -54,17 +54,17 @@ def open_url(url: str, dotted_path: str) -> tuple[Any, str]:
 
 
 def is_local(filesystem: Any) -> bool:
-    """Whether paths of this file system are paths of this machine."""
+    """Return whether this is the local file system."""
     return isinstance(filesystem, LocalFileSystem)
 
 
 def unstripped(filesystem: Any, path: str) -> str:
-    """The URL by which another process can open the same path."""
+    """Return the URL by which another process can open the same path; a local path is unchanged."""
     return path if is_local(filesystem) else str(filesystem.unstrip_protocol(path))
 
 
 def shown(url: str) -> str:
-    """A URL or path for messages, cut to a maximum length, without user, password, query and fragment."""
+    """Format a URL or path for messages: without user, password, query and fragment, at most `MAX_URL_CHARS` long."""
     match = _SCHEME.match(url)
     if match:
         authority, slash, path = re.split(r"[?#]", url, maxsplit=1)[0][match.end() :].partition("/")
@@ -79,12 +79,12 @@ def _cut(text: str, max_chars: int) -> str:
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether the name of an environment variable marks its value as a secret."""
+    """Return whether the name of an environment variable marks its value as a secret."""
     return _SECRET_NAMES.search(name) is not None
 
 
 def scrubbed(text: str) -> str:
-    """The text without credentials: URLs as `shown`, and no value of a variable whose name marks it as a secret."""
+    """Remove credentials from a text: URLs become `shown`, values of secret environment variables become `***`."""
     text = _URLS.sub(lambda match: shown(match.group()), text)
     for name, value in os.environ.items():
         if len(value) >= _MIN_SECRET_CHARS and is_secret_name(name):
@@ -93,19 +93,19 @@ def scrubbed(text: str) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The reason of a failure, in one line without credentials."""
+    """Return an error's message in one line of at most `MAX_REASON_CHARS`, without credentials."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return _cut(" ".join(scrubbed(str(reason)).split()) or type(error).__name__, MAX_REASON_CHARS)
 
 
 def uri_scheme(uri: str) -> str:
-    """The scheme before `://` in lower case, or the empty string."""
+    """Return the scheme before `://` in lower case, or the empty string."""
     match = _SCHEME.match(uri)
     return match.group(1).lower() if match else ""
 
 
 def join(root: str, relative: str) -> str:
-    """A path below a root, without any interpretation of the relative part."""
+    """Join a root and a relative path without normalising the relative path."""
     return f"{root.rstrip('/')}/{relative}" if root else relative
 
 
@@ -113,7 +113,7 @@ def join(root: str, relative: str) -> str:
 
 
 class RemoteFile(io.RawIOBase):
-    """A remote file that is opened again at its position when a read fails transiently or comes back short."""
+    """A remote file that is reopened at its position if a read fails transiently or returns too few bytes."""
 
     def __init__(self, filesystem: Any, path: str) -> None:
         super().__init__()
@@ -136,7 +136,7 @@ class RemoteFile(io.RawIOBase):
                 file.close()
 
     def read(self, num_bytes: int | None = -1) -> bytes:
-        """Up to `num_bytes` (all, if negative); fewer only at the file's end."""
+        """Read `num_bytes` (all remaining bytes if negative); returns fewer only at the end of the file."""
         max_bytes = -1 if num_bytes is None else num_bytes
 
         def once() -> bytes:
@@ -187,29 +187,29 @@ class RemoteFile(io.RawIOBase):
 
 
 class OutsideRoots(PermissionError):
-    """A path that, with its links resolved, is below none of the folders that a job may read."""
+    """A resolved path is outside all folders that a job may read."""
 
 
 @lru_cache(maxsize=1)
 def _kernel_devices() -> frozenset[int]:
-    """Device numbers of file systems whose files show the kernel and its processes, not data."""
+    """Return the device numbers of `/proc` and `/sys`, whose files must not be read as data."""
     return frozenset(os.stat(folder).st_dev for folder in ("/proc", "/sys") if os.path.isdir(folder))
 
 
 def is_below(path: str, roots: Sequence[str]) -> bool:
-    """Whether a resolved path is one of the resolved roots or below one."""
+    """Return whether a resolved path is equal to or below one of the resolved `roots`."""
     return any(path == root or path.startswith(root.rstrip("/") + "/") for root in roots)
 
 
 def open_regular(path: str, roots: Sequence[str] | None = None) -> BinaryIO:
-    """Open a regular file of this machine for reading; with `roots`, only below one of these resolved folders.
+    """Open a regular local file for reading; with `roots`, only below one of these resolved folders.
 
-    The opened file itself is checked, not its name, so replacing a link meanwhile has no effect. Opening a FIFO or a
-    device does not block.
+    The check uses the open file descriptor, not the path, so replacing a symlink concurrently has no effect. Opening a
+    FIFO or a device does not block.
 
     Raises:
-        OutsideRoots: it is below none of `roots`.
-        OSError: it is a FIFO, a socket, a device or a file of the kernel's (`/proc`, `/sys`), or cannot be opened.
+        OutsideRoots: the file is not below any of `roots`.
+        OSError: the path is a FIFO, a socket, a device or a file of `/proc` or `/sys`, or cannot be opened.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -230,16 +230,16 @@ def open_regular(path: str, roots: Sequence[str] | None = None) -> BinaryIO:
 
 
 def open_file(filesystem: Any, path: str) -> Any:
-    """A file for reading, as a context manager; local ones are regular, remote ones outlive transient failures."""
+    """Open a file for reading, as a context manager: `open_regular` for local files, `RemoteFile` for others."""
     return open_regular(path) if is_local(filesystem) else RemoteFile(filesystem, path)
 
 
 def read_bounded(
     filesystem: Any, path: str, max_bytes: int, policy: RetryPolicy | None = None, roots: Sequence[str] | None = None
 ) -> bytes | None:
-    """A file's bytes, or None if it has more than `max_bytes` (no more than one byte beyond that is ever read).
+    """Read a whole file; None if it has more than `max_bytes` (at most `max_bytes + 1` bytes are read).
 
-    `roots` as for `open_regular`; remote files have none.
+    `roots` restricts local files as in `open_regular` and is ignored for remote files.
     """
 
     def once() -> bytes:
@@ -255,7 +255,7 @@ def read_bounded(
 
 
 def size_of(file: Any) -> int:
-    """The bytes of an open file; the position of its end if the driver does not report a size."""
+    """Return the size of an open file in bytes; seeks to its end if the driver does not report a size."""
     size = getattr(file, "size", None)
     if size is None:
         position = file.tell()

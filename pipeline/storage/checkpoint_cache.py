@@ -1,8 +1,8 @@
-"""Checkpoints in object stores: their listing, an outline for checks, and a copy on this machine.
+"""Lists checkpoints in object stores and caches them on this machine: outlines for checks, copies for loading.
 
-A copy is made once per machine: other processes wait for it on a lock that the kernel releases if its holder dies. It
-is written beside its final path and renamed, and its name is derived from the URL and from the store's version of each
-file, so partial and outdated copies are never used.
+A copy is made once per machine: other processes wait on a file lock, which the kernel releases if its holder dies. A
+copy is written to a temporary folder and renamed. Its name is derived from the URL and from the store's version of each
+file. So partial and outdated copies are never used.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from pipeline.storage.retries import CutShort, retried
 
 SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "http", "https", "memory")
 FOLDER_VARIABLE = "DRAFTFLEET_WEIGHTS"
-"""Names the folder of copies, if the user's cache is too small."""
+"""Environment variable with the folder of copies, for example if the user's cache is on a small disk."""
 WEIGHT_SUFFIXES = (".safetensors",)
 PICKLED_SUFFIXES = (".pt", ".pth", ".bin")
-"""Read by image models alone, and then tensors only."""
+"""Suffixes of pickled weights: used by image models only, and loaded with tensors only."""
 SETTINGS_SUFFIXES = (".json", ".txt", ".model", ".jinja", ".tiktoken")
 CODE_SUFFIXES = (".py",)
 MAX_SETTINGS_BYTES = 256 * 1024**2
 MAX_HEADER_BYTES = 100 * 1000**2
-"""Of safetensors, as its own reader has it."""
+"""Maximum size of a safetensors header; the safetensors library uses the same limit."""
 OUTLINE_BYTES = 1024**2
-"""Bytes of each end of a weight file in an outline: headers, and the table of contents of torch's own format."""
+"""Bytes at each end of a weight file in an outline: safetensors headers, and the zip directory of torch's format."""
 INDEX_NAME = "model.safetensors.index.json"
 PART_BYTES = 32 * 1024**2
 NUM_THREADS = 8
@@ -51,12 +51,12 @@ WEB_NAMES = (
     *("added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "chat_template.json", "chat_template.jinja"),
     *("spiece.model", "model.safetensors", "model.safetensors.index.json", "medusa_lm_head.safetensors"),
 )
-"""Names that are tried if a folder cannot be listed; shards are found by the index."""
+"""File names that are tried if a folder cannot be listed; shards are found through the index file."""
 
 
 @dataclass(frozen=True)
 class StoredCheckpoint:
-    """A checkpoint in a store: its files below `root`; `name` is that of the file if the URL names one."""
+    """A checkpoint in a store: its files below `root`; `name` is the file's name if the URL is a single file."""
 
     where: str
     url: str
@@ -66,7 +66,7 @@ class StoredCheckpoint:
 
     @property
     def revision(self) -> str:
-        """16 hex digits over names, sizes and the store's version of each file."""
+        """Hash (16 hex digits) of the names, sizes and store versions of all files."""
         facts = sorted((file.path, file.size_bytes, file.token) for file in self.files)
         return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
 
@@ -81,16 +81,16 @@ class StoredCheckpoint:
 
     @property
     def key(self) -> str:
-        """The name of a copy of exactly this content."""
+        """The cache key: a hash of the URL, and the revision."""
         return f"{hashlib.sha256(self.url.encode()).hexdigest()[:16]}-{self.revision}"
 
     def refusal(self, reason: str) -> ConfigError:
-        """An error under the dotted path, the URL first."""
+        """Return a ConfigError whose message begins with the dotted path and the URL."""
         return ConfigError(f"{self.where}: {self.shown}: {reason}")
 
 
 def copies_folder() -> Path:
-    """Where this machine keeps copies: `$DRAFTFLEET_WEIGHTS`, or `draftfleet/weights` in the user's cache."""
+    """Return the folder of copies: `$DRAFTFLEET_WEIGHTS`, or `draftfleet/weights` in the user's cache."""
     if folder := os.environ.get(FOLDER_VARIABLE):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftfleet" / "weights"
@@ -100,7 +100,7 @@ def copies_folder() -> Path:
 
 
 def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
-    """List the files of a checkpoint; reads no file but an index of shards if a folder has no listing.
+    """List the files of a checkpoint. Over HTTP, which has no listings, the shards are read from the index file.
 
     Raises:
         ConfigError: the scheme is unknown, the store does not answer, or there is no checkpoint; names `where`.
@@ -139,9 +139,9 @@ def look(url: str, where: str, with_code: bool = False) -> StoredCheckpoint:
 
 
 def chosen(files: Iterable[Listed], with_code: bool = False) -> list[Listed]:
-    """The files of a folder that are loaded: its settings, and its safetensors, or its pickled weights if it has none.
+    """Select the files to load from a folder: settings, and safetensors or, if there are none, pickled weights.
 
-    Second copies of the same weights in another vendor's layout (`consolidated*`) are left out.
+    Duplicates of the weights in another layout (`consolidated*`) are left out.
     """
     files = sorted(files, key=lambda file: file.path)
     settings = (*SETTINGS_SUFFIXES, *(CODE_SUFFIXES if with_code else ()))
@@ -169,13 +169,13 @@ def _web_files(checkpoint: StoredCheckpoint, filesystem: Any, path: str) -> list
 
 
 def check_name(checkpoint: StoredCheckpoint, name: object) -> None:
-    """Raise ConfigError for a file whose name is a path, empty or unprintable: copies are written under these names."""
+    """Raise ConfigError for a file name that is a path, empty or unprintable: copies are written under these names."""
     if not is_plain_name(name):
         raise checkpoint.refusal(f"it names the file {str(name)[:100]!r}, which is no plain file name")
 
 
 def _present(filesystem: Any, root: str, names: Iterable[str]) -> list[Listed]:
-    """Those of the names that are files below the root."""
+    """Return the existing files below the root among `names`."""
 
     def describe(name: str) -> Listed | None:
         try:
@@ -191,8 +191,7 @@ def _present(filesystem: Any, root: str, names: Iterable[str]) -> list[Listed]:
 
 
 def outline(checkpoint: StoredCheckpoint) -> Path:
-    """A copy in which weight files have only their beginning and end, with holes in between: enough for checks, not for
-    loading.
+    """Return the path of an outline: a sparse copy with only both ends of each weight file, for checks without loading.
 
     Raises:
         ConfigError: a file cannot be read, or a header shows that the weights are damaged.
@@ -201,7 +200,7 @@ def outline(checkpoint: StoredCheckpoint) -> Path:
 
 
 def copy(checkpoint: StoredCheckpoint) -> Path:
-    """The checkpoint on this machine, read from the store unless it is here already.
+    """Return the path of a full copy on this machine; downloads the checkpoint unless it is cached.
 
     Raises:
         ConfigError: a file cannot be read or has changed meanwhile, or the disk is too small.
@@ -210,7 +209,7 @@ def copy(checkpoint: StoredCheckpoint) -> Path:
 
 
 def check_disk(checkpoint: StoredCheckpoint) -> None:
-    """Raise ConfigError for a checkpoint that is not cached and does not fit on the disk."""
+    """Raise ConfigError if a checkpoint is not cached and does not fit on the disk."""
     folder = copies_folder()
     if _is_complete(folder / "copies" / checkpoint.key, checkpoint):
         return
@@ -228,7 +227,7 @@ def _free_bytes(folder: Path) -> int:
 
 
 def _cached(checkpoint: StoredCheckpoint, kind: str, write: Callable[[StoredCheckpoint, Any, Path], None]) -> Path:
-    """The folder, or the file in it, of a finished entry; made under the lock if there is none."""
+    """Return the path of a complete cache entry (its folder, or its single file); writes the entry under a lock."""
     entry = copies_folder() / kind / checkpoint.key
     path = entry / checkpoint.name if checkpoint.name else entry
     if _is_complete(entry, checkpoint):
@@ -240,7 +239,7 @@ def _cached(checkpoint: StoredCheckpoint, kind: str, write: Callable[[StoredChec
             if _is_complete(entry, checkpoint):  # another process made it while this one waited
                 return path
             part = entry.with_suffix(".part")
-            for stale in (part, entry):  # of a process that was killed; with files that were cut
+            for stale in (part, entry):  # `part` of a killed process, `entry` with truncated files
                 shutil.rmtree(stale, ignore_errors=True)
             part.mkdir()
             filesystem, _ = access.open_url(checkpoint.url.rstrip("/"), checkpoint.where)
@@ -260,7 +259,7 @@ def _is_complete(entry: Path, checkpoint: StoredCheckpoint) -> bool:
 
 @contextlib.contextmanager
 def _naming(checkpoint: StoredCheckpoint, file: Listed) -> Iterator[None]:
-    """Any failure to read a file as a ConfigError that names it."""
+    """Convert any failure to read `file` to a ConfigError with its name."""
     try:
         yield
     except ConfigError:
@@ -270,7 +269,7 @@ def _naming(checkpoint: StoredCheckpoint, file: Listed) -> Iterator[None]:
 
 
 def _write_outline(checkpoint: StoredCheckpoint, filesystem: Any, folder: Path) -> None:
-    """Write the outline."""
+    """Write both ends of each weight file, with a hole in between, and all other files completely."""
     for file in checkpoint.files:
         source = access.join(checkpoint.root, file.path)
         is_weights = file.path.endswith((*WEIGHT_SUFFIXES, *PICKLED_SUFFIXES))
@@ -290,7 +289,7 @@ def _write_outline(checkpoint: StoredCheckpoint, filesystem: Any, folder: Path) 
 
 
 def _read_header(checkpoint: StoredCheckpoint, file: Listed, filesystem: Any, source: str, head: bytes) -> bytes:
-    """The start of a safetensors file up to the end of its header, which has to fit the file's size."""
+    """Read a safetensors file up to the end of its header; ConfigError if the header does not fit the file size."""
     torn = checkpoint.refusal(f"{file.path} is torn or not safetensors")
     if len(head) < 8:
         raise torn
@@ -310,7 +309,7 @@ def _read_header(checkpoint: StoredCheckpoint, file: Listed, filesystem: Any, so
 
 
 def _write_copy(checkpoint: StoredCheckpoint, filesystem: Any, folder: Path) -> None:
-    """Write the copy, part by part in several threads."""
+    """Download all files into the folder, in parts and several threads."""
     check_disk(checkpoint)
     show = _progress(checkpoint)
     parts = []
@@ -340,7 +339,7 @@ def _write_copy(checkpoint: StoredCheckpoint, filesystem: Any, folder: Path) -> 
 
 
 def _read(filesystem: Any, path: str, end: int, start: int = 0) -> bytes:
-    """Exactly the bytes `start` to `end` of a file."""
+    """Read exactly the bytes `start` to `end` (exclusive) of a file."""
 
     def once() -> bytes:
         data: bytes = filesystem.cat_file(path, start=start or None, end=end)
@@ -352,9 +351,9 @@ def _read(filesystem: Any, path: str, end: int, start: int = 0) -> bytes:
 
 
 def _progress(checkpoint: StoredCheckpoint) -> Callable[..., None]:
-    """A function that prints progress lines of a download as bytes arrive, and a last one if it is given the folder.
+    """Return a function that counts downloaded bytes and prints progress; with a folder, it prints the last line.
 
-    The reading threads call it without a lock: a missing or extra line is harmless.
+    The download threads call it without a lock: a missing or extra line is harmless.
     """
     num_done = 0
     began_s = shown_s = time.monotonic()

@@ -1,8 +1,8 @@
-"""Sources of a job's weights: pinned and checked on the driver, copied to the machine of each actor.
+"""Resolves a job's checkpoints: the driver pins and checks revisions, actors copy weights from object stores.
 
-A checkpoint is a folder that every machine sees, a hub id, or a URL of an object store. Loaders support folders and hub
-ids; so each function here takes a job and returns the same job with other paths or revisions. The identities in rows
-and records are those of the original job, pinned.
+A checkpoint is a folder that every machine can read, a hub id, or a URL of an object store. Loaders support folders and
+hub ids only, so functions here return the job with paths or revisions replaced. Result rows and records name the paths
+of the original job and the pinned revisions.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ AnyJob = TypeVar("AnyJob", bound=Section)
 Info = TypeVar("Info")
 
 HUB_TIMEOUT_S = 8.0
-"""Seconds for one answer of the hub; without one, a job uses this machine's cache, or is refused."""
+"""Timeout of a request to the hub in seconds; without an answer, a job needs the local cache of the hub client."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HUB_ID = re.compile(r"[\w.\-]+/[\w.\-]+")
 
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """One checkpoint of a job: its name among the revisions, its path in the job file, and its section."""
+    """One checkpoint of a job: its key in `revisions`, its dotted path in the job file as `steps`, and its section."""
 
     name: str
     steps: tuple[str, ...]
@@ -52,20 +52,20 @@ class Site:
 
     @property
     def is_stored(self) -> bool:
-        """Whether it is read from an object store."""
+        """Whether the checkpoint is read from an object store."""
         return bool(access.uri_scheme(self.section.path))
 
     @property
     def is_on_hub(self) -> bool:
-        """Whether it is a hub id, of a whole repository."""
+        """Whether the path is a hub id (`owner/name`) and no local path."""
         return bool(_HUB_ID.fullmatch(self.section.path)) and not os.path.exists(self.section.path)
 
     def refusal(self, reason: str) -> ConfigError:
-        """An error under the dotted path, the checkpoint's path first."""
+        """Return a ConfigError whose message begins with the dotted path and the checkpoint's path."""
         return ConfigError(f"{self.where}: {self.section.path}: {reason}")
 
     def look(self) -> StoredCheckpoint:
-        """List it in its store; ConfigError if that fails, or if it is not the revision that the job asks for."""
+        """List the checkpoint in its store; ConfigError if that fails or its revision is not the configured one."""
         with_code = bool(getattr(self.section, "allow_remote_code", False))
         checkpoint = checkpoint_cache.look(self.section.path, self.where, with_code)
         if self.section.revision not in (None, checkpoint.revision):
@@ -78,13 +78,13 @@ class Site:
 
 @dataclasses.dataclass(frozen=True)
 class Known:
-    """Result of the checkpoint check for jobs without a pair."""
+    """Result of the checkpoint check for jobs that load no pair of target and drafter."""
 
     revisions: dict[str, str]
 
 
 def sites(job: Section) -> Iterator[Site]:
-    """The checkpoints that a job loads."""
+    """Yield the checkpoints that a job loads."""
     if isinstance(job, TrainDrafterJob):
         yield Site("target", ("target",), job.target)
         for name in ("vq", "condition"):
@@ -101,7 +101,7 @@ def sites(job: Section) -> Iterator[Site]:
 
 
 def replaced(part: Any, steps: Sequence[str], changes: dict[str, Any]) -> Any:
-    """The job with some fields of the section at this path changed."""
+    """Return the job with `changes` applied to the section at the path `steps`."""
     if not steps:
         return part.model_copy(update=changes)
     step, *rest = steps
@@ -115,10 +115,10 @@ def replaced(part: Any, steps: Sequence[str], changes: dict[str, Any]) -> Any:
 
 
 def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tuple[AnyJob, Info]:
-    """The job with every revision pinned, and the result of `look_at` on its checkpoints without reading weights.
+    """Return the job with all revisions pinned, and the result of `inspect` on its checkpoints; reads no weights.
 
-    In a store the files are listed, settings and headers read; the hub returns the commit. `runs_here` means that
-    actors share this machine, whose disk is then checked too.
+    In object stores, files are listed and settings and headers are read; hub ids are resolved to commits. With
+    `runs_here`, actors run on this machine, and its free disk space is checked.
 
     Raises:
         ConfigError: a checkpoint is missing, refused, damaged, of another revision, or does not fit.
@@ -137,7 +137,7 @@ def check(job: AnyJob, inspect: Callable[[AnyJob], Info], runs_here: bool) -> tu
             _report(site, len(checkpoint.files), checkpoint.num_bytes, checkpoint.revision)
         elif site.is_on_hub:
             commit = None if is_unreachable else _query_hub(site)
-            if commit is None:  # the hub is not asked again: each request would wait for the library's own retries
+            if commit is None:  # no further requests: each would wait for the library's own retries
                 is_unreachable = True
                 continue
             job = replaced(job, site.steps, {"revision": commit})
@@ -173,8 +173,8 @@ def _report(site: Site, num_files: int, num_bytes: int, revision: str) -> None:
 
 
 def _query_hub(site: Site) -> str | None:
-    """The commit of a hub id; None if the hub does not answer. ConfigError if the repository or revision is absent, is
-    not open to this user, or holds no weights."""
+    """Return the commit of a hub id; None if the hub does not answer. ConfigError if the repository or revision does
+    not exist, is not accessible to this user, or has invalid safetensors files."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import NotASafetensorsRepoError, SafetensorsParsingError
 
@@ -196,14 +196,14 @@ def _query_hub(site: Site) -> str | None:
                 f"{'' if revision is None else f' ({revision})'}, or it is not open to you; HF_TOKEN in the "
                 "environment names you"
             ) from None
-        return None  # HF_HUB_OFFLINE is set, or there is no answer: this machine's own cache is used, if it has one
+        return None  # HF_HUB_OFFLINE is set or the hub does not answer: the local cache is used
     _report(site, len(sizes), sum(sizes[name] for name in weights), str(info.sha))
     return str(info.sha)
 
 
 @contextlib.contextmanager
 def _offline() -> Iterator[None]:
-    """Have the hub's client read only what this machine has kept, as HF_HUB_OFFLINE does for a whole process."""
+    """Restrict the hub client to its local cache within the context, like HF_HUB_OFFLINE for a whole process."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
@@ -214,7 +214,7 @@ def _offline() -> Iterator[None]:
 
 
 def _refuse_uncached(site: Site) -> None:
-    """Raise ConfigError for a hub id without a cached configuration on this machine: the hub does not answer."""
+    """Raise ConfigError if the hub does not answer and the local cache has no configuration of the hub id."""
     from huggingface_hub import try_to_load_from_cache
 
     path, revision = site.section.path, site.section.revision
@@ -235,10 +235,10 @@ def _why_no_hub() -> str:
 
 
 def fetched(job: AnyJob) -> AnyJob:
-    """The job with the weights of stores copied to this machine, once for all of its processes.
+    """Copy weights from object stores to this machine, once for all its processes; returns the job with local paths.
 
     Raises:
-        ConfigError: they cannot be read, were changed since the job was planned, or do not fit on the disk.
+        ConfigError: weights cannot be read, have changed since the job was planned, or do not fit on the disk.
     """
     for site in sites(job):
         if site.is_stored:
@@ -247,19 +247,19 @@ def fetched(job: AnyJob) -> AnyJob:
 
 
 def load_pair(config: CaptionJob, num_threads: int | None) -> Pair:
-    """As `actors.engine_actor.load_pair`, from the location of the weights."""
+    """Call `actors.engine_actor.load_pair` after copying stored weights to this machine."""
     pair: Pair = _load(config, fetched(config), actors.engine_actor.load_pair, num_threads)
     return pair
 
 
 def load_image_pair(config: SynthesizeJob, num_threads: int | None) -> ImagePair:
-    """As `actors.engine_actor.load_pair`, from the location of the weights."""
+    """Call `actors.engine_actor.load_pair` after copying stored weights to this machine."""
     pair: ImagePair = _load(config, fetched(config), actors.engine_actor.load_pair, num_threads)
     return pair
 
 
 def load_painter(config: SynthesizeJob, num_threads: int | None) -> VqPainter:
-    """As `actors.paint.load_painter`; of all weights only those of the VQ model are copied."""
+    """Call `actors.paint.load_painter`; copies the VQ model from its store, and only an outline of the target."""
     local = config
     for site in sites(config):
         if site.is_stored and site.name in ("vq", "target"):
@@ -275,7 +275,7 @@ def _load(job: AnyJob, local: AnyJob, load: Callable[[AnyJob, int | None], Info]
 
 
 def _with_job_names(job: Section, local: Section, act: Callable[[], Info]) -> Info:
-    """The result of `act`; errors name the URLs of the job instead of the checked copies."""
+    """Call `act`; in its ConfigError, paths of local copies are replaced by the job's URLs."""
     try:
         return act()
     except ConfigError as error:
@@ -287,11 +287,11 @@ def _with_job_names(job: Section, local: Section, act: Callable[[], Info]) -> In
 
 
 def _renamed(found: Any, job: Section) -> Any:
-    """A pair, or the facts of one, with the identities of the job's own paths and revisions."""
+    """Replace the revisions and model ids of a pair, or of its `info`, by the job's own paths and pinned revisions."""
     stored = {site.name: site for site in sites(job) if site.is_stored}
     if not stored:
         return found
-    if hasattr(found, "info"):  # image pairs keep their facts together
+    if hasattr(found, "info"):  # image pairs have their revisions and ids in `info`
         return dataclasses.replace(found, info=_renamed(found.info, job))
     revisions = {name: str(site.section.revision) for name, site in stored.items()}
     changes: dict[str, Any] = {"revisions": {**found.revisions, **revisions}}

@@ -1,4 +1,4 @@
-"""Lists a source: files, folders, globs and lists of those as one root and the files below it. Opens no file."""
+"""Lists files, folders and globs as one root and the files below it, without opening a file."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from pipeline.storage.retries import retried
 NUM_LISTING_THREADS = 16
 _TOKEN_KEYS = ("ETag", "etag", "md5Hash", "crc32c", "generation", "LastModified", "last_modified", "mtime", "created")
 MAX_SKIPPED_SUFFIXES = 20
-"""The number of suffixes of skipped files that are counted separately; all further ones are counted together."""
+"""Number of suffixes of skipped files that are counted separately; further suffixes share one count."""
 HIDDEN, HIDDEN_FOLDERS = "hidden files (. or _)", "hidden folders (. or _)"
 NO_SUFFIX, OTHER_SUFFIXES = "files without a suffix", "files with other suffixes"
 
 
 class Skipped:
-    """Counts files that a listing leaves out, by suffix, and hidden ones; of a glob only those that match it."""
+    """Counts skipped files by suffix, and hidden files and folders; with `pattern`, only matching paths."""
 
     def __init__(self, counts: Counter[str] | None = None, pattern: re.Pattern[str] | None = None) -> None:
         self.counts = Counter[str]() if counts is None else counts
         self._pattern = pattern
 
     def add(self, relative: str, is_folder: bool = False) -> None:
-        """Count one file that is not taken, or one folder that is not entered."""
+        """Count one skipped file, or one hidden folder that is not listed."""
         if self._pattern is not None and not self._pattern.match(relative):
             return
         name = posixpath.basename(relative)
@@ -49,13 +49,13 @@ class Skipped:
 
 
 def describe_skipped(counts: Mapping[str, int], kind: str) -> str:
-    """The counts in words, the most frequent first."""
+    """Format the counts for messages, the most frequent first."""
     parts = [f"{count:,} {label}" for label, count in sorted(counts.items(), key=lambda one: (-one[1], one[0]))]
     return f"{', '.join(parts)} (source.kind {kind!r} does not read them)"
 
 
 class Listed(NamedTuple):
-    """One file of a listing: `path` relative to the root, and a `token` that changes when the content does."""
+    """One file of a listing: `path` relative to the root, and a `token` (etag or modification time) of its version."""
 
     path: str
     size_bytes: int
@@ -69,14 +69,15 @@ def list_paths(
     skipped: Skipped | None = None,
     local_roots: Sequence[str] = (),
 ) -> tuple[str, Iterator[Listed]]:
-    """The source root, and the files below it, each once; files that are not taken are counted in `skipped`.
+    """Return the source root and an iterator over the distinct files below it; skipped files are counted in `skipped`.
 
-    A single path is the root itself, or the folder of a file, or the fixed part of a glob; several paths have their
-    common folder. Local links are followed below these paths and `local_roots` only.
+    The root is the path of a folder, the parent folder of a file, or the part of a glob before its first glob
+    character; for several paths, it is their common folder. The target of a local symlink must be below one of `paths`
+    (for a glob, its fixed part) or of `local_roots`.
 
     Raises:
-        OSError: a path does not exist or cannot be listed; its `filename` names it.
-        access.OutsideRoots: while files are listed: a link leads outside these folders.
+        OSError: a path does not exist or cannot be listed; the attribute `filename` is the path.
+        access.OutsideRoots: (from the iterator) the target of a symlink is outside these folders.
     """
     fixed = [path if not has_magic(path) or os.path.exists(path) else split_glob(path)[0] for path in paths]
     roots = tuple(os.path.realpath(place) for place in (*fixed, *local_roots))
@@ -113,7 +114,7 @@ def _top(path: str) -> str:
 
 
 def split_glob(path: str) -> tuple[str, list[str]]:
-    """The folders of a glob before its first glob character, and the steps of the pattern behind them."""
+    """Split a glob into the folder before its first glob character and the path components from there on."""
     parts = path.split("/")
     fixed = next(index for index, part in enumerate(parts) if has_magic(part))
     return "/".join(parts[:fixed]) or _top(path), parts[fixed:]
@@ -122,7 +123,7 @@ def split_glob(path: str) -> tuple[str, list[str]]:
 def _list(
     filesystem: Any, path: str, suffixes: tuple[str, ...], skipped: Skipped, roots: Sequence[str]
 ) -> tuple[str, Iterator[Listed]]:
-    """One path; a file's name may hold glob characters, so a file that exists comes first."""
+    """List one path; an existing file or folder takes precedence over a glob, as names may contain glob characters."""
     if is_file(filesystem, path):
         root, _, name = path.rpartition("/")
         return root or _top(path), iter([describe(filesystem, path, name)])
@@ -137,7 +138,7 @@ def _list(
 def _matches(
     filesystem: Any, root: str, pattern: Sequence[str], skipped: Skipped, roots: Sequence[str]
 ) -> Iterator[Listed]:
-    """Files below the root whose relative path fits a glob; folders that cannot hold any are not listed."""
+    """Yield the files below the root that match a glob; folders that cannot contain a match are not listed."""
     full_pattern = re.compile(glob_translate("/".join(pattern)))
     steps = [re.compile(glob_translate(part)) for part in pattern]
 
@@ -154,12 +155,12 @@ def _matches(
 
 
 def is_file(filesystem: Any, path: str) -> bool:
-    """Whether a path is a file; raises if the store does not answer."""
+    """Return whether a path is a file; raises if the store does not answer."""
     return _type_of(filesystem, path) == "file"
 
 
 def is_folder(filesystem: Any, path: str) -> bool:
-    """Whether a path is a folder or a prefix of keys."""
+    """Return whether a path is a folder or a key prefix."""
     return _type_of(filesystem, path) == "directory"
 
 
@@ -183,13 +184,13 @@ def list_folder(
     skipped: Skipped | None = None,
     roots: Sequence[str] | None = None,
 ) -> Iterator[Listed]:
-    """All files below `root` with one of the suffixes (lower case); names that begin with `.` or `_` are skipped.
+    """Yield all files below `root` with one of the lower-case `suffixes`; names that begin with `.` or `_` are skipped.
 
-    `enter` decides by a folder's relative path whether to list it. Local links may lead below the resolved `roots`, by
-    default below `root`.
+    `enter(folder)` returns whether to list a folder, given its path relative to `root`. The target of a local symlink
+    must be below one of the resolved folders `roots`, by default `root`. Skipped files are counted in `skipped`.
 
     Raises:
-        access.OutsideRoots: a link leads elsewhere.
+        access.OutsideRoots: the target of a symlink is outside `roots`.
     """
     skipped = skipped or Skipped()
     if access.is_local(filesystem):
@@ -204,7 +205,7 @@ def list_folder(
 
 
 def describe(filesystem: Any, path: str, relative: str) -> Listed:
-    """Size and token of one file."""
+    """Return path, size and token of one file."""
     if access.is_local(filesystem):
         return _of_stat(relative, os.stat(path))
     return _of_info(relative, retried(lambda: filesystem.info(path)))
@@ -224,7 +225,7 @@ def _hidden(name: str) -> bool:
 
 
 def _walk_local(roots: Sequence[str], root: str, enter: Enter, skipped: Skipped) -> Iterator[Listed]:
-    """Streams, so that a folder of ten million files never becomes ten million Python objects at once."""
+    """Yield the files of a local folder one by one, so that memory does not grow with the number of files."""
     stack: list[tuple[str, str, tuple[str, ...]]] = [(root, "", (os.path.realpath(root),))]
     while stack:
         folder, prefix, ancestors = stack.pop()
@@ -256,7 +257,7 @@ def _check_link(path: str, roots: Sequence[str]) -> None:
 
 
 def _walk_remote(filesystem: Any, root: str, enter: Enter, skipped: Skipped) -> Iterator[Listed]:
-    """Folder by folder, several at once. fsspec's own walk leaves out folders that it cannot list; this raises."""
+    """Yield remote files, listing folders in parallel; unlike fsspec's `walk`, raises if a folder cannot be listed."""
     above = root.rstrip("/")
     folders = [above or root]
     with ThreadPoolExecutor(NUM_LISTING_THREADS) as pool:
@@ -267,7 +268,7 @@ def _walk_remote(filesystem: Any, root: str, enter: Enter, skipped: Skipped) -> 
                 for info in infos:
                     path, is_folder = str(info["name"]).rstrip("/"), info["type"] == "directory"
                     relative = path[len(above) :].lstrip("/")
-                    # Object stores show a folder's own marker as a key that is the folder's name.
+                    # Object stores list a folder's marker object under the name of the folder.
                     if path == folder.rstrip("/") or not relative:
                         continue
                     if _hidden(posixpath.basename(relative)):

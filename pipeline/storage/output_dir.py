@@ -1,4 +1,4 @@
-"""The output directory: `data/`, `errors/` and `_job/` on any fsspec URL, written whole or not at all."""
+"""The output directory: `data/`, `errors/` and `_job/` on any fsspec URL; files are written atomically."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DATA, ERRORS, JOB = "data", "errors", "_job"
 ATTEMPTS, ASIDE, TEMPORARY = "_job/attempts", "_job/aside", "_job/tmp"
 _PROBE = "_job/.probe"
 _LITTER = (".probe-", "tmp/")
-"""Below `_job/`: files of a process that was killed before it took its attempt; they do not count as use."""
+"""Prefixes below `_job/` of files left by a process that was killed before it took its attempt; they are ignored."""
 _CONDITIONAL_ADVICE = (
     "choose a local or shared folder, or a store that honours conditional writes (S3 with If-None-Match, GCS)"
 )
@@ -29,12 +29,12 @@ _CONDITIONAL_ADVICE = (
 
 @dataclass(frozen=True)
 class OutputDir:
-    """An output directory by its URL; cheap to send to a worker, which opens it for itself."""
+    """An output directory by its URL; only the URL is pickled, and every worker opens the directory itself."""
 
     url: str
 
     def __post_init__(self) -> None:
-        if "://" not in self.url:  # a worker's current folder may be another
+        if "://" not in self.url:  # a worker may have another working directory
             object.__setattr__(self, "url", os.path.abspath(os.path.expanduser(self.url)))
 
     @cached_property
@@ -54,17 +54,17 @@ class OutputDir:
         return access.is_local(self.filesystem)
 
     def path(self, relative: str) -> str:
-        """The file system's own path of something inside."""
+        """Return the path, in the file system, of a file in the output directory."""
         return access.join(self._opened[1], relative)
 
     def shown(self, relative: str = "") -> str:
-        """The URL for messages and summaries, without credentials."""
+        """Format the URL for messages and summaries, without credentials."""
         return access.shown(access.join(self.url, relative) if relative else self.url)
 
     # --- before a job starts ---
 
     def refuse_if_used(self) -> None:
-        """Raise ConfigError if `data/`, `errors/` or `_job/` hold anything; names the first thing found."""
+        """Raise ConfigError if `data/`, `errors/` or `_job/` contain a file; names the first file found."""
         for folder in (DATA, ERRORS, JOB):
             for found in self.list_files(folder):
                 if folder == JOB and found.startswith(_LITTER):
@@ -75,10 +75,10 @@ class OutputDir:
                 )
 
     def check_writable(self) -> None:
-        """Create a small file, try to create it again with other content, read it back, remove it.
+        """Check that files can be written and that the store supports conditional puts, by means of a small probe file.
 
-        Attempts exclude each other by puts that fail if an object exists (`create_bytes`). A store that accepts the
-        second put would let two drivers publish the same rows.
+        Attempts exclude each other by puts that fail if an object exists (`create_bytes`). If a store accepted the
+        second put, two drivers could publish the same rows.
 
         Raises:
             ConfigError: the output cannot be written, or its store has no conditional put; gives the reason.
@@ -112,7 +112,7 @@ class OutputDir:
         return ConfigError(f"sink.path: {self.shown()} {reason}")
 
     def _refuses_second(self, probe: str) -> bool:
-        """Whether a file that exists cannot be created with other content."""
+        """Return whether creating an existing file with other content fails."""
         try:
             self.create_bytes(probe, b"second")
         except FileExistsError:
@@ -120,11 +120,13 @@ class OutputDir:
         return False
 
     def take_attempt(self, record: dict[str, Any], number: int = 1) -> int:
-        """Take one attempt by a put that fails if it exists, so that of two jobs only one continues; returns its
-        number.
+        """Take an attempt number by creating its record with a conditional put, which only one job can do.
+
+        Returns:
+            The attempt's number.
 
         Raises:
-            ConfigError: another job has taken it.
+            ConfigError: another job has taken this attempt, or the output cannot be written.
         """
         record = {"attempt": number, "taken_by": secrets.token_hex(8), **record}
         try:
@@ -139,12 +141,12 @@ class OutputDir:
         return number
 
     def list_attempts(self) -> list[int]:
-        """The numbers of the attempts that have been taken, in order."""
+        """Return the sorted numbers of the attempts that have been taken."""
         names = [name.removesuffix(".json") for name in self.list_files(ATTEMPTS)]
         return sorted(int(name) for name in names if name.isdecimal())
 
     def read_attempt(self, number: int) -> dict[str, Any]:
-        """The contents of an attempt's record; ConfigError if it is not a JSON object."""
+        """Read an attempt's record; ConfigError if it is not a JSON object."""
         try:
             record = json.loads(self.read_bytes(_record_name(number)))
         except ValueError:
@@ -159,7 +161,7 @@ class OutputDir:
     # --- files ---
 
     def list_files(self, folder: str) -> list[str]:
-        """Names below a folder, sorted, relative to it; empty if there is no such folder."""
+        """Return the sorted paths of all files below a folder, relative to it; empty if there is no such folder."""
         root = self.path(folder)
 
         def find() -> list[str]:
@@ -170,7 +172,7 @@ class OutputDir:
         return sorted(str(path)[len(root.rstrip("/")) + 1 :] for path in found)
 
     def make_folders(self) -> None:
-        """Make `data/`, `errors/` and `_job/`; object stores have no folders and need none."""
+        """Create the folders `data/`, `errors/` and `_job/`, which object stores do not need."""
         for folder in (DATA, ERRORS, JOB):
             self.filesystem.makedirs(self.path(folder), exist_ok=True)
 
@@ -183,9 +185,9 @@ class OutputDir:
             retried(lambda: self.filesystem.rm_file(self.path(relative)))
 
     def set_aside(self, relative: str, stand_in: Any = None) -> None:
-        """Move a file, if it exists, below `_job/aside/`, where no read of results sees it.
+        """Move a file, if it exists, below `_job/aside/`, which readers of results ignore.
 
-        With `stand_in` the file's name stays occupied: it is copied aside and replaced by these bytes in one step.
+        With `stand_in`, the file is copied there and its content is then atomically replaced by these bytes.
         """
         target = f"{ASIDE}/{relative}.{secrets.token_hex(4)}"
         try:
@@ -205,10 +207,10 @@ class OutputDir:
         self.write_bytes(relative, as_json(value))
 
     def create_bytes(self, relative: str, data: Any) -> None:
-        """Create a file in one step: of two that try, one succeeds.
+        """Create a file atomically: of two concurrent calls with different content, only one succeeds.
 
-        A put that fails may have succeeded on the server, and stores use many error names for an object that exists:
-        the stored content decides. So creating the same bytes twice succeeds twice.
+        A failed put may have succeeded on the server, and stores use different errors for existing objects, so after an
+        error the stored content is compared: creating a file twice with the same bytes succeeds.
 
         Raises:
             FileExistsError: the file exists with other content.
@@ -232,12 +234,12 @@ class OutputDir:
         self._check_size(relative, len(content))
 
     def write_bytes(self, relative: str, data: Any) -> None:
-        """Put bytes (anything with the buffer protocol) at a path in one step, replacing existing content.
+        """Write bytes (any object with the buffer protocol) to a path atomically, replacing existing content.
 
-        Locally a temporary file under `_job/tmp/` is synced and renamed; elsewhere it is one put, checked by its size.
+        Locally, a temporary file under `_job/tmp/` is synced and renamed; in other stores, one put is checked by size.
 
         Raises:
-            OSError: nothing has been published, or another size than was sent.
+            OSError: writing failed, or the stored size differs from the size that was sent.
         """
         if self.is_local:
             self._put_local(relative, data, os.replace)
@@ -252,7 +254,7 @@ class OutputDir:
             raise OSError(f"{self.shown(relative)}: {num_bytes} bytes were sent and {size} are stored")
 
     def _put_local(self, relative: str, data: Any, publish: Callable[[str, str], None]) -> None:
-        """Write a temporary file, sync it, and publish it under its name."""
+        """Write and sync a temporary file, then call `publish(temporary, path)` and sync the folder."""
         self._make_parent(relative)
         folder = self.path(TEMPORARY)
         os.makedirs(folder, exist_ok=True)
@@ -282,5 +284,5 @@ def _record_name(number: int) -> str:
 
 
 def as_json(value: Any) -> bytes:
-    """Plain data as the bytes of a JSON file."""
+    """Encode plain data as an indented JSON file."""
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()

@@ -1,6 +1,6 @@
-"""The retry policy of stores: which errors are transient, and retries with exponential backoff.
+"""Retries store operations with exponential backoff after transient errors.
 
-Matches the errors of drivers by name, so that none of them has to be installed.
+Errors of drivers are matched by class name, so that no driver has to be installed.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True)
 class RetryPolicy:
-    """How often an action is tried; waits in between double, and half of each is random."""
+    """Number of attempts of an action; the wait after each failure doubles, with up to 50 % jitter."""
 
     max_attempts: int = 6
     first_wait_s: float = 0.5
     max_wait_s: float = 20.0
 
     def wait(self, attempt: int) -> None:
-        """Sleep after the failure of this attempt, counted from 0."""
+        """Sleep after failed attempt `attempt`, counted from 0."""
         longest_s = min(self.max_wait_s, self.first_wait_s * 2**attempt)
         time.sleep(longest_s * (0.5 + random.random() / 2))
 
 
 DEFAULT_POLICY = RetryPolicy()
-"""With a driver's own retries: more than a minute of a store that refuses to serve."""
+"""Together with a driver's own retries, this covers more than a minute of an unavailable store."""
 
 TRANSIENT_STATUS = (408, 425, 429, 500, 502, 503, 504)
 _TRANSIENT_ERRNO = {
@@ -52,11 +52,11 @@ _TRANSIENT_NAMES = {
 
 
 class CutShort(OSError):
-    """A file returned fewer bytes than it has."""
+    """A read returned fewer bytes than expected."""
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether the same call may succeed a little later: time-outs, lost connections, 429 and 5xx."""
+    """Return whether a retry may succeed: time-outs, lost connections, HTTP status 408, 425, 429 and 5xx."""
     known_by_name = bool({kind.__name__ for kind in type(error).__mro__} & _TRANSIENT_NAMES)
     status = _status_of(error)
     if status is None and not known_by_name:  # the cause of a truncated answer may carry an unrelated status
@@ -71,25 +71,25 @@ def is_transient(error: BaseException) -> bool:
         return error.errno == socket.EAI_AGAIN
     if isinstance(error, OSError):
         return error.errno in _TRANSIENT_ERRNO
-    # Drivers fail while they handle time-outs and raise errors of their own handling.
+    # Some drivers raise another error while they handle a time-out.
     cause = error.__cause__ or error.__context__
     return cause is not None and is_transient(cause)
 
 
 def _status_of(error: BaseException | None) -> int | None:
-    """The HTTP status that an error of any driver carries."""
+    """Return the HTTP status in a driver's error; None if it has none."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
     else:
         found = getattr(response, "status_code", None)
-    # Lazily, one after the other: some drivers' errors warn when `code` is read.
+    # Evaluated lazily: some drivers' errors warn when `code` is read.
     candidates = itertools.chain([found], (getattr(error, name, None) for name in ("status", "status_code", "code")))
     return next((status for status in candidates if isinstance(status, int) and 100 <= status < 600), None)
 
 
 def retried(action: Callable[[], Result], policy: RetryPolicy | None = None) -> Result:
-    """The action's result, trying again while it fails transiently; the last failure is raised as it is."""
+    """Run the action and return its result, retrying transient errors; the error of the last attempt is raised."""
     policy = policy or DEFAULT_POLICY
     for attempt in range(policy.max_attempts - 1):
         try:

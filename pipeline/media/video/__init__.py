@@ -1,1 +1,1 @@
-"""Videos: files to clips of RGB frames, in a process of their own."""
+"""Decodes video files to clips of RGB frames in a subprocess."""

@@ -1,4 +1,4 @@
-"""The check of a job's video settings before it starts. Imports no decoder."""
+"""Checks a job's video settings before the job starts. Imports no decoder."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from configs.load import ConfigError
 from configs.schema import Source
 
 MODULES = {"auto": "av", "pyav": "av", "decord": "decord", "torchcodec": "torchcodec"}
-"""What each decoder needs beside PyAV, which opens every file; `auto` works without decord."""
+"""The Python package of each decoder. PyAV is always needed, because it opens every file; `auto` needs no decord."""
 
 
 def check(source: Source, takes_videos: bool, target: str) -> None:
-    """Raise ConfigError for videos that cannot be decoded here or that the target does not support.
+    """Raise ConfigError if the job file declares videos and they cannot be decoded here or the target takes no videos.
 
-    Only videos that the job file declares count; tars may contain others.
+    Videos inside tars are not declared and not checked.
     """
     if source.kind != "videos" and source.columns.video is None:
         return

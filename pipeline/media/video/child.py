@@ -1,12 +1,12 @@
-"""The decoders' process: decodes images and videos one after the other. Started by `pipeline.media.video.worker`.
+"""Decodes images and videos sequentially in a subprocess, which `pipeline.media.video.worker` starts.
 
-Native decoders of hostile files crash, leak and hang. So nothing else runs here: no credentials in the environment, no
-Ray, no store and no network; memory is bounded by the system, and a file that takes too long ends the process. The
-bytes of an image come over the pipe; a video comes as a path of this machine.
+Native decoders crash, leak and hang on hostile files. So this process does nothing else: it has no credentials in its
+environment, no Ray, no stores and no network; RLIMIT_AS bounds its memory, and a file that takes too long ends it. The
+supervisor sends the bytes of images over a pipe, and videos as local paths.
 
     python -m pipeline.media.video.child REQUESTS_FD ANSWERS_FD MAX_BYTES DECODER
 
-DECODER is a value of `source.video.decoder`, or `none` for a process that is sent images only.
+DECODER is a value of `source.video.decoder`, or `none` for a process that decodes images only.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ if TYPE_CHECKING:
 
 NO_VIDEOS = "none"
 NUM_NEEDED_FRAMES = 2
-"""A failure with room for fewer frames than this at the peak counts as out of memory."""
+"""A decoding failure counts as out of memory if the free memory at the peak is below this number of frames."""
 GRACE_S = 5.0
-"""Seconds after its time limit at which the system ends the process; normally the supervisor does so earlier."""
+"""Seconds after a file's time limit at which SIGALRM ends the process; normally the supervisor ends it earlier."""
 
 
 def probe(path: str, max_pixels: int) -> Video:
-    """See `pipeline.media.video.container.probe`; a process for images alone loads no video library."""
+    """Call `pipeline.media.video.container.probe`, imported lazily: an image-only process loads no video library."""
     from pipeline.media.video import container
 
     return container.probe(path, max_pixels)
 
 
 def main() -> None:
-    """Answer requests until the supervisor closes its end."""
+    """Answer requests until the supervisor closes the pipe."""
     requests, answers, max_bytes, decoder = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor ends this process
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -82,7 +82,7 @@ def _exactly(source: Any, count: int) -> bytes:
 
 
 def _free_memory_bytes() -> float:
-    """Bytes that the process could still have allocated at its peak; infinite if unknown."""
+    """Return how many bytes below its memory limit the process was at its peak; infinite if unknown."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     status = Path("/proc/self/status")
     if limit == resource.RLIM_INFINITY or not status.exists():
@@ -92,7 +92,7 @@ def _free_memory_bytes() -> float:
 
 
 def _bound_memory(max_bytes: int) -> None:
-    """At most `max_bytes` more than the libraries themselves use, if the system can count that."""
+    """Limit the address space to `max_bytes` above its current size; does nothing without `/proc`."""
     statm = Path("/proc/self/statm")
     if statm.exists():
         used = int(statm.read_text().split()[0]) * resource.getpagesize()
@@ -100,7 +100,7 @@ def _bound_memory(max_bytes: int) -> None:
 
 
 def _answer(request: dict[str, Any], data: bytes) -> Iterator[bytes | memoryview]:
-    """The messages for one file: its pixels or clips and an end, or an error."""
+    """Yield the messages for one file: its pixels or clips and an `end` message, or an `error` message."""
     what = request.get("kind", "video")
     try:
         yield from _image(request, data) if what == "image" else _clips(request)
@@ -131,7 +131,7 @@ def _clips(request: dict[str, Any]) -> Iterator[bytes]:
     try:
         yield from _clips_of(video, request)
     except MediaError as error:
-        # Decoders that get no memory for a frame report the video as damaged.
+        # Decoders that cannot allocate a frame report the video as damaged.
         if error.code == "broken_video" and _free_memory_bytes() < NUM_NEEDED_FRAMES * 2 * video.width * video.height:
             raise MemoryError from None
         raise

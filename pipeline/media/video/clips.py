@@ -1,4 +1,4 @@
-"""A row's videos to clips: fetched or opened in place, decoded by the worker of this process, put into Arrow."""
+"""Fetches or opens the videos of a row, decodes them to clips in this process's worker, and builds Arrow columns."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from pipeline.storage import access
 
 COPY_BYTES = 8 * 1024 * 1024
 CODES = {"missing_image": "missing_video", "unreadable_image": "unreadable_video", "image_too_large": "video_too_large"}
-"""Error codes of fetching, for videos."""
+"""Maps the error codes of fetching images to those for videos."""
 
 
 @dataclass(frozen=True)
 class MediaOptions:
-    """How a job's images and videos are fetched and decoded; cheap to send to a worker."""
+    """How a job's images and videos are fetched and decoded; small when pickled."""
 
     decoder: str
     sampling: Sampling
@@ -40,7 +40,7 @@ class MediaOptions:
 
     @classmethod
     def of(cls, source: Source, root: str) -> MediaOptions:
-        """The options of a job on this source, whose root is `root` as a URL."""
+        """Build the options of a job on this source; `root` is the URL of the source root."""
         video = source.video
         counted = video.num_frames or (None if video.fps or video.timestamps_s else DEFAULT_NUM_FRAMES)
         return cls(
@@ -61,7 +61,7 @@ class MediaOptions:
 
 @dataclass(frozen=True)
 class Span:
-    """Which clip of its video a row is, as the columns of `rows.SPAN`."""
+    """The position of a row's clip in its video, with the columns of `rows.SPAN`."""
 
     clip_index: int | None = None
     num_clips: int | None = None
@@ -69,7 +69,7 @@ class Span:
     clip_end_s: float | None = None
 
     def name(self, sample_id: str) -> str:
-        """The id of this clip's row: `<id>@start-end`, in seconds."""
+        """Return the id of this clip's row: `<id>@start-end`, in seconds."""
         start, end = (f"{value:.3f}".rstrip("0").rstrip(".") for value in (self.clip_start_s, self.clip_end_s))
         return f"{sample_id}@{start}-{end}"
 
@@ -78,11 +78,12 @@ NO_SPAN = Span()
 
 
 def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> list[tuple[Span, list[DecodedClip]]]:
-    """The rows of a row's videos (`rows.ENCODED_VIDEOS`): one with all of them, or one for each clip of its only
-    video if the job cuts videos into windows.
+    """Decode a row's videos (`rows.ENCODED_VIDEOS`) to (span, clips) of each result row.
+
+    There is one result row with all videos, or one per clip if the job cuts the row's only video into windows.
 
     Raises:
-        RowError: a video cannot be fetched or decoded; of several, the message names the one.
+        RowError: a video cannot be fetched or decoded; if there are several, the message gives its number.
     """
     cuts = options.sampling.clip_s is not None
     if cuts and len(cell) > 1:
@@ -107,7 +108,7 @@ def decode_videos(cell: Sequence[Mapping[str, Any]], options: MediaOptions) -> l
 
 @contextlib.contextmanager
 def opened(ref: Mapping[str, Any], options: MediaOptions) -> Iterator[str]:
-    """A path of this machine at which the video can be read while the context lasts.
+    """Provide a local path at which the video can be read within the context.
 
     Raises:
         RowError: `missing_video`, `unreadable_video`, `video_too_large`, `uri_refused`.
@@ -121,7 +122,7 @@ def opened(ref: Mapping[str, Any], options: MediaOptions) -> Iterator[str]:
 
 
 def _path_of(ref: Mapping[str, Any], options: MediaOptions, stack: contextlib.ExitStack) -> str:
-    """A path to the video; a temporary copy is removed when the stack ends. Errors have the codes of images."""
+    """Return a local path of the video; `stack` removes a temporary copy. RowError has the codes for images."""
     data, uri, max_bytes = ref["bytes"], ref["uri"], options.max_video_bytes
     if data is None and uri is not None and scheme_of(uri) in ("data", "http", "https"):
         [data] = options.fetcher.fetch([uri], max_bytes).values()
@@ -144,7 +145,7 @@ def _path_of(ref: Mapping[str, Any], options: MediaOptions, stack: contextlib.Ex
             size = os.fstat(file.fileno()).st_size
         if size > max_bytes:
             raise RowError("video_too_large", f"{name} has {size} bytes, more than {max_bytes}")
-        # The decoder opens the resolved path, which holds no link that may be changed meanwhile.
+        # The decoder opens the resolved path, which contains no symlink that may be changed meanwhile.
         return os.path.realpath(path)
     copy = stack.enter_context(_temporary())
     with row_errors(name), access.open_file(filesystem, path) as file:
@@ -169,14 +170,14 @@ _running: dict[tuple[str, Sampling, Limits], DecoderWorker] = {}
 
 
 def image_worker(media: MediaOptions | None) -> DecoderWorker:
-    """The worker of this process for images: the one that decodes the job's videos, if there may be some."""
+    """Return this process's worker for images; with media options, it also decodes the job's videos."""
     if media is None:
         return _worker((NO_VIDEOS, Sampling(num_frames=1), Limits()))
     return _worker((media.decoder, media.sampling, media.limits))
 
 
 def _worker(key: tuple[str, Sampling, Limits]) -> DecoderWorker:
-    """The one worker of this process; jobs with other options end the one before."""
+    """Return this process's worker for these options; a worker with other options is closed first."""
     if key not in _running:
         close_worker()
         _running[key] = DecoderWorker(*key)
@@ -185,7 +186,7 @@ def _worker(key: tuple[str, Sampling, Limits]) -> DecoderWorker:
 
 @atexit.register
 def close_worker() -> None:
-    """End this process's worker, if it has one."""
+    """Close this process's worker, if it has one."""
     for worker in _running.values():
         worker.close()
     _running.clear()
@@ -195,7 +196,7 @@ def close_worker() -> None:
 
 
 def clip_column(cells: Sequence[Sequence[DecodedClip]]) -> pa.Array:
-    """Rows of clips as a column `list<rows.CLIP>`."""
+    """Convert every row's clips to a column `list<rows.CLIP>`."""
     flat = [clip for cell in cells for clip in cell]
     parts = [pa.array([getattr(clip, field.name) for clip in flat], field.type) for field in schemas.CLIP]
     offsets = np.concatenate([[0], np.cumsum([len(cell) for cell in cells])]).astype(np.int32)
@@ -203,7 +204,7 @@ def clip_column(cells: Sequence[Sequence[DecodedClip]]) -> pa.Array:
 
 
 def some_frames(cell: Sequence[Mapping[str, Any]], count: int) -> list[NDArray[np.uint8]]:
-    """At most `count` frames (height, width, 3) of one row's clips, evenly spaced, out of the column's Python value."""
+    """Return up to `count` evenly spaced frames (height, width, 3) from the column's Python value of one row."""
     frames = [
         frame
         for clip in cell

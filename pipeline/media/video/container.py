@@ -1,7 +1,7 @@
-"""The contents of a video file by demultiplexing only: allowed formats, times of frames, seek points.
+"""Probes a video file by demultiplexing, without decoding: checks its format, reads frame times and seek points.
 
-Every file is checked here before a decoder reads it: the list of formats excludes those that name other files or URLs
-(playlists), and times come from packets, never from a rate. Runs in the decoding process.
+Every file is checked here before a decoder reads it: formats that reference other files or URLs (playlists) are
+excluded, and frame times come from packets, not from a frame rate. Runs in the decoding process.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ FORMATS = (
     *("matroska", "webm", "avi", "mpegts", "mpeg", "flv", "asf", "ogg", "ivf", "gif"),
     *("mpegvideo", "m4v", "h264", "hevc"),
 )
-"""FFmpeg's names of formats that contain their video. Playlists (hls, dash, concat) and image patterns are excluded:
-they open any file or URL that they name."""
+"""FFmpeg's names of self-contained formats. Playlists (hls, dash, concat) and image patterns are excluded, because they
+can open any file or URL."""
 KNOWN_STARTS = {
     4: (b"ftyp", b"moov", b"mdat", b"wide", b"free"),
     0: (b"\x1aE\xdf\xa3", b"RIFF", b"FLV", b"OggS", b"GIF8"),
@@ -31,11 +31,11 @@ IDR = 5
 
 @dataclass(frozen=True)
 class Video:
-    """One video stream: `ticks` are its frames' times in ascending order, in units of `tick_s`, the last shown for
-    `last_ticks` more. `keys` are the ticks of frames that decoding can start at, in the order of the file.
+    """One video stream: `ticks` are the frame times in ascending order, in units of `tick_s`; the last frame lasts
+    `last_ticks`. `keys` are the ticks of key frames, at which decoding can start, in file order.
 
-    `is_timed` is False if the container stores no times: frames are then counted, at the stream's rate.
-    `restarts_cleanly`: what follows a key frame in the file needs nothing from before it.
+    `is_timed` is False if the container has no valid frame times: `ticks` are then frame numbers at the stream's rate.
+    `restarts_cleanly` is True if frames after a key frame in the file never reference frames before it.
     """
 
     path: str
@@ -53,17 +53,17 @@ class Video:
 
     @property
     def times_s(self) -> list[float]:
-        """When each frame is shown, in seconds from the first."""
+        """Presentation time of each frame in seconds after the first frame."""
         return [float((tick - self.ticks[0]) * self.tick_s) for tick in self.ticks]
 
     @property
     def end_s(self) -> float:
-        """When the last frame ends."""
+        """End of the last frame in seconds after the first frame."""
         return float((self.ticks[-1] - self.ticks[0] + self.last_ticks) * self.tick_s)
 
 
 def open_container(path: str) -> Any:
-    """The file as PyAV's container; no format outside `FORMATS`, no protocol but files.
+    """Open a file as a PyAV container; allows only the formats `FORMATS` and the protocol `file`.
 
     Raises:
         MediaError: `not_a_video` or `broken_video`.
@@ -82,7 +82,7 @@ def open_container(path: str) -> Any:
 
 
 def video_stream(container: Any) -> Any:
-    """The first stream of moving pictures, no cover art.
+    """Return the first video stream that is not cover art.
 
     Raises:
         MediaError: `no_video_stream`, or `broken_video` if there is no stream at all.
@@ -97,7 +97,7 @@ def video_stream(container: Any) -> Any:
 
 
 def probe(path: str, max_pixels: int) -> Video:
-    """Look at every packet of the video stream, and decode none.
+    """Read every packet of the video stream without decoding it.
 
     Raises:
         MediaError: `not_a_video`, `no_video_stream`, `video_too_large`, `unsupported_video`, or `broken_video` for a
@@ -132,8 +132,8 @@ class _Packet:
 
 
 def _packets(container: Any, stream: Any) -> tuple[list[_Packet], int, bool]:
-    """Every packet whose frames are shown, how many there are that an edit list hides (videos that were trimmed without
-    encoding them again), and whether the file ended where it should."""
+    """Return the packets of shown frames, the number of packets that an edit list hides (as after trimming without
+    re-encoding), and whether the file was read to its end without damage."""
     extradata = bytes(stream.codec_context.extradata or b"")
     is_h264 = stream.codec_context.name == "h264"
     packets: list[_Packet] = []
@@ -162,7 +162,7 @@ def _described(path: str, container: Any, stream: Any, packets: list[_Packet], n
     if is_timed:
         keys = [tick for tick, packet in zip(shown_ticks, packets, strict=True) if packet.is_key]
         is_clean = all(packet.is_clean for packet in packets) and not _has_leading_frames(shown_ticks, packets)
-        restarts_cleanly = is_clean and not num_hidden  # the first shown frames need the hidden ones
+        restarts_cleanly = is_clean and not num_hidden  # the first shown frames reference the hidden frames
         ordered = sorted(shown_ticks)
         last = max(packet.duration for packet in packets if packet.tick == ordered[-1])
     else:
@@ -186,7 +186,7 @@ def _described(path: str, container: Any, stream: Any, packets: list[_Packet], n
 
 
 def _has_leading_frames(ticks: list[int], packets: list[_Packet]) -> bool:
-    """Whether some frame follows a key frame in the file and is shown before it (an open group of pictures)."""
+    """Return whether a frame follows a key frame in the file and is shown before it (open GOP)."""
     key = None
     for tick, packet in zip(ticks, packets, strict=True):
         if packet.is_key:
@@ -197,7 +197,7 @@ def _has_leading_frames(ticks: list[int], packets: list[_Packet]) -> bool:
 
 
 def nal_kinds(data: bytes, extradata: bytes) -> set[int]:
-    """The kinds of H.264 units in one packet, with length prefixes (avcC) or start codes."""
+    """Return the NAL unit types in one H.264 packet with length prefixes (avcC) or start codes."""
     kinds: set[int] = set()
     if len(extradata) > 4 and extradata[0] == 1:
         width = (extradata[4] & 3) + 1

@@ -1,10 +1,10 @@
-"""Frames of a probed video by one of three libraries behind one function, upright and already shrunk.
+"""Reads frames of a probed video with PyAV, decord or TorchCodec; applies the rotation and downscales.
 
-    pyav         any allowed format; finds every frame by its time and reports a missing one
-    decord       only if frames after a key frame need nothing before it: otherwise decord 0.6 silently returns
-                 wrong frames; and no rotated video, which it resizes into noise
-    torchcodec   likewise: it misses frames after a seek in streams with gradual refresh
-    auto         decord if it is right, PyAV otherwise
+    pyav         any allowed format; finds every frame by its time and reports missing frames
+    decord       only if frames after a key frame never reference frames before it, because otherwise decord 0.6
+                 silently returns wrong frames; no rotated videos, because it resizes them incorrectly
+    torchcodec   same restrictions: after a seek, it misses frames of streams with gradual refresh
+    auto         decord if it is installed and allowed for the video, otherwise PyAV
 
 Runs in the decoding process.
 """
@@ -27,14 +27,14 @@ from pipeline.media.video.container import Video, open_container
 
 MODULES = {"pyav": "av", "decord": "decord", "torchcodec": "torchcodec"}
 SEEKABLE = {"mov", "matroska"}
-"""Formats with an index of their key frames, in which decord and TorchCodec seek correctly."""
+"""Formats with an index of key frames; decord and TorchCodec seek correctly only in these."""
 CLEAN_CODECS = ("h264", "hevc", "vp8", "vp9", "mpeg4")
 
 Frames = Iterator[NDArray[np.uint8]]
 
 
 def import_decoders(decoder: str) -> None:
-    """Load what this decoder needs, before the first video's time runs; ImportError if it does not load."""
+    """Import this decoder's library before the time limit of the first video starts; ImportError if it fails."""
     if decoder in MODULES:
         importlib.import_module(MODULES[decoder])
     elif _has_decord():
@@ -46,11 +46,11 @@ def _has_decord() -> bool:
 
 
 def read_frames(video: Video, indices: Sequence[int], decoder: str, max_side_px: int | None) -> Frames:
-    """The frames number `indices` (ascending) of a video as uint8 RGB (height, width, 3), upright, one by one.
+    """Yield the frames `indices` (ascending) of a video as uint8 RGB (height, width, 3) with the rotation applied.
 
     Raises:
-        MediaError: `broken_video` for a frame that cannot be decoded, `unsupported_video` for a video that this decoder
-            would get wrong.
+        MediaError: `broken_video` for a frame that cannot be decoded, `unsupported_video` for a video of which this
+            decoder would return wrong frames.
     """
     reader = _pyav
     if decoder != "pyav":
@@ -63,7 +63,7 @@ def read_frames(video: Video, indices: Sequence[int], decoder: str, max_side_px:
 
 
 def _refusal(video: Video) -> str:
-    """Why only PyAV finds the right frames; empty if the others do."""
+    """Return why only PyAV decodes this video correctly; empty if decord and TorchCodec do, too."""
     formats = video.format.split(",")
     if not SEEKABLE & set(formats) or video.codec not in CLEAN_CODECS:
         return f"does not find frames reliably in {video.codec} in {formats[0]}"
@@ -75,7 +75,7 @@ def _refusal(video: Video) -> str:
 
 
 def rotation(video: Video) -> int:
-    """How many quarter turns counter-clockwise put the frames upright, by the first frame's display matrix."""
+    """Return the rotation of the first frame's display matrix, in counter-clockwise quarter turns (0 to 3)."""
     with open_container(video.path) as container:
         for frame in _decoded(container, container.streams[video.stream]):
             return _turns(frame)
@@ -101,7 +101,7 @@ def _check_count(reader: Any, video: Video, decoder: str) -> None:
 
 
 def _decoded(container: Any, stream: Any) -> Iterator[Any]:
-    """Frames in presentation order from the container's current position; damaged packets are skipped."""
+    """Yield frames in presentation order from the container's current position; damaged packets are skipped."""
     try:
         for packet in container.demux(stream):
             try:
@@ -128,7 +128,7 @@ def _pyav(video: Video, indices: Sequence[int], max_side_px: int | None) -> Fram
 
 
 class _Cursor:
-    """A forward-only position in a video: frames are requested in presentation order."""
+    """A decoding position in a video; frames must be requested in presentation order."""
 
     def __init__(self, container: Any, video: Video) -> None:
         self._container, self._video = container, video
@@ -138,7 +138,7 @@ class _Cursor:
         self._index = -1
 
     def frame(self, index: int) -> Any:
-        """The frame of this number; MediaError `broken_video` if it cannot be decoded."""
+        """Return frame number `index`; MediaError `broken_video` if it cannot be decoded."""
         frame = self._frame_at(self._video.ticks[index]) if self._video.is_timed else self._frame_after(index)
         if frame is None:
             time_s = self._video.times_s[index]
@@ -147,17 +147,17 @@ class _Cursor:
         return frame
 
     def _frame_after(self, index: int) -> Any:
-        """If the container stores no times, frames are counted from the first."""
+        """Return frame number `index` by counting decoded frames, for containers without frame times."""
         for _ in range(self._index + 1, index):
             next(self._frames, None)
         return next(self._frames, None)
 
     def _frame_at(self, tick: int) -> Any:
-        """The frame shown from tick `wanted` on.
+        """Return the frame whose presentation time is `tick`; None if it cannot be decoded.
 
-        Decoding continues from the current position, or restarts at the last key frame before the wanted one if that is
-        further ahead. Frames behind a key frame may still need earlier ones: if the wanted frame does not appear,
-        decoding starts one key frame earlier, and finally at the beginning.
+        Decoding continues from the current position, or restarts at the last key frame at or before `tick` if that key
+        frame is after the current position. As frames after a key frame may reference earlier frames, decoding restarts
+        at earlier key frames, and finally at the first frame, until the frame is found.
         """
         ticks = self._video.ticks
         keys = sorted((key for key in self._video.keys if ticks[0] < key <= tick), reverse=True)
@@ -166,8 +166,10 @@ class _Cursor:
         return next((frame for start in starts if (frame := self._search(tick, start)) is not None), None)
 
     def _search(self, tick: int, start: int | None) -> Any:
-        """The frame of exactly this tick, searched from `start` on if set; None if a later frame comes first, or
-        none."""
+        """Return the frame of exactly this tick, decoding from `start` if set, else from the current position.
+
+        None if a later frame is decoded first, or no frame is left.
+        """
         if start is not None:
             self._container.seek(start, stream=self._stream, backward=True)
             self._frames = _decoded(self._container, self._stream)
@@ -188,7 +190,7 @@ def _decord(video: Video, indices: Sequence[int], max_side_px: int | None) -> Fr
         reader = decord.VideoReader(video.path, ctx=decord.cpu(0), width=width, height=height, num_threads=1)
         _check_count(reader, video, "decord")
         for index in indices:
-            # Rows of some narrow frames end in padding, which decord takes for more channels: 48 pixels as 4 each.
+            # decord pads the rows of some narrow frames and returns them with 4 channels, for example at 48 pixels.
             rows = reader[index].asnumpy().reshape(height, -1)
             yield rows[:, : width * 3].reshape(height, width, 3)
     except decord.DECORDError as error:

@@ -1,6 +1,6 @@
-"""Messages between the decoding process and its supervisor: JSON headers, each followed by bytes.
+"""Packs and receives messages between the decoding process and its supervisor: a JSON header followed by raw bytes.
 
-No pickle: a process that has read hostile files can only return data.
+Pickle is not used, so that a process compromised by a hostile file can only return data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ LENGTH = struct.Struct(">I")
 
 
 def pack(header: dict[str, Any], num_bytes: int = 0) -> bytes:
-    """The start of a message; `num_bytes` of payload have to follow."""
+    """Return the header of a message; the caller then sends `num_bytes` bytes of payload."""
     text = json.dumps(header | {"num_bytes": num_bytes}).encode()
     return LENGTH.pack(len(text)) + text
 
@@ -23,10 +23,10 @@ def pack(header: dict[str, Any], num_bytes: int = 0) -> bytes:
 def receive(
     read: Callable[[int], bytes | bytearray], read_payload: Callable[[int], Any] | None = None
 ) -> tuple[dict[str, Any], Any]:
-    """One message; `read(n)` returns exactly n bytes, and so does `read_payload` for the bytes after the header.
+    """Receive a message as (header, payload); `read(n)` and `read_payload(n)` must return exactly n bytes.
 
     Raises:
-        EOFError: the other process is gone.
+        EOFError: the other process has exited.
         ValueError: the message is invalid.
     """
     (length,) = LENGTH.unpack(read(LENGTH.size))

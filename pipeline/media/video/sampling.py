@@ -1,4 +1,4 @@
-"""Frame sampling: windows of a long video, and the times of frames in each window."""
+"""Samples frames: cuts a long video into windows and selects the frames of each window."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 from pipeline.media.errors import MediaError
 
 SLACK_S = 1e-6
-"""Tolerance of comparisons: times out of containers are multiples of their ticks."""
+"""Tolerance in seconds when times are compared, because frame times are rounded to container ticks."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """One of three ways: `num_frames` evenly over the clip, first and last among them; `fps` per second of it, from its
-    first; or the frames at `timestamps_s`.
+    """One of three sampling modes: `num_frames` evenly spaced frames including the first and last of the clip; `fps`
+    frames per second, starting at the first; or the frames shown at `timestamps_s`.
 
-    No frame of a clip sampled by number or rate occurs twice: a short video has fewer frames. `max_frames` bounds a
-    clip sampled by rate, which is then spaced evenly. `clip_s` cuts the video into windows of that many seconds; a rest
-    shorter than half a window joins the window before it.
+    With `num_frames` or `fps`, no frame occurs twice, so a short video has fewer frames. With `fps`, a clip with
+    more than `max_frames` frames gets `max_frames` evenly spaced ones instead. `clip_s` cuts the video into windows of
+    that many seconds; a remainder shorter than half a window is added to the last window.
     """
 
     num_frames: int | None = None
@@ -34,10 +34,9 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Window:
-    """A clip of the video: from `start_s` up to but not including `end_s`, and its sampled frames.
+    """A clip of the video from `start_s` (inclusive) to `end_s` (exclusive) and its sampled frames.
 
-    `indices` number the video's frames in the order of their times; `rate_fps` is the number of sampled frames per
-    second.
+    `indices` are frame numbers in presentation order; `rate_fps` is the number of sampled frames per second.
     """
 
     start_s: float
@@ -47,9 +46,9 @@ class Window:
 
 
 def windows(times_s: Sequence[float], end_s: float, sampling: Sampling) -> list[Window]:
-    """The clips of a video that ends at `end_s`, with frame times `times_s` (ascending, the first at 0).
+    """Return the clips of a video that ends at `end_s`, with frame times `times_s` (ascending, the first at 0).
 
-    A window in which no frame begins (a long still) has the frame that is visible then.
+    A window in which no frame begins contains the frame that is visible at its start.
 
     Raises:
         MediaError: `no_such_frame`, a timestamp is outside the video.
@@ -62,7 +61,7 @@ def windows(times_s: Sequence[float], end_s: float, sampling: Sampling) -> list[
 
 
 def _sampled(times_s: Sequence[float], start_s: float, end_s: float, sampling: Sampling) -> Window:
-    # The frame that is visible at the start belongs to the clip, even if it began earlier.
+    # A frame that begins before the clip is used only if no frame begins inside the clip.
     first = max(0, bisect_right(times_s, start_s + SLACK_S) - 1)
     if times_s[first] < start_s - SLACK_S and first + 1 < len(times_s) and times_s[first + 1] < end_s - SLACK_S:
         first += 1
@@ -84,7 +83,7 @@ def _sampled(times_s: Sequence[float], start_s: float, end_s: float, sampling: S
         assert sampling.num_frames is not None, "one way of sampling is always given"
         count = sampling.num_frames
     chosen = tuple(range(first, stop))
-    if len(chosen) > count:  # evenly, both ends among them; rounded as Qwen3-VL rounds
+    if len(chosen) > count:  # evenly spaced with both ends, rounded like Qwen3-VL
         chosen = tuple(first + int(place) for place in np.linspace(0, stop - 1 - first, count).round())
     return Window(start_s, end_s, chosen, len(chosen) / seconds)
 

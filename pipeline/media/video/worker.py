@@ -1,6 +1,6 @@
-"""Supervises the decoding process: a crash, a hang or a decompression bomb costs one image or video.
+"""Supervises the decoding process, so that a crash, a hang or a decompression bomb affects only one image or video.
 
-A process decodes a limited number of files and is replaced when it has grown, because native decoders leak.
+A process is replaced after a limited number of files or if its memory has grown, because native decoders leak.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ MODULE = "pipeline.media.video.child"
 START_TIMEOUT_S = 60.0
 GRACE_S = 0.5
 NO_VIDEOS = "none"
-"""The decoder of a process that is sent images only: it loads no video library."""
+"""Decoder name of a process that decodes images only and loads no video library."""
 WORKER_MAX_IMAGES = 20_000
-"""After so many images the process is replaced."""
+"""Number of images after which the process is replaced."""
 PIPE_BYTES = 1 << 20
-"""Requested size of each pipe's buffer: fewer switches between the processes."""
+"""Requested buffer size of each pipe in bytes; a large buffer reduces context switches."""
 _SET_PIPE_BYTES = 1031  # F_SETPIPE_SZ of Linux
 KEPT_VARIABLES = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "VIRTUAL_ENV")
-"""Environment variables of the child process; a process that reads hostile files gets no credentials."""
+"""Environment variables passed to the child process; it gets no others, so that it has no credentials."""
 
 
 class WorkerError(RuntimeError):
-    """The decoders' process cannot be started; no image or video is to blame."""
+    """The decoding process cannot be started; the error is not caused by an image or video."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of one file and of one process; see the fields of `source` and `source.video`."""
+    """Limits of one file and of one process; see the fields of `source` and `source.video`."""
 
     max_pixels: int = 64_000_000
     max_side_px: int | None = None
@@ -58,7 +58,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class DecodedClip:
-    """One clip of a video: `rgb` is uint8 (num_frames, height, width, 3), row-major; times count from its start."""
+    """One clip of a video: `rgb` is uint8 (num_frames, height, width, 3); `timestamps_s` count from `start_s`."""
 
     clip_index: int
     num_clips: int
@@ -73,15 +73,15 @@ class DecodedClip:
 
 
 Take = Callable[[int], memoryview]
-"""Returns writable memory for so many bytes of pixels."""
+"""A function from a number of bytes to writable memory of that size for pixels."""
 
 
 class DecoderWorker:
-    """Owns one decoders' process at a time, started when the first file comes; a process that was started for images
-    alone is replaced when a video comes.
+    """Owns at most one decoding process, which is started at the first file; an image-only process is replaced at the
+    first video.
 
-    Decoding raises RowError with the codes of the decoders, `decoder_died` or `decode_timeout`, and WorkerError if no
-    process can be started.
+    Decoding raises RowError with the code of a decoding error, `decoder_died` or `decode_timeout`, and WorkerError if
+    the process cannot be started.
     """
 
     def __init__(self, decoder: str, sampling: Sampling, limits: Limits, command: Sequence[str] | None = None) -> None:
@@ -101,10 +101,10 @@ class DecoderWorker:
         self._takes_videos = False
         self.num_started = 0
         self.resident_bytes = 0
-        """Resident memory of the process after the last file; 0 if it is gone or the system does not report it."""
+        """Resident bytes of the process after the last file; 0 if it has exited or the system does not report them."""
 
     def decode(self, path: str) -> list[DecodedClip]:
-        """The clips of the video at `path`."""
+        """Decode the clips of the video at the local path `path`."""
         process = self._running(takes_videos=True)
         self._num_videos += 1
         replies = self._ask(process, "video", self._request | {"path": path})
@@ -113,9 +113,9 @@ class DecoderWorker:
     def decode_image(
         self, data: bytes | pa.Buffer, take: Take, max_decoded_bytes: int, row_limit: str = ""
     ) -> tuple[int, int]:
-        """Decode one encoded image into the memory that `take` returns. Returns height and width.
+        """Decode one encoded image into the memory that `take` returns; returns height and width.
 
-        `max_decoded_bytes` bounds its pixels; `row_limit` is the name of that bound in the error `row_too_large`.
+        `max_decoded_bytes` limits its pixels; `row_limit` describes that limit in the error `row_too_large`.
         """
         process = self._running(takes_videos=False)
         self._num_images += 1
@@ -131,7 +131,7 @@ class DecoderWorker:
         data: bytes | pa.Buffer = b"",
         take: Take = lambda count: memoryview(bytearray(count)),
     ) -> list[tuple[dict[str, Any], Any]]:
-        """Send one file; returns the header and the payload, in memory of `take`, of each reply."""
+        """Send one file; returns (header, payload) of each reply, with the payload in memory from `take`."""
         deadline = time.monotonic() + self._limits.timeout_s
         payload = memoryview(data)
         replies = []
@@ -165,7 +165,7 @@ class DecoderWorker:
 
     @property
     def pid(self) -> int | None:
-        """The running process's number; None if there is none."""
+        """Process id of the decoding process; None if none is running."""
         return None if self._process is None else self._process.pid
 
     # --- the process -----------------------------------------------------------------------------------------------
@@ -212,13 +212,13 @@ class DecoderWorker:
         return self._process
 
     def _read(self, count: int, deadline: float) -> bytearray:
-        """Exactly `count` bytes of the answer."""
+        """Read exactly `count` bytes of the answer; TimeoutError after the deadline."""
         data = bytearray(count)
         self._fill(memoryview(data), deadline)
         return data
 
     def _write(self, data: memoryview, deadline: float) -> None:
-        """Send all of it; a process that no longer reads does not block this one."""
+        """Send all bytes; TimeoutError at the deadline if the child process does not read them."""
         data = data.cast("B") if data.nbytes else data
         while data.nbytes:
             if not select.select([], [self._requests], [], _seconds_left(deadline))[1]:
@@ -226,7 +226,7 @@ class DecoderWorker:
             data = data[os.write(self._requests, data) :]
 
     def _fill(self, view: memoryview, deadline: float) -> None:
-        """The next bytes of the answer, as many as the view holds."""
+        """Fill the view with the next bytes of the answer."""
         filled = 0
         while filled < view.nbytes:
             if not select.select([self._answers], [], [], _seconds_left(deadline))[0]:
@@ -237,14 +237,14 @@ class DecoderWorker:
             filled += num_bytes
 
     def _recycle(self, process: subprocess.Popen[bytes]) -> None:
-        """End a process that has decoded its share of files or uses half of its memory limit."""
+        """End the process after its maximum number of files, or if it uses more than half of its memory limit."""
         self.resident_bytes = resident_bytes(process.pid)
         has_had_its_share = self._num_videos >= self._limits.worker_max_videos or self._num_images >= WORKER_MAX_IMAGES
         if has_had_its_share or self.resident_bytes > self._limits.worker_max_bytes // 2:
             self._end()
 
     def _end(self) -> str:
-        """End the process, if there is one, and return its exit reason."""
+        """End the process, if it is running, and return how it ended, for messages."""
         for descriptor in (self._requests, self._answers):
             if descriptor >= 0:
                 os.close(descriptor)
@@ -253,7 +253,7 @@ class DecoderWorker:
         if process is None:
             return "was not running"
         try:
-            # A process that waits for requests exits when they are closed; one that died is already gone.
+            # A process that waits for requests exits when the pipe is closed.
             process.wait(timeout=GRACE_S)
         except subprocess.TimeoutExpired:
             process.kill()
@@ -270,7 +270,7 @@ def _seconds_left(deadline: float) -> float:
 
 
 def resident_bytes(pid: int) -> int:
-    """The resident memory of a process; 0 if it is gone or the system does not report it."""
+    """Return the resident memory of a process in bytes; 0 if it has exited or the system does not report it."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     except (OSError, IndexError, ValueError):
