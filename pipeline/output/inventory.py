@@ -1,4 +1,4 @@
-"""Inventory of an output: finished samples, damaged or unknown files, and the spool. Changes nothing."""
+"""Takes the inventory of an output: finished samples, damaged or unknown files, and spool files. Changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FILES_AT_ONCE = 4_096
 
 @dataclass(frozen=True)
 class Spooled:
-    """A spool file: its rows, but for those whose ids are in `drop`, are still to be published."""
+    """A spool file with `num_rows` rows to publish; `drop` are the ids of its other rows (repeated or superseded)."""
 
     relative: str
     folder: str
@@ -31,7 +31,11 @@ class Spooled:
 
 @dataclass
 class Inventory:
-    """The state of an output. Of published files: rows that are there twice, and error rows that count no more."""
+    """The state of an output: its samples, and its files by condition.
+
+    `strange` files are damaged or unknown, `spooled` files hold rows to publish. For published files, `doubled` are ids
+    of repeated rows in `data/`, and `superseded` are masks of error rows that have a result or a newer error.
+    """
 
     accounts: Accounts
     strange: list[Found] = field(default_factory=list)
@@ -41,9 +45,9 @@ class Inventory:
     doubled: dict[str, list[str]] = field(default_factory=dict)
     superseded: dict[str, Bools] = field(default_factory=dict)
     empty: set[str] = field(default_factory=set)
-    """Published files without rows: fences against older attempts, and emptied files."""
+    """Published files without rows: fences against older attempts, and files that were emptied."""
     num_rows: dict[str, int] = field(default_factory=lambda: {DATA: 0, ERRORS: 0})
-    """Published rows that count."""
+    """Published rows by folder, without repeated and superseded rows."""
 
 
 def take_inventory(
@@ -53,9 +57,10 @@ def take_inventory(
     fingerprints: Mapping[int, str],
     damaged: Mapping[str, str] | None = None,
 ) -> Inventory:
-    """Read every file; `fingerprints` are those of the taken attempts, `damaged` the damage of published files by path.
+    """Read every file of an output and return its inventory.
 
-    Of published files only the columns that identify rows are read. Spool files have no checksums and are read whole.
+    `fingerprints` are the config fingerprints of all attempts, `damaged` the problems of damaged published files by
+    path. Only the identifying columns of published files are read; spool files have no checksums and are read whole.
     """
     found = Inventory(Accounts(counts_of(manifest), rows_per_sample))
     paths = PathIndex(manifest.files["path"])
@@ -104,9 +109,9 @@ def take_inventory(
 
 
 def _errors_newest_first(output: OutputDir) -> list[tuple[list[str], bool]]:
-    """Runs of error files, newest first, and whether they are published.
+    """Group error files into runs, newest first, as pairs of paths and whether they are published.
 
-    Files that an attempt published come before those that it or an older one spooled.
+    Files that an attempt published come before files that the same or an older attempt spooled.
     """
     spooled, published = list_spooled(output, ERRORS)[::-1], list_published(output, ERRORS)[::-1]
     if not spooled:
@@ -120,7 +125,7 @@ def _errors_newest_first(output: OutputDir) -> list[tuple[list[str], bool]]:
 
 
 def _is_strange(one: Found, fingerprints: Mapping[int, str], found: Inventory) -> bool:
-    """Whether a file is not of a known attempt; if so, it is added to the strange ones."""
+    """Return whether a file is damaged or not of a known attempt; if so, add it to the strange files."""
     problem = one.problem
     if not problem and fingerprints.get(one.attempt) != one.fingerprint:
         problem = (
@@ -142,7 +147,7 @@ def _ids(rows: Rows, mask: Bools) -> list[str]:
 
 
 def _batches(found: Iterable[Found]) -> Iterator[list[Found]]:
-    """Files in groups whose paths are looked up together."""
+    """Group files into batches, whose source paths are looked up together."""
     batch: list[Found] = []
     num_rows = 0
     for one in found:
