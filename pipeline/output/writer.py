@@ -20,8 +20,7 @@ from pipeline.storage.output_dir import DATA, ERRORS
 MAX_BUFFERED_BYTES = 256 * 1024**2
 """Buffered blocks are spooled when they reach this size together."""
 MAX_DRAIN_SECONDS = 1.0
-"""Maximum time that finished rows are buffered while a node drains; rows that exist only on that node are lost with it.
-"""
+"""Maximum buffering time while a node drains; rows that exist only on that node are lost with it."""
 FENCE_CHECK_S = 30.0
 
 
