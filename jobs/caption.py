@@ -35,7 +35,7 @@ __all__ = ["DONE", "FAILED", "REFUSED", "main", "run"]
 
 
 def run(plan: Plan) -> summary.Summary:
-    """Run the rest of a plan under Ray, write `_job/`, and return the summary of the whole output.
+    """Run the remaining work of a plan under Ray, write `_job/`, and return the summary of the whole output.
 
     Raises:
         ConfigError: another job has taken the attempt.

@@ -268,7 +268,7 @@ def next_number(earlier: Sequence[Known], again: bool) -> int:
 def _look(cluster: Cluster, asked: str, submission_id: str) -> int:
     """Follow, query or stop one submission, and return the exit status."""
     if asked == "follow":
-        cluster.ask(submission_id)  # raises for an unknown one
+        cluster.ask(submission_id)  # raises ConfigError for an unknown id
         try:
             known = cluster.follow(submission_id, _show)
         except KeyboardInterrupt:

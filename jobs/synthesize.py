@@ -31,7 +31,7 @@ from pipeline.synthesis.summary import ImageSummary
 
 
 def run(plan: SynthesisPlan) -> ImageSummary:
-    """Run the rest of a plan under Ray, write `_job/`, and return the summary of the whole output.
+    """Run the remaining work of a plan under Ray, write `_job/`, and return the summary of the whole output.
 
     Raises:
         ConfigError: another job has taken the attempt.

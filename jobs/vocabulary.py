@@ -45,11 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _count(arguments: argparse.Namespace) -> Counted:
-    """Count the tokens of all sources.
-
-    Raises:
-        ConfigError: the target has no tokenizer, a source cannot be read, or there is no text.
-    """
+    """Count tokens; raise ConfigError if the target has no tokenizer, a source is unreadable, or there is no text."""
     ref = CheckpointRef(arguments.target, arguments.revision)
     try:
         tokenizer = FrontEnd(read_processor(ref, read_config(ref))).tokenizer

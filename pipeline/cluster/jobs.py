@@ -120,7 +120,7 @@ class Cluster:
                 known = self.ask(submission_id)
                 if known.has_ended:
                     return known
-            except (RuntimeError, OSError) as error:  # aiohttp's and requests' errors of connections are OSErrors
+            except (RuntimeError, OSError) as error:  # connection errors of aiohttp and requests are OSErrors
                 num_lost += 1
                 if num_lost > MAX_LOST_CONNECTIONS:
                     raise ConnectionError(f"{self.address} does not answer any more: {error}") from None

@@ -150,7 +150,7 @@ def kept(output: OutputDir, attempt: int, events: Events) -> Iterator[Console]:
             if not console.is_empty:
                 try:
                     output.write_bytes(relative, path.read_bytes())
-                except Exception as error:  # drivers of stores raise any error
+                except Exception as error:  # storage drivers raise any error
                     console.show(f"the log cannot be uploaded: {access.reason_of(error)}", "log_failed")
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -25,10 +25,7 @@ _ENTRY = pa.schema(
     [(name, pa.int64()) for name in (*_SAMPLE, "place", "num_rows", "attempt")]
     + [("is_error", pa.bool_()), ("sample_id", pa.string())]
 )
-"""A row of an unfinished sample; `place` is its index among the sample's `num_rows` rows, -1 for a failed sample.
-
-`file` is the ordinal of the source file, `row` the row index in it.
-"""
+"""A row of an unfinished sample; `place` is its index among the sample's `num_rows` rows, -1 for a failed sample."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +50,8 @@ def locate(tables: Sequence[pa.Table], paths: PathIndex) -> list[Rows]:
 
 
 class Accounts:
-    """Finished and unfinished samples of the rows added so far; `counts` are the numbers of samples per source file.
-
-    `rows_per_sample` is None if columns of the rows contain it.
-    """
+    """Finished and unfinished samples among the added rows; `counts` are the numbers of samples per source file, and
+    `rows_per_sample` is None if columns of the rows contain it."""
 
     def __init__(self, counts: Ints, rows_per_sample: int | None = 1) -> None:
         self._rows_per_sample = rows_per_sample
@@ -68,8 +63,7 @@ class Accounts:
     def add(self, parts: Sequence[Rows], is_error: bool = False) -> list[Bools]:
         """Add rows of `data/` files; after all of these, add rows of `errors/` files, newest first.
 
-        Return one mask per part: True for rows that do not count, because the same row was added before, or because an
-        error row has a result.
+        Return one mask per part: True for rows that were added before, and for error rows that have a result.
         """
         if self._rows_per_sample != 1:
             sizes = np.cumsum([len(one.files) for one in parts])[:-1]
@@ -145,10 +139,8 @@ class Accounts:
 
 
 def _beaten(entries: pa.Table, first: int) -> Ints:
-    """Return the `index` of new errors (from index `first` on) of whole samples that are superseded.
-
-    Earlier entries complete the sample, or a later attempt wrote rows of it.
-    """
+    """Return the `index` of each new error (from `first` on) of a whole sample that earlier entries complete, or of
+    which a later attempt wrote rows."""
     is_part = pc.greater_equal(entries["place"], 0)
     whole = entries.filter(pc.and_(pc.invert(is_part), pc.greater_equal(entries["index"], first)))
     whole = whole.select([*_SAMPLE, "index", "attempt"])

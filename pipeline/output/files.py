@@ -2,7 +2,7 @@
 
 data/part-NNNNNN.parquet                 rows with a result          (published, see `pipeline.output.publishing`)
 errors/part-NNNNNN.parquet               rows with an `error_type`
-_job/spool/aNNNN/NNNNNN-NN-data.parquet  finished rows that wait to be published, the same for errors
+_job/spool/aNNNN/NNNNNN-NN-data.parquet  finished rows that are not published yet; `-errors.parquet` for error rows
 """
 
 from __future__ import annotations

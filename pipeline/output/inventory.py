@@ -31,11 +31,8 @@ class Spooled:
 
 @dataclass
 class Inventory:
-    """The state of an output: its samples, and its files by condition.
-
-    `strange` files are damaged or unknown, `spooled` files hold rows to publish. For published files, `doubled` are ids
-    of repeated rows in `data/`, and `superseded` are masks of error rows that have a result or a newer error.
-    """
+    """The state of an output: `strange` files are damaged or unknown, `spooled` files hold rows to publish; by file,
+    `doubled` lists ids of repeated rows, and `superseded` masks error rows with a result or a newer error."""
 
     accounts: Accounts
     strange: list[Found] = field(default_factory=list)
@@ -99,7 +96,7 @@ def take_inventory(
 
     enter(list_published(output, DATA), DATA, is_published=True)
     enter(list_spooled(output, DATA), DATA, is_published=False)
-    # Newest first: of several errors of one row the last one counts.
+    # Newest first, because the newest of several errors of one row counts.
     for names, is_published in _errors_newest_first(output):
         enter(names, ERRORS, is_published)
     known = {*list_spooled(output, DATA), *list_spooled(output, ERRORS)}
@@ -119,7 +116,7 @@ def _errors_newest_first(output: OutputDir) -> list[tuple[list[str], bool]]:
     attempts = {one.relative: one.attempt for one in read_all_found(output, published, ())}
     placed = [(-attempts[name], False, name) for name in published]
     placed += [(-spool_attempt(name), True, name) for name in spooled]
-    placed.sort(key=lambda one: one[:2])  # stable: within an attempt newest first
+    placed.sort(key=lambda one: one[:2])  # stable sort: within an attempt, newest first
     runs = itertools.groupby(placed, lambda one: one[1])
     return [([name for _, _, name in run], not waits) for waits, run in runs]
 

@@ -2,8 +2,8 @@
 
 Published files are a sequence: file k is created only if it does not exist, after k − 1 exists. A new attempt first
 creates an empty file at the next number. An older attempt fails to create that number and ends (`Fenced`), so a driver
-that was presumed dead publishes nothing. A name is never reused: a file that is set aside, or whose rows no longer
-count, is replaced by an empty one.
+that was presumed dead publishes nothing. A name is never reused: a file that is set aside, or whose rows are all
+superseded, is replaced by an empty one.
 
 Before every move, delete and overwrite, an attempt checks that no later one has started (`check_alone`). A store cannot
 check and act in one step, so late operations must be harmless: names contain the attempt or are never reused, and an

@@ -1,6 +1,6 @@
 """Counts the draft depths that an engine's controller chose, by batch size, from the telemetry of rows.
 
-A row counts its own steps, so a step counts once for every row in its batch.
+Each row counts its own steps, so a step of the engine counts once per row of its batch.
 """
 
 from __future__ import annotations
@@ -21,11 +21,8 @@ def add_counts(total: dict[Key, int], more: Mapping[Key, int]) -> None:
 
 @dataclass
 class AtBatchSize:
-    """Steps of rows in batches of one size, by draft depth (`levels`).
-
-    `num_promised` steps had an estimate; `tokens_per_s` and `plain_tokens_per_s` sum its expected throughput of the
-    whole batch, at the chosen depth and for plain decoding.
-    """
+    """Steps of rows in batches of one size, by draft depth (`levels`). `num_promised` steps had an estimate; the other
+    fields sum the expected throughput of the whole batch, at the chosen depth and for plain decoding."""
 
     levels: dict[int, int] = field(default_factory=dict)
     num_promised: int = 0
@@ -46,10 +43,8 @@ class AtBatchSize:
 
 @dataclass
 class ChosenDepths:
-    """Counts of steps by batch size and depth; empty without a controller.
-
-    A key of `by_batch_size` is a power of two that includes all sizes above the next smaller power.
-    """
+    """Counts of steps by batch size and depth, empty without a controller. A key of `by_batch_size` is a power of two
+    that includes all sizes above the next smaller power."""
 
     num_steps: int = 0
     num_off_steps: int = 0
@@ -57,7 +52,7 @@ class ChosenDepths:
     by_batch_size: dict[int, AtBatchSize] = field(default_factory=dict)
 
     def add_row(self, extras: str | None) -> None:
-        """Count one row's `telemetry.extras`."""
+        """Add the steps in one row's `telemetry.extras`, a JSON object."""
         row: dict[str, Any] = json.loads(extras or "{}").get("controller", {"by_batch_size": {}})
         sizes = {}
         for size, one in row["by_batch_size"].items():

@@ -1,6 +1,6 @@
 """Shows the progress of a running job: actors report batches to a tally, and a thread of the driver prints it.
 
-For display only: a batch that Ray runs twice counts twice here, and never in the output or the summary.
+For display only: a batch that Ray runs twice counts twice here, but once in the output and the summary.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ by bytes is disabled. Each stage bounds its blocks by rows instead:
     decode    the same rows as RGB; with `source.video.clip_s` one row per task, whose clips are repartitioned again
     generate  the same rows with generated text
     prepare   `pool.batch_rows` prompts with their conditions and sampling values
-    draw      VQ codes of the images of these prompts, `sampling.num_images_per_prompt` rows per prompt
+    draw      the generated VQ codes of these prompts' images, `sampling.num_images_per_prompt` rows per prompt
     cut       `vq.batch_rows` images
     paint     the same images as RGB
     encode    the same images as encoded files

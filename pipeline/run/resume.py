@@ -59,11 +59,7 @@ class Earlier:
 
 
 def read_earlier(plan: AnyPlan, gone: Ints) -> AnyPlan:
-    """Return the plan with the state of earlier attempts, unchanged if there are none.
-
-    Raises:
-        ConfigError: the output has another config, or unfinished source files are missing.
-    """
+    """Add the state of earlier attempts to the plan; raise ConfigError for another config or lost unfinished files."""
     numbers = plan.output.list_attempts()
     if not numbers:
         return plan

@@ -38,11 +38,8 @@ def _storage(kind: pa.DataType) -> pa.DataType:
 
 
 def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> NDArray[np.float32]:
-    """Read one row's text features (num_tokens, width) without padding; bytes are little-endian `dtype`.
-
-    Raises:
-        RowError: `invalid_condition`, for missing or invalid features.
-    """
+    """Read one row's features (num_tokens, width) without padding; bytes are little-endian `dtype`. Raise RowError
+    `invalid_condition` for missing or invalid features."""
     if isinstance(cell, pa.ExtensionScalar):
         cell = cell.value
     if cell is None or not cell.is_valid:

@@ -41,10 +41,7 @@ def file_name(sample_id: str, file: ImageFile) -> str:
 
 
 def encode_table(table: pa.Table, file: ImageFile, keep_codes: bool) -> pa.Table:
-    """Encode the pixels of a PAINTED table and return the RESULT table with the same rows in the same order.
-
-    A row without pixels (`height_px` 0) has a null `image`; without `keep_codes`, the column `codes` is dropped.
-    """
+    """Encode a PAINTED table as a RESULT table with the same rows in order; `image` is null for rows without pixels."""
     keep = schemas.kept_fields(table.schema, rows.RESERVED_COLUMNS)
     images: list[dict[str, Any] | None] = []
     sizes = zip(*(table[name].to_pylist() for name in ("sample_id", "height_px", "width_px")), strict=True)

@@ -100,8 +100,7 @@ def _prepare(table: pa.Table, index: int, options: PrepareOptions) -> dict[str, 
 
 
 def _shown(table: pa.Table, index: int, options: PrepareOptions) -> dict[str, Any]:
-    """Render the prompt of a row for display only, because it has features or a label, or it has failed; empty dict if
-    that is impossible."""
+    """Render the prompt of a row that has features, a label or an error, for display only; empty if impossible."""
     if options.prompt is None:
         return {}
     try:
