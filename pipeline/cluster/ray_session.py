@@ -94,8 +94,8 @@ def _cluster_options(job: Job) -> Iterator[dict[str, Any]]:
 def _worker_setup(job: Job) -> Callable[[], None]:
     """Return the setup hook of worker processes, which starts the watchdog of `job.max_silence_s`.
 
-    Ray calls it before it adds the driver's folder to the import path, and restarts a worker whose hook fails without
-    limit. So a worker that cannot import the code prints the reason and runs without the watchdog.
+    Ray calls it before it adds the driver's folder to the import path, and keeps replacing a worker whose hook fails.
+    So a worker that cannot import the code prints the reason and runs without the watchdog.
     """
     max_silence_s, root = job.max_silence_s, str(Path(__file__).resolve().parents[2])
 

@@ -86,7 +86,7 @@ class Console:
             self.show_once(text)
 
     def record(self, record: logging.LogRecord) -> None:
-        """Log a log record of Ray in the driver's process, and show its first line once."""
+        """Write one of Ray's log records in the driver's process to the log, and show each distinct message once."""
         text = _ANSI.sub("", logging.Formatter("%(levelname)s %(name)s: %(message)s").format(record))
         self.log(text)
         message = record.getMessage()
