@@ -1,1 +1,1 @@
-"""What is run as `python -m jobs.X`: functions only; a `main(argv)` that returns the exit status."""
+"""Provides the commands `python -m jobs.NAME`, each a module with a `main(argv)` that returns the exit status."""

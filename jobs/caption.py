@@ -1,6 +1,6 @@
-"""`python -m jobs.caption`: one YAML is one job; caption what its source holds and write it beside its telemetry.
+"""`python -m jobs.caption`: run one caption job from a YAML file; write captions and telemetry of all source rows.
 
-Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started), 3 ended because too many rows
+Exit status: 0 done, 1 the job failed, 2 refused (one message, nothing was started), 3 ended because too many rows
 failed, 143 and 130 stopped by SIGTERM and SIGINT with finished rows saved.
 """
 
@@ -27,18 +27,18 @@ from pipeline.storage import checkpoints
 from pipeline.storage.output_dir import DATA, ERRORS
 
 NUM_FRAMES = preview.MAX_IMAGES_PER_ROW
-"""Shown of a row's clips in the preview."""
+"""Frames of a row's clips that the preview shows."""
 PREVIEW_AT_ONCE = 8
-"""Samples of the preview that are decoded together."""
+"""Samples that are decoded together for the preview."""
 
 __all__ = ["DONE", "FAILED", "REFUSED", "main", "run"]
 
 
 def run(plan: Plan) -> summary.Summary:
-    """Run the rest of a plan under Ray, write `_job/`, and return the summary of the whole output.
+    """Run the remaining work of a plan under Ray, write `_job/`, and return the summary of the whole output.
 
     Raises:
-        ConfigError: another job has taken the attempt meanwhile.
+        ConfigError: another job has taken the attempt.
         Fenced: a later attempt has taken over.
         RuntimeError: rows are missing from the output.
     """
@@ -52,7 +52,7 @@ def run(plan: Plan) -> summary.Summary:
 def results(
     plan: Plan, stamp: Stamp, tally: Tally | None, flow: ReportWaits, log: CrashLedger | None = None
 ) -> Dataset:
-    """The dataset that the job writes."""
+    """Build the Ray dataset of the rows that the job writes."""
     return caption_dataset(
         plan.config,
         plan.datasource,
@@ -69,7 +69,7 @@ def results(
 
 
 def preview_page(plan: Plan) -> str:
-    """The page over the samples of a limited run, in the order of the source."""
+    """Return the HTML preview of the samples of a limited run, in the order of the source."""
     images = {}
     limit = min(plan.limit or preview.MAX_ROWS, preview.MAX_ROWS)
     for decoded in plan.decode_first(limit, PREVIEW_AT_ONCE, preview.SIDE_PX):

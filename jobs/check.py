@@ -1,7 +1,7 @@
-"""`python -m jobs.check OUTPUT`: compare an output with its manifest: ids, columns, checksums, missing rows.
+"""`python -m jobs.check OUTPUT`: check an output against its manifest: missing rows, ids, columns, checksums.
 
-Changes nothing. Exit status: 0 complete and sound, 1 rows are missing or pending, 2 refused (not an output of a job), 3
-files are damaged, duplicated or unknown.
+Changes nothing. Exit status: 0 complete and undamaged, 1 rows are missing or pending, 2 not an output of a job, or
+unreadable, 3 files are damaged or unknown, or rows are repeated.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         print(f"refused: {error}", file=sys.stderr)
         return REFUSED
-    except Exception as error:  # drivers raise what they like, from PermissionError to HTTP errors
+    except Exception as error:  # storage drivers raise any error, from PermissionError to HTTP errors
         print(f"refused: {access.shown(arguments.output)} cannot be read: {access.reason_of(error)}", file=sys.stderr)
         return REFUSED
     for line in found.lines():

@@ -1,7 +1,7 @@
-"""The command line of all bulk jobs: one YAML file, overrides, a few switches, and the output on the terminal.
+"""Implements the command line of bulk jobs: one YAML file, overrides, options, and the messages on the terminal.
 
-Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started), 3 stopped because too many
-rows failed, 143 and 130 stopped by SIGTERM and SIGINT with finished rows saved.
+Exit status: 0 done, 1 the job failed, 2 refused (one message, nothing was started), 3 ended because too many rows
+failed, 143 and 130 stopped by SIGTERM and SIGINT with finished rows saved.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ AnyPlan = TypeVar("AnyPlan", bound=JobPlan)
 
 @dataclass(frozen=True)
 class Command(Generic[Config, AnyPlan]):
-    """One kind of job as a command: `make_plan(config, limit, probe_output, resume)` checks it, `run(plan)` runs it.
+    """The command of one kind of job: `make_plan(config, limit, probe_output, resume)` plans it, `run(plan)` runs it.
 
-    `describe` returns the text of a dry run; `verb` names the job's work in its first line.
+    `describe` returns the text of a dry run; `verb` begins the message at the start of a job.
     """
 
     module: str
@@ -62,7 +62,7 @@ class Command(Generic[Config, AnyPlan]):
     describe: Callable[[AnyPlan], Sequence[str]]
     run: Callable[[AnyPlan], Summary]
     build: Callable[..., Dataset]
-    """From a plan, a run's stamp and where actors report to the dataset of results."""
+    """Builds the dataset of results from a plan, a stamp and the reports of actors (`pipeline.run.execution.Build`)."""
 
     def main(self, argv: Sequence[str] | None = None) -> int:
         """Run one job from the command line and return the exit status."""
@@ -83,7 +83,7 @@ class Command(Generic[Config, AnyPlan]):
                 return stop.status
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The command line as a namespace; argparse itself exits with 2 where it does not fit."""
+        """Parse the command line; argparse exits with status 2 if it is invalid."""
         parser = argparse.ArgumentParser(prog=f"python -m {self.module}", description=self.doc)
         add = parser.add_argument
         add("--config", required=True, type=Path, help="the job's YAML")
@@ -105,7 +105,7 @@ class Command(Generic[Config, AnyPlan]):
         return DONE
 
     def _estimate(self, config: Config, arguments: argparse.Namespace) -> int:
-        """Run a pilot and print an estimate of the job, or of the missing rows; write nothing."""
+        """Run a pilot and print an estimate of the cost of the job's missing rows; write nothing."""
         if arguments.dry_run or arguments.limit is not None:
             raise ConfigError("--estimate: takes neither --limit nor --dry-run; it is about all that the job has to do")
         plan = self.make_plan(config, None, False, resume_options(arguments))
@@ -164,7 +164,7 @@ class Command(Generic[Config, AnyPlan]):
         return f"what it finished is kept in {plan.output.shown()}, and this goes on: {self._command(arguments)}"
 
     def _command(self, arguments: argparse.Namespace, output: str = "") -> str:
-        """The command that resumes this output, or repeats the run into another one."""
+        """Return the command that resumes this output, or with `output`, repeats the job into another one."""
         kept = [text for text in arguments.overrides if not (output and text.startswith("sink.path="))]
         limit = ["--limit", str(arguments.limit)] if arguments.limit is not None else []
         switches = [flag for flag in SWITCHES if is_set(arguments, flag)]
@@ -173,12 +173,12 @@ class Command(Generic[Config, AnyPlan]):
 
 
 def is_set(arguments: argparse.Namespace, flag: str) -> bool:
-    """Whether a switch is on the command line."""
+    """Return whether a flag is set on the command line."""
     return bool(getattr(arguments, flag.strip("-").replace("-", "_")))
 
 
 def resume_options(arguments: argparse.Namespace) -> ResumeOptions:
-    """Resume options from the command line."""
+    """Return the resume options of the command line."""
     return ResumeOptions(
         arguments.allow_mixed, arguments.retry_errors, arguments.accept_touched, arguments.skip_digests
     )
@@ -192,7 +192,7 @@ def _price(text: str) -> float:
 
 
 def positive(text: str) -> int:
-    """A whole number from 1, for argparse."""
+    """Parse an integer of at least 1, for argparse."""
     number = int(text)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, not {number}")

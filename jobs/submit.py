@@ -1,7 +1,7 @@
-"""`python -m jobs.submit`: run a job of this checkout on a cluster, through Ray's Jobs API; follow, ask for or stop it.
+"""`python -m jobs.submit`: submit a job of this checkout to a cluster through Ray's Jobs API; follow, query or stop it.
 
-The checkout is uploaded, so the cluster needs the dependencies and not this project. Exit status: that of the job when
-it is followed to its end (1 when it was stopped), else 0; 2 where nothing was submitted.
+The checkout is uploaded, so the cluster needs only the dependencies of this project. Exit status: that of the job if it
+is followed to its end (1 if it was stopped), else 0; 2 if nothing was submitted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from pipeline.storage import access
 PASSED_ON = ("--retry-errors", "--allow-mixed")
 ON_A_CLUSTER = "the job runs on a cluster"
 STOP_WAIT_VARIABLE = "RAY_JOB_STOP_WAIT_TIME_S"
-"""Seconds that Ray's Jobs API leaves a driver between SIGTERM and SIGKILL; 3 by default."""
+"""Environment variable of Ray's Jobs API: seconds between SIGTERM and SIGKILL of a driver, 3 by default."""
 _USER_IN_URL = re.compile(r"://[^/?#\s]*@")
 
 
@@ -50,7 +50,7 @@ KINDS: dict[str, type[BaseModel]] = {
 
 @dataclass(frozen=True)
 class Submission:
-    """A checked job that is ready to go: `stem` names it, `passed_on` are its command's arguments behind the file."""
+    """A validated job to submit: `stem` begins its submission ids, `passed_on` are its arguments after the job file."""
 
     kind: str
     stem: str
@@ -58,12 +58,12 @@ class Submission:
     passed_on: tuple[str, ...]
 
     def entrypoint(self, place: str) -> str:
-        """The command that the cluster runs, with the job file at `place`."""
+        """Return the command that the cluster runs, with the job file at `place`."""
         return shlex.join(["python", "-m", f"jobs.{self.kind}", "--config", place, *self.passed_on])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Submit, follow, ask for or stop one job, and return the exit status."""
+    """Submit, follow, query or stop one job, and return the exit status."""
     arguments = parse(sys.argv[1:] if argv is None else argv)
     try:
         return run(arguments)
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """The command line as a namespace; argparse itself exits with 2 where it does not fit."""
+    """Parse the command line; argparse exits with status 2 if it is invalid."""
     parser = argparse.ArgumentParser(prog="python -m jobs.submit", description=__doc__)
     add = parser.add_argument
     add("--config", type=Path, help="the job's YAML, on this machine")
@@ -108,10 +108,10 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the requested action.
+    """Run the requested action and return the exit status.
 
     Raises:
-        ConfigError: the command line, the job, or the connection to the cluster.
+        ConfigError: the command line or the job is invalid, or the cluster cannot be reached.
     """
     address = arguments.address or next((os.environ[name] for name in ADDRESS_VARIABLES if os.environ.get(name)), "")
     if not address:
@@ -142,10 +142,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def prepare(arguments: argparse.Namespace) -> Submission:
-    """Check the job as far as this machine can.
+    """Check the job as far as possible on this machine, and return its submission.
 
     Raises:
-        ConfigError: the job file, an override, or a path that means nothing on the cluster.
+        ConfigError: the job file or an override is invalid, or a path does not exist on the cluster.
     """
     if arguments.config is None:
         raise ConfigError("--config: name the job's YAML, or a submission's id behind --follow, --status or --stop")
@@ -175,7 +175,7 @@ def prepare(arguments: argparse.Namespace) -> Submission:
 
 
 def _fitting(arguments: argparse.Namespace) -> str:
-    """The other kind of job that the file is; empty if it is none."""
+    """Return the other kind of job for which the file is valid; empty if there is none."""
     for name, model in KINDS.items():
         if name != arguments.job:
             with contextlib.suppress(ConfigError):
@@ -185,10 +185,10 @@ def _fitting(arguments: argparse.Namespace) -> str:
 
 
 def _refuse_left_behind(value: Any, where: str = "") -> None:
-    """Refuse models whose relative path leads to something here that is not uploaded.
+    """Check that no model has a relative path that exists on this machine but is not uploaded.
 
     Raises:
-        ConfigError: names the dotted path.
+        ConfigError: there is one; the message names its dotted path.
     """
     if not isinstance(value, dict):
         return
@@ -204,11 +204,10 @@ def _refuse_left_behind(value: Any, where: str = "") -> None:
 
 
 def environment(names: Sequence[str], mine: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables of the job: the revision of the code, how long `--stop` waits, and named variables of this
-    process.
+    """Return the job's environment variables: the code revision, the time limit of a stop, and `names` of this process.
 
     Raises:
-        ConfigError: a variable is not set, or may be a credential: users of the cluster's dashboard can read it.
+        ConfigError: a variable is not set, or may be a credential, which users of the cluster's dashboard could read.
     """
     variables = {REVISION_VARIABLE: code_revision(), STOP_WAIT_VARIABLE: str(CLUSTER_WAIT_S)}
     for name in names:
@@ -225,10 +224,10 @@ def environment(names: Sequence[str], mine: Mapping[str, str]) -> dict[str, str]
 
 
 def driver_resources(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What is reserved for the driver, under the names of Ray's client.
+    """Return the resources to reserve for the driver, as keyword arguments of Ray's client.
 
     Raises:
-        ConfigError: a resource has no number.
+        ConfigError: a custom resource has no number.
     """
     custom: dict[str, float] = {}
     for text in arguments.driver_resource:
@@ -247,7 +246,7 @@ def driver_resources(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def next_number(earlier: Sequence[Known], again: bool) -> int:
-    """The number of the next submission.
+    """Return the number of the next submission.
 
     Raises:
         ConfigError: the job is running, or has succeeded and `--again` is not set.
@@ -267,9 +266,9 @@ def next_number(earlier: Sequence[Known], again: bool) -> int:
 
 
 def _look(cluster: Cluster, asked: str, submission_id: str) -> int:
-    """Follow, ask for or stop one submission."""
+    """Follow, query or stop one submission, and return the exit status."""
     if asked == "follow":
-        cluster.ask(submission_id)  # raises for an unknown one
+        cluster.ask(submission_id)  # raises ConfigError for an unknown id
         try:
             known = cluster.follow(submission_id, _show)
         except KeyboardInterrupt:
@@ -286,7 +285,7 @@ def _look(cluster: Cluster, asked: str, submission_id: str) -> int:
 
 
 def exit_status(known: Known) -> int:
-    """The exit status of the job's command, as far as the cluster reports it."""
+    """Return the exit status of the job's command, or 1 if it failed and the cluster does not report a status."""
     return DONE if known.status == "SUCCEEDED" else known.exit_status or FAILED
 
 

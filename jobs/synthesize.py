@@ -1,6 +1,6 @@
-"""`python -m jobs.synthesize`: one YAML is one job; draw images for prompts and write them beside their telemetry.
+"""`python -m jobs.synthesize`: run one synthesis job from a YAML file; write images and telemetry of all prompts.
 
-Exit status: 0 done, 1 the job failed, 2 refused (one clear message, nothing was started), 3 ended because too many rows
+Exit status: 0 done, 1 the job failed, 2 refused (one message, nothing was started), 3 ended because too many rows
 failed, 143 and 130 stopped by SIGTERM and SIGINT with finished rows saved.
 """
 
@@ -31,10 +31,10 @@ from pipeline.synthesis.summary import ImageSummary
 
 
 def run(plan: SynthesisPlan) -> ImageSummary:
-    """Run the rest of a plan under Ray, write `_job/`, and return the summary of the whole output.
+    """Run the remaining work of a plan under Ray, write `_job/`, and return the summary of the whole output.
 
     Raises:
-        ConfigError: another job has taken the attempt meanwhile.
+        ConfigError: another job has taken the attempt.
         Fenced: a later attempt has taken over.
         RuntimeError: rows are missing from the output.
     """
@@ -49,7 +49,7 @@ def run(plan: SynthesisPlan) -> ImageSummary:
 def results(
     plan: SynthesisPlan, stamp: Stamp, tally: Tally | None, flow: ReportWaits, log: CrashLedger | None = None
 ) -> Dataset:
-    """The dataset that the job writes."""
+    """Build the Ray dataset of the rows that the job writes."""
     config = plan.config
     return synthesis_dataset(
         config,
@@ -69,7 +69,7 @@ def results(
 
 
 def preview_page(plan: SynthesisPlan) -> str:
-    """The page over the images of a limited run, in the order of the source."""
+    """Return the HTML preview of the images of a limited run, in the order of the source."""
     prompts = plan.prepare_first(min(plan.limit or preview.MAX_ROWS, preview.MAX_ROWS))
     place = {sample_id: index for index, sample_id in enumerate(prompts.column("sample_id").to_pylist())}
     columns = [name for name in plan.schema.names if name != "codes" and name not in plan.config.sink.keep_columns]
@@ -86,7 +86,7 @@ def _pixels(row: dict[str, Any]) -> Any:
 
 
 def _told(row: dict[str, Any]) -> str:
-    """What an image was made from, in words."""
+    """Return the prompt or class label of an image as text; empty if it has neither."""
     return row["prompt"] or (f"class {row['label']}" if row["label"] is not None else "")
 
 

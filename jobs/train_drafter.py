@@ -1,7 +1,7 @@
 """`python -m jobs.train_drafter`: train an EAGLE or Medusa head for a target on the rows of a source.
 
-One process, or several workers under Ray Train; a killed run resumes when it is started again. Exit status: 0 done, 1
-failed, 2 refused, 143 and 130 stopped by SIGTERM and SIGINT.
+Runs in one process, or on several workers under Ray Train; a killed run resumes if the same command is run again. Exit
+status: 0 done, 1 failed, 2 refused, 143 and 130 stopped by SIGTERM and SIGINT.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print(f"the job was stopped by {stop.name}; {go_on}", file=sys.stderr)
         return stop.status
-    except Exception:  # whatever ends a job is shown whole; a bad row never does
+    except Exception:  # a bad row does not end a job, so the full traceback is printed
         traceback.print_exc()
         print(f"the job failed; {go_on}", file=sys.stderr)
         return FAILED
@@ -60,10 +60,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(job: TrainDrafterJob) -> dict[str, Any]:
-    """Train, measure on held-out rows, write the head and `training.json`; returns the measurements.
+    """Train, measure on held-out rows, write the head and `training.json`, and return the measurements.
 
     Raises:
-        ConfigError: the output belongs to another run, or the target or the source cannot be used.
+        ConfigError: the output belongs to another run, or the target or the source is invalid.
     """
     source = freeze_source(job)
     job, found = checkpoints.check(job, lambda own: Known({"target": check_target(own)}), job.workers.count == 1)

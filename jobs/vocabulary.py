@@ -22,7 +22,7 @@ DONE, REFUSED = 0, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Count, write the list and return the exit status."""
+    """Count tokens, write the vocabulary file and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m jobs.vocabulary", description=__doc__)
     parser.add_argument("--target", required=True, help="folder or hub id of the model whose tokenizer counts")
     parser.add_argument("--revision", help="the hub's commit, tag or branch")
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _count(arguments: argparse.Namespace) -> Counted:
-    """Raises ConfigError: the target has no tokenizer, a source cannot be read, or there is no text."""
+    """Count tokens; raise ConfigError if the target has no tokenizer, a source is unreadable, or there is no text."""
     ref = CheckpointRef(arguments.target, arguments.revision)
     try:
         tokenizer = FrontEnd(read_processor(ref, read_config(ref))).tokenizer

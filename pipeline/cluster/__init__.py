@@ -1,1 +1,1 @@
-"""The Ray session, job submission, code archive, drain, signals, worker logs."""
+"""Connects jobs to Ray, submits them, and handles draining nodes, signals and worker logs."""

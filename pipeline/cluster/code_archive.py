@@ -1,4 +1,4 @@
-"""The code archive for a cluster: code, presets and the shipped models of this checkout.
+"""Packs the code archive that is uploaded to a cluster: code, presets and shipped models of this checkout.
 
 Folders are listed by name, so that no other file of a checkout (data, results, an `.env`) is ever uploaded.
 """
@@ -17,17 +17,17 @@ from pipeline.output.provenance import CODE_FOLDERS, ROOT
 SHIPPED_FOLDERS = (*CODE_FOLDERS, "zoo")
 SHIPPED_FILES = ("pyproject.toml",)
 MAX_ARCHIVE_BYTES = 100 * 1024**2
-"""Limit of Ray's dashboard for one upload."""
+"""Ray's limit for the upload of a working directory."""
 SUBMITTED = "submitted"
-"""Path in the archive of a job file from another folder."""
+"""Folder in the archive for a job file that is outside the shipped folders."""
 _DENSE_SUFFIXES = (".safetensors", ".png", ".jpg", ".mp4", ".gz", ".zst", ".parquet")
 """File types that compression does not shrink much."""
 _DATE = (1980, 1, 1, 0, 0, 0)
-"""Of all entries: equal content makes an equal archive, which Ray recognises by its hash."""
+"""Date of all entries, so that equal content gives an equal archive, which Ray recognises by its hash."""
 
 
 def pack(archive: Path, job_file: Path | None = None, root: Path = ROOT) -> str:
-    """Write the archive; return the path of the job file in it (empty without one). ConfigError if it is too large."""
+    """Write the archive; return the path of the job file in it (empty without one); raise ConfigError if too large."""
     files = dict(shipped_files(root))
     place = "" if job_file is None else place_of(job_file, root)
     if job_file is not None:
@@ -51,7 +51,7 @@ def pack(archive: Path, job_file: Path | None = None, root: Path = ROOT) -> str:
 
 
 def shipped_files(root: Path = ROOT) -> Iterator[tuple[str, Path]]:
-    """Name in the archive and path of every shipped file; hidden files and links are left out."""
+    """Yield (path in the archive, path on disk) of every shipped file; hidden files and symlinks are excluded."""
     yield from ((name, root / name) for name in SHIPPED_FILES if (root / name).is_file())
     for top in SHIPPED_FOLDERS:
         for folder, folders, names in os.walk(root / top):
@@ -63,14 +63,14 @@ def shipped_files(root: Path = ROOT) -> Iterator[tuple[str, Path]]:
 
 
 def place_of(job_file: Path, root: Path = ROOT) -> str:
-    """The path of a job file in the archive: its path in the checkout if that is shipped, else a separate folder."""
+    """Return the path of a job file in the archive: its path in the checkout if shipped, else below `SUBMITTED`."""
     path, root = job_file.resolve(), root.resolve()
     is_inside = path.is_relative_to(root) and path.relative_to(root).parts[0] in SHIPPED_FOLDERS
     return path.relative_to(root).as_posix() if is_inside else f"{SUBMITTED}/{path.name}"
 
 
 def is_shipped(path: str, root: Path = ROOT) -> bool:
-    """Whether a path relative to the checkout is shipped."""
+    """Return whether a path relative to the checkout exists and is part of the archive."""
     parts = Path(os.path.normpath(path)).parts
     return bool(parts) and parts[0] in SHIPPED_FOLDERS and (root / path).exists()
 

@@ -1,4 +1,4 @@
-"""Node drain: finished rows are saved at once, and deaths on a draining node do not count against rows.
+"""Handles node drain: finished rows are written at once, and process deaths on a draining node do not count for rows.
 
 Ray places nothing new on a draining node, and restarts its actors elsewhere without counting that as a restart.
 """
@@ -23,15 +23,16 @@ Look = Callable[[], Mapping[str, int]]
 
 
 def draining_nodes() -> Mapping[str, int]:
-    """The draining nodes of the running Ray. Ray has no public API for this except its dashboard."""
+    """Return the draining nodes of the running Ray, which has no public API for them except its dashboard."""
     found: Mapping[str, int] = ray._private.state.state.get_draining_nodes()
     return found
 
 
 class Drains:
-    """Polls draining nodes.
+    """Tracks draining nodes.
 
-    `spare` is called once per node, `hurry` whenever the first node starts to drain or the last one is gone.
+    It calls `spare` once per node, `hurry(True)` when the first node starts to drain, and `hurry(False)` when no node
+    drains any more.
     """
 
     def __init__(
@@ -42,7 +43,7 @@ class Drains:
         self._hurried = False
 
     def look(self, draining: Mapping[str, int]) -> None:
-        """Handle the set of nodes that drain now."""
+        """Update the state with the nodes that drain now and their deadlines."""
         if bool(draining) != self._hurried:
             self._hurried = bool(draining)
             self._hurry(self._hurried)
@@ -65,5 +66,5 @@ class Drains:
 def watched(
     drains: Drains, look: Look = draining_nodes, every_s: float = LOOK_S
 ) -> contextlib.AbstractContextManager[None]:
-    """Poll the nodes while the block runs."""
+    """Poll the draining nodes every `every_s` seconds while the block runs."""
     return polled(lambda: drains.look(look()), every_s, "drains")

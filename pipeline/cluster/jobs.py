@@ -1,7 +1,7 @@
-"""Jobs of a cluster through Ray's Jobs API: connect, submit, follow, status, stop.
+"""Submits, follows, queries and stops jobs of a cluster through Ray's Jobs API.
 
-A submission id is a stem that is derived from the job, and a number. Ray refuses an id twice, so of two simultaneous
-submitters only one succeeds.
+A submission id is a stem that is derived from the job, and a number. Ray rejects an id that exists already, so of two
+simultaneous submissions only one succeeds.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Known:
         return self.status in ("SUCCEEDED", "FAILED", "STOPPED")
 
     def lines(self) -> list[str]:
-        """The record as text."""
+        """Return the record as lines of text."""
         text = {"submission": self.submission_id, "status": self.status, "command": self.entrypoint}
         if self.began_ms is not None:
             end_ms = time.time() * 1000 if self.ended_ms is None else self.ended_ms
@@ -69,20 +69,20 @@ class Known:
 
 
 class Cluster:
-    """A running cluster by the address of its dashboard."""
+    """Client of a running cluster, connected through the address of its dashboard."""
 
     def __init__(self, address: str) -> None:
         self.address = dashboard_url(address)
         self._client = _connect(self.address)
 
     def submissions(self, stem: str) -> list[Known]:
-        """All submissions of one job, by number."""
+        """Return all submissions of the job with this stem, sorted by number."""
         pattern = re.compile(re.escape(stem) + r"-\d+")
         found = [_known(job) for job in self._client.list_jobs() if pattern.fullmatch(job.submission_id or "")]
         return sorted(found, key=lambda known: known.number)
 
     def ask(self, submission_id: str) -> Known:
-        """The record of a submission; ConfigError if the cluster has none of that name."""
+        """Return the record of a submission; raise ConfigError if the cluster has none with this id."""
         try:
             return _known(self._client.get_job_info(submission_id))
         except RuntimeError as error:
@@ -91,7 +91,7 @@ class Cluster:
             raise
 
     def submit(self, submission_id: str, entrypoint: str, runtime_env: dict[str, Any], **resources: Any) -> None:
-        """Upload and start; ConfigError if there is a submission of that name."""
+        """Upload the working directory and start the job; raise ConfigError if the submission id exists already."""
         try:
             self._client.submit_job(
                 entrypoint=entrypoint, submission_id=submission_id, runtime_env=runtime_env, **resources
@@ -105,7 +105,11 @@ class Cluster:
             raise
 
     def follow(self, submission_id: str, show: Callable[[str], None]) -> Known:
-        """Print the output of the job's driver from beginning to end; reconnects, up to a ConnectionError."""
+        """Pass the output of the job's driver to `show` until the job ends, and return its record.
+
+        Raises:
+            ConnectionError: the connection was lost more than `MAX_LOST_CONNECTIONS` times in a row.
+        """
         num_shown = num_lost = 0
         while True:
             try:
@@ -116,14 +120,14 @@ class Cluster:
                 known = self.ask(submission_id)
                 if known.has_ended:
                     return known
-            except (RuntimeError, OSError) as error:  # aiohttp's and requests' errors of connections are OSErrors
+            except (RuntimeError, OSError) as error:  # connection errors of aiohttp and requests are OSErrors
                 num_lost += 1
                 if num_lost > MAX_LOST_CONNECTIONS:
                     raise ConnectionError(f"{self.address} does not answer any more: {error}") from None
             time.sleep(POLL_INTERVAL_S)
 
     def _read_on(self, submission_id: str, num_skipped: int) -> Iterator[str]:
-        """The log behind its first `num_skipped` characters."""
+        """Yield the job's log after its first `num_skipped` characters."""
         tail = self._client.tail_job_logs(submission_id)
         with asyncio.Runner() as runner:
             while True:
@@ -136,7 +140,7 @@ class Cluster:
                     yield behind
 
     def stop(self, submission_id: str) -> Known:
-        """Stop the job's driver, and wait until it has ended."""
+        """Stop the job's driver, wait for its end for at most `STOP_TIMEOUT_S`, and return the record."""
         if not self.ask(submission_id).has_ended:
             self._client.stop_job(submission_id)
         deadline_s = time.monotonic() + STOP_TIMEOUT_S
@@ -146,7 +150,7 @@ class Cluster:
 
 
 def dashboard_url(address: str) -> str:
-    """The URL of a dashboard from an address; ConfigError if it is invalid."""
+    """Return the URL of a dashboard from its address; raise ConfigError if it is invalid or holds credentials."""
     url = address if "://" in address else f"http://{address}"
     try:
         parts = urllib.parse.urlsplit(url)
@@ -161,7 +165,7 @@ def dashboard_url(address: str) -> str:
 
 
 def _connect(address: str) -> Any:
-    """Ray's client, with this machine's token if a cluster on it requires one; ConfigError if it is refused.
+    """Connect Ray's client, with this machine's token if a cluster on it requires one; ConfigError if that fails.
 
     `ray start` enables tokens if it finds one, and Ray's client sends it only if RAY_AUTH_MODE is set.
     """
@@ -190,12 +194,12 @@ def _client(address: str, headers: dict[str, str]) -> Any:
 
     for name in _TALKATIVE:
         logging.getLogger(name).setLevel(logging.WARNING)
-    with environment(dict.fromkeys(ADDRESS_VARIABLES)):  # which Ray prefers to its arguments
+    with environment(dict.fromkeys(ADDRESS_VARIABLES)):  # Ray prefers these variables to its arguments
         return JobSubmissionClient(address, headers=headers)
 
 
 def _token() -> str:
-    """The token of this machine, from Ray's own places; empty if there is none."""
+    """Read this machine's token from Ray's environment variables or token file; empty if there is none."""
     given = os.environ.get("RAY_AUTH_TOKEN", "").strip()
     if given:
         return given

@@ -1,4 +1,4 @@
-"""Polls something in a thread of the driver while a job runs."""
+"""Polls a function in a thread of the driver while a job runs."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import ray
 
 @contextlib.contextmanager
 def polled(look: Callable[[], None], every_s: float, name: str, last_look: bool = False) -> Iterator[None]:
-    """Call `look` every so many seconds while the block runs, and with `last_look` once more when it ends.
+    """Call `look` every `every_s` seconds while the block runs, and with `last_look` once more when it ends.
 
-    An error of Ray ends the thread: the cluster is resume away, and its own error is the one to show.
+    An error of Ray ends the thread silently: the cluster is shutting down, and the job itself raises the cause.
     """
     stop = threading.Event()
 

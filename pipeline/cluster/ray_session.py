@@ -1,4 +1,4 @@
-"""Connects a job to Ray: a private cluster on this machine that leaves nothing behind, or a running one."""
+"""Connects a job to Ray: to a private local cluster, whose files are deleted at the end, or to a running cluster."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _OWN_PROGRESS = re.compile(r"^Progress bars (for operators )?disabled")
 
 @contextlib.contextmanager
 def session(job: Job, log_to_driver: bool = True, console: terminal.Console | None = None) -> Iterator[None]:
-    """Run Ray inside the block: private and local, or joined at `job.ray_address`.
+    """Start a private local Ray, or connect to the cluster at `job.ray_address`, while the block runs.
 
-    A `console` gets the output of Ray and of workers. Without one and with `log_to_driver`, workers' output is printed,
-    unless the job's log is JSON. A Ray that this process has initialised already is used as it is and left running.
+    A `console` receives the output of Ray and of workers. Without one, workers' output is printed if `log_to_driver` is
+    set and the job's log is text. If this process has initialised Ray already, it is used as it is and not shut down.
     """
     import ray
 
@@ -65,8 +65,8 @@ def session(job: Job, log_to_driver: bool = True, console: terminal.Console | No
 
 @contextlib.contextmanager
 def _local_options(job: Job) -> Iterator[dict[str, Any]]:
-    """A Ray with its own token and folder and without a dashboard; the folder is deleted at the end."""
-    # A warning that token authentication is enabled, as intended.
+    """Yield `ray.init` options for a Ray with its own token and temporary folder, and without a dashboard."""
+    # This logger warns that token authentication is enabled, which is intended.
     logging.getLogger("ray._private.authentication.authentication_token_setup").setLevel(logging.ERROR)
     folder = tempfile.TemporaryDirectory(prefix="df-", dir=_short_temporary_root(), ignore_cleanup_errors=True)
     with folder as path, environment(_private_environment(Path(path))):
@@ -81,7 +81,7 @@ def _local_options(job: Job) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def _cluster_options(job: Job) -> Iterator[dict[str, Any]]:
-    """A running cluster; the checkout is uploaded unless Ray has uploaded it already."""
+    """Yield `ray.init` options for a running cluster; the checkout is uploaded unless this is a submitted job."""
     with tempfile.TemporaryDirectory(prefix="draftfleet-") as folder:
         shipped = {}
         if INSIDE_SUBMITTED_JOB not in os.environ:
@@ -92,10 +92,10 @@ def _cluster_options(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def _worker_setup(job: Job) -> Callable[[], None]:
-    """The setup hook of worker processes.
+    """Return the setup hook of worker processes, which starts the watchdog of `job.max_silence_s`.
 
-    Ray calls it before it adds the driver's folder to the import path, and replaces a worker whose hook fails again and
-    again; so a worker that finds no code there prints the reason and runs unguarded.
+    Ray calls it before it adds the driver's folder to the import path, and keeps replacing a worker whose hook fails.
+    So a worker that cannot import the code prints the reason and runs without the watchdog.
     """
     max_silence_s, root = job.max_silence_s, str(Path(__file__).resolve().parents[2])
 
@@ -115,7 +115,7 @@ def _worker_setup(job: Job) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def driver_actor(kind: type, *arguments: Any, **options: Any) -> Iterator[Any]:
-    """An actor on the node of the caller while the block runs: it outlives every worker node and takes no CPU."""
+    """Run an actor on the caller's node while the block runs; it reserves no CPU and outlives the other nodes."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -128,27 +128,27 @@ def driver_actor(kind: type, *arguments: Any, **options: Any) -> Iterator[Any]:
 
 
 def available_cpus() -> int:
-    """Cores that this process may use; a container's share is smaller than the machine."""
+    """Return the number of cores that this process may use, which may be fewer than the machine has."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _private_environment(folder: Path) -> dict[str, str | None]:
-    """Variables that keep the user's home, accounts and a Ray that runs elsewhere out of it; None removes one.
+    """Return environment variables that isolate a local Ray from `~/.ray` and other Ray clusters; None removes one.
 
-    With the token in the environment, `~/.ray` is neither read nor written, and workers keep HOME with its credentials
-    and models.
+    With the token in the environment, Ray neither reads nor writes `~/.ray`, so workers can keep HOME with its
+    credentials and models.
     """
     return {
         "RAY_ADDRESS": None,
-        "RAY_AUTH_MODE": None,  # unset, a local Ray turns its token on by itself, also where Ray is imported already
+        "RAY_AUTH_MODE": None,  # if unset, a local Ray enables its token itself, also if Ray is imported already
         "RAY_AUTH_TOKEN": _TOKEN,
         "RAY_AUTH_TOKEN_PATH": None,
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_USAGE_STATS_CONFIG_PATH": str(folder / "usage.json"),
         "RAY_TMPDIR": str(folder),
-        # Tasks without GPUs see none; Ray prints a notice unless it is set.
+        # Hides GPUs from tasks that request none; Ray prints a notice unless it is set.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "1",
     }
 
@@ -172,12 +172,12 @@ def _set_environment(values: Mapping[str, str | None]) -> None:
 
 
 def _short_temporary_root() -> str | None:
-    """`/tmp` if there is one: the paths of Ray's sockets below it must not exceed about 100 characters."""
+    """Return `/tmp` if it is writable: paths of Ray's sockets below it must not exceed about 100 characters."""
     return "/tmp" if os.path.isdir("/tmp") and os.access("/tmp", os.W_OK) else None
 
 
 def _object_store(folder: Path) -> dict[str, Any]:
-    """Size and place of the object store: at most a quarter of the memory, on disk if shared memory is small."""
+    """Return the options of the object store: at most a quarter of host memory, on disk if `/dev/shm` is too small."""
     memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     size_bytes = max(MIN_LOCAL_OBJECT_STORE_BYTES, min(MAX_LOCAL_OBJECT_STORE_BYTES, memory_bytes // 4))
     shared = Path("/dev/shm")
@@ -187,7 +187,7 @@ def _object_store(folder: Path) -> dict[str, Any]:
 
 
 def _quiet_console() -> None:
-    """Print only messages that require action by the user; Ray's log files contain all."""
+    """Reduce Ray Data's terminal output to warnings; Ray's log files contain all messages."""
     import ray.data  # configures the logger that is filtered here
 
     for handler in logging.getLogger("ray.data").handlers:
@@ -206,12 +206,12 @@ _restart_notice_spent = False
 
 
 def _spend_restart_notice(ray: Any) -> None:
-    """Trigger Ray's once-per-process restart notice where it can be caught, and forward all other messages."""
+    """Trigger Ray's once-per-process restart notice while stderr is captured, and print all other captured lines."""
     global _restart_notice_spent
     if _restart_notice_spent:
         return
     _restart_notice_spent = True
-    # Requires a resource that no node has, so that no process is ever started for it.
+    # The actor requires a resource that no node has, so that no process is ever started for it.
     actor_class = ray.remote(max_restarts=1, num_cpus=0, resources={"draftfleet_nowhere": 1})(_Never)
     sys.stderr.flush()
     with tempfile.TemporaryFile() as caught:

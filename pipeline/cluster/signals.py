@@ -1,7 +1,7 @@
-"""Shutdown on a signal: SIGTERM and SIGINT end a job in order, with finished rows saved.
+"""Shuts a job down on SIGTERM and SIGINT, after its finished rows are written.
 
-The first signal raises `KeyboardInterrupt` in the main thread; the job's contexts then save finished rows and stop Ray.
-A second signal, or the end of the grace period, ends the process at once.
+The first signal raises `KeyboardInterrupt` in the main thread; the job's context managers then write finished rows and
+stop Ray. A second signal, or the end of the grace period, exits the process immediately.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from types import FrameType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 GRACE_S = 25.0
-"""From the first signal to the end of the process, at most; below the 30 s of a pod by default."""
+"""Maximum time from the first signal to the exit of the process; below Kubernetes' default of 30 s."""
 CLUSTER_WAIT_S = 30
-"""The least time between SIGTERM and SIGKILL of a cluster; more than the grace period."""
+"""Minimum time that a cluster must leave between SIGTERM and SIGKILL; longer than the grace period."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Stop:
 
     @property
     def status(self) -> int:
-        """The exit status of shells: 128 and the signal's number."""
+        """The exit status as in shells: 128 plus the signal's number."""
         assert self.number is not None, "no signal came"
         return 128 + self.number
 
@@ -44,9 +44,9 @@ _active: list[Stop] = []
 
 @contextlib.contextmanager
 def caught(grace_s: float = GRACE_S) -> Iterator[Stop]:
-    """Turn the first SIGTERM or SIGINT inside the block into `KeyboardInterrupt`; yields the state of the stop.
+    """Turn the first SIGTERM or SIGINT inside the block into `KeyboardInterrupt`; yield the `Stop` that records it.
 
-    A signal that the process ignored at its start stays ignored. Outside the main thread nothing changes.
+    Signals that are ignored before the block stay ignored. Outside the main thread, no handlers are set.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
@@ -86,7 +86,7 @@ def _end_at_once(number: int, reason: str) -> None:
 
 @contextlib.contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Keep the handlers of `caught` while Ray connects and sets handlers that exit with status 15 or print a trace."""
+    """Keep the handlers of `caught` while Ray connects; Ray's own handlers exit with status 15 or print a trace."""
     if not _active or threading.current_thread() is not threading.main_thread():
         yield
         return

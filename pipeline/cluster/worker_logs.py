@@ -1,4 +1,4 @@
-"""The output of Ray and its workers: all of it goes to `_job/logs/attempt-N.log`, one line per event to the terminal.
+"""Writes the output of Ray and its workers to `_job/logs/attempt-N.log`, and one line per event to the terminal.
 
 The terminal shows one line per worker process that died, the messages of this program's loggers in workers, and the
 first line of each distinct warning or error of Ray, once.
@@ -41,7 +41,7 @@ _JSON_EVENT = '{"time": '
 
 
 class Console:
-    """Sorts lines into the log file and the terminal. Any thread may call."""
+    """Writes lines to the log file, and selected ones to the terminal. Thread-safe."""
 
     def __init__(self, path: Path, shown_path: str, events: Events) -> None:
         self._path, self._shown_path, self._events = path, shown_path, events
@@ -52,17 +52,17 @@ class Console:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was logged, so that there is no file."""
+        """Whether nothing was logged, in which case there is no log file."""
         return self._num_bytes == 0
 
     def take(self, data: Mapping[str, Any], ignore_prefix: bool = False) -> None:
-        """One batch of lines; replaces Ray's `print_to_stdstream`."""
+        """Log one batch of worker output; replaces Ray's `print_to_stdstream`."""
         pid, lines = data.get("pid"), [_ANSI.sub("", str(line)) for line in data.get("lines", ())]
         name = data.get("actor_name") or data.get("task_name") or ""
         who = str(pid) if pid in ("raylet", "autoscaler") else f"{name} pid={pid}, ip={data.get('ip')}".strip()
         for line in lines:
             if line.startswith(_JSON_EVENT):
-                continue  # written for the collectors of the nodes; see `actors.events`
+                continue  # an event for log collectors on the nodes; see `actors.events`
             self.log(f"({who}) {line}")
             if pid == "raylet":
                 self._take_of_raylet(line)
@@ -77,7 +77,7 @@ class Console:
     def _take_of_raylet(self, text: str) -> None:
         died = _WORKER_DIED.search(text)
         if died:
-            # The process number makes each death a line of its own.
+            # The process id makes the line of each death distinct.
             self.show(f"worker process {died[1]} died; its work is run again", "worker_died", process=int(died[1]))
         elif _LOW_MEMORY.search(text):
             text = "a worker process was killed because the node is low on memory; its work is run again"
@@ -86,7 +86,7 @@ class Console:
             self.show_once(text)
 
     def record(self, record: logging.LogRecord) -> None:
-        """A log record of Ray in the driver's process."""
+        """Write one of Ray's log records in the driver's process to the log, and show each distinct message once."""
         text = _ANSI.sub("", logging.Formatter("%(levelname)s %(name)s: %(message)s").format(record))
         self.log(text)
         message = record.getMessage()
@@ -104,17 +104,17 @@ class Console:
         self.show(f"Ray: {_ANSI.sub('', first)}", "ray_message")
 
     def show(self, text: str, event: str, **values: Any) -> None:
-        """One line on the terminal with the path of the log, or an event if the job's log is JSON."""
+        """Print one line with the path of the log to the terminal, or emit an event if the job's log is JSON."""
         text = text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
         if self._events.enabled:
             self._events.emit(event, "warning", message=text, log=self._shown_path, **values)
             return
-        clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # over the progress bar
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""  # clears the progress bar
         with contextlib.suppress(OSError, ValueError):  # the terminal is gone
             print(f"{clear}{text} (log: {self._shown_path})", file=sys.stderr, flush=True)
 
     def log(self, text: str) -> None:
-        """Append to the log file."""
+        """Append a line with a timestamp to the log file, up to `MAX_LOG_BYTES`."""
         line = f"{datetime.now(UTC).isoformat(timespec='milliseconds')} {text}\n".encode(errors="replace")
         try:
             with self._lock:
@@ -125,7 +125,7 @@ class Console:
                 with self._path.open("ab") as file:
                     file.write(_CUT if self._is_closed else line)
                 self._num_bytes += len(line)
-        except OSError as error:  # must not end a thread of Ray
+        except OSError as error:  # must not propagate into a thread of Ray
             with self._lock:
                 self._is_closed = True
             self.show(f"the log cannot be written and ends here: {error}", "log_failed")
@@ -133,7 +133,7 @@ class Console:
 
 @contextlib.contextmanager
 def kept(output: OutputDir, attempt: int, events: Events) -> Iterator[Console]:
-    """A console for one attempt. The log of an output on a store is uploaded when the block ends."""
+    """Yield the console of one attempt; if the output is remote, upload its log file when the block ends."""
     relative = f"{LOGS}/attempt-{attempt:06d}.log"
     is_local = access.is_local(output.filesystem)
     folder = None if is_local else tempfile.mkdtemp(prefix="draftfleet-log-")
@@ -150,14 +150,14 @@ def kept(output: OutputDir, attempt: int, events: Events) -> Iterator[Console]:
             if not console.is_empty:
                 try:
                     output.write_bytes(relative, path.read_bytes())
-                except Exception as error:  # drivers of stores raise any error
+                except Exception as error:  # storage drivers raise any error
                     console.show(f"the log cannot be uploaded: {access.reason_of(error)}", "log_failed")
             shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def connected(console: Console) -> Iterator[None]:
-    """Send Ray's output to the console while the block runs. Enter before `ray.init`."""
+    """Send the output of Ray and workers to the console while the block runs. Enter before `ray.init`."""
     import ray._private.worker as ray_worker
     import ray.data  # noqa: F401 (configures the logger whose handlers are replaced)
 
@@ -171,7 +171,7 @@ def connected(console: Console) -> Iterator[None]:
 
 @contextlib.contextmanager
 def records_taken(console: Console, keep: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
-    """Send log records of Ray in this process that pass `keep` to the console. Enter after `ray.init`."""
+    """Send Ray's log records of this process that pass `keep` to the console. Enter after `ray.init`."""
     replaced: list[tuple[logging.Logger, list[logging.Handler]]] = []
     handler = logging.Handler(logging.WARNING)
     handler.emit = console.record  # type: ignore[method-assign]
@@ -189,6 +189,6 @@ def records_taken(console: Console, keep: Callable[[logging.LogRecord], bool]) -
 
 
 def writes_to_terminal(handler: logging.Handler) -> bool:
-    """Whether a handler of Ray prints, and does not write one of Ray's log files."""
+    """Return whether a log handler of Ray prints to the terminal and not to a log file."""
     is_stream = isinstance(handler, logging.StreamHandler) and not isinstance(handler, logging.FileHandler)
     return is_stream or type(handler).__name__ == "PlainRayHandler"

@@ -1,1 +1,1 @@
-"""The writer, published files, inventory, checksums, provenance."""
+"""Writes and publishes result files, and verifies, counts and lists the files of an output."""

@@ -1,7 +1,7 @@
-"""Counts the rows of samples in an output: finished samples, and rows that are there twice.
+"""Counts the rows of samples in an output, to find finished samples and repeated rows.
 
-A sample is one row, or several: clips, prompts, images of one prompt. It is done when all of them are there, or when it
-failed before it became several. Rows in `data/` win over rows in `errors/`.
+A sample has one row, or several: one per clip, prompt, or image of a prompt. It is done if all of its rows exist, or if
+it failed before it was split into rows. Rows in `data/` take precedence over rows in `errors/`.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ COLUMNS = (
     *("source", "row_index", "sample_id", "attempt"),
     *("clip_index", "num_clips", "prompt_index", "num_prompts", "replica"),
 )
-"""The columns of an output that are read to find finished samples."""
+"""Columns of result files that are read to find finished samples."""
 _SAMPLE = ["file", "row"]
 _ENTRY = pa.schema(
     [(name, pa.int64()) for name in (*_SAMPLE, "place", "num_rows", "attempt")]
     + [("is_error", pa.bool_()), ("sample_id", pa.string())]
 )
-"""A row of an unfinished sample: its place among the `num_rows` rows of the sample, -1 for an error of the whole."""
+"""A row of an unfinished sample; `place` is its index among the sample's `num_rows` rows, -1 for a failed sample."""
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Result rows with the ordinals of their files, -1 for files that the manifest does not list, and their indices."""
+    """Result rows with the ordinals of their source files (-1: not in the manifest) and their row indices in them."""
 
     files: Ints
     rows: Ints
@@ -38,7 +38,7 @@ class Rows:
 
 
 def locate(tables: Sequence[pa.Table], paths: PathIndex) -> list[Rows]:
-    """The place of result rows in the source, looked up for all tables together."""
+    """Find the source file and row index of result rows, with one lookup of paths for all tables."""
     encoded = [table["source"].combine_chunks().dictionary_encode() for table in tables]
     unique = pa.chunked_array([one.dictionary for one in encoded], pa.string()).unique()
     ordinals = paths.find(unique)
@@ -50,19 +50,20 @@ def locate(tables: Sequence[pa.Table], paths: PathIndex) -> list[Rows]:
 
 
 class Accounts:
-    """The entries so far. `rows_per_sample` is a number, or None if the rows' own columns contain it."""
+    """Finished and unfinished samples among the added rows; `counts` are the numbers of samples per source file, and
+    `rows_per_sample` is None if columns of the rows contain it."""
 
     def __init__(self, counts: Ints, rows_per_sample: int | None = 1) -> None:
         self._rows_per_sample = rows_per_sample
         self.good = DoneBitmap(counts)
-        """Samples all of whose rows are in `data/`."""
+        """Samples that have all of their rows in `data/`."""
         self._bad = DoneBitmap(counts)
         self._open = _ENTRY.empty_table()
 
     def add(self, parts: Sequence[Rows], is_error: bool = False) -> list[Bools]:
-        """Enter rows of `data/`, or after all of them those of `errors/`, newest first.
+        """Add rows of `data/` files; after all of these, add rows of `errors/` files, newest first.
 
-        Returns for each row whether it counts no more: it was entered before, or an error has a result.
+        Return one mask per part: True for rows that were added before, and for error rows that have a result.
         """
         if self._rows_per_sample != 1:
             sizes = np.cumsum([len(one.files) for one in parts])[:-1]
@@ -73,7 +74,7 @@ class Accounts:
         return [self.good.add(one.files, one.rows) for one in parts]
 
     def done(self, retry_errors: bool = False) -> DoneBitmap:
-        """The samples that need nothing more; with `retry_errors` none that has failed."""
+        """Return the finished samples; with `retry_errors`, samples with errors are not finished."""
         done = DoneBitmap(self.good.counts)
         done.merge(self.good)
         if not retry_errors:
@@ -88,13 +89,13 @@ class Accounts:
         samples = entries.group_by(_SAMPLE).aggregate(aggregates)
         num_rows = samples["num_rows_max"]
         closed = pc.and_(pc.greater(num_rows, 0), pc.greater_equal(samples["there_sum"], num_rows))
-        if not retry_errors:  # a failure of the whole counts unless a later attempt got further
+        if not retry_errors:  # an error of the whole sample counts unless a later attempt wrote rows of it
             closed = pc.or_(closed, pc.greater_equal(samples["failed_in_max"], samples["got_to_max"]))
         done.add(*_samples_of(samples.filter(closed)))
         return done
 
     def present_ids(self, retry_errors: bool = False) -> frozenset[str]:
-        """Rows of unfinished samples that are there all the same, and must not be made again."""
+        """Return the ids of existing rows of unfinished samples, which must not be computed again."""
         is_open = ~self.done(retry_errors).has(*_samples_of(self._open))
         rows = self._open.filter(pc.and_(pa.array(is_open), pc.greater_equal(self._open["place"], 0)))
         return frozenset((rows.filter(pc.invert(rows["is_error"])) if retry_errors else rows)["sample_id"].to_pylist())
@@ -138,8 +139,8 @@ class Accounts:
 
 
 def _beaten(entries: pa.Table, first: int) -> Ints:
-    """The index of each new error of a whole sample that earlier entries complete or of which a later attempt got
-    further."""
+    """Return the `index` of each new error (from `first` on) of a whole sample that earlier entries complete, or of
+    which a later attempt wrote rows."""
     is_part = pc.greater_equal(entries["place"], 0)
     whole = entries.filter(pc.and_(pc.invert(is_part), pc.greater_equal(entries["index"], first)))
     whole = whole.select([*_SAMPLE, "index", "attempt"])

@@ -1,6 +1,6 @@
 """Verifies published files against the sizes and SHA-256 in `_job/files/`. Changes nothing.
 
-Files without a checksum (the writer was killed in between) are not judged.
+Files without a checksum (the writer was killed before it wrote one) are not verified.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ OTHER_BYTES = "its bytes are not those that were written"
 
 @dataclass(frozen=True)
 class Verified:
-    """Result of verification, and its cost: `num_bytes` were read in `seconds`."""
+    """Result of a verification; `num_bytes` were read in `seconds`."""
 
     sound: frozenset[str] = frozenset()
     problems: dict[str, str] = field(default_factory=dict)
     """Path of a damaged file → the reason."""
     unreadable: tuple[str, ...] = ()
-    """Files whose checksum is damaged; they are not judged."""
+    """Files with a damaged checksum record, which are not verified."""
     num_bytes: int = 0
     seconds: float = 0.0
     by_size: bool = False
 
     def line(self) -> str:
-        """The cost in words."""
+        """Return the number of files and the cost of the verification as one line of text."""
         num_files = len(self.sound) + len(self.problems)
         if self.by_size:
             return f"verified {num_files:,} files by their sizes alone (--skip-digests)"
@@ -47,8 +47,10 @@ class Verified:
 
 
 def verify(output: OutputDir, by_size: bool = False, known: Verified | None = None) -> Verified:
-    """Compare published files with their sizes and, unless `by_size`, SHA-256. Files that are `known` to be sound are
-    not read again; their cost is added."""
+    """Compare published files with their recorded sizes and, unless `by_size`, SHA-256.
+
+    Files that are sound in `known`, an earlier result, are not read again; the cost of `known` is added.
+    """
     began_s = time.monotonic()
     known = known or Verified()
     sound = set(known.sound)
@@ -67,9 +69,9 @@ _UNREADABLE = "its checksum note is damaged"
 
 
 def _judge(output: OutputDir, relative: str, by_size: bool) -> tuple[str | None, int]:
-    """The damage of a file (empty for none, None if not known) and the bytes read.
+    """Return the problem of a file (empty for none, None if unknown) and the number of bytes read.
 
-    Another attempt may be replacing the file: a checksum that changes meanwhile does not belong to these bytes.
+    Another attempt may be replacing the file: if its checksum changes during the comparison, the problem is unknown.
     """
     note = read_note(output, relative)
     if note is None:
@@ -93,7 +95,7 @@ def _judge(output: OutputDir, relative: str, by_size: bool) -> tuple[str | None,
 
 
 def read_note(output: OutputDir, relative: str) -> dict[str, Any] | None:
-    """The checksum of a published file: `sha256`, `num_bytes`, `num_rows`. None if there is none, empty if damaged."""
+    """Read the checksum record of a file (`sha256`, `num_bytes`, `num_rows`); None if missing, {} if damaged."""
     try:
         note = json.loads(output.read_bytes(checksum_name(relative)))
     except FileNotFoundError:
@@ -105,7 +107,7 @@ def read_note(output: OutputDir, relative: str) -> dict[str, Any] | None:
 
 
 def digest_of(output: OutputDir, relative: str) -> str:
-    """The SHA-256 of a file, read in pieces."""
+    """Return the SHA-256 of a file as hex digits; the file is read in pieces of `PIECE_BYTES`."""
     digest = hashlib.sha256()
     with access.open_file(output.filesystem, output.path(relative)) as file:
         while piece := file.read(PIECE_BYTES):

@@ -1,8 +1,8 @@
-"""Result files: whole Parquet files whose footers name the attempt and the job that made them.
+"""Names, writes and reads result files: Parquet files whose footers contain the attempt and the config fingerprint.
 
 data/part-NNNNNN.parquet                 rows with a result          (published, see `pipeline.output.publishing`)
 errors/part-NNNNNN.parquet               rows with an `error_type`
-_job/spool/aNNNN/NNNNNN-NN-data.parquet  finished rows that wait to be published, the same for errors
+_job/spool/aNNNN/NNNNNN-NN-data.parquet  finished rows that are not published yet; `-errors.parquet` for error rows
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SPOOLED = re.compile(r"a(\d{4,})/(\d{6,})-(\d\d+)-(data|errors)\.parquet")
 
 @dataclass(frozen=True)
 class Format:
-    """How tables of one job become files: their schema, which columns are the user's own, and Parquet's options."""
+    """File format of a job's tables: schema, columns kept from the source (`kept`), and Parquet options."""
 
     schema: pa.Schema
     kept: frozenset[str] = frozenset()
@@ -40,7 +40,7 @@ class Format:
     rows_per_group: int | None = None
 
     def check(self, table: pa.Table) -> pa.Table:
-        """The table in this schema; ValueError if it has other columns, or nulls in strings that are not kept ones."""
+        """Cast a table to the schema; raise ValueError for other columns, or nulls in strings that are not kept."""
         if table.schema.names != self.schema.names:
             raise ValueError(f"a result block has the columns {table.schema.names}, not {self.schema.names}")
         table = table.cast(self.schema)
@@ -50,7 +50,7 @@ class Format:
         return table
 
     def serialise(self, table: pa.Table, attempt: int, fingerprint: str) -> pa.Buffer:
-        """The table as a whole Parquet file in memory, read back before it is let out."""
+        """Encode a table as a Parquet file in memory, and check the number of rows in its footer."""
         stamp = {ATTEMPT_KEY: str(attempt).encode(), FINGERPRINT_KEY: fingerprint.encode()}
         table = table.replace_schema_metadata({**(self.schema.metadata or {}), **stamp})
         sink = pa.BufferOutputStream()
@@ -64,13 +64,13 @@ class Format:
 
 
 def split(table: pa.Table) -> dict[str, pa.Table]:
-    """The rows that go to `data/` and those that go to `errors/`."""
+    """Split result rows by folder: rows without an `error_type` for `data/`, the others for `errors/`."""
     failed = pc.not_equal(table["error_type"], "")
     return {DATA: table.filter(pc.invert(failed)), ERRORS: table.filter(failed)}
 
 
 def parts(table: pa.Table, max_rows: int) -> list[pa.Table]:
-    """The table in slices of at most `max_rows` rows; no slice of an empty table."""
+    """Slice a table into parts of at most `max_rows` rows; an empty table has no parts."""
     return [table.slice(start, max_rows) for start in range(0, table.num_rows, max_rows)]
 
 
@@ -79,38 +79,38 @@ def published_name(folder: str, number: int) -> str:
 
 
 def published_number(relative: str) -> int | None:
-    """The number of a published file, None for other names."""
+    """Return the number of a published file from its path; None for other names."""
     found = _PUBLISHED.fullmatch(relative.partition("/")[2])
     return int(found[1]) if found else None
 
 
 def spool_name(attempt: int, number: int, part: int, folder: str) -> str:
-    """The path of finished rows for `data/` or `errors/` before they are published."""
+    """Return the path of a spool file, which holds finished rows for `data/` or `errors/` until they are published."""
     return f"{SPOOL}/a{attempt:04d}/{number:06d}-{part:02d}-{folder}.parquet"
 
 
 def spool_attempt(relative: str) -> int:
-    """The attempt that spooled a file of `list_spooled`."""
+    """Return the number of the attempt that wrote a spool file, from a path that `list_spooled` returned."""
     found = _SPOOLED.fullmatch(relative.removeprefix(f"{SPOOL}/"))
     assert found is not None, relative
     return int(found[1])
 
 
 def list_published(output: OutputDir, *folders: str) -> list[str]:
-    """All files in `data/` or `errors/` or both, by path below the output, in the order of their numbers."""
+    """List all files of `data/`, `errors/` or both, as paths relative to the output, by folder and number."""
     names = [f"{folder}/{name}" for folder in folders for name in output.list_files(folder)]
     return sorted(names, key=lambda name: (name.partition("/")[0], published_number(name) or 0, name))
 
 
 def list_spooled(output: OutputDir, folder: str) -> list[str]:
-    """The spool files of all attempts for `data/` or `errors/`."""
+    """List the spool files of all attempts for `data/` or `errors/`, as paths relative to the output."""
     found = [(name, _SPOOLED.fullmatch(name)) for name in output.list_files(SPOOL)]
     return [f"{SPOOL}/{name}" for name, match in found if match and match[4] == folder]
 
 
 @dataclass(frozen=True)
 class Found:
-    """A result file as read: some of its columns and its attempt, or the `problem` that makes it unusable."""
+    """A result file that was read: some columns, its attempt and config fingerprint; or the `problem` of a bad file."""
 
     relative: str
     table: pa.Table | None = None
@@ -120,9 +120,10 @@ class Found:
 
 
 def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: bool = False) -> Found:
-    """Read one file, which may be anything; with `whole` every page of every column is decoded, not only `columns`.
+    """Read `columns` of one file; a damaged or foreign file has a `problem`. With `whole`, decode all pages as a check.
 
-    An OSError of the store is raised, because the state of the file is unknown.
+    Raises:
+        OSError: the store failed, so that the state of the file is unknown.
     """
     if not relative.endswith(".parquet"):
         return Found(relative, problem="it is no Parquet file by its name")
@@ -140,7 +141,7 @@ def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: 
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         return Found(relative, problem=f"it is torn: {access.reason_of(error)}")
     except OSError as error:
-        if type(error) is not OSError or error.errno is not None:  # Arrow's own have no number: damaged pages
+        if type(error) is not OSError or error.errno is not None:  # Arrow's errors of damaged pages have no errno
             raise
         return Found(relative, problem=f"it is torn: {access.reason_of(error)}")
     attempt = footer[ATTEMPT_KEY].decode()
@@ -150,7 +151,7 @@ def read_found(output: OutputDir, relative: str, columns: Sequence[str], whole: 
 def read_all_found(
     output: OutputDir, names: Sequence[str], columns: Sequence[str], whole: bool = False
 ) -> Iterable[Found]:
-    """`read_found` of many files in order, several at a time."""
+    """Call `read_found` for many files in parallel, and yield the results in order."""
     with ThreadPoolExecutor(NUM_READ_THREADS) as pool:
         for start in range(0, len(names), 4 * NUM_READ_THREADS):
             some = names[start : start + 4 * NUM_READ_THREADS]
@@ -166,12 +167,12 @@ def checksum_of(data: Any, num_rows: int) -> dict[str, Any]:
 
 
 def write_checksum(output: OutputDir, relative: str, data: Any, num_rows: int) -> None:
-    """Write the checksum of a published file, replacing an earlier one."""
+    """Write the checksum record of a published file, replacing an earlier one."""
     output.write_json(checksum_name(relative), checksum_of(data, num_rows))
 
 
 def note_checksum(output: OutputDir, relative: str, data: Any, num_rows: int) -> bool:
-    """Create the checksum of a published file; False if there is another one, which stays."""
+    """Create the checksum record of a published file; return False if there is one already, which is kept."""
     try:
         output.create_bytes(checksum_name(relative), as_json(checksum_of(data, num_rows)))
     except FileExistsError:

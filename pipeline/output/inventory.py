@@ -1,4 +1,4 @@
-"""Inventory of an output: finished samples, damaged or unknown files, and the spool. Changes nothing."""
+"""Takes the inventory of an output: finished samples, damaged or unknown files, and spool files. Changes nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FILES_AT_ONCE = 4_096
 
 @dataclass(frozen=True)
 class Spooled:
-    """A spool file: its rows, but for those whose ids are in `drop`, are still to be published."""
+    """A spool file with `num_rows` rows to publish; `drop` are the ids of its other rows (repeated or superseded)."""
 
     relative: str
     folder: str
@@ -31,7 +31,8 @@ class Spooled:
 
 @dataclass
 class Inventory:
-    """The state of an output. Of published files: rows that are there twice, and error rows that count no more."""
+    """The state of an output: `strange` files are damaged or unknown, `spooled` files hold rows to publish; by file,
+    `doubled` lists ids of repeated rows, and `superseded` masks error rows with a result or a newer error."""
 
     accounts: Accounts
     strange: list[Found] = field(default_factory=list)
@@ -41,9 +42,9 @@ class Inventory:
     doubled: dict[str, list[str]] = field(default_factory=dict)
     superseded: dict[str, Bools] = field(default_factory=dict)
     empty: set[str] = field(default_factory=set)
-    """Published files without rows: fences against older attempts, and emptied files."""
+    """Published files without rows: fences against older attempts, and files that were emptied."""
     num_rows: dict[str, int] = field(default_factory=lambda: {DATA: 0, ERRORS: 0})
-    """Published rows that count."""
+    """Published rows by folder, without repeated and superseded rows."""
 
 
 def take_inventory(
@@ -53,9 +54,10 @@ def take_inventory(
     fingerprints: Mapping[int, str],
     damaged: Mapping[str, str] | None = None,
 ) -> Inventory:
-    """Read every file; `fingerprints` are those of the taken attempts, `damaged` the damage of published files by path.
+    """Read every file of an output and return its inventory.
 
-    Of published files only the columns that identify rows are read. Spool files have no checksums and are read whole.
+    `fingerprints` are the config fingerprints of all attempts, `damaged` the problems of damaged published files by
+    path. Only the identifying columns of published files are read; spool files have no checksums and are read whole.
     """
     found = Inventory(Accounts(counts_of(manifest), rows_per_sample))
     paths = PathIndex(manifest.files["path"])
@@ -94,7 +96,7 @@ def take_inventory(
 
     enter(list_published(output, DATA), DATA, is_published=True)
     enter(list_spooled(output, DATA), DATA, is_published=False)
-    # Newest first: of several errors of one row the last one counts.
+    # Newest first, because the newest of several errors of one row counts.
     for names, is_published in _errors_newest_first(output):
         enter(names, ERRORS, is_published)
     known = {*list_spooled(output, DATA), *list_spooled(output, ERRORS)}
@@ -104,9 +106,9 @@ def take_inventory(
 
 
 def _errors_newest_first(output: OutputDir) -> list[tuple[list[str], bool]]:
-    """Runs of error files, newest first, and whether they are published.
+    """Group error files into runs, newest first, as pairs of paths and whether they are published.
 
-    Files that an attempt published come before those that it or an older one spooled.
+    Files that an attempt published come before files that the same or an older attempt spooled.
     """
     spooled, published = list_spooled(output, ERRORS)[::-1], list_published(output, ERRORS)[::-1]
     if not spooled:
@@ -114,13 +116,13 @@ def _errors_newest_first(output: OutputDir) -> list[tuple[list[str], bool]]:
     attempts = {one.relative: one.attempt for one in read_all_found(output, published, ())}
     placed = [(-attempts[name], False, name) for name in published]
     placed += [(-spool_attempt(name), True, name) for name in spooled]
-    placed.sort(key=lambda one: one[:2])  # stable: within an attempt newest first
+    placed.sort(key=lambda one: one[:2])  # stable sort: within an attempt, newest first
     runs = itertools.groupby(placed, lambda one: one[1])
     return [([name for _, _, name in run], not waits) for waits, run in runs]
 
 
 def _is_strange(one: Found, fingerprints: Mapping[int, str], found: Inventory) -> bool:
-    """Whether a file is not of a known attempt; if so, it is added to the strange ones."""
+    """Return whether a file is damaged or not of a known attempt; if so, add it to the strange files."""
     problem = one.problem
     if not problem and fingerprints.get(one.attempt) != one.fingerprint:
         problem = (
@@ -142,7 +144,7 @@ def _ids(rows: Rows, mask: Bools) -> list[str]:
 
 
 def _batches(found: Iterable[Found]) -> Iterator[list[Found]]:
-    """Files in groups whose paths are looked up together."""
+    """Group files into batches, whose source paths are looked up together."""
     batch: list[Found] = []
     num_rows = 0
     for one in found:

@@ -1,4 +1,4 @@
-"""Provenance of a run: versions, and the revision of the code."""
+"""Determines the provenance of a run: package versions and the revision of the code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CODE_FOLDERS = ("jobs", "pipeline", "actors", "decoding", "models", "configs")
 
 
 def versions() -> dict[str, str]:
-    """The versions of Python, of the platform and of the packages that decide the output."""
+    """Return the versions of Python, the platform and the packages that determine the output, by name."""
     found = {"python": platform.python_version(), "platform": platform.platform()}
     for name in PACKAGES:
         try:
@@ -28,7 +28,7 @@ def versions() -> dict[str, str]:
 
 
 def code_revision() -> str:
-    """The submitter's revision, the git commit (with `+changes` when files differ from it), or a hash of the code."""
+    """Return the revision set by the submitter, else the git commit (`+changes` if files differ), else a code hash."""
     given = os.environ.get(REVISION_VARIABLE)
     if given:
         return given
@@ -40,7 +40,7 @@ def code_revision() -> str:
 
 
 def tree_hash() -> str:
-    """SHA-256 over the paths and contents of the code, 16 hex digits."""
+    """Return the first 16 hex digits of the SHA-256 over the paths and contents of the code."""
     digest = hashlib.sha256()
     for path in sorted(path for folder in CODE_FOLDERS for path in (ROOT / folder).rglob("*.py")):
         digest.update(f"{path.relative_to(ROOT).as_posix()}\0".encode())
@@ -49,7 +49,7 @@ def tree_hash() -> str:
 
 
 def _git(*arguments: str) -> str | None:
-    """Output of git, or None if there is no git or it fails."""
+    """Return the output of a git command; None if git is missing or fails."""
     try:
         done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=20)
     except (OSError, subprocess.TimeoutExpired):

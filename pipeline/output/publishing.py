@@ -1,12 +1,12 @@
-"""Publishing: finished rows become durable in the spool, then move into `data/` and `errors/`, file after file.
+"""Publishes finished rows: writes them durably to the spool, then file by file to `data/` and `errors/`.
 
 Published files are a sequence: file k is created only if it does not exist, after k − 1 exists. A new attempt first
 creates an empty file at the next number. An older attempt fails to create that number and ends (`Fenced`), so a driver
-that was presumed dead publishes nothing. A name is never reused: a file that is set aside, or whose rows no longer
-count, is replaced by an empty one.
+that was presumed dead publishes nothing. A name is never reused: a file that is set aside, or whose rows are all
+superseded, is replaced by an empty one.
 
-Before every move, delete and overwrite, an attempt checks that no later one was taken (`check_alone`). A store cannot
-check and act in one step, so a late operation is harmless: names contain the attempt or are never reused, and an
+Before every move, delete and overwrite, an attempt checks that no later one has started (`check_alone`). A store cannot
+check and act in one step, so late operations must be harmless: names contain the attempt or are never reused, and an
 overwrite only turns a published file into the same empty file. Operations may run twice or be killed at any point.
 """
 
@@ -44,9 +44,9 @@ class Fenced(RuntimeError):
 
 @dataclass(frozen=True)
 class Publisher:
-    """The writer of one attempt; cheap to send to a worker.
+    """Writes the files of one attempt; cheap to send to a worker.
 
-    Methods raise `Fenced`, without touching the output, if a later attempt has taken over.
+    Methods raise `Fenced`, without a change of the output, if a later attempt has taken over.
     """
 
     output: OutputDir
@@ -56,7 +56,7 @@ class Publisher:
     rows_per_file: int = 10_000
 
     def spool(self, number: int, tables: Sequence[pa.Table]) -> list[Spooled]:
-        """Make finished rows durable as the spool files with this number."""
+        """Write finished rows durably as the spool files with this number."""
         table = pa.concat_tables([self.format.schema.empty_table(), *(self.format.check(one) for one in tables)])
         done = []
         for folder, all_rows in split(table).items():
@@ -67,7 +67,7 @@ class Publisher:
         return done
 
     def publish(self, folder: str, number: int, spooled: Sequence[Spooled]) -> int:
-        """Publish the rows of these spool files under the first free number from this one on; returns that number."""
+        """Publish the rows of these spool files as the first free number from `number` on; return that number."""
         return self.publish_rows(folder, number, pa.concat_tables([self._read(one) for one in spooled]))
 
     def _read(self, spooled: Spooled) -> pa.Table:
@@ -84,11 +84,11 @@ class Publisher:
         return self.format.check(table)
 
     def fence(self, folder: str) -> int:
-        """Fence every older attempt out of a folder; returns the next free number."""
+        """Publish an empty file, so that older attempts cannot publish in this folder; return the next free number."""
         return self.publish_rows(folder, next_number(self.output, folder), self.format.schema.empty_table()) + 1
 
     def check_alone(self) -> None:
-        """Raise `Fenced` if a later attempt was taken."""
+        """Raise `Fenced` if a later attempt has started."""
         newest = max(self.output.list_attempts(), default=self.attempt)
         if newest > self.attempt:
             raise self._fenced_by(newest)
@@ -96,15 +96,15 @@ class Publisher:
     def _fenced_by(self, attempt: int) -> Fenced:
         return Fenced(f"attempt {attempt} of {self.output.shown()} has taken over from attempt {self.attempt}")
 
-    # --- operations that may destroy something: only while no later attempt was taken ---
+    # --- destructive operations: only while no later attempt has started ---
 
     def remove(self, relative: str) -> None:
-        """Delete a file whose rows are published."""
+        """Delete a spool file whose rows are published, or a damaged checksum record."""
         self.check_alone()
         self.output.remove(relative)
 
     def set_aside(self, relative: str) -> None:
-        """Move a file below `_job/aside/`; an empty file takes a published one's place in the sequence."""
+        """Move a file below `_job/aside/`; an empty file replaces a published one, so that its number stays used."""
         self.check_alone()
         if published_number(relative) is None or relative.partition("/")[0] not in FOLDERS:
             self.output.set_aside(relative)
@@ -114,26 +114,26 @@ class Publisher:
         write_checksum(self.output, relative, empty, 0)
 
     def empty(self, relative: str) -> None:
-        """Replace a published file, whose rows count no more, by an empty one."""
+        """Replace a published file, whose rows are superseded, by an empty one."""
         self.check_alone()
         empty = self._empty_file()
         self.output.write_bytes(relative, empty)
         write_checksum(self.output, relative, empty, 0)
 
     def write_job_file(self, relative: str, data: bytes) -> None:
-        """Write or replace a file of `_job/` that describes the newest attempt."""
+        """Write or replace a file in `_job/` that describes the newest attempt."""
         self.check_alone()
         self.output.write_bytes(relative, data)
 
     def _empty_file(self) -> pa.Buffer:
-        """The same bytes for every attempt, so that it does not matter which of two writes them last."""
+        """Return an empty Parquet file; its bytes are the same in every attempt, so concurrent writes are harmless."""
         attempts = self.output.list_attempts()
         first = attempts[0] if attempts else self.attempt
         fingerprint = str(self.output.read_attempt(first).get("config_fingerprint")) if attempts else self.fingerprint
         return self.format.serialise(self.format.schema.empty_table(), first, fingerprint)
 
     def publish_rows(self, folder: str, number: int, table: pa.Table) -> int:
-        """Publish rows under the first free number from this one on; returns that number."""
+        """Publish rows as the file with the first free number from `number` on; return that number."""
         data = self.format.serialise(table, self.attempt, self.fingerprint)
         while True:
             relative = published_name(folder, number)
@@ -146,14 +146,14 @@ class Publisher:
                 number += 1
                 continue
             if not note_checksum(self.output, relative, data, table.num_rows):
-                self.check_alone()  # the checksum is of an older file of this name, or of this one, emptied since
+                self.check_alone()  # the record is of an older file of this name, or this file was emptied since
                 write_checksum(self.output, relative, data, table.num_rows)
             return number
 
     def rewrite(self, relative: str, table: pa.Table) -> None:
-        """Replace a published file; its checksum is removed first, so that none is ever wrong.
+        """Replace a published file; its checksum record is removed first, so that no record is ever wrong.
 
-        Prefer `publish_rows` and `empty`: a late write may bring rows back that a later attempt removed.
+        Prefer `publish_rows` and `empty`: a delayed write may restore rows that a later attempt removed.
         """
         self.check_alone()
         self.output.remove(checksum_name(relative))
@@ -163,6 +163,6 @@ class Publisher:
 
 
 def next_number(output: OutputDir, folder: str) -> int:
-    """The number behind the last published file of a folder."""
+    """Return the number after the last published file of a folder."""
     numbers = [published_number(name) for name in list_published(output, folder)]
     return max((number + 1 for number in numbers if number is not None), default=0)

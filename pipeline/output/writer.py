@@ -1,6 +1,6 @@
-"""The writer: finished rows are spooled within a bounded time, and full files are published.
+"""Writes finished rows to spool files within a bounded time, and publishes full files.
 
-A thread of the driver schedules; blocks stay on their nodes until a task writes them.
+A thread of the driver schedules the writes; blocks stay on their nodes until a Ray task writes them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from pipeline.output.publishing import Publisher
 from pipeline.storage.output_dir import DATA, ERRORS
 
 MAX_BUFFERED_BYTES = 256 * 1024**2
-"""Finished blocks are spooled when they reach this size."""
+"""Buffered blocks are spooled when they reach this size together."""
 MAX_DRAIN_SECONDS = 1.0
-"""Maximum seconds that finished rows wait while a node drains; rows that are only on that node are lost with it."""
+"""Maximum buffering time while a node drains; rows that exist only on that node are lost with it."""
 FENCE_CHECK_S = 30.0
 
 
 def spool(publisher: Publisher, number: int, *tables: Any) -> list[Spooled]:
-    """`Publisher.spool`, as a task that gets its tables from Ray."""
+    """Call `Publisher.spool`; as a Ray task, it receives its tables from the object store."""
     return publisher.spool(number, tables)
 
 
 Call = Callable[..., Any]
-"""Runs a function with arguments, here or elsewhere, and returns its result."""
+"""Runs a function with arguments, in this process or in a Ray task, and returns its result."""
 
 
 def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -39,7 +39,7 @@ def call_here(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def call_in_ray(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run a function as a Ray task without CPUs, because the graph may hold all of them."""
+    """Run a function as a Ray task that reserves no CPU, because the graph may use all of them."""
     import ray
 
     return ray.get(ray.remote(num_cpus=0)(function).remote(*arguments))
@@ -47,7 +47,7 @@ def call_in_ray(function: Callable[..., Any], *arguments: Any) -> Any:
 
 @dataclass
 class _Buffer:
-    """Finished blocks that are not in a file yet."""
+    """Finished blocks that are not written yet; the first one was added at `since_s`."""
 
     blocks: list[Any] = field(default_factory=list)
     num_rows: int = 0
@@ -56,11 +56,11 @@ class _Buffer:
 
 
 class Writer:
-    """Takes finished blocks from the end of the graph; `waiting` are spool files of earlier attempts, `next_numbers`
-    the first free numbers of published files.
+    """Buffers, spools and publishes the blocks that the graph returns.
 
-    As a context manager it saves all received rows at its end, also if the job fails, and publishes everything only if
-    it does not. Errors of the thread (`Fenced`, OSError) are raised by the next `add`, or at the end.
+    `waiting` are spool files of earlier attempts to publish, `next_numbers` the first free file number of each folder.
+    At the end of its context it spools all received rows, also if the job fails, and publishes them only if it does
+    not. Errors of the thread (`Fenced`, OSError) are raised by the next `add`, or at the end.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class Writer:
             self._changed.notify_all()
         try:
             self._thread.join()
-        except BaseException:  # a signal; what is finished is saved all the same
+        except BaseException:  # a signal; finished rows are spooled before it is raised again
             self._thread.join()
             raise
         if kind is None:
@@ -106,11 +106,11 @@ class Writer:
             self._publish(everything=True)
 
     def add(self, blocks: Sequence[Any], num_rows: int, num_bytes: int) -> None:
-        """Take finished blocks; waits while the buffered rows fill a file."""
+        """Buffer finished blocks; wait while the buffer is full."""
         with self._changed:
             try:
                 self._changed.wait_for(lambda: self._failure is not None or not self._is_full())
-            except BaseException:  # a signal; these blocks are finished and are saved with the others
+            except BaseException:  # a signal; these blocks are finished and are spooled with the others
                 self._hold(blocks, num_rows, num_bytes)
                 raise
             if self._failure is not None:
@@ -126,7 +126,7 @@ class Writer:
         self._changed.notify_all()
 
     def hurry(self, hurried: bool) -> None:
-        """Save without delay from now on, or no longer; any thread may call."""
+        """Set whether rows are spooled within `MAX_DRAIN_SECONDS` because a node drains; thread-safe."""
         with self._changed:
             self._hurried = hurried
             self._changed.notify_all()
@@ -149,7 +149,7 @@ class Writer:
                 self._changed.notify_all()
 
     def _take_due(self) -> _Buffer | None:
-        """Wait for blocks that are due to be spooled; None at the end."""
+        """Wait until buffered blocks are due to be spooled, and return them; None at the end of the context."""
         with self._changed:
             while True:
                 age_s = self._clock() - self._held.since_s
@@ -174,10 +174,10 @@ class Writer:
         self._number += 1
 
     def _publish(self, everything: bool) -> None:
-        """Publish full files, or all spooled rows. A file takes whole spool files, so some are not quite full."""
+        """Publish full files, or all spooled rows; a file consists of whole spool files, so it may be smaller."""
         for folder, waiting in self._spooled.items():
             while waiting and (everything or sum(one.num_rows for one in waiting) >= self._sink.rows_per_file):
-                waiting.sort(key=lambda one: -one.num_rows)  # so that small ones fill files up
+                waiting.sort(key=lambda one: -one.num_rows)  # small spool files fill up the rest of a file
                 taken, num_rows = list[Spooled](), 0
                 for one in waiting:
                     if not taken or num_rows + one.num_rows <= self._sink.rows_per_file:

@@ -1,1 +1,1 @@
-"""Summary, progress, preview and contact sheet."""
+"""Reports about jobs: progress while they run, the closing summary, preview page and contact sheet."""

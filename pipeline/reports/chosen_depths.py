@@ -1,6 +1,6 @@
-"""Draft depths chosen by an engine's controller, by batch size, summed over the telemetry of rows.
+"""Counts the draft depths that an engine's controller chose, by batch size, from the telemetry of rows.
 
-A row counts its own steps, so a step counts once for every row in its batch.
+Each row counts its own steps, so a step of the engine counts once per row of its batch.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ Key = TypeVar("Key")
 
 
 def add_counts(total: dict[Key, int], more: Mapping[Key, int]) -> None:
-    """Add counts to a total, key by key."""
+    """Add counts to a total in place, key by key."""
     for key, number in more.items():
         total[key] = total.get(key, 0) + number
 
 
 @dataclass
 class AtBatchSize:
-    """Steps of rows in batches of one size, by levels. `num_promised` steps had an estimate; the other two fields sum
-    their expected tokens per second of the whole batch, as chosen and for plain decoding."""
+    """Steps of rows in batches of one size, by draft depth (`levels`). `num_promised` steps had an estimate; the other
+    fields sum the expected throughput of the whole batch, at the chosen depth and for plain decoding."""
 
     levels: dict[int, int] = field(default_factory=dict)
     num_promised: int = 0
@@ -36,14 +36,15 @@ class AtBatchSize:
         self.plain_tokens_per_s += other.plain_tokens_per_s
 
     def means(self) -> dict[str, float]:
-        """Expected tokens per second per step."""
+        """Return the expected tokens per second, averaged over the steps that had an estimate."""
         many = max(self.num_promised, 1)
         return {"tokens_per_s": self.tokens_per_s / many, "plain_tokens_per_s": self.plain_tokens_per_s / many}
 
 
 @dataclass
 class ChosenDepths:
-    """Empty without a controller; a key of `by_batch_size` is a power of two with all sizes down to the next one."""
+    """Counts of steps by batch size and depth, empty without a controller. A key of `by_batch_size` is a power of two
+    that includes all sizes above the next smaller power."""
 
     num_steps: int = 0
     num_off_steps: int = 0
@@ -51,7 +52,7 @@ class ChosenDepths:
     by_batch_size: dict[int, AtBatchSize] = field(default_factory=dict)
 
     def add_row(self, extras: str | None) -> None:
-        """Count one row's `telemetry.extras`."""
+        """Add the steps in one row's `telemetry.extras`, a JSON object."""
         row: dict[str, Any] = json.loads(extras or "{}").get("controller", {"by_batch_size": {}})
         sizes = {}
         for size, one in row["by_batch_size"].items():
@@ -71,12 +72,12 @@ class ChosenDepths:
             self.by_batch_size.setdefault(size, AtBatchSize()).add(one)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, with means in place of sums."""
+        """Return a JSON object, with mean throughputs in place of the sums."""
         sizes = {size: asdict(one) | one.means() for size, one in self.by_batch_size.items()}
         return asdict(self) | {"by_batch_size": sizes}
 
     def lines(self) -> list[tuple[str, str]]:
-        """Lines of the summary as (label, value)."""
+        """Return lines of the summary as (label, value)."""
         if not self.num_steps:
             return []
         off, measuring = (100 * n / self.num_steps for n in (self.num_off_steps, self.num_measuring_steps))

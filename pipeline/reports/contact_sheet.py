@@ -1,4 +1,4 @@
-"""A contact sheet: a grid of pictures of one size with a caption under each."""
+"""Draws a contact sheet: a grid of images of one size with a caption under each."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def contact_sheet(
     side_px: int = 192,
     title: str = "",
 ) -> bytes:
-    """RGB images (height, width, 3) of any size as one PNG; each is fitted into a square of `side_px`.
+    """Draw RGB images (height, width, 3) of any size as one PNG; each is scaled to fit a square of `side_px`.
 
-    Without `columns` the sheet is about square. Captions have at most two lines.
+    Without `columns`, the grid has about as many columns as rows. Captions have at most two lines.
     """
     if not len(images):
         raise ValueError("a contact sheet needs at least one image")
@@ -57,7 +57,7 @@ def contact_sheet(
 
 
 def fit(image: NDArray[np.uint8], side_px: int) -> Image.Image:
-    """The picture with a longer side of `side_px`; integer scales repeat pixels."""
+    """Scale an image to a longer side of `side_px`; integer scales repeat pixels, others use Lanczos resampling."""
     picture = Image.fromarray(image)
     scale = side_px / max(picture.size)
     kind = Image.Resampling.NEAREST if scale == int(scale) else Image.Resampling.LANCZOS
@@ -65,7 +65,7 @@ def fit(image: NDArray[np.uint8], side_px: int) -> Image.Image:
 
 
 def wrap(text: str, font: ImageFont.FreeTypeFont | ImageFont.ImageFont, width_px: int, max_lines: int) -> list[str]:
-    """The text on at most `max_lines` lines of `width_px`, broken at spaces; longer text ends in an ellipsis."""
+    """Wrap text at spaces into at most `max_lines` lines of `width_px`; longer text ends in an ellipsis."""
     words = "".join(letter if letter.isprintable() else " " for letter in text[:1000]).split()
     lines: list[str] = []
     while words and len(lines) < max_lines:

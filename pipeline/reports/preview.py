@@ -1,6 +1,6 @@
-"""`_job/preview.html`: one page with a thumbnail, the text and the acceptance of each sample.
+"""Renders `_job/preview.html`: one page with thumbnails, the text and the acceptance of each sample.
 
-Text is escaped, images are re-encoded, and the page may load and run nothing.
+Text is escaped, images are re-encoded, and a content security policy forbids scripts and external resources.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_ROWS = 500
 MAX_IMAGES_PER_ROW = 4
 THUMBNAIL_PX = 224
 SIDE_PX = 2 * THUMBNAIL_PX
-"""Longer side of the images of a page."""
+"""Longer side of the thumbnails, twice their displayed size."""
 MAX_TEXT_CHARS = 20_000
 
 _PAGE = """<!doctype html>
@@ -61,7 +61,7 @@ p {{ margin: .5rem 0; white-space: pre-wrap; overflow-wrap: anywhere; }}
 def render_page(
     title: str, note: str, rows: Sequence[Mapping[str, Any]], images: Mapping[str, Sequence[NDArray[np.uint8]]]
 ) -> str:
-    """The page over rows of `rows.result_schema`; `images` maps a sample id to RGB pixels (height, width, 3)."""
+    """Return the HTML page of rows with `rows.result_schema`; `images` maps a sample id to RGB (height, width, 3)."""
     articles = [_article(row, images.get(row["sample_id"], ())) for row in rows[:MAX_ROWS]]
     if len(rows) > MAX_ROWS:
         note = f"{note}; the first {MAX_ROWS} of {len(rows)} rows are shown"
@@ -80,7 +80,7 @@ def _article(row: Mapping[str, Any], images: Sequence[NDArray[np.uint8]]) -> str
 
 
 def _acceptance(row: Mapping[str, Any]) -> str:
-    """How many steps kept 0, 1, 2, … drafts, as bars, and the numbers in words."""
+    """Render how many steps accepted 0, 1, 2, … drafts as bars, with the row's counts as text."""
     telemetry = row["telemetry"]
     words = [escape(row["status"]), f"{row['num_generated_tokens']} tokens"]
     steps = telemetry["num_spec_steps"]
@@ -99,7 +99,7 @@ def _acceptance(row: Mapping[str, Any]) -> str:
 
 
 def thumbnail_uri(image: NDArray[np.uint8]) -> str:
-    """A small JPEG of an RGB image (height, width, 3) as a data URI."""
+    """Return a small JPEG of an RGB image (height, width, 3) as a data URI."""
     picture = Image.fromarray(image)
     picture.thumbnail((SIDE_PX, SIDE_PX))
     buffer = io.BytesIO()

@@ -1,6 +1,6 @@
-"""Progress of a running job: actors report each batch to a tally, and a thread of the driver shows it with rates.
+"""Shows the progress of a running job: actors report batches to a tally, and a thread of the driver prints it.
 
-For display only: a batch that Ray runs twice counts twice here, and never in the output or the summary.
+For display only: a batch that Ray runs twice counts twice here, but once in the output and the summary.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ BAR_WIDTH = 24
 
 @dataclass
 class Counts:
-    """The reports of all actors, added up."""
+    """Sums over the reports of all actors."""
 
     num_rows: int = 0
     num_tokens: int = 0
@@ -59,7 +59,7 @@ class _Report:
 def shown(
     total_rows: int | None, enabled: bool = True, stream: TextIO | None = None, events: Events | None = None
 ) -> Iterator[Tally | None]:
-    """Show progress while the block runs; yields the tally for the actors, None if not enabled.
+    """Show progress while the block runs; yield the tally for the actors, None if not enabled.
 
     With enabled `events`, progress is emitted as events instead of a line.
     """
@@ -106,7 +106,7 @@ def _progress(
 
 
 def bar(num_rows: int, total_rows: int | None) -> str:
-    """A bar of fixed width, as `[#####-----]`; empty when the total is unknown."""
+    """Return a progress bar of fixed width, such as `[#####-----]`; empty if the total is unknown."""
     if not total_rows:
         return ""
     filled = min(BAR_WIDTH, BAR_WIDTH * num_rows // total_rows)
@@ -114,7 +114,7 @@ def bar(num_rows: int, total_rows: int | None) -> str:
 
 
 def progress_line(counts: Counts, total_rows: int | None, elapsed_s: float) -> str:
-    """One line: rows of the total, rates since the start, and the mean acceptance length so far."""
+    """Return one line with the rows done, rates since the start, and the mean acceptance length so far."""
     elapsed_s = max(elapsed_s, 1e-9)
     of_total = f" of {total_rows}" if total_rows is not None else ""
     line = f"{counts.num_rows}{of_total} rows, {counts.num_rows / elapsed_s:.1f} rows/s, "

@@ -1,4 +1,4 @@
-"""The closing summary: totals of a job, counted from its output.
+"""Summarises a job: totals counted from its output, for the terminal and `_job/summary.json`.
 
 The acceptance length is 1 + accepted drafts / verify steps, the bonus token included (as in vLLM; SpecVLM, LVSpec and
 SAGE exclude it).
@@ -25,7 +25,7 @@ from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 COLUMNS = ("attempt", "method", "status", "error_type", "num_generated_tokens", "telemetry")
 PLACES = ("clip_index", "prompt_index")
-"""The position of a row among the rows of its sample; null if it is the only one."""
+"""Columns with the position of a row among the rows of its sample; null if the sample has one row."""
 CONVENTION = "1 + accepted drafts / steps, the bonus token included"
 BAR_WIDTH = 30
 MAX_TRIALS_SHOWN = 3
@@ -50,9 +50,9 @@ TELEMETRY_SUMS = {
 
 @dataclass
 class Summary:
-    """Totals of one job over all attempts; rates are over the rows of `attempt`, which has the wall time.
+    """Totals of one job over all attempts; rates per wall time count only rows of `attempt`, the latest one.
 
-    Times in milliseconds are shares of the engines' time and add up to it.
+    `prefill_ms`, `draft_ms` and `verify_ms` sum the rows' shares of engine time.
     """
 
     job_id: str
@@ -62,11 +62,11 @@ class Summary:
     waits: Waits = NO_WAITS
     num_samples: int = 0
     num_inputs: int = 0
-    """Samples that the rows were made of."""
+    """Input samples; one sample may have several rows."""
     by_status: dict[str, int] = field(default_factory=dict)
     errors_by_type: dict[str, int] = field(default_factory=dict)
     by_method: dict[str, int] = field(default_factory=dict)
-    """Rows by the method that decoded them; several where `method.auto` tried them."""
+    """Rows by the method that decoded them; several if `method.auto` tried several."""
     num_generated_tokens: int = 0
     num_steps: int = 0
     num_draft_tokens: int = 0
@@ -79,35 +79,35 @@ class Summary:
     verify_ms: float = 0.0
     depths: ChosenDepths = field(default_factory=ChosenDepths)
     skipped_files: str = ""
-    """Files of the source that were not read, in words."""
+    """Source files that were not read, as text."""
     num_broken_files: int = 0
     """Damaged or truncated files, whose number of rows is unknown."""
     attempt: int = 0
     num_made: int = 0
-    """Rows with a result of this attempt."""
+    """Rows with a result that this attempt computed."""
     num_tokens_made: int = 0
     max_rows_in_flight: int = 0
     max_unsaved_seconds: float = 0.0
-    """The most work that a kill costs: rows in flight, and finished rows of so many seconds."""
+    """A kill loses at most `max_rows_in_flight` unfinished rows, and the rows finished in these last seconds."""
 
     @property
     def samples_per_s(self) -> float:
-        """Results by the wall clock."""
+        """Results of this attempt per second of wall time."""
         return self.num_made / self.wall_s
 
     @property
     def tokens_per_s(self) -> float:
-        """Generated tokens by the wall clock."""
+        """Generated tokens of this attempt per second of wall time."""
         return self.num_tokens_made / self.wall_s
 
     @property
     def engine_s(self) -> float:
-        """Working time of all engines."""
+        """Working time of all engines in seconds."""
         return (self.prefill_ms + self.draft_ms + self.verify_ms) / 1000
 
     @property
     def tokens_per_engine_s(self) -> float:
-        """Generated tokens per second of engine time, without start-up and files."""
+        """Generated tokens per second of engine time, which excludes start-up and file access."""
         return self.num_generated_tokens / self.engine_s if self.engine_s else 0.0
 
     @property
@@ -120,12 +120,12 @@ class Summary:
 
     @property
     def acceptance_by_position(self) -> list[float]:
-        """For draft position 1, 2, …: the share of steps that accepted at least so many drafts."""
+        """Entry i: the share of steps that accepted at least i + 1 drafted tokens."""
         steps = sum(self.acceptance_histogram)
         return [sum(self.acceptance_histogram[depth:]) / steps for depth in range(1, len(self.acceptance_histogram))]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `_job/summary.json`."""
+        """Return the JSON object of `_job/summary.json`."""
         return {
             **asdict(self),
             "depths": self.depths.to_json(),
@@ -136,7 +136,7 @@ class Summary:
         }
 
     def add_rows(self, table: pa.Table) -> None:
-        """Count a table with the columns of `COLUMNS`, and of `PLACES` if the rows have them."""
+        """Count the rows of a table with the columns `COLUMNS`, and `PLACES` if the output has them."""
         is_result = pc.equal(table["error_type"], "")
         results = table.filter(is_result)
         made = results.filter(pc.equal(results["attempt"], self.attempt)) if self.attempt else results
@@ -162,7 +162,7 @@ class Summary:
         ]
 
     def lines(self) -> list[tuple[str, str]]:
-        """The summary as (label, value)."""
+        """Return the summary as lines of (label, value)."""
         total_ms = max(self.engine_s * 1000, 1e-9)
         actors, rows = self.waits.actors_waited, self.waits.input_waited
         split = (("prefill", self.prefill_ms), ("draft", self.draft_ms), ("verify", self.verify_ms))
@@ -205,12 +205,12 @@ Kind = TypeVar("Kind", bound=Summary)
 def summarise(
     output: OutputDir, job_id: str, method: str, verify_mode: str, wall_s: float, waits: Waits = NO_WAITS
 ) -> Summary:
-    """Count the output; `wall_s` is the time from the first task to the last file, `waits` are the wait times."""
+    """Summarise an output; `wall_s` is the time from the first task to the last file, `waits` are the wait times."""
     return count(output, Summary(job_id, method, verify_mode, max(wall_s, 1e-9), waits))
 
 
 def count(output: OutputDir, summary: Kind) -> Kind:
-    """Count the output into an empty summary of any kind."""
+    """Count the rows of an output into an empty summary of any kind, and return it."""
     summary.attempt = max(output.list_attempts(), default=0)
     for table in read_tables(output, (DATA, ERRORS), (*COLUMNS, *PLACES)):
         summary.add_rows(table)
@@ -226,7 +226,7 @@ def _counts(column: pa.ChunkedArray) -> dict[str, int]:
 
 
 def _histogram(lists: pa.ChunkedArray) -> list[int]:
-    """The lists of all rows added up position by position."""
+    """Sum the histograms of all rows, entry by entry; shorter lists count as padded with zeros."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     positions = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     flat = pa.table({"position": positions, "steps": pc.list_flatten(lists)})
@@ -236,7 +236,7 @@ def _histogram(lists: pa.ChunkedArray) -> list[int]:
 
 
 def read_tables(output: OutputDir, folders: Sequence[str], columns: Sequence[str]) -> Iterator[pa.Table]:
-    """The Parquet files of these folders, some columns, one row group at a time."""
+    """Read these columns of all Parquet files in these folders, one row group at a time."""
     for folder in folders:
         for name in output.list_files(folder):
             if not name.endswith(".parquet"):
@@ -249,7 +249,7 @@ def read_tables(output: OutputDir, folders: Sequence[str], columns: Sequence[str
 
 
 def combine(parts: Sequence[Summary]) -> Summary:
-    """The sum of several jobs of one method that ran after each other."""
+    """Sum the summaries of several jobs of one method that ran one after the other."""
     total = Summary(", ".join(part.job_id for part in parts), parts[0].method, parts[0].verify_mode, 0.0)
     for part in parts:
         for name in ("waits", *SUMMED, *TELEMETRY_SUMS):
@@ -262,7 +262,7 @@ def combine(parts: Sequence[Summary]) -> Summary:
 
 
 def trial_lines(choices: Sequence[Choice]) -> list[tuple[str, str]]:
-    """Results of trials of `method.auto`; the tables of the first engines."""
+    """Return the results of trials of `method.auto` as (label, value), in detail for `MAX_TRIALS_SHOWN` engines."""
     if not choices:
         return [("kept", "none yet: no engine had rows enough to choose")]
     kept = Counter(choice.method for choice in choices)
@@ -290,7 +290,7 @@ def acceptance_bar(share: float) -> str:
 
 
 def show(summary: Summary) -> str:
-    """The summary as a block of text."""
+    """Return the summary as text."""
     lines = summary.lines()
     width = max(len(label) for label, _ in lines)
     text = [f"{label:<{width}}  {value}" for label, value in lines]
@@ -298,7 +298,7 @@ def show(summary: Summary) -> str:
 
 
 def show_side_by_side(left: Summary, right: Summary) -> str:
-    """Two summaries in two columns."""
+    """Return two summaries as text in two columns."""
     left_lines, right_lines = dict(left.lines()), dict(right.lines())
     labels = list(dict.fromkeys([*left_lines, *right_lines]))
     label_width = max(len(label) for label in labels)
@@ -310,5 +310,5 @@ def show_side_by_side(left: Summary, right: Summary) -> str:
 
 
 def _listing(counts: Mapping[str, int]) -> str:
-    """Counts, largest first, equal ones by name."""
+    """List counts with their names, largest first, equal counts by name."""
     return ", ".join(f"{count:,} {name}" for name, count in sorted(counts.items(), key=lambda one: (-one[1], one[0])))

@@ -1,1 +1,1 @@
-"""Rows at each stage: Arrow schemas and error codes."""
+"""Defines the Arrow schemas of rows at each stage, and the error codes of rows."""

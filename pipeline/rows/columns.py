@@ -1,4 +1,4 @@
-"""Name, Arrow type and meaning of the columns of caption outputs; `docs/reference/columns.md` is made of them."""
+"""Lists name, Arrow type and meaning of the columns of caption outputs; the source of `docs/reference/columns.md`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TELEMETRY: Columns = [
         "`kernels` (the target's kernel path) in half precision",
     ),
 ]
-"""Per-row telemetry under vLLM's names."""
+"""Telemetry per row, with vLLM's metric names where vLLM has the metric."""
 SOURCE: Columns = [("source", TEXT, "source file, relative to the source root")]
 ATTEMPT: Columns = [
     ("job_id", TEXT, "`job.name` and the config fingerprint"),

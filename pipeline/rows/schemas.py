@@ -1,12 +1,13 @@
-"""The row at its three stages, as Arrow schemas, and the stable codes of row errors.
+"""Defines the Arrow schemas of rows at their three stages, and the stable codes of row errors.
 
     READ     encoded media or their location, the prompt's values    (output of `pipeline.source.datasource`)
     DECODED  RGB pixels, clips of frames and chat messages           (output of `pipeline.media.image_decoding`)
     RESULT   text, status, telemetry                                 (output of the actor, input of the writer)
 
-One sample is one row at every stage, unless `source.video.clip_s` makes a row of each clip of its video, or
-`columns.prompts` one of each of its prompts. A row whose `error_type` is not empty passes the later stages unchanged
-and ends in `errors/`. Own string columns hold empty strings, never nulls; kept columns have their own type and nulls.
+One sample is one row at every stage, unless `source.video.clip_s` splits its video into one row per clip, or
+`columns.prompts` splits it into one row per prompt. A row whose `error_type` is not empty passes the later stages
+unchanged and is written to `errors/`. String columns of this schema hold empty strings, never nulls; columns that are
+kept from the source keep their types and nulls.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ ERROR_CODES: dict[str, str] = {
     # after it
     "non_finite_pixels": "the VQ model gave NaN for a pixel; try another dtype",
 }
-"""Code to meaning. Codes are part of the output's format: they may be added and are never renamed."""
+"""Error code → meaning. Codes are part of the output format: codes may be added and are never renamed."""
 
 
 def _typed(described: columns.Columns) -> list[tuple[str, pa.DataType]]:
@@ -74,11 +75,11 @@ def _typed(described: columns.Columns) -> list[tuple[str, pa.DataType]]:
 
 
 ENCODED_IMAGES = pa.list_(pa.struct([("bytes", pa.large_binary()), ("uri", pa.string())]))
-"""A row's images in order, each as encoded bytes or as the URI that the decoding stage fetches."""
+"""A row's images in order, each as encoded bytes, or as a URI that the decoding stage fetches."""
 _PART_OF_FILE = [("path", pa.string()), ("offset", pa.int64()), ("size", pa.int64())]
 ENCODED_VIDEOS = pa.list_(pa.struct([("bytes", pa.large_binary()), ("uri", pa.string()), *_PART_OF_FILE]))
-"""A row's videos in order, each as encoded bytes, as a URI that the row names, or as a listed file (`path` relative to
-the source root; `size` bytes from `offset` if it is a part of the file)."""
+"""A row's videos in order, each as encoded bytes, as a URI from the row, or as a file of the manifest (`path` relative
+to the source root; `size` bytes from `offset` if the video is a part of the file)."""
 PIXELS = pa.struct([("height", pa.int32()), ("width", pa.int32()), ("rgb", pa.large_binary())])
 """One decoded image: `rgb` is uint8, row-major, height · width · 3 bytes."""
 CLIP = pa.struct(
@@ -102,7 +103,7 @@ _MEDIA = [("images", pa.list_(PIXELS)), ("videos", pa.list_(CLIP))]
 _DECODED = [*IDENTITY, *SPAN, *PROMPT, *_MEDIA, ("messages", pa.string()), ("sampling", pa.string()), *ERROR]
 
 RESERVED_COLUMNS = frozenset(name for name, _ in (*_READ, *_DECODED, *_RESULT))
-"""Names that kept columns must not have, because a stage uses them."""
+"""Names that columns kept from the source must not have, because a stage uses them."""
 
 
 class RowError(Exception):
@@ -116,38 +117,41 @@ class RowError(Exception):
 
 
 def schema_of(names: Sequence[tuple[str, pa.DataType]], keep: Iterable[pa.Field]) -> pa.Schema:
-    """Columns of this project, then the kept ones; the footer metadata holds the schema version."""
+    """Return a schema of `names`, then the kept columns; its metadata holds the schema version."""
     kept = [(field.name, field.type) for field in keep]
     return pa.schema([*names, *kept], metadata={SCHEMA_VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
 def read_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The output of read tasks: media as they are stored, `fields` a JSON object."""
+    """Return the schema of READ tables, the output of read tasks: media are encoded, `fields` is a JSON object."""
     return schema_of(_READ, keep)
 
 
 def decoded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The input of the actor: `messages` a JSON list of chat turns, `sampling` a JSON object of the row's own seed and
-    sampling values, empty if the job has no columns for them."""
+    """Return the schema of DECODED tables, the input of the actor.
+
+    `messages` is a JSON list of chat turns; `sampling` is a JSON object of the row's own seed and sampling values, or
+    empty if the job has no columns for them.
+    """
     return schema_of(_DECODED, keep)
 
 
 def result_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema of `data/` and `errors/`."""
+    """Return the schema of RESULT tables, the files of `data/` and `errors/`."""
     return schema_of(_RESULT, keep)
 
 
 def kept_fields(schema: pa.Schema, reserved: frozenset[str] = RESERVED_COLUMNS) -> list[pa.Field]:
-    """The user's own columns of a table at any stage, in order."""
+    """Return the columns of a table, at any stage, that were kept from the source, in order."""
     return [field for field in schema if field.name not in reserved]
 
 
 def find_reserved(names: Sequence[str], reserved: Iterable[str] = RESERVED_COLUMNS) -> list[str]:
-    """Those of the names that collide with reserved ones; case does not count, because SQL engines ignore it."""
+    """Return the names that collide with reserved names; case is ignored, because SQL engines ignore it."""
     lower = {name.lower() for name in reserved}
     return [name for name in names if name.lower() in lower]
 
 
 def find_read(names: Sequence[str]) -> list[str]:
-    """Those of the names that collide with columns of READ tables."""
+    """Return the names that collide with columns of READ tables, ignoring case."""
     return find_reserved(names, [name for name, _ in _READ])

@@ -1,1 +1,1 @@
-"""A job: plan, Ray Data graph, execution, estimate, resume, finalize, audit, crash ledger."""
+"""Plans, runs, resumes, finalizes, estimates and audits jobs, and records process deaths in a crash ledger."""

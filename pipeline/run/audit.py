@@ -1,4 +1,4 @@
-"""Audits an output: every sample of its manifest, every row, every file. Reads only the output, and changes nothing."""
+"""Audits an output against its manifest: samples, rows and files. Reads only the output and changes nothing."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ MAX_NAMED = 20
 
 @dataclass(frozen=True)
 class Audit:
-    """Findings. A problem is a state that a finalized job never leaves; pending rows are none."""
+    """Findings of an audit: `problems` never occur in a finalized output, `waiting` is work left to a resumed job."""
 
     num_files: int
     num_samples: int | None
     num_rows: dict[str, int]
     num_missing: int | None
     missing: list[str]
-    """The first of them, as `path#row`."""
+    """The first missing samples as `path#row`, at most `MAX_NAMED`."""
     problems: list[str]
     waiting: list[str]
     verified: str
-    """The cost of comparing digests."""
+    """Number of files compared with their SHA-256, and the time taken, as one line of text."""
 
     @property
     def is_complete(self) -> bool:
@@ -63,7 +63,7 @@ class Audit:
 
 
 def audit(output: OutputDir) -> Audit:
-    """Read everything in an output; ConfigError if no job has begun it."""
+    """Audit an output by reading all of its files; raise ConfigError if no job has started in it."""
     manifest = read_parts(output)
     attempts = fingerprints_of(output)
     if manifest is None or not attempts:
@@ -89,8 +89,8 @@ def audit(output: OutputDir) -> Audit:
 
 
 def _rows_per_sample(output: OutputDir, record: dict[str, Any]) -> int | None:
-    """The number of rows of a sample, by the configuration of an attempt; None if the rows contain it."""
-    config = record.get("config") or yaml.safe_load(output.read_bytes("_job/config.yaml"))  # records of before 0.2
+    """Return the number of rows per sample in an attempt's configuration; None if columns of the rows contain it."""
+    config = record.get("config") or yaml.safe_load(output.read_bytes("_job/config.yaml"))  # records before 0.2
     number = config["sampling"].get("num_images_per_prompt")
     if number is not None:
         return int(number)
@@ -99,7 +99,7 @@ def _rows_per_sample(output: OutputDir, record: dict[str, Any]) -> int | None:
 
 
 def _missing(manifest: Manifest, found: Inventory, limit: int | None) -> tuple[int | None, list[str]]:
-    """The number of missing samples (None if not known) and the names of the first ones."""
+    """Return the number of missing samples (None if unknown) and the names of the first ones."""
     done = found.accounts.done()
     planned = spans.plan(manifest.files, 1_000_000, 1 << 60)
     if limit is not None:
@@ -117,7 +117,7 @@ def _names(manifest: Manifest, done: DoneBitmap, planned: spans.Spans) -> Iterat
 
 
 def _ids_twice(output: OutputDir) -> Iterator[str]:
-    """Ids of rows that occur more than once within a folder, of any sample."""
+    """Yield one problem per folder in which several rows have the same `sample_id`."""
     for folder in (DATA, ERRORS):
         tables = (one.table for one in read_all_found(output, list_published(output, folder), ("sample_id",)))
         parts = [table["sample_id"].to_numpy(zero_copy_only=False) for table in tables if table is not None]
@@ -127,7 +127,7 @@ def _ids_twice(output: OutputDir) -> Iterator[str]:
 
 
 def _wrong_files(output: OutputDir, verified: Verified) -> Iterator[str]:
-    """Published files whose bytes are not those that were written, or whose columns differ from the first one's."""
+    """Yield published files with a wrong or missing checksum, or a schema that differs from the first file's."""
     first: pa.Schema | None = None
     for relative in list_published(output, DATA, ERRORS):
         if read_found(output, relative, ()).problem:

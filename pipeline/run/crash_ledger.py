@@ -1,7 +1,7 @@
-"""The crash ledger: the rows of each process, the deaths of processes that each row was in flight at, and failed rows.
+"""Records which rows each process runs, how many process deaths each row was in flight at, and failed rows.
 
-One Ray actor on the driver's node keeps it. Deaths are inferred: a row that arrives at a new process while an old one
-still holds it was in flight when the old one died. See docs/design/decisions/14 and 15.
+One Ray actor on the driver's node holds this crash ledger. Deaths are inferred: if a row arrives at a new process while
+the ledger lists it at an old one, the old process died with the row in flight. See docs/design/decisions/14 and 15.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DECODER_DIED = "decoder_died"
 
 @dataclass
 class _Row:
-    """A row in flight, or one that was given up: its process (empty for none), the process's node, and its deaths."""
+    """A row that is in flight or was given up: its process (empty if none), the process's node, and process deaths."""
 
     holder: str = ""
     node: str = ""
@@ -33,10 +33,10 @@ class _Row:
 
 
 class Ledger:
-    """The state of the ledger: rows in flight, and rows that were given up.
+    """The state of the ledger: rows in flight, rows that were given up, and counts of results and errors.
 
-    A death counts for rows of the process without deaths, for rows with deaths that it reported as running, and for no
-    row on a spared node.
+    A process death counts for its rows without earlier deaths, and for its rows with earlier deaths that it reported as
+    running. It counts for no row if the node of the process is spared.
     """
 
     def __init__(self, max_error_share: float | None = None, min_rows: int = 1) -> None:
@@ -75,7 +75,7 @@ class Ledger:
             self._running[who] = set(keys)
 
     def end(self, who: str, keys: Sequence[str], num_results: int, errors: Mapping[str, int]) -> str:
-        """See `Journal.end`; returns `verdict`. Rows that were given up stay recorded."""
+        """Record the end of rows as `Journal.end`, and return `verdict()`; rows that were given up stay recorded."""
         self._num_results += num_results
         self._errors.update(errors)
         for key in keys:
@@ -96,7 +96,7 @@ class Ledger:
             self._running.pop(who, None)
 
     def verdict(self) -> str:
-        """The reason to end the job; empty while too few rows failed, or too few rows have ended."""
+        """Return the reason to end the job; empty if the error share is allowed, or below `min_rows` results."""
         failed, num_results = self._errors.total(), self._num_results
         if self._max_error_share is None or num_results < max(self._min_rows, 1):
             return ""
@@ -111,13 +111,13 @@ class Ledger:
 
 @dataclass(frozen=True)
 class CrashLedger:
-    """The ledger's client in a process: a `Journal` of one stage, cheap to send to workers."""
+    """Client of the ledger's actor that implements `Journal` for one stage; cheap to send to workers."""
 
     actor: Any
     stage: str = ""
 
     def of(self, stage: str) -> CrashLedger:
-        """The client for another stage; a row has an entry in each."""
+        """Return a client for another stage; a row has one entry per stage."""
         return replace(self, stage=stage)
 
     def begin(self, who: str, keys: Sequence[str]) -> list[int]:
@@ -141,7 +141,7 @@ class CrashLedger:
         self.actor.spare.remote(list(nodes))
 
     def verdict(self) -> str:
-        """See `Ledger.verdict`; empty if the cluster is resume away."""
+        """Return `Ledger.verdict()`; empty if the actor does not answer, because the cluster is shutting down."""
         try:
             return str(ray.get(self.actor.verdict.remote(), timeout=READ_TIMEOUT_S))
         except ray.exceptions.RayError:
@@ -153,15 +153,15 @@ class CrashLedger:
 
 @contextlib.contextmanager
 def kept(max_error_share: float | None = None, min_rows: int = 1) -> Iterator[CrashLedger]:
-    """A ledger on this node while the block runs."""
+    """Run a ledger actor on this node while the block runs, and yield its client."""
     with driver_actor(Ledger, max_error_share, min_rows, max_restarts=-1, max_task_retries=-1) as actor:
         yield CrashLedger(actor)
 
 
 def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Callable[[pa.Table], pa.Table]:
-    """A function of READ tables whose rows are in the journal while it runs.
+    """Wrap a function of READ tables so that the journal lists its rows while it runs.
 
-    Rows with deaths run one by one; a row with too many becomes an error row (`decoder_died`).
+    Rows with deaths run one by one; from `GIVEN_UP_FROM_DEATHS` deaths on, a row becomes an error row (`decoder_died`).
     """
 
     def stage(table: pa.Table) -> pa.Table:
@@ -185,7 +185,7 @@ def journalled(function: Callable[[pa.Table], pa.Table], journal: Journal) -> Ca
 
 
 def as_failed_row(row: pa.Table, num_deaths: int) -> pa.Table:
-    """The row as an error row, which later stages pass on."""
+    """Return a table of one row as an error row (`decoder_died`), which later stages pass on unchanged."""
     message = deaths_message("the decoding process", num_deaths)
     for name, value in (("error_type", DECODER_DIED), ("error_message", message)):
         row = row.set_column(row.schema.get_field_index(name), name, pa.repeat(value, row.num_rows))

@@ -1,4 +1,4 @@
-"""Estimates the cost of a whole job from a pilot over samples that are spread over the source. Writes nothing."""
+"""Estimates the cost of a job from a pilot run on samples spread over the source. Writes nothing."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ LEVEL = 0.9
 
 @dataclass(frozen=True)
 class Pilot:
-    """Samples of some spans of the source, evenly spread; `span_rows` are the rows of each of these spans."""
+    """Samples of evenly spaced spans of the source: one table per span; `span_rows` are the row counts of the spans."""
 
     tables: tuple[pa.Table, ...]
     span_rows: tuple[int, ...]
     num_spans: int
     num_samples: int | None
-    """Samples of the whole source, None if only reading it gives the number."""
+    """Number of samples of the whole source; None if it is unknown before the source is read."""
 
     @property
     def datasource(self) -> Tables:
@@ -50,7 +50,7 @@ class Pilot:
 
 
 class Tables(Datasource):  # type: ignore[misc]
-    """Tables of this process, one read task for each."""
+    """Ray datasource over tables in memory, with one read task per table."""
 
     def __init__(self, tables: Sequence[pa.Table]) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class Tables(Datasource):  # type: ignore[misc]
 
 
 def draw(datasource: SpanDatasource, num_samples: int) -> Pilot:
-    """Read `num_samples` samples, or all, spread evenly over spans and rows; ConfigError if there are none."""
+    """Read at most `num_samples` samples, spread evenly over spans and rows; raise ConfigError if there are none."""
     count = min(MAX_SPANS, datasource.num_spans, num_samples)
     chosen = [(2 * index + 1) * datasource.num_spans // (2 * count) for index in range(count)]
     tables, span_rows, left = [], [], num_samples
@@ -89,7 +89,7 @@ def draw(datasource: SpanDatasource, num_samples: int) -> Pilot:
 
 @dataclass(frozen=True)
 class Range:
-    """A value and the interval around it."""
+    """A value and its confidence interval."""
 
     value: float
     low: float
@@ -101,7 +101,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of the whole job; hours are those of engines at work, without loading and waiting."""
+    """Estimated cost of the whole job; hours count the working time of engines, without model loading and waiting."""
 
     pilot_samples: int
     pilot_rows: int
@@ -120,11 +120,11 @@ class Estimate:
     notes: tuple[str, ...] = field(default=())
 
     def to_json(self) -> str:
-        """One line of JSON."""
+        """Return the estimate as one line of JSON."""
         return json.dumps({**asdict(self), "interval": LEVEL})
 
     def show(self) -> str:
-        """The estimate as a table for people."""
+        """Return the estimate as a table for the terminal."""
         errors = f"{self.pilot_errors:,} of them failed"
         lines = [
             ("pilot", f"{self.pilot_samples:,} samples, {self.pilot_rows:,} rows, {errors}"),
@@ -152,8 +152,8 @@ def estimate(
 ) -> Estimate:
     """Scale a pilot's results up to the whole source.
 
-    The interval is a bootstrap over spans, because rows of one file are alike; over samples if there is one span.
-    `threads` are the cores of an engine without a GPU.
+    Confidence intervals are bootstrapped over spans, because rows of one file are similar; over samples if there is one
+    span. `threads` is the number of CPU cores of an engine without a GPU.
     """
     sums = _sums(pilot, results)
     rng = np.random.default_rng(seed)
@@ -197,7 +197,7 @@ _KEY = ["source", "row_index"]
 
 
 def _sums(pilot: Pilot, results: pa.Table) -> dict[str, Floats]:
-    """Per span of the pilot (per sample if it has one span): samples, rows, engine seconds, tokens, bytes in memory."""
+    """Sum samples, rows, engine seconds, tokens and bytes in memory per span of the pilot (per sample if one span)."""
     spans = [np.full(table.num_rows, span) for span, table in enumerate(pilot.tables)]
     groups = np.concatenate(spans) if len(pilot.tables) > 1 else np.arange(pilot.size)
     samples = pa.concat_tables(table.select(_KEY) for table in pilot.tables).append_column("group", pa.array(groups))
@@ -223,7 +223,7 @@ def _sums(pilot: Pilot, results: pa.Table) -> dict[str, Floats]:
 
 
 def _acceptance_length(results: pa.Table) -> float:
-    """Over all steps, the bonus token included."""
+    """Return the mean acceptance length over all steps, the bonus token included."""
     telemetry = results["telemetry"]
     steps, accepted = (
         pc.sum(pc.struct_field(telemetry, name)).as_py() for name in ("num_spec_steps", "num_accepted_draft_tokens")
@@ -232,14 +232,14 @@ def _acceptance_length(results: pa.Table) -> float:
 
 
 def _written(results: pa.Table) -> int:
-    """Bytes of the rows as a Parquet file."""
+    """Return the size in bytes of the rows as a Parquet file."""
     file = io.BytesIO()
     pq.write_table(results, file, compression="zstd")
     return file.tell()
 
 
 def _ranged(value: float, drawn: Floats, num_drawn: int) -> Range:
-    """The value with the quantiles of the drawn values, wider if `num_drawn` is small."""
+    """Return the value with the interval between quantiles of `drawn`, widened for a small sample of `num_drawn`."""
     low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
     wider = _small_sample(num_drawn)
     below, above = wider * max(0.0, value - low), wider * max(0.0, high - value)
@@ -247,8 +247,8 @@ def _ranged(value: float, drawn: Floats, num_drawn: int) -> Range:
 
 
 def _small_sample(count: int) -> float:
-    """How much too narrow a bootstrap interval of `count` draws is: n for n - 1, and the normal quantile for Student's
-    t, by Cornish and Fisher's expansion."""
+    """Return the factor that widens a bootstrap interval of a sample of `count` values: sqrt(n / (n - 1)), times
+    Student's t quantile (Cornish-Fisher expansion) over the normal quantile."""
     if count < 2:
         return 1.0
     z, freedom = 1.6449, count - 1

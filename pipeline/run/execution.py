@@ -1,4 +1,4 @@
-"""Runs a checked job of any kind: takes the attempt, runs the graph under Ray, and accounts for every row."""
+"""Runs a planned job of any kind: starts an attempt, runs the Ray Data graph, and publishes and checks its rows."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ from pipeline.storage.listing import describe_skipped
 from pipeline.storage.output_dir import JOB, as_json
 
 Build = Callable[[Any, Stamp, Tally | None, ReportWaits, CrashLedger], Dataset]
-"""Makes the dataset of results of the plan, the stamp of rows, and the reports of actors."""
+"""Builds the dataset of results from the plan, the stamp of rows, the tally, the wait-time report and the ledger."""
 
 
 def run_graph(plan: JobPlan, build: Build, rows_per_group: int | None = None) -> tuple[float, Waits, Publisher]:
-    """Take the next attempt, run the graph over the remaining work, save its rows, and finalize the output.
+    """Start the next attempt, run the graph over the remaining work, write its rows, and finalize the output.
 
-    Returns the seconds from the first task to the last file, the wait times, and the attempt.
+    Return the seconds from the first task to the last file, the wait times, and the publisher of the attempt.
 
     Raises:
         ConfigError: another job has taken the attempt.
         Fenced: a later attempt has taken over.
         ErrorBudgetSpent: more rows have failed than `job.max_error_share` allows.
-        RuntimeError: rows are missing from the output, or twice in it.
+        RuntimeError: rows are missing from the output, or occur twice in it.
     """
     plan, begun = begin(plan, opening_record(plan), rows_per_group)
     write_provenance(plan, begun.publisher)
@@ -85,7 +85,7 @@ def _emitted(plan: JobPlan, events: Events) -> Iterator[None]:
 
 
 def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[float, Waits]:
-    """Make and publish the missing rows, and publish spooled ones."""
+    """Compute and publish the missing rows, publish spooled rows, and return the wall time (s) and the wait times."""
     job, sink = plan.config.job, plan.config.sink
     waiting = plan.earlier.inventory.spooled if plan.earlier else []
     if not plan.datasource.num_spans:  # the last attempt made all rows, and was killed before it published them
@@ -111,7 +111,7 @@ def _fill(plan: JobPlan, begun: Begun, build: Build, events: Events) -> tuple[fl
 
 
 def run_pilot(plan: JobPlan, build: Callable[..., Dataset], pilot: Pilot) -> pa.Table:
-    """The results of a pilot's samples, by the graph that `build` makes of the plan; the output is not touched."""
+    """Run the graph of `build` on a pilot's samples and return the results; the output directory is not touched."""
     job = plan.config.job
     over_pilot = copy.copy(plan)
     vars(over_pilot)["datasource"] = pilot.datasource  # in place of the cached one
@@ -137,7 +137,7 @@ def job_error(log: CrashLedger) -> Iterator[None]:
 
 
 def close(plan: JobPlan, done: Summary, preview: Callable[[], str], publisher: Publisher) -> None:
-    """Write the summary, with the cost of a kill, and the preview of a limited run."""
+    """Write `_job/summary.json`, with the work that a kill would lose, and the preview page of a limited run."""
     pool, skipped = plan.config.pool, plan.manifest.skipped
     batches = pool.max_size * pool.max_batches_in_flight
     done.max_rows_in_flight = batches * pool.batch_rows * (plan.rows_per_sample or 1)
@@ -151,7 +151,7 @@ def close(plan: JobPlan, done: Summary, preview: Callable[[], str], publisher: P
 
 
 def opening_record(plan: JobPlan) -> dict[str, Any]:
-    """The record of an attempt in `_job/attempts/`."""
+    """Return the record of an attempt for `_job/attempts/`."""
     return {
         "job_id": plan.job_id,
         "config_fingerprint": plan.fingerprint,
@@ -165,7 +165,7 @@ def opening_record(plan: JobPlan) -> dict[str, Any]:
 
 
 def write_provenance(plan: JobPlan, publisher: Publisher) -> None:
-    """Write the resolved configuration and the versions into `_job/`, copies of those in the attempt's record."""
+    """Write `_job/config.yaml` and `_job/versions.json`; the attempt's record contains the same values."""
     text = yaml.safe_dump(plan.config.resolved(), sort_keys=False, allow_unicode=True)
     publisher.write_job_file("_job/config.yaml", text.encode())
     publisher.write_job_file("_job/versions.json", as_json(_versions(plan)))

@@ -1,8 +1,8 @@
-"""The end of an attempt: the output is finalized, and every planned sample accounted for.
+"""Finalizes an output at the end of an attempt, and checks that every planned sample has its rows.
 
 In a finalized output `data/` has each row at most once, an error row exists only for a row without a result, and the
-spool is empty. The state is read from the output, so the next attempt finishes an unfinished one. An attempt that was
-overtaken ends with `Fenced` and changes nothing more.
+spool is empty. The state is read from the output, so the next attempt completes an interrupted finalization. If a later
+attempt has taken over, `Fenced` is raised and nothing more is changed.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 def finalize(
     plan: JobPlan, publisher: Publisher, fingerprints: Mapping[int, str], next_numbers: Mapping[str, int]
 ) -> Inventory:
-    """Finalize the output and check that no row is missing or there twice (RuntimeError)."""
+    """Finalize the output and return its inventory; raise RuntimeError if rows are missing or occur twice."""
     output = publisher.output
     publisher.check_alone()
-    if not next_numbers[DATA]:  # without any result, `data/` holds an empty file, so that it can be read
+    if not next_numbers[DATA]:  # without any result, `data/` gets an empty file, so that readers find a schema
         publisher.publish_rows(DATA, 0, publisher.format.schema.empty_table())
     manifest = with_counts(plan.manifest, output)
     found = take_inventory(output, manifest, plan.rows_per_sample, fingerprints)
     for relative in found.spent:
         publisher.remove(relative)
-    for one in found.spooled:  # of older attempts, after this one took over; it has made these rows again
+    for one in found.spooled:  # older attempts spooled them after this one took over; it has computed these rows again
         publisher.set_aside(one.relative)
     if found.spooled:  # rows that were set aside must not count as done
         found = take_inventory(output, manifest, plan.rows_per_sample, fingerprints)
@@ -54,9 +54,9 @@ def finalize(
 
 
 def drop_superseded(publisher: Publisher, found: Inventory, next_number: int) -> None:
-    """Remove error rows that count no more from `errors/`: the others are published again, then the file is emptied.
+    """Remove superseded error rows from `errors/`: publish the other rows of a file again, then empty the file.
 
-    After a kill in between, rows are there twice, and the next inventory takes those of the newer file.
+    After a kill in between, rows are in both files, and the next inventory counts those of the newer file.
     """
     for relative, mask in found.superseded.items():
         table = pq.read_table(pa.BufferReader(publisher.output.read_bytes(relative)))
@@ -69,7 +69,7 @@ def drop_superseded(publisher: Publisher, found: Inventory, next_number: int) ->
 
 
 def complete_checksums(publisher: Publisher, found: Inventory) -> None:
-    """Write checksums that are missing, or outdated for emptied files, because a writer was killed in between."""
+    """Write checksums that are missing, or outdated for emptied files, because a writer was killed before it did."""
     output = publisher.output
     noted = set(output.list_files(CHECKSUMS))
     for relative in list_published(output, *FOLDERS):
@@ -83,7 +83,7 @@ def complete_checksums(publisher: Publisher, found: Inventory) -> None:
 
 
 def check_accounted(plan: JobPlan, found: Inventory) -> None:
-    """Raise RuntimeError if the output lacks a planned row or has one twice."""
+    """Raise RuntimeError if the output lacks a planned sample or has a row twice."""
     where = plan.output.shown()
     if found.doubled:
         names = [name for ids in found.doubled.values() for name in ids]
@@ -96,8 +96,8 @@ def check_accounted(plan: JobPlan, found: Inventory) -> None:
 
 
 def may_repeat_ids(plan: JobPlan) -> bool:
-    """Whether rows can have equal ids that planning did not find: ids of tars are known only after reading, and files
-    that two attempts added at the same time were not compared."""
+    """Return whether rows may have equal ids that planning did not find: ids in tars are known only after reading, and
+    files that two attempts added to the manifest at the same time were not compared."""
     source, manifest = plan.config.source, plan.manifest
     if source.id_column is None:
         return False

@@ -1,26 +1,26 @@
-"""The Ray Data graphs of jobs: the path of tables from read tasks through actors to the writer.
+"""Builds the Ray Data graphs of jobs, from read tasks through actors to the dataset of results.
 
-Captions: read spans → cut into batches → decode media → generate → write. Images: read → cut → prepare prompts → draw
-codes → cut → decode codes → encode files → write.
+Captions: read spans → repartition into batches → decode media → generate → write. Images: read → repartition → prepare
+prompts → generate codes → repartition → decode codes → encode files → write.
 
-When an actor dies, Ray keeps the blocks that a task had already reported and drops those of its retry by index, unread.
-So every task makes one block with its rows in input order. Ray's cutting of blocks by bytes is switched off, and rows
-bound the size of a block instead:
+When an actor dies, Ray keeps the blocks that a task has already returned, and discards the retry's blocks with the same
+indices without comparing them. So every task returns one block with its rows in input order. Ray's splitting of blocks
+by bytes is disabled. Each stage bounds its blocks by rows instead:
 
     read      one span of the manifest, still encoded: `source.span_max_rows` rows or `source.span_max_bytes`
-    cut       slices of `pool.batch_rows` rows, still encoded, equal in a retry; heavy rows and rows with several
-              prompts count for several, so that `source.max_decoded_bytes` bounds a task (`pipeline.media.row_weights`)
-    decode    those rows as RGB; one row at a time if `source.video.clip_s` makes many of each, which are cut again
-    generate  those rows as text
-    prepare   rows of `pool.batch_rows` prompts, with their ready features
-    draw      those prompts' images as codes, `sampling.num_images_per_prompt` rows for each
-    cut       slices of `vq.batch_rows` images
-    paint     those images as RGB
-    encode    those images as files
-    save      the columns of the sink, outside the graph (`pipeline.output.writer`)
+    cut       `pool.batch_rows` rows, still encoded, identical in a retry; heavy rows and rows with several prompts
+              count as several, so that `source.max_decoded_bytes` bounds a task (`pipeline.media.row_weights`)
+    decode    the same rows as RGB; with `source.video.clip_s` one row per task, whose clips are repartitioned again
+    generate  the same rows with generated text
+    prepare   `pool.batch_rows` prompts with their conditions and sampling values
+    draw      the generated VQ codes of these prompts' images, `sampling.num_images_per_prompt` rows per prompt
+    cut       `vq.batch_rows` images
+    paint     the same images as RGB
+    encode    the same images as encoded files
+    write     the columns of the sink, outside the graph (`pipeline.output.writer`)
 
-No stage is fused into another: Ray fuses nothing with a cut, and tasks require other resources than actors. So tasks
-run ahead of actors, in other processes.
+Ray fuses no stages: it does not fuse a repartition, and tasks request other resources than actors. So tasks run ahead
+of actors, in other processes.
 """
 
 from __future__ import annotations
@@ -48,30 +48,30 @@ from pipeline.prompts.row_options import MAX_PROMPTS
 from pipeline.run.crash_ledger import CrashLedger, journalled
 
 MAX_ACTOR_RESTARTS = 100
-"""Of one actor over the whole job; losing its machine counts too."""
+"""Restarts of one actor over the whole job; the loss of its node counts too."""
 MAX_TASK_RETRIES = 3
-"""Of one batch without a crash ledger."""
+"""Retries of one batch of an actor without a crash ledger."""
 MAX_READ_RETRIES = 10
-"""Of one task on files or pixels without a crash ledger; losing its machine, or its output, counts too."""
+"""Retries of one task without a crash ledger; the loss of its node or of its output counts too."""
 MAX_JOURNALLED_RETRIES = 100
-"""Of one batch with a crash ledger, which gives rows up well before. Ray Data retries for ever by default."""
+"""Retries of one batch with a crash ledger, which gives up rows much earlier. Ray Data's default has no limit."""
 MAX_CALLS_PER_WORKER = 64
-"""Tasks of one process before Ray starts a fresh one: native decoders leak."""
+"""Tasks per worker process before Ray starts a new one, because native decoders leak memory."""
 PREPARE_CPUS = 0.5
-"""Of one task that fills prompts. A resource request of its own keeps Ray from fusing the stage."""
+"""CPUs of one task that prepares prompts. A resource request that differs from other stages prevents fusion."""
 
 
 def configure(context: DataContext, max_ahead_bytes: int | None = None) -> None:
-    """Set the options that the graph requires.
+    """Set the Ray Data options that the graph requires.
 
-    No task starts whose output would take the bytes between files and results beyond `max_ahead_bytes`, except one per
-    stage.
+    `max_ahead_bytes` limits the object store memory of blocks between source and results (None: no limit). Ray starts
+    no task that would exceed it, except one per stage.
     """
     limits = context.execution_options.resource_limits
     context.execution_options.resource_limits = limits.copy(object_store_memory=max_ahead_bytes or math.inf)
     context.target_max_block_size = None
     context.enable_progress_bars = False  # the job draws its own
-    # It warns of every actor that holds a model without `memory=`.
+    # This detector warns of every actor that holds a model without `memory=`.
     context.issue_detectors_config.high_memory_detector_config.detection_time_interval_s = -1
 
 
@@ -88,9 +88,9 @@ def caption_dataset(
     log: CrashLedger | None = None,
     weigher: Weigher | None = None,
 ) -> Dataset:
-    """The lazy dataset of results: everything but the write. `decode` maps a READ table to a DECODED table.
+    """Build the lazy dataset of caption results, without the write. `decode` maps a READ table to a DECODED table.
 
-    With a weigher, decoding tasks are cut by the weight of their rows; without, by their number.
+    With a `weigher`, decode tasks are bounded by the weight of their rows, otherwise by their number of rows.
     """
     pool, cuts_videos = config.pool, config.source.video.clip_s is not None
     shares_media = config.columns.prompts is not None and not cuts_videos
@@ -125,10 +125,10 @@ def synthesis_dataset(
     log: CrashLedger | None = None,
     present: frozenset[str] = frozenset(),
 ) -> Dataset:
-    """The lazy dataset of results: everything but the write; without images it ends at the codes.
+    """Build the lazy dataset of image results, without the write; if `sink.images` is false, it ends at the codes.
 
-    `prepare` maps READ to PREPARED tables, `encode` PAINTED to RESULT tables; `schemas` are those of CODED and PAINTED
-    tables. Images that are `present` are not made again.
+    `prepare` maps READ to PREPARED tables, `encode` PAINTED to RESULT tables (`pipeline.synthesis.rows`). `schemas` are
+    the schemas of CODED and PAINTED tables. Images whose ids are in `present` are not generated again.
     """
     coded, painted = schemas
     prompts = read_batches(datasource, num_spans, config.pool.batch_rows)
@@ -149,7 +149,7 @@ def read_batches(
     max_ahead_bytes: int | None = None,
     labels: dict[str, str] | None = None,
 ) -> Dataset:
-    """Read, on nodes with these labels, and cut."""
+    """Read a source in `num_spans` tasks, on nodes with these labels, and repartition it by `batch_rows` rows."""
     configure(DataContext.get_current(), max_ahead_bytes)
     options = {"max_retries": MAX_READ_RETRIES, **_placed(labels)}
     with _free_remote_arguments():
@@ -159,14 +159,14 @@ def read_batches(
 
 @contextlib.contextmanager
 def _free_remote_arguments() -> Iterator[None]:
-    """Ray deprecates free remote arguments from 2.60 on, and has no other way yet to bound restarts and retries."""
+    """Suppress Ray's warning about `ray_remote_args`, deprecated since 2.60: no other option limits retries yet."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`ray_remote_args` is deprecated")
         yield
 
 
 def cut(rows: Dataset, batch_rows: int) -> Dataset:
-    """Blocks of `batch_rows` rows."""
+    """Repartition into blocks of exactly `batch_rows` rows; the last block may have fewer."""
     return rows.repartition(target_num_rows_per_block=batch_rows, strict=True)
 
 
@@ -180,10 +180,10 @@ def map_tasks(
     labels: dict[str, str] | None = None,
     pad_to: int | None = None,
 ) -> Dataset:
-    """A function of tables on CPUs, one task per batch, with the name that Ray shows.
+    """Apply a function of tables to batches in CPU tasks, one task per batch; Ray shows the stage as `name`.
 
-    A crash ledger requires READ rows. With `pad_to`, the function gets tables without their filler rows, and its output
-    is filled up to this number of rows.
+    A crash ledger requires READ tables. With `pad_to`, the function receives tables without their filler rows, and its
+    output is padded with filler rows to this number of rows.
     """
     if log is not None:
         function = journalled(function, log.of(name))
@@ -211,7 +211,7 @@ def map_actors(
     log: CrashLedger | None = None,
     batch_rows: int | None = None,
 ) -> Dataset:
-    """A pool of actors that each hold a model; an actor gets `batch_rows` rows at a time, by default the pool's."""
+    """Apply a pool of actors, which each hold a model, to batches of `batch_rows` rows (default: `pool.batch_rows`)."""
     if log is not None:
         keywords = {**keywords, "journal": log.of("engine")}
     with _free_remote_arguments():
@@ -230,9 +230,10 @@ def map_actors(
 
 
 def pool_strategy(pool: ActorPool) -> ActorPoolStrategy:
-    """The pool of actors. Batches queue at an actor only if the pool may grow: Ray adds an actor when they do.
+    """Return Ray's strategy for a pool of actors.
 
-    An engine gets several batches at once; another actor works on one while the next is transferred.
+    An engine processes several batches concurrently; any other actor processes one while the next is transferred. More
+    batches queue at an actor only if the pool may grow, because Ray adds actors when batches queue.
     """
     elastic = pool.max_size > pool.min_size
     calls = pool.max_batches_in_flight if isinstance(pool, EnginePool) else 1
@@ -247,7 +248,7 @@ def pool_strategy(pool: ActorPool) -> ActorPoolStrategy:
 
 
 def actor_resources(pool: ActorPool) -> dict[str, Any]:
-    """Ray's remote arguments of one actor; an actor on the CPU reserves none, because its torch threads are set."""
+    """Return Ray's remote arguments of one actor; an actor without a GPU reserves no CPU: its torch threads are set."""
     resources: dict[str, Any] = {"num_cpus": 1 if pool.num_gpus else 0}
     if pool.num_gpus:
         resources["num_gpus"] = pool.num_gpus
@@ -261,7 +262,7 @@ def _placed(labels: dict[str, str] | None) -> dict[str, Any]:
 
 
 def named(function: Callable[[pa.Table], pa.Table], name: str) -> Callable[[pa.Table], pa.Table]:
-    """The function, which may be a `partial`, under the name that Ray shows for its stage."""
+    """Return a function, which may be a `partial`, under the name that Ray shows for its stage."""
 
     def stage(table: pa.Table) -> pa.Table:
         return function(table)

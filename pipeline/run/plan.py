@@ -1,4 +1,4 @@
-"""A job that has passed every check that is possible before Ray starts; writes only the probe of the output."""
+"""Plans a job: makes every check that is possible before Ray starts, and describes the plan. Writes only a probe."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ NUM_ROWS_LOOKED_AT = 20
 
 @dataclass(frozen=True)
 class JobPlan(ABC):
-    """A checked job of any kind. `limit` is the number of samples from the command line, `resume` the resume options,
-    and `earlier` the state of earlier attempts."""
+    """Plan of a job of any kind: its configuration, models, source manifest and output directory.
+
+    `limit` caps the number of samples (None: all), `earlier` is the state of earlier attempts (None: no attempt yet).
+    """
 
     config: CaptionJob | SynthesizeJob
     pair: PairInfo | ImagePairInfo
@@ -61,17 +63,17 @@ class JobPlan(ABC):
     @property
     @abstractmethod
     def fields(self) -> tuple[str, ...]:
-        """Columns whose values travel as JSON."""
+        """Source columns whose values READ rows hold as one JSON object."""
 
     @property
     @abstractmethod
     def schema(self) -> pa.Schema:
-        """Of the rows that are written."""
+        """Schema of the rows that the job writes."""
 
     @property
     @abstractmethod
     def rows_per_sample(self) -> int | None:
-        """The number of rows of every sample; None if the rows contain it."""
+        """The number of rows of every sample; None if it varies, and columns of the rows contain it."""
 
     @cached_property
     def datasource(self) -> SpanDatasource:
@@ -85,18 +87,18 @@ class JobPlan(ABC):
 
     @property
     def num_results(self) -> int | None:
-        """The number of rows to make; None if the number of samples or of their rows is unknown."""
+        """The number of rows to compute; None if the number of samples, or of rows per sample, is unknown."""
         num_samples = self.datasource.num_samples
         return None if num_samples is None or self.rows_per_sample is None else num_samples * self.rows_per_sample
 
     @property
     def present_ids(self) -> frozenset[str]:
-        """Rows of unfinished samples that are in the output already."""
+        """Ids of rows of unfinished samples that are already in the output."""
         return self.earlier.present_ids if self.earlier else frozenset()
 
     @property
     def content(self) -> dict[str, Any]:
-        """The settings that decide the output's content."""
+        """The settings that determine the output's content."""
         return self.config.content(self.pair.revisions)
 
     @cached_property
@@ -113,7 +115,7 @@ class JobPlan(ABC):
 
 @dataclass(frozen=True)
 class Plan(JobPlan):
-    """A checked caption job."""
+    """Plan of a caption job."""
 
     config: CaptionJob
     pair: PairInfo
@@ -143,7 +145,10 @@ class Plan(JobPlan):
         return Weigher.of(self.config.source, self.config.pool.batch_rows, self.prompt_options)
 
     def decode_first(self, limit: int, at_once: int = 1, max_side_px: int | None = None) -> Iterator[pa.Table]:
-        """The first rows, decoded by this process, in tables of `at_once` samples; shrunk to `max_side_px` if set."""
+        """Yield the first `limit` samples, decoded in this process, in tables made of `at_once` samples.
+
+        Images are shrunk to `max_side_px` if it is set.
+        """
         rows = self.read_first(limit)
         options = self.decode_options if max_side_px is None else self.decode_options.shrunk_to(max_side_px)
         for start in range(0, rows.num_rows, at_once):
@@ -153,7 +158,11 @@ class Plan(JobPlan):
 def make_plan(
     config: CaptionJob, limit: int | None = None, probe_output: bool = True, resume: ResumeOptions = DEFAULT_RESUME
 ) -> Plan:
-    """Check everything that can be checked without weights and without Ray; a ConfigError names the dotted path."""
+    """Check what can be checked without weights and without Ray, and return the plan.
+
+    Raises:
+        ConfigError: a check failed; the message names the dotted path of the field.
+    """
     output = open_output(config)
     import actors.loading.pair  # imports torch and transformers, after the fast checks
 
@@ -168,18 +177,18 @@ def make_plan(
 
 
 def checked(plan: AnyPlan, gone: Ints, probe_output: bool) -> AnyPlan:
-    """The plan with the state of earlier attempts, after the last checks; `gone` are ordinals of missing files."""
+    """Add the state of earlier attempts to the plan and make the last checks; `gone` are ordinals of missing files."""
     plan = read_earlier(plan, gone)
     check_plan(plan, probe_output)
     return plan
 
 
 def open_output(config: CaptionJob | SynthesizeJob) -> OutputDir:
-    """The job's output directory, unused or begun by a job.
+    """Return the job's output directory, which is empty or contains an output of a job.
 
     Raises:
-        ConfigError: a relative path would mean another folder, the output and the source are inside each other, or the
-            output holds other files.
+        ConfigError: a path is relative although the job does not run in this folder, one of output and source contains
+            the other, or the output holds other files.
     """
     if not runs_here(config):
         submitted = ray_session.INSIDE_SUBMITTED_JOB in os.environ
@@ -195,7 +204,7 @@ def open_output(config: CaptionJob | SynthesizeJob) -> OutputDir:
 
 
 def runs_here(config: CaptionJob | SynthesizeJob) -> bool:
-    """Whether the job's actors run on this machine."""
+    """Return whether the job's actors run on this machine."""
     return config.job.ray_address == "local" and ray_session.INSIDE_SUBMITTED_JOB not in os.environ
 
 
@@ -214,11 +223,11 @@ def refuse_relative(paths: Iterable[tuple[str, str]], reason: str) -> None:
             raise ConfigError(f"{where}: {path} is relative, but {reason}; give an absolute path or a URL")
 
 
-# --- in words ------------------------------------------------------------------------------------------------------
+# --- plans as text -------------------------------------------------------------------------------------------------
 
 
 def describe(plan: Plan) -> str:
-    """The plan as lines of text."""
+    """Return the plan as lines of text."""
     sampling, pool = plan.config.sampling, plan.config.pool
     how = f"temperature {sampling.temperature:g}" if sampling.temperature else "greedy"
     lines = {
@@ -229,7 +238,7 @@ def describe(plan: Plan) -> str:
 
 
 def show_plan(plan: JobPlan, lines: dict[str, str]) -> str:
-    """The plan as labels and values below each other; `lines` are those of its kind of job."""
+    """Return the plan as text with one label and value per line; `lines` are specific to the kind of job."""
     method, keep = plan.config.method, plan.config.sink.keep_columns
     parts = _method(method) if method.auto is None else _trial(method.auto, plan.config.pool.slots)
     lines = {
@@ -246,7 +255,7 @@ def show_plan(plan: JobPlan, lines: dict[str, str]) -> str:
 
 
 def source_lines(plan: JobPlan) -> dict[str, str]:
-    """The job and its source."""
+    """Return the lines (label → value) about the job and its source."""
     config, manifest = plan.config, plan.manifest
     num_samples = plan.datasource.num_samples
     rows = "an unknown number of rows" if num_samples is None else f"{num_samples:,} rows"
@@ -263,13 +272,13 @@ def source_lines(plan: JobPlan) -> dict[str, str]:
 
 
 def actors_of(pool: ActorPool) -> tuple[str, str]:
-    """The number of actors, and the device of each, in words."""
+    """Return the number of actors, and the device of each, as text."""
     number = f"{pool.min_size}" if pool.min_size == pool.max_size else f"{pool.min_size} to {pool.max_size}"
     return number, f"{pool.num_gpus:g} GPU" if pool.num_gpus else "CPU"
 
 
 def engines(pool: EnginePool) -> str:
-    """A pool of engines in words."""
+    """Describe a pool of engines as text."""
     number, device = actors_of(pool)
     slots = "as many slots as memory holds" if pool.slots == "auto" else f"{pool.slots} slots"
     batches = f"{pool.max_batches_in_flight} batches of {pool.batch_rows} rows in flight each"
@@ -299,7 +308,7 @@ def _method(method: Method) -> str:
 
 
 def first_prompt(plan: Plan) -> str:
-    """The first rendered prompt, with its sample's id; the errors if none of the first rows can be rendered."""
+    """Return the first rendered prompt with its sample's id; the errors if none of the first rows can be rendered."""
     tables = plan.decode_first(num_shown(plan))
     columns = ["sample_id", "messages", "error_type", "error_message"]
     rows = (row for table in tables for row in table.select(columns).to_pylist())
@@ -307,12 +316,12 @@ def first_prompt(plan: Plan) -> str:
 
 
 def num_shown(plan: JobPlan) -> int:
-    """How many rows a dry run reads to find the first usable one."""
+    """Return how many rows a dry run reads to find one without an error."""
     return NUM_ROWS_LOOKED_AT if plan.limit is None else min(plan.limit, NUM_ROWS_LOOKED_AT)
 
 
 def first_usable(rows: Iterable[dict[str, Any]], show: Callable[[dict[str, Any]], str]) -> str:
-    """The first row without an error, in words; the errors if there is none."""
+    """Return the first row without an error, formatted by `show`; the errors if all rows have one."""
     problems = []
     for row in rows:
         if not row["error_type"]:

@@ -1,8 +1,8 @@
-"""Rows whose id an earlier row of the source has, in kinds whose ids are known only after reading (tars).
+"""Turns rows with the id of an earlier row into error rows, for sources whose ids are known only after reading (tars).
 
-Read tasks of such kinds read one file each, so a repeated id is found when all rows are in the output. The row that
+Read tasks of such sources read one file each, so a repeated id is found when all rows are in the output. The row that
 comes first in the source keeps the id. The later row becomes an error row `duplicate_id` with the id `path#row`, as in
-kinds whose ids are known before. The outcome depends on the source only, not on the attempt that made a row.
+sources whose ids are known before. The outcome depends on the source only, not on the attempt that made a row.
 
 A kill at any point is harmless: error rows are published before the rows leave `data/`, a row in `data/` wins over an
 error row of the same sample, and the next attempt repeats the missing steps.
@@ -28,19 +28,19 @@ from pipeline.storage.output_dir import DATA, ERRORS, OutputDir
 
 CODE = "duplicate_id"
 PARTS_OF_IDS = (("clip_index", "@"), ("prompt_index", "#"), ("replica", "#"))
-"""Columns that distinguish the rows of one sample, and their form in a renamed row's id."""
+"""Columns that distinguish the rows of one sample, and the separator before their value in a renamed row's id."""
 _CLEARED = {"status": "error", "finish_reason": "error", "generated_text": ""}
 _EMPTIED = ("image", "codes", "mean_logprob")
 _COLUMNS = ("sample_id", "source", "row_index")
 
 Place = tuple[int, int]
-"""A sample's place in the source: the file's ordinal in the manifest, and the row."""
+"""A sample's position in the source: the file's ordinal in the manifest, and the row index."""
 Repeats = dict[Place, str]
-"""The later samples with the id of an earlier sample: their places, with the id."""
+"""Position of each sample that repeats the id of an earlier sample → that id."""
 
 
 def finalize_repeated_ids(publisher: Publisher, manifest: Manifest) -> int:
-    """Turn rows with an id that an earlier row has into error rows; returns the number of such samples.
+    """Turn rows with the id of an earlier sample into error rows, and return the number of such samples.
 
     Requires an output in which each planned sample has its rows once.
     """
@@ -49,7 +49,7 @@ def finalize_repeated_ids(publisher: Publisher, manifest: Manifest) -> int:
     if not found:
         return 0
     taken = _Names(publisher.output)
-    # Other rows of these samples may be in further files.
+    # Other rows of these samples may be in other files.
     tables = _tables(publisher.output, _COLUMNS)
     doubtful = sorted(name for name, table in tables if not found.keys().isdisjoint(_places(table, paths)))
     for relative in doubtful:
@@ -71,7 +71,7 @@ def finalize_repeated_ids(publisher: Publisher, manifest: Manifest) -> int:
 
 
 def find_repeats(output: OutputDir, paths: PathIndex) -> Repeats:
-    """The samples whose id an earlier sample has."""
+    """Find the samples that repeat the id of an earlier sample."""
     ids = (table["sample_id"].to_numpy(zero_copy_only=False) for _, table in _tables(output, ("sample_id",)))
     twice = pa.array(repeated_ids(ids), pa.string())
     by_id: dict[str, set[Place]] = {}
@@ -83,7 +83,7 @@ def find_repeats(output: OutputDir, paths: PathIndex) -> Repeats:
 
 
 def renamed(rows: pa.Table, found: Repeats, paths: PathIndex, taken: _Names) -> pa.Table:
-    """These rows as error rows with new ids; an error that a row already has is kept."""
+    """Return these rows as error rows with new ids; an error that a row already has is kept."""
     if not rows.num_rows:
         return rows
     places = list(_places(rows, paths))
@@ -110,14 +110,14 @@ def renamed(rows: pa.Table, found: Repeats, paths: PathIndex, taken: _Names) -> 
 
 
 class _Names:
-    """Ids of the output, to be sure that a new one is not among them."""
+    """Chooses new ids that no row of the output has."""
 
     def __init__(self, output: OutputDir) -> None:
         self._output = output
         self._given: set[str] = set()
 
     def free(self, wanted: list[str]) -> list[str]:
-        """These ids, with `#` behind those that the output has already."""
+        """Return these ids; `#` is appended to an id until no row of the output has it."""
         given = list(wanted)
         while clashes := self._there(given):
             given = [sample_id + "#" if sample_id in clashes else sample_id for sample_id in given]
@@ -134,7 +134,7 @@ class _Names:
 
 
 def _tables(output: OutputDir, columns: tuple[str, ...]) -> Iterator[tuple[str, pa.Table]]:
-    """Path and columns of all published files."""
+    """Read these columns of all published files, as pairs of path and table."""
     found = read_all_found(output, list_published(output, *FOLDERS), columns)
     return ((one.relative, one.table) for one in found if one.table is not None)
 

@@ -1,7 +1,7 @@
-"""Resumes an output of earlier attempts: reads its state, checks that it fits the job, and takes over.
+"""Resumes an output of earlier attempts: reads its state, checks that it matches the job, and starts the next attempt.
 
-An attempt is taken by creating a file that can be created once. It fences older attempts out
-(`pipeline.output.publishing`) and then reads the output, which can no longer change.
+An attempt starts by creating its record, a file that only one process can create. It fences older attempts out
+(`pipeline.output.publishing`), and then reads the output, which can no longer change.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 AnyPlan = TypeVar("AnyPlan", bound="JobPlan")
 MAX_DIFFERENCES = 8
 SUMMARY = "summary.json"
-"""Below `_job/`; the last file that a job writes."""
+"""Name of the last file that a job writes, below `_job/`."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ResumeOptions:
     allow_mixed: bool = False
     retry_errors: bool = False
     accept_touched: bool = False
-    """Accept source files with another time or etag and the same size (`manifest_parts.reopen`)."""
+    """Accept source files whose time or etag has changed if their size has not (`manifest_parts.reopen`)."""
     skip_digests: bool = False
     """Compare only sizes and footers of published files."""
 
@@ -48,18 +48,18 @@ DEFAULT_RESUME = ResumeOptions()
 
 @dataclass(frozen=True)
 class Earlier:
-    """The state of the output after earlier attempts; `gone` are ordinals of files that the source no longer has."""
+    """State of the output after earlier attempts; `gone` are the ordinals of files that the source no longer has."""
 
     inventory: Inventory
     done: DoneBitmap
     present_ids: frozenset[str] = frozenset()
     gone: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
     verified: Verified = field(default_factory=Verified)
-    """Published files whose bytes are those that were written."""
+    """Result of the comparison of published files with their checksums."""
 
 
 def read_earlier(plan: AnyPlan, gone: Ints) -> AnyPlan:
-    """The plan with the state of earlier attempts; ConfigError for another config, or missing unfinished files."""
+    """Add the state of earlier attempts to the plan; raise ConfigError for another config or lost unfinished files."""
     numbers = plan.output.list_attempts()
     if not numbers:
         return plan
@@ -69,7 +69,7 @@ def read_earlier(plan: AnyPlan, gone: Ints) -> AnyPlan:
 
 
 def fingerprints_of(output: OutputDir) -> dict[int, str]:
-    """The config fingerprint of every attempt that was taken."""
+    """Return the config fingerprint of every attempt, by its number."""
     return {number: str(output.read_attempt(number).get("config_fingerprint")) for number in output.list_attempts()}
 
 
@@ -93,7 +93,7 @@ def _with_inventory(plan: AnyPlan, gone: Ints) -> AnyPlan:
 
 
 def refuse_other_content(before: Mapping[str, Any], now: Mapping[str, Any], output: OutputDir) -> None:
-    """Refuse to mix results of two configs in one output; the ConfigError names the dotted fields that differ."""
+    """Raise ConfigError if two configs would mix results in one output; the message names the fields that differ."""
     old, new = flatten(before), flatten(now)
     changes = [
         f"  {name}: {_shown(old, name)} then, {_shown(new, name)} now"
@@ -117,7 +117,7 @@ def _shown(values: Mapping[str, Any], name: str) -> str:
 
 
 def flatten(content: Any, path: str = "") -> dict[str, Any]:
-    """Nested mappings as dotted names; lists count as values."""
+    """Flatten nested mappings to values by dotted name; lists count as values."""
     if not isinstance(content, Mapping):
         return {path: content}
     found: dict[str, Any] = {}
@@ -128,16 +128,18 @@ def flatten(content: Any, path: str = "") -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Begun:
-    """A taken attempt: its output directory, and the next number in each folder."""
+    """A started attempt: its publisher, and the next free file number of each folder."""
 
     publisher: Publisher
     next_numbers: dict[str, int]
 
 
 def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None = None) -> tuple[AnyPlan, Begun]:
-    """Take the next attempt, and return the plan with the remaining work, now that no other attempt can publish.
+    """Start the next attempt, fence older ones out, and return the plan with the remaining work.
 
-    Raises ConfigError if another job has taken the attempt, and `Fenced` if a later one has taken over.
+    Raises:
+        ConfigError: another job has taken the attempt.
+        Fenced: a later attempt has taken over.
     """
     output = plan.output
     attempt = max(output.list_attempts(), default=0) + 1
@@ -162,7 +164,7 @@ def begin(plan: AnyPlan, record: Mapping[str, Any], rows_per_group: int | None =
 
 
 def resume_lines(plan: JobPlan) -> list[str]:
-    """Lines for the user about earlier attempts and the verification of their files; none for a first attempt."""
+    """Return lines for the user about earlier attempts and the check of their files; none for a first attempt."""
     if plan.earlier is None:
         return []
     strange = plan.earlier.inventory.strange
@@ -176,7 +178,7 @@ def resume_lines(plan: JobPlan) -> list[str]:
 
 
 def is_complete(plan: JobPlan) -> bool:
-    """Whether the output is finalized and complete, so that no attempt is needed."""
+    """Return whether the output is finalized and complete, so that no attempt is needed."""
     if plan.earlier is None or plan.datasource.num_spans:
         return False
     found = plan.earlier.inventory

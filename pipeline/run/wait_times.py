@@ -1,4 +1,4 @@
-"""Wait times: actors report how long they were idle and how long rows waited for them; one Ray actor adds them up."""
+"""Collects wait times: actors report how long they were idle and how long rows waited; one Ray actor adds them up."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ READ_TIMEOUT_S = 30.0
 
 
 class _LatestReports:
-    """The latest report of every actor."""
+    """Keeps the latest report of every actor."""
 
     def __init__(self) -> None:
         self._latest: dict[str, Waits] = {}
@@ -30,16 +30,16 @@ class _LatestReports:
 
 @dataclass(frozen=True)
 class WaitTimes:
-    """The reports of all actors; cheap to send to workers."""
+    """Client of the Ray actor that collects reports; cheap to send to workers."""
 
     actor: Any
 
     def report(self, who: str, waits: Waits) -> None:
-        """Send an actor's wait times without waiting for an answer; the last report of each `who` counts."""
+        """Send an actor's wait times without waiting for an answer; only the last report of each `who` counts."""
         self.actor.report.remote(who, waits)
 
     def total(self) -> Waits:
-        """The waits of all actors together; zero if the cluster is resume away."""
+        """Return the sum of the wait times of all actors; zero if the cluster is shutting down."""
         try:
             total: Waits = ray.get(self.actor.total.remote(), timeout=READ_TIMEOUT_S)
         except ray.exceptions.RayError:
@@ -49,6 +49,6 @@ class WaitTimes:
 
 @contextlib.contextmanager
 def measured() -> Iterator[WaitTimes]:
-    """Wait times that actors report while the block runs."""
+    """Collect the wait times that actors report while the block runs."""
     with driver_actor(_LatestReports) as actor:
         yield WaitTimes(actor)

@@ -1,1 +1,1 @@
-"""Rows, prompts, files and plan of synthesis jobs."""
+"""Plans synthesis jobs, prepares their prompts and encodes their images."""

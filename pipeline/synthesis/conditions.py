@@ -1,4 +1,4 @@
-"""The condition of an image from one row's columns: ready text features or a class label, as Arrow cells or JSON."""
+"""Reads the condition of an image from one row: precomputed text features or a class label, as Arrow values or JSON."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pipeline.sources import columns as column_types
 
 
 def check_features_type(kind: pa.DataType, name: str) -> None:
-    """Refuse a column of a type that cannot hold features, by a ConfigError."""
+    """Raise ConfigError if a column's type cannot hold features; `name` is the column."""
     inner = _storage(kind)
     depth = 0
     while column_types.is_list(inner) and depth < 2:
@@ -38,7 +38,8 @@ def _storage(kind: pa.DataType) -> pa.DataType:
 
 
 def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> NDArray[np.float32]:
-    """One row's features (num_tokens, width) from a column's cell, without padding; bytes are little-endian `dtype`."""
+    """Read one row's features (num_tokens, width) without padding; bytes are little-endian `dtype`. Raise RowError
+    `invalid_condition` for missing or invalid features."""
     if isinstance(cell, pa.ExtensionScalar):
         cell = cell.value
     if cell is None or not cell.is_valid:
@@ -52,7 +53,7 @@ def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> N
             raise RowError("invalid_condition", f"{numbers.size} numbers are no features of width {width}")
         numbers = numbers.reshape(-1, width)
     if numbers.ndim == 2:
-        # Columns of a fixed shape are padded with zeros on either side; features of a token are never all zero.
+        # Columns of a fixed shape have zero padding at the beginning or end; features of a token are never all zero.
         inside = np.flatnonzero(numbers.any(axis=1))
         numbers = numbers[inside[0] : inside[-1] + 1] if len(inside) else numbers[:0]
     try:
@@ -62,7 +63,7 @@ def read_features(cell: pa.Scalar, dtype: str, width: int, max_tokens: int) -> N
 
 
 def _numbers(cell: pa.Scalar, dtype: str, width: int) -> NDArray[Any]:
-    """The cell as an array of one or two axes; ragged lists raise ValueError."""
+    """Convert an Arrow value to a 1-D (flat) or 2-D array; raise ValueError for nulls and tokens of other widths."""
     if column_types.is_bytes(cell.type):
         data = cell.as_py()
         if dtype == "bfloat16":
@@ -88,7 +89,7 @@ def _numbers(cell: pa.Scalar, dtype: str, width: int) -> NDArray[Any]:
 
 
 def read_label(value: Any, num_classes: int) -> int:
-    """A class label, also from text; RowError `invalid_condition` for any other value."""
+    """Read a class label from 0 to `num_classes` - 1, also from text; raise RowError `invalid_condition` otherwise."""
     if value is None:
         raise RowError("invalid_condition", "the row has no class label")
     label = integer_of(value)

@@ -1,4 +1,4 @@
-"""Pixels to image files (PAINTED to RESULT): PNG, WebP or JPEG in memory."""
+"""Encodes pixels as image files in memory (PAINTED to RESULT): PNG, WebP or JPEG."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pipeline.synthesis import rows
 
 DEFAULT_QUALITY = 95
 WEBP_EFFORT = 4
-"""Of 0 to 6, the default of libwebp's tools."""
+"""Compression effort from 0 to 6; 4 is the default of libwebp's tools."""
 _SUFFIXES = {"png": "png", "webp": "webp", "jpeg": "jpg"}
 
 
 def encode_image(pixels: NDArray[np.uint8], file: ImageFile) -> bytes:
-    """RGB pixels (height, width, 3) as one image file; the same pixels give the same bytes."""
+    """Encode RGB pixels (height, width, 3) as an image file; equal pixels give equal bytes."""
     options: dict[str, Any] = {}
     if file.format == "webp":
         options = {"lossless": file.lossless, "method": WEBP_EFFORT}
@@ -36,12 +36,12 @@ def encode_image(pixels: NDArray[np.uint8], file: ImageFile) -> bytes:
 
 
 def file_name(sample_id: str, file: ImageFile) -> str:
-    """A file name from a unique id, without path separators."""
+    """Return a file name for a unique id; all characters that are unsafe in paths are percent-encoded."""
     return f"{quote(sample_id, safe='#')}.{_SUFFIXES[file.format]}"
 
 
 def encode_table(table: pa.Table, file: ImageFile, keep_codes: bool) -> pa.Table:
-    """PAINTED to RESULT, as many rows in the same order; a row without pixels has no image."""
+    """Encode a PAINTED table as a RESULT table with the same rows in order; `image` is null for rows without pixels."""
     keep = schemas.kept_fields(table.schema, rows.RESERVED_COLUMNS)
     images: list[dict[str, Any] | None] = []
     sizes = zip(*(table[name].to_pylist() for name in ("sample_id", "height_px", "width_px")), strict=True)

@@ -1,4 +1,4 @@
-"""A synthesis job that has passed every check that is possible before Ray starts; see `pipeline.run.plan`."""
+"""Plans a synthesis job: makes every check that is possible before Ray starts; see `pipeline.run.plan`."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SynthesisPlan(JobPlan):
-    """A checked synthesis job."""
+    """Plan of a synthesis job."""
 
     config: SynthesizeJob
     pair: ImagePairInfo
@@ -53,7 +53,7 @@ class SynthesisPlan(JobPlan):
 
     @property
     def kept(self) -> list[pa.Field]:
-        """The columns that are passed on to the output."""
+        """The source columns that are copied to the output (`sink.keep_columns`)."""
         return [self.manifest.keep.field(name) for name in self.config.sink.keep_columns]
 
     @property
@@ -62,7 +62,7 @@ class SynthesisPlan(JobPlan):
 
     @property
     def prepare_options(self) -> PrepareOptions:
-        """Options of the preparing stage."""
+        """Options of the stage `prepare`."""
         target = self.pair.target
         width = target.condition_dim if target.condition == "text" else 0
         num_classes = target.num_classes if target.condition == "class" else 0
@@ -74,7 +74,11 @@ class SynthesisPlan(JobPlan):
 
 
 def needs_of(config: SynthesizeJob) -> Needs:
-    """The columns that a job reads; ready features are passed on like a kept column, with their own type."""
+    """Return the columns that a job reads; precomputed features keep their type, like kept columns.
+
+    Raises:
+        ConfigError: a column's name is reserved, or repeated in `sink.keep_columns`.
+    """
     keep, features = config.sink.keep_columns, config.columns.features
     for name in schemas.find_reserved(keep, rows.RESERVED_COLUMNS):
         raise ConfigError(f"sink.keep_columns: {name!r} is a column of the output itself; rename it in the source")
@@ -91,9 +95,9 @@ def needs_of(config: SynthesizeJob) -> Needs:
 def make_plan(
     config: SynthesizeJob, limit: int | None = None, probe_output: bool = True, resume: ResumeOptions = DEFAULT_RESUME
 ) -> SynthesisPlan:
-    """See `pipeline.run.plan.make_plan`."""
+    """Check a synthesis job and return its plan; see `pipeline.run.plan.make_plan`."""
     output = open_output(config)
-    import actors.loading.image_pair  # torch and transformers, which a refusal above need not wait for
+    import actors.loading.image_pair  # imports torch and transformers, after the fast checks
 
     config, pair = checkpoints.check(config, actors.loading.image_pair.check, runs_here(config))
     reopened = reopen(needs_of(config), output, resume.accept_touched)
@@ -104,7 +108,7 @@ def make_plan(
 
 
 def describe(plan: SynthesisPlan) -> str:
-    """The plan as lines of text."""
+    """Return the plan as lines of text."""
     config, target = plan.config, plan.pair.target
     lines = {"images": f"{config.sampling.num_images_per_prompt} per prompt, {target.grid} × {target.grid} codes"}
     if config.sink.images:
@@ -135,7 +139,7 @@ def _sampling(config: SynthesizeJob) -> str:
 
 
 def first_prompt(plan: SynthesisPlan) -> str:
-    """The first prompt and its sampling values; the errors if none of the first rows can be used."""
+    """Return the first prompt and its sampling values as text; the errors if all of the first rows have one."""
     return first_usable(plan.prepare_first(num_shown(plan)).to_pylist(), _prompt)
 
 

@@ -1,6 +1,6 @@
-"""Prompt rows prepared for the engine (READ to PREPARED): template filled, condition and sampling values read.
+"""Prepares prompt rows for the engine (READ to PREPARED): fills the template, reads condition and sampling values.
 
-Errors stay in their row. The text encoder checks the length of a prompt.
+A row that fails gets an error code. The text encoder checks the number of tokens of a prompt later.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pipeline.synthesis import conditions, rows
 
 PROMPT_PATH = "prompt.text"
 MAX_PROMPT_CHARS = 100_000
-"""Longer prompts are not tokenized; far above the limit of any text encoder."""
+"""Longer prompts are error rows and are not tokenized; far above the limit of any text encoder."""
 
 
 @dataclass(frozen=True)
 class ConditionShape:
-    """The condition of the target: features (max_tokens, width) of a text, or one of `num_classes`."""
+    """Shape of the target's condition: text features of at most (max_tokens, width), or one of `num_classes` labels."""
 
     kind: Literal["text", "class"]
     width: int = 0
@@ -34,7 +34,7 @@ class ConditionShape:
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """How rows are prepared: templates, columns and defaults of the job, and the target's sizes."""
+    """Options of `prepare_table`: template, columns and default sampling values of the job, and the condition shape."""
 
     prompt: ImagePrompt | None
     columns: ImageColumns
@@ -42,7 +42,7 @@ class PrepareOptions:
     seed: int
     condition: ConditionShape
     keep: tuple[str, ...] = ()
-    """Input columns that are passed on."""
+    """Source columns that are copied to the output."""
 
     @classmethod
     def of(cls, job: SynthesizeJob, condition: ConditionShape) -> PrepareOptions:
@@ -50,7 +50,7 @@ class PrepareOptions:
 
 
 def wanted_columns(job: SynthesizeJob) -> dict[str, str]:
-    """The columns whose values travel as JSON, each with its dotted path."""
+    """Return the columns whose values READ rows hold as JSON, each with the dotted config path that names it."""
     names = dict.fromkeys(templates.names_in(job.prompt.text, PROMPT_PATH), PROMPT_PATH) if job.prompt else {}
     columns = job.columns.model_dump(exclude={"features", "features_dtype"}, exclude_none=True)
     for field, name in columns.items():
@@ -59,7 +59,10 @@ def wanted_columns(job: SynthesizeJob) -> dict[str, str]:
 
 
 def prepare_table(table: pa.Table, options: PrepareOptions) -> pa.Table:
-    """READ to PREPARED, as many rows in the same order; a row that arrives with an error passes."""
+    """Prepare a READ table and return the PREPARED table with the same rows in the same order.
+
+    Rows that have an error already are passed on.
+    """
     values: list[dict[str, Any]] = table.select(["error_type", "error_message"]).to_pylist()
     for index, row in enumerate(values):
         row["prompt"] = ""
@@ -97,7 +100,7 @@ def _prepare(table: pa.Table, index: int, options: PrepareOptions) -> dict[str, 
 
 
 def _shown(table: pa.Table, index: int, options: PrepareOptions) -> dict[str, Any]:
-    """The prompt of a row that does not need it: its condition is ready, or it has failed."""
+    """Render the prompt of a row that has features, a label or an error, for display only; empty if impossible."""
     if options.prompt is None:
         return {}
     try:

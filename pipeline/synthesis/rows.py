@@ -1,10 +1,10 @@
-"""The row of a synthesis job at its stages, as Arrow schemas; the READ stage and the error codes are those of
+"""Defines the Arrow schemas of a synthesis job's rows at each stage; READ and the error codes are in
 `pipeline.rows.schemas`.
 
     PREPARED  prompt, condition and sampling values, one row per prompt      (output of `pipeline.synthesis.prompts`)
-    CODED     codes, status, telemetry, one row per image from here on       (output of the engine's actor)
-    PAINTED   the same with RGB pixels                                       (output of the VQ model's actor)
-    RESULT    the same with an encoded image in their place                  (output of `pipeline.synthesis.files`)
+    CODED     codes, status, telemetry, from here on one row per image       (output of the engine's actor)
+    PAINTED   CODED with RGB pixels                                          (output of the VQ model's actor)
+    RESULT    PAINTED with an encoded image in place of pixels               (output of `pipeline.synthesis.files`)
 
 A row whose `error_type` is not empty passes the later stages unchanged.
 """
@@ -20,12 +20,12 @@ from pipeline.rows import columns, schemas
 from pipeline.rows.columns import INT32, INT64, NUMBER, TEXT, Columns
 
 FEATURES = pa.struct([("num_tokens", pa.int32()), ("values", pa.large_binary())])
-"""Ready text features of one prompt: little-endian float32, row-major, num_tokens · width · 4 bytes."""
+"""Precomputed text features of one prompt: little-endian float32, row-major, num_tokens · width · 4 bytes."""
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-"""An encoded image as Hugging Face's `datasets` stores it."""
+"""An encoded image, in the layout of Hugging Face's `datasets`."""
 HUGGING_FACE_KEY = b"huggingface"
 ROWS_PER_GROUP = 100
-"""Rows of a Parquet row group; a reader of one image reads one group."""
+"""Rows per Parquet row group; a reader of one image has to read one group."""
 
 _LABEL = ("label", INT64, "class label; null if there is none")
 _SAMPLING: Columns = [
@@ -65,30 +65,31 @@ IMAGES: Columns = [
 _RESULT = [(name, kind) for name, kind, _ in IMAGES]
 _VALUES = [("prompt", TEXT), _LABEL[:2], ("features", FEATURES), *(one[:2] for one in _SAMPLING)]
 PREPARED_VALUES = pa.schema([*_VALUES, *schemas.ERROR])
-"""Columns that the stage PREPARED makes or changes."""
+"""Columns that the stage `prepare` adds or changes."""
 _PREPARED = [*schemas.IDENTITY, *_VALUES, *schemas.ERROR]
 
 RESERVED_COLUMNS = frozenset(name for name, _ in (*_RESULT, *_PREPARED, ("rgb", None))) | {*schemas.read_schema().names}
-"""Names that kept columns must not have, because a stage uses them."""
+"""Names that columns kept from the source must not have, because a stage uses them."""
 
 
 def prepared_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema into the engine's actor: a `label` or `features` if the row has them, otherwise null."""
+    """Return the schema of PREPARED tables, the input of the engine's actor; missing `label` or `features` are null."""
     return schemas.schema_of(_PREPARED, keep)
 
 
 def coded_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema out of the engine's actor, and of the output of a job without images."""
+    """Return the schema of CODED tables, the output of the engine's actor, and of jobs without images."""
     return schemas.schema_of([one for one in _RESULT if one[0] not in ("image", "width_px", "height_px")], keep)
 
 
 def painted_schema(keep: Iterable[pa.Field] = ()) -> pa.Schema:
-    """The schema out of the VQ model's actor: `rgb` is uint8, row-major, height · width · 3 bytes; empty in errors."""
+    """Return the schema of PAINTED tables, the output of the VQ model's actor. `rgb` is uint8, row-major,
+    height · width · 3 bytes; empty in error rows."""
     return schemas.schema_of([("rgb", pa.large_binary()) if one[0] == "image" else one for one in _RESULT], keep)
 
 
 def result_schema(keep: Iterable[pa.Field] = (), images: bool = True, codes: bool = True) -> pa.Schema:
-    """The schema of `data/` and `errors/`; its footer declares `image` as an image for `datasets`."""
+    """Return the schema of `data/` and `errors/`; its metadata declares `image` as an image for `datasets`."""
     if not images:
         return coded_schema(keep)
     schema = schemas.schema_of([one for one in _RESULT if codes or one[0] != "codes"], keep)

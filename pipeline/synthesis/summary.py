@@ -1,4 +1,4 @@
-"""The closing summary of a synthesis job: counts of images, and codes per forward of the target."""
+"""Summarises a synthesis job: counts of images, and codes per target forward."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pipeline.reports.summary import Summary
 
 @dataclass
 class ImageSummary(Summary):
-    """Totals of one synthesis job; a sample is an image, a token is a code."""
+    """Totals of one synthesis job; a sample is an image, a token is a VQ code."""
 
     num_target_forwards: int = 0
 
     @property
     def tokens_per_forward(self) -> float:
-        """Codes of an image per forward of the target that it took part in, the prefill among them."""
+        """Mean number of codes per target forward of an image, prefill included."""
         return self.num_generated_tokens / self.num_target_forwards if self.num_target_forwards else 0.0
 
     def add_rows(self, table: pa.Table) -> None:

@@ -1,1 +1,1 @@
-"""Training runs: rows, workers, output folder."""
+"""Runs the training of draft heads, on one or several workers, and counts tokens for restricted vocabularies."""

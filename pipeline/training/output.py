@@ -1,4 +1,4 @@
-"""The output folder of a training run: a fresh one, or one of the same run, used by one process at a time."""
+"""Claims the output folder of a training run: an empty folder, or one of the same run, for one process at a time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ DONE = "training.json"
 
 
 def claim_output(job: TrainDrafterJob, manifest: Manifest, target_revision: str) -> OutputDir:
-    """Open a fresh output folder, or one in which the same run was begun; ConfigError for any other one."""
+    """Open an empty output folder, or one in which the same run has started; raise ConfigError for any other folder."""
     if access.uri_scheme(job.output.path):
         raise ConfigError(f"output.path: {access.shown(job.output.path)} must be a folder that all workers can open")
     refuse_overlap(job.source, os.path.abspath(os.path.expanduser(job.output.path)), "output.path")
@@ -59,14 +59,14 @@ def _claim(folder: Path, record: dict[str, Any]) -> OutputDir:
 
 
 def describe(manifest: Manifest) -> dict[str, Any]:
-    """The identity of a source: the paths, sizes and tokens of its files."""
+    """Return the identity of a source: its number of files, and a hash of their paths, sizes and version tokens."""
     listed = manifest.files.select(["path", "size_bytes", "token"]).to_pydict()
     return {"num_files": manifest.num_files, "listing": f"{key_of(json.dumps(listed)):016x}"}
 
 
 @contextmanager
 def sole_run(output: OutputDir) -> Iterator[None]:
-    """Keep a second run out of the folder; ConfigError if another process trains in it."""
+    """Lock the folder while the block runs; raise ConfigError if another process trains in it."""
     with open(output.path(LOCK), "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""From a training job's source to rows for training samples, each usable or replaced by an error code."""
+"""Reads a training job's source as rows for training samples; an unusable row is replaced by its error code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from pipeline.synthesis.conditions import read_features, read_label
 
 
 def columns_of(job: TrainDrafterJob) -> dict[str, str]:
-    """The columns of training samples, each with its dotted path."""
+    """Return the source columns of training samples, each with the dotted config path that names it."""
     if job.image is None:
         assert job.answer_column is not None
         return {job.answer_column: "answer_column"}
@@ -33,17 +33,17 @@ def columns_of(job: TrainDrafterJob) -> dict[str, str]:
 
 
 def freeze_source(job: TrainDrafterJob) -> Manifest:
-    """The listing of the job's source; ConfigError if it is missing, empty, or lacks a column."""
+    """Return the manifest of the job's source; raise ConfigError if it is missing, empty, or lacks a column."""
     return freeze(job.source, PromptOptions(job.prompt), columns_of(job))
 
 
 def is_held_out(job: TrainDrafterJob, sample_id: str) -> bool:
-    """Whether a row is held out; depends on its id alone, so that it does not change when a source grows."""
+    """Return whether a row is held out; depends only on its id, so it does not change when the source grows."""
     return key_of("held out", sample_id) < job.training.held_out_share * 2**63
 
 
 def read_rows(table: pa.Table, job: TrainDrafterJob, options: DecodeOptions, shape: GptShape | None) -> list[Row | str]:
-    """A table of the read tasks as rows, or error codes in their place."""
+    """Decode a READ table into one `Row`, or error code, per row; `shape` is required for image jobs."""
     decoded = decode_table(table, options)
     columns = [decoded.column(name).to_pylist() for name in ("sample_id", "messages", "error_type")]
     images, videos = decoded.column("images"), decoded.column("videos")
@@ -78,7 +78,7 @@ def _condition(table: pa.Table, place: int, columns: ImageColumns, shape: GptSha
 
 
 def _codes(table: pa.Table, place: int, column: str | None) -> NDArray[np.int64] | None:
-    """A row's codes, also from JSON text; None for anything but integers."""
+    """Read a row's VQ codes (num_codes,), also from JSON text; None for anything but integers."""
     if column is None:
         return None
     value = table.column(column)[place].as_py()

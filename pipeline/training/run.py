@@ -1,7 +1,8 @@
-"""One training run: rows of a source become samples, a head is trained on them, and its measurements are written.
+"""Trains a draft head on the rows of a source, measures it on held-out rows, and writes it.
 
-The checkpoint `_job/checkpoint.pt` has the weights, the optimizer, the step and the place in the source. A run is one
-process, or one of several workers of which each does its part of every batch (`pipeline.training.workers`).
+The checkpoint `_job/checkpoint.pt` has the weights, the optimizer, the step and the position in the source. A run is
+one process, or one of several data-parallel workers that each process a part of every batch
+(`pipeline.training.workers`).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ CODES = (*ERROR_CODES, *SAMPLE_ERROR_CODES)
 
 @dataclass(frozen=True)
 class Worker:
-    """One of `size` workers; `reduce` sums a tensor over all of them. The first one measures and writes."""
+    """One of `size` workers; `reduce` sums a tensor over all workers. Rank 0 measures and writes."""
 
     rank: int = 0
     size: int = 1
@@ -56,7 +57,7 @@ class Worker:
 
 
 class Run:
-    """The part of one worker, in the order of the methods; the first worker writes the log."""
+    """A training run in one worker: `train`, then `finish` on rank 0, which also writes the log and checkpoints."""
 
     def __init__(self, job: TrainDrafterJob, output: OutputDir, worker: Worker) -> None:
         if job.workers.torch_threads is not None:
@@ -93,7 +94,7 @@ class Run:
         return self.worker.rank == 0
 
     def train(self) -> None:
-        """Train from the last checkpoint; ConfigError if no row is held out, or none is left to train on."""
+        """Train from the last checkpoint; raise ConfigError if no row is held out, or no row is usable for training."""
         training = self.job.training
         self._held_out = self._read_held_out()
 
@@ -132,7 +133,7 @@ class Run:
         draws.close()  # type: ignore[attr-defined]
 
     def _rows(self, stream: RowStream) -> Iterator[tuple[Draw, list[tuple[int, Row | str]]]]:
-        """Batches with this worker's decoded rows of each: (ordinal, row or error code)."""
+        """Yield each batch with this worker's share of its rows, decoded: (ordinal, row or error code)."""
         for draw in stream.draws(self.job.training.batch_rows, self._place):
             numbers = list(range(self.worker.rank, draw.table.num_rows, self.worker.size))
             rows = read_rows(draw.table.take(numbers), self.job, self._options, self.learner.shape)
@@ -162,7 +163,7 @@ class Run:
         return loss
 
     def _lesson(self, row: Row | str, ordinal: int | None) -> TrainingSample | str:
-        """The training sample of a row, or an error code."""
+        """Return the training sample of a row, or an error code."""
         try:
             return row if isinstance(row, str) else self.learner.training_samples.training_sample(row, ordinal)
         except TrainingSampleError as error:
@@ -172,9 +173,9 @@ class Run:
         return {name: count for name, count in self._first_epoch.items() if name in CODES}
 
     def _read_held_out(self) -> list[Row]:
-        """The first usable rows of the held-out share, read by the first worker; ConfigError if there are none.
+        """Read the first usable held-out rows, on rank 0 only; raise ConfigError if there are none.
 
-        Rows are stored instead of samples, whose embeddings are a hundred times the size of a picture.
+        Rows are kept in memory, not samples: the embeddings of a sample are a hundred times the size of its image.
         """
         found: list[Row] = []
         reasons: dict[str, int] = {}
@@ -207,7 +208,7 @@ class Run:
                     yield from read_rows(table.slice(place, 1), self.job, self._options, self.learner.shape)
 
     def _measure(self) -> None:
-        """Measure accuracy, and keep the best weights by top-3 accuracy."""
+        """Measure accuracy on held-out rows, and keep the weights with the best top-3 accuracy."""
         found = accuracy(self.learner.task, self.learner.target, self._held_out_samples())
         self._history.append({"step": self.trainer.step, **found})
         top1, top3 = found["top1_accuracy"], found["top3_accuracy"]
@@ -216,7 +217,7 @@ class Run:
             self._best = {"step": self.trainer.step, **found, "weights": self.trainer.weights()}
 
     def _held_out_samples(self) -> Iterator[list[TrainingSample]]:
-        """The held-out rows as samples, in batches."""
+        """Yield the held-out rows as samples, in batches of `workers.max_forward_rows`."""
         size = self.job.workers.max_forward_rows
         for start in range(0, len(self._held_out), size):
             yield [
@@ -224,7 +225,7 @@ class Run:
             ]
 
     def _save(self) -> None:
-        """Write the state of training, whole or not at all."""
+        """Write the checkpoint atomically."""
         state = {
             "format": FORMAT,
             "trainer": self.trainer.state(),
@@ -239,7 +240,7 @@ class Run:
         self._output.write_bytes(CHECKPOINT, buffer.getbuffer())
 
     def _load(self) -> None:
-        """Load the checkpoint if there is one; ConfigError if it cannot be read."""
+        """Load the checkpoint if there is one; raise ConfigError if it cannot be read."""
         path = Path(self._output.path(CHECKPOINT))
         if not path.exists():
             return
@@ -258,7 +259,7 @@ class Run:
             self._log(f"going on after step {self.trainer.step}")
 
     def finish(self) -> dict[str, Any]:
-        """Measure the head that is kept and write it with `training.json`; for the first worker only."""
+        """Measure the final or best head, write it with `training.json`, and return the measurements; rank 0 only."""
         assert self.is_first, self.worker
         job, learner = self.job, self.learner
         at_step = self.trainer.step
@@ -267,7 +268,7 @@ class Run:
             self.trainer.set_weights(self._best["weights"])
             at_step = self._best["step"]
         dtype = DTYPES.get(job.output.dtype, learner.target.dtype)
-        # The measured weights are the written ones.
+        # Round before measuring, so that the measured weights equal the written ones.
         learner.round(dtype)
         measured: dict[str, Any] = accuracy(learner.task, learner.target, self._held_out_samples())
         measured["at_step"] = at_step
@@ -308,7 +309,7 @@ class Run:
             os.replace(file, folder / file.name)
         head.rmdir()
         job = self.job.model_dump(mode="json")
-        del job["output"]["path"]  # the path of this file, which may be copied
+        del job["output"]["path"]  # the path of the folder of this file, which may be copied elsewhere
         record = {"job": job, "measured": measured, "history": self._history}
         self._output.write_json(DONE, record | {"versions": {**versions(), "code_revision": code_revision()}})
         Path(self._output.path(CHECKPOINT)).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Token counts of texts: of finished jobs, of Parquet columns, of plain text."""
+"""Counts the tokens of texts from job outputs, Parquet columns and text files."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARES = (0.9, 0.95, 0.99, 0.999)
 
 @dataclass(frozen=True)
 class Counted:
-    """Tokens, most frequent first, and the number of texts."""
+    """Counted tokens, most frequent first, and the number of texts."""
 
     tokens: tuple[TokenCount, ...]
     num_texts: int
@@ -33,13 +33,13 @@ class Counted:
         return sum(one.count for one in self.tokens)
 
     def size_for(self, share: float) -> int:
-        """How many of the most frequent tokens make up a share of all tokens."""
+        """Return the smallest number of most frequent tokens that cover this share (0 to 1) of all occurrences."""
         seen = itertools.accumulate(one.count for one in self.tokens)
         return min(len(self.tokens), 1 + sum(1 for count in seen if count < share * self.num_tokens))
 
 
 def count_tokens(texts: Iterable[str], tokenizer: Any) -> Counted:
-    """Tokenise texts without special tokens; `tokenizer` is transformers'."""
+    """Count the tokens of texts, without special tokens, by a transformers `tokenizer`; empty texts are skipped."""
     counts: Counter[int] = Counter()
     num_texts = 0
     kept = filter(None, texts)
@@ -54,9 +54,10 @@ def count_tokens(texts: Iterable[str], tokenizer: Any) -> Counted:
 
 
 def texts_of(sources: Sequence[str], column: str) -> Iterator[str]:
-    """The texts of jobs' output directories, of Parquet files, and of other files line by line.
+    """Yield the texts in `column` of job outputs and Parquet files, and the lines of other files.
 
-    Raises ConfigError if a source is missing, has no such column, or cannot be read.
+    Raises:
+        ConfigError: a source is missing, lacks the column, or cannot be read.
     """
     for source in sources:
         shown = access.shown(source)

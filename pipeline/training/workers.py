@@ -1,4 +1,4 @@
-"""Several workers under Ray Train: each does its part of every batch (`pipeline.training.run`)."""
+"""Trains on several workers under Ray Train, which each process a part of every batch (`pipeline.training.run`)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ FOLLOW_INTERVAL_S = 0.5
 
 
 def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
-    """Run a training on `workers.count` workers, with gloo on CPUs and torch's default backend on GPUs.
+    """Train on `workers.count` workers, with gloo on CPUs and torch's default backend on GPUs.
 
-    Workers that die are started again from the last checkpoint, up to `workers.max_failures` times.
+    After a worker dies, training restarts from the last checkpoint, up to `workers.max_failures` times.
     """
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
@@ -34,7 +34,7 @@ def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
     workers = job.workers
     refusal = Path(output.path(REFUSAL))
     refusal.unlink(missing_ok=True)
-    # Relative paths must mean the same in workers: Ray Train would give each a folder of its own.
+    # Workers must resolve relative paths as the driver does: by default Ray Train changes their working directory.
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
     num_cpus = max(2, ray_session.available_cpus(), workers.count + 1)
     settings = Job(ray_address=workers.ray_address, num_cpus=num_cpus)
@@ -63,7 +63,7 @@ def train_on_workers(job: TrainDrafterJob, output: OutputDir) -> None:
 
 
 def work(config: dict[str, Any]) -> None:
-    """What one worker runs."""
+    """Train in one worker: the training loop of Ray Train."""
     from ray import train
 
     context = train.get_context()
@@ -75,12 +75,12 @@ def work(config: dict[str, Any]) -> None:
         if run.is_first:
             run.finish()
     except ConfigError as error:
-        # All workers refuse the same, also in a further attempt, so it must not count as a failure.
+        # All workers raise the same error, also after a restart, so it must not count as a failure.
         output.write_bytes(REFUSAL, str(error).encode())
 
 
 def add_up(values: torch.Tensor) -> None:
-    """Add a tensor up over all workers, in place."""
+    """Sum a tensor over all workers, in place."""
     torch.distributed.all_reduce(values)
 
 
