@@ -6,7 +6,7 @@
 
 Throughput is rows per second of CPU time, parent and decoding process together. Memory is the resident size of the
 decoding process after each video, over 2,000 videos of two seconds and ten of ten minutes (in clips of ten seconds),
-with and without its replacement. Waits are measured on the real graph with an engine of fixed time per row.
+with and without restarts. Waits are measured on the real graph with an engine of fixed time per row.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _rate(num_rows: int, cpu_s: float) -> dict[str, float]:
 
 
 def memory(folder: Path, num_short: int, num_long: int, long_s: int) -> Results:
-    """Return the resident bytes of the decoding process after each of many videos, with and without its replacement."""
+    """Return the resident bytes of the decoding process after each of many videos, with and without restarts of it."""
     short = folder / "short"
     short.mkdir()
     for seed in range(min(num_short, 20)):

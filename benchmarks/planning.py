@@ -2,7 +2,7 @@
 
     python -m benchmarks.planning [NUM_FILES]    # writes results/planning.json
 
-Runs in one new process; the time of listing a store is not included.
+Runs in one new process on a synthetic listing; the time of listing a store is not included.
 """
 
 from __future__ import annotations

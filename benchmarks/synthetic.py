@@ -54,7 +54,8 @@ class Size:
 
     @property
     def room(self) -> int:
-        """Maximum number of tokens that the timed steps add to a row, plus the prefill's token and two spare ones."""
+        """Maximum number of tokens that warm-up and timed steps add to a row, plus the prefill's token and two spare
+        ones."""
         return (self.num_steps + 1) * (max(self.gammas) + 1) + 3
 
 

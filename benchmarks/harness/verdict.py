@@ -14,8 +14,8 @@ FRACTION_BITS = {"float32": 23, "float16": 10, "bfloat16": 7}
 SMALLEST = 2.0**-14
 """The smallest normal number of the narrowest dtype, which replaces zero."""
 TOLERANCE_ULPS = 4
-"""Largest gap between the reference's two best logits, in ulps of the contender's dtype, where another choice counts
-as rounding."""
+"""Largest gap between the reference's two best logits, in ulps of the contender's dtype, at which a different token
+counts as rounding."""
 
 
 def turns(names: Sequence[str], num_rounds: int) -> Iterator[list[str]]:
