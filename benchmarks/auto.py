@@ -4,7 +4,7 @@
     python -m benchmarks.auto --quick   # two workloads on small pairs, printed only
 
 A workload is a batch size, a length, a drafter cost (by inflation) and a drafter quality (noise on the drafter's head).
-Every method alone decodes the same rows in turns, before and after an engine with `method.auto` has chosen, so that
+The methods decode the same rows in turns, before and after an engine with `method.auto` makes its choice, so that
 changes of the machine's speed widen the interval. Differing tokens end the run without results.
 """
 

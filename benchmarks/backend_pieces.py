@@ -34,7 +34,7 @@ PIECES: dict[str, AbstractContextManager[Any]] = {
 }
 """Piece → a context in which the backend runs without it."""
 FORMER_NAMES = {"guards bypassed": "direct graph calls"}
-KEPT_FROM = 1.05  # times as fast as without the piece, in any cell
+KEPT_FROM = 1.05  # speed relative to the engine without the piece, in any configuration
 CELLS = (Cell(1, 64, 4, 7), Cell(8, 64, 16, 5), Cell(32, 64, 48, 5))
 QUICK = (Cell(1, 16, 2, 2), Cell(4, 16, 4, 2))
 

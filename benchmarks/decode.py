@@ -135,7 +135,7 @@ def memory(folder: Path, num_short: int, num_long: int, long_s: int) -> Results:
     plan = [files[row % len(files)] for row in range(num_short)]
     every = max(1, num_short // num_long) if num_long else NEVER
     for place in range(num_long):
-        plan.insert(place * (every + 1) + every // 4, str(long))  # the first is among the first hundred
+        plan.insert(place * (every + 1) + every // 4, str(long))  # the first long video is among the first hundred
     runs = {
         "configured": _hold(plan, "auto", Limits().worker_max_videos),
         "decord_never_replaced": _hold(plan, "decord", NEVER),

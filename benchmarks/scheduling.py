@@ -3,9 +3,9 @@
     python -m benchmarks.scheduling            # writes results/scheduling.json
     python -m benchmarks.scheduling --quick    # a tenth of the rows, printed only
 
-The real graph on real files, with engines that sleep 20 ms per row. Rows count between the moment at which the last
-actor starts its first row and the one at which the first actor ends its last row. Losses are sleeps that take too long
-(the machine wakes the process late) and times between rows (the graph and the engine's thread are late).
+The real graph on real files, with engines that sleep 20 ms per row. The measured window
+begins when the last actor starts its first row and ends when the first actor ends its last row. Losses are sleeps that
+take too long (the machine wakes the process late) and times between rows (the graph or the engine's thread is late).
 """
 
 from __future__ import annotations

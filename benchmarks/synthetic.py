@@ -4,7 +4,7 @@
     python -m benchmarks.synthetic --quick  # few positions and steps, printed only
 
 The time of decoding steps over the KV cache of many images or a long video, and the speed-up of drafts at a given
-acceptance rate. Outputs mean nothing here and are not compared. The drafter reads all positions or the text alone. Only
+acceptance rate. Outputs are meaningless and are not compared. The drafter reads all positions or only the text. Only
 steps with all rows in them count.
 """
 

@@ -139,7 +139,8 @@ def train_videos(
     tower_steps: int,
     seed: int,
 ) -> None:
-    """Train a model in place: `tower_steps` of the tower on labels, then the whole on captions and, lightly, labels."""
+    """Train a model in place: `tower_steps` of the tower on labels, then the whole model on captions and weighted
+    labels."""
     torch.manual_seed(seed)
     tower, width = model.model.visual, model.config.text_config.hidden_size
     head = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, sum(video_samples.HEADS.values())))

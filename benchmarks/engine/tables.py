@@ -81,7 +81,7 @@ def beyond_forwards(row: Results) -> float:
 
 
 def without_forward(row: Results) -> float:
-    """Return the share of the wall time in which no forward runs, the median of the rounds."""
+    """Return the share of the wall time in which no forward runs (device idle time), the median of the rounds."""
     times = zip(row["step_forwards_s"], row["prompt_forwards_s"], row["seconds"], strict=True)
     return 1.0 - statistics.median((steps + prompts) / whole for steps, prompts, whole in times)
 

@@ -32,7 +32,7 @@ LOG_LINES = 15
 
 
 class PeerError(RuntimeError):
-    """A peer cannot be started or failed; the message ends with the last lines of its log."""
+    """Raised if a peer cannot be started or fails; the message ends with the last lines of its log."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ SHAPES = {
 
 
 class InflationError(ValueError):
-    """A model or shape cannot be inflated, or an inflated model differs from its source."""
+    """Raised if a model or shape cannot be inflated, or an inflated model differs from its source."""
 
 
 def drafter_shape(target: Shape, ratio: float, head_dim: int = 64, min_layers: int = 2) -> Shape:

@@ -106,6 +106,7 @@ def _flat(kinds: Kinds) -> Finding:
 def _premise(kinds: Kinds) -> Finding:
     """Drawing every code anew from its 100 nearest leaves an image what it was (Figure 3), within 0.05 of the
     attributes and a tenth of the distance."""
+    # Compares `attributes` and `frechet_real` by `_as_good`.
     before = {"real": kinds["text"]["bounds"]["reconstructed"], "plain": _row(kinds, "1/plain")}
     after = {source: _premise_cell(kinds, f"{source}/drawn/100") for source in before}
     return combine(
@@ -145,6 +146,7 @@ def reaches(guidance: dict[str, Any], scale: float, delta: str = "0.4") -> tuple
 
 def _sharing_reaches(kinds: Kinds) -> Finding:
     """Ours: shared noise without any relaxation accepts more than LANTERN's residual at δ = 0.4, at every guidance."""
+    # Compares `mean_acceptance_length` at every guidance scale.
     found = ((scale, reaches(kinds["text"]["guidance"], scale)) for scale in GUIDANCE)
     return combine((holds, f"{scale:g}: {own:.2f} against {other:.2f}") for scale, (holds, own, other) in found)
 

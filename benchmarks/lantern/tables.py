@@ -121,8 +121,8 @@ def premise_table(results: Results) -> str:
 
 
 def grid_table(results: Results, row: str, what: str, paper: Paper | None) -> str:
-    """Render the acceptance of the first draft over k × δ, the paper's numbers in brackets: `what` is "probability", or
-    "hit" for the share of steps with shared noise."""
+    """Render the first draft's acceptance over k × δ, the paper's numbers in brackets: `what` is "probability", or
+    "hit" for the share of steps with a hit under shared noise."""
     lines = []
     for kind, cell in _cells(results, f"1/{row}"):
         record, share = cell["record"], results["kinds"][kind]["settings"]["k"]

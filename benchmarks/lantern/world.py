@@ -213,7 +213,7 @@ def _class_prompts(num: int, seed: int, _: T5Condition | None) -> tuple[list[Ima
 
 def _drawer(kind: str) -> Callable[[int], Scene]:
     # Some classes have no held-out scene: a class-conditional model is compared with scenes of its training split, as
-    # published ones are, none of which it was trained on.
+    # published models are; the zoo's training does not use these scenes.
     split, only = ("held_out", None) if kind == "text" else ("train", 1)
     return lambda index: draw_grainy_scene(scene_rng(f"grain/{split}", REAL_SEED, index), split, only)
 

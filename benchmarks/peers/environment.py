@@ -21,7 +21,7 @@ LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/local/lib")
 
 
 class EnvironmentRefused(RuntimeError):
-    """vLLM's environment cannot be made."""
+    """Raised if vLLM's environment cannot be made."""
 
 
 def torch_choice() -> list[str]:
