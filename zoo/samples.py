@@ -132,7 +132,7 @@ def draw_pools(
     size: int,
     pool: int,
 ) -> Iterator[list[Sample]]:
-    """Yield lists of `size` samples without end, from pools of `pool` · `size` samples sorted by length to reduce
+    """Yield lists of `size` samples without end; pools of `pool` · `size` samples are sorted by length against
     padding."""
     index = 0
     while True:

@@ -108,8 +108,7 @@ def encode_scenes(
 
 
 def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
-    """Return the attention mask, bool [n, 1, L, L], of condition positions [n, columns] and `num_tokens` further
-    positions.
+    """Return the attention mask, bool [n, 1, L, L], of real condition positions [n, columns] and `num_tokens` codes.
 
     Causal; padded condition positions are masked, but each position attends to itself.
     """
@@ -121,8 +120,7 @@ def attention_mask(mask: Tensor, num_tokens: int) -> Tensor:
 
 
 def condition_columns(gpt: Gpt, batch: Codes, dropped: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the condition's embeddings [n, columns, D] and which are not padding; rows of `dropped` [n] have no
-    condition."""
+    """Return the condition's embeddings [n, columns, D] and their mask; rows of `dropped` [n] have no condition."""
     if batch.labels is not None:
         labels = torch.where(dropped, gpt.shape.num_classes, batch.labels)
         return gpt.condition(labels)[:, None], torch.ones(len(labels), 1, dtype=torch.bool)

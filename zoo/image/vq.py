@@ -66,8 +66,7 @@ def draw_pixels(split: str, seed: int, batch_size: int) -> Iterator[Tensor]:
 def fit_codes(latents: Tensor, weights: Tensor, num_codes: int, num_rounds: int, generator: torch.Generator) -> Tensor:
     """Fit unit-length codes [num_codes, dim] to unit-length latents [n, dim] by spherical k-means.
 
-    Initial codes are latents drawn by `weights` [n]; k-means moves them only a little, so the weights set their
-    density.
+    Initial codes are latents drawn by `weights` [n], which set their density: k-means moves them only a little.
     """
     few = len(latents) < num_codes
     codes = latents[torch.multinomial(weights, num_codes, replacement=few, generator=generator)].clone()

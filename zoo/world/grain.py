@@ -18,7 +18,7 @@ from zoo.world.scene import TONES, Scene, Thing, draw_scene, scene_rng
 # Small objects would be one and a half codes wide.
 SIZES = ("medium", "large")
 MAX_OBJECTS = 2
-# Standard deviation of the brightness noise, in steps of 8 bits, by the side of its blotches in parts of the image.
+# Number of noise blotches per image side → standard deviation of the brightness noise, in 8-bit levels.
 GRAIN = {24: 13.0, 48: 8.0, 96: 4.0}
 
 
